@@ -1,0 +1,54 @@
+"""What a loss declares.
+
+A loss L(y, F) compares a target y with a raw score F. Training asks a loss *what it is* (is its Hessian constant? how is a
+leaf's value found? which link leads from raw score to prediction?) and never which one it is; so a new loss is one new
+file here and a line in the registry.
+
+Equation numbers in the losses' docstrings are those of J. Friedman, "Greedy function approximation: a gradient boosting
+machine", Ann. Statist. 29(5), 2001.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+
+class Loss:
+    """Base class of all losses, built in or a user's own.
+
+    A user's loss defines `value`, `gradient` and `hessian` (arrays in, arrays out, with respect to the raw score) and, if
+    predictions are not raw scores, `link` and `inverse_link`.
+    """
+
+    #: Name in files and in the `loss=` parameter.
+    name: ClassVar[str] = "custom"
+    #: True when d²L/dF² is 1 for every row, so that Hessian sums are counts (or sums of weights).
+    constant_hessian: ClassVar[bool] = False
+    #: True when the target is a class.
+    is_classification: ClassVar[bool] = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Name and parameters, as stored in model files."""
+        return {"name": self.name}
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        """Loss of each row."""
+        raise NotImplementedError
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        """dL/dF of each row."""
+        raise NotImplementedError
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        """d²L/dF² of each row."""
+        raise NotImplementedError
+
+    def link(self, prediction: np.ndarray) -> np.ndarray:
+        """Raw score that belongs to a prediction."""
+        return prediction
+
+    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
+        """Prediction that belongs to a raw score (the probability of the second class for two-class losses)."""
+        return raw
