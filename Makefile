@@ -1,0 +1,59 @@
+# Every target sets up what it needs, once, in .venv. Another Python: make test PYTHON=/path/to/python3.12
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?=
+CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.11 python3 python3.12 python3.13 python3.14)
+
+.PHONY: help demo test lint format bench clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    train on real rows and show what comes out"
+	@echo "make test    lint, types and tests (with CI=true the slow tests too)"
+	@echo "make lint    ruff and mypy"
+	@echo "make format  let ruff format the code"
+	@echo "make bench   compare with LightGBM, XGBoost and scikit-learn (BENCH='--quick' for a minute's look)"
+	@echo "make clean   remove what was made (the environment too)"
+
+demo: $(VENV)/.run
+	$(BIN)/dboost demo
+
+test: lint
+	$(BIN)/python -m pytest -n 2 $(if $(filter true 1,$(CI)),-m "",)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks $(BENCH)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info demo-output benchmarks/data
+	rm -rf .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	find dboost tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The first Python of the candidates that is new enough and able to make environments; some are names that do not start.
+$(VENV)/bin/python:
+	@for python in $(CANDIDATES); do \
+	    if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	        echo "making $(VENV) with $$python"; exec "$$python" -m venv $(VENV); \
+	    fi; \
+	done; \
+	echo "dboost needs Python 3.11 or newer with the venv module; tried: $(CANDIDATES). Say make PYTHON=/path/to/python" >&2; \
+	exit 1
+
+$(VENV)/.run: requirements/run.txt pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/run.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.run
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	@touch $@
