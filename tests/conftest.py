@@ -1,0 +1,19 @@
+"""What all tests share: how hypothesis searches, and a word where the real tables are missing."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# No deadline: the first example compiles a kernel. In continuous integration the examples are the same every time.
+settings.register_profile("developer", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("developer"), derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "developer")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    from tests.real_data import FOLDER
+
+    return None if FOLDER.exists() else "no real tables beside the checkout (../shared/data): their tests are skipped"
