@@ -1,0 +1,180 @@
+"""Histograms of gradients and Hessians: the inner loop of boosting.
+
+**Rows.** While a tree grows, a row is one 64-bit record ``gradient (16 bits) | hessian (16) | row number (32)``. The
+gradient and Hessian are integers (see `rows.py`), so sums over rows are exact, and the same in any order.
+
+**Codes.** A row's codes (its bins) lie in *tiles*: 32 one-byte columns of one row are 32 consecutive bytes, read as four
+64-bit words. Columns of few bins share a byte as a joint code (`Layout`); features of more than 255 bins have a column of
+16-bit codes of their own.
+
+**Buckets.** One addition per row and column does all the work: the packed word
+``gradient << high | hessian << low | 1`` is added to the column's bucket. Before a field can overflow (after `rows`
+rows, see `Packing`) the packed buckets are *flushed* into planes of float64, which hold integers exactly up to 2**53. With
+a constant Hessian (or when nobody asks for counts) the word has two fields and the flush comes every 65,536 rows only.
+
+**Planes.** A node's histogram is ``planes[p, bucket]``: p = 0 sums gradients, 1 Hessians, 2 (if there) counts rows.
+Buckets are ordered by feature; each has `n_bins` of them and one more for missing values.
+
+The 264 words between columns (not 256) keep the first buckets of all columns from falling into the same cache set.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dboost.kernels import inlined, kernel
+from dboost.kernels.intrinsics import prefetch
+
+U = np.uint64
+I = np.int64  # noqa: E741
+
+#: Packed words from one tile column to the next.
+COLUMN_STRIDE = 264
+#: One-byte columns in a tile.
+TILE_COLUMNS = 32
+#: How many rows ahead codes are fetched.
+_AHEAD = 16
+
+
+class Layout(NamedTuple):
+    """Where each feature's codes and buckets are. Columns: first those in tiles, then the 16-bit ones ("wide")."""
+
+    offset: np.ndarray  # int64[n_features + 1]: first bucket of a feature in the planes
+    n_bins: np.ndarray  # int64[n_features]: bins of values; the next bucket is for missing values
+    stride: np.ndarray  # int64[n_features]: the column's code is the sum of code * stride over its features
+    repeats: np.ndarray  # int64[n_features]: how often the feature's codes repeat in a shared column (1 if alone)
+    first: np.ndarray  # int64[n_columns + 1]: where a column's features begin in `features`
+    features: np.ndarray  # int64[n_features]: feature numbers, column by column
+    start: np.ndarray  # int64[n_columns]: first packed word of the column among a thread's packed buckets
+    n_tiled: int  # number of columns in tiles; the others are wide
+    is_categorical: np.ndarray  # uint8[n_features]
+
+
+class Packing(NamedTuple):
+    """The fields of a packed bucket. With two fields `one` is 0 and the count's mask is empty."""
+
+    high: int  # shift of the gradient field, 32 or more
+    low: int  # shift of the Hessian field
+    hessian_mask: int
+    one: int  # what a row adds to the count field
+    count_mask: int
+    rows: int  # how many rows may be added before a flush
+    max_gradient: int  # largest quantised |gradient|
+    max_hessian: int  # largest quantised Hessian
+
+
+#: Gradient and Hessian: 15 bits each.
+PAIR = Packing(32, 0, (1 << 32) - 1, 0, 0, 65_536, 32_767, 32_767)
+#: Gradient, Hessian and row count: 13 bits each for the first two.
+TRIPLE = Packing(38, 13, (1 << 25) - 1, 1, (1 << 13) - 1, 4_096, 8_191, 8_191)
+
+
+@inlined
+def _packed(record, packing):
+    """The word that a row adds to its buckets."""
+    both = I(record) >> I(32)
+    return ((both >> I(16)) << I(packing.high)) + ((both & I(0xFFFF)) << I(packing.low)) + I(packing.one)
+
+
+@inlined
+def _add_8(buckets, word, at, value):
+    buckets[(word & U(255)) + at] += value
+    buckets[((word >> U(8)) & U(255)) + (at + U(264))] += value
+    buckets[((word >> U(16)) & U(255)) + (at + U(528))] += value
+    buckets[((word >> U(24)) & U(255)) + (at + U(792))] += value
+    buckets[((word >> U(32)) & U(255)) + (at + U(1056))] += value
+    buckets[((word >> U(40)) & U(255)) + (at + U(1320))] += value
+    buckets[((word >> U(48)) & U(255)) + (at + U(1584))] += value
+    buckets[(word >> U(56)) + (at + U(1848))] += value
+
+
+@inlined
+def _add_4(buckets, word, at, value):
+    buckets[(word & U(255)) + at] += value
+    buckets[((word >> U(8)) & U(255)) + (at + U(264))] += value
+    buckets[((word >> U(16)) & U(255)) + (at + U(528))] += value
+    buckets[((word >> U(24)) & U(255)) + (at + U(792))] += value
+
+
+@kernel
+def add_tile(tile, n_columns, records, buckets, packing):
+    """Add records to the packed buckets of one tile.
+
+    tile : uint64[n_rows, words]; n_columns : columns used, at most 32; records : uint64[...]; buckets : int64[n_columns * 264].
+    The nested tests are the same for every row, so the processor predicts them; a loop over words is a third slower.
+    """
+    n = records.size
+    full = n_columns >> 3
+    words = U(tile.shape[1])
+    for i in range(n):
+        record = records[i]
+        prefetch(tile, (records[min(i + _AHEAD, n - 1)] & U(0xFFFFFFFF)) * words)
+        value = _packed(record, packing)
+        row = record & U(0xFFFFFFFF)
+        if full > 0:
+            _add_8(buckets, tile[row, U(0)], U(0), value)
+            if full > 1:
+                _add_8(buckets, tile[row, U(1)], U(2112), value)
+                if full > 2:
+                    _add_8(buckets, tile[row, U(2)], U(4224), value)
+                    if full > 3:
+                        _add_8(buckets, tile[row, U(3)], U(6336), value)
+        if n_columns & 7:
+            at = U(full) * U(2112)
+            word = tile[row, U(full)]
+            if n_columns & 4:
+                _add_4(buckets, word, at, value)
+                word >>= U(32)
+                at += U(1056)
+            if n_columns & 3:
+                buckets[(word & U(255)) + at] += value
+                if (n_columns & 3) > 1:
+                    buckets[((word >> U(8)) & U(255)) + (at + U(264))] += value
+                    if (n_columns & 3) > 2:
+                        buckets[((word >> U(16)) & U(255)) + (at + U(528))] += value
+
+
+@kernel
+def add_wide(codes, records, buckets, packing):
+    """Add records to the packed buckets of one 16-bit column (codes : uint16[n_rows])."""
+    for i in range(records.size):
+        record = records[i]
+        buckets[U(codes[record & U(0xFFFFFFFF)])] += _packed(record, packing)
+
+
+@kernel
+def unpack(buckets, start, feature, layout, packing, planes):
+    """Add one feature's packed buckets to its planes (float64[2 or 3, n_buckets])."""
+    at = layout.offset[feature]
+    n = layout.n_bins[feature] + 1
+    stride, repeats = layout.stride[feature], layout.repeats[feature]
+    if repeats == 1 and stride == 1:
+        _unpack_run(buckets[start : start + n], planes[:, at : at + n], packing)
+        return
+    marginal = np.zeros(n, np.int64)
+    for repeat in range(repeats):
+        for code in range(n):
+            base = start + (repeat * n + code) * stride
+            total = I(0)
+            for k in range(stride):
+                total += buckets[base + k]
+            marginal[code] += total
+    _unpack_run(marginal, planes[:, at : at + n], packing)
+
+
+@kernel
+def _unpack_run(words, planes, packing):
+    # 32-bit conversions vectorise everywhere, 64-bit ones do not: all fields are cut to 32 bits first.
+    shift = np.int32(packing.high - 32)
+    low, mask = I(packing.low), I(packing.hessian_mask)
+    gradient, hessian = planes[0], planes[1]
+    for b in range(words.size):
+        gradient[b] += np.float64(np.int32(words[b] >> I(32)) >> shift)
+    for b in range(words.size):
+        hessian[b] += np.float64(np.int32((words[b] >> low) & mask))
+    if planes.shape[0] == 3:
+        count, count_mask = planes[2], I(packing.count_mask)
+        for b in range(words.size):
+            count[b] += np.float64(np.int32(words[b] & count_mask))

@@ -1,0 +1,89 @@
+"""The few machine instructions that Numba has no name for.
+
+* `prefetch` asks for a cache line ahead of its use. Rows of a tree node are scattered over the table; without it the
+  histogram kernel waits for memory two thirds of its time.
+* `atomic_add`, `atomic_load`, `atomic_store`, `yield_processor` carry the barrier with which a few threads walk through
+  one tree together (see `team.py`).
+* `bits_to_float32`, `bits_to_float64` reinterpret an integer's bits, for exponential and logarithm (`elementary.py`).
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+
+def _address(context, builder, array_type, array, index_type, index):
+    """Address of ``array[index]`` (one-dimensional view of the data, no bounds check)."""
+    if index_type.bitwidth < 64:
+        index = builder.sext(index, ir.IntType(64))
+    return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
+
+
+@intrinsic
+def prefetch(typingctx, array, index):
+    """Fetch the cache line that holds ``array.ravel()[index]``."""
+    signature = types.void(array, index)
+
+    def codegen(context, builder, signature, arguments):
+        pointer = _address(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
+        pointer = builder.bitcast(pointer, ir.IntType(8).as_pointer())
+        int32 = ir.IntType(32)
+        function_type = ir.FunctionType(ir.VoidType(), [pointer.type, int32, int32, int32])
+        name = "llvm.prefetch.p0"
+        function = builder.module.globals.get(name) or ir.Function(builder.module, function_type, name)
+        read, keep_in_all_caches, data = int32(0), int32(3), int32(1)
+        builder.call(function, [pointer, read, keep_in_all_caches, data])
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def atomic_add(typingctx, array, index, value):
+    """Add to an int64 array's element; sequentially consistent. Returns the value before."""
+    signature = types.int64(array, index, types.int64)
+
+    def codegen(context, builder, signature, arguments):
+        pointer = _address(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
+        return builder.atomic_rmw("add", pointer, arguments[2], "seq_cst")
+
+    return signature, codegen
+
+
+@intrinsic
+def atomic_load(typingctx, array, index):
+    """Read an int64 array's element with acquire order."""
+    signature = types.int64(array, index)
+
+    def codegen(context, builder, signature, arguments):
+        pointer = _address(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
+        return builder.load_atomic(pointer, "acquire", 8)
+
+    return signature, codegen
+
+
+@intrinsic
+def yield_processor(typingctx):
+    """Let another thread of this machine run."""
+    signature = types.int32()
+
+    def codegen(context, builder, signature, arguments):
+        name = "sched_yield"
+        module = builder.module
+        function = module.globals.get(name) or ir.Function(module, ir.FunctionType(ir.IntType(32), []), name)
+        return builder.call(function, [])
+
+    return signature, codegen
+
+
+@intrinsic
+def bits_to_float32(typingctx, bits):
+    """The float32 whose bits are those of an int32."""
+    signature = types.float32(types.int32)
+
+    def codegen(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return signature, codegen

@@ -1,0 +1,114 @@
+"""What happens to rows: quantising, sending left or right, adding up leaves.
+
+A tree's rows live as records (see `histograms.py`) in two buffers per thread. Splitting a node streams its records from
+one buffer to the other, left rows from the front, right rows from the back: one store a row and no branch. The order of
+rows within a node does not matter, since all sums are exact.
+
+Rounding to the nearest integer is done by adding and subtracting a constant so large that no fraction bits are left; that
+vectorises on every processor and is exact in the range used here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dboost.kernels import inlined, kernel
+from dboost.kernels.elementary import ROUNDER
+
+U = np.uint64
+I = np.int64  # noqa: E741
+
+#: Rounds a float64 below 2**51 to the nearest integer.
+ROUNDER64 = np.float64(6755399441055744.0)
+
+#: Rows are dealt to threads in blocks of this many, so that sorted data keep all threads busy.
+STRIPE = 4096
+
+
+@kernel
+def largest(values):
+    """Largest absolute value of a float32 array, exactly (NaN and infinity come out as such). Bits compare like numbers."""
+    bits = values.view(np.int32)
+    top = np.int32(0)
+    for i in range(bits.size):
+        top = max(top, bits[i] & np.int32(0x7FFFFFFF))
+    return top
+
+
+@kernel
+def quantise(gradient, hessian, gradient_scale, hessian_scale, first_row, records):
+    """Write the records of consecutive rows.
+
+    The quantised gradient is round(gradient * gradient_scale); the Hessian likewise but at least 1, so that a bucket is
+    empty exactly when its Hessian sum is 0. With a constant Hessian (`hessian` is None) it is 1.
+    """
+    for i in range(gradient.size):
+        g = np.int32((gradient[i] * gradient_scale + ROUNDER) - ROUNDER)
+        if hessian is None:
+            h = np.int32(1)
+        else:
+            h = max(np.int32((hessian[i] * hessian_scale + ROUNDER) - ROUNDER), np.int32(1))
+        records[i] = (U(np.uint32((g << np.int32(16)) | h)) << U(32)) | U(first_row + i)
+
+
+@kernel
+def split_records(codes, goes_left, source, target):
+    """Send records left (front of `target`) or right (back of it). Returns how many went left.
+
+    codes : uint8[n_rows] or uint16[n_rows]; goes_left : uint8[n_codes]; source, target : uint64[n].
+    """
+    n = source.size
+    left, right = U(0), U(n - 1)
+    for i in range(n):
+        record = source[i]
+        row = record & U(0xFFFFFFFF)
+        is_left = U(goes_left[codes[row]])
+        target[right + (left - right) * is_left] = record
+        left += is_left
+        right -= U(1) - is_left
+    return I(left)
+
+
+@kernel
+def label_rows(records, leaf, label):
+    """leaf[row] = label for every record."""
+    for i in range(records.size):
+        leaf[records[i] & U(0xFFFFFFFF)] = label
+
+
+@kernel
+def add_leaves(leaf, gradient, hessian, gradient_unit, hessian_unit, sums):
+    """Exact sums of gradients and Hessians by leaf, far finer than the histograms'.
+
+    sums : float64[n_leaves, 2], integers in units of 1 / gradient_unit and 1 / hessian_unit (powers of two chosen so that
+    the total stays below 2**53, which makes float64 addition exact).
+    """
+    for i in range(leaf.size):
+        k = leaf[i]
+        sums[k, 0] += (np.float64(gradient[i]) * gradient_unit + ROUNDER64) - ROUNDER64
+        if hessian is not None:
+            sums[k, 1] += (np.float64(hessian[i]) * hessian_unit + ROUNDER64) - ROUNDER64
+
+
+@inlined
+def splitmix(x):
+    """A 64-bit hash (SplitMix64's finaliser): equal bits become independent ones."""
+    x = (x ^ (x >> U(30))) * U(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> U(27))) * U(0x94D049BB133111EB)
+    return x ^ (x >> U(31))
+
+
+@kernel
+def select_rows(seed, first_row, n_rows, threshold, chosen):
+    """Numbers of the rows whose hash of (seed, global row number) lies below `threshold`; returns how many.
+
+    chosen : int64[...] receives them in order; rows beyond its size are counted but not written.
+    """
+    k = 0
+    for i in range(first_row, first_row + n_rows):
+        h = splitmix(U(seed) + (U(i) + U(1)) * U(0x9E3779B97F4A7C15))
+        if h < threshold:
+            if k < chosen.size:
+                chosen[k] = i
+            k += 1
+    return k

@@ -1,0 +1,271 @@
+"""The best split of a node, from its histogram.
+
+A split sends the sums (G, H) of its left rows one way and the rest the other. With λ (L2), α (L1, soft threshold T) and an
+optional bound δ on a leaf's step, a side is worth
+
+    score(G, H) = T(G)² / (H + λ)                      if |T(G)| / (H + λ) <= δ
+                = δ (2 |T(G)| - δ (H + λ))             otherwise
+
+and the gain of a split is ½ [score(left) + score(right) - score(node)] (minus the penalty per leaf). All sums are exact
+integers held in float64; λ, α, δ and the limits come in the same units (`Limits`).
+
+*Numeric features.* Prefix sums over the bins, once with missing values on the right and, if the node has any, once on the
+left. Candidates are compared as the bit patterns of non-negative doubles, which order like integers: an integer maximum
+vectorises. Ties go to the lower feature, then missing right, then the lower bin, so a tree is a function of the data.
+
+*Categorical features.* Levels (and "missing" as one of them) are sorted by G / (H + smoothing); the best prefix of that
+order is the best of all subsets for squared error (Fisher 1958; Breiman et al. 1984, section 4.2.2). Prefixes from both ends
+are tried, of at most `max_categories` levels; rare levels (H below `min_category_hessian`) stay on the right.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dboost.kernels import inlined, kernel
+
+I = np.int64  # noqa: E741
+
+
+class Limits(NamedTuple):
+    """What a split must respect, in the units of the quantised sums of one tree."""
+
+    l2: float
+    l1: float
+    max_step: float  # infinity when there is none
+    min_hessian: float
+    min_rows: float
+    count_plane: int  # which plane counts rows; -1 when min_rows need not be looked at
+    threshold: float  # how much score(left) + score(right) must exceed score(node)
+    smoothing: float
+    category_l2: float
+    max_categories: int
+    min_category_hessian: float
+
+
+# Fields of a candidate split (float64[SPLIT_SIZE]).
+SCORE, FEATURE, CUT, MISSING_LEFT, LEFT_G, LEFT_H, LEFT_N = range(7)
+SPLIT_SIZE = 8
+NO_SPLIT = -1.0
+
+
+@inlined
+def side_score(g, h, l2, l1, max_step):
+    """What one side is worth (see the module's text)."""
+    t = max(abs(g) - l1, 0.0)
+    d = h + l2
+    step = min(t / d, max_step) if d > 0.0 else 0.0
+    return step * (2.0 * t - step * d)
+
+
+@kernel
+def _prefix(values, n, sums):
+    """sums[b] = values[0] + … + values[b], in four chains so that additions overlap."""
+    quarter = n >> 2
+    a = b = c = d = 0.0
+    for i in range(quarter):
+        a += values[i]
+        b += values[quarter + i]
+        c += values[2 * quarter + i]
+        d += values[3 * quarter + i]
+        sums[i] = a
+        sums[quarter + i] = b
+        sums[2 * quarter + i] = c
+        sums[3 * quarter + i] = d
+    b += a
+    c += b
+    for i in range(quarter):
+        sums[quarter + i] += a
+        sums[2 * quarter + i] += b
+        sums[3 * quarter + i] += c
+    d += c
+    for i in range(4 * quarter, n):
+        d += values[i]
+        sums[i] = d
+
+
+@kernel
+def _scores(left_g, left_h, extra_g, extra_h, total_g, total_h, l2, l1, max_step, min_hessian, scores):
+    """Score of the split after each bin; -1 where a side has too little Hessian."""
+    if max_step == np.inf:
+        for b in range(scores.size):
+            gl, hl = left_g[b] + extra_g, left_h[b] + extra_h
+            gr, hr = total_g - gl, total_h - hl
+            tl, tr = max(abs(gl) - l1, 0.0), max(abs(gr) - l1, 0.0)
+            dl, dr = hl + l2, hr + l2
+            score = (tl * tl * dr + tr * tr * dl) / (dl * dr)
+            scores[b] = score if (hl >= min_hessian) & (hr >= min_hessian) else NO_SPLIT
+    else:
+        for b in range(scores.size):
+            gl, hl = left_g[b] + extra_g, left_h[b] + extra_h
+            gr, hr = total_g - gl, total_h - hl
+            tl, tr = max(abs(gl) - l1, 0.0), max(abs(gr) - l1, 0.0)
+            dl, dr = hl + l2, hr + l2
+            sl, sr = min(tl / dl, max_step), min(tr / dr, max_step)
+            score = sl * (2.0 * tl - sl * dl) + sr * (2.0 * tr - sr * dr)
+            scores[b] = score if (hl >= min_hessian) & (hr >= min_hessian) else NO_SPLIT
+
+
+@kernel
+def _forbid_few_rows(left_n, extra_n, total_n, min_rows, scores):
+    for b in range(scores.size):
+        n = left_n[b] + extra_n
+        scores[b] = scores[b] if (n >= min_rows) & (total_n - n >= min_rows) else NO_SPLIT
+
+
+@kernel
+def _argmax(scores):
+    """First position of the largest score. Non-negative doubles order like their bits."""
+    bits = scores.view(np.int64)
+    top = I(-1)
+    for b in range(bits.size):
+        top = max(top, bits[b])
+    for b in range(bits.size):
+        if bits[b] == top:
+            return b
+    return 0
+
+
+@kernel
+def search_numeric(planes, at, n_bins, feature, total, limits, scratch, best):
+    """Improve `best` (a candidate split) by the best split of a numeric feature.
+
+    planes : float64[n_planes, n_buckets]; total : float64[3] (G, H, N of the node);
+    scratch : float64[4, >= n_bins + 1].
+    """
+    missing_g, missing_h = planes[0, at + n_bins], planes[1, at + n_bins]
+    has_missing = missing_h > 0.0
+    # After the last bin a split can only separate the missing values.
+    n = n_bins if has_missing else n_bins - 1
+    if n < 1:
+        return
+    plane = limits.count_plane
+    left_g, left_h, left_n, scores = scratch[0], scratch[1], scratch[2], scratch[3, :n]
+    _prefix(planes[0, at : at + n], n, left_g)
+    _prefix(planes[1, at : at + n], n, left_h)
+    if plane == 2:
+        _prefix(planes[2, at : at + n], n, left_n)
+    elif plane == 1:
+        left_n = left_h
+    min_hessian = max(limits.min_hessian, 1.0)  # in units of which every row has at least one: no empty side
+    for missing_left in range(2 if has_missing else 1):
+        if missing_left == 1:
+            n = n_bins - 1
+            if n < 1:
+                return
+            scores = scratch[3, :n]
+        extra_g = missing_g * missing_left
+        extra_h = missing_h * missing_left
+        _scores(
+            left_g[:n], left_h[:n], extra_g, extra_h, total[0], total[1],
+            limits.l2, limits.l1, limits.max_step, min_hessian, scores,
+        )  # fmt: skip
+        extra_n = 0.0
+        if plane >= 0:
+            extra_n = planes[plane, at + n_bins] * missing_left
+            _forbid_few_rows(left_n[:n], extra_n, total[2], limits.min_rows, scores)
+        b = _argmax(scores)
+        if scores[b] > best[SCORE]:
+            best[SCORE] = scores[b]
+            best[FEATURE] = feature
+            best[CUT] = b
+            best[MISSING_LEFT] = missing_left
+            best[LEFT_G] = left_g[b] + extra_g
+            best[LEFT_H] = left_h[b] + extra_h
+            best[LEFT_N] = left_n[b] + extra_n if plane >= 0 else 0.0
+
+
+@kernel
+def sort_levels(planes, at, n_levels, limits, keys, order):
+    """Order of the levels that may go left, by G / (H + smoothing); ties by code. Returns their number.
+
+    Bucket `n_levels` is "missing" and takes part like a level. keys : float64[n_levels + 1]; order : int64[n_levels + 1].
+    """
+    used = 0
+    for code in range(n_levels + 1):
+        h = planes[1, at + code]
+        if h > 0.0 and h >= limits.min_category_hessian:
+            keys[code] = planes[0, at + code] / (h + limits.smoothing)
+            order[used] = code
+            used += 1
+    # Heap sort: no recursion, no worst case, small to compile. `later` compares (key, code).
+    for root in range(used // 2 - 1, -1, -1):
+        _sift(order, keys, root, used)
+    for end in range(used - 1, 0, -1):
+        order[0], order[end] = order[end], order[0]
+        _sift(order, keys, 0, end)
+    return used
+
+
+@kernel
+def _sift(order, keys, root, end):
+    moving = order[root]
+    key = keys[moving]
+    while True:
+        child = 2 * root + 1
+        if child >= end:
+            break
+        if child + 1 < end:
+            a, b = order[child], order[child + 1]
+            if keys[b] > keys[a] or (keys[b] == keys[a] and b > a):
+                child += 1
+        c = order[child]
+        if keys[c] > key or (keys[c] == key and c > moving):
+            order[root] = c
+            root = child
+        else:
+            break
+    order[root] = moving
+
+
+@kernel
+def search_categorical(planes, at, n_levels, feature, total, limits, keys, order, best):
+    """Improve `best` by the best prefix of the sorted levels. CUT is the prefix's length, negative when from the upper end."""
+    used = sort_levels(planes, at, n_levels, limits, keys, order)
+    plane = limits.count_plane
+    min_hessian = max(limits.min_hessian, 1.0)
+    l2 = limits.l2 + limits.category_l2
+    for direction in (1, -1):
+        g = h = n = 0.0
+        for length in range(1, min(used, limits.max_categories) + 1):
+            code = order[length - 1] if direction == 1 else order[used - length]
+            g += planes[0, at + code]
+            h += planes[1, at + code]
+            if plane >= 0:
+                n += planes[plane, at + code]
+            if h < min_hessian or (plane >= 0 and n < limits.min_rows):
+                continue
+            if total[1] - h < min_hessian or (plane >= 0 and total[2] - n < limits.min_rows):
+                break
+            score = side_score(g, h, l2, limits.l1, limits.max_step)
+            score += side_score(total[0] - g, total[1] - h, l2, limits.l1, limits.max_step)
+            if score > best[SCORE]:
+                best[SCORE] = score
+                best[FEATURE] = feature
+                best[CUT] = length * direction
+                best[LEFT_G] = g
+                best[LEFT_H] = h
+                best[LEFT_N] = n
+                best[MISSING_LEFT] = 0.0
+
+
+@kernel
+def send_left(planes, layout, feature, cut, missing_left, limits, keys, order, goes_left):
+    """Write which codes of a feature go left: goes_left[code] for its levels or bins, and for "missing" after them.
+
+    A categorical split is described by the length of a prefix only; the order is found again from the node's histogram.
+    Returns where missing values go.
+    """
+    n = layout.n_bins[feature]
+    if layout.is_categorical[feature] == 0:
+        for code in range(n):
+            goes_left[code] = code <= cut
+        goes_left[n] = missing_left
+        return missing_left
+    used = sort_levels(planes, layout.offset[feature], n, limits, keys, order)
+    goes_left[: n + 1] = 0
+    for k in range(abs(cut)):
+        goes_left[order[k] if cut > 0 else order[used - 1 - k]] = 1
+    return I(goes_left[n])
