@@ -1,0 +1,95 @@
+"""``python -m benchmarks``: the race over the chosen workloads, and its table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.engines import ENGINES, USUAL
+from benchmarks.race import Result, peak_memory, race
+from benchmarks.workloads import WORKLOADS, Workload
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = _options(argv)
+    console = Console(width=160)
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        _progress(f"caution: the machine is busy (load {load:.1f}), times and even ratios will mislead")
+    first = options.engines[0]
+    console.print(f"×: seconds ÷ {first}'s seconds of the same round, median over rounds (smallest–largest)")
+    report = {}
+    for name in options.workloads:
+        workload = WORKLOADS[name].quick() if options.quick else WORKLOADS[name]
+        results = race(workload, options.engines, options.rounds, options.threads, say=_progress)
+        if options.memory:
+            for engine in options.engines:
+                results[engine].peak_memory = peak_memory(workload, engine, options.threads)
+        console.print(f"{workload}; threads: {options.threads}, rounds: {options.rounds}")
+        console.print(draw(workload, results))
+        report[name] = {engine: asdict(result) for engine, result in results.items()}
+    if options.output:
+        Path(options.output).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def draw(workload: Workload, results: dict[str, Result]) -> Table:
+    """One workload's results; the first engine is the one that the others are divided by."""
+    first = next(iter(results.values()))
+    table = Table()
+    table.add_column(workload.name, no_wrap=True)
+    for phase in ("training", "binning", "prediction"):
+        table.add_column(f"{phase} s", justify="right")
+        table.add_column("×", justify="right", no_wrap=True)
+    table.add_column("peak MiB", justify="right")
+    for score in first.scores:
+        table.add_column(score, justify="right")
+    for engine, result in results.items():
+        cells = []
+        for phase in ("training", "binning", "prediction"):
+            mine, theirs = np.array(getattr(result, phase)), np.array(getattr(first, phase))
+            cells += [f"{np.median(mine):.3f}", "" if result is first else _spread(mine / theirs)]
+        cells.append("" if result.peak_memory is None else f"{result.peak_memory:.0f}")
+        table.add_row(engine, *cells, *(f"{score:.5f}" for score in result.scores.values()))
+    return table
+
+
+def _spread(ratios: np.ndarray) -> str:
+    return f"{np.median(ratios):.2f} ({ratios.min():.2f}–{ratios.max():.2f})"
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    def names(known: dict, what: str) -> object:
+        def read(text: str) -> list[str]:
+            chosen = text.split(",")
+            if unknown := [name for name in chosen if name not in known]:
+                raise argparse.ArgumentTypeError(f"no {what} {', '.join(unknown)}; there are {', '.join(known)}")
+            return chosen
+
+        return read
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Compare training speed and memory.")
+    parser.add_argument("--workloads", type=names(WORKLOADS, "workload"), default=list(WORKLOADS), metavar="W1a,W4,…")
+    parser.add_argument("--engines", type=names(ENGINES, "engine"), default=list(USUAL), metavar="dboost,xgboost,…")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="tiny tables, to see that everything runs")
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="do not measure peak memory")
+    parser.add_argument("--output", metavar="FILE.json", help="also write every measurement")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main()

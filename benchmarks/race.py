@@ -1,0 +1,101 @@
+"""The race itself: rounds in which every library fits the same table, in turns.
+
+One machine is never equally fast twice, so a library's time means little and the ratio of two times of the same round
+means a lot. The order is reversed from round to round; ratios are taken within a round, and their median is reported
+with the smallest and the largest. On a busy machine even ratios mislead: OpenMP's threads wait for each other spinning,
+and lose whole time slices when something else holds a core.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import log_loss, roc_auc_score, root_mean_squared_error
+
+from benchmarks.engines import ENGINES, Settings
+from benchmarks.workloads import Table, Workload, load
+
+
+@dataclass
+class Result:
+    """What one library did: seconds per round, accuracy on the test rows, peak memory in MiB (None if not measured)."""
+
+    binning: list[float] = field(default_factory=list)
+    training: list[float] = field(default_factory=list)
+    prediction: list[float] = field(default_factory=list)
+    scores: dict[str, float] = field(default_factory=dict)
+    peak_memory: float | None = None
+
+
+def settings_of(workload: Workload, threads: int) -> Settings:
+    return Settings(
+        is_binary=workload.is_binary,
+        trees=workload.trees,
+        growth=workload.growth,
+        max_leaves=workload.max_leaves,
+        max_depth=workload.max_depth,
+        threads=threads,
+    )
+
+
+def race(
+    workload: Workload, engines: Sequence[str], rounds: int, threads: int, say: Callable[[str], Any]
+) -> dict[str, Result]:
+    """Time every engine in every round; accuracy is the same each time and is measured in the first."""
+    table = load(workload)
+    settings = settings_of(workload, threads)
+    for engine in engines:
+        _warm_up(engine, table, settings)
+    results = {engine: Result() for engine in engines}
+    for number in range(rounds):
+        for engine in engines if number % 2 == 0 else reversed(engines):
+            _run(ENGINES[engine], table, settings, results[engine])
+            seconds = results[engine]
+            say(f"{workload.name} round {number + 1}/{rounds} {engine}: {seconds.training[-1]:.2f} s")
+    return results
+
+
+def _warm_up(engine: str, table: Table, settings: Settings) -> None:
+    """Compile kernels, start thread pools, import modules: all that only the first fit of a process pays."""
+    few = Settings(**{**asdict(settings), "trees": 2})
+    ENGINES[engine](table.X[:1000], table.y[:1000], few).raw_score(table.X_test[:1000])
+
+
+def _run(fit: Callable, table: Table, settings: Settings, result: Result) -> None:
+    gc.collect()
+    model = fit(table.X, table.y, settings)
+    start = time.perf_counter()
+    raw = np.asarray(model.raw_score(table.X_test), np.float64)
+    result.prediction.append(time.perf_counter() - start)
+    result.binning.append(model.binning)
+    result.training.append(model.training)
+    if not result.scores:
+        result.scores = scores(table.y_test, raw, settings.is_binary)
+
+
+def scores(y: np.ndarray, raw: np.ndarray, is_binary: bool) -> dict[str, float]:
+    """How good raw scores are: AUC and log loss, or root mean squared error."""
+    if not is_binary:
+        return {"RMSE": float(root_mean_squared_error(y, raw))}
+    probability = np.clip(1 / (1 + np.exp(-raw)), 1e-15, 1 - 1e-15)
+    return {"AUC": float(roc_auc_score(y, raw)), "log loss": float(log_loss(y, probability))}
+
+
+def peak_memory(workload: Workload, engine: str, threads: int) -> float:
+    """Peak resident memory in MiB of a fresh process that loads the float32 table and fits it once."""
+    task = json.dumps({"workload": asdict(workload), "engine": engine, "threads": threads})
+    command = [sys.executable, "-m", "benchmarks.memory", task]
+    root = Path(__file__).parent.parent
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"measuring the memory of {engine} on {workload.name} failed:\n{done.stderr}")
+    return float(done.stdout.split()[-1])
