@@ -1,0 +1,7 @@
+"""``python -m dboost`` is the command ``dboost``."""
+
+import sys
+
+from dboost.cli import main
+
+sys.exit(main())

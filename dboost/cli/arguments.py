@@ -1,0 +1,121 @@
+"""The commands and their options, as argparse knows them.
+
+Nothing heavy is imported before a command is known, so that ``dboost --help`` answers at once. Options that belong to
+parts of dboost that do not exist yet are listed and refused by name: silence would look like success.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import NoReturn
+
+DATA = "Parquet or CSV: a file, a folder, a glob or a URL"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with its complaints on one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"dboost: {message} (see {self.prog} --help)\n")
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The parsed arguments, with the function `run` that carries them out; exit status 2 when they make no sense."""
+    parser = Parser(prog="dboost", description="Gradient boosting on Dask.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"dboost {version('dboost')}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+    for add in (_train, _predict, _inspect, _demo, _warmup):
+        command = add(commands)
+        command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser.parse_args(argv)
+
+
+def _later(module: str) -> Callable[[argparse.Namespace], None]:
+    """The function `run` of a command's module, imported when it is called."""
+    return lambda arguments: importlib.import_module(module).run(arguments)
+
+
+def _command(commands: argparse._SubParsersAction, name: str, does: str, module: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(name, help=does, description=does, allow_abbrev=False)
+    command.set_defaults(run=_later(module))
+    return command
+
+
+def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    command = _command(commands, "train", "Train a model and save it.", "dboost.cli.train")
+    command.add_argument("data", metavar="DATA", help=DATA)
+    command.add_argument("--target", metavar="COL", required=True, help="the column to predict")
+    command.add_argument("--eval", metavar="DATA", help="judge each iteration on these rows too")
+    command.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="a keyword of dboost.fit, for example --set max_iter=500 --set loss=huber; may be repeated, the last wins",
+    )
+    command.add_argument(
+        "--params", metavar="FILE.toml", help="keywords of dboost.fit from a file; --set overrides them"
+    )
+    command.add_argument("--output", metavar="FILE", default="model.json", help="where the model goes [%(default)s]")
+    command.add_argument("--history", metavar="FILE.csv", help="also write score and seconds of each iteration")
+    command.add_argument("--start-from", metavar="MODEL", help="continue boosting this model on the data")
+    command.add_argument("--checkpoint", metavar="DIR", help="save progress here; the same command resumes from it")
+    command.add_argument("--memory-limit", metavar="SIZE", help="what a worker may use, for example 2GiB")
+    command.add_argument("--arcbites", action="store_true", help="boost on subsets that fit the memory, one by one")
+    _cluster(command).add_argument("--workers", metavar="N", type=_positive, help="start N local workers")
+    command.add_argument("--quiet", action="store_true", help="no progress bar and no summary")
+    return command
+
+
+def _predict(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    command = _command(commands, "predict", "Predict rows and write them as Parquet.", "dboost.cli.predict")
+    command.add_argument("model", metavar="MODEL", help="file or URL of a saved model")
+    command.add_argument("data", metavar="DATA", help=DATA)
+    command.add_argument(
+        "--output",
+        metavar="OUT.parquet",
+        required=True,
+        help="one file, or with a / at the end a folder of one file per partition; rows keep their order",
+    )
+    command.add_argument("--proba", action="store_true", help="one column of probabilities per class")
+    _cluster(command)
+    return command
+
+
+def _inspect(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    command = _command(commands, "inspect", "Show what a saved model is made of.", "dboost.cli.inspect")
+    command.add_argument("model", metavar="MODEL", help="file or URL of a saved model")
+    command.add_argument("--importance", action="store_true", help="how much each feature matters")
+    command.add_argument("--dependence", metavar="A,B", help="partial dependence on one or two features")
+    command.add_argument("--html", metavar="FILE", help="write a report")
+    return command
+
+
+def _demo(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    command = _command(commands, "demo", "Train on real rows and show what comes out.", "dboost.demo")
+    command.add_argument("--output", metavar="DIR", default="demo-output", help="where the results go [%(default)s]")
+    return command
+
+
+def _warmup(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    does = "Compile the kernels now instead of in the first fit (cached for later processes)."
+    return _command(commands, "warmup", does, "dboost.cli.warmup")
+
+
+def _cluster(command: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+    group = command.add_mutually_exclusive_group()
+    group.add_argument("--scheduler", metavar="ADDRESS", help="use the workers of this Dask scheduler")
+    return group
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+_positive.__name__ = "whole number above 0"  # argparse calls a wrong value an "invalid <name>"

@@ -1,0 +1,79 @@
+"""``dboost predict``: rows in, a Parquet file of predictions out, one partition in memory at a time.
+
+Rows keep their order. The column is called ``prediction``; with ``--proba`` there is one column per class instead,
+``probability_<class>``. With a ``/`` at the end the output is a folder with one file per partition of the input.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import dboost
+from dboost.cli import later, outputs
+from dboost.errors import DataError, ParameterError
+from dboost.sources.lazy import select
+from dboost.sources.paths import open_path
+
+if TYPE_CHECKING:
+    from dboost.booster import Booster
+
+
+def run(arguments: argparse.Namespace) -> None:
+    later.refuse(arguments, "scheduler")
+    outputs.check(arguments.output, "--output")
+    booster = dboost.load(arguments.model)
+    if arguments.proba and booster.classes_ is None:
+        raise ParameterError(f"--proba needs a model of classes; {arguments.model} predicts numbers")
+    tables = predictions(booster, arguments.data, arguments.proba)
+    if arguments.output.endswith("/"):
+        rows = _write_folder(tables, arguments.output)
+    else:
+        rows = _write_file(tables, arguments.output)
+    print(f"{rows:,} predictions in {arguments.output}")
+
+
+def predictions(booster: Booster, data: str, proba: bool) -> Iterator[pa.Table]:
+    """One table per partition of the data, in order; partitions are read as the tables are asked for."""
+    frame = open_path(data)
+    wanted = list(booster.feature_names_in_)
+    if set(wanted) <= set(map(str, frame.columns)):
+        frame = select(frame, tuple(wanted))
+    for i in range(frame.npartitions):
+        part = frame.partitions[i].compute()
+        try:
+            yield _columns(booster, part, proba)
+        except DataError as error:
+            raise DataError(f"{data}, partition {i}: {error}") from error
+
+
+def _columns(booster: Booster, part: Any, proba: bool) -> pa.Table:
+    if not proba:
+        return pa.table({"prediction": pa.Array.from_pandas(booster.predict(part))})
+    probabilities = booster.predict_proba(part).to_numpy()
+    return pa.table({f"probability_{c}": probabilities[:, k] for k, c in enumerate(booster.classes_)})
+
+
+def _write_file(tables: Iterator[pa.Table], path: str) -> int:
+    first = next(tables)
+    rows = first.num_rows
+    with outputs.whole(path) as file, pq.ParquetWriter(file, first.schema) as writer:
+        writer.write_table(first)
+        for table in tables:
+            writer.write_table(table.cast(first.schema))
+            rows += table.num_rows
+    return rows
+
+
+def _write_folder(tables: Iterator[pa.Table], path: str) -> int:
+    rows = 0
+    with outputs.whole_folder(path) as create:
+        for i, table in enumerate(tables):
+            with create(f"part-{i:05d}.parquet") as file:
+                pq.write_table(table, file)
+            rows += table.num_rows
+    return rows
