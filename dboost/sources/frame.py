@@ -1,0 +1,112 @@
+"""Any table in memory, seen as named columns.
+
+`as_frame` looks at a table once and returns a `Frame`: names, number of rows and a way to fetch a column as its own
+library holds it. Nothing is copied or converted here; `columns.py` does that, column by column.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from dboost.errors import DataError, InputTypeError
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """A table in memory.
+
+    Attributes
+    ----------
+    names : tuple of str
+        f0, f1, … when the table is an array.
+    named : bool
+    n_rows : int
+    column : callable
+        Takes a position, returns a one-dimensional ndarray, pandas Series, Arrow array or polars Series.
+    matrix : ndarray (n_rows, n_columns) or None
+        The table itself, when it is an array.
+    """
+
+    names: tuple[str, ...]
+    named: bool
+    n_rows: int
+    column: Callable[[int], Any]
+    matrix: np.ndarray | None = None
+
+
+def library(data: Any) -> str:
+    """Name of the top-level package that defines the type of `data`."""
+    return type(data).__module__.partition(".")[0]
+
+
+def names_of(labels: Any) -> tuple[str, ...]:
+    """Column labels as text; labels that are the same as text are an error."""
+    names = tuple(map(str, labels))
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(f"column {twice[0]!r} occurs more than once: feature names must be unique")
+    return names
+
+
+def array_names(n_columns: int) -> tuple[str, ...]:
+    return tuple(f"f{j}" for j in range(n_columns))
+
+
+def as_frame(data: Any) -> Frame:
+    """See a pandas or polars frame, Arrow table, array or nested list as a `Frame`.
+
+    Raises
+    ------
+    InputTypeError
+        For what is no table: sparse matrices, scalars, foreign objects.
+    DataError
+        For arrays that are not two-dimensional, and for repeated names.
+    """
+    kind = library(data)
+    if isinstance(data, pd.DataFrame):
+        return Frame(names_of(data.columns), True, len(data), lambda j: data.iloc[:, j])
+    if kind == "polars" and hasattr(data, "collect"):
+        data = data.collect()
+    if kind == "polars" and hasattr(data, "to_series"):
+        return Frame(names_of(data.columns), True, data.height, data.to_series)
+    if isinstance(data, (pa.Table, pa.RecordBatch)):
+        return Frame(names_of(data.schema.names), True, data.num_rows, data.column)
+    if kind == "scipy" or hasattr(data, "tocsr"):
+        raise InputTypeError("sparse data are not supported: pass X.toarray(), or the columns that matter")
+    if isinstance(data, pd.Series) or (kind == "polars" and hasattr(data, "to_frame")):
+        raise one_dimensional((len(data),))
+    if not isinstance(data, np.ndarray) and hasattr(data, "__arrow_c_stream__"):
+        return as_frame(pa.table(data))
+    matrix = as_matrix(data)
+    return Frame(array_names(matrix.shape[1]), False, len(matrix), lambda j: matrix[:, j], matrix)
+
+
+def as_matrix(data: Any) -> np.ndarray:
+    """A two-dimensional array from an array, a list of rows, or anything with ``__array__``."""
+    if not isinstance(data, (np.ndarray, list, tuple)) and not hasattr(data, "__array__"):
+        raise InputTypeError(
+            f"cannot read a table from {type(data).__name__}: pass a Dask, pandas, polars or Arrow table, "
+            "an array, or the path of a Parquet or CSV file"
+        )
+    try:
+        matrix = data if isinstance(data, np.ma.MaskedArray) else np.asarray(data)
+    except ValueError as error:
+        raise DataError(f"the rows are not all of the same length: {error}") from None
+    if matrix.ndim != 2:
+        raise one_dimensional(matrix.shape)
+    return matrix
+
+
+def one_dimensional(shape: object) -> DataError:
+    """The error for an array that is not rows × columns."""
+    return DataError(
+        f"a table has rows and columns, but this array has shape {shape}. Reshape your data: "
+        "array.reshape(-1, 1) makes it one column, array.reshape(1, -1) one row"
+    )

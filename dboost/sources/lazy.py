@@ -1,0 +1,147 @@
+"""Dask collections as a list of partitions, each computed exactly once.
+
+Data, target, weight and offset may be four collections that grow from one source. They are put into one graph, so
+that what they share is computed once: frames become arguments of one `map_partitions` before Dask optimises it (the
+optimiser then reads the union of the needed columns), arrays keep their unoptimised keys. To each partition belongs
+one task that hands its pieces to a consumer; the scheduler drops the pieces as soon as the consumer returns, so
+memory holds what is consumed right now, one partition per thread.
+
+The graph runs in this process. The `distributed` package is neither used nor imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.base
+import dask.dataframe as dd
+import dask.threaded
+import pandas as pd
+from dask.core import flatten
+
+from dboost.errors import DataError, InputTypeError
+from dboost.sources.frame import array_names, names_of, one_dimensional
+from dboost.sources.partition import ROLES
+
+
+def is_lazy(data: Any) -> bool:
+    return dask.base.is_dask_collection(data)
+
+
+def layout(data: Any) -> tuple[tuple[str, ...], bool]:
+    """Column names of a Dask frame or array, and whether the user gave them."""
+    if isinstance(data, dd.DataFrame):
+        return names_of(data.columns), True
+    if isinstance(data, dd.Series):
+        raise one_dimensional("(n,)")
+    if isinstance(data, da.Array):
+        if data.ndim != 2:
+            raise one_dimensional(data.shape)
+        return array_names(data.shape[1]), False
+    raise InputTypeError(f"cannot read a table from a Dask {type(data).__name__}: pass a Dask DataFrame or Array")
+
+
+def whole_rows(array: da.Array) -> da.Array:
+    """The same array with all columns in one chunk."""
+    return array if array.numblocks[1] == 1 else array.rechunk({1: -1})
+
+
+def select(frame: dd.DataFrame, names: tuple[str, ...]) -> dd.DataFrame:
+    """Only some columns, found by the text of their labels; unchanged when these are all."""
+    if set(names) == set(names_of(frame.columns)):
+        return frame
+    label = dict(zip(names_of(frame.columns), frame.columns, strict=True))
+    return frame[[label[name] for name in names]]
+
+
+def compute(collection: Any) -> Any:
+    """Compute one collection in this process."""
+    return collection.compute(scheduler=_scheduler())
+
+
+def consume(
+    data: Any, vectors: tuple[Any, Any, Any], consumer: Callable[[int, tuple[Any, ...]], Any], n_threads: int | None
+) -> list[Any]:
+    """Call ``consumer(i, (partition, target, weight, offset))`` for every partition; its results in order.
+
+    Parameters
+    ----------
+    data : dask DataFrame or Array
+    vectors : tuple
+        Dask collections that align with `data`, or None.
+    consumer : callable
+        Called from several threads at once.
+    n_threads : int or None
+        None means Dask's own default.
+
+    Raises
+    ------
+    DataError
+        When the numbers of partitions differ. Whatever the consumer or the user's own tasks raise passes through.
+    """
+    pairs = zip(vectors, ROLES, strict=True)
+    collections = [data, *(_match(vector, data, role) for vector, role in pairs if vector is not None)]
+    graph: dict[Any, Any] = {}
+    if all(isinstance(c, (dd.DataFrame, dd.Series)) for c in collections):
+        meta = pd.Series(dtype=object)
+        joined = dd.map_partitions(_bundle, *collections, meta=meta, enforce_metadata=False).optimize()
+        graph.update(joined.__dask_graph__())
+        bundles = list(flatten(joined.__dask_keys__()))
+    else:
+        for collection in collections:
+            graph.update(collection.__dask_graph__())
+        columns = [list(flatten(collection.__dask_keys__())) for collection in collections]
+        bundles = [(_bundle, *keys) for keys in zip(*columns, strict=True)]
+    filled = [vector is not None for vector in vectors]
+
+    def hand_over(i: int, pieces: tuple[Any, ...]) -> Any:
+        rest = iter(pieces[1:])
+        return consumer(i, (pieces[0], *(next(rest) if there else None for there in filled)))
+
+    keys = [("dboost-read", i) for i in range(len(bundles))]
+    graph.update({key: (hand_over, i, bundle) for i, (key, bundle) in enumerate(zip(keys, bundles, strict=True))})
+    options = {} if n_threads is None else {"num_workers": n_threads}
+    return list(_scheduler()(graph, keys, **options))
+
+
+def _bundle(*pieces: Any) -> tuple[Any, ...]:
+    return pieces
+
+
+def _scheduler() -> Callable[..., Any]:
+    """Threads, unless the caller asked Dask to run everything in the calling thread."""
+    wish = dask.config.get("scheduler", None)
+    serial = wish is dask.get or (isinstance(wish, str) and wish.lower() in {"sync", "synchronous", "single-threaded"})
+    return dask.get if serial else dask.threaded.get
+
+
+def _match(vector: Any, data: Any, role: str) -> Any:
+    """A target, weight or offset with as many partitions as the data."""
+    if isinstance(vector, dd.DataFrame) and len(vector.columns) != 1:
+        raise DataError(f"{role} has {len(vector.columns)} columns, one is needed")
+    if isinstance(vector, da.Array):
+        if vector.ndim == 2 and vector.shape[1] == 1:
+            vector = whole_rows(vector)
+        elif vector.ndim != 1:
+            raise DataError(f"{role} has shape {vector.shape}: one value per row is needed")
+        if isinstance(data, da.Array) and _known(vector) and _known(data):
+            if vector.shape[0] != data.shape[0]:
+                raise DataError(f"{role} has {vector.shape[0]} rows, the data have {data.shape[0]}")
+            vector = vector.rechunk({0: data.chunks[0]})
+    elif not isinstance(vector, (dd.DataFrame, dd.Series)):
+        raise InputTypeError(f"{role} cannot be a Dask {type(vector).__name__}")
+    count, wanted = _n_partitions(vector), _n_partitions(data)
+    if count != wanted:
+        raise DataError(f"{role} has {count} partitions, the data have {wanted}: they must align")
+    return vector
+
+
+def _known(array: da.Array) -> bool:
+    return not any(size != size for size in array.chunks[0])
+
+
+def _n_partitions(collection: Any) -> int:
+    return collection.numblocks[0] if isinstance(collection, da.Array) else collection.npartitions

@@ -1,0 +1,133 @@
+"""Parquet and CSV files as a lazy Dask frame.
+
+Parquet is read by Dask. CSV is cut into blocks of whole lines here, because Dask fixes every column's type by a
+sample of the first file and fails where a later block looks different; dboost judges types by the data, over all
+blocks. Text columns of the sample are read as text everywhere, so that a block that happens to hold only digits
+changes nothing. (As in Dask, a line break inside quotes must not fall on a border between blocks.)
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import Any
+
+import dask.dataframe as dd
+import fsspec
+import pandas as pd
+from fsspec.utils import read_block
+
+from dboost.errors import DataError
+
+#: Bytes of text per partition.
+BLOCK_BYTES = 32 * 2**20
+#: Rows of the first file that decide which columns are text.
+SAMPLE_ROWS = 1000
+
+_PARQUET = (".parquet", ".parq", ".pq")
+_CSV = (".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".csv.zip", ".csv.zst")
+
+
+def is_path(data: Any) -> bool:
+    """Whether `data` is a path, a URL, or a list of them."""
+    if isinstance(data, (list, tuple)):
+        return bool(data) and all(isinstance(item, (str, os.PathLike)) for item in data)
+    return isinstance(data, (str, os.PathLike))
+
+
+def open_path(path: Any) -> dd.DataFrame:
+    """A lazy frame of the rows of a file, folder, glob, URL, or list of files, in the order of their names.
+
+    Raises
+    ------
+    DataError
+        Naming the path, when nothing is there or it is neither Parquet nor CSV.
+    """
+    paths = [os.fspath(item) for item in path] if isinstance(path, (list, tuple)) else [os.fspath(path)]
+    shown = ", ".join(paths)
+    try:
+        found = [file for item in paths for file in _files(item)]
+    except (OSError, ValueError, ImportError) as error:
+        raise DataError(f"cannot read {shown}: {error}") from error
+    if not found:
+        raise DataError(f"there is no file at {shown}")
+    parquet = [file for file in found if file.lower().endswith(_PARQUET)]
+    text = [file for file in found if file.lower().endswith(_CSV)]
+    if parquet and text:
+        raise DataError(f"{shown} holds both Parquet and CSV files: name one kind")
+    try:
+        if parquet:
+            # A folder is handed over whole, so that Dask sees its partitioning by folder names.
+            return dd.read_parquet(paths[0] if len(paths) == 1 else parquet)
+        if text:
+            return _read_csv(text)
+    except DataError:
+        raise
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"cannot read {shown}: {error}") from error
+    raise DataError(f"{shown} is neither Parquet nor CSV: its name must end in .parquet, .csv or .csv.gz")
+
+
+def _files(path: str) -> list[str]:
+    """Full URLs of the data files that a path, folder or glob stands for, sorted."""
+    fs, root = fsspec.url_to_fs(path)
+    if "*" in root or "?" in root or "[" in root:
+        names = fs.glob(root)
+    elif fs.isdir(root):
+        names = [name for name in fs.find(root) if not _hidden(name, root)]
+    else:
+        names = [root] if fs.exists(root) else []
+    kept = [name for name in names if name.lower().endswith(_PARQUET + _CSV) or name == root]
+    return [fs.unstrip_protocol(name) for name in sorted(kept)]
+
+
+def _hidden(name: str, root: str) -> bool:
+    return any(part.startswith(("_", ".")) for part in name.removeprefix(root).split("/") if part)
+
+
+def _read_csv(files: list[str]) -> dd.DataFrame:
+    sample = _parse(files[0], "rt", None, nrows=SAMPLE_ROWS)
+    text = [name for name in sample if pd.api.types.infer_dtype(sample[name], skipna=True) == "string"]
+    blocks = [(file, start, length) for file in files for start, length in _cut(file)]
+    return dd.from_map(
+        read_csv_block,
+        [block[0] for block in blocks],
+        [block[1] for block in blocks],
+        [block[2] for block in blocks],
+        text=text,
+        meta=sample.iloc[:0],
+        label="read-csv",
+        enforce_metadata=False,
+    )
+
+
+def _cut(file: str) -> list[tuple[int, int | None]]:
+    """Start and length of each block of a file; a compressed one is a single block."""
+    if not file.lower().endswith(".csv"):
+        return [(0, None)]
+    fs, name = fsspec.url_to_fs(file)
+    size = fs.size(name)
+    return [(start, BLOCK_BYTES) for start in range(0, max(size or 0, 1), BLOCK_BYTES)]
+
+
+def read_csv_block(
+    file: str, start: int, length: int | None, *, text: list[str], columns: list[str] | None = None
+) -> pd.DataFrame:
+    """The lines that begin in ``[start, start + length)`` of a file, under the file's own header."""
+    with fsspec.open(file, "rb", compression="infer") as stream:
+        header = stream.readline() if start else b""
+        block = read_block(stream, start, length, delimiter=b"\n")
+    return _parse(file, io.BytesIO(header + block), text, usecols=columns)
+
+
+def _parse(file: str, stream: Any, text: list[str] | None, **options: Any) -> pd.DataFrame:
+    types = {name: "str" for name in text or () if options.get("usecols") is None or name in options["usecols"]}
+    try:
+        if stream == "rt":
+            with fsspec.open(file, "rb", compression="infer") as opened:
+                return pd.read_csv(opened, **options)
+        frame = pd.read_csv(stream, dtype=types, **options)
+    except (ValueError, OSError) as error:  # EmptyDataError and ParserError are ValueErrors
+        raise DataError(f"cannot read {file}: {str(error).strip()}") from error
+    columns = options.get("usecols")
+    return frame if columns is None else frame[columns]

@@ -1,0 +1,119 @@
+"""Target, weight and offset of all rows.
+
+The three columns that are no features are checked where all rows are known, so that a message can say how many values
+are bad and where the first one is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from dboost.errors import DataError
+from dboost.schema import Level
+from dboost.sources.chunk import CategoryColumn, Column
+from dboost.sources.levels import Dictionary, apply
+
+#: Whole numbers up to this size are exact as floats.
+_EXACT = 2**53
+
+
+@dataclass(frozen=True, eq=False)
+class Roles:
+    """What is known of each row besides its features; see `Table` for the attributes."""
+
+    target: Column | None
+    target_dtype: str | None
+    target_is_bool: bool
+    weight: np.ndarray | None
+    offset: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How the rows of a table are spread, to say where a row is."""
+
+    lengths: tuple[int, ...]
+    in_partitions: bool
+
+    def name(self, row: int) -> str:
+        if not self.in_partitions:
+            return f"row {row}"
+        ends = list(accumulate(self.lengths))
+        i = bisect_right(ends, row)
+        return f"row {row - (ends[i] - self.lengths[i])} of partition {i}"
+
+    def bad(self, what: str, flags: np.ndarray, complaint: str) -> None:
+        """Raise a DataError if any row is flagged."""
+        if flags.any():
+            count, first = int(np.count_nonzero(flags)), int(np.argmax(flags))
+            rows = "1 row" if count == 1 else f"{count} rows"
+            raise DataError(f"{what} {complaint} in {rows}, first in {self.name(first)}")
+
+
+def label(role: str, name: str | None) -> str:
+    """A role as messages call it."""
+    return role if name is None or name == role else f"{role} {name!r}"
+
+
+def join_target(pieces: Sequence[Column], dictionary: Dictionary) -> tuple[Column, str, bool]:
+    """One target column from the pieces of the chunks.
+
+    Parameters
+    ----------
+    pieces : sequence of Column
+        Categories as provisional codes of `dictionary`.
+    dictionary : Dictionary
+        Holds a level if and only if the target is categorical.
+
+    Returns
+    -------
+    target : float64 array or CategoryColumn
+    dtype : str
+        NumPy dtype of the user's values.
+    is_bool : bool
+    """
+    if len(dictionary):
+        levels, final = dictionary.finish()
+        codes = [p.codes if isinstance(p, CategoryColumn) else np.full(len(p), -1, np.int32) for p in pieces]
+        return CategoryColumn(apply(final, np.concatenate(codes)), levels), _dtype(levels), False
+    arrays = [np.full(len(p.codes), np.nan) if isinstance(p, CategoryColumn) else p for p in pieces]
+    dtype = np.result_type(*(array.dtype for array in arrays))
+    return np.concatenate(arrays).astype(np.float64, copy=False), str(dtype), dtype.kind == "b"
+
+
+def _dtype(levels: tuple[Level, ...]) -> str:
+    kinds = {type(level) for level in levels}
+    if len(kinds) == 1:
+        return {str: "object", bool: "bool", int: "int64", float: "float64"}[kinds.pop()]
+    return "float64" if kinds == {int, float} else "object"
+
+
+def check_target(target: Column, dtype: str, what: str, rows: Rows) -> None:
+    """Refuse missing, infinite and inexact targets."""
+    if isinstance(target, CategoryColumn):
+        rows.bad(what, target.codes < 0, "contains NaN (a missing value)")
+        return
+    rows.bad(what, np.isnan(target), "contains NaN (a missing value)")
+    rows.bad(what, np.isinf(target), "contains infinity")
+    if dtype in ("int64", "uint64"):
+        rows.bad(what, np.abs(target) > _EXACT, "holds integers beyond 2**53, which floats cannot tell apart,")
+
+
+def check_weight(weight: np.ndarray, what: str, rows: Rows) -> None:
+    """Refuse weights that are missing, infinite, negative, or all zero."""
+    rows.bad(what, np.isnan(weight), "contains NaN")
+    rows.bad(what, np.isinf(weight), "contains infinity")
+    rows.bad(what, weight < 0, "is negative")
+    if not weight.any():
+        raise DataError(f"{what} is zero in every row: nothing is left to learn from")
+
+
+def check_offset(offset: np.ndarray, what: str, rows: Rows) -> None:
+    """Refuse offsets that are missing or infinite."""
+    rows.bad(what, np.isnan(offset), "contains NaN")
+    rows.bad(what, np.isinf(offset), "contains infinity")

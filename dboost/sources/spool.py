@@ -1,0 +1,187 @@
+"""Chunks that do not fit the memory allowance wait in files.
+
+A `Spool` keeps lists of arrays: in memory as long as they fit in `retain_bytes`, in one file each beyond. Files lie
+in a private directory named ``dboost-<pid>-<random>`` in Dask's ``temporary-directory`` (else the system's). It is
+made when the first file needs it and goes with the spool: on `close`, on garbage collection, at the end of the
+process. What a killed process left behind is removed by the next one that asks: a directory is stale when its process
+is gone *and* nobody holds the lock on its ``owner`` file, so that several machines or containers may share a
+temporary directory.
+
+Files are read and written, never mapped: mapped pages would count as memory of the process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import threading
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import dask
+import numpy as np
+
+from dboost.errors import DBoostError
+
+_NAME = re.compile(r"dboost-(\d+)-.+")
+
+
+def temporary_root() -> Path:
+    """Where temporary files of this process belong."""
+    return Path(dask.config.get("temporary-directory", None) or tempfile.gettempdir())
+
+
+def remove_stale(root: Path | None = None) -> None:
+    """Remove the private directories of processes that are no more; never fails."""
+    root = root or temporary_root()
+    try:
+        entries = [entry for entry in os.scandir(root) if _NAME.fullmatch(entry.name) and entry.is_dir()]
+    except OSError:
+        return
+    for entry in entries:
+        match = _NAME.fullmatch(entry.name)
+        if match and not _alive(int(match[1])) and not _locked(Path(entry.path)):
+            shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _locked(folder: Path) -> bool:
+    try:
+        with open(folder / "owner", "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+class PrivateDirectory:
+    """A directory that lives as long as this object, and at most as long as the process.
+
+    Raises
+    ------
+    DBoostError
+        Naming the directory, when it cannot be made.
+    """
+
+    def __init__(self) -> None:
+        root = temporary_root()
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            self.path = Path(tempfile.mkdtemp(prefix=f"dboost-{os.getpid()}-", dir=root))
+            owner: IO[bytes] = open(self.path / "owner", "wb")  # noqa: SIM115  (its lock is held until the directory goes)
+            fcntl.flock(owner, fcntl.LOCK_EX)
+        except OSError as error:
+            raise DBoostError(f"cannot write temporary files in {root}: {error}") from error
+        self._remove = weakref.finalize(self, _remove, self.path, owner, os.getpid())
+
+    def close(self) -> None:
+        """Remove the directory and all in it; again is harmless."""
+        self._remove()
+
+
+def _remove(path: Path, owner: IO[bytes], pid: int) -> None:
+    if os.getpid() == pid:  # a forked child inherits this object, not the right to remove
+        shutil.rmtree(path, ignore_errors=True)
+    owner.close()
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    arrays: tuple[np.ndarray, ...] | None
+    n_arrays: int
+
+
+class Spool:
+    """Keeps lists of arrays by number, in memory or in files. Safe to use from several threads.
+
+    Parameters
+    ----------
+    retain_bytes : int
+        How much may stay in memory, in total.
+    """
+
+    def __init__(self, retain_bytes: int) -> None:
+        self._allowance = retain_bytes
+        self._kept: dict[int, _Kept] = {}
+        self._directory: PrivateDirectory | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def directory(self) -> Path | None:
+        """The private directory, once there is one."""
+        return None if self._directory is None else self._directory.path
+
+    def put(self, number: int, arrays: list[np.ndarray]) -> None:
+        """Keep arrays under a number. Those kept in memory are copied if they are views of something larger."""
+        size = sum(array.nbytes for array in arrays)
+        with self._lock:
+            fits = size <= self._allowance
+            if fits:
+                self._allowance -= size
+        if fits:
+            own = tuple(array if array.base is None else array.copy(order="K") for array in arrays)
+            self._kept[number] = _Kept(own, len(own))
+            return
+        path = self._new_file(number)
+        try:
+            with open(path, "xb") as file:
+                for array in arrays:
+                    np.lib.format.write_array(file, array, allow_pickle=False)
+        except OSError as error:
+            raise DBoostError(f"cannot write temporary files in {path.parent}: {error}") from error
+        self._kept[number] = _Kept(None, len(arrays))
+
+    def hold(self, number: int, arrays: list[np.ndarray]) -> None:
+        """Keep arrays as they are, whatever their size: for data that the user holds in memory anyway."""
+        self._kept[number] = _Kept(tuple(arrays), len(arrays))
+
+    def get(self, number: int) -> tuple[np.ndarray, ...]:
+        """The arrays kept under a number."""
+        if self._closed:
+            raise DBoostError("the table is closed: its chunks are gone")
+        kept = self._kept[number]
+        if kept.arrays is not None:
+            return kept.arrays
+        path = self._path(number)
+        try:
+            with open(path, "rb") as file:
+                return tuple(np.lib.format.read_array(file, allow_pickle=False) for _ in range(kept.n_arrays))
+        except (OSError, ValueError) as error:
+            raise DBoostError(f"cannot read the temporary file {path}: {error}") from error
+
+    def close(self) -> None:
+        """Forget everything and remove the files."""
+        with self._lock:
+            self._closed = True
+            self._kept.clear()
+            if self._directory is not None:
+                self._directory.close()
+
+    def _new_file(self, number: int) -> Path:
+        with self._lock:  # a thread that outlives a cancelled run must not write into a removed directory
+            if self._closed:
+                raise DBoostError("reading was cancelled")
+            if self._directory is None:
+                self._directory = PrivateDirectory()
+        return self._path(number)
+
+    def _path(self, number: int) -> Path:
+        assert self._directory is not None
+        return self._directory.path / f"chunk-{number}.npy"

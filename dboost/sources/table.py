@@ -1,0 +1,228 @@
+"""A table: everything the user hands in, as chunks that agree with each other.
+
+`open_table` reads every partition once. A partition becomes a chunk in the thread that computed it; its levels are
+translated to provisional codes of the whole table at once (see `levels.py`), and its arrays are kept in memory or in
+a file (see `spool.py`). When the last one is done, the table knows what no single partition could: whether a column
+is categorical, the sorted levels, the target of all rows. Target, weight and offset stay in memory, the columns come
+back chunk by chunk.
+
+Two partitions agree about a column when both hold numbers or both hold categories; one that holds nothing but missing
+values agrees with both, because its type says little (an all-empty text column of a CSV block is read as floats).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from dboost.errors import DataError
+from dboost.schema import Feature
+from dboost.sources import lazy
+from dboost.sources.chunk import CategoryColumn, Chunk, Column
+from dboost.sources.frame import as_frame
+from dboost.sources.levels import apply
+from dboost.sources.partition import ROLES
+from dboost.sources.paths import is_path, open_path
+from dboost.sources.plan import Plan, make_plan
+from dboost.sources.reader import Piece, Reader
+from dboost.sources.roles import Roles, Rows
+from dboost.sources.spool import Spool, remove_stale
+
+
+def open_table(
+    data: Any,
+    target: Any = None,
+    *,
+    sample_weight: Any = None,
+    offset: Any = None,
+    features: Sequence[str] | None = None,
+    categorical_features: Any = "from_dtype",
+    like: tuple[Feature, ...] | None = None,
+    n_threads: int | None = None,
+    retain_bytes: int = 64 * 2**20,
+    require_target: bool = True,
+) -> Table:
+    """Read a table of any kind, once.
+
+    Parameters
+    ----------
+    data : dask DataFrame or Array, pandas or polars frame, pyarrow Table, array (n, F), list of rows, or path
+        A path is a file, folder, glob or URL of Parquet or CSV, or a list of files.
+    target, sample_weight, offset : str, or one value per row
+        A column of `data`, which is then no feature; or an array, Series or list, also (n, 1). For a Dask collection
+        also a Dask collection whose partitions align with it.
+    features : sequence of str, optional
+        The columns to use, in that order. Default: all that are left.
+    categorical_features : "from_dtype", None, mask, indices or names
+        Which columns are categories; by default those whose type says so (text, categoricals, dictionaries).
+    like : tuple of Feature, optional
+        Features of an existing model or table. Columns are picked by name (for arrays by position), levels get their
+        codes, unknown levels are missing.
+    n_threads : int, optional
+        Threads that compute Dask partitions. Default: Dask's.
+    retain_bytes : int
+        Chunks of Dask collections beyond this total are kept in temporary files.
+    require_target : bool
+        False allows tables without a target.
+
+    Returns
+    -------
+    Table
+
+    Raises
+    ------
+    DataError
+        Naming column and partition or rows: missing columns, bad targets or weights, unreadable types, no rows.
+    ParameterError
+        When `features` or `categorical_features` do not fit the table.
+    InputTypeError
+        When `data` or `target` is of no known kind.
+    """
+    if target is None and require_target:
+        raise DataError("training requires y to be passed, but the target y is None")
+    remove_stale()
+    if is_path(data):
+        data = open_path(data)
+    in_partitions = lazy.is_lazy(data)
+    if in_partitions:
+        names, named = lazy.layout(data)
+    else:
+        frame = as_frame(data)
+        names, named = frame.names, frame.named
+    given = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
+    plan = make_plan(names, named, roles=given, features=features, categorical_features=categorical_features, like=like)
+    in_table = dict(zip(ROLES, (plan.target, plan.weight, plan.offset), strict=True))
+    separate = {role: value for role, value in given.items() if value is not None and in_table[role] is None}
+    spool = Spool(retain_bytes)
+    try:
+        reader = Reader(plan, spool)
+        if in_partitions:
+            aligned = {role: separate.pop(role) for role in ROLES if lazy.is_lazy(separate.get(role))}
+            data = _needed(data, plan)
+            vectors = (aligned.get("target"), aligned.get("sample_weight"), aligned.get("offset"))
+            pieces = lazy.consume(data, vectors, reader.take_partition, n_threads)
+        else:
+            separate = {role: lazy.compute(v) if lazy.is_lazy(v) else v for role, v in separate.items()}
+            pieces = [reader.take_whole(frame)]
+        rows = Rows(tuple(piece.n_rows for piece in pieces), in_partitions)
+        if not sum(rows.lengths):
+            where = f": all {len(pieces)} partitions are empty" if in_partitions else ""
+            raise DataError(f"the data have no rows{where}")
+        features_, translations = reader.finish_features()
+        return Table(features_, named, rows, reader.finish_roles(pieces, separate, rows), spool, pieces, translations)
+    except BaseException:
+        spool.close()
+        raise
+
+
+def _needed(data: Any, plan: Plan) -> Any:
+    """A Dask collection without the columns that are not read, and with whole rows."""
+    if not plan.named:
+        return lazy.whole_rows(data) if hasattr(data, "numblocks") else data
+    return lazy.select(data, plan.needed) if plan.all_names is None else data
+
+
+class Table:
+    """Rows as chunks, with levels that agree. Made by `open_table`.
+
+    Attributes
+    ----------
+    features : tuple of Feature
+    named : bool
+        False when the data came as an array; the features are then called f0, f1, ….
+    lengths : tuple of int
+        Rows of each chunk (0 for empty partitions).
+    target : float64[n_rows], CategoryColumn or None
+        Text and categories as codes of sorted levels, everything else as floats.
+    target_dtype : str or None
+        NumPy dtype of the user's target; "object" for text.
+    target_is_bool : bool
+    weight, offset : float64[n_rows] or None
+    """
+
+    def __init__(
+        self,
+        features: tuple[Feature, ...],
+        named: bool,
+        rows: Rows,
+        roles: Roles,
+        spool: Spool,
+        pieces: list[Piece],
+        translations: list[np.ndarray | None],
+    ) -> None:
+        self.features = features
+        self.named = named
+        self.lengths = rows.lengths
+        self.target = roles.target
+        self.target_dtype = roles.target_dtype
+        self.target_is_bool = roles.target_is_bool
+        self.weight = roles.weight
+        self.offset = roles.offset
+        self._rows = rows
+        self._spool = spool
+        self._layouts = [(piece.is_matrix, piece.is_code) for piece in pieces]
+        self._translations = translations
+        self._starts = (0, *accumulate(rows.lengths))
+
+    @property
+    def n_rows(self) -> int:
+        return self._starts[-1]
+
+    @property
+    def n_chunks(self) -> int:
+        return len(self.lengths)
+
+    def chunk(self, i: int) -> Chunk:
+        """The rows of partition `i`; codes are those of ``features[j].levels``.
+
+        Raises
+        ------
+        DBoostError
+            When the table is closed, or its temporary file is gone.
+        """
+        (is_matrix, is_code), rows = self._layouts[i], slice(self._starts[i], self._starts[i + 1])
+        arrays = self._spool.get(i)
+        matrix = arrays[0] if is_matrix else None
+        if matrix is not None:
+            arrays = tuple(matrix.T)
+        columns = tuple(map(_final, self.features, arrays, is_code, self._translations))
+        if any(feature.is_categorical for feature in self.features):
+            matrix = None
+        target: Column | None = self.target
+        if isinstance(target, CategoryColumn):
+            target = CategoryColumn(target.codes[rows], target.levels)
+        elif target is not None:
+            target = target[rows]
+        weight = None if self.weight is None else self.weight[rows]
+        offset = None if self.offset is None else self.offset[rows]
+        return Chunk(self.lengths[i], columns, target, weight, offset, matrix)
+
+    def partition_name(self, i: int) -> str:
+        """Where chunk `i` came from, for messages."""
+        return f"partition {i}" if self._rows.in_partitions else f"rows {self._starts[i]} to {self._starts[i + 1] - 1}"
+
+    def row_name(self, row: int) -> str:
+        """Where a row of the table is, for messages."""
+        return self._rows.name(row)
+
+    def close(self) -> None:
+        """Remove temporary files. Chunks cannot be read any more; target, weight and offset stay."""
+        self._spool.close()
+
+    def __enter__(self) -> Table:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _final(feature: Feature, array: np.ndarray, is_code: bool, translation: np.ndarray | None) -> Column:
+    """A stored array as the column it turned out to be; where the kinds differ, it held missing values only."""
+    if feature.levels is None:
+        return np.full(len(array), np.nan, np.float32) if is_code else array
+    if not is_code:
+        return CategoryColumn(np.full(len(array), -1, np.int32), feature.levels)
+    return CategoryColumn(array if translation is None else apply(translation, array), feature.levels)
