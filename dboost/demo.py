@@ -2,9 +2,9 @@
 
 The table is scikit-learn's copy of the Wisconsin breast cancer study (569 tumours, 30 measurements of cell nuclei
 each): is a tumour malignant? A third of the rows is held out. The score there stands beside that of a constant
-prediction, which knows only how frequent the classes are, and of scikit-learn's boosting at the same settings. The rows,
-the model, the predictions and a picture stay in a folder; at the end come the commands that do the same with a file of
-one's own.
+prediction, which knows only how frequent the classes are, and of scikit-learn's boosting at the same settings. The
+rows, the model, the predictions and a picture stay in a folder; at the end come the commands that do the same with a
+file of one's own.
 """
 
 from __future__ import annotations

@@ -1,0 +1,107 @@
+"""``dboost inspect``: what a saved model is made of, as tables on the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+import dboost
+from dboost.cli import later
+
+if TYPE_CHECKING:
+    from dboost.model.ensemble import Ensemble
+
+#: Of a model with more features, only those with the most splits are listed.
+SHOWN = 50
+
+
+def run(arguments: argparse.Namespace) -> None:
+    later.refuse(arguments, "importance", "dependence", "html")
+    ensemble = dboost.load(arguments.model).ensemble
+    console = Console(highlight=False)
+    for table in (
+        _outline(ensemble),
+        _parameters(ensemble),
+        _metrics(ensemble),
+        _sources(ensemble),
+        _features(ensemble),
+    ):
+        if table.row_count:
+            console.print(table)
+
+
+def _outline(ensemble: Ensemble) -> Table:
+    table = _table("Model", "", "")
+    per_iteration = f" of {ensemble.n_outputs} trees each" if ensemble.n_outputs > 1 else ""
+    table.add_row("loss", _words(ensemble.loss))
+    if ensemble.classes is not None:
+        table.add_row("classes", ", ".join(map(str, ensemble.classes)))
+    table.add_row("features", str(len(ensemble.features)))
+    kept = "" if ensemble.best_iteration is None else ", kept by early stopping"
+    table.add_row("iterations", f"{ensemble.n_iterations}{per_iteration}{kept}")
+    if ensemble.trees:
+        leaves = [tree.n_leaves for tree in ensemble.trees]
+        table.add_row("leaves per tree", f"{min(leaves)} to {max(leaves)}, {sum(leaves) / len(leaves):.1f} on average")
+        table.add_row("depth", f"up to {max(tree.depth for tree in ensemble.trees)}")
+    table.add_row("first score", ", ".join(f"{score:.6g}" for score in ensemble.baseline))
+    return table
+
+
+def _parameters(ensemble: Ensemble) -> Table:
+    table = _table("Parameters", "", "")
+    for name, value in ensemble.parameters.items():
+        table.add_row(name, json.dumps(value))
+    return table
+
+
+def _metrics(ensemble: Ensemble) -> Table:
+    table = _table("Metrics", "", "first", "last kept", "last")
+    kept = ensemble.best_iteration or ensemble.n_iterations
+    for name, values in ensemble.metrics.items():
+        if values:
+            table.add_row(name, *(f"{values[i]:.6g}" for i in (0, min(kept, len(values)) - 1, -1)))
+    return table
+
+
+def _sources(ensemble: Ensemble) -> Table:
+    keys = dict.fromkeys(key for source in ensemble.sources for key in source if key != "parameters")
+    table = _table("Learned from", *keys)
+    for source in ensemble.sources:
+        table.add_row(*(_words(source[key]) if key in source else "" for key in keys))
+    return table
+
+
+def _features(ensemble: Ensemble) -> Table:
+    splits = [0] * len(ensemble.features)
+    for tree in ensemble.trees:
+        for feature in tree.feature[tree.feature >= 0]:
+            splits[feature] += 1
+    order = sorted(range(len(splits)), key=lambda j: -splits[j])
+    title = "Features" if len(order) <= SHOWN else f"Features (the {SHOWN} with most splits, of {len(order)})"
+    table = _table(title, "", "kind", "splits")
+    for j in order[:SHOWN]:
+        feature = ensemble.features[j]
+        kind = "numeric" if feature.levels is None else f"categorical, {len(feature.levels)} levels"
+        table.add_row(feature.name, kind, str(splits[j]))
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=any(columns))
+    for i, column in enumerate(columns):
+        table.add_column(column, overflow="fold", justify="right" if i and columns[1] else "left")
+    return table
+
+
+def _words(value: Any) -> str:
+    """A value for the eye: ``name (other keys)`` of a loss, digests by their beginning."""
+    if isinstance(value, dict) and "name" in value:
+        rest = ", ".join(f"{key} = {value[key]}" for key in value if key != "name")
+        return f"{value['name']} ({rest})" if rest else str(value["name"])
+    if isinstance(value, str):
+        return value[:12] + "…" if len(value) == 64 else value
+    return "–" if value is None else json.dumps(value)
