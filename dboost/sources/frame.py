@@ -101,6 +101,8 @@ def as_matrix(data: Any) -> np.ndarray:
         raise DataError(f"the rows are not all of the same length: {error}") from None
     if matrix.ndim != 2:
         raise one_dimensional(matrix.shape)
+    if not matrix.shape[1]:
+        raise DataError(f"there are 0 feature(s) (shape={matrix.shape}) while a minimum of 1 is required.")
     return matrix
 
 

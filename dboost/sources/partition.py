@@ -46,10 +46,10 @@ def read_partition(data: Any, plan: Plan, vectors: tuple[Any, Any, Any] = (None,
     """
     frame = data if isinstance(data, Frame) else as_frame(data)
     position = {name: j for j, name in enumerate(frame.names)}
-    if frame.n_rows and plan.all_names is not None:
-        for name in frame.names:
-            if name not in plan.all_names:
-                raise DataError(f"there is a column {name!r} that other partitions do not have")
+    if frame.n_rows and plan.all_names is not None and frame.names != plan.all_names:
+        extra = [name for name in frame.names if name not in set(plan.all_names)]
+        if extra:
+            raise DataError(f"there is a column {extra[0]!r} that other partitions do not have")
     columns, matrix = _features(frame, plan, position)
     roles: list[Column | None] = []
     for role, column, vector in zip(ROLES, (plan.target, plan.weight, plan.offset), vectors, strict=True):
@@ -86,6 +86,14 @@ def _features(frame: Frame, plan: Plan, position: dict[str, int]) -> tuple[tuple
     return tuple(columns), matrix if plain else None
 
 
+def check_columns(i: int, data: Any, plan: Plan) -> None:
+    """Raise a DataError when partition `i` has rows but lacks a column of the plan."""
+    frame = as_frame(data)
+    absent = [name for name in plan.needed if name not in set(frame.names)]
+    if frame.n_rows and absent:
+        raise DataError(f"partition {i}: there is no column {absent[0]!r}")
+
+
 def _find(position: dict[str, int], name: str) -> int:
     if name not in position:
         raise DataError(f"there is no column {name!r}")
@@ -107,9 +115,11 @@ def role_column(values: Any, role: str, name: str | None, n_rows: int | None) ->
     values = one_column(values, role)
     if n_rows is not None and len(values) != n_rows:
         raise DataError(f"{role} has {len(values)} rows, the data have {n_rows}")
-    column = to_column(values, Rule(role if name is None else name, None if role == "target" else False))
-    if role == "target" or isinstance(column, CategoryColumn):
+    column = to_column(values, Rule(role if name is None else name))
+    if role == "target":
         return column
+    if isinstance(column, CategoryColumn):
+        raise DataError(f"{role} holds text or categories, numbers are needed")
     return column.astype(np.float64, copy=False)
 
 

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import dask.dataframe as dd
 import fsspec
 import pandas as pd
+import pyarrow as pa
 from fsspec.utils import read_block
 
-from dboost.errors import DataError
+from dboost.errors import DataError, DBoostError
 
 #: Bytes of text per partition.
 BLOCK_BYTES = 32 * 2**20
@@ -44,28 +47,37 @@ def open_path(path: Any) -> dd.DataFrame:
         Naming the path, when nothing is there or it is neither Parquet nor CSV.
     """
     paths = [os.fspath(item) for item in path] if isinstance(path, (list, tuple)) else [os.fspath(path)]
-    shown = ", ".join(paths)
-    try:
+    with reading(path):
         found = [file for item in paths for file in _files(item)]
-    except (OSError, ValueError, ImportError) as error:
-        raise DataError(f"cannot read {shown}: {error}") from error
-    if not found:
-        raise DataError(f"there is no file at {shown}")
-    parquet = [file for file in found if file.lower().endswith(_PARQUET)]
-    text = [file for file in found if file.lower().endswith(_CSV)]
-    if parquet and text:
-        raise DataError(f"{shown} holds both Parquet and CSV files: name one kind")
-    try:
+        if not found:
+            raise DataError(f"there is no file at {_shown(path)}")
+        parquet = [file for file in found if file.lower().endswith(_PARQUET)]
+        text = [file for file in found if file.lower().endswith(_CSV)]
+        if parquet and text:
+            raise DataError(f"{_shown(path)} holds both Parquet and CSV files: name one kind")
         if parquet:
             # A folder is handed over whole, so that Dask sees its partitioning by folder names.
             return dd.read_parquet(paths[0] if len(paths) == 1 else parquet)
         if text:
             return _read_csv(text)
-    except DataError:
+    raise DataError(f"{_shown(path)} is neither Parquet nor CSV: its name must end in .parquet, .csv or .csv.gz")
+
+
+@contextmanager
+def reading(path: Any) -> Iterator[None]:
+    """Errors of the libraries that read files become a DataError that names the path; None changes nothing."""
+    try:
+        yield
+    except DBoostError:
         raise
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"cannot read {shown}: {error}") from error
-    raise DataError(f"{shown} is neither Parquet nor CSV: its name must end in .parquet, .csv or .csv.gz")
+    except (OSError, ValueError, RuntimeError, ImportError, pa.ArrowException) as error:
+        if path is None:
+            raise
+        raise DataError(f"cannot read {_shown(path)}: {error}") from error
+
+
+def _shown(path: Any) -> str:
+    return ", ".join(map(os.fspath, path)) if isinstance(path, (list, tuple)) else os.fspath(path)
 
 
 def _files(path: str) -> list[str]:
@@ -86,7 +98,8 @@ def _hidden(name: str, root: str) -> bool:
 
 
 def _read_csv(files: list[str]) -> dd.DataFrame:
-    sample = _parse(files[0], "rt", None, nrows=SAMPLE_ROWS)
+    with fsspec.open(files[0], "rb", compression="infer") as stream:
+        sample = _parse(files[0], stream, [], n_rows=SAMPLE_ROWS)
     text = [name for name in sample if pd.api.types.infer_dtype(sample[name], skipna=True) == "string"]
     blocks = [(file, start, length) for file in files for start, length in _cut(file)]
     return dd.from_map(
@@ -117,17 +130,15 @@ def read_csv_block(
     with fsspec.open(file, "rb", compression="infer") as stream:
         header = stream.readline() if start else b""
         block = read_block(stream, start, length, delimiter=b"\n")
-    return _parse(file, io.BytesIO(header + block), text, usecols=columns)
+    return _parse(file, io.BytesIO(header + block), text, columns)
 
 
-def _parse(file: str, stream: Any, text: list[str] | None, **options: Any) -> pd.DataFrame:
-    types = {name: "str" for name in text or () if options.get("usecols") is None or name in options["usecols"]}
+def _parse(
+    file: str, stream: Any, text: list[str], columns: list[str] | None = None, n_rows: int | None = None
+) -> pd.DataFrame:
+    types = {name: "str" for name in text if columns is None or name in columns}
     try:
-        if stream == "rt":
-            with fsspec.open(file, "rb", compression="infer") as opened:
-                return pd.read_csv(opened, **options)
-        frame = pd.read_csv(stream, dtype=types, **options)
-    except (ValueError, OSError) as error:  # EmptyDataError and ParserError are ValueErrors
+        frame = pd.read_csv(stream, dtype=types, usecols=columns, nrows=n_rows)
+    except (ValueError, OSError, EOFError) as error:  # pandas' EmptyDataError and ParserError are ValueErrors
         raise DataError(f"cannot read {file}: {str(error).strip()}") from error
-    columns = options.get("usecols")
     return frame if columns is None else frame[columns]

@@ -94,9 +94,7 @@ def make_plan(
     else:
         chosen = free if features is None else _chosen(features, names, named, given.get("target"))
         if not chosen:
-            raise DataError(
-                f"no features are left: 0 feature(s) (shape=(n, {len(names)})) while a minimum of 1 is required"
-            )
+            raise DataError("no features are left: every column of the data is target, weight or offset")
         columns = chosen if named else tuple(range(len(chosen)))
         declared = declared_categorical(categorical_features, chosen, named)
         rules = tuple(Rule(name, flag) for name, flag in zip(chosen, declared, strict=True))
@@ -127,7 +125,8 @@ def columns_like(
         Whether the model's features have names of their own. Default: when they are not just f0, f1, ….
     """
     wanted = tuple(feature.name for feature in like)
-    absent = [name for name in wanted if name not in set(names)]
+    present = set(names)
+    absent = [name for name in wanted if name not in present]
     if model_named is None:
         model_named = not absent or wanted != array_names(len(wanted))
     if named and model_named:
@@ -179,7 +178,8 @@ def declared_categorical(spec: Any, names: tuple[str, ...], named: bool) -> tupl
             raise ParameterError(
                 f"categorical_features set as integer indices must be in [0, n_features - 1], that is [0, {n - 1}]"
             )
-        return tuple(j in set(values.tolist()) for j in range(n))
+        places = set(values.tolist())
+        return tuple(j in places for j in range(n))
     if values.dtype.kind not in "UT":
         raise _bad_kind(values.dtype.name)
     if not named:
@@ -187,9 +187,9 @@ def declared_categorical(spec: Any, names: tuple[str, ...], named: bool) -> tupl
             "categorical_features should be passed as an array of integers or as a boolean mask when the model is "
             "fitted on data without feature names."
         )
-    marked = set(map(str, values))
+    marked, present = set(map(str, values)), set(names)
     for name in values:
-        if str(name) not in names:
+        if str(name) not in present:
             raise ParameterError(
                 f"categorical_features has a item value {str(name)!r} which is not a valid feature name of the "
                 "training data."
@@ -218,7 +218,8 @@ def _chosen(features: Sequence[Any], names: tuple[str, ...], named: bool, target
     if not named:
         raise ParameterError("features needs column names: select the columns of the array instead")
     chosen = tuple(map(str, features))
-    absent = [name for name in chosen if name not in set(names)]
+    present = set(names)
+    absent = [name for name in chosen if name not in present]
     if absent:
         raise DataError(f"the data have no column {_list(absent)}, which features asks for")
     if len(set(chosen)) < len(chosen):

@@ -8,26 +8,24 @@ holds numbers in one partition and categories in another stops the reading then 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from dboost.errors import DataError, DBoostError
-from dboost.schema import Feature
+from dboost.schema import Feature, Level
 from dboost.sources.chunk import CategoryColumn, Chunk, Column
 from dboost.sources.levels import Dictionary, apply
-from dboost.sources.partition import read_partition, role_column
+from dboost.sources.partition import ROLES, read_partition, role_column
 from dboost.sources.plan import Plan
-from dboost.sources.roles import Roles, Rows, check_offset, check_target, check_weight, join_target, label
+from dboost.sources.roles import Roles, Rows, check_offset, check_target, check_weight, join_floats, join_target, label
 from dboost.sources.spool import Spool
-
-_C = TypeVar("_C", np.ndarray | None, Column | None)
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """What is kept of one partition, besides its arrays in the spool.
+    """What the columns of one partition look like in the spool.
 
     Attributes
     ----------
@@ -36,17 +34,45 @@ class Piece:
         The arrays are one, a matrix of all columns.
     is_code : tuple of bool
         Per feature, whether its array holds provisional codes.
-    target : Column or None
-        With provisional codes, if with codes.
-    weight, offset : float64[n_rows] or None
     """
 
     n_rows: int
     is_matrix: bool
     is_code: tuple[bool, ...]
-    target: Column | None
-    weight: np.ndarray | None
-    offset: np.ndarray | None
+
+
+class Union:
+    """One column over all partitions: do they agree what it is, and which levels are there?"""
+
+    def __init__(self, name: str, known: tuple[Level, ...] | None = None) -> None:
+        self._name = name
+        self._seen: tuple[bool, int] | None = None
+        self._lock = threading.Lock()
+        self.dictionary = Dictionary(name, known)
+
+    def add(self, column: Column, i: int) -> np.ndarray:
+        """Numbers as they are, categories as provisional codes. Thread-safe."""
+        categorical = isinstance(column, CategoryColumn)
+        silent = not column.levels if isinstance(column, CategoryColumn) else _all_missing(column)
+        with self._lock:
+            if not silent:
+                self._seen = self._seen or (categorical, i)
+                if self._seen[0] != categorical:
+                    numbers, text = (self._seen[1], i) if categorical else (i, self._seen[1])
+                    raise DataError(
+                        f"column {self._name!r} holds numbers in partition {numbers}, "
+                        f"but text or categories in partition {text}"
+                    )
+            if not isinstance(column, CategoryColumn):
+                return column
+            codes = self.dictionary.translate(column.levels)
+        return apply(codes, column.codes)
+
+
+def _all_missing(values: np.ndarray) -> bool:
+    if not len(values):
+        return True
+    return values.dtype.kind == "f" and bool(np.isnan(values[0])) and bool(np.isnan(values).all())
 
 
 class Reader:
@@ -56,63 +82,47 @@ class Reader:
         self._plan = plan
         self._spool = spool
         known = plan.known or (None,) * len(plan.rules)
-        self._dictionaries = [
-            Dictionary(rule.name, None if feature is None else feature.levels)
+        self._features = [
+            Union(rule.name, None if feature is None else feature.levels)
             for rule, feature in zip(plan.rules, known, strict=True)
         ]
-        self._target_dictionary = Dictionary(plan.target or "target")
-        self._seen: dict[str, tuple[bool, int]] = {}
-        self._lock = threading.Lock()
+        self._target = Union(plan.target or "target")
+        self._parts: dict[str, dict[int, Column]] = {role: {} for role in ROLES}
 
     def take_partition(self, i: int, data: tuple[Any, Any, Any, Any]) -> Piece:
         """Read a partition that nobody else holds: partition, target, weight, offset. Thread-safe."""
         try:
             chunk = read_partition(data[0], self._plan, data[1:])
-            arrays, piece = self._translate(i, chunk)
+            arrays, piece = self._translate(i, chunk, private=True)
         except DBoostError as error:
             raise type(error)(f"partition {i}: {error}") from None
         self._spool.put(i, arrays)
-        return replace(piece, target=_own(piece.target), weight=_own(piece.weight), offset=_own(piece.offset))
+        return piece
 
     def take_whole(self, data: Any) -> Piece:
         """Read a table that the user holds in memory; nothing is copied that need not be."""
-        arrays, piece = self._translate(0, read_partition(data, self._plan))
+        arrays, piece = self._translate(0, read_partition(data, self._plan), private=False)
         self._spool.hold(0, arrays)
         return piece
 
-    def _translate(self, i: int, chunk: Chunk) -> tuple[list[np.ndarray], Piece]:
-        arrays, is_code = [], []
-        for rule, dictionary, column in zip(self._plan.rules, self._dictionaries, chunk.columns, strict=True):
-            array = self._unite(column, dictionary, rule.name, i)
-            arrays.append(array)
-            is_code.append(isinstance(column, CategoryColumn))
+    def _translate(self, i: int, chunk: Chunk, private: bool) -> tuple[list[np.ndarray], Piece]:
+        arrays = [union.add(column, i) for union, column in zip(self._features, chunk.columns, strict=True)]
         if chunk.matrix is not None:
             arrays = [chunk.matrix]
-        target = None if chunk.target is None else self._target(chunk.target, i)
-        flags = tuple(is_code)
-        return arrays, Piece(chunk.n_rows, chunk.matrix is not None, flags, target, chunk.weight, chunk.offset)
+        for role, column in zip(ROLES, (chunk.target, chunk.weight, chunk.offset), strict=True):
+            if column is None or not chunk.n_rows:
+                continue
+            if role == "target":
+                column = self._code_target(column, i)
+            # A view would keep the partition alive.
+            copied = private and isinstance(column, np.ndarray) and column.base is not None
+            self._parts[role][i] = column.copy() if copied and isinstance(column, np.ndarray) else column
+        is_code = tuple(isinstance(column, CategoryColumn) for column in chunk.columns)
+        return arrays, Piece(chunk.n_rows, chunk.matrix is not None, is_code)
 
-    def _target(self, column: Column, i: int) -> Column:
-        array = self._unite(column, self._target_dictionary, self._plan.target or "target", i)
+    def _code_target(self, column: Column, i: int) -> Column:
+        array = self._target.add(column, i)
         return CategoryColumn(array, ()) if isinstance(column, CategoryColumn) else array
-
-    def _unite(self, column: Column, dictionary: Dictionary, name: str, i: int) -> np.ndarray:
-        """Note what kind of column this is, and bring its codes to those of the whole table."""
-        categorical = isinstance(column, CategoryColumn)
-        silent = not column.levels if isinstance(column, CategoryColumn) else _all_missing(column)
-        if not silent:
-            with self._lock:
-                before, where = self._seen.setdefault(name, (categorical, i))
-            if before != categorical:
-                numbers, text = (where, i) if categorical else (i, where)
-                raise DataError(
-                    f"column {name!r} holds numbers in partition {numbers}, but text or categories in partition {text}"
-                )
-        if not isinstance(column, CategoryColumn):
-            return column
-        with self._lock:
-            codes = dictionary.translate(column.levels)
-        return apply(codes, column.codes)
 
     def finish_features(self) -> tuple[tuple[Feature, ...], list[np.ndarray | None]]:
         """The features, and per feature how provisional codes become final ones (None: they are final)."""
@@ -120,61 +130,37 @@ class Reader:
             return self._plan.known, [None] * len(self._plan.known)
         features: list[Feature] = []
         translations: list[np.ndarray | None] = []
-        for rule, dictionary in zip(self._plan.rules, self._dictionaries, strict=True):
-            if not (rule.categorical or len(dictionary)):
+        for rule, union in zip(self._plan.rules, self._features, strict=True):
+            if not (rule.categorical or len(union.dictionary)):
                 features.append(Feature(rule.name))
                 translations.append(None)
                 continue
-            levels, final = dictionary.finish()
+            levels, final = union.dictionary.finish()
             features.append(Feature(rule.name, levels))
             translations.append(None if np.array_equal(final, np.arange(len(final))) else final)
         return tuple(features), translations
 
-    def finish_roles(self, pieces: list[Piece], whole: dict[str, Any], rows: Rows) -> Roles:
+    def finish_roles(self, whole: dict[str, Any], rows: Rows) -> Roles:
         """Target, weight and offset of all rows, checked.
 
         Parameters
         ----------
-        pieces : list of Piece
         whole : dict
             By role, the values of all rows where they did not come with the partitions.
         rows : Rows
         """
-        full = [piece for piece in pieces if piece.n_rows]
-        targets = [piece.target for piece in full if piece.target is not None]
-        if "target" in whole:
-            targets = [self._target(role_column(whole["target"], "target", None, sum(rows.lengths)), 0)]
+        plan, parts = self._plan, self._parts
+        for role, values in whole.items():
+            column = role_column(values, role, None, rows.n_rows)
+            parts[role][0] = self._code_target(column, 0) if role == "target" else column
         target, dtype, is_bool = None, None, False
-        if targets:
-            target, dtype, is_bool = join_target(targets, self._target_dictionary)
-            check_target(target, dtype, label("target", self._plan.target), rows)
-        weights = [piece.weight for piece in full if piece.weight is not None]
-        weight = _join("sample_weight", weights, whole, rows)
+        if parts["target"]:
+            target, dtype, is_bool = join_target(parts["target"], self._target.dictionary)
+            check_target(target, dtype, label("target", plan.target), rows)
+        weight = join_floats(parts["sample_weight"]) if parts["sample_weight"] else None
         if weight is not None:
-            check_weight(weight, label("sample_weight", self._plan.weight), rows)
-        offset = _join("offset", [piece.offset for piece in full if piece.offset is not None], whole, rows)
+            check_weight(weight, label("sample_weight", plan.weight), rows)
+        offset = join_floats(parts["offset"]) if parts["offset"] else None
         if offset is not None:
-            check_offset(offset, label("offset", self._plan.offset), rows)
+            check_offset(offset, label("offset", plan.offset), rows)
         return Roles(target, dtype, is_bool, weight, offset)
-
-
-def _join(role: str, parts: list[np.ndarray], whole: dict[str, Any], rows: Rows) -> np.ndarray | None:
-    """The floats of all rows, from the partitions or given as a whole."""
-    if role in whole:
-        column = role_column(whole[role], role, None, sum(rows.lengths))
-        assert isinstance(column, np.ndarray)
-        return column
-    if not parts:
-        return None
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _all_missing(values: np.ndarray) -> bool:
-    if not len(values):
-        return True
-    return values.dtype.kind == "f" and bool(np.isnan(values[0])) and bool(np.isnan(values).all())
-
-
-def _own(column: _C) -> _C:
-    """A copy if the column is a view, which would keep its partition alive."""
-    return column.copy() if isinstance(column, np.ndarray) and column.base is not None else column

@@ -7,9 +7,9 @@ are bad and where the first one is.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +40,10 @@ class Rows:
     lengths: tuple[int, ...]
     in_partitions: bool
 
+    @property
+    def n_rows(self) -> int:
+        return sum(self.lengths)
+
     def name(self, row: int) -> str:
         if not self.in_partitions:
             return f"row {row}"
@@ -60,13 +64,13 @@ def label(role: str, name: str | None) -> str:
     return role if name is None or name == role else f"{role} {name!r}"
 
 
-def join_target(pieces: Sequence[Column], dictionary: Dictionary) -> tuple[Column, str, bool]:
-    """One target column from the pieces of the chunks.
+def join_target(parts: dict[int, Column], dictionary: Dictionary) -> tuple[Column, str, bool]:
+    """One target column from the parts of the partitions, which are let go on the way.
 
     Parameters
     ----------
-    pieces : sequence of Column
-        Categories as provisional codes of `dictionary`.
+    parts : dict
+        By partition; categories as provisional codes of `dictionary`.
     dictionary : Dictionary
         Holds a level if and only if the target is categorical.
 
@@ -79,11 +83,31 @@ def join_target(pieces: Sequence[Column], dictionary: Dictionary) -> tuple[Colum
     """
     if len(dictionary):
         levels, final = dictionary.finish()
-        codes = [p.codes if isinstance(p, CategoryColumn) else np.full(len(p), -1, np.int32) for p in pieces]
-        return CategoryColumn(apply(final, np.concatenate(codes)), levels), _dtype(levels), False
-    arrays = [np.full(len(p.codes), np.nan) if isinstance(p, CategoryColumn) else p for p in pieces]
-    dtype = np.result_type(*(array.dtype for array in arrays))
-    return np.concatenate(arrays).astype(np.float64, copy=False), str(dtype), dtype.kind == "b"
+        silent = {i: np.full(len(part), -1, np.int32) for i, part in parts.items() if isinstance(part, np.ndarray)}
+        codes = {i: part.codes for i, part in parts.items() if isinstance(part, CategoryColumn)} | silent
+        parts.clear()
+        return CategoryColumn(apply(final, _drain(codes, np.dtype(np.int32))), levels), _dtype(levels), False
+    for i, part in parts.items():
+        if isinstance(part, CategoryColumn):
+            parts[i] = np.full(len(part.codes), np.nan)
+    dtype = np.result_type(*{part.dtype for part in parts.values() if isinstance(part, np.ndarray)})
+    return join_floats(parts), str(dtype), dtype.kind == "b"
+
+
+def join_floats(parts: dict[int, Column]) -> np.ndarray:
+    """One float64 array from the numeric parts of the partitions, which are let go on the way."""
+    return _drain(parts, np.dtype(np.float64))
+
+
+def _drain(parts: dict[int, Any], dtype: np.dtype) -> np.ndarray:
+    if len(parts) == 1:
+        return parts.popitem()[1].astype(dtype, copy=False)
+    joined, start = np.empty(sum(map(len, parts.values())), dtype), 0
+    for i in sorted(parts):
+        part = parts.pop(i)
+        joined[start : start + len(part)] = part
+        start += len(part)
+    return joined
 
 
 def _dtype(levels: tuple[Level, ...]) -> str:
@@ -100,7 +124,7 @@ def check_target(target: Column, dtype: str, what: str, rows: Rows) -> None:
         return
     rows.bad(what, np.isnan(target), "contains NaN (a missing value)")
     rows.bad(what, np.isinf(target), "contains infinity")
-    if dtype in ("int64", "uint64"):
+    if dtype in ("int64", "uint64") and max(target.max(), -target.min()) > _EXACT:
         rows.bad(what, np.abs(target) > _EXACT, "holds integers beyond 2**53, which floats cannot tell apart,")
 
 

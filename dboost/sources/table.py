@@ -24,8 +24,8 @@ from dboost.sources import lazy
 from dboost.sources.chunk import CategoryColumn, Chunk, Column
 from dboost.sources.frame import as_frame
 from dboost.sources.levels import apply
-from dboost.sources.partition import ROLES
-from dboost.sources.paths import is_path, open_path
+from dboost.sources.partition import ROLES, check_columns
+from dboost.sources.paths import is_path, open_path, reading
 from dboost.sources.plan import Plan, make_plan
 from dboost.sources.reader import Piece, Reader
 from dboost.sources.roles import Roles, Rows
@@ -84,8 +84,9 @@ def open_table(
     if target is None and require_target:
         raise DataError("training requires y to be passed, but the target y is None")
     remove_stale()
-    if is_path(data):
-        data = open_path(data)
+    origin = data if is_path(data) else None
+    if origin is not None:
+        data = open_path(origin)
     in_partitions = lazy.is_lazy(data)
     if in_partitions:
         names, named = lazy.layout(data)
@@ -101,28 +102,37 @@ def open_table(
         reader = Reader(plan, spool)
         if in_partitions:
             aligned = {role: separate.pop(role) for role in ROLES if lazy.is_lazy(separate.get(role))}
-            data = _needed(data, plan)
-            vectors = (aligned.get("target"), aligned.get("sample_weight"), aligned.get("offset"))
-            pieces = lazy.consume(data, vectors, reader.take_partition, n_threads)
+            with reading(origin):
+                pieces = _read_partitions(data, aligned, plan, reader, n_threads)
         else:
             separate = {role: lazy.compute(v) if lazy.is_lazy(v) else v for role, v in separate.items()}
             pieces = [reader.take_whole(frame)]
         rows = Rows(tuple(piece.n_rows for piece in pieces), in_partitions)
-        if not sum(rows.lengths):
+        if not rows.n_rows:
             where = f": all {len(pieces)} partitions are empty" if in_partitions else ""
             raise DataError(f"the data have no rows{where}")
         features_, translations = reader.finish_features()
-        return Table(features_, named, rows, reader.finish_roles(pieces, separate, rows), spool, pieces, translations)
+        return Table(features_, named, rows, reader.finish_roles(separate, rows), spool, pieces, translations)
     except BaseException:
         spool.close()
         raise
 
 
-def _needed(data: Any, plan: Plan) -> Any:
-    """A Dask collection without the columns that are not read, and with whole rows."""
+def _read_partitions(
+    data: Any, aligned: dict[str, Any], plan: Plan, reader: Reader, n_threads: int | None
+) -> list[Piece]:
+    """Read a Dask collection, and those of target, weight and offset that are Dask collections too."""
+    vectors = (aligned.get("target"), aligned.get("sample_weight"), aligned.get("offset"))
     if not plan.named:
-        return lazy.whole_rows(data) if hasattr(data, "numblocks") else data
-    return lazy.select(data, plan.needed) if plan.all_names is None else data
+        return lazy.consume(lazy.whole_rows(data), vectors, reader.take_partition, n_threads)
+    if plan.all_names is not None:
+        return lazy.consume(data, vectors, reader.take_partition, n_threads)
+    try:
+        return lazy.consume(lazy.select(data, plan.needed), vectors, reader.take_partition, n_threads)
+    except KeyError:
+        # Dask's own selection of columns failed, and does not say where: look again, this time for the culprit only.
+        lazy.consume(data, (None, None, None), lambda i, pieces: check_columns(i, pieces[0], plan), n_threads)
+        raise
 
 
 class Table:

@@ -1,0 +1,357 @@
+"""Dask collections are read once, in little memory, and leave nothing behind."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+
+from dboost.errors import DataError, DBoostError
+from dboost.sources import open_table
+from dboost.sources.spool import Spool, remove_stale
+from tests.table_content import content
+
+N_PARTS = 5
+
+
+class Source:
+    """Makes partitions and counts how often each is made."""
+
+    def __init__(self) -> None:
+        self.calls: collections.Counter[int] = collections.Counter()
+        self.threads: set[int] = set()
+
+    def part(self, i: int) -> pd.DataFrame:
+        self.calls[i] += 1
+        self.threads.add(threading.get_ident())
+        a = np.arange(4) + 4 * i
+        return pd.DataFrame({"a": a, "b": a * 0.5, "c": [f"level {v % 7}" for v in a], "y": a % 2})
+
+    def matrix(self, i: int) -> np.ndarray:
+        self.calls[i] += 1
+        return np.arange(12.0).reshape(4, 3) + 12 * i
+
+    def frame(self) -> dd.DataFrame:
+        return dd.from_map(lambda i: self.part(i), range(N_PARTS), meta=Source().part(0).iloc[:0])
+
+    def delayed_frame(self) -> dd.DataFrame:
+        parts = [dask.delayed(self.part, pure=False)(i) for i in range(N_PARTS)]
+        return dd.from_delayed(parts, meta=Source().part(0).iloc[:0], verify_meta=False)
+
+    def array(self) -> da.Array:
+        parts = [dask.delayed(self.matrix, pure=False)(i) for i in range(N_PARTS)]
+        return da.concatenate([da.from_delayed(part, (4, 3), float) for part in parts])
+
+
+ONCE = dict.fromkeys(range(N_PARTS), 1)
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    """Temporary files of Dask, and so ours, go here."""
+    folder = tmp_path / "temporary"
+    with dask.config.set({"temporary-directory": str(folder)}):
+        yield folder
+
+
+@pytest.mark.parametrize("make", [Source.frame, Source.delayed_frame])
+@pytest.mark.parametrize("retain_bytes", [0, 10**9])
+def test_each_partition_is_read_once(make: object, retain_bytes: int) -> None:
+    source = Source()
+    with open_table(make(source), "y", retain_bytes=retain_bytes) as table:
+        for _ in range(2):
+            assert content(table)["a"].tolist() == list(range(4 * N_PARTS))
+        assert table.target.tolist() == [0, 1] * (2 * N_PARTS)
+    assert source.calls == ONCE
+
+
+@pytest.mark.parametrize("make", [Source.frame, Source.delayed_frame])
+def test_collections_that_share_a_source_read_it_once(make: object) -> None:
+    source = Source()
+    frame = make(source)
+    frame["d"] = frame["a"] * 2
+    X, y, w, o = frame[["a", "c", "d"]], frame["y"] + 1, frame["b"].abs() + 1, frame["b"] - 1
+    with open_table(X, y, sample_weight=w, offset=o) as table:
+        got = content(table)
+    assert got["d"].tolist() == [2 * i for i in range(4 * N_PARTS)]
+    assert got["<target>"].tolist() == [1, 2] * (2 * N_PARTS)
+    assert got["<offset>"].tolist() == [i * 0.5 - 1 for i in range(4 * N_PARTS)]
+    assert got["<weight>"].tolist() == [i * 0.5 + 1 for i in range(4 * N_PARTS)]
+    assert source.calls == ONCE
+
+
+def test_arrays_that_share_a_source_read_it_once() -> None:
+    source = Source()
+    base = source.array()
+    with open_table(base[:, :2] * 2, base[:, 2] + 1, sample_weight=base[:, :1] + 1) as table:
+        got = content(table)
+    assert got["f1"].tolist() == [2 * (3 * i + 1) for i in range(4 * N_PARTS)]
+    assert got["<target>"].tolist() == [3 * i + 3 for i in range(4 * N_PARTS)]
+    assert source.calls == ONCE
+
+
+def test_an_array_beside_a_frame_shares_delayed_sources() -> None:
+    source = Source()
+    frame = source.delayed_frame()
+    with open_table(frame[["a", "b"]], frame["y"].to_dask_array(optimize=False)) as table:
+        assert content(table)["<target>"].tolist() == [0, 1] * (2 * N_PARTS)
+    assert source.calls == ONCE
+
+
+def test_a_task_above_several_partitions_runs_once() -> None:
+    calls = []
+
+    def load() -> pd.DataFrame:
+        calls.append(1)
+        return Source().part(0)
+
+    whole = dask.delayed(load, pure=False)()
+    parts = [dask.delayed(pd.DataFrame.head)(whole, n) for n in (1, 2, 4)]
+    with open_table(dd.from_delayed(parts, meta=Source().part(0).iloc[:0], verify_meta=False), "y") as table:
+        assert table.lengths == (1, 2, 4)
+    assert len(calls) == 1
+
+
+def test_in_the_calling_thread_if_so_configured() -> None:
+    for scheduler in ("synchronous", "single-threaded", dask.get):
+        source = Source()
+        with dask.config.set(scheduler=scheduler):
+            open_table(source.frame(), "y", n_threads=3)
+        assert source.threads == {threading.get_ident()}
+    source = Source()
+    with dask.config.set(scheduler="processes"):  # counts would be lost in another process
+        open_table(source.frame(), "y", n_threads=1)
+    assert source.calls == ONCE
+    assert threading.get_ident() not in source.threads
+
+
+def test_only_needed_columns_are_asked_of_the_source() -> None:
+    asked = set()
+
+    def part(i: int, columns: list[str] | None = None) -> pd.DataFrame:
+        asked.update(columns or ["everything"])
+        return Source().part(i)[columns or slice(None)]
+
+    frame = dd.from_map(part, range(2), meta=Source().part(0).iloc[:0])
+    open_table(frame, "y", features=["a"], sample_weight="b")
+    assert asked == {"a", "b", "y"}
+
+
+def test_the_round_trip_through_files_is_exact(temporary: Path) -> None:
+    rng = np.random.default_rng(0)
+    strange = np.array([0.1, -0.0, np.nan, 5e-324, np.inf, -np.inf])
+    frame = pd.DataFrame(
+        {
+            "f64": rng.choice(strange, 30),
+            "f32": rng.choice(strange, 30).astype(np.float32),
+            "i64": rng.integers(-(2**63), 2**63 - 1, 30),
+            "u8": rng.integers(0, 255, 30).astype(np.uint8),
+            "level": rng.choice(["x", "y"], 30),
+            "y": 0.0,
+        }
+    )
+    lazy = dd.from_pandas(frame, npartitions=3, sort=False)
+    with open_table(lazy, "y", retain_bytes=0) as spooled, open_table(lazy, "y") as kept:
+        assert len(list(temporary.glob("dboost-*/chunk-*"))) == 3
+        for i in range(3):
+            for ours, theirs in zip(spooled.chunk(i).columns, kept.chunk(i).columns, strict=True):
+                ours, theirs = getattr(ours, "codes", ours), getattr(theirs, "codes", theirs)
+                assert ours.dtype == theirs.dtype
+                assert ours.tobytes() == theirs.tobytes()
+    matrix = da.from_array(frame[["f64"]].to_numpy(), chunks=10)
+    with open_table(matrix, frame["y"], retain_bytes=0) as table:
+        assert table.chunk(2).matrix.tobytes() == frame["f64"].to_numpy()[20:].tobytes()
+
+
+def test_files_begin_where_the_allowance_ends(temporary: Path) -> None:
+    matrix = da.from_array(np.zeros((40, 10)), chunks=(10, 10))
+    with open_table(matrix, np.zeros(40), retain_bytes=2 * 800 + 1):
+        (folder,) = temporary.glob("dboost-*")
+        assert folder.name.startswith(f"dboost-{os.getpid()}-")
+        assert folder.stat().st_mode & 0o77 == 0
+        assert len(list(folder.glob("chunk-*"))) == 2
+    assert list(temporary.iterdir()) == []
+    with open_table(matrix, np.zeros(40)):
+        assert list(temporary.iterdir()) == []
+    with open_table(np.zeros((40, 10)), np.zeros(40), retain_bytes=0):
+        assert list(temporary.iterdir()) == []
+
+
+def test_files_go_with_the_table(temporary: Path) -> None:
+    table = open_table(Source().frame(), "y", retain_bytes=0)
+    assert len(list(temporary.iterdir())) == 1
+    del table
+    gc.collect()
+    assert list(temporary.iterdir()) == []
+    table = open_table(Source().frame(), "y", retain_bytes=0)
+    table.close()
+    table.close()
+    assert list(temporary.iterdir()) == []
+    with pytest.raises(DBoostError, match="the table is closed"):
+        table.chunk(0)
+    assert table.target is not None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError, MemoryError])
+def test_files_go_when_reading_fails(temporary: Path, error: type[BaseException]) -> None:
+    seen = []
+
+    def part(i: int) -> pd.DataFrame:
+        seen.extend(temporary.glob("dboost-*/chunk-*"))
+        if seen:
+            raise error
+        return Source().part(i)
+
+    frame = dd.from_map(part, range(N_PARTS), meta=Source().part(0).iloc[:0])
+    with pytest.raises(error):
+        open_table(frame, "y", retain_bytes=0, n_threads=1)
+    assert seen
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed(temporary: Path) -> None:
+    script = """
+        import os, signal, sys
+        import dask, dask.array as da, numpy as np
+        from dboost.sources import open_table
+        dask.config.set({"temporary-directory": sys.argv[1]})
+        table = open_table(da.zeros((10, 2), chunks=5), np.zeros(10), retain_bytes=0)
+        print(len(os.listdir(sys.argv[1])), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), temporary], capture_output=True, text=True)
+    assert done.stdout == "1\n", done.stderr
+    (left,) = temporary.iterdir()
+    other = temporary / "dboost-notapid-1"
+    mine = temporary / f"dboost-{os.getpid()}-alive"
+    old = temporary / f"{left.name}-without-owner"
+    for folder in (other, mine, old):
+        folder.mkdir()
+    open_table(np.eye(2), [0, 1])
+    assert sorted(temporary.iterdir()) == sorted([other, mine])
+
+
+def test_a_locked_directory_is_left_alone(temporary: Path) -> None:
+    """Its owner may run in another container, where the process number means something else."""
+    spool = Spool(0)
+    spool.put(0, [np.zeros(3)])
+    elsewhere = temporary / "dboost-999999999-elsewhere"
+    assert spool.directory is not None
+    spool.directory.rename(elsewhere)
+    remove_stale()
+    assert elsewhere.exists()
+    spool.close()
+    remove_stale()
+    assert not elsewhere.exists()
+
+
+def test_a_forked_child_does_not_remove_the_files(temporary: Path) -> None:
+    table = open_table(Source().frame(), "y", retain_bytes=0)
+    script = f"import os\npid = os.fork()\nif not pid:\n    del table\n    os._exit(0)\nos.waitpid(pid, 0)\n# {temporary}"
+    exec(script, {"table": table})
+    assert content(table)["a"].tolist() == list(range(4 * N_PARTS))
+    table.close()
+
+
+def test_no_place_for_temporary_files(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with dask.config.set({"temporary-directory": str(blocked)}), pytest.raises(DBoostError, match="temporary files in .*file"):
+        open_table(Source().frame(), "y", retain_bytes=0)
+
+
+def test_a_full_disk_names_the_directory(tmp_path: Path) -> None:
+    script = """
+        import resource, signal, sys
+        import dask, dask.array as da, numpy as np
+        from dboost.errors import DBoostError
+        from dboost.sources import open_table
+        dask.config.set({"temporary-directory": sys.argv[1]})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        try:
+            open_table(da.zeros((40_000, 2), chunks=20_000), np.zeros(40_000), retain_bytes=0)
+        except DBoostError as error:
+            print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), tmp_path], capture_output=True, text=True)
+    assert f"cannot write temporary files in {tmp_path}/dboost-" in done.stdout, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_truncated_file_is_an_error(temporary: Path) -> None:
+    table = open_table(Source().frame(), "y", retain_bytes=0)
+    (folder,) = temporary.iterdir()
+    os.truncate(folder / "chunk-1.npy", 200)
+    with pytest.raises(DBoostError, match="cannot read the temporary file .*chunk-1"):
+        table.chunk(1)
+    table.close()
+
+
+def test_kept_chunks_do_not_keep_partitions_alive() -> None:
+    """A column of a pandas block is a view of the whole block: keeping the view would keep all of it."""
+    frame = pd.DataFrame(np.zeros((1000, 50)))
+    table = open_table(dd.from_pandas(frame, npartitions=2, sort=False), np.zeros(1000), features=[0])
+    (column,) = table.chunk(0).columns
+    base = column if column.base is None else column.base
+    assert base.nbytes <= 8 * 500
+
+
+def test_peak_memory_is_what_is_retained_and_a_few_partitions(tmp_path: Path) -> None:
+    """300 MB of rows, made as they are asked for, 15 MB a partition; 5 MB of them may stay."""
+    script = """
+        import resource, sys
+        import dask, dask.dataframe as dd, numpy as np, pandas as pd
+        from dboost.sources import open_table
+        dask.config.set({"temporary-directory": sys.argv[1]})
+        N = 100_000
+        def part(i):
+            return pd.DataFrame(np.random.default_rng(i).random((N, 19)), columns=[f"c{j}" for j in range(19)]).assign(y=0.0)
+        def peak():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        open_table(dd.from_map(part, range(2), meta=part(0)[:0]), "y", n_threads=2, retain_bytes=0).close()
+        before = peak()
+        with open_table(dd.from_map(part, range(20), meta=part(0)[:0]), "y", n_threads=2, retain_bytes=5 * 2**20) as table:
+            total = sum(float(table.chunk(i).columns[3].sum()) for i in range(table.n_chunks))
+        assert abs(total - 1e6) < 1e4, total
+        print(peak() - before)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), tmp_path], capture_output=True, text=True)
+    grown = float(done.stdout or "nan")
+    # 16 MB of targets, 5 MB retained, and one more partition at most than in the first call, which read two.
+    assert grown < 60, done.stderr
+
+
+def test_distributed_is_not_imported() -> None:
+    script = """
+        import sys
+        import dask.dataframe as dd, pandas as pd
+        import dboost.sources
+        frame = pd.DataFrame({"a": [1, 2], "y": [0, 1]})
+        dboost.sources.open_table(dd.from_pandas(frame, npartitions=2), "y")
+        print("distributed" in sys.modules, "polars" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
+    assert done.stdout == "False False\n", done.stderr
+
+
+@pytest.mark.parametrize("retain_bytes", [0, 10**9])
+def test_errors_name_the_partition(retain_bytes: int) -> None:
+    def part(i: int) -> pd.DataFrame:
+        return pd.DataFrame({"a": [1.0, 2] if i < 3 else ["u", "v"], "y": [0, 1]})
+
+    frame = dd.from_map(part, range(4), meta=part(0).iloc[:0])
+    message = "column 'a' holds numbers in partition [012], but text or categories in partition 3"
+    with pytest.raises(DataError, match=message):
+        open_table(frame, "y", retain_bytes=retain_bytes)
