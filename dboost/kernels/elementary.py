@@ -31,7 +31,8 @@ _A9, _A11, _A13 = np.float32(1 / 9), np.float32(1 / 11), np.float32(1 / 13)
 @inlined
 def exp32(x):
     """exp(x) for a float32 in [-87, 87] (clipped to it)."""
-    x = min(max(x, -_LARGEST), _LARGEST)
+    x = x if x > -_LARGEST else -_LARGEST
+    x = x if x < _LARGEST else _LARGEST
     k = (x * _LOG2_E + ROUNDER) - ROUNDER
     r = (x - k * _LOG_2_HIGH) - k * _LOG_2_LOW
     p = _E0 * r + _E1

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dboost.kernels import inlined, kernel
+from dboost.kernels import inlined, internal
 from dboost.kernels.intrinsics import prefetch
 
 U = np.uint64
@@ -98,7 +98,7 @@ def _add_4(buckets, word, at, value):
     buckets[((word >> U(24)) & U(255)) + (at + U(792))] += value
 
 
-@kernel
+@internal
 def add_tile(tile, n_columns, records, buckets, packing):
     """Add records to the packed buckets of one tile.
 
@@ -110,7 +110,7 @@ def add_tile(tile, n_columns, records, buckets, packing):
     words = U(tile.shape[1])
     for i in range(n):
         record = records[i]
-        prefetch(tile, (records[min(i + _AHEAD, n - 1)] & U(0xFFFFFFFF)) * words)
+        prefetch(tile, (records[i + _AHEAD if i + _AHEAD < n else n - 1] & U(0xFFFFFFFF)) * words)
         value = _packed(record, packing)
         row = record & U(0xFFFFFFFF)
         if full > 0:
@@ -136,7 +136,7 @@ def add_tile(tile, n_columns, records, buckets, packing):
                         buckets[((word >> U(16)) & U(255)) + (at + U(528))] += value
 
 
-@kernel
+@internal
 def add_wide(codes, records, buckets, packing):
     """Add records to the packed buckets of one 16-bit column (codes : uint16[n_rows])."""
     for i in range(records.size):
@@ -144,37 +144,36 @@ def add_wide(codes, records, buckets, packing):
         buckets[U(codes[record & U(0xFFFFFFFF)])] += _packed(record, packing)
 
 
-@kernel
-def unpack(buckets, start, feature, layout, packing, planes):
-    """Add one feature's packed buckets to its planes (float64[2 or 3, n_buckets])."""
+@internal
+def unpack(buckets, start, feature, layout, packing, planes, clear, marginal):
+    """Add one feature's packed buckets to its planes (float64[2 or 3, n_buckets]), or with `clear` write them there.
+
+    marginal : int64[>= n_bins + 1], scratch for features that share a column.
+    """
     at = layout.offset[feature]
     n = layout.n_bins[feature] + 1
     stride, repeats = layout.stride[feature], layout.repeats[feature]
     if repeats == 1 and stride == 1:
-        _unpack_run(buckets[start : start + n], planes[:, at : at + n], packing)
-        return
-    marginal = np.zeros(n, np.int64)
-    for repeat in range(repeats):
+        words = buckets[start : start + n]
+    else:
         for code in range(n):
-            base = start + (repeat * n + code) * stride
-            total = I(0)
-            for k in range(stride):
-                total += buckets[base + k]
-            marginal[code] += total
-    _unpack_run(marginal, planes[:, at : at + n], packing)
-
-
-@kernel
-def _unpack_run(words, planes, packing):
+            marginal[code] = 0
+        for repeat in range(repeats):
+            for code in range(n):
+                base = start + (repeat * n + code) * stride
+                for k in range(stride):
+                    marginal[code] += buckets[base + k]
+        words = marginal[:n]
     # 32-bit conversions vectorise everywhere, 64-bit ones do not: all fields are cut to 32 bits first.
     shift = np.int32(packing.high - 32)
-    low, mask = I(packing.low), I(packing.hessian_mask)
-    gradient, hessian = planes[0], planes[1]
-    for b in range(words.size):
-        gradient[b] += np.float64(np.int32(words[b] >> I(32)) >> shift)
-    for b in range(words.size):
-        hessian[b] += np.float64(np.int32((words[b] >> low) & mask))
+    low, mask, count_mask = I(packing.low), I(packing.hessian_mask), I(packing.count_mask)
+    keep = 0.0 if clear else 1.0
+    gradient, hessian = planes[0, at : at + n], planes[1, at : at + n]
+    for b in range(n):
+        gradient[b] = gradient[b] * keep + np.float64(np.int32(words[b] >> I(32)) >> shift)
+    for b in range(n):
+        hessian[b] = hessian[b] * keep + np.float64(np.int32((words[b] >> low) & mask))
     if planes.shape[0] == 3:
-        count, count_mask = planes[2], I(packing.count_mask)
-        for b in range(words.size):
-            count[b] += np.float64(np.int32(words[b] & count_mask))
+        count = planes[2, at : at + n]
+        for b in range(n):
+            count[b] = count[b] * keep + np.float64(np.int32(words[b] & count_mask))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dboost.kernels import inlined, kernel
+from dboost.kernels import inlined, internal, kernel
 from dboost.kernels.elementary import ROUNDER
 
 U = np.uint64
@@ -25,33 +25,29 @@ ROUNDER64 = np.float64(6755399441055744.0)
 STRIPE = 4096
 
 
-@kernel
-def largest(values):
-    """Largest absolute value of a float32 array, exactly (NaN and infinity come out as such). Bits compare like numbers."""
-    bits = values.view(np.int32)
-    top = np.int32(0)
-    for i in range(bits.size):
-        top = max(top, bits[i] & np.int32(0x7FFFFFFF))
-    return top
-
-
-@kernel
-def quantise(gradient, hessian, gradient_scale, hessian_scale, first_row, records):
-    """Write the records of consecutive rows.
+@internal
+def quantise(gradient, hessian, gradient_scale, hessian_scale, first, last, records):
+    """Write the records of rows first…last-1.
 
     The quantised gradient is round(gradient * gradient_scale); the Hessian likewise but at least 1, so that a bucket is
     empty exactly when its Hessian sum is 0. With a constant Hessian (`hessian` is None) it is 1.
     """
-    for i in range(gradient.size):
-        g = np.int32((gradient[i] * gradient_scale + ROUNDER) - ROUNDER)
-        if hessian is None:
-            h = np.int32(1)
-        else:
-            h = max(np.int32((hessian[i] * hessian_scale + ROUNDER) - ROUNDER), np.int32(1))
-        records[i] = (U(np.uint32((g << np.int32(16)) | h)) << U(32)) | U(first_row + i)
+    g_scale, h_scale = np.float32(gradient_scale), np.float32(hessian_scale)
+    g_of = gradient[first:last]
+    if hessian is None:
+        for i in range(g_of.size):
+            g = np.int32((g_of[i] * g_scale + ROUNDER) - ROUNDER)
+            records[i] = (U(np.uint32((g << np.int32(16)) | np.int32(1))) << U(32)) | U(first + i)
+    else:
+        h_of = hessian[first:last]
+        for i in range(g_of.size):
+            g = np.int32((g_of[i] * g_scale + ROUNDER) - ROUNDER)
+            h = np.int32((h_of[i] * h_scale + ROUNDER) - ROUNDER)
+            h = h if h > np.int32(1) else np.int32(1)
+            records[i] = (U(np.uint32((g << np.int32(16)) | h)) << U(32)) | U(first + i)
 
 
-@kernel
+@internal
 def split_records(codes, goes_left, source, target):
     """Send records left (front of `target`) or right (back of it). Returns how many went left.
 
@@ -69,25 +65,28 @@ def split_records(codes, goes_left, source, target):
     return I(left)
 
 
-@kernel
+@internal
 def label_rows(records, leaf, label):
     """leaf[row] = label for every record."""
     for i in range(records.size):
         leaf[records[i] & U(0xFFFFFFFF)] = label
 
 
-@kernel
-def add_leaves(leaf, gradient, hessian, gradient_unit, hessian_unit, sums):
-    """Exact sums of gradients and Hessians by leaf, far finer than the histograms'.
+@internal
+def add_leaves(leaf, gradient, hessian, first, last, gradient_unit, hessian_unit, sums):
+    """Exact sums of gradients and Hessians by leaf over rows first…last-1, far finer than the histograms'.
 
     sums : float64[n_leaves, 2], integers in units of 1 / gradient_unit and 1 / hessian_unit (powers of two chosen so that
-    the total stays below 2**53, which makes float64 addition exact).
+    the total stays below 2**53, which makes float64 addition exact). With a constant Hessian (None) the second sum is a
+    multiple of the number of rows.
     """
-    for i in range(leaf.size):
+    for i in range(first, last):
         k = leaf[i]
         sums[k, 0] += (np.float64(gradient[i]) * gradient_unit + ROUNDER64) - ROUNDER64
         if hessian is not None:
             sums[k, 1] += (np.float64(hessian[i]) * hessian_unit + ROUNDER64) - ROUNDER64
+        else:
+            sums[k, 1] += hessian_unit
 
 
 @inlined

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dboost.kernels import inlined, kernel
+from dboost.kernels import inlined, internal
 
 I = np.int64  # noqa: E741
 
@@ -51,16 +51,25 @@ SPLIT_SIZE = 8
 NO_SPLIT = -1.0
 
 
+@internal
+def forget(best):
+    """Empty a candidate: any split beats it."""
+    best[SCORE] = NO_SPLIT
+    best[FEATURE] = 1e18
+
+
 @inlined
 def side_score(g, h, l2, l1, max_step):
     """What one side is worth (see the module's text)."""
-    t = max(abs(g) - l1, 0.0)
+    t = abs(g) - l1
+    t = t if t > 0.0 else 0.0
     d = h + l2
-    step = min(t / d, max_step) if d > 0.0 else 0.0
+    step = t / d if d > 0.0 else 0.0
+    step = step if step < max_step else max_step
     return step * (2.0 * t - step * d)
 
 
-@kernel
+@internal
 def _prefix(values, n, sums):
     """sums[b] = values[0] + … + values[b], in four chains so that additions overlap."""
     quarter = n >> 2
@@ -86,88 +95,76 @@ def _prefix(values, n, sums):
         sums[i] = d
 
 
-@kernel
-def _scores(left_g, left_h, extra_g, extra_h, total_g, total_h, l2, l1, max_step, min_hessian, scores):
-    """Score of the split after each bin; -1 where a side has too little Hessian."""
+@internal
+def _scores(left_g, left_h, n, extra_g, extra_h, total, limits, min_hessian, scores):
+    """Score of the split after each of n bins; -1 where a side has too little Hessian."""
+    l1, l2, max_step = limits.l1, limits.l2, limits.max_step
+    total_g, total_h = total[0], total[1]
     if max_step == np.inf:
-        for b in range(scores.size):
+        for b in range(n):
             gl, hl = left_g[b] + extra_g, left_h[b] + extra_h
             gr, hr = total_g - gl, total_h - hl
-            tl, tr = max(abs(gl) - l1, 0.0), max(abs(gr) - l1, 0.0)
+            tl, tr = abs(gl) - l1, abs(gr) - l1
+            tl, tr = tl if tl > 0.0 else 0.0, tr if tr > 0.0 else 0.0
             dl, dr = hl + l2, hr + l2
             score = (tl * tl * dr + tr * tr * dl) / (dl * dr)
             scores[b] = score if (hl >= min_hessian) & (hr >= min_hessian) else NO_SPLIT
     else:
-        for b in range(scores.size):
+        for b in range(n):
             gl, hl = left_g[b] + extra_g, left_h[b] + extra_h
-            gr, hr = total_g - gl, total_h - hl
-            tl, tr = max(abs(gl) - l1, 0.0), max(abs(gr) - l1, 0.0)
-            dl, dr = hl + l2, hr + l2
-            sl, sr = min(tl / dl, max_step), min(tr / dr, max_step)
-            score = sl * (2.0 * tl - sl * dl) + sr * (2.0 * tr - sr * dr)
-            scores[b] = score if (hl >= min_hessian) & (hr >= min_hessian) else NO_SPLIT
+            score = side_score(gl, hl, l2, l1, max_step) + side_score(total_g - gl, total_h - hl, l2, l1, max_step)
+            scores[b] = score if (hl >= min_hessian) & (total_h - hl >= min_hessian) else NO_SPLIT
 
 
-@kernel
-def _forbid_few_rows(left_n, extra_n, total_n, min_rows, scores):
-    for b in range(scores.size):
-        n = left_n[b] + extra_n
-        scores[b] = scores[b] if (n >= min_rows) & (total_n - n >= min_rows) else NO_SPLIT
-
-
-@kernel
-def _argmax(scores):
-    """First position of the largest score. Non-negative doubles order like their bits."""
-    bits = scores.view(np.int64)
+@internal
+def _argmax(bits, n):
+    """First position of the largest of n scores. Non-negative doubles order like their bits."""
     top = I(-1)
-    for b in range(bits.size):
-        top = max(top, bits[b])
-    for b in range(bits.size):
+    for b in range(n):
+        top = bits[b] if bits[b] > top else top
+    for b in range(n):
         if bits[b] == top:
             return b
     return 0
 
 
-@kernel
-def search_numeric(planes, at, n_bins, feature, total, limits, scratch, best):
+@inlined
+def _beats(score, feature, best):
+    return score > best[SCORE] or (score == best[SCORE] and feature < best[FEATURE])
+
+
+@internal
+def search_numeric(planes, at, n_bins, feature, total, limits, scratch, scratch_bits, best):
     """Improve `best` (a candidate split) by the best split of a numeric feature.
 
     planes : float64[n_planes, n_buckets]; total : float64[3] (G, H, N of the node);
-    scratch : float64[4, >= n_bins + 1].
+    scratch : float64[4, >= n_bins + 1], and the same memory as int64.
     """
     missing_g, missing_h = planes[0, at + n_bins], planes[1, at + n_bins]
-    has_missing = missing_h > 0.0
     # After the last bin a split can only separate the missing values.
-    n = n_bins if has_missing else n_bins - 1
-    if n < 1:
-        return
+    n = n_bins if missing_h > 0.0 else n_bins - 1
     plane = limits.count_plane
-    left_g, left_h, left_n, scores = scratch[0], scratch[1], scratch[2], scratch[3, :n]
-    _prefix(planes[0, at : at + n], n, left_g)
-    _prefix(planes[1, at : at + n], n, left_h)
-    if plane == 2:
-        _prefix(planes[2, at : at + n], n, left_n)
-    elif plane == 1:
+    left_g, left_h, left_n, scores = scratch[0], scratch[1], scratch[2], scratch[3]
+    for p in range(2 if plane < 2 else 3):
+        _prefix(planes[p, at : at + n], n, scratch[p])
+    if plane == 1:
         left_n = left_h
-    min_hessian = max(limits.min_hessian, 1.0)  # in units of which every row has at least one: no empty side
-    for missing_left in range(2 if has_missing else 1):
+    # Every row counts at least 1 in these units, so no side is empty.
+    min_hessian = limits.min_hessian if limits.min_hessian > 1.0 else 1.0
+    for missing_left in range(2 if missing_h > 0.0 else 1):
         if missing_left == 1:
             n = n_bins - 1
-            if n < 1:
-                return
-            scores = scratch[3, :n]
-        extra_g = missing_g * missing_left
-        extra_h = missing_h * missing_left
-        _scores(
-            left_g[:n], left_h[:n], extra_g, extra_h, total[0], total[1],
-            limits.l2, limits.l1, limits.max_step, min_hessian, scores,
-        )  # fmt: skip
-        extra_n = 0.0
+        if n < 1:
+            return
+        extra_g, extra_h = missing_g * missing_left, missing_h * missing_left
+        extra_n = planes[plane, at + n_bins] * missing_left if plane >= 0 else 0.0
+        _scores(left_g, left_h, n, extra_g, extra_h, total, limits, min_hessian, scores)
         if plane >= 0:
-            extra_n = planes[plane, at + n_bins] * missing_left
-            _forbid_few_rows(left_n[:n], extra_n, total[2], limits.min_rows, scores)
-        b = _argmax(scores)
-        if scores[b] > best[SCORE]:
+            for b in range(n):
+                rows = left_n[b] + extra_n
+                scores[b] = scores[b] if (rows >= limits.min_rows) & (total[2] - rows >= limits.min_rows) else NO_SPLIT
+        b = _argmax(scratch_bits[3], n)
+        if scores[b] >= 0.0 and _beats(scores[b], feature, best):
             best[SCORE] = scores[b]
             best[FEATURE] = feature
             best[CUT] = b
@@ -177,7 +174,7 @@ def search_numeric(planes, at, n_bins, feature, total, limits, scratch, best):
             best[LEFT_N] = left_n[b] + extra_n if plane >= 0 else 0.0
 
 
-@kernel
+@internal
 def sort_levels(planes, at, n_levels, limits, keys, order):
     """Order of the levels that may go left, by G / (H + smoothing); ties by code. Returns their number.
 
@@ -199,7 +196,7 @@ def sort_levels(planes, at, n_levels, limits, keys, order):
     return used
 
 
-@kernel
+@internal
 def _sift(order, keys, root, end):
     moving = order[root]
     key = keys[moving]
@@ -220,7 +217,7 @@ def _sift(order, keys, root, end):
     order[root] = moving
 
 
-@kernel
+@internal
 def search_categorical(planes, at, n_levels, feature, total, limits, keys, order, best):
     """Improve `best` by the best prefix of the sorted levels. CUT is the prefix's length, negative when from the upper end."""
     used = sort_levels(planes, at, n_levels, limits, keys, order)
@@ -229,7 +226,7 @@ def search_categorical(planes, at, n_levels, feature, total, limits, keys, order
     l2 = limits.l2 + limits.category_l2
     for direction in (1, -1):
         g = h = n = 0.0
-        for length in range(1, min(used, limits.max_categories) + 1):
+        for length in range(1, (used if used < limits.max_categories else limits.max_categories) + 1):
             code = order[length - 1] if direction == 1 else order[used - length]
             g += planes[0, at + code]
             h += planes[1, at + code]
@@ -241,7 +238,7 @@ def search_categorical(planes, at, n_levels, feature, total, limits, keys, order
                 break
             score = side_score(g, h, l2, limits.l1, limits.max_step)
             score += side_score(total[0] - g, total[1] - h, l2, limits.l1, limits.max_step)
-            if score > best[SCORE]:
+            if _beats(score, feature, best):
                 best[SCORE] = score
                 best[FEATURE] = feature
                 best[CUT] = length * direction
@@ -251,21 +248,14 @@ def search_categorical(planes, at, n_levels, feature, total, limits, keys, order
                 best[MISSING_LEFT] = 0.0
 
 
-@kernel
-def send_left(planes, layout, feature, cut, missing_left, limits, keys, order, goes_left):
-    """Write which codes of a feature go left: goes_left[code] for its levels or bins, and for "missing" after them.
+@internal
+def send_left(planes, at, n_levels, cut, limits, keys, order, goes_left):
+    """Write which codes of a categorical feature go left: goes_left[code] for its levels, and for "missing" after them.
 
-    A categorical split is described by the length of a prefix only; the order is found again from the node's histogram.
-    Returns where missing values go.
+    The split is described by the length of a prefix only; the order is found again from the node's histogram.
     """
-    n = layout.n_bins[feature]
-    if layout.is_categorical[feature] == 0:
-        for code in range(n):
-            goes_left[code] = code <= cut
-        goes_left[n] = missing_left
-        return missing_left
-    used = sort_levels(planes, layout.offset[feature], n, limits, keys, order)
-    goes_left[: n + 1] = 0
+    used = sort_levels(planes, at, n_levels, limits, keys, order)
+    for code in range(n_levels + 1):
+        goes_left[code] = 0
     for k in range(abs(cut)):
         goes_left[order[k] if cut > 0 else order[used - 1 - k]] = 1
-    return I(goes_left[n])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dboost.kernels import kernel
+from dboost.kernels import internal
 from dboost.kernels.intrinsics import atomic_add, atomic_load, yield_processor
 
 #: Length of the int64 control array.
@@ -19,7 +19,7 @@ CONTROL_SIZE = 16
 ABORT = 8
 
 
-@kernel
+@internal
 def barrier(control, n_threads, epoch):
     """Wait for the others. Returns the next epoch, or -1 when the team was told to abort."""
     if n_threads == 1:

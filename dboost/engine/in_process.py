@@ -1,0 +1,162 @@
+"""The engine for data in this process: one shard, a team of threads, one compiled call per tree."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dboost.engine.team import Team
+from dboost.engine.tree_task import Extremes, GrownTree, TreeTask
+from dboost.engine.whole_tree import Own, Shared, grow_tree
+from dboost.growth.frontier import ANY_ORDER, Rule, new_frontier
+from dboost.kernels.histograms import TILE_COLUMNS
+from dboost.kernels.rows import STRIPE
+from dboost.kernels.splits import SPLIT_SIZE
+from dboost.losses.passes import BLOCK, advance
+from dboost.shard.shard import Shard
+
+#: Below this many cells (rows times features) one thread is faster than two.
+SMALL = 400_000
+#: With ANY_ORDER open leaves number at most the logarithm of the Hessian's sum.
+_SLOTS_ANY_ORDER = 64
+
+
+class InProcessEngine:
+    """Trains on one shard in memory.
+
+    Parameters
+    ----------
+    shard : Shard
+    loss_terms : NamedTuple
+        The loss's record for kernels.
+    rule : Rule
+    n_planes : int
+        2 (gradients and Hessians) or 3 (and counts).
+    coarse : float
+        Unit of the exact loss sums.
+    n_threads : int
+    """
+
+    def __init__(
+        self, shard: Shard, loss_terms: tuple, *, rule: Rule, n_planes: int, coarse: float, n_threads: int
+    ) -> None:
+        self.shard = shard
+        self._terms = loss_terms
+        self._coarse = coarse
+        n_threads = choose_threads(shard.n_rows, len(shard.layout.n_bins), n_threads)
+        self.team = Team(n_threads, in_caller=is_small(shard.n_rows, len(shard.layout.n_bins)))
+        self._by_unit = (shard.layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS >= 2 * n_threads
+        self._shared = _shared(shard, rule, n_planes, n_threads, self._by_unit)
+        self._own = [_own(shard, rule, n_threads, len(self._shared.pool)) for _ in range(n_threads)]
+        self._frontiers = [new_frontier(rule.max_leaves) for _ in range(n_threads)]
+        self._terms_scratch = np.empty((n_threads, 2, BLOCK))
+        self._scratch = np.empty((n_threads, BLOCK), np.float32)
+        self._categorical = True if shard.layout.is_categorical.any() else None
+
+    @property
+    def n_rows(self) -> int:
+        return self.shard.n_rows
+
+    def advance(self, values: np.ndarray) -> Extremes:
+        """Add the last tree's leaf values (float64[n_leaves]) to the scores; gradients and Hessians follow."""
+        shard, p = self.shard, self.team.n_threads
+        sums = np.zeros((p, 2))
+        extremes = np.zeros((p, 2), np.int32)
+        bits = shard.gradient.view(np.int32), None if shard.hessian is None else shard.hessian.view(np.int32)
+
+        def work(thread: int) -> None:
+            first, last = shard.n_rows * thread // p, shard.n_rows * (thread + 1) // p
+            advance(
+                self._terms, shard.raw, shard.leaf, values, shard.target, shard.weight, shard.gradient, shard.hessian,
+                *bits, first, last, self._coarse, self._terms_scratch[thread], self._scratch[thread], sums[thread], extremes[thread],
+            )  # fmt: skip
+
+        self.team.run(work)
+        top = extremes.max(axis=0).view(np.float32)
+        coarse_loss, fine_loss = sums.sum(axis=0)
+        return Extremes(float(top[0]), 1.0 if shard.hessian is None else float(top[1]), coarse_loss, fine_loss)
+
+    def grow(self, task: TreeTask) -> GrownTree:
+        """Grow one tree from the present gradients and Hessians."""
+        team, shard = self.team, self.shard
+        team.control[:] = 0
+        wide = shard.codes.wide if len(shard.codes.wide) else None
+
+        def work(thread: int) -> int:
+            return grow_tree(
+                thread, team.n_threads, team.control, shard.tiles, shard.codes.narrow, wide, shard.codes.row_of,
+                shard.gradient, shard.hessian, shard.leaf, shard.layout, task.packing, task.limits, task.rule,
+                self._frontiers[thread], self._shared, self._own[thread], task.scales, task.allowed, self._by_unit,
+                self._categorical,
+            )  # fmt: skip
+
+        n_nodes = team.run(work)[0]
+        n_leaves = (n_nodes + 1) // 2
+        sums = sum(own.leaf_sums[:n_leaves] for own in self._own) / task.scales[2:]
+        return GrownTree(
+            frontier=self._frontiers[0],
+            n_nodes=n_nodes,
+            n_leaves=n_leaves,
+            n_rows=self._shared.n_rows,
+            leaf_of=self._shared.leaf_of,
+            leaf_sums=sums,
+            left_codes=self._shared.left_codes,
+        )
+
+    def close(self) -> None:
+        self.team.close()
+
+
+def is_small(n_rows: int, n_features: int) -> bool:
+    return n_rows * n_features < SMALL
+
+
+def choose_threads(n_rows: int, n_features: int, n_threads: int) -> int:
+    return 1 if is_small(n_rows, n_features) else n_threads
+
+
+def _shared(shard: Shard, rule: Rule, n_planes: int, n_threads: int, by_unit: bool) -> Shared:
+    layout, n, p = shard.layout, shard.n_rows, n_threads
+    n_buckets = int(layout.offset[-1])
+    n_nodes = 2 * rule.max_leaves - 1
+    # Where each thread's records begin: it owns every P-th stripe.
+    owned = [sum(min(STRIPE, n - s) for s in range(t * STRIPE, n, p * STRIPE)) for t in range(p)]
+    units = [*range(0, layout.n_tiled, TILE_COLUMNS), *range(layout.n_tiled, len(layout.first))]
+    words = int(np.diff(layout.start[units]).max()) if by_unit else int(layout.start[-1])
+    n_slots = min(rule.max_leaves, _SLOTS_ANY_ORDER) if rule.order == ANY_ORDER else rule.max_leaves
+    categorical = bool(layout.is_categorical.any())
+    return Shared(
+        records=np.empty((2, n), np.uint64),
+        starts=np.concatenate(([0], np.cumsum(owned))).astype(np.int64),
+        packed=np.zeros((p, words), np.int64),
+        parts=np.zeros((p, n_planes, 1 if by_unit else n_buckets)),
+        flushed=np.zeros(p, np.int64),
+        pool=np.zeros((n_slots, n_planes, n_buckets)),
+        counts=np.zeros((2, p), np.int64),
+        found=np.zeros((p, 2, SPLIT_SIZE)),
+        left_codes=np.zeros((n_nodes, int(layout.n_bins.max()) + 1 if categorical else 1), np.uint8),
+        n_rows=np.zeros(n_nodes, np.int64),
+        leaf_of=np.zeros(n_nodes, np.int64),
+        units=np.array(units, np.int64),
+    )
+
+
+def _own(shard: Shard, rule: Rule, n_threads: int, n_slots: int) -> Own:
+    n_nodes = 2 * rule.max_leaves - 1
+    n_codes = int(shard.layout.n_bins.max()) + 1
+    scratch = np.zeros((4, n_codes))
+    return Own(
+        slot=np.zeros(n_nodes, np.int64),
+        free=np.zeros(n_slots, np.int64),
+        begin=np.zeros((n_nodes, n_threads), np.int64),
+        end=np.zeros((n_nodes, n_threads), np.int64),
+        side=np.zeros(n_nodes, np.int64),
+        scratch=scratch,
+        scratch_bits=scratch.view(np.int64),
+        keys=np.zeros(n_codes),
+        order=np.zeros(n_codes, np.int64),
+        goes_left=np.zeros(n_codes, np.uint8),
+        leaf_sums=np.zeros((rule.max_leaves, 2)),
+        stack=np.zeros(rule.max_leaves + 1, np.int64),
+        best=np.zeros(SPLIT_SIZE),
+        total=np.zeros(3),
+    )

@@ -1,0 +1,48 @@
+"""What is asked of an engine for one tree, and what it answers: plain records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dboost.growth.frontier import Frontier, Rule
+from dboost.kernels.histograms import Packing
+from dboost.kernels.splits import Limits
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """What a pass over all rows tells before the next tree: exact, and the same for any division of the rows."""
+
+    max_gradient: float
+    max_hessian: float
+    coarse_loss: float
+    fine_loss: float
+
+
+@dataclass(frozen=True, eq=False)
+class TreeTask:
+    """Everything an engine needs to grow one tree."""
+
+    limits: Limits
+    packing: Packing
+    rule: Rule
+    scales: np.ndarray  # float64[4]: multipliers of gradients and Hessians, for histograms and for exact leaf sums
+    allowed: np.ndarray  # uint8[n_features]
+
+
+@dataclass(frozen=True, eq=False)
+class GrownTree:
+    """A grown tree in growth order (see `growth.frontier`), its leaves numbered from left to right.
+
+    Arrays may be the engine's own buffers: they are valid until the next tree.
+    """
+
+    frontier: Frontier
+    n_nodes: int
+    n_leaves: int
+    n_rows: np.ndarray  # int64[n_nodes]
+    leaf_of: np.ndarray  # int64[n_nodes]; meaningful for leaves
+    leaf_sums: np.ndarray  # float64[n_leaves, 2]: exact sums of gradients and Hessians, in the loss's units
+    left_codes: np.ndarray  # uint8[n_nodes, n_codes]: levels that go left, for categorical splits

@@ -1,0 +1,358 @@
+"""A whole tree in one compiled call, for a shard that lies in this process's memory.
+
+`grow_tree` is what each thread of a team runs. It does the same as the generator in `growth/grower.py` with a shard on the
+other end, by the same kernels and the same frontier, but without returning to Python between rounds: on small data the
+rounds would cost more than the work. A test holds the two against each other.
+
+One turn of its loop opens the root, or splits a leaf and opens the two children: send rows left and right, add up the
+smaller child (the larger is its parent minus that), search both for their best splits.
+
+How the threads share the work:
+
+* rows: each thread owns stripes of rows; it quantises them, keeps their records in its own part of the buffers, and splits
+  them there;
+* narrow tables (few tiles): each thread fills packed buckets from its own rows, then each reduces and searches its own
+  columns over all threads' buckets;
+* wide tables: each thread fills, reduces and searches its own tiles over all rows, which needs no reduction at all.
+
+Every thread keeps its own copy of the frontier and takes the same decisions from the same numbers, which costs less than
+telling each other.
+
+The kernel is one long function on purpose: LLVM optimises a callee again in each of its callers, so every level of calls
+costs the user of a fresh machine seconds.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dboost.growth.frontier import divide, note_best, pick, plant
+from dboost.kernels import internal, kernel
+from dboost.kernels.histograms import TILE_COLUMNS, add_tile, add_wide, unpack
+from dboost.kernels.rows import STRIPE, add_leaves, label_rows, quantise, split_records
+from dboost.kernels.splits import (
+    FEATURE,
+    SCORE,
+    SPLIT_SIZE,
+    forget,
+    search_categorical,
+    search_numeric,
+    send_left,
+)
+from dboost.kernels.team import barrier
+
+I = np.int64  # noqa: E741
+
+
+class Shared(NamedTuple):
+    """Buffers that all P threads see; they live as long as the fit."""
+
+    records: np.ndarray  # uint64[2, n_rows]
+    starts: np.ndarray  # int64[P + 1]: each thread's part of the record buffers
+    packed: np.ndarray  # int64[P, words]: packed buckets, of all columns or of one unit when units are shared out
+    parts: np.ndarray  # float64[P, n_planes, n_buckets]: flushed buckets (narrow tables only)
+    flushed: np.ndarray  # int64[P]: whether `parts` holds anything
+    pool: np.ndarray  # float64[n_slots, n_planes, n_buckets]: histograms of open leaves
+    counts: np.ndarray  # int64[2, P]: where the right rows begin, of this split and of the last
+    found: np.ndarray  # float64[P, 2, SPLIT_SIZE]: best splits of the two new leaves in each thread's columns
+    left_codes: np.ndarray  # uint8[n_nodes, n_codes]: which codes of a categorical split go left
+    n_rows: np.ndarray  # int64[n_nodes]: exact number of rows
+    leaf_of: np.ndarray  # int64[n_nodes]: number of the leaf from left to right
+    units: np.ndarray  # int64[n_units + 1]: first column of each unit of work (a tile, or a wide column)
+
+
+class Own(NamedTuple):
+    """One thread's scratch."""
+
+    slot: np.ndarray  # int64[n_nodes]: where in the pool a leaf's histogram is
+    free: np.ndarray  # int64[n_slots]: unused slots
+    begin: np.ndarray  # int64[n_nodes, P]: the threads' record ranges of each node
+    end: np.ndarray  # int64[n_nodes, P]
+    side: np.ndarray  # int64[n_nodes]: which record buffer
+    scratch: np.ndarray  # float64[4, n_codes]
+    scratch_bits: np.ndarray  # the same memory as int64
+    keys: np.ndarray  # float64[n_codes]
+    order: np.ndarray  # int64[n_codes]
+    goes_left: np.ndarray  # uint8[n_codes]
+    leaf_sums: np.ndarray  # float64[max_leaves, 2]
+    stack: np.ndarray  # int64[max_leaves + 1]
+    best: np.ndarray  # float64[SPLIT_SIZE]
+    total: np.ndarray  # float64[3]
+
+
+@internal
+def _flush(layout, packing, first_column, last_column, base, packed, planes, clear, scratch):
+    """Move packed buckets of some columns into planes; `clear` empties the planes first."""
+    for column in range(first_column, last_column):
+        for k in range(layout.first[column], layout.first[column + 1]):
+            unpack(packed, layout.start[column] - base, layout.features[k], layout, packing, planes, clear, scratch)
+
+
+@kernel
+def grow_tree(
+    thread, n_threads, control, tiles, codes, wide_codes, code_row, gradient, hessian, leaf, layout, packing, limits, rule,
+    frontier, shared, own, scales, allowed, by_unit, categorical,
+):  # fmt: skip
+    """Grow one tree. Returns the number of nodes, or -1 when the team was told to abort.
+
+    tiles : uint64[n_tiles, n_rows, words]; codes : uint8[n_narrow, n_rows]; wide_codes : uint16[n_wide, n_rows] or None;
+    code_row : int64[n_features], see `shard.layout.code_rows`; gradient, hessian : float32[n_rows], hessian None when it
+    is 1 for all rows; leaf : uint8 or int32[n_rows], receives where each row ended; scales : float64[4] (what gradients and
+    Hessians are multiplied by before rounding, for histograms and for the exact sums of leaves);
+    allowed : uint8[n_features]; by_unit : whether units of columns are shared out instead of rows;
+    categorical : None when no feature is, which compiles that part away.
+    """
+    n_rows = gradient.size
+    n_columns = layout.first.size - 1
+    n_planes = shared.pool.shape[1]
+    packed, best, total = shared.packed[thread], own.best, own.total
+    n_free = own.free.size
+    for k in range(n_free):
+        own.free[k] = n_free - 1 - k
+    last_node = 2 * rule.max_leaves - 1
+    n_units = shared.units.size - 1
+    # Columns that this thread reduces and searches in a narrow table.
+    my_first, my_last = n_columns * thread // n_threads, n_columns * (thread + 1) // n_threads
+    epoch, parity = I(0), I(0)
+
+    # The root: no rows have been sent anywhere yet, all are the smaller "child".
+    n_nodes, left, small, large = I(1), I(0), I(0), I(-1)
+    for q in range(n_threads):
+        own.begin[0, q] = shared.starts[q]
+        own.end[0, q] = shared.starts[q + 1]
+    own.side[0] = 0
+    n_free -= 1
+    own.slot[0] = own.free[n_free]
+    shared.n_rows[0] = n_rows
+
+    while True:
+        # The root's rows must be quantised first. In a narrow table that is done piece by piece, just before adding up.
+        quantised = large >= 0
+        if not quantised and by_unit:
+            at = shared.starts[thread]
+            for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
+                last = first + STRIPE if first + STRIPE < n_rows else n_rows
+                quantise(gradient, hessian, scales[0], scales[1], first, last, shared.records[0, at : at + last - first])
+                at += last - first
+            epoch = barrier(control, n_threads, epoch)
+            if epoch < 0:
+                return I(-1)
+            quantised = True
+
+        # Add up the smaller child: one pass over my rows for all columns, or one over all rows for each of my units.
+        side = own.side[small]
+        planes = shared.pool[own.slot[small]]
+        for unit in range(thread if by_unit else I(0), n_units if by_unit else I(1), n_threads if by_unit else I(1)):
+            first_column = shared.units[unit] if by_unit else I(0)
+            last_column = shared.units[unit + 1] if by_unit else I(n_columns)
+            base = layout.start[first_column]
+            n_words = layout.start[last_column] - base
+            for k in range(n_words):
+                packed[k] = 0
+            destination = planes if by_unit else shared.parts[thread]
+            pending, flushed = I(0), I(0)
+            for q in range(I(0) if by_unit else thread, n_threads if by_unit else thread + 1):
+                begin, end = own.begin[small, q], own.end[small, q]
+                first = thread * STRIPE
+                for s in range(begin, end, STRIPE):
+                    n = STRIPE if s + STRIPE < end else end - s
+                    piece = shared.records[side, s : s + n]
+                    if not quantised:
+                        quantise(gradient, hessian, scales[0], scales[1], first, first + n, piece)
+                        first += n_threads * STRIPE
+                    if pending + n > packing.rows:
+                        _flush(
+                            layout, packing, first_column, last_column, base, packed, destination, flushed == 0, own.order
+                        )
+                        flushed = I(1)
+                        pending = I(0)
+                        for k in range(n_words):
+                            packed[k] = 0
+                    column = first_column
+                    tiled = last_column if last_column < layout.n_tiled else layout.n_tiled
+                    while column < tiled:
+                        tile = column // TILE_COLUMNS
+                        upper = (tile + 1) * TILE_COLUMNS
+                        upper = upper if upper < tiled else tiled
+                        add_tile(tiles[tile], upper - column, piece, packed[layout.start[column] - base :], packing)
+                        column = upper
+                    if wide_codes is not None:
+                        for column in range(first_column if first_column > tiled else tiled, last_column):
+                            at = layout.start[column] - base
+                            add_wide(wide_codes[column - layout.n_tiled], piece, packed[at:], packing)
+                    pending += n
+            if by_unit:
+                _flush(layout, packing, first_column, last_column, base, packed, planes, flushed == 0, own.order)
+            else:
+                shared.flushed[thread] = flushed
+        if not by_unit:
+            epoch = barrier(control, n_threads, epoch)
+            if epoch < 0:
+                return I(-1)
+
+        # Reduce over threads, subtract from the parent, search. The root's own sums are known only after its reduction.
+        for which in range(2):
+            forget(shared.found[thread, which])
+        if large < 0:
+            if not by_unit:
+                _gather(layout, packing, my_first, my_last, shared, planes, n_threads, own.order)
+            epoch = barrier(control, n_threads, epoch)
+            if epoch < 0:
+                return I(-1)
+            # Every row is in exactly one bucket of each feature: feature 0 gives the sums over all.
+            for plane in range(n_planes):
+                total[plane] = 0.0
+                for b in range(layout.offset[0], layout.offset[1]):
+                    total[plane] += planes[plane, b]
+            plant(frontier, total[0], total[1], total[2] if n_planes == 3 else total[1])
+        elif not by_unit:
+            _gather(layout, packing, my_first, my_last, shared, planes, n_threads, own.order)
+        for unit in range(thread if by_unit else my_first, n_units if by_unit else my_last, n_threads if by_unit else I(1)):
+            first_column = shared.units[unit] if by_unit else I(unit)
+            last_column = shared.units[unit + 1] if by_unit else I(unit + 1)
+            for k in range(layout.first[first_column], layout.first[last_column]):
+                feature = layout.features[k]
+                start, stop = layout.offset[feature], layout.offset[feature + 1]
+                if large >= 0:
+                    rest = shared.pool[own.slot[large]]
+                    for plane in range(n_planes):
+                        for bucket in range(start, stop):
+                            rest[plane, bucket] -= planes[plane, bucket]
+                if not allowed[feature]:
+                    continue
+                for child in range(left, n_nodes):
+                    histogram = shared.pool[own.slot[child]]
+                    found = shared.found[thread, child - left]
+                    if categorical is not None:
+                        if layout.is_categorical[feature] != 0:
+                            search_categorical(
+                                histogram, start, stop - start - 1, feature, frontier.total[child], limits,
+                                own.keys, own.order, found,
+                            )  # fmt: skip
+                            continue
+                    search_numeric(
+                        histogram, start, stop - start - 1, feature, frontier.total[child], limits,
+                        own.scratch, own.scratch_bits, found,
+                    )  # fmt: skip
+        epoch = barrier(control, n_threads, epoch)
+        if epoch < 0:
+            return I(-1)
+        for child in range(left, n_nodes):
+            # The best over threads: highest score, then lowest feature.
+            chosen = I(0)
+            for q in range(1, n_threads):
+                a, b = shared.found[chosen, child - left], shared.found[q, child - left]
+                if b[SCORE] > a[SCORE] or (b[SCORE] == a[SCORE] and b[FEATURE] < a[FEATURE]):
+                    chosen = I(q)
+            for k in range(SPLIT_SIZE):
+                best[k] = shared.found[chosen, child - left, k]
+            note_best(frontier, child, best, limits)
+            if frontier.gain[child] <= 0.0:
+                own.free[n_free] = own.slot[child]
+                n_free += 1
+
+        # Split leaves until there is one whose children need histograms. (`found` is written again only after the barrier
+        # of the next split, when all threads have read it.)
+        opened = False
+        while n_nodes < last_node and not opened:
+            node = pick(frontier, n_nodes, rule)
+            if node < 0:
+                break
+            left = n_nodes
+            right = left + 1
+            divide(frontier, node, n_nodes)
+            n_nodes += 2
+            feature = frontier.feature[node]
+            n_bins = layout.n_bins[feature]
+            parent = shared.pool[own.slot[node]]
+            missing_h = parent[1, layout.offset[feature] + n_bins]
+            is_categorical = layout.is_categorical[feature] != 0
+            if categorical is not None:
+                if is_categorical:
+                    send_left(
+                        parent, layout.offset[feature], n_bins, frontier.cut[node], limits, own.keys, own.order, own.goes_left
+                    )
+                    frontier.missing_left[node] = own.goes_left[n_bins]
+                    if thread == 0:
+                        for code in range(n_bins + 1):
+                            shared.left_codes[node, code] = own.goes_left[code]
+            if not is_categorical:
+                for code in range(n_bins):
+                    own.goes_left[code] = code <= frontier.cut[node]
+                own.goes_left[n_bins] = frontier.missing_left[node]
+
+            begin, end = own.begin[node, thread], own.end[node, thread]
+            side = own.side[node]
+            source, target = shared.records[side, begin:end], shared.records[1 - side, begin:end]
+            row = code_row[feature]
+            if wide_codes is not None and row < 0:
+                middle = begin + split_records(wide_codes[-1 - row], own.goes_left, source, target)
+            else:
+                middle = begin + split_records(codes[row], own.goes_left, source, target)
+            shared.counts[parity, thread] = middle
+            epoch = barrier(control, n_threads, epoch)
+            if epoch < 0:
+                return I(-1)
+            rows_left = rows_right = I(0)
+            for q in range(n_threads):
+                middle = shared.counts[parity, q]
+                own.begin[left, q], own.end[left, q] = own.begin[node, q], middle
+                own.begin[right, q], own.end[right, q] = middle, own.end[node, q]
+                rows_left += middle - own.begin[node, q]
+                rows_right += own.end[node, q] - middle
+            parity = 1 - parity
+            own.side[left] = own.side[right] = 1 - side
+            if missing_h == 0.0:
+                # Nothing was missing here: at prediction, missing values follow the larger child.
+                frontier.missing_left[node] = 1 if rows_left > rows_right else 0
+            shared.n_rows[left], shared.n_rows[right] = rows_left, rows_right
+            if n_nodes < last_node and frontier.depth[left] < rule.max_depth:
+                opened = True
+                small, large = (left, right) if rows_left <= rows_right else (right, left)
+                own.slot[large] = own.slot[node]
+                n_free -= 1
+                own.slot[small] = own.free[n_free]
+            else:
+                # The children can only be leaves: no histograms are needed and the parent's slot is free.
+                own.free[n_free] = own.slot[node]
+                n_free += 1
+        if not opened:
+            break
+
+    # Number the leaves from left to right, tell my rows where they ended, and add up my leaves.
+    own.stack[0] = 0
+    height, n_leaves = I(1), I(0)
+    while height > 0:
+        height -= 1
+        node = own.stack[height]
+        child = frontier.child[node]
+        if child >= 0:
+            own.stack[height] = child + 1
+            own.stack[height + 1] = child
+            height += 2
+        else:
+            shared.leaf_of[node] = n_leaves
+            mine = shared.records[own.side[node], own.begin[node, thread] : own.end[node, thread]]
+            label_rows(mine, leaf, n_leaves)
+            n_leaves += 1
+    for k in range(n_leaves):
+        own.leaf_sums[k, 0] = own.leaf_sums[k, 1] = 0.0
+    for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
+        last = first + STRIPE if first + STRIPE < n_rows else n_rows
+        add_leaves(leaf, gradient, hessian, first, last, scales[2], scales[3], own.leaf_sums)
+    return n_nodes
+
+
+@internal
+def _gather(layout, packing, first_column, last_column, shared, planes, n_threads, scratch):
+    """Sum all threads' buckets of some columns into planes."""
+    for q in range(n_threads):
+        _flush(layout, packing, first_column, last_column, I(0), shared.packed[q], planes, q == 0, scratch)
+        if shared.flushed[q] != 0:
+            for k in range(layout.first[first_column], layout.first[last_column]):
+                start, stop = layout.offset[layout.features[k]], layout.offset[layout.features[k] + 1]
+                for plane in range(planes.shape[0]):
+                    for bucket in range(start, stop):
+                        planes[plane, bucket] += shared.parts[q, plane, bucket]

@@ -1,0 +1,110 @@
+"""The one pass over rows that knows the loss: score update, gradient, Hessian and loss in one loop.
+
+A built-in loss keeps its parameters in a `NamedTuple` of its own type and overloads `block_terms` for that type. Numba then
+compiles `advance` anew for each loss that is used.
+
+The loss is summed exactly: each row's loss is cut into a coarse and a fine integer (in units of 1 / coarse and
+1 / (coarse * FINE)), whose float64 sums are exact in any order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from dboost.kernels import any_order, internal, kernel
+from dboost.kernels.rows import ROUNDER64
+
+#: Fine units per coarse one.
+FINE = np.float64(2.0**26)
+#: Rows are passed over in blocks of this many.
+BLOCK = 1024
+#: Beyond this a row's loss is cut off, so that its integer stays exact.
+_LARGEST = np.float64(2.0**50)
+
+
+def block_terms(loss, y, raw, gradient, hessian, value, scratch):
+    """Gradients, Hessians and losses of a block of rows; each loss file overloads it for its own record type.
+
+    y, raw : float64[n], n <= BLOCK; gradient, hessian : float32[n] (hessian None when constant) and value : float64[n]
+    receive the results; scratch : float32[BLOCK]. Loops that keep to one width of number vectorise; mixed ones do not.
+    """
+    raise NotImplementedError("only for use inside kernels")
+
+
+def _part(array, first, last):
+    """array[first:last], or None for None (decided while compiling)."""
+    raise NotImplementedError("only for use inside kernels")
+
+
+@overload(_part)
+def _part_of(array, first, last):
+    if isinstance(array, types.NoneType):
+        return lambda array, first, last: None
+    return lambda array, first, last: array[first:last]
+
+
+@kernel
+def advance(
+    loss, raw, leaf, values, target, weight, gradient, hessian, gradient_bits, hessian_bits,
+    first_row, last_row, coarse, terms, scratch, sums, extremes,
+):  # fmt: skip
+    """Add leaf values to raw scores, then write gradients and Hessians and add up the loss, for rows first_row…last_row-1.
+
+    loss : the loss's record; raw : float64[n], updated; leaf : uint8 or int32[n]; values : float64[n_leaves];
+    target : float64[n]; weight : float64[n] or None; gradient : float32[n]; hessian : float32[n] or None (constant);
+    gradient_bits, hessian_bits : the same memory as int32, in which magnitudes order like numbers and maxima vectorise;
+    terms : float64[2, BLOCK] and scratch : float32[BLOCK], scratch; sums : float64[2], coarse and fine sums of the weighted loss, added to;
+    extremes : int32[2], receives the bits of the largest |gradient| and Hessian (a NaN is larger than all numbers).
+    """
+    top_gradient = top_hessian = np.int32(0)
+    value, wholes = terms[0], terms[1]
+    for first in range(first_row, last_row, BLOCK):
+        last = first + BLOCK if first + BLOCK < last_row else last_row
+        score, y, g, at = raw[first:last], target[first:last], gradient[first:last], leaf[first:last]
+        for i in range(score.size):
+            score[i] += values[at[i]]
+        block_terms(loss, y, score, g, _part(hessian, first, last), value, scratch)
+        if weight is not None:
+            w = weight[first:last]
+            for i in range(score.size):
+                g[i] *= np.float32(w[i])
+                value[i] *= w[i]
+            if hessian is not None:
+                h = hessian[first:last]
+                for i in range(score.size):
+                    h[i] *= np.float32(w[i])
+        bits = gradient_bits[first:last]
+        for i in range(bits.size):
+            magnitude = bits[i] & np.int32(0x7FFFFFFF)
+            top_gradient = magnitude if magnitude > top_gradient else top_gradient
+        if hessian_bits is not None:
+            bits = hessian_bits[first:last]
+            for i in range(bits.size):
+                top_hessian = bits[i] if bits[i] > top_hessian else top_hessian
+        add_exactly(value, wholes, score.size, coarse, sums)
+    extremes[0] = top_gradient
+    extremes[1] = top_hessian
+
+
+@internal
+def add_exactly(terms, wholes, n, coarse, sums):
+    """Add n values to an exact sum (sums : float64[2], coarse and fine integers). Both arrays are overwritten."""
+    for i in range(n):
+        scaled = terms[i] * coarse
+        scaled = scaled if scaled < _LARGEST else _LARGEST
+        whole = (scaled + ROUNDER64) - ROUNDER64
+        wholes[i] = whole
+        terms[i] = ((scaled - whole) * FINE + ROUNDER64) - ROUNDER64
+    sums[0] += _sum_integers(wholes, n)
+    sums[1] += _sum_integers(terms, n)
+
+
+@any_order
+def _sum_integers(values, n):
+    """Sum of integers held as float64: exact in any order, so it may be vectorised."""
+    total = 0.0
+    for i in range(n):
+        total += values[i]
+    return total

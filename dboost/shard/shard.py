@@ -1,0 +1,92 @@
+"""A shard: the only home of rows.
+
+It holds, for consecutive rows of the table, the codes of every feature, the target, the weight, the raw score, and what the
+current tree needs: gradients, Hessians, and the leaf that each row reached. Rows of weight zero are left out when a shard
+is built, so they shape nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dboost.kernels.bins import fill_tiles
+from dboost.kernels.histograms import Layout
+from dboost.shard.layout import NARROW_BINS, code_rows, tile_shape
+
+
+@dataclass(frozen=True, eq=False)
+class Codes:
+    """The binned values of a table: per feature a row of `narrow` or of `wide` (see `shard.layout.code_rows`)."""
+
+    narrow: np.ndarray  # uint8[n_narrow, n_rows]
+    wide: np.ndarray  # uint16[n_wide, n_rows]
+    row_of: np.ndarray  # int64[n_features]
+
+    @property
+    def n_rows(self) -> int:
+        return self.narrow.shape[1]
+
+    def of(self, feature: int) -> np.ndarray:
+        """Codes of one feature."""
+        row = int(self.row_of[feature])
+        return self.narrow[row] if row >= 0 else self.wide[-1 - row]
+
+    def part(self, rows: slice) -> Codes:
+        """Some of the rows (views)."""
+        return Codes(self.narrow[:, rows], self.wide[:, rows], self.row_of)
+
+
+def empty_codes(layout: Layout, n_rows: int) -> Codes:
+    """Room for the codes of `n_rows` rows."""
+    row_of = code_rows(layout)
+    n_wide = int((layout.n_bins > NARROW_BINS).sum())
+    n_narrow = len(layout.n_bins) - n_wide
+    return Codes(np.empty((n_narrow, n_rows), np.uint8), np.empty((n_wide, n_rows), np.uint16), row_of)
+
+
+class Shard:
+    """Rows in memory.
+
+    Parameters
+    ----------
+    codes : Codes
+    layout : Layout
+    target : float64[n_rows]
+    weight : float64[n_rows] or None
+    raw : float64[n_rows]
+        Raw scores to start from; the shard owns and updates them.
+    constant_hessian : bool
+        True when the Hessian is 1 for every row (constant by the loss, and no weights).
+    max_leaves : int
+        Decides the type of the rows' leaf numbers.
+    """
+
+    def __init__(
+        self,
+        codes: Codes,
+        layout: Layout,
+        target: np.ndarray,
+        weight: np.ndarray | None,
+        raw: np.ndarray,
+        *,
+        constant_hessian: bool,
+        max_leaves: int,
+    ) -> None:
+        self.codes = codes
+        self.layout = layout
+        self.target = target
+        self.weight = weight
+        self.raw = raw
+        n_rows = codes.n_rows
+        self.n_rows = n_rows
+        self.gradient = np.empty(n_rows, np.float32)
+        self.hessian = None if constant_hessian else np.empty(n_rows, np.float32)
+        self.leaf = np.zeros(n_rows, np.uint8 if max_leaves <= 256 else np.int32)
+        self.tiles = np.zeros(tile_shape(layout, n_rows), np.uint64)
+
+    def fill_tiles(self, first: int, last: int) -> None:
+        """Copy the codes of rows first…last-1 into tiles, the histogram kernel's own order."""
+        as_bytes = self.tiles.view(np.uint8)
+        fill_tiles(self.codes.narrow, self.layout, self.codes.row_of, first, last, as_bytes)
