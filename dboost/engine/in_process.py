@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dboost.engine.team import Team
-from dboost.engine.tree_task import Extremes, GrownTree, TreeTask
+from dboost.growth.task import Extremes, GrownTree, TreeTask
 from dboost.engine.whole_tree import Own, Shared, grow_tree
 from dboost.growth.frontier import ANY_ORDER, Rule, new_frontier
 from dboost.kernels.histograms import TILE_COLUMNS

@@ -51,21 +51,18 @@ def encode_column(values, edges, n_bins, codes):
 
 
 @kernel
-def encode_matrix(values, edges, n_bins, columns, codes, first, last):
+def encode_matrix(values, edges, n_bins, codes, first, last):
     """Codes of rows first…last-1 of a matrix, by blocks of rows that stay in cache.
 
-    values : float32[n, p] or float64[n, p]; edges : [p, 255]; columns : int64[p], where each feature's codes go in
-    codes : uint8[n_columns, n] (features with a negative column are skipped).
+    values : float32[n, p] or float64[n, p]; edges : the same dtype [p, 255]; n_bins : int64[p]; codes : uint8[p, n].
     Returns row * p + column of an infinite value, or -1.
     """
     infinite = -1
     p = values.shape[1]
     for start in range(first, last, 256):
-        stop = min(start + 256, last)
+        stop = start + 256 if start + 256 < last else last
         for j in range(p):
-            if columns[j] < 0:
-                continue
-            column, edge, missing = codes[columns[j]], edges[j], np.uint8(n_bins[j])
+            column, edge, missing = codes[j], edges[j], np.uint8(n_bins[j])
             for i in range(start, stop):
                 x = values[i, j]
                 column[i] = np.uint8(_code(x, edge)) if x == x else missing
@@ -81,7 +78,7 @@ def fill_tiles(codes, layout, code_row, first, last, tiles):
     Features that share a column add up to a joint code. code_row : int64[n_features], the feature's row in `codes`.
     """
     for start in range(first, last, 512):
-        stop = min(start + 512, last)
+        stop = start + 512 if start + 512 < last else last
         for column in range(layout.n_tiled):
             tile = tiles[column // 32]
             at = column % 32

@@ -29,6 +29,25 @@ class Loss:
     #: True when the target is a class.
     is_classification: ClassVar[bool] = False
 
+    def terms(self) -> tuple[Any, ...]:
+        """The `NamedTuple` for which this loss overloads `passes.block_terms`; its fields are the loss's parameters."""
+        raise NotImplementedError
+
+    def check_target(self, y: np.ndarray) -> str | None:
+        """What is wrong with a target, as the end of a sentence; None when nothing is."""
+        return None
+
+    def best_constant(self, mean: float) -> float:
+        """The raw score that minimises the loss over all rows, from the weighted mean of the target."""
+        raise NotImplementedError
+
+    def magnitude(self, mean: float, largest: float) -> float:
+        """About how large a row's loss can be at the beginning; decides the unit of exact loss sums.
+
+        mean, largest : weighted mean of the target, and its largest distance from that.
+        """
+        return 64.0
+
     def to_dict(self) -> dict[str, Any]:
         """Name and parameters, as stored in model files."""
         return {"name": self.name}

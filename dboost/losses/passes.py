@@ -16,7 +16,7 @@ from numba.extending import overload
 from dboost.kernels import any_order, internal, kernel
 from dboost.kernels.rows import ROUNDER64
 
-#: Fine units per coarse one.
+#: Fine units per coarse one; `statistics.exact` uses the same.
 FINE = np.float64(2.0**26)
 #: Rows are passed over in blocks of this many.
 BLOCK = 1024

@@ -54,3 +54,6 @@ class SquaredError(Loss):
 
     def best_constant(self, mean: float) -> float:
         return mean
+
+    def magnitude(self, mean: float, largest: float) -> float:
+        return max(0.5 * largest * largest, 1e-200)

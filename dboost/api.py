@@ -1,0 +1,89 @@
+"""`dboost.fit`: what users call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from dboost.booster import Booster
+from dboost.params import make_parameters
+from dboost.sources import open_table
+from dboost.training.fit import available_threads, fit_table
+from dboost.training.monitor import Callback
+
+
+def fit(
+    data: Any,
+    target: Any,
+    *,
+    sample_weight: Any = None,
+    features: Sequence[str] | None = None,
+    categorical_features: Any = "from_dtype",
+    eval_set: Any = None,
+    eval_metric: Any = None,
+    n_threads: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
+    **parameters: Any,
+) -> Booster:
+    """Train a boosted model.
+
+    Parameters
+    ----------
+    data : dask DataFrame or Array, pandas or polars frame, pyarrow Table, array (n, F), or path
+        A path is a file, folder, glob or URL of Parquet or CSV.
+    target : str, or one value per row
+        The target column's name, or the targets.
+    sample_weight : str, or one value per row, optional
+    features : sequence of str, optional
+        Columns to use; default: all but target and weight.
+    categorical_features : "from_dtype", None, mask, indices or names
+    eval_set : frame, (X, y), (X, y, weight), dict or list of these, optional
+        Held-out rows; judged after every iteration.
+    eval_metric : str or sequence of str, optional
+        By scikit-learn's names; default: the loss.
+    n_threads : int, optional
+        Default: all processors this process may use.
+    callbacks : sequence of callable
+        Called with an `Iteration` after every iteration; returning True stops the fit.
+    progress : bool, optional
+        True: a bar on a terminal, lines elsewhere; False: nothing; default: a bar if there is a terminal.
+    **parameters
+        See `dboost.params.Parameters`.
+
+    Returns
+    -------
+    Booster
+
+    Raises
+    ------
+    DataError, ParameterError, InputTypeError
+        With the column, partition, rows or parameter at fault. All are `DBoostError`.
+    FitInterrupted
+        On ^C; a `KeyboardInterrupt` that says how far the fit came.
+    """
+    checked = make_parameters(parameters)
+    threads = available_threads(n_threads)
+    fitted = fit_table(
+        lambda: open_table(
+            data,
+            target,
+            sample_weight=sample_weight,
+            features=features,
+            categorical_features=categorical_features,
+            n_threads=threads,
+        ),
+        checked,
+        target_name=target,
+        weight_name=sample_weight,
+        eval_set=eval_set,
+        eval_metric=eval_metric,
+        n_threads=threads,
+        callbacks=callbacks,
+        progress=progress,
+    )
+    booster = Booster(fitted.ensemble, history=pd.DataFrame(fitted.history))
+    booster.timings = fitted.timings
+    return booster

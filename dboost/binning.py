@@ -1,0 +1,143 @@
+"""Proposing split points, and turning values into codes.
+
+**Proposals.** The candidates of a numeric feature are quantiles of a row sample. Whether a row is in the sample depends on
+a hash of (seed, global row number) only, never on partitions; tables of up to `SAMPLE_ROWS` rows are their own sample. With
+few distinct values every one gets a bin, and the split points lie half-way between neighbours. With many, split points
+are weighted quantiles by the inverted distribution function, i.e. values that occur: so a strictly monotone transformation
+of a feature moves the split points along with the rows. Values that alone outweigh a bin get a bin of their own, and the
+quantiles share what is left. Rows of weight zero take no part, and a row of weight two counts like two rows.
+
+**Codes.** Bin b holds the values in (edge[b-1], edge[b]]; missing values have the code after the last bin. Levels of a
+categorical feature are their own codes.
+
+The rank error of a proposal from n sampled rows is at most 1.36 / sqrt(n) with 95 % probability (Kolmogorov), 0.3 % for the
+default sample: below the width of a bin, 1 / 255.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from dboost.kernels.bins import PADDED_EDGES
+from dboost.kernels.rows import select_rows
+from dboost.schema import Feature
+
+#: Rows that quantiles are taken from.
+SAMPLE_ROWS = 200_000
+
+
+@dataclass(frozen=True, eq=False)
+class Binning:
+    """Where each feature is cut: `edges[f]` ascending float64, None for a categorical feature."""
+
+    features: tuple[Feature, ...]
+    edges: tuple[np.ndarray | None, ...]
+
+    @property
+    def n_bins(self) -> np.ndarray:
+        """Bins (or levels) of each feature without the one for missing values: int64[n_features]."""
+        counts = [
+            len(feature.levels) if feature.levels is not None else len(edge) + 1  # type: ignore[arg-type]
+            for feature, edge in zip(self.features, self.edges, strict=True)
+        ]
+        return np.array(counts, np.int64)
+
+    @property
+    def is_categorical(self) -> np.ndarray:
+        return np.array([feature.is_categorical for feature in self.features])
+
+
+def sample_rows(n_rows: int, seed: int) -> np.ndarray:
+    """Numbers of the sampled rows, ascending (int64): a function of seed and row number."""
+    if n_rows <= SAMPLE_ROWS:
+        return np.arange(n_rows)
+    chosen = np.empty(SAMPLE_ROWS + SAMPLE_ROWS // 8, np.int64)
+    threshold = np.uint64(int(SAMPLE_ROWS / n_rows * 2.0**64))
+    n = select_rows(np.uint64(seed), 0, n_rows, threshold, chosen)
+    return chosen[: min(n, len(chosen))]
+
+
+def propose(values: np.ndarray, weight: np.ndarray | None, max_bins: int) -> np.ndarray:
+    """Split points of one numeric feature from sampled values (NaN for missing).
+
+    Returns
+    -------
+    float64[n_edges], ascending, at most max_bins - 1 of them.
+    """
+    present = values == values  # noqa: PLR0124 (NaN)
+    if not present.all():
+        values = values[present]
+        weight = None if weight is None else weight[present]
+    if weight is None:
+        ordered = np.sort(values)
+        last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)) if len(ordered) else np.empty(0, np.int64)
+        distinct, cumulative = ordered[last].astype(np.float64), (last + 1).astype(np.float64)
+    else:
+        order = np.argsort(values, kind="stable")
+        ordered = values[order]
+        last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)) if len(ordered) else np.empty(0, np.int64)
+        distinct, cumulative = ordered[last].astype(np.float64), np.cumsum(weight[order])[last]
+    if len(distinct) <= max_bins:
+        return midpoints(distinct)
+    return quantiles(distinct, cumulative, max_bins)
+
+
+def midpoints(distinct: np.ndarray) -> np.ndarray:
+    """A split point between each two neighbours; never rounded up to the upper one."""
+    lower, upper = distinct[:-1], distinct[1:]
+    middle = lower / 2 + upper / 2
+    return np.where(middle >= upper, lower, np.maximum(middle, lower))
+
+
+def quantiles(distinct: np.ndarray, cumulative: np.ndarray, max_bins: int) -> np.ndarray:
+    """Quantiles of a weighted distribution, heavy values in bins of their own.
+
+    distinct, cumulative : float64[n], ascending values and the weight up to and including each.
+    """
+    mass = np.diff(cumulative, prepend=0.0)
+    heavy = np.zeros(len(mass), bool)
+    while True:
+        # A heavy value costs two split points; what is left is shared by the others.
+        n_light = max_bins - 2 * int(heavy.sum())
+        light = np.where(heavy, 0.0, mass)
+        share = light.sum() / max(n_light, 1)
+        more = light > 2.0 * share
+        if n_light <= 2 or not more.any() or 2 * int((heavy | more).sum()) > max_bins - 2:
+            break
+        heavy |= more
+    running = np.cumsum(light)
+    wanted = running[-1] * np.arange(1, max(n_light, 1)) / max(n_light, 1)
+    at = np.searchsorted(running, wanted, side="left")
+    own = np.flatnonzero(heavy)
+    positions = np.unique(np.concatenate((at, own, own[own > 0] - 1)))
+    return distinct[positions[positions < len(distinct) - 1]][: max_bins - 1]
+
+
+def propose_all(
+    columns: Sequence[np.ndarray | None], weight: np.ndarray | None, max_bins: int, n_threads: int
+) -> tuple[np.ndarray | None, ...]:
+    """Split points of all features; None where a column is None (categorical)."""
+    with ThreadPoolExecutor(n_threads) as pool:
+        return tuple(
+            pool.map(lambda column: None if column is None else propose(column, weight, max_bins), columns)
+        )
+
+
+def padded_edges(edges: Sequence[np.ndarray | None], dtype: np.dtype) -> np.ndarray:
+    """Edges as the kernels want them: [n_features, 255], padded with infinity; float32 ones rounded down (see kernels.bins)."""
+    padded = np.full((len(edges), PADDED_EDGES), np.inf, dtype)
+    for row, edge in zip(padded, edges, strict=True):
+        if edge is not None:
+            row[: len(edge)] = round_down(edge, dtype)
+    return padded
+
+
+def round_down(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The largest numbers of a type that are not above the float64 values."""
+    with np.errstate(over="ignore"):
+        rounded = values.astype(dtype)
+    return np.where(rounded > values, np.nextafter(rounded, np.array(-np.inf, dtype)), rounded).astype(dtype)

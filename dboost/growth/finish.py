@@ -1,0 +1,113 @@
+"""From a grown tree to a `Tree`: leaf values, depth-first numbering, thresholds instead of bins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dboost.binning import Binning
+from dboost.growth.task import GrownTree
+from dboost.model.tree import Tree
+from dboost.params import Parameters
+
+
+def leaf_values(sums: np.ndarray, parameters: Parameters) -> np.ndarray:
+    """-ν T_α(G) / (H + λ), bounded by the largest step: what each leaf adds to the raw score.
+
+    sums : float64[n, 2], exact sums of gradients and Hessians. Where H + λ vanishes there is nothing to go by: 0.
+    """
+    g, h = sums[:, 0], sums[:, 1] + parameters.l2_regularization
+    if parameters.l1_regularization:
+        g = np.sign(g) * np.maximum(np.abs(g) - parameters.l1_regularization, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        step = -g / h
+    step[~(h > 0)] = 0.0
+    if parameters.max_delta_step is not None:
+        step = np.clip(step, -parameters.max_delta_step, parameters.max_delta_step)
+    return parameters.learning_rate * step
+
+
+@dataclass(frozen=True, eq=False)
+class Harvest:
+    """Copies of what is needed of a grown tree; turned into a `Tree` when somebody wants to see it."""
+
+    feature: np.ndarray
+    cut: np.ndarray
+    missing_left: np.ndarray
+    child: np.ndarray
+    gain: np.ndarray
+    n_rows: np.ndarray
+    leaf_of: np.ndarray
+    sums: np.ndarray
+    left_codes: np.ndarray | None
+    gain_unit: float
+
+    @classmethod
+    def of(cls, grown: GrownTree, gain_unit: float) -> Harvest:
+        """gain_unit : what a score of quantised sums must be multiplied by to be in units of the loss."""
+        n, frontier = grown.n_nodes, grown.frontier
+        has_codes = grown.left_codes.shape[1] > 1
+        return cls(
+            feature=frontier.feature[:n].copy(),
+            cut=frontier.cut[:n].copy(),
+            missing_left=frontier.missing_left[:n].copy(),
+            child=frontier.child[:n].copy(),
+            gain=frontier.gain[:n].copy(),
+            n_rows=grown.n_rows[:n].copy(),
+            leaf_of=grown.leaf_of[:n].copy(),
+            sums=grown.leaf_sums,
+            left_codes=grown.left_codes[:n].copy() if has_codes else None,
+            gain_unit=gain_unit,
+        )
+
+    def to_tree(self, binning: Binning, parameters: Parameters) -> Tree:
+        """The finished tree."""
+        n = len(self.feature)
+        order = np.empty(n, np.int64)  # depth-first position -> growth number
+        stack, filled = [0], 0
+        child = self.child.tolist()
+        while stack:
+            node = stack.pop()
+            order[filled] = node
+            filled += 1
+            if child[node] >= 0:
+                stack += (child[node] + 1, child[node])
+        position = np.empty(n, np.int64)
+        position[order] = np.arange(n)
+        is_split = self.child >= 0
+
+        sums = np.zeros((n, 2))
+        sums[~is_split] = self.sums[self.leaf_of[~is_split]]
+        for node in range(n - 1, -1, -1):  # children have higher numbers than their parents
+            if child[node] >= 0:
+                sums[node] = sums[child[node]] + sums[child[node] + 1]
+
+        threshold = np.full(n, np.nan)
+        categories: list[np.ndarray | None] = [None] * n
+        for node in np.flatnonzero(is_split):
+            f = int(self.feature[node])
+            edges = binning.edges[f]
+            if edges is None:
+                assert self.left_codes is not None
+                n_levels = int(binning.n_bins[f])
+                categories[node] = np.flatnonzero(self.left_codes[node, :n_levels]).astype(np.int32)
+            else:
+                # A cut after the last bin separates missing values only.
+                cut = int(self.cut[node])
+                threshold[node] = edges[cut] if cut < len(edges) else np.inf
+        left = np.where(is_split, position[self.child], -1)
+        right = np.where(is_split, position[np.where(is_split, self.child + 1, 0)], -1)
+        gain = np.where(is_split, -self.gain * self.gain_unit - parameters.leaf_penalty, 0.0)
+        return Tree(
+            feature=np.where(is_split, self.feature, -1)[order].astype(np.int32),
+            threshold=threshold[order],
+            categories=tuple(categories[node] for node in order),
+            missing_left=(is_split & (self.missing_left != 0))[order],
+            left=left[order].astype(np.int32),
+            right=right[order].astype(np.int32),
+            gain=gain[order],
+            cover=sums[order, 1],
+            count=self.n_rows[order],
+            value=leaf_values(sums[order], parameters),
+        )

@@ -1,0 +1,188 @@
+"""Every parameter that shapes learning: its default, its meaning, its limits. Validated once, then frozen.
+
+`Parameters` is what travels: to the trainer, to engines, into the model file. Parameters that belong to a later version are
+refused by name, never ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
+from typing import Any
+
+from dboost.errors import ParameterError
+
+LOSSES = ("auto", "squared_error", "log_loss")
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How a model is trained. The names and defaults are those of `dboost.fit`.
+
+    Attributes
+    ----------
+    loss : str
+        "auto", "squared_error" or "log_loss".
+    learning_rate : float > 0
+        What each tree's leaf values are multiplied by.
+    max_iter : int >= 1
+        Iterations (trees per output).
+    max_leaf_nodes : int >= 2 or None
+        Leaves of a tree.
+    max_depth : int >= 1 or None
+        Splits on the longest path.
+    min_samples_leaf : int >= 1
+        Rows (of positive weight) in a leaf.
+    min_hessian : float >= 0
+        Sum of Hessians in a leaf.
+    l2_regularization, l1_regularization : float >= 0
+        λ and α of the leaf value -T_α(G) / (H + λ).
+    leaf_penalty : float >= 0
+        γ: what a split must gain for its additional leaf.
+    min_gain : float >= 0
+        What a split must gain beyond that.
+    max_delta_step : float > 0 or None
+        Bound of a leaf's step before the learning rate.
+    growth : "best_first" or "depth_wise"
+    max_bins : int, 2…255
+        Bins of a numeric feature, without the one for missing values.
+    categorical_smoothing, categorical_l2 : float >= 0
+        Added to Hessian sums when levels are ordered, and when categorical splits are judged.
+    max_category_group : int >= 1
+        Levels on the smaller side of a categorical split.
+    min_category_hessian : float >= 0
+        Levels with less stay with the larger side.
+    early_stopping_rounds : int >= 1 or None
+        Stop when the (last) metric of the (last) evaluation set has not improved for so many iterations.
+    random_state : int
+    """
+
+    loss: str = "auto"
+    learning_rate: float = 0.1
+    max_iter: int = 100
+    max_leaf_nodes: int | None = 31
+    max_depth: int | None = None
+    min_samples_leaf: int = 20
+    min_hessian: float = 1.0
+    l2_regularization: float = 1.0
+    l1_regularization: float = 0.0
+    leaf_penalty: float = 0.0
+    min_gain: float = 0.0
+    max_delta_step: float | None = None
+    growth: str = "best_first"
+    max_bins: int = 255
+    categorical_smoothing: float = 10.0
+    categorical_l2: float = 10.0
+    max_category_group: int = 32
+    min_category_hessian: float = 1.0
+    early_stopping_rounds: int | None = None
+    random_state: int = 0
+
+    def __post_init__(self) -> None:
+        _choice(self, "loss", LOSSES)
+        _choice(self, "growth", ("best_first", "depth_wise"))
+        _number(self, "learning_rate", above=0.0)
+        _integer(self, "max_iter", 1)
+        _integer(self, "max_leaf_nodes", 2, optional=True)
+        _integer(self, "max_depth", 1, optional=True)
+        _integer(self, "min_samples_leaf", 1)
+        for name in ("min_hessian", "l2_regularization", "l1_regularization", "leaf_penalty", "min_gain"):
+            _number(self, name, least=0.0)
+        _number(self, "max_delta_step", above=0.0, optional=True)
+        _integer(self, "max_bins", 2, 255)
+        for name in ("categorical_smoothing", "categorical_l2", "min_category_hessian"):
+            _number(self, name, least=0.0)
+        _integer(self, "max_category_group", 1)
+        _integer(self, "early_stopping_rounds", 1, optional=True)
+        _integer(self, "random_state", 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Parameters as JSON types, for the model file."""
+        return asdict(self)
+
+
+#: Keywords of `dboost.fit` that later versions will support, with the only value that means the same as not having them.
+RESERVED: dict[str, Any] = {
+    "quantile": None,
+    "huber_alpha": 0.9,
+    "tweedie_power": 1.5,
+    "criterion": "newton",
+    "step": "leaf",
+    "split_proposal": "global",
+    "subsample": 1.0,
+    "max_features": 1.0,
+    "influence_trimming": None,
+    "monotonic_cst": None,
+    "interaction_cst": None,
+    "offset": None,
+    "start_from": None,
+    "source_name": None,
+    "checkpoint": None,
+    "checkpoint_every": 10,
+    "memory_limit": None,
+    "arcbites": None,
+    "client": None,
+}
+
+
+def make_parameters(given: dict[str, Any]) -> Parameters:
+    """Parameters from keywords.
+
+    Raises
+    ------
+    ParameterError
+        Unknown names (with the closest known ones), values out of range, and values that need a later version.
+    """
+    known = {field.name for field in fields(Parameters)}
+    for name, value in given.items():
+        if name in RESERVED:
+            neutral = RESERVED[name]
+            if not (value is neutral or (isinstance(value, Real | str) and value == neutral)):
+                raise ParameterError(f"{name}={value!r} is not supported by this version of dboost")
+        elif name not in known:
+            near = difflib.get_close_matches(name, [*known, *RESERVED], n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise ParameterError(f"unknown parameter {name!r}{hint}")
+    return Parameters(**{name: _plain(value) for name, value in given.items() if name in known})
+
+
+def _plain(value: Any) -> Any:
+    """NumPy scalars as Python ones."""
+    if isinstance(value, bool | str) or value is None:
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    return value
+
+
+def _choice(record: Parameters, name: str, choices: tuple[str, ...]) -> None:
+    value = getattr(record, name)
+    if value not in choices:
+        raise ParameterError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
+
+
+def _integer(
+    record: Parameters, name: str, least: int, most: int | None = None, *, optional: bool = False
+) -> None:
+    value = getattr(record, name)
+    if value is None and optional:
+        return
+    limits = f"at least {least}" if most is None else f"between {least} and {most}"
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        raise ParameterError(f"{name}={value!r} must be an integer of {limits}{' or None' if optional else ''}")
+
+
+def _number(
+    record: Parameters, name: str, *, least: float | None = None, above: float | None = None, optional: bool = False
+) -> None:
+    value = getattr(record, name)
+    if value is None and optional:
+        return
+    wrong = isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
+    if wrong or (least is not None and value < least) or (above is not None and value <= above):
+        limit = f"at least {least:g}" if least is not None else f"greater than {above:g}"
+        raise ParameterError(f"{name}={value!r} must be a number {limit}{' or None' if optional else ''}")

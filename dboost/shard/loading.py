@@ -1,0 +1,159 @@
+"""From a table to a shard: sample, propose, encode; each chunk's raw values are let go before the next is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from dboost.binning import Binning, padded_edges, propose_all, sample_rows
+from dboost.errors import DataError
+from dboost.kernels.bins import encode_column, encode_matrix
+from dboost.kernels.histograms import Layout
+from dboost.shard.shard import Codes, empty_codes
+from dboost.sources import CategoryColumn, Chunk, Table
+
+
+def kept_rows(weight: np.ndarray | None) -> np.ndarray | None:
+    """Numbers of the rows of positive weight (int64), or None when that is all of them."""
+    if weight is None or (weight > 0).all():
+        return None
+    return np.flatnonzero(weight > 0)
+
+
+def propose_binning(table: Table, kept: np.ndarray | None, *, max_bins: int, seed: int, n_threads: int) -> Binning:
+    """Propose split points from a sample of the table's rows."""
+    n_rows = table.n_rows if kept is None else len(kept)
+    rows = sample_rows(n_rows, seed)
+    if kept is not None:
+        rows = kept[rows]
+    samples: list[list[np.ndarray]] = [[] for _ in table.features]
+    whole = len(rows) == table.n_rows
+    start = 0
+    for i, length in enumerate(table.lengths):
+        low, high = np.searchsorted(rows, (start, start + length))
+        if low < high:
+            chunk = table.chunk(i)
+            local = slice(None) if whole else rows[low:high] - start
+            if chunk.matrix is not None and not whole:
+                columns: Any = np.ascontiguousarray(np.take(chunk.matrix, local, axis=0).T)
+            else:
+                columns = chunk.columns
+            for sample, feature, column in zip(samples, table.features, columns, strict=True):
+                if not feature.is_categorical:
+                    sample.append(column if column.ndim and chunk.matrix is not None and not whole else column[local])
+        start += length
+    joined = [
+        None if feature.is_categorical else np.concatenate(parts) if len(parts) > 1 else parts[0]
+        for feature, parts in zip(table.features, samples, strict=True)
+    ]
+    weight = None if table.weight is None else table.weight[rows]
+    return Binning(table.features, propose_all(joined, weight, max_bins, n_threads))
+
+
+def encode_table(
+    table: Table, binning: Binning, layout: Layout, kept: np.ndarray | None, n_threads: int, *, allow_infinite: bool = False
+) -> Codes:
+    """Codes of all rows, or of the kept ones.
+
+    Raises
+    ------
+    DataError
+        When a numeric feature holds an infinite value (unless allowed), naming column and row.
+    """
+    n_rows = table.n_rows if kept is None else len(kept)
+    codes = empty_codes(layout, n_rows)
+    position = start = 0
+    with ThreadPoolExecutor(n_threads) as pool:
+        encoder = _Encoder(binning, codes, pool, n_threads)
+        for i, length in enumerate(table.lengths):
+            if length:
+                chunk = table.chunk(i)
+                rows = None
+                if kept is not None:
+                    low, high = np.searchsorted(kept, (start, start + length))
+                    rows = kept[low:high] - start if high - low < length else None
+                n = length if rows is None else len(rows)
+                infinite = encoder.encode(chunk, rows, position)
+                if infinite is not None and not allow_infinite:
+                    row, feature = infinite
+                    where = f"row {row} of {table.partition_name(i)}"
+                    raise DataError(f"column {binning.features[feature].name!r} holds an infinite value ({where})")
+                position += n
+            start += length
+    return codes
+
+
+class _Encoder:
+    """Encodes chunk after chunk into the rows of `codes`."""
+
+    def __init__(self, binning: Binning, codes: Codes, pool: ThreadPoolExecutor, n_threads: int) -> None:
+        self._n_bins = binning.n_bins
+        self._numeric = [edge is not None for edge in binning.edges]
+        self._codes = codes
+        self._pool = pool
+        self._n_threads = n_threads
+        self._edges = {dtype: padded_edges(binning.edges, np.dtype(dtype)) for dtype in (np.float32, np.float64)}
+
+    def encode(self, chunk: Chunk, rows: np.ndarray | None, position: int) -> tuple[int, int] | None:
+        """Write codes from row `position` on; returns (row in chunk, feature) of an infinite value, or None."""
+        matrix = chunk.matrix
+        n = chunk.n_rows if rows is None else len(rows)
+        if matrix is not None and matrix.dtype in (np.float32, np.float64) and all(self._numeric):
+            if rows is not None:
+                matrix = matrix[rows]
+            found = self._encode_matrix(matrix, slice(position, position + n))
+        else:
+            tasks = (
+                (feature, column, rows, slice(position, position + n)) for feature, column in enumerate(chunk.columns)
+            )
+            found = next(
+                (pair for pair in self._pool.map(self._encode_column, *zip(*tasks, strict=True)) if pair is not None), None
+            )
+        if found is not None and rows is not None:
+            return int(rows[found[0]]), found[1]
+        return found
+
+    def _encode_matrix(self, matrix: np.ndarray, out: slice) -> tuple[int, int] | None:
+        edges = self._edges[matrix.dtype.type]
+        codes = self._codes.narrow[:, out]
+        n, p = matrix.shape
+
+        def part(bounds: tuple[int, int]) -> int:
+            return encode_matrix(matrix, edges, self._n_bins, codes, *bounds)
+
+        for found in self._pool.map(part, _ranges(n, self._n_threads)):
+            if found >= 0:
+                return divmod(found, p)
+        return None
+
+    def _encode_column(
+        self, feature: int, column: np.ndarray | CategoryColumn, rows: np.ndarray | None, out: slice
+    ) -> tuple[int, int] | None:
+        target = self._codes.of(feature)[out]
+        if isinstance(column, CategoryColumn):
+            local = column.codes if rows is None else column.codes[rows]
+            target[:] = np.where(local < 0, self._n_bins[feature], local)
+            return None
+        values = column if rows is None else column[rows]
+        if values.dtype not in (np.float32, np.float64):
+            values = values.astype(np.float64)
+        values = np.ascontiguousarray(values)
+        edges = self._edges[values.dtype.type][feature]
+        found = encode_column(values, edges, self._n_bins[feature], target)
+        return None if found < 0 else (found, feature)
+
+
+def _ranges(n: int, parts: int) -> Iterator[tuple[int, int]]:
+    for k in range(parts):
+        if n * k // parts < n * (k + 1) // parts:
+            yield n * k // parts, n * (k + 1) // parts
+
+
+def in_ranges(work: Callable[[int, int], Any], n: int, n_threads: int) -> None:
+    """Call work(first, last) over `n_threads` ranges at once."""
+    with ThreadPoolExecutor(n_threads) as pool:
+        for done in [pool.submit(work, *bounds) for bounds in _ranges(n, n_threads)]:
+            done.result()

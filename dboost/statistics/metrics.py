@@ -1,0 +1,125 @@
+"""Metrics on held-out rows, by scikit-learn's names.
+
+A metric is chunk / merge / finish: `chunk` turns the rows of a shard into a small exact statistic, `merge` adds two of them,
+`finish` makes the number. Merging is exact and associative, so a metric, and with it the decision to stop, is a function of
+the rows and not of where they lie. Means are exact sums; the area under the ROC curve merges counts per distinct score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dboost.errors import ParameterError
+from dboost.losses.base import Loss
+from dboost.statistics.exact import ExactSum
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Held-out rows as a metric sees them.
+
+    target, raw, weight (or None) : float64[n]; loss : the one that was trained; unit, weight_unit : of exact sums of losses
+    and of weights.
+    """
+
+    target: np.ndarray
+    raw: np.ndarray
+    weight: np.ndarray | None
+    loss: Loss
+    unit: float
+    weight_unit: float
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A named metric. `larger_is_better` decides what early stopping calls an improvement."""
+
+    name: str
+    larger_is_better: bool
+    chunk: Callable[[Rows], Any]
+    merge: Callable[[Any, Any], Any]
+    finish: Callable[[Any], float]
+
+
+def _mean_of(
+    name: str, per_row: Callable[[Rows], np.ndarray], *, larger: bool = False, after: Callable[[float], float] | None = None
+) -> Metric:
+    def chunk(rows: Rows) -> tuple[ExactSum, ExactSum]:
+        values = per_row(rows)
+        if rows.weight is None:
+            return ExactSum.of(values, rows.unit), ExactSum(1.0, len(values))
+        return ExactSum.of(values * rows.weight, rows.unit), ExactSum.of(rows.weight, rows.weight_unit)
+
+    def merge(a: tuple[ExactSum, ExactSum], b: tuple[ExactSum, ExactSum]) -> tuple[ExactSum, ExactSum]:
+        return a[0].merge(b[0]), a[1].merge(b[1])
+
+    def finish(total: tuple[ExactSum, ExactSum]) -> float:
+        mean = total[0].finish() / total[1].finish()
+        return mean if after is None else after(mean)
+
+    return Metric(name, larger, chunk, merge, finish)
+
+
+def _auc_chunk(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Distinct scores, ascending, with the weight of each class at each."""
+    weight = np.ones(len(rows.raw)) if rows.weight is None else rows.weight
+    return _by_score(rows.raw, weight * (rows.target == 0), weight * (rows.target == 1))
+
+
+def _by_score(score: np.ndarray, zeros: np.ndarray, ones: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    distinct, at = np.unique(score, return_inverse=True)
+    return distinct, np.bincount(at, zeros, len(distinct)), np.bincount(at, ones, len(distinct))
+
+
+def _auc_merge(a: tuple[np.ndarray, ...], b: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+    return _by_score(*(np.concatenate(pair) for pair in zip(a, b, strict=True)))
+
+
+def _auc_finish(counts: tuple[np.ndarray, ...]) -> float:
+    _, zeros, ones = counts
+    below = np.cumsum(zeros) - zeros
+    pairs = zeros.sum() * ones.sum()
+    return float((ones * (below + 0.5 * zeros)).sum() / pairs) if pairs > 0 else float("nan")
+
+
+def _prediction(rows: Rows) -> np.ndarray:
+    return rows.loss.inverse_link(rows.raw)
+
+
+def _accuracy(rows: Rows) -> np.ndarray:
+    return ((rows.raw > 0) == (rows.target == 1)).astype(np.float64)
+
+
+_ANY = (
+    _mean_of("mean_squared_error", lambda r: (_prediction(r) - r.target) ** 2),
+    _mean_of("root_mean_squared_error", lambda r: (_prediction(r) - r.target) ** 2, after=lambda mean: mean**0.5),
+    _mean_of("mean_absolute_error", lambda r: np.abs(_prediction(r) - r.target)),
+)
+_TWO_CLASSES = (
+    _mean_of("accuracy", _accuracy, larger=True),
+    _mean_of("brier_score", lambda r: (_prediction(r) - r.target) ** 2),
+    Metric("roc_auc", True, _auc_chunk, _auc_merge, _auc_finish),
+)
+
+
+def find_metrics(wanted: Any, loss: Loss) -> list[Metric]:
+    """Metrics from names (one, several, or None for the loss itself).
+
+    Raises
+    ------
+    ParameterError
+        Unknown names, with those that go with the loss.
+    """
+    own = _mean_of(loss.name, lambda r: r.loss.value(r.target, r.raw))
+    known = {metric.name: metric for metric in (own, *(_TWO_CLASSES if loss.is_classification else _ANY))}
+    names = [loss.name] if wanted is None else [wanted] if isinstance(wanted, str) else list(wanted)
+    found = []
+    for name in names:
+        if not isinstance(name, str) or name not in known:
+            raise ParameterError(f"eval_metric {name!r} does not go with loss {loss.name!r}; choose from {', '.join(known)}")
+        found.append(known[name])
+    return found

@@ -1,0 +1,108 @@
+"""Watching a fit: what happened in each iteration, whether to stop, and what the user sees of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dboost.model.ensemble import Ensemble
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What a callback is told after each iteration.
+
+    Attributes
+    ----------
+    iteration : int
+        1 for the first.
+    n_iterations : int
+        How many were asked for.
+    record : dict
+        The iteration's row of `Booster.history`.
+    model : callable
+        Returns the `Ensemble` so far (assembled when called).
+    """
+
+    iteration: int
+    n_iterations: int
+    record: dict[str, Any]
+    model: Callable[[], Ensemble]
+
+
+#: A callback may return True to stop the fit after this iteration.
+Callback = Callable[[Iteration], Any]
+
+
+class EarlyStopping:
+    """Remembers the best iteration by one metric, and says when it is long enough ago.
+
+    An improvement must exceed `tolerance`. NaN never improves.
+    """
+
+    def __init__(self, column: str, rounds: int, *, larger_is_better: bool, tolerance: float = 0.0) -> None:
+        self.column = column
+        self.rounds = rounds
+        self._sign = 1.0 if larger_is_better else -1.0
+        self._tolerance = tolerance
+        self._best = -float("inf")
+        self.best_iteration = 0
+
+    def should_stop(self, iteration: int, record: dict[str, Any]) -> bool:
+        value = self._sign * record[self.column]
+        if value > self._best + self._tolerance or self.best_iteration == 0:
+            self._best = value if value == value else -float("inf")
+            self.best_iteration = iteration
+        return iteration - self.best_iteration >= self.rounds
+
+
+class Progress:
+    """A bar on a terminal, a line every so many iterations elsewhere.
+
+    Parameters
+    ----------
+    wanted : bool or None
+        None: a bar if stderr is a terminal, else nothing. True: also lines where there is no terminal.
+    n_iterations : int
+    """
+
+    def __init__(self, wanted: bool | None, n_iterations: int) -> None:
+        terminal = sys.stderr.isatty()
+        self._bar: Any = None
+        self._lines = bool(wanted) and not terminal
+        self._every = max(n_iterations // 20, 1)
+        self._total = n_iterations
+        if terminal and wanted is not False:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as RichProgress
+
+            self._bar = RichProgress(
+                TextColumn("boosting"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
+                TimeRemainingColumn(), console=Console(stderr=True),
+            )  # fmt: skip
+            self._task = self._bar.add_task("", total=n_iterations, note="")
+            self._bar.start()
+        self._shown = 0.0
+
+    def show(self, record: dict[str, Any], scores: Sequence[str]) -> None:
+        iteration = record["iteration"]
+        if self._bar is not None:
+            now = time.monotonic()
+            if now - self._shown > 0.1 or iteration == self._total:
+                self._shown = now
+                self._bar.update(self._task, completed=iteration, note=_note(record, scores))
+        elif self._lines and (iteration % self._every == 0 or iteration in (1, self._total)):
+            print(f"iteration {iteration}/{self._total}: {_note(record, scores)}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _note(record: dict[str, Any], scores: Sequence[str]) -> str:
+    return ", ".join(f"{name} {record[name]:.5g}" for name in scores)

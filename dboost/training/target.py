@@ -1,0 +1,91 @@
+"""From the user's target column to numbers that a loss can work with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dboost.errors import DataError, ParameterError
+from dboost.losses import Loss, by_name
+from dboost.schema import Level
+from dboost.sources import CategoryColumn, Table
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """The loss, the target as float64 (0 and 1 for two classes), and what the classes are called."""
+
+    loss: Loss
+    values: np.ndarray
+    classes: tuple[Level, ...] | None
+    classes_dtype: str | None
+
+
+def read_target(table: Table, loss_name: str) -> Target:
+    """Choose the loss ("auto": by the target's kind) and encode the target for it.
+
+    Raises
+    ------
+    DataError
+        One class only, or a target of text or categories for a loss that wants numbers.
+    """
+    column = table.target
+    assert column is not None
+    if loss_name == "auto":
+        is_class = isinstance(column, CategoryColumn) or table.target_is_bool or _is_zero_one(column)
+        loss_name = "log_loss" if is_class else "squared_error"
+    loss = by_name(loss_name)
+    if not loss.is_classification:
+        if isinstance(column, CategoryColumn):
+            raise DataError(f"loss {loss_name!r} wants a numeric target, but the target holds categories or text")
+        if not np.isfinite(column).all():
+            row = int(np.flatnonzero(~np.isfinite(column))[0])
+            raise DataError(f"the target holds an infinite value ({table.row_name(row)})")
+        return Target(loss, column, None, None)
+    codes, classes, dtype = _classes(table)
+    weight = table.weight
+    present = np.bincount(codes if weight is None else codes[weight > 0], minlength=len(classes)) > 0
+    if present.sum() < 2:
+        only = [c for c, p in zip(classes, present, strict=True) if p]
+        raise DataError(f"the target has one class only ({only[0]!r}); a classifier needs at least two classes")
+    if len(classes) > 2:
+        raise ParameterError(
+            f"the target has {len(classes)} classes; this version of dboost trains two-class models (loss 'log_loss')"
+        )
+    return Target(loss, codes.astype(np.float64), classes, dtype)
+
+
+def encode_like(table: Table, target: Target, what: str) -> np.ndarray:
+    """The target of held-out rows in the terms of the training target: float64[n_rows]."""
+    column = table.target
+    if target.classes is None:
+        if not isinstance(column, np.ndarray):
+            raise DataError(f"the target of {what} holds categories or text, the training target numbers")
+        return column
+    codes, classes, _ = _classes(table)
+    known = {level: code for code, level in enumerate(target.classes)}
+    unknown = [level for level in classes if level not in known]
+    if unknown:
+        raise DataError(f"{what} holds a class that the training target has not: {unknown[0]!r}")
+    return np.array([known[level] for level in classes], np.float64)[codes]
+
+
+def _is_zero_one(values: np.ndarray) -> bool:
+    return bool(((values == 0) | (values == 1)).all()) and values.min() != values.max()
+
+
+def _classes(table: Table) -> tuple[np.ndarray, tuple[Level, ...], str]:
+    """Class codes (int64), the classes in ascending order, and their dtype."""
+    column, dtype = table.target, str(table.target_dtype)
+    if isinstance(column, CategoryColumn):
+        return column.codes.astype(np.int64), column.levels, dtype
+    assert column is not None
+    values, codes = np.unique(column, return_inverse=True)
+    if table.target_is_bool:
+        return codes, tuple(bool(v) for v in values), "bool"
+    if not np.issubdtype(np.dtype(dtype), np.integer) and not (values == np.rint(values)).all():
+        raise DataError("Unknown label type: continuous. A classifier wants classes, but the target holds fractions")
+    if np.issubdtype(np.dtype(dtype), np.integer):
+        return codes, tuple(int(v) for v in values), dtype
+    return codes, tuple(float(v) for v in values), dtype

@@ -1,0 +1,164 @@
+"""The boosting loop.
+
+    advance:  scores += last tree;  gradients, Hessians, loss            (engine)
+    judge:    metrics on held-out rows, history, callbacks, stop?        (here)
+    grow:     histograms → splits → leaves → exact leaf sums             (engine)
+    values:   -ν T_α(G) / (H + λ)                                        (here)
+
+One pass over the rows both finishes a tree and prepares the next, so the loss after a tree is known when the next would
+begin. The trainer knows neither where the rows are nor which loss it is.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dboost.binning import Binning
+from dboost.engine.contract import Engine
+from dboost.growth.task import Extremes, TreeTask
+from dboost.errors import DBoostError
+from dboost.growth.finish import Harvest, leaf_values
+from dboost.growth.frontier import ANY_ORDER, BEST_FIRST, DEPTH_WISE, Rule, limits_of
+from dboost.kernels.histograms import PAIR, TRIPLE, Packing
+from dboost.params import Parameters
+from dboost.statistics.exact import FINE, unit_for
+from dboost.statistics.metrics import Metric
+from dboost.training.held_out import HeldOut
+from dboost.training.monitor import Callback, EarlyStopping, Iteration, Progress
+
+_UNLIMITED_DEPTH = 1 << 30
+
+
+def rule_of(parameters: Parameters, n_rows: int) -> Rule:
+    """The rule of growth; without limits, the number of leaves is bounded by depth and rows."""
+    depth = parameters.max_depth or _UNLIMITED_DEPTH
+    by_depth = 1 << min(depth, 40)
+    by_rows = max(n_rows // parameters.min_samples_leaf, 1)
+    leaves = min(parameters.max_leaf_nodes or by_depth, by_depth, by_rows)
+    if parameters.max_leaf_nodes is None or parameters.max_leaf_nodes >= min(by_depth, by_rows):
+        return Rule(leaves, depth, ANY_ORDER)
+    return Rule(leaves, depth, BEST_FIRST if parameters.growth == "best_first" else DEPTH_WISE)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How many planes a histogram has, how its buckets are packed, and which plane counts rows."""
+
+    packing: Packing
+    n_planes: int
+    count_plane: int
+
+
+def precision_of(parameters: Parameters, constant_hessian: bool) -> Precision:
+    """Counts are kept only when somebody looks at them, and not separately when Hessians are counts."""
+    if parameters.min_samples_leaf <= 1:
+        return Precision(PAIR, 2, -1)
+    if constant_hessian:
+        return Precision(PAIR, 2, 1)
+    return Precision(TRIPLE, 3, 2)
+
+
+@dataclass
+class Training:
+    """A fit under way, and what came of it.
+
+    Attributes
+    ----------
+    harvest : list of Harvest
+        Trees so far.
+    history : list of dict
+        One record per iteration.
+    """
+
+    engine: Engine
+    binning: Binning
+    parameters: Parameters
+    constant_hessian: bool
+    total_weight: float
+    coarse: float
+    rule: Rule
+    held_out: Sequence[HeldOut] = ()
+    metrics: Sequence[Metric] = ()
+    early_stopping: EarlyStopping | None = None
+    callbacks: Sequence[Callback] = ()
+    harvest: list[Harvest] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    def run(self, assemble: Any, progress: Progress) -> None:
+        """Boost until the last iteration, or until early stopping or a callback ends it.
+
+        assemble : called without arguments, returns the `Ensemble` so far (for callbacks).
+        """
+        n_iterations = self.parameters.max_iter
+        precision = precision_of(self.parameters, self.constant_hessian)
+        scores = [f"{held.name}_{metric.name}" for held in self.held_out for metric in self.metrics] or ["train_loss"]
+        extremes = self.engine.advance(np.zeros(1))
+        for iteration in range(1, n_iterations + 1):
+            began = time.perf_counter()
+            task = self._task(extremes, precision, iteration)
+            grown = self.engine.grow(task)
+            values = leaf_values(grown.leaf_sums, self.parameters)
+            self.harvest.append(Harvest.of(grown, _gain_unit(task)))
+            record: dict[str, Any] = {"iteration": iteration, "seconds": 0.0, "rows_kept": self.engine.n_rows, "bytes_read": 0}
+            for held in self.held_out:
+                held.add(grown, values)
+                record |= held.judge(list(self.metrics))
+            extremes = self.engine.advance(values)
+            record["train_loss"] = self._loss(extremes, iteration)
+            record["seconds"] = time.perf_counter() - began
+            self.history.append(record)
+            progress.show(record, scores)
+            stop = self.early_stopping is not None and self.early_stopping.should_stop(iteration, record)
+            for callback in self.callbacks:
+                stop = bool(callback(Iteration(iteration, n_iterations, record, assemble))) or stop
+            if stop:
+                break
+
+    def _loss(self, extremes: Extremes, iteration: int) -> float:
+        if not math.isfinite(extremes.max_gradient) or not math.isfinite(extremes.max_hessian):
+            raise DBoostError(
+                f"training diverged in iteration {iteration}: scores are no longer finite; a smaller learning_rate, more "
+                "l2_regularization or a max_delta_step will help"
+            )
+        return (extremes.coarse_loss + extremes.fine_loss / FINE) / self.coarse / self.total_weight
+
+    def _task(self, extremes: Extremes, precision: Precision, iteration: int) -> TreeTask:
+        packing, parameters = precision.packing, self.parameters
+        scale_g = _scale(packing.max_gradient, extremes.max_gradient)
+        scale_h = 1.0 if self.constant_hessian else _scale(packing.max_hessian, extremes.max_hessian)
+        n = self.engine.n_rows
+        exact_h = 1.0 if self.constant_hessian else unit_for(extremes.max_hessian, n)
+        scales = np.array([scale_g, scale_h, unit_for(extremes.max_gradient, n), exact_h])
+        limits = limits_of(
+            l2=parameters.l2_regularization,
+            l1=parameters.l1_regularization,
+            max_step=math.inf if parameters.max_delta_step is None else parameters.max_delta_step,
+            min_hessian=parameters.min_hessian,
+            min_rows=parameters.min_samples_leaf,
+            count_plane=precision.count_plane,
+            least_gain=parameters.leaf_penalty + parameters.min_gain,
+            smoothing=parameters.categorical_smoothing,
+            category_l2=parameters.categorical_l2,
+            max_categories=parameters.max_category_group,
+            min_category_hessian=parameters.min_category_hessian,
+            gradient_unit=1.0 / scale_g,
+            hessian_unit=1.0 / scale_h,
+        )
+        allowed = np.ones(len(self.binning.features), np.uint8)
+        return TreeTask(limits, packing, self.rule, scales, allowed)
+
+
+def _scale(largest: int, maximum: float) -> float:
+    """What brings `maximum` to the largest quantised value, as a float32 number."""
+    return float(np.float32(largest / maximum)) if maximum > 1e-30 else 1.0
+
+
+def _gain_unit(task: TreeTask) -> float:
+    """½ unit_g² / unit_h: from scores of quantised sums to the loss's units."""
+    return 0.5 * task.scales[1] / task.scales[0] ** 2
