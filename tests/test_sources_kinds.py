@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+from itertools import pairwise
 
 import dask.array as da
 import dask.dataframe as dd
@@ -19,6 +20,7 @@ from dboost.sources import open_table
 from tests.table_content import content
 
 N = 23
+DICTIONARY = pd.ArrowDtype(pa.dictionary(pa.int8(), pa.string()))
 
 
 def rows() -> pd.DataFrame:
@@ -50,7 +52,7 @@ FEATURES = (
 def cut(frame: pd.DataFrame, at: list[int]) -> dd.DataFrame:
     """A lazy frame with partition borders where asked; equal borders make empty partitions."""
     borders = [0, *sorted(at), len(frame)]
-    pieces = [frame.iloc[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    pieces = [frame.iloc[a:b] for a, b in pairwise(borders)]
     return dd.from_map(lambda piece: piece, pieces, meta=frame.iloc[:0])
 
 
@@ -71,7 +73,9 @@ KINDS = {
     "polars, lazy": lambda frame: pl.from_pandas(frame).lazy(),
     "polars, categories": lambda frame: pl.from_pandas(frame).with_columns(pl.col("word").cast(pl.Categorical)),
     "arrow": pa.Table.from_pandas,
-    "arrow, in pieces": lambda frame: pa.concat_tables([pa.Table.from_pandas(frame[i : i + 5]) for i in range(0, N, 5)]),
+    "arrow, in pieces": lambda frame: pa.concat_tables(
+        [pa.Table.from_pandas(frame[i : i + 5]) for i in range(0, N, 5)]
+    ),
     "arrow, views": lambda frame: pa.Table.from_pandas(frame).set_column(
         5, "word", pa.array(frame["word"], pa.string_view())
     ),
@@ -208,14 +212,14 @@ def test_numbers(values: object, dtype: type, want: list[float]) -> None:
         (pd.Series(["b", None, "a"], dtype=pd.StringDtype("python")), ("a", "b"), [1, -1, 0]),
         (pd.Series(["b", None, "a"], dtype="string[pyarrow]"), ("a", "b"), [1, -1, 0]),
         (pd.Series(["b", None, "a"], dtype=pd.ArrowDtype(pa.large_string())), ("a", "b"), [1, -1, 0]),
-        (pd.Series(["b", None, "a"], dtype=pd.ArrowDtype(pa.dictionary(pa.int8(), pa.string()))), ("a", "b"), [1, -1, 0]),
+        (pd.Series(["b", None, "a"], dtype=DICTIONARY), ("a", "b"), [1, -1, 0]),
         (pd.Series(pd.Categorical([10, None, 9])), (9, 10), [1, -1, 0]),
         (pd.Series(pd.Categorical([2.5, None, 2.0])), (2, 2.5), [1, -1, 0]),
         (pd.Series(pd.Categorical([True, None, False])), (False, True), [1, -1, 0]),
         (pd.Series(pd.Categorical([-1, None, -2])), (-2, -1), [1, -1, 0]),
         (pd.Series(pd.Categorical(["x", 3, True])), (1, 3, "x"), [2, 1, 0]),
         (np.array(["b", "", "a"]), ("", "a", "b"), [2, 0, 1]),
-        (pa.DictionaryArray.from_arrays(pa.array([1, 0, 2]), pa.array(["a", None, "unused", "b"])[:3]), ("a", "unused"), [-1, 0, 1]),
+        (pa.DictionaryArray.from_arrays([1, 0, 2], ["a", None, "b", "unused"]), ("a", "b"), [-1, 0, 1]),
         (pa.DictionaryArray.from_arrays(pa.array([1, None, 2], pa.uint8()), pa.array([7, 5, 4])), (4, 5), [1, -1, 0]),
         (pl.Series(["b", None, "a"], dtype=pl.Enum(["b", "never", "a"])), ("a", "b"), [1, -1, 0]),
         (pl.Series(["b", None, "a"], dtype=pl.Categorical), ("a", "b"), [1, -1, 0]),
@@ -274,7 +278,11 @@ def test_levels_of_differing_dictionaries_unite() -> None:
 
 
 def test_silent_partitions_agree_with_numbers() -> None:
-    parts = [pd.DataFrame({"c": np.array([None])}), pd.DataFrame({"c": pd.Categorical([None])}), pd.DataFrame({"c": [2]})]
+    parts = [
+        pd.DataFrame({"c": np.array([None])}),
+        pd.DataFrame({"c": pd.Categorical([None])}),
+        pd.DataFrame({"c": [2]}),
+    ]
     table = open_table(dd.from_map(lambda i: parts[i], range(3), meta=parts[2].iloc[:0]), np.arange(3))
     assert table.features == (Feature("c"),)
     np.testing.assert_array_equal(np.concatenate([table.chunk(i).columns[0] for i in range(3)]), [np.nan, np.nan, 2])
@@ -317,7 +325,9 @@ def test_features_are_taken_in_order() -> None:
     for data in (frame, cut(frame, [5]), pa.Table.from_pandas(frame)):
         table = open_table(data, "y", features=["flag", "whole"], sample_weight="w")
         assert [feature.name for feature in table.features] == ["flag", "whole"]
-        pd.testing.assert_frame_equal(content(table)[["flag", "whole"]], expected()[["flag", "whole"]], check_dtype=False)
+        pd.testing.assert_frame_equal(
+            content(table)[["flag", "whole"]], expected()[["flag", "whole"]], check_dtype=False
+        )
 
 
 def test_integer_labels_become_text() -> None:

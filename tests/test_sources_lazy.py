@@ -259,16 +259,22 @@ def test_a_locked_directory_is_left_alone(temporary: Path) -> None:
 
 def test_a_forked_child_does_not_remove_the_files(temporary: Path) -> None:
     table = open_table(Source().frame(), "y", retain_bytes=0)
-    script = f"import os\npid = os.fork()\nif not pid:\n    del table\n    os._exit(0)\nos.waitpid(pid, 0)\n# {temporary}"
-    exec(script, {"table": table})
-    assert content(table)["a"].tolist() == list(range(4 * N_PARTS))
+    pid = os.fork()
+    if not pid:
+        table.close()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert len(list(temporary.glob("dboost-*/chunk-*"))) == N_PARTS
     table.close()
 
 
 def test_no_place_for_temporary_files(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with dask.config.set({"temporary-directory": str(blocked)}), pytest.raises(DBoostError, match="temporary files in .*file"):
+    with (
+        dask.config.set({"temporary-directory": str(blocked)}),
+        pytest.raises(DBoostError, match=r"temporary files in .*file"),
+    ):
         open_table(Source().frame(), "y", retain_bytes=0)
 
 
@@ -294,7 +300,7 @@ def test_a_truncated_file_is_an_error(temporary: Path) -> None:
     table = open_table(Source().frame(), "y", retain_bytes=0)
     (folder,) = temporary.iterdir()
     os.truncate(folder / "chunk-1.npy", 200)
-    with pytest.raises(DBoostError, match="cannot read the temporary file .*chunk-1"):
+    with pytest.raises(DBoostError, match=r"cannot read the temporary file .*chunk-1"):
         table.chunk(1)
     table.close()
 
@@ -317,12 +323,15 @@ def test_peak_memory_is_what_is_retained_and_a_few_partitions(tmp_path: Path) ->
         dask.config.set({"temporary-directory": sys.argv[1]})
         N = 100_000
         def part(i):
-            return pd.DataFrame(np.random.default_rng(i).random((N, 19)), columns=[f"c{j}" for j in range(19)]).assign(y=0.0)
+            values = np.random.default_rng(i).random((N, 19))
+            return pd.DataFrame(values, columns=[f"c{j}" for j in range(19)]).assign(y=0.0)
+        def frame(n):
+            return dd.from_map(part, range(n), meta=part(0)[:0])
         def peak():
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        open_table(dd.from_map(part, range(2), meta=part(0)[:0]), "y", n_threads=2, retain_bytes=0).close()
+        open_table(frame(2), "y", n_threads=2, retain_bytes=0).close()
         before = peak()
-        with open_table(dd.from_map(part, range(20), meta=part(0)[:0]), "y", n_threads=2, retain_bytes=5 * 2**20) as table:
+        with open_table(frame(20), "y", n_threads=2, retain_bytes=5 * 2**20) as table:
             total = sum(float(table.chunk(i).columns[3].sum()) for i in range(table.n_chunks))
         assert abs(total - 1e6) < 1e4, total
         print(peak() - before)

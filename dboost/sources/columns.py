@@ -197,7 +197,8 @@ def _from_arrow(array: pa.Array | pa.ChunkedArray, rule: Rule) -> Column:
     if pa.types.is_boolean(kind) and missing:
         array, kind = array.cast(pa.uint8()), pa.uint8()
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        raise _refusal(rule, str(kind), "date" if pa.types.is_temporal(kind) else None)
+        what = "duration" if pa.types.is_duration(kind) else "date" if pa.types.is_temporal(kind) else None
+        raise _refusal(rule, str(kind), what)
     pieces = _pieces(array)
     if missing:
         plain = np.concatenate([piece.fill_null(0).to_numpy(zero_copy_only=False) for piece in pieces])

@@ -18,6 +18,7 @@ import dask.dataframe as dd
 import fsspec
 import pandas as pd
 import pyarrow as pa
+from dask.utils import natural_sort_key
 from fsspec.utils import read_block
 
 from dboost.errors import DataError, DBoostError
@@ -56,8 +57,7 @@ def open_path(path: Any) -> dd.DataFrame:
         if parquet and text:
             raise DataError(f"{_shown(path)} holds both Parquet and CSV files: name one kind")
         if parquet:
-            # A folder is handed over whole, so that Dask sees its partitioning by folder names.
-            return dd.read_parquet(paths[0] if len(paths) == 1 else parquet)
+            return _read_parquet(paths, parquet)
         if text:
             return _read_csv(text)
     raise DataError(f"{_shown(path)} is neither Parquet nor CSV: its name must end in .parquet, .csv or .csv.gz")
@@ -70,10 +70,10 @@ def reading(path: Any) -> Iterator[None]:
         yield
     except DBoostError:
         raise
-    except (OSError, ValueError, RuntimeError, ImportError, pa.ArrowException) as error:
+    except (OSError, EOFError, ValueError, RuntimeError, ImportError, pa.ArrowException) as error:
         if path is None:
             raise
-        raise DataError(f"cannot read {_shown(path)}: {error}") from error
+        raise DataError(f"cannot read {_shown(path)}: {str(error).strip()}") from error
 
 
 def _shown(path: Any) -> str:
@@ -81,25 +81,33 @@ def _shown(path: Any) -> str:
 
 
 def _files(path: str) -> list[str]:
-    """Full URLs of the data files that a path, folder or glob stands for, sorted."""
+    """Full URLs of the data files that a path, folder or glob stands for; part-2 comes before part-10."""
     fs, root = fsspec.url_to_fs(path)
-    if "*" in root or "?" in root or "[" in root:
-        names = fs.glob(root)
-    elif fs.isdir(root):
-        names = [name for name in fs.find(root) if not _hidden(name, root)]
-    else:
-        names = [root] if fs.exists(root) else []
-    kept = [name for name in names if name.lower().endswith(_PARQUET + _CSV) or name == root]
-    return [fs.unstrip_protocol(name) for name in sorted(kept)]
+    if fs.exists(root) and not fs.isdir(root):
+        return [fs.unstrip_protocol(root)]
+    in_folder = fs.isdir(root)
+    names = fs.find(root) if in_folder else fs.glob(root)
+    kept = [name for name in names if name.lower().endswith(_PARQUET + _CSV)]
+    shown = [name for name in kept if not _hidden(name[len(root) :] if in_folder else name.rpartition("/")[2])]
+    return [fs.unstrip_protocol(name) for name in sorted(shown, key=natural_sort_key)]
 
 
-def _hidden(name: str, root: str) -> bool:
-    return any(part.startswith(("_", ".")) for part in name.removeprefix(root).split("/") if part)
+def _hidden(name: str) -> bool:
+    return any(part.startswith(("_", ".")) for part in name.split("/"))
+
+
+def _read_parquet(paths: list[str], files: list[str]) -> dd.DataFrame:
+    fs, root = fsspec.url_to_fs(paths[0])
+    if len(paths) == 1 and fs.isdir(root):
+        return dd.read_parquet(paths[0])  # as a whole, so that Dask sees columns in the names of folders
+    if files == sorted(files, key=natural_sort_key):
+        return dd.read_parquet(files)
+    return dd.concat([dd.read_parquet(file) for file in files])  # Dask would sort them
 
 
 def _read_csv(files: list[str]) -> dd.DataFrame:
-    with fsspec.open(files[0], "rb", compression="infer") as stream:
-        sample = _parse(files[0], stream, [], n_rows=SAMPLE_ROWS)
+    with reading(files[0]), fsspec.open(files[0], "rb", compression="infer") as stream:
+        sample = _parse(stream, [], n_rows=SAMPLE_ROWS)
     text = [name for name in sample if pd.api.types.infer_dtype(sample[name], skipna=True) == "string"]
     blocks = [(file, start, length) for file in files for start, length in _cut(file)]
     return dd.from_map(
@@ -127,18 +135,13 @@ def read_csv_block(
     file: str, start: int, length: int | None, *, text: list[str], columns: list[str] | None = None
 ) -> pd.DataFrame:
     """The lines that begin in ``[start, start + length)`` of a file, under the file's own header."""
-    with fsspec.open(file, "rb", compression="infer") as stream:
+    with reading(file), fsspec.open(file, "rb", compression="infer") as stream:
         header = stream.readline() if start else b""
         block = read_block(stream, start, length, delimiter=b"\n")
-    return _parse(file, io.BytesIO(header + block), text, columns)
+        return _parse(io.BytesIO(header + block), text, columns)
 
 
-def _parse(
-    file: str, stream: Any, text: list[str], columns: list[str] | None = None, n_rows: int | None = None
-) -> pd.DataFrame:
+def _parse(stream: Any, text: list[str], columns: list[str] | None = None, n_rows: int | None = None) -> pd.DataFrame:
     types = {name: "str" for name in text if columns is None or name in columns}
-    try:
-        frame = pd.read_csv(stream, dtype=types, usecols=columns, nrows=n_rows)
-    except (ValueError, OSError, EOFError) as error:  # pandas' EmptyDataError and ParserError are ValueErrors
-        raise DataError(f"cannot read {file}: {str(error).strip()}") from error
+    frame = pd.read_csv(stream, dtype=types, usecols=columns, nrows=n_rows)
     return frame if columns is None else frame[columns]

@@ -18,7 +18,7 @@ from dboost.schema import Level
 from dboost.sources.chunk import CategoryColumn, Column
 from dboost.sources.levels import Dictionary, apply
 
-#: Whole numbers up to this size are exact as floats.
+#: Whole numbers below this size are exact as floats (and 2**53 + 1 would look like 2**53).
 _EXACT = 2**53
 
 
@@ -124,8 +124,8 @@ def check_target(target: Column, dtype: str, what: str, rows: Rows) -> None:
         return
     rows.bad(what, np.isnan(target), "contains NaN (a missing value)")
     rows.bad(what, np.isinf(target), "contains infinity")
-    if dtype in ("int64", "uint64") and max(target.max(), -target.min()) > _EXACT:
-        rows.bad(what, np.abs(target) > _EXACT, "holds integers beyond 2**53, which floats cannot tell apart,")
+    if dtype in ("int64", "uint64") and max(target.max(), -target.min()) >= _EXACT:
+        rows.bad(what, np.abs(target) >= _EXACT, "holds integers of 2**53 or more, which floats cannot tell apart,")
 
 
 def check_weight(weight: np.ndarray, what: str, rows: Rows) -> None:

@@ -12,10 +12,10 @@ Files are read and written, never mapped: mapped pages would count as memory of 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
+import sys
 import tempfile
 import threading
 import weakref
@@ -27,6 +27,9 @@ import dask
 import numpy as np
 
 from dboost.errors import DBoostError
+
+if sys.platform != "win32":
+    import fcntl
 
 _NAME = re.compile(r"dboost-(\d+)-.+")
 
@@ -45,7 +48,7 @@ def remove_stale(root: Path | None = None) -> None:
         return
     for entry in entries:
         match = _NAME.fullmatch(entry.name)
-        if match and not _alive(int(match[1])) and not _locked(Path(entry.path)):
+        if match and not _locked(Path(entry.path)) and not _alive(int(match[1])):
             shutil.rmtree(entry.path, ignore_errors=True)
 
 
@@ -60,6 +63,8 @@ def _alive(pid: int) -> bool:
 
 
 def _locked(folder: Path) -> bool:
+    if sys.platform == "win32":
+        return True  # without these locks nobody can tell; the system cleans its temporary directory itself
     try:
         with open(folder / "owner", "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,7 +90,8 @@ class PrivateDirectory:
             root.mkdir(parents=True, exist_ok=True)
             self.path = Path(tempfile.mkdtemp(prefix=f"dboost-{os.getpid()}-", dir=root))
             owner: IO[bytes] = open(self.path / "owner", "wb")  # noqa: SIM115  (its lock is held until the directory goes)
-            fcntl.flock(owner, fcntl.LOCK_EX)
+            if sys.platform != "win32":
+                fcntl.flock(owner, fcntl.LOCK_EX)
         except OSError as error:
             raise DBoostError(f"cannot write temporary files in {root}: {error}") from error
         self._remove = weakref.finalize(self, _remove, self.path, owner, os.getpid())

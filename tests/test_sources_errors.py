@@ -1,0 +1,292 @@
+"""Every mistake in the data is one sentence that says where it is."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import scipy.sparse
+
+from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
+from dboost.schema import Feature
+from dboost.sources import feature_block, open_table
+from dboost.sources import open_table as read
+
+N = 10
+X = np.random.default_rng(0).random((N, 3))
+Y = np.arange(N)
+FRAME = pd.DataFrame(X, columns=["a", "b", "c"]).assign(y=Y)
+
+
+def lazy(frame: pd.DataFrame = FRAME) -> dd.DataFrame:
+    return dd.from_pandas(frame, npartitions=3, sort=False)
+
+
+def parts(*frames: pd.DataFrame) -> dd.DataFrame:
+    return dd.from_map(lambda i: frames[i], range(len(frames)), meta=frames[0].iloc[:0])
+
+
+def changed(values: Any, row: int, value: float) -> Any:
+    values = np.array(values, dtype=float)
+    values[row] = value
+    return values
+
+
+DATA: list[tuple[Callable[[], Any], str]] = [
+    # the table
+    (lambda: read(X[:, 0], Y), r"this array has shape \(10,\). Reshape your data"),
+    (lambda: read(X[0, 0], Y), r"this array has shape \(\). Reshape your data"),
+    (lambda: read(X[None], Y), r"this array has shape \(1, 10, 3\)"),
+    (lambda: read(FRAME["a"], Y), "Reshape your data"),
+    (lambda: read(pl.Series([1, 2]), [1, 2]), "Reshape your data"),
+    (lambda: read(lazy()["a"], Y), "Reshape your data"),
+    (lambda: read(da.from_array(X[:, 0]), Y), r"shape \(10,\). Reshape your data"),
+    (lambda: read([[1, 2], [3]], [0, 1]), "the rows are not all of the same length"),
+    (lambda: read(X[:0], Y[:0]), "the data have no rows$"),
+    (lambda: read(FRAME[:0], "y"), "the data have no rows$"),
+    (lambda: read(parts(FRAME[:0], FRAME[:0]), "y"), "the data have no rows: all 2 partitions are empty"),
+    (lambda: read(X[:, :0], Y), r"0 feature\(s\) \(shape=\(10, 0\)\) while a minimum of 1 is required."),
+    (lambda: read(FRAME[["y"]], "y"), "no features are left: every column"),
+    (lambda: read(FRAME, "y", features=[]), "no features are left"),
+    (lambda: read(pd.concat([FRAME, FRAME[["a"]]], axis=1), "y"), "column 'a' occurs more than once"),
+    (lambda: read(FRAME.assign(**{"1": 0}).rename(columns={"a": 1}), "y"), "column '1' occurs more than once"),
+    (lambda: read(pa.table([[1], [2]], names=["u", "u"]), [1]), "column 'u' occurs more than once"),
+    # choosing columns
+    (lambda: read(FRAME, "z"), "the data have no column 'z', which was given as target"),
+    (lambda: read(lazy(), "z"), "the data have no column 'z', which was given as target"),
+    (lambda: read(FRAME, "y", sample_weight="z"), "no column 'z', which was given as sample_weight"),
+    (lambda: read(X, "y"), "target is 'y', but an array has no column names"),
+    (lambda: read(da.from_array(X), "y"), "target is 'y', but an array has no column names"),
+    (lambda: read(X, 2), "target is 2, but an array has no column names"),
+    (lambda: read(X, Y, offset="o"), "offset is 'o', but an array has no column names"),
+    (lambda: read(FRAME, "y", features=["a", "q"]), "no column 'q', which features asks for"),
+    (lambda: read(FRAME, "y", like=(Feature("a"), Feature("q"))), "no column 'q', which the model was trained on"),
+    (lambda: read(X, Y, like=(Feature("a"),)), "X has 3 features, but dboost is expecting 1 features as input"),
+    # target
+    (lambda: read(X), "requires y to be passed, but the target y is None"),
+    (lambda: read(X, Y[:-1]), "target has 9 rows, the data have 10"),
+    (lambda: read(lazy(FRAME[["a"]]), Y[:-1]), "target has 9 rows, the data have 10"),
+    (lambda: read(X, np.stack([Y, Y], 1)), r"target has shape \(10, 2\): one value per row"),
+    (lambda: read(X, FRAME[["a", "b"]]), "target has 2 columns, one is needed"),
+    (lambda: read(X, [[1], [1, 2]]), "target is not one value per row"),
+    (lambda: read(X, changed(Y, 4, np.nan)), r"target contains NaN .* in 1 row, first in row 4$"),
+    (lambda: read(X, np.full(N, np.nan)), r"target contains NaN .* in 10 rows, first in row 0$"),
+    (lambda: read(X, changed(Y, 4, -np.inf)), "target contains infinity in 1 row, first in row 4"),
+    (lambda: read(X, ["u", None] * 5), r"target contains NaN .* in 5 rows, first in row 1"),
+    (lambda: read(X, [None] * 10), r"target contains NaN .* in 10 rows, first in row 0"),
+    (lambda: read(X, ["u", float("nan")] * 5), "target contains NaN"),
+    (lambda: read(X, ["u", 1] * 5), "column 'target' mixes text with int"),
+    (lambda: read(FRAME.assign(y=changed(Y, 9, np.nan)), "y"), "target 'y' contains NaN .* row 9$"),
+    (lambda: read(lazy(FRAME.assign(y=changed(Y, 9, np.nan))), "y"), "target 'y' .* row 2 of partition 2$"),
+    (lambda: read(X, Y + 2**53), r"integers of 2\*\*53 or more, .* in 10 rows, first in row 0"),
+    (lambda: read(X, Y * 1j), "Complex data not supported"),
+    (lambda: read(X, pd.date_range("2020", periods=N)), "column 'target' has type datetime64"),
+    (lambda: read(lazy(), da.from_array(Y, chunks=2)), "target has 5 partitions, the data have 3"),
+    (lambda: read(lazy(), lazy()[["a", "y"]]), "target has 2 columns, one is needed"),
+    (lambda: read(da.from_array(X), da.from_array(Y[:-1])), "target has 9 rows, the data have 10"),
+    (lambda: read(da.from_array(X), da.zeros((N, 2))), r"target has shape \(10, 2\)"),
+    (
+        lambda: read(parts(FRAME[:4], FRAME[4:]), parts(FRAME[:5][["y"]], FRAME[5:][["y"]])["y"]),
+        "partition [01]: target has [56] rows?, the data have [46]",
+    ),
+    (
+        lambda: read(parts(FRAME[:4], FRAME[4:].assign(y="u")), "y"),
+        "column 'y' holds numbers in partition 0, but text or categories in partition 1",
+    ),
+    # weight and offset
+    (lambda: read(X, Y, sample_weight=changed(Y, 3, -1)), "sample_weight is negative in 1 row, first in row 3"),
+    (lambda: read(X, Y, sample_weight=changed(Y, 3, np.inf)), "sample_weight contains infinity in 1 row"),
+    (lambda: read(X, Y, sample_weight=changed(Y, 3, np.nan)), "sample_weight contains NaN in 1 row"),
+    (lambda: read(X, Y, sample_weight=np.zeros(N)), "sample_weight is zero in every row"),
+    (lambda: read(X, Y, sample_weight=np.ones((N, 2))), r"sample_weight has shape \(10, 2\)"),
+    (lambda: read(X, Y, sample_weight=np.ones(3)), "sample_weight has 3 rows, the data have 10"),
+    (lambda: read(X, Y, sample_weight=["u"] * N), "sample_weight holds text or categories"),
+    (lambda: read(lazy(), "y", sample_weight=changed(Y, 9, -1)), "negative in 1 row, first in row 2 of partition 2"),
+    (lambda: read(FRAME - 5, Y, sample_weight="a"), "sample_weight 'a' is negative in 10 rows, first in row 0"),
+    (lambda: read(X, Y, offset=changed(Y, 3, np.nan)), "offset contains NaN in 1 row, first in row 3"),
+    (lambda: read(X, Y, offset=changed(Y, 3, np.inf)), "offset contains infinity in 1 row"),
+    # partitions
+    (lambda: read(parts(FRAME, FRAME.drop(columns="b")), "y"), "partition 1: there is no column 'b'"),
+    (
+        lambda: read(parts(FRAME, FRAME.drop(columns="b")), "y", features=["b", "a"]),
+        "partition 1: there is no column 'b'",
+    ),
+    (
+        lambda: read(parts(FRAME, FRAME.assign(extra=1)), "y"),
+        "partition 1: there is a column 'extra' that other partitions do not have",
+    ),
+    (
+        lambda: read(parts(FRAME, FRAME.assign(b=pd.Timestamp("2020"))), "y"),
+        "partition 1: column 'b' has type datetime64",
+    ),
+    (
+        lambda: read(parts(FRAME.assign(b=pd.Categorical(["u"] * N)), FRAME), "y"),
+        "column 'b' holds numbers in partition 1, but text or categories in partition 0",
+    ),
+    # categorical_features
+    (
+        lambda: read(FRAME.assign(a="u"), "y", categorical_features=None),
+        "column 'a' holds text or categories, which cannot be made numeric: declare it in categorical_features",
+    ),
+    (
+        lambda: read(FRAME.assign(a=pd.Categorical(Y)), "y", categorical_features=["b"]),
+        "column 'a' holds text or categories, which cannot be made numeric",
+    ),
+    (
+        lambda: read(FRAME.assign(a="u"), "y", like=(Feature("a"),)),
+        "column 'a' holds text or categories, which cannot be made numeric: the model knows it as numeric",
+    ),
+    (
+        lambda: read(np.arange(65_536)[:, None], np.zeros(65_536), categorical_features=[0]),
+        "column 'f0' has more than 65,535 levels",
+    ),
+    (
+        lambda: read(da.arange(65_536, chunks=40_000).astype(str)[:, None], np.zeros(65_536)),
+        "partition [01]: column 'f0' has more than 65,535 levels",
+    ),
+    (
+        lambda: read(X / [0, 1, 1], Y, categorical_features=[0]),
+        "column 'f0' is declared categorical but holds infinite",
+    ),
+    # prediction
+    (lambda: feature_block(FRAME, (Feature("q"),), True), "predict: the data have no column 'q', which the model"),
+    (
+        lambda: feature_block(X, (Feature("a"),), True, what="apply"),
+        "apply: X has 3 features, but dboost is expecting 1",
+    ),
+    (lambda: feature_block(FRAME, (Feature("f0"),), False), "X has 4 features, but dboost is expecting 1"),
+    (lambda: feature_block(X[0], (Feature("a"),), True), "Reshape your data"),
+    (lambda: feature_block(FRAME.assign(a="u"), (Feature("a"),), True), "predict: column 'a' holds text"),
+]
+
+PARAMETERS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: read(FRAME, "y", features=["a", "a"]), "features names a column twice"),
+    (lambda: read(FRAME, "y", features=["a", "y"]), "features holds the target, 'y'"),
+    (lambda: read(FRAME, "y", features="abc"), "features must be a list"),
+    (lambda: read(X, Y, features=["f0"]), "features needs column names"),
+    (lambda: read(FRAME, "y", like=(Feature("a"),), features=["a"]), "features cannot be chosen again"),
+    (lambda: read(X, Y, categorical_features="dtype"), "categorical_features is 'dtype'"),
+    (lambda: read(X, Y, categorical_features=[True]), r"boolean mask must have shape \(n_features,\)"),
+    (lambda: read(X, Y, categorical_features=[0, -1]), r"must be in \[0, n_features - 1\], that is \[0, 2\]"),
+    (lambda: read(X, Y, categorical_features=[3]), r"must be in \[0, n_features - 1\]"),
+    (lambda: read(X, Y, categorical_features=["f0"]), "fitted on data without feature names"),
+    (lambda: read(FRAME, "y", categorical_features=["q"]), "item value 'q' which is not a valid feature"),
+    (lambda: read(FRAME, "y", categorical_features=["y"]), "item value 'y' which is not a valid feature"),
+    (lambda: read(X, Y, categorical_features=[b"u", b"v"]), "array-like of bool, int or str, got: bytes8"),
+    (lambda: read(X, Y, categorical_features=[0.5]), "array-like of bool, int or str, got: float64"),
+    (
+        lambda: read(X, Y, categorical_features=np.array([b"u", 1.3], dtype=object)),
+        "array-like of bool, int or str, got: bytes, float",
+    ),
+    (lambda: read(X, Y, categorical_features=[[0], [1]]), r"categorical_features has shape \(2, 1\)"),
+]
+
+TYPES: list[tuple[Callable[[], Any], str]] = [
+    (lambda: read(scipy.sparse.csr_matrix(X), Y), r"sparse data are not supported: pass X.toarray\(\)"),
+    (lambda: read(scipy.sparse.csr_array(X), Y), "sparse"),
+    (lambda: read({"a": 1}, Y), "cannot read a table from dict"),
+    (lambda: read(None, Y), "cannot read a table from NoneType"),
+    (lambda: read(dask.delayed(X), Y), "cannot read a table from a Dask Delayed"),
+    (lambda: read(X, 3.5), "target must be a column name or one value per row, not float"),
+    (lambda: read(X, scipy.sparse.csr_matrix(Y[:, None])), "target"),
+    (lambda: read(lazy(), dask.delayed(Y)), "target cannot be a Dask Delayed"),
+]
+
+MISTAKES = [
+    *((DataError, *mistake) for mistake in DATA),
+    *((ParameterError, *mistake) for mistake in PARAMETERS),
+    *((InputTypeError, *mistake) for mistake in TYPES),
+]
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero")
+@pytest.mark.parametrize(("kind", "mistake", "message"), MISTAKES, ids=[message[:60] for _, _, message in MISTAKES])
+def test_mistakes(kind: type[Exception], mistake: Callable[[], Any], message: str) -> None:
+    with pytest.raises(kind, match=message) as caught:
+        mistake()
+    assert isinstance(caught.value, DBoostError)
+    assert isinstance(caught.value, (ValueError, TypeError))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (pd.date_range("2020", periods=2), r"'c' has type datetime64.*: derive numbers.* df\['c'\].dt.month"),
+        (pd.date_range("2020", periods=2, tz="UTC"), r"'c' has type datetime64.*dt.month"),
+        (pd.period_range("2020", periods=2, freq="D"), r"'c' has type period.*dt.month"),
+        (pd.to_timedelta([1, 2], unit="s"), r"'c' has type timedelta64.*: use its length in seconds"),
+        (pa.array([datetime.date(2020, 1, 1)] * 2), r"'c' has type date32.*dt.month"),
+        (pa.array([datetime.datetime(2020, 1, 1)] * 2), r"'c' has type timestamp.*dt.month"),
+        (pl.Series([datetime.date(2020, 1, 1)] * 2), r"'c' has type date32.*dt.month"),
+        (pl.Series([datetime.timedelta(1)] * 2), r"'c' has type duration.*in seconds"),
+        (np.array([datetime.date(2020, 1, 1)] * 2, dtype=object), r"'c' has type date, .*dt.month"),
+        (np.array([1j, 2]), "'c' has type complex128.*Complex data not supported"),
+        (np.array([1j, None]), "'c' has type complex.*Complex data not supported"),
+        (np.array([b"u", b"v"], dtype="S1"), r"'c' (has type \|S1|holds bytes)"),
+        (pa.array([b"u", b"v"]), "'c' has type binary"),
+        (pa.array([[1], [2]]), "'c' has type list"),
+        (pl.Series([[1], [2]]), "'c' has type large_list"),
+        (pl.Series([object(), object()], dtype=pl.Object), "'c' has type fixed_size_binary"),
+        (np.array([{"foo": "bar"}, 1.0], dtype=object), "'c' holds dict, float: an argument must be a string"),
+        (np.array(["u", 1.5], dtype=object), "'c' mixes text with float"),
+        (pd.cut([1, 2], 2), "'c' has categories of type Interval"),
+        (pd.Categorical(pd.date_range("2020", periods=2)), "'c' has categories of type Timestamp"),
+    ],
+    ids=lambda value: str(getattr(value, "dtype", getattr(value, "type", "")))[:24],
+)  # fmt: skip
+def test_columns_that_are_no_features(values: Any, message: str) -> None:
+    if isinstance(values, pa.Array):
+        data: Any = pa.table({"c": values})
+    elif isinstance(values, pl.Series):
+        data = pl.DataFrame({"c": values})
+    else:
+        data = pd.DataFrame({"c": pd.Series(values, dtype=getattr(values, "dtype", None))})
+    with pytest.raises(DataError, match=message) as caught:
+        open_table(data, [0, 1])
+    assert "column 'c'" in str(caught.value)
+    with pytest.raises(DataError, match=message):
+        feature_block(data, (Feature("c"),), True)
+
+
+def test_an_object_in_a_cell_is_a_type_error_too() -> None:
+    """What scikit-learn's checks expect of estimators for numbers."""
+    matrix = X.astype(object)
+    matrix[0, 0] = {"foo": "bar"}
+    with pytest.raises(TypeError, match=r"argument must be .* string.* number"):
+        open_table(matrix, Y)
+
+
+def test_columns_left_out_may_be_anything() -> None:
+    frame = FRAME.assign(when=pd.Timestamp("2020"), cell=[{}] * N)
+    for data in (frame, lazy(frame)):
+        assert open_table(data, "y", features=["a"]).features == (Feature("a"),)
+        assert open_table(data, "y", like=(Feature("b"),)).features == (Feature("b"),)
+
+
+def test_one_empty_partition_is_fine_whatever_it_looks_like() -> None:
+    for empty in (FRAME[:0], FRAME[:0].astype(object), pd.DataFrame(), FRAME[:0].assign(more=0)):
+        table = open_table(parts(FRAME[:4], empty, FRAME[4:]), "y", sample_weight="a")
+        assert table.lengths == (4, 0, 6)
+        assert table.chunk(1).n_rows == 0
+        assert table.target_dtype == "int64"
+
+
+def test_rows_and_partitions_have_names() -> None:
+    table = open_table(parts(FRAME[:4], FRAME[:0], FRAME[4:]), "y")
+    assert (table.partition_name(2), table.row_name(4), table.row_name(3)) == (
+        "partition 2",
+        "row 0 of partition 2",
+        "row 3 of partition 0",
+    )
+    whole = open_table(FRAME, "y")
+    assert (whole.partition_name(0), whole.row_name(3)) == ("rows 0 to 9", "row 3")
