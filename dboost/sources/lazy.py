@@ -6,7 +6,8 @@ optimiser then reads the union of the needed columns), arrays keep their unoptim
 one task that hands its pieces to a consumer; the scheduler drops the pieces as soon as the consumer returns, so
 memory holds what is consumed right now, one partition per thread.
 
-The graph runs in this process. The `distributed` package is neither used nor imported.
+The graph runs in this process. The `distributed` package is not imported; what somebody else persisted on a cluster is
+fetched from there, partition by partition.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import pandas as pd
 from dask.core import flatten
 
 from dboost.errors import DataError, InputTypeError
-from dboost.sources.frame import array_names, names_of, one_dimensional
+from dboost.sources.frame import array_names, library, names_of, one_dimensional
 from dboost.sources.partition import ROLES
 
 
@@ -95,6 +96,9 @@ def consume(
             graph.update(collection.__dask_graph__())
         columns = [list(flatten(collection.__dask_keys__())) for collection in collections]
         bundles = [(_bundle, *keys) for keys in zip(*columns, strict=True)]
+    for key, value in graph.items():
+        if library(value) == "distributed":  # a future: the partition is persisted on a cluster, and fetched when due
+            graph[key] = (value.result,)
     filled = [vector is not None for vector in vectors]
 
     def hand_over(i: int, pieces: tuple[Any, ...]) -> Any:
