@@ -30,7 +30,7 @@ import numpy as np
 
 from dboost.growth.frontier import divide, note_best, pick, plant
 from dboost.kernels import internal, kernel
-from dboost.kernels.histograms import TILE_COLUMNS, add_tile, add_wide, unpack
+from dboost.kernels.histograms import add_records, flush
 from dboost.kernels.rows import STRIPE, add_leaves, label_rows, quantise, split_records
 from dboost.kernels.splits import (
     FEATURE,
@@ -80,14 +80,6 @@ class Own(NamedTuple):
     stack: np.ndarray  # int64[max_leaves + 1]
     best: np.ndarray  # float64[SPLIT_SIZE]
     total: np.ndarray  # float64[3]
-
-
-@internal
-def _flush(layout, packing, first_column, last_column, base, packed, planes, clear, scratch):
-    """Move packed buckets of some columns into planes; `clear` empties the planes first."""
-    for column in range(first_column, last_column):
-        for k in range(layout.first[column], layout.first[column + 1]):
-            unpack(packed, layout.start[column] - base, layout.features[k], layout, packing, planes, clear, scratch)
 
 
 @kernel
@@ -156,35 +148,19 @@ def grow_tree(
             for q in range(I(0) if by_unit else thread, n_threads if by_unit else thread + 1):
                 begin, end = own.begin[small, q], own.end[small, q]
                 first = thread * STRIPE
-                for s in range(begin, end, STRIPE):
-                    n = STRIPE if s + STRIPE < end else end - s
+                step = I(n_rows) if quantised else I(STRIPE)
+                for s in range(begin, end, step):
+                    n = step if s + step < end else end - s
                     piece = shared.records[side, s : s + n]
                     if not quantised:
                         quantise(gradient, hessian, scales[0], scales[1], first, first + n, piece)
                         first += n_threads * STRIPE
-                    if pending + n > packing.rows:
-                        _flush(
-                            layout, packing, first_column, last_column, base, packed, destination, flushed == 0, own.order
-                        )
-                        flushed = I(1)
-                        pending = I(0)
-                        for k in range(n_words):
-                            packed[k] = 0
-                    column = first_column
-                    tiled = last_column if last_column < layout.n_tiled else layout.n_tiled
-                    while column < tiled:
-                        tile = column // TILE_COLUMNS
-                        upper = (tile + 1) * TILE_COLUMNS
-                        upper = upper if upper < tiled else tiled
-                        add_tile(tiles[tile], upper - column, piece, packed[layout.start[column] - base :], packing)
-                        column = upper
-                    if wide_codes is not None:
-                        for column in range(first_column if first_column > tiled else tiled, last_column):
-                            at = layout.start[column] - base
-                            add_wide(wide_codes[column - layout.n_tiled], piece, packed[at:], packing)
-                    pending += n
+                    pending, flushed = add_records(
+                        tiles, wide_codes, piece, layout, packing, first_column, last_column, packed, destination,
+                        pending, flushed, own.order,
+                    )  # fmt: skip
             if by_unit:
-                _flush(layout, packing, first_column, last_column, base, packed, planes, flushed == 0, own.order)
+                flush(layout, packing, first_column, last_column, base, packed, planes, flushed == 0, own.order)
             else:
                 shared.flushed[thread] = flushed
         if not by_unit:
@@ -349,7 +325,7 @@ def grow_tree(
 def _gather(layout, packing, first_column, last_column, shared, planes, n_threads, scratch):
     """Sum all threads' buckets of some columns into planes."""
     for q in range(n_threads):
-        _flush(layout, packing, first_column, last_column, I(0), shared.packed[q], planes, q == 0, scratch)
+        flush(layout, packing, first_column, last_column, I(0), shared.packed[q], planes, q == 0, scratch)
         if shared.flushed[q] != 0:
             for k in range(layout.first[first_column], layout.first[last_column]):
                 start, stop = layout.offset[layout.features[k]], layout.offset[layout.features[k] + 1]

@@ -177,3 +177,50 @@ def unpack(buckets, start, feature, layout, packing, planes, clear, marginal):
         count = planes[2, at : at + n]
         for b in range(n):
             count[b] = count[b] * keep + np.float64(np.int32(words[b] & count_mask))
+
+
+@internal
+def flush(layout, packing, first_column, last_column, base, packed, planes, clear, scratch):
+    """Move the packed buckets of some columns into planes; `clear` empties those first. `base` is the first packed word."""
+    for column in range(first_column, last_column):
+        for k in range(layout.first[column], layout.first[column + 1]):
+            unpack(packed, layout.start[column] - base, layout.features[k], layout, packing, planes, clear, scratch)
+
+
+@internal
+def add_records(
+    tiles, wide_codes, records, layout, packing, first_column, last_column, packed, planes, pending, flushed, scratch
+):  # fmt: skip
+    """Add records to the packed buckets of some columns, flushing into planes before a field could overflow.
+
+    packed : int64[...], the columns' packed buckets, the first column's at 0; pending : rows in them already;
+    flushed : 0 while nothing has been flushed (the first flush then empties the planes).
+    Returns the new (pending, flushed). The rest is left in `packed`.
+    """
+    base = layout.start[first_column]
+    n_words = layout.start[last_column] - base
+    tiled = last_column if last_column < layout.n_tiled else layout.n_tiled
+    at = I(0)
+    while at < records.size:
+        if pending == packing.rows:
+            flush(layout, packing, first_column, last_column, base, packed, planes, flushed == 0, scratch)
+            flushed = I(1)
+            pending = I(0)
+            for k in range(n_words):
+                packed[k] = 0
+        n = packing.rows - pending
+        n = n if at + n < records.size else records.size - at
+        piece = records[at : at + n]
+        column = first_column
+        while column < tiled:
+            tile = column // TILE_COLUMNS
+            upper = (tile + 1) * TILE_COLUMNS
+            upper = upper if upper < tiled else tiled
+            add_tile(tiles[tile], upper - column, piece, packed[layout.start[column] - base :], packing)
+            column = upper
+        if wide_codes is not None:
+            for wide in range(first_column if first_column > tiled else tiled, last_column):
+                add_wide(wide_codes[wide - layout.n_tiled], piece, packed[layout.start[wide] - base :], packing)
+        pending += n
+        at += n
+    return pending, flushed

@@ -1,22 +1,25 @@
-"""From rows to leaves: how a forest is asked.
+"""From rows to leaves: two ways to ask a forest.
 
 Walking down a tree costs a processor dearly: every step waits for the one before, and nobody can guess which child comes
-next. So a small tree is not walked at all; *all* of its questions are asked of every row, 64 rows at a time, in vector
-instructions that wait for nothing. Each row has a mask with one bit per leaf, all set at first. A question that sends
-the row right clears the bits of the leaves under its left child. Questions off the row's path clear some bits too, but
-never that of the leaf where the path ends, and the path itself has cleared all that lie left of it. So **the leaf is
+next. So a small tree is not walked at all (`ask`); *all* of its questions are put to every row, 64 rows at a time, in
+vector instructions that wait for nothing. Each row has a mask with one bit per leaf, all set at first. A question that
+sends the row right clears the bits of the leaves under its left child. Questions off the row's path clear some bits too,
+but never that of the leaf where the path ends, and the path itself has cleared all that lie left of it. So **the leaf is
 the lowest bit still set**, whatever the order of the questions. (The idea is that of QuickScorer: Lucchese et al., SIGIR
 2015.)
 
 A mask has 32 bits. A tree with more leaves is cut into *pages* of 32 consecutive leaves, each with the questions that
 can clear any of their bits. The first page that keeps a bit holds the leaf.
 
-The number of questions grows with the leaves, the length of a path hardly does, so beyond some hundreds of leaves a tree
-is *walked* after all: 64 rows in lockstep, level by level, with arithmetic in place of branches. A row that has arrived
-in a leaf steps on the spot.
+The number of questions grows with the leaves, the length of a path hardly does, so with some hundreds of leaves a tree is
+better walked after all (`walk`): 64 rows in lockstep, level by level, without a jump. A row that has arrived in a leaf
+steps on the spot.
 
 Rows come in blocks of 64, copied so that the values of a feature lie side by side; a block stays in the cache while all
 trees pass over it. Values are summed tree by tree, in float64, so neither blocks nor threads change a bit.
+
+Categorical questions look the row's code up in a *set*: bits in uint32 words, one for each code below the set's limit, and
+at the limit one that says where all other codes and missing values go.
 """
 
 from __future__ import annotations
@@ -24,215 +27,197 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from dboost.kernels import inlined, kernel
-from dboost.kernels.lanes import LANES, keep_above, keep_above_or_missing, lowest_bit
+from dboost.kernels.lanes import LANES, keep_above, keep_above_or_missing, lowest_bit, pick
 
-ALL_LEAVES = np.uint32(0xFFFFFFFF)
-BIT_OF_WORD = np.uint64(31)
-WORD = np.uint64(5)
-
-
-class Pages(NamedTuple):
-    """Trees of which every question is asked.
-
-    Attributes
-    ----------
-    of_tree : int64[n_trees + 1]
-        Pages of tree t, the one with the last leaves first: ``of_tree[t]`` … ``of_tree[t + 1]``; none if it is walked.
-    first_leaf : uint32[n_pages]
-        Number (within its tree) of the leaf that bit 0 stands for.
-    groups : int64[3 * n_pages + 1]
-        Each page's questions in three groups: missing values go right; missing values go left; about categories.
-    threshold : float32 or float64 [n_questions]
-        Largest value that goes left; the limit of a set.
-    start : int32[n_questions]
-        Where the block holds the values in question.
-    keep : uint32[n_questions]
-        The bits that the answer "right" leaves set.
-    set_start : int32[n_questions]
-        First word of the set of categories that go left; -1 for numeric questions.
-    """
-
-    of_tree: np.ndarray
-    first_leaf: np.ndarray
-    groups: np.ndarray
-    threshold: np.ndarray
-    start: np.ndarray
-    keep: np.ndarray
-    set_start: np.ndarray
+U32 = np.uint32
+U64 = np.uint64
+ALL_LEAVES = U32(0xFFFFFFFF)
+MINUS_INFINITY = np.float32(-np.inf)
 
 
-class Walks(NamedTuple):
-    """Trees that are walked, node after node in depth-first order.
-
-    Attributes
-    ----------
-    root, depth : int64[n_trees]
-        First node of the tree and number of steps; both 0 for trees cut into pages.
-    with_sets : bool[n_trees]
-        Whether the tree has categorical questions.
-    threshold, start, set_start :
-        By node, as in `Pages`. NaN, 0 and -1 in leaves, so that every value steps "right".
-    missing_left : bool[n_nodes]
-    jump : int32[n_nodes]
-        The left child is the next node, the right one is `jump` nodes further; -1 in leaves, which leads back to it.
-    leaf : uint32[n_nodes]
-        Number of the leaf within its tree.
-    """
-
-    root: np.ndarray
-    depth: np.ndarray
-    with_sets: np.ndarray
-    threshold: np.ndarray
-    start: np.ndarray
-    set_start: np.ndarray
-    missing_left: np.ndarray
-    jump: np.ndarray
-    leaf: np.ndarray
-
-
-class Forest(NamedTuple):
-    """Trees in the form that the kernels read; `dboost.model.flat` makes it.
+class Paged(NamedTuple):
+    """Trees as `ask` reads them.
 
     Attributes
     ----------
     columns : int64[n_used]
-        Columns of the matrix that any question is about; a block holds only these.
-    pages : Pages
-    walks : Walks
+        Columns of the matrix that any question is about; the values of ``columns[j]`` start at 64 j in a block.
+    trees : (first_page, last_page, first_value) [n_trees]
+        Pages, the one with the last leaves first; place of the first leaf's value.
+    pages : (first_leaf, begin, missing_left, categorical, end) [n_pages]
+        Leaf that bit 0 stands for; where its questions begin; where those begin that send missing values left; where the
+        categorical ones begin; where they end.
+    questions : (threshold, start, keep, set) [n_questions]
+        Largest value that goes left (limit of the set); where the block holds the values; bits that the answer "right"
+        leaves set; first word of the set.
     sets : uint32[...]
-        A set with limit L has L + 1 bits: which codes below L go left, and at L where all others and missing values go.
-    value : float64[n_leaves]
-        Leaf by leaf, tree by tree.
-    first_value : int64[n_trees]
+    values : float64[n_leaves]
     """
 
     columns: np.ndarray
-    pages: Pages
-    walks: Walks
+    trees: np.ndarray
+    pages: np.ndarray
+    questions: np.ndarray
     sets: np.ndarray
-    value: np.ndarray
-    first_value: np.ndarray
+    values: np.ndarray
 
 
-@kernel
-def add_scores(forest, matrix, first_row, last_row, first_tree, last_tree, n_outputs, scores):
-    """Add the leaf values of some trees to the raw scores of some rows, in the order of the trees.
+PAGED_TREE = np.dtype([("first_page", np.int64), ("last_page", np.int64), ("first_value", np.int64)])
+PAGE = np.dtype([(name, np.uint32) for name in ("first_leaf", "begin", "missing_left", "categorical", "end")])
 
-    matrix : float32 or float64 [n, p], C-contiguous; scores : float64[n, n_outputs], tree t adds to t % n_outputs.
+
+def question(precision: npt.DTypeLike) -> np.dtype:
+    """Record type of `Paged.questions` for matrices of a float type."""
+    return np.dtype([("threshold", precision), ("start", U32), ("keep", U32), ("set", U32)], align=True)
+
+
+class Walked(NamedTuple):
+    """Trees as `walk` reads them.
+
+    Attributes
+    ----------
+    columns : int64[n_used]
+        As in `Paged`, but a block holds each column twice: as it is from 128 j on, and from 128 j + 64 on with -infinity
+        for missing values, for the questions that send these left.
+    trees : (root, depth, has_sets, first_value) [n_trees]
+        Root's number; steps that any row takes at most; whether any question is categorical.
+    nodes : (threshold, start, right, leaf) [n_nodes]
+        Threshold and start as in `Paged`; right child (the left one is the next node); number of the leaf within its
+        tree. A leaf's threshold is NaN and its right child the leaf itself.
+    node_sets : int32[n_nodes]
+        First word of the set, -1 where the question is numeric.
+    sets, values
+        As in `Paged`.
     """
-    block = np.zeros(forest.columns.size * LANES, matrix.dtype)
-    masks = np.empty(LANES, np.uint32)
-    leaf = np.zeros(LANES, np.uint32)
-    sums = np.zeros((n_outputs, LANES), np.float64)
-    for row in range(first_row, last_row, LANES):
-        n_rows = min(LANES, last_row - row)
-        _load(matrix, row, n_rows, forest.columns, block)
+
+    columns: np.ndarray
+    trees: np.ndarray
+    nodes: np.ndarray
+    node_sets: np.ndarray
+    sets: np.ndarray
+    values: np.ndarray
+
+
+WALKED_TREE = np.dtype([("root", np.int64), ("depth", np.int64), ("has_sets", np.int64), ("first_value", np.int64)])
+
+
+def node(precision: npt.DTypeLike) -> np.dtype:
+    """Record type of `Walked.nodes` for matrices of a float type."""
+    return np.dtype([("threshold", precision), ("start", U32), ("right", U32), ("leaf", U32)], align=True)
+
+
+@kernel
+def ask(columns, trees, pages, questions, sets, values, matrix, rows, tree_range, scores, leaves):
+    """Find the leaves of some rows in some trees by asking all questions.
+
+    Parameters
+    ----------
+    columns, trees, pages, questions, sets, values : see `Paged`
+    matrix : float32 or float64 [n, p], C-contiguous
+    rows, tree_range : (first, last)
+        The last one is not included.
+    scores : float64[n, n_outputs]
+        The leaves' values are added to it in the order of the trees; tree t belongs to output t modulo n_outputs.
+    leaves : int32[n, n_trees or 0]
+        Unless without columns, the leaves' numbers are stored here.
+    """
+    block = np.empty(columns.size * LANES, matrix.dtype)
+    masks = np.empty(LANES, U32)
+    leaf = np.empty(LANES, U32)
+    for row in range(rows[0], rows[1], LANES):
+        # In the last block some lanes repeat what memory held: they are computed along and not looked at.
+        n_rows = min(LANES, rows[1] - row)
         for r in range(n_rows):
-            for k in range(n_outputs):
-                sums[k, r] = scores[row + r, k]
-        for tree in range(first_tree, last_tree):
-            _find_leaves(forest, tree, block, masks, leaf)
-            _add_values(forest.value, forest.first_value[tree], leaf, sums, tree % n_outputs)
+            for j in range(columns.size):
+                block[j * LANES + r] = matrix[row + r, columns[j]]
+        for t in range(tree_range[0], tree_range[1]):
+            tree = trees[t]
+            for p in range(tree.first_page, tree.last_page):
+                page = pages[p]
+                first_leaf = page.first_leaf
+                for r in range(LANES):
+                    masks[r] = ALL_LEAVES
+                for i in range(page.begin, page.missing_left):
+                    q = questions[i]
+                    keep_above_or_missing(masks, q.keep, block, q.start, q.threshold)
+                for i in range(page.missing_left, page.categorical):
+                    q = questions[i]
+                    keep_above(masks, q.keep, block, q.start, q.threshold)
+                for i in range(page.categorical, page.end):
+                    _keep_outside(masks, block, sets, questions[i])
+                for r in range(LANES):
+                    leaf[r] = first_leaf + lowest_bit(masks[r]) if masks[r] else leaf[r]
+            _hand_over(leaf, values, tree.first_value, row, n_rows, t, t - tree_range[0], scores, leaves)
+
+
+@kernel
+def walk(columns, trees, nodes, node_sets, sets, values, matrix, rows, tree_range, scores, leaves):
+    """Find the leaves of some rows in some trees by walking down; parameters as of `ask`, see `Walked`."""
+    block = np.empty(columns.size * 2 * LANES, matrix.dtype)
+    at = np.empty(LANES, U32)
+    for row in range(rows[0], rows[1], LANES):
+        n_rows = min(LANES, rows[1] - row)
         for r in range(n_rows):
-            for k in range(n_outputs):
-                scores[row + r, k] = sums[k, r]
+            for j in range(columns.size):
+                value = matrix[row + r, columns[j]]
+                block[2 * j * LANES + r] = value
+                block[(2 * j + 1) * LANES + r] = value if value == value else MINUS_INFINITY
+        for t in range(tree_range[0], tree_range[1]):
+            tree = trees[t]
+            for r in range(LANES):
+                at[r] = tree.root
+            for _ in range(tree.depth):
+                if tree.has_sets:
+                    _step_with_sets(at, block, nodes, node_sets, sets)
+                else:
+                    for r in range(LANES):
+                        node = nodes[at[r]]
+                        left = block[node.start + U32(r)] <= node.threshold
+                        at[r] = pick(left, at[r] + U32(1), node.right)
+            for r in range(LANES):
+                at[r] = nodes[at[r]].leaf
+            _hand_over(at, values, tree.first_value, row, n_rows, t, t - tree_range[0], scores, leaves)
 
 
 @kernel
-def store_leaves(forest, matrix, first_row, last_row, first_tree, last_tree, leaves):
-    """Number of the leaf that each row reaches in each tree; leaves : int32[n, last_tree - first_tree]."""
-    block = np.zeros(forest.columns.size * LANES, matrix.dtype)
-    masks = np.empty(LANES, np.uint32)
-    leaf = np.zeros(LANES, np.uint32)
-    for row in range(first_row, last_row, LANES):
-        n_rows = min(LANES, last_row - row)
-        _load(matrix, row, n_rows, forest.columns, block)
-        for tree in range(first_tree, last_tree):
-            _find_leaves(forest, tree, block, masks, leaf)
-            for r in range(n_rows):
-                leaves[row + r, tree - first_tree] = leaf[r]
-
-
-@kernel
-def _load(matrix, row, n_rows, columns, block):
-    for r in range(n_rows):
-        for j in range(columns.size):
-            block[j * LANES + r] = matrix[row + r, columns[j]]
-
-
-@kernel
-def _add_values(value, first_value, leaf, sums, k):
+def _keep_outside(masks, block, sets, q):
+    """A categorical question to all rows: ``masks[r] &= keep`` where the code is not in the set."""
+    keep, start = q.keep, q.start
     for r in range(LANES):
-        sums[k, r] += value[first_value + leaf[r]]
+        inside = _contains(sets, q.set, q.threshold, block[start + U32(r)])
+        masks[r] = masks[r] if inside else masks[r] & keep
 
 
 @kernel
-def _find_leaves(forest, tree, block, masks, leaf):
-    first, last = forest.pages.of_tree[tree], forest.pages.of_tree[tree + 1]
-    for page in range(first, last):
-        _ask(forest.pages, forest.sets, page, block, masks)
-        first_leaf = forest.pages.first_leaf[page]
-        for r in range(LANES):
-            leaf[r] = first_leaf + lowest_bit(masks[r]) if masks[r] else leaf[r]
-    if first == last:
-        root, depth = forest.walks.root[tree], forest.walks.depth[tree]
-        if forest.walks.with_sets[tree]:
-            _walk_with_sets(forest.walks, forest.sets, root, depth, block, leaf)
+def _step_with_sets(at, block, nodes, node_sets, sets):
+    """One step of a walk whose questions may be categorical."""
+    for r in range(LANES):
+        node = nodes[at[r]]
+        value = block[node.start + U32(r)]
+        first_word = node_sets[at[r]]
+        if first_word >= 0:
+            left = _contains(sets, U32(first_word), node.threshold, value)
         else:
-            _walk(forest.walks, root, depth, block, leaf)
-
-
-@kernel
-def _ask(pages, sets, page, block, masks):
-    """Put all questions of a page to all rows of a block."""
-    for r in range(LANES):
-        masks[r] = ALL_LEAVES
-    for q in range(pages.groups[3 * page], pages.groups[3 * page + 1]):
-        keep_above_or_missing(masks, pages.keep[q], block, pages.start[q], pages.threshold[q])
-    for q in range(pages.groups[3 * page + 1], pages.groups[3 * page + 2]):
-        keep_above(masks, pages.keep[q], block, pages.start[q], pages.threshold[q])
-    for q in range(pages.groups[3 * page + 2], pages.groups[3 * page + 3]):
-        for r in range(LANES):
-            left = _in_set(sets, pages.set_start[q], pages.threshold[q], block[pages.start[q] + r])
-            masks[r] = masks[r] if left else masks[r] & pages.keep[q]
+            left = value <= node.threshold
+        at[r] = at[r] + U32(1) if left else node.right
 
 
 @inlined
-def _in_set(sets, start, limit, value):
-    """1 when the set holds the code, else 0."""
-    code = np.uint64(value if (value >= 0) & (value < limit) else limit)
-    return (sets[start + np.int64(code >> WORD)] >> (code & BIT_OF_WORD)) & np.uint64(1)
+def _contains(sets, first_word, limit, value):
+    """Whether the set holds a code (as a float; NaN where missing)."""
+    code = U32(value if (value >= 0) & (value < limit) else limit)
+    return (sets[first_word + (code >> U32(5))] >> (code & U32(31))) & U32(1) != 0
 
 
 @kernel
-def _walk(walks, root, depth, block, leaf):
-    for r in range(LANES):
-        leaf[r] = root
-    for _ in range(depth):
-        for r in range(LANES):
-            node = np.int64(leaf[r])
-            value = block[walks.start[node] + r]
-            left = (value <= walks.threshold[node]) | ((value != value) & walks.missing_left[node])
-            leaf[r] = node + 1 + (walks.jump[node] & (np.int64(left) - 1))
-    for r in range(LANES):
-        leaf[r] = walks.leaf[leaf[r]]
-
-
-@kernel
-def _walk_with_sets(walks, sets, root, depth, block, leaf):
-    for r in range(LANES):
-        leaf[r] = root
-    for _ in range(depth):
-        for r in range(LANES):
-            node = np.int64(leaf[r])
-            value = block[walks.start[node] + r]
-            if walks.set_start[node] >= 0:
-                left = np.int64(_in_set(sets, walks.set_start[node], walks.threshold[node], value))
-            else:
-                at_most = value <= walks.threshold[node]
-                left = np.int64(at_most | ((value != value) & walks.missing_left[node]))
-            leaf[r] = node + 1 + (walks.jump[node] & (left - 1))
-    for r in range(LANES):
-        leaf[r] = walks.leaf[leaf[r]]
+def _hand_over(leaf, values, first_value, row, n_rows, t, column, scores, leaves):
+    """Add the values of the leaves found to the scores, and store their numbers where asked for."""
+    k = t % scores.shape[1]
+    for r in range(n_rows):
+        scores[row + r, k] += values[first_value + leaf[r]]
+    if leaves.shape[1]:
+        for r in range(n_rows):
+            leaves[row + r, column] = leaf[r]
