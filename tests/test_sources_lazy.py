@@ -221,6 +221,31 @@ def test_files_go_when_reading_fails(temporary: Path, error: type[BaseException]
     assert list(temporary.iterdir()) == []
 
 
+def test_files_go_on_interrupt(temporary: Path) -> None:
+    """A real ^C reaches the main thread, while the threads that read go on with what they have begun."""
+    script = """
+        import os, signal, sys, time
+        import dask, dask.dataframe as dd, numpy as np, pandas as pd
+        from dboost.sources import open_table
+        dask.config.set({"temporary-directory": sys.argv[1]})
+        def part(i):
+            if any(name.startswith("dboost-") for name in os.listdir(sys.argv[1])):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.2)
+            return pd.DataFrame({"a": np.arange(10.0), "y": 0.0})
+        os.makedirs(sys.argv[1])
+        frame = dd.from_map(part, range(8), meta=pd.DataFrame({"a": [0.0], "y": [0.0]})[:0])
+        try:
+            open_table(frame, "y", n_threads=2, retain_bytes=0)
+        except KeyboardInterrupt:
+            print(os.listdir(sys.argv[1]))
+            time.sleep(0.3)
+            print(os.listdir(sys.argv[1]))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), temporary], capture_output=True, text=True)
+    assert done.stdout == "[]\n[]\n", done.stderr
+
+
 def test_what_a_killed_process_left_is_removed(temporary: Path) -> None:
     script = """
         import os, signal, sys
@@ -338,7 +363,7 @@ def test_peak_memory_is_what_is_retained_and_a_few_partitions(tmp_path: Path) ->
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), tmp_path], capture_output=True, text=True)
     grown = float(done.stdout or "nan")
-    # 16 MB of targets, 5 MB retained, and with each thread a partition (16 MB), its columns, and the next one on its way.
+    # 16 MB of targets, 5 MB retained, and with each thread a partition (16 MB), its columns, and the next partition.
     assert grown < 110, done.stderr
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from dboost.errors import DBoostError
 from dboost.schema import Feature
@@ -20,8 +21,11 @@ from dboost.sources.levels import Dictionary
 from dboost.sources.partition import read_partition
 from dboost.sources.plan import Plan, columns_like
 
-#: Bytes of the stretch of rows that is filled column by column before the next one: it should stay in the cache.
+_FLOATS = ({np.dtype(np.float32)}, {np.dtype(np.float64)})
+#: Bytes of the stretch of rows that is filled column by column before the next one: it should stay in the cache …
 _STRETCH_BYTES = 256 * 1024
+#: … unless it were so short that Python's loop over the columns took longer than the copying.
+_STRETCH_ROWS = 256
 
 
 def feature_block(data: Any, features: tuple[Feature, ...], named: bool, *, what: str = "predict") -> np.ndarray:
@@ -50,12 +54,20 @@ def feature_block(data: Any, features: tuple[Feature, ...], named: bool, *, what
     rules = tuple(Rule(feature.name, feature.is_categorical, known=True) for feature in features)
     try:
         columns = columns_like(frame.names, frame.named, features, named)
+        if isinstance(data, pd.DataFrame) and columns == frame.names and _is_plain(data, features):
+            return np.ascontiguousarray(data.to_numpy())
         chunk = read_partition(frame, Plan(rules, columns, known=features))
     except DBoostError as error:
         raise type(error)(f"{what}: {error}") from None
     if chunk.matrix is not None:
         return chunk.matrix
     return _fill(chunk.n_rows, [_numbers(c, feature) for c, feature in zip(chunk.columns, features, strict=True)])
+
+
+def _is_plain(data: pd.DataFrame, features: tuple[Feature, ...]) -> bool:
+    """Whether pandas itself can make the block: floats of one type, no categories."""
+    types = set(data.dtypes)
+    return types in _FLOATS and not any(feature.is_categorical for feature in features)
 
 
 def _numbers(column: Column, feature: Feature) -> np.ndarray:
@@ -70,7 +82,7 @@ def _numbers(column: Column, feature: Feature) -> np.ndarray:
 def _fill(n_rows: int, columns: list[np.ndarray]) -> np.ndarray:
     dtype = np.result_type(np.float32, *(column.dtype for column in columns))
     block = np.empty((n_rows, len(columns)), dtype)
-    stretch = max(1, _STRETCH_BYTES // (len(columns) * dtype.itemsize))
+    stretch = max(_STRETCH_ROWS, _STRETCH_BYTES // (len(columns) * dtype.itemsize))
     for start in range(0, n_rows, stretch):
         rows = slice(start, start + stretch)
         for j, column in enumerate(columns):

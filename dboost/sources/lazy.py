@@ -139,7 +139,10 @@ def _match(vector: Any, data: Any, role: str) -> Any:
         raise InputTypeError(f"{role} cannot be a Dask {type(vector).__name__}")
     count, wanted = _n_partitions(vector), _n_partitions(data)
     if count != wanted:
-        raise DataError(f"{role} has {count} partitions, the data have {wanted}: they must align")
+        # Dask may join small files when it makes an array of a frame, and then the array has fewer partitions.
+        mixed = isinstance(vector, da.Array) and isinstance(data, dd.DataFrame)
+        hint = "; to a Dask frame belongs a Dask Series" if mixed else ""
+        raise DataError(f"{role} has {count} partitions, the data have {wanted}: they must align{hint}")
     return vector
 
 

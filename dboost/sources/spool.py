@@ -145,13 +145,12 @@ class Spool:
             own = tuple(array if array.base is None else array.copy(order="K") for array in arrays)
             self._kept[number] = _Kept(own, len(own))
             return
-        path = self._new_file(number)
         try:
-            with open(path, "xb") as file:
+            with self._new_file(number) as file:
                 for array in arrays:
                     np.lib.format.write_array(file, array, allow_pickle=False)
         except OSError as error:
-            raise DBoostError(f"cannot write temporary files in {path.parent}: {error}") from error
+            raise DBoostError(f"cannot write temporary files in {self.directory}: {error}") from error
         self._kept[number] = _Kept(None, len(arrays))
 
     def hold(self, number: int, arrays: list[np.ndarray]) -> None:
@@ -180,13 +179,13 @@ class Spool:
             if self._directory is not None:
                 self._directory.close()
 
-    def _new_file(self, number: int) -> Path:
-        with self._lock:  # a thread that outlives a cancelled run must not write into a removed directory
+    def _new_file(self, number: int) -> IO[bytes]:
+        with self._lock:  # a thread that outlives a cancelled run must not put a file into the directory being removed
             if self._closed:
                 raise DBoostError("reading was cancelled")
             if self._directory is None:
                 self._directory = PrivateDirectory()
-        return self._path(number)
+            return open(self._path(number), "xb")
 
     def _path(self, number: int) -> Path:
         assert self._directory is not None
