@@ -72,7 +72,7 @@ class InProcessEngine:
 
         self.team.run(work)
         top = extremes.max(axis=0).view(np.float32)
-        coarse_loss, fine_loss = sums.sum(axis=0)
+        coarse_loss, fine_loss = sums.sum(axis=0).tolist()
         return Extremes(float(top[0]), 1.0 if shard.hessian is None else float(top[1]), coarse_loss, fine_loss)
 
     def grow(self, task: TreeTask) -> GrownTree:

@@ -20,6 +20,15 @@ class Extremes:
     coarse_loss: float
     fine_loss: float
 
+    def merge(self, other: Extremes) -> Extremes:
+        """What the rows of both would tell: exact, associative and commutative."""
+        return Extremes(
+            max(self.max_gradient, other.max_gradient),
+            max(self.max_hessian, other.max_hessian),
+            self.coarse_loss + other.coarse_loss,
+            self.fine_loss + other.fine_loss,
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class TreeTask:

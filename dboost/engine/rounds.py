@@ -1,0 +1,76 @@
+"""The engine for several shards: drives the grower's generator, one round at a time, and merges the shards' answers.
+
+In one process it serves to prove that a model does not depend on how rows are divided; a cluster's engine does the same
+with shards on other machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+import numpy as np
+
+from dboost.growth.grower import Question, grow_tree
+from dboost.growth.task import Extremes, GrownTree, TreeTask
+from dboost.losses.passes import BLOCK, advance
+from dboost.shard.rounds import Rounds
+from dboost.shard.shard import Shard
+
+
+class ShardedEngine:
+    """Trains on several shards in memory.
+
+    Parameters
+    ----------
+    shards : sequence of Shard
+    loss_terms : NamedTuple
+    n_planes : int
+    coarse : float
+        Unit of the exact loss sums.
+    width : int
+        Leaves opened per round.
+    """
+
+    def __init__(
+        self, shards: Sequence[Shard], loss_terms: tuple, *, n_planes: int, coarse: float, width: int = 8
+    ) -> None:
+        self._rounds = [Rounds(shard, n_planes) for shard in shards]
+        self._terms = loss_terms
+        self._coarse = coarse
+        self._width = width
+        self.n_questions = 0
+
+    @property
+    def n_rows(self) -> int:
+        return sum(rounds.shard.n_rows for rounds in self._rounds)
+
+    def advance(self, values: np.ndarray) -> Extremes:
+        parts = [self._advance(rounds.shard, values) for rounds in self._rounds]
+        return reduce(Extremes.merge, parts)
+
+    def grow(self, task: TreeTask) -> GrownTree:
+        for rounds in self._rounds:
+            rounds.begin(task)
+        grower = grow_tree(task, self._rounds[0].shard.layout, self.n_rows, self._width)
+        question: Question = next(grower)
+        while True:
+            self.n_questions += 1
+            answer = reduce(lambda a, b: a.merge(b), (rounds.answer(question) for rounds in self._rounds))
+            try:
+                question = grower.send(answer)
+            except StopIteration as end:
+                return end.value
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _advance(self, shard: Shard, values: np.ndarray) -> Extremes:
+        sums, extremes = np.zeros(2), np.zeros(2, np.int32)
+        bits = shard.gradient.view(np.int32), None if shard.hessian is None else shard.hessian.view(np.int32)
+        advance(
+            self._terms, shard.raw, shard.leaf, values, shard.target, shard.weight, shard.gradient, shard.hessian, *bits,
+            0, shard.n_rows, self._coarse, np.empty((2, BLOCK)), np.empty(BLOCK, np.float32), sums, extremes,
+        )  # fmt: skip
+        top = extremes.view(np.float32)
+        return Extremes(float(top[0]), 1.0 if shard.hessian is None else float(top[1]), float(sums[0]), float(sums[1]))
