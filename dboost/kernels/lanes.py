@@ -1,9 +1,9 @@
 """64 rows side by side: one question put to all of them in one go.
 
-A compiler turns a plain loop over 64 rows into vector instructions only when it feels like it, and takes seconds to think
-about it. `keep_above` and `keep_above_or_missing` write the vector operation down as such (LLVM splits it into whatever
-registers the processor has): faster to compile, and sure to be fast. `pick` is a choice that must not become a jump:
-which child a row goes to is what no processor can predict.
+A compiler turns a plain loop over 64 rows into vector instructions only when it feels like it, and takes seconds to
+think about it. `keep_above` and `keep_above_or_missing` write the vector operation down as such (LLVM splits it into
+whatever registers the processor has): faster to compile, and sure to be fast. `pick` is a choice that must not become
+a jump: which child a row goes to is what no processor can predict.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _everywhere(builder, value):
 
 
 def _keep_where(is_right):
-    """Code for ``masks[r] &= keep`` in the lanes where `is_right` says so of ``values[start + r]`` and the threshold."""
+    """Code for ``masks[r] &= keep`` in the lanes where `is_right` of ``values[start + r]`` and threshold."""
 
     def codegen(context, builder, signature, arguments):
         mask_type, _, value_type, start_type, _ = signature.args

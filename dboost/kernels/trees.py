@@ -1,25 +1,25 @@
 """From rows to leaves: two ways to ask a forest.
 
-Walking down a tree costs a processor dearly: every step waits for the one before, and nobody can guess which child comes
-next. So a small tree is not walked at all (`ask`); *all* of its questions are put to every row, 64 rows at a time, in
-vector instructions that wait for nothing. Each row has a mask with one bit per leaf, all set at first. A question that
-sends the row right clears the bits of the leaves under its left child. Questions off the row's path clear some bits too,
-but never that of the leaf where the path ends, and the path itself has cleared all that lie left of it. So **the leaf is
-the lowest bit still set**, whatever the order of the questions. (The idea is that of QuickScorer: Lucchese et al., SIGIR
-2015.)
+Walking down a tree costs a processor dearly: every step waits for the one before, and nobody can guess which child
+comes next. So a small tree is not walked at all (`ask`); *all* of its questions are put to every row, 64 rows at a
+time, in vector instructions that wait for nothing. Each row has a mask with one bit per leaf, all set at first. A
+question that sends the row right clears the bits of the leaves under its left child. Questions off the row's path
+clear some bits too, but never that of the leaf where the path ends, and the path itself has cleared all that lie left
+of it. So **the leaf is the lowest bit still set**, whatever the order of the questions. (The idea is that of
+QuickScorer: Lucchese et al., SIGIR 2015.)
 
 A mask has 32 bits. A tree with more leaves is cut into *pages* of 32 consecutive leaves, each with the questions that
 can clear any of their bits. The first page that keeps a bit holds the leaf.
 
-The number of questions grows with the leaves, the length of a path hardly does, so with some hundreds of leaves a tree is
-better walked after all (`walk`): 64 rows in lockstep, level by level, without a jump. A row that has arrived in a leaf
-steps on the spot.
+The number of questions grows with the leaves, the length of a path hardly does, so with some hundreds of leaves a
+tree is better walked after all (`walk`): 64 rows in lockstep, level by level, without a jump. A row that has arrived
+in a leaf steps on the spot.
 
 Rows come in blocks of 64, copied so that the values of a feature lie side by side; a block stays in the cache while all
 trees pass over it. Values are summed tree by tree, in float64, so neither blocks nor threads change a bit.
 
-Categorical questions look the row's code up in a *set*: bits in uint32 words, one for each code below the set's limit, and
-at the limit one that says where all other codes and missing values go.
+Categorical questions look the row's code up in a *set*: bits in uint32 words, one for each code below the set's
+limit, and at the limit one that says where all other codes and missing values go.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Paged(NamedTuple):
     trees : (first_page, last_page, first_value) [n_trees]
         Pages, the one with the last leaves first; place of the first leaf's value.
     pages : (first_leaf, begin, missing_left, categorical, end) [n_pages]
-        Leaf that bit 0 stands for; where its questions begin; where those begin that send missing values left; where the
-        categorical ones begin; where they end.
+        Leaf that bit 0 stands for; where its questions begin; where those begin that send missing values left; where
+        the categorical ones begin; where they end.
     questions : (threshold, start, keep, set) [n_questions]
         Largest value that goes left (limit of the set); where the block holds the values; bits that the answer "right"
         leaves set; first word of the set.
@@ -80,8 +80,8 @@ class Walked(NamedTuple):
     Attributes
     ----------
     columns : int64[n_used]
-        As in `Paged`, but a block holds each column twice: as it is from 128 j on, and from 128 j + 64 on with -infinity
-        for missing values, for the questions that send these left.
+        As in `Paged`, but a block holds each column twice: as it is from 128 j on, and from 128 j + 64 on with
+        -infinity for missing values, for the questions that send these left.
     trees : (root, depth, has_sets, first_value) [n_trees]
         Root's number; steps that any row takes at most; whether any question is categorical.
     nodes : (threshold, start, right, leaf) [n_nodes]
@@ -198,10 +198,8 @@ def _step_with_sets(at, block, nodes, node_sets, sets):
         node = nodes[at[r]]
         value = block[node.start + U32(r)]
         first_word = node_sets[at[r]]
-        if first_word >= 0:
-            left = _contains(sets, U32(first_word), node.threshold, value)
-        else:
-            left = value <= node.threshold
+        is_set = first_word >= 0
+        left = _contains(sets, U32(first_word), node.threshold, value) if is_set else value <= node.threshold
         at[r] = at[r] + U32(1) if left else node.right
 
 

@@ -1,0 +1,95 @@
+"""Random ensembles, and rows that meet their thresholds exactly, a hair above and a hair below."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dboost.model.ensemble import Ensemble
+from dboost.model.tree import Tree
+from dboost.schema import Feature
+
+#: Thresholds: some are no float32, some beyond its range, some at the edge of everything.
+POOL = np.array([-np.inf, -1e300, -2.5, -1e-320, -0.0, 0.0, 1e-50, 0.1, 1 / 3, 1.0, 16_777_217.0, 1e38, 1e300, np.inf])
+LEVELS: tuple[tuple[object, ...], ...] = (("a", "b", "c"), tuple(range(100)), (False, True), (0.5, 1.5, 2.5, "one"))
+
+
+def random_tree(rng: np.random.Generator, features: tuple[Feature, ...], n_leaves: int, lean: float = 0.5) -> Tree:
+    """A tree grown by splitting random leaves; `lean` near 0 or 1 makes it a chain to the left or right."""
+    children: dict[int, tuple[int, int]] = {}
+    open_leaves = [0]
+    for split in range(n_leaves - 1):
+        at = -1 if rng.random() < abs(2 * lean - 1) else int(rng.integers(len(open_leaves)))
+        parent, pair = open_leaves.pop(at), (2 * split + 1, 2 * split + 2)
+        children[parent] = pair
+        open_leaves += pair if lean >= 0.5 else pair[::-1]
+    order: list[int] = []
+    to_visit = [0]
+    while to_visit:
+        order.append(to_visit.pop())
+        to_visit += reversed(children.get(order[-1], ()))
+    place = {node: i for i, node in enumerate(order)}
+    n = len(order)
+    feature, threshold = np.full(n, -1, np.int32), np.full(n, np.nan)
+    left, right = np.full(n, -1, np.int32), np.full(n, -1, np.int32)
+    missing_left = np.zeros(n, np.bool_)
+    categories: list[np.ndarray | None] = [None] * n
+    for node, (one, other) in children.items():
+        i = place[node]
+        left[i], right[i] = place[one], place[other]
+        feature[i] = rng.integers(len(features))
+        missing_left[i] = rng.random() < 0.5
+        levels = features[feature[i]].levels
+        if levels is None:
+            threshold[i] = rng.choice(POOL) if rng.random() < 0.7 else rng.normal()
+        else:
+            categories[i] = np.flatnonzero(rng.random(len(levels)) < 0.5).astype(np.int32)
+    gain = np.where(feature < 0, 0.0, rng.exponential(size=n))
+    cover, count, value = rng.exponential(size=n), rng.integers(1, 1000, n), rng.normal(size=n)
+    return Tree(feature, threshold, tuple(categories), missing_left, left, right, gain, cover, count, value)
+
+
+def random_ensemble(
+    seed: int,
+    n_iterations: int = 3,
+    n_leaves: int = 6,
+    n_outputs: int = 1,
+    with_categories: bool = True,
+    lean: float = 0.5,
+) -> Ensemble:
+    """An ensemble of random trees over five features, two of them categorical if asked for."""
+    rng = np.random.default_rng(seed)
+    features = tuple(
+        Feature(f"x{j}", LEVELS[int(rng.integers(len(LEVELS)))] if with_categories and j in (1, 3) else None)  # type: ignore[arg-type]
+        for j in range(5)
+    )
+    trees = tuple(random_tree(rng, features, n_leaves, lean) for _ in range(n_iterations * n_outputs))
+    edges = tuple(None if feature.is_categorical else np.unique(rng.normal(size=4)) for feature in features)
+    return Ensemble(
+        features=features,
+        named=True,
+        loss={"name": "squared_error"} if n_outputs == 1 else {"name": "log_loss", "n_classes": n_outputs},
+        classes=None if n_outputs == 1 else tuple(f"class {k}" for k in range(n_outputs)),
+        classes_dtype=None if n_outputs == 1 else "object",
+        baseline=rng.normal(size=n_outputs),
+        trees=trees,
+        edges=edges,
+        parameters={"learning_rate": 0.1, "max_leaf_nodes": n_leaves, "quantile": None},
+        sources=({"label": "first", "rows": 1000, "first_iteration": 1, "last_iteration": n_iterations},),
+        metrics={"train_loss": tuple(rng.exponential(size=n_iterations).tolist())},
+    )
+
+
+def random_rows(seed: int, ensemble: Ensemble, n_rows: int, precision: type = np.float64) -> np.ndarray:
+    """Rows around the thresholds, with missing values, infinities and every code."""
+    rng = np.random.default_rng(seed)
+    rows = np.empty((n_rows, len(ensemble.features)), precision)
+    thresholds = np.concatenate([POOL, *(tree.threshold[np.isfinite(tree.threshold)] for tree in ensemble.trees)])
+    with np.errstate(over="ignore"):
+        at = thresholds.astype(precision)
+        around = np.concatenate([at, np.nextafter(at, precision(-np.inf)), np.nextafter(at, precision(np.inf))])
+    for j, feature in enumerate(ensemble.features):
+        rows[:, j] = (
+            rng.choice(around, n_rows) if feature.levels is None else rng.integers(len(feature.levels), size=n_rows)
+        )
+    rows[rng.random(rows.shape) < 0.2] = np.nan
+    return rows
