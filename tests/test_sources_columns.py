@@ -1,0 +1,215 @@
+"""Columns, declared categories and targets of every type become plain arrays."""
+
+from __future__ import annotations
+
+import decimal
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from dboost.schema import Feature
+from dboost.sources import open_table
+
+DICTIONARY = pd.ArrowDtype(pa.dictionary(pa.int8(), pa.string()))
+
+
+def test_whole_arrays_are_not_copied() -> None:
+    for dtype in (np.float32, np.float64):
+        matrix = np.random.default_rng(0).normal(size=(50, 4)).astype(dtype)
+        chunk = open_table(matrix, np.zeros(50)).chunk(0)
+        assert chunk.matrix is matrix
+        assert all(np.shares_memory(column, matrix) for column in chunk.columns)
+    columns_first = open_table(np.asfortranarray(matrix), np.zeros(50)).chunk(0)
+    assert columns_first.matrix is None  # walking it by rows would be slow
+    frame = pd.DataFrame(matrix)
+    views = open_table(frame, np.zeros(50)).chunk(0).columns
+    assert all(np.shares_memory(view, frame[j].to_numpy()) for j, view in enumerate(views))
+    arrow = pa.table({"a": np.arange(5), "b": np.arange(5.0)})
+    for name, view in zip("ab", open_table(arrow, np.zeros(5)).chunk(0).columns, strict=True):
+        assert np.shares_memory(view, arrow[name].chunk(0).to_numpy())
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "want"),
+    [
+        (pd.Series([1, None, 3], dtype="Int8"), np.float32, [1, np.nan, 3]),
+        (pd.Series([1, None, 3], dtype="Int64"), np.float64, [1, np.nan, 3]),
+        (pd.Series([1, 2, 3], dtype="Int64"), np.int64, [1, 2, 3]),
+        (pd.Series([1.5, None, 3], dtype="Float32"), np.float32, [1.5, np.nan, 3]),
+        (pd.Series([True, None, False], dtype="boolean"), np.float32, [1, np.nan, 0]),
+        (pd.Series([True, None, False], dtype="bool[pyarrow]"), np.float32, [1, np.nan, 0]),
+        (pd.Series([1, None, 3], dtype="int64[pyarrow]"), np.float64, [1, np.nan, 3]),
+        (pd.Series([2**62, 1, 3], dtype="int64[pyarrow]"), np.int64, [2**62, 1, 3]),
+        (pd.Series([decimal.Decimal("1.5"), None, decimal.Decimal(3)]), np.float64, [1.5, np.nan, 3]),
+        (pd.Series(pa.array([decimal.Decimal("1.5"), None, 3])).astype(object), np.float64, [1.5, np.nan, 3]),
+        (pd.Series([1, None, 2.5], dtype=object), np.float64, [1, np.nan, 2.5]),
+        (pd.Series([1, 2, 3], dtype=object), np.int64, [1, 2, 3]),
+        (pd.Series([10**30, 2, None], dtype=object), np.float64, [1e30, 2, np.nan]),
+        (pd.Series([True, None, False], dtype=object), np.float32, [1, np.nan, 0]),
+        (pd.Series([True, 2, 0.5], dtype=object), np.float64, [1, 2, 0.5]),
+        (pd.Series([None, pd.NA, np.nan], dtype=object), np.float32, [np.nan] * 3),
+        (pd.Series([0, 0, 2.5], dtype=pd.SparseDtype("float64")), np.float64, [0, 0, 2.5]),
+        (pd.Series(np.array([1, 2, 3], ">i4")), np.int32, [1, 2, 3]),
+        (pd.Series(np.array([1, 2, 3], np.longdouble)), np.float64, [1, 2, 3]),
+        (pd.Series([True, False, True]), np.uint8, [1, 0, 1]),
+        (np.array([1, 2, 3], np.float16), np.float32, [1, 2, 3]),
+        (np.ma.array([1, 2, 3], mask=[0, 1, 0]), np.float64, [1, np.nan, 3]),
+        (pa.array([1, None, 3], pa.int16()), np.float32, [1, np.nan, 3]),
+        (pa.array([1.5, 2, None], pa.float16()), np.float32, [1.5, 2, np.nan]),
+        (pa.array([decimal.Decimal("1.5"), None, 3]), np.float64, [1.5, np.nan, 3]),
+        (pa.nulls(3), np.float32, [np.nan] * 3),
+        (pl.Series([1, None, 3], dtype=pl.UInt16), np.float32, [1, np.nan, 3]),
+        (pl.Series([1.5, None, float("nan")], dtype=pl.Float32), np.float32, [1.5, np.nan, np.nan]),
+        (pl.Series(["1.50", None, "3.00"]).cast(pl.Decimal(10, 2)), np.float64, [1.5, np.nan, 3]),
+    ],
+    ids=lambda value: str(getattr(value, "dtype", getattr(value, "type", "")))[:24],
+)
+def test_numbers(values: object, dtype: type, want: list[float]) -> None:
+    if isinstance(values, pa.Array):
+        frame: object = pa.table({"a": values})
+    elif isinstance(values, pl.Series):
+        frame = pl.DataFrame({"a": values})
+    elif isinstance(values, np.ndarray):
+        frame = values[:, None]
+    else:
+        frame = pd.DataFrame({"a": values})
+    table = open_table(frame, [0, 1, 2])
+    (column,) = table.chunk(0).columns
+    assert column.dtype == dtype
+    assert table.features[0].levels is None
+    np.testing.assert_array_equal(column, np.array(want, dtype))
+
+
+@pytest.mark.parametrize(
+    ("values", "levels", "codes"),
+    [
+        (pd.Series(["b", None, "a"], dtype=object), ("a", "b"), [1, -1, 0]),
+        (pd.Series(["b", None, "a"], dtype="str"), ("a", "b"), [1, -1, 0]),
+        (pd.Series(["b", None, "a"], dtype=pd.StringDtype("python")), ("a", "b"), [1, -1, 0]),
+        (pd.Series(["b", None, "a"], dtype="string[pyarrow]"), ("a", "b"), [1, -1, 0]),
+        (pd.Series(["b", None, "a"], dtype=pd.ArrowDtype(pa.large_string())), ("a", "b"), [1, -1, 0]),
+        (pd.Series(["b", None, "a"], dtype=DICTIONARY), ("a", "b"), [1, -1, 0]),
+        (pd.Series(pd.Categorical([10, None, 9])), (9, 10), [1, -1, 0]),
+        (pd.Series(pd.Categorical([2.5, None, 2.0])), (2, 2.5), [1, -1, 0]),
+        (pd.Series(pd.Categorical([True, None, False])), (False, True), [1, -1, 0]),
+        (pd.Series(pd.Categorical([-1, None, -2])), (-2, -1), [1, -1, 0]),
+        (pd.Series(pd.Categorical(["x", 3, True])), (1, 3, "x"), [2, 1, 0]),
+        (np.array(["b", "", "a"]), ("", "a", "b"), [2, 0, 1]),
+        (pa.DictionaryArray.from_arrays([1, 0, 2], ["a", None, "b", "unused"]), ("a", "b"), [-1, 0, 1]),
+        (pa.DictionaryArray.from_arrays(pa.array([1, None, 2], pa.uint8()), pa.array([7, 5, 4])), (4, 5), [1, -1, 0]),
+        (pl.Series(["b", None, "a"], dtype=pl.Enum(["b", "never", "a"])), ("a", "b"), [1, -1, 0]),
+        (pl.Series(["b", None, "a"], dtype=pl.Categorical), ("a", "b"), [1, -1, 0]),
+    ],
+    ids=lambda value: str(getattr(value, "dtype", getattr(value, "type", "")))[:24],
+)  # fmt: skip
+def test_categories(values: object, levels: tuple, codes: list[int]) -> None:
+    if isinstance(values, pa.Array):
+        frame: object = pa.table({"a": values})
+    elif isinstance(values, pl.Series):
+        frame = pl.DataFrame({"a": values})
+    elif isinstance(values, np.ndarray):
+        frame = values[:, None]
+    else:
+        frame = pd.DataFrame({"a": values})
+    table = open_table(frame, [0, 1, 2])
+    assert table.features[0].levels == levels
+    assert [type(level) for level in table.features[0].levels or ()] == [type(level) for level in levels]
+    np.testing.assert_array_equal(table.chunk(0).columns[0].codes, codes)
+
+
+def test_declared_categories_are_distinct_values() -> None:
+    matrix = np.array([[3.0, 1.5, 1], [-1, np.nan, 2], [0, 1.0, 3], [np.nan, 1.5, 4]])
+    table = open_table(matrix, np.zeros(4), categorical_features=[True, True, False])
+    assert table.features == (Feature("f0", (0, 3)), Feature("f1", (1, 1.5)), Feature("f2"))
+    assert table.chunk(0).matrix is None
+    first, second, third = table.chunk(0).columns
+    np.testing.assert_array_equal(first.codes, [1, -1, 0, -1])
+    np.testing.assert_array_equal(second.codes, [1, -1, 0, 1])
+    np.testing.assert_array_equal(third, [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("spec", [[False, True], [1], ["b"], np.array(["b"]), pd.Index(["b"]), np.array([1], np.uint8)])
+def test_ways_to_declare(spec: object) -> None:
+    frame = pd.DataFrame({"a": [1, 2], "b": [4, 3], "y": [0.0, 1.0]})
+    assert open_table(frame, "y", categorical_features=spec).features == (Feature("a"), Feature("b", (3, 4)))
+
+
+def test_nothing_declared() -> None:
+    for spec in (None, [], ()):
+        assert open_table(np.eye(2), [0, 1], categorical_features=spec).features == (Feature("f0"), Feature("f1"))
+
+
+@pytest.mark.parametrize(
+    ("target", "values", "dtype", "is_bool"),
+    [
+        (np.array([1, 0, 2], np.int32), [1, 0, 2], "int32", False),
+        ([1.5, 2, 3], [1.5, 2, 3], "float64", False),
+        (np.array([1, 2, 3], np.float32), [1, 2, 3], "float32", False),
+        ([True, False, True], [1, 0, 1], "bool", True),
+        (pd.Series([True, False, True], dtype="boolean"), [1, 0, 1], "bool", True),
+        (pd.array([3, 1, 2], dtype="Int64"), [3, 1, 2], "int64", False),
+        (pd.DataFrame({"y": [3, 1, 2]}), [3, 1, 2], "int64", False),
+        (pl.Series([3, 1, 2]), [3, 1, 2], "int64", False),
+        (pl.DataFrame({"y": [3, 1, 2]}), [3, 1, 2], "int64", False),
+        (pa.array([3.0, 1, 2]), [3, 1, 2], "float64", False),
+        (np.array([[3], [1], [2]]), [3, 1, 2], "int64", False),
+        (np.array([3, 1, 2], dtype=object), [3, 1, 2], "int64", False),
+        (da.from_array(np.array([3, 1, 2]), chunks=2), [3, 1, 2], "int64", False),
+        (range(3), [0, 1, 2], "int64", False),
+    ],
+    ids=str,
+)
+def test_numeric_targets(target: object, values: list[float], dtype: str, is_bool: bool) -> None:
+    for data in (np.eye(3), da.from_array(np.eye(3), chunks=2)):
+        table = open_table(data, target)
+        assert table.target.dtype == np.float64
+        np.testing.assert_array_equal(table.target, values)
+        assert (table.target_dtype, table.target_is_bool) == (dtype, is_bool)
+
+
+@pytest.mark.parametrize(
+    ("target", "levels", "codes", "dtype"),
+    [
+        (["no", "yes", "no"], ("no", "yes"), [0, 1, 0], "object"),
+        (np.array(["no", "yes", "no"]), ("no", "yes"), [0, 1, 0], "object"),
+        (pd.Series(["b", "a", "b"], dtype="category"), ("a", "b"), [1, 0, 1], "object"),
+        (pd.Series([2, 1, 2], dtype="category"), (1, 2), [1, 0, 1], "int64"),
+        (pd.Series([True, False, True], dtype="category"), (False, True), [1, 0, 1], "bool"),
+        (pl.Series(["b", "a", "b"]), ("a", "b"), [1, 0, 1], "object"),
+    ],
+    ids=str,
+)
+def test_categorical_targets(target: object, levels: tuple, codes: list[int], dtype: str) -> None:
+    lazy = da.from_array(np.eye(3), chunks=((2, 0, 1), 3))
+    lazies = [dd.from_pandas(target, npartitions=2, sort=False)] if isinstance(target, pd.Series) else []
+    for data, y in ((np.eye(3), target), (lazy, target), *((da.from_array(np.eye(3), chunks=2), z) for z in lazies)):
+        table = open_table(data, y)
+        assert (table.target.levels, table.target_dtype) == (levels, dtype)
+        np.testing.assert_array_equal(table.target.codes, codes)
+        got = np.concatenate([table.chunk(i).target.codes for i in range(table.n_chunks)])
+        np.testing.assert_array_equal(got, codes)
+
+
+def test_a_foreign_array() -> None:
+    class NotAnArray:
+        def __init__(self, values: np.ndarray) -> None:
+            self.values = values
+
+        def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+            return self.values
+
+    table = open_table(NotAnArray(np.eye(3)), NotAnArray(np.arange(3)), sample_weight=NotAnArray(np.ones(3)))
+    np.testing.assert_array_equal(table.chunk(0).matrix, np.eye(3))
+
+
+def test_lists_are_read_as_numpy_would() -> None:
+    table = open_table([[1, 2], [3, 4]], [0, 1])
+    np.testing.assert_array_equal(table.chunk(0).columns, [[1, 3], [2, 4]])
+    assert open_table([["a", 1], ["b", 2]], [0, 1]).features == (Feature("f0", ("a", "b")), Feature("f1", ("1", "2")))
+    mixed = np.array([["a", 1], ["b", None]], dtype=object)
+    assert open_table(mixed, [0, 1]).features == (Feature("f0", ("a", "b")), Feature("f1"))

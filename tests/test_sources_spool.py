@@ -1,0 +1,220 @@
+"""Chunks that do not fit the allowance wait in files, which never outlive their table."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+
+from dboost.errors import DBoostError
+from dboost.sources import open_table
+from dboost.sources.spool import Spool, remove_stale
+
+N_PARTS = 5
+
+
+def part(i: int) -> pd.DataFrame:
+    a = np.arange(4) + 4 * i
+    return pd.DataFrame({"a": a, "b": a * 0.5, "c": [f"level {v % 7}" for v in a], "y": a % 2})
+
+
+def frame() -> dd.DataFrame:
+    return dd.from_map(part, range(N_PARTS), meta=part(0).iloc[:0])
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    """Temporary files of Dask, and so ours, go here."""
+    folder = tmp_path / "temporary"
+    with dask.config.set({"temporary-directory": str(folder)}):
+        yield folder
+
+
+def test_the_round_trip_through_files_is_exact(temporary: Path) -> None:
+    rng = np.random.default_rng(0)
+    strange = np.array([0.1, -0.0, np.nan, 5e-324, np.inf, -np.inf])
+    rows = pd.DataFrame(
+        {
+            "f64": rng.choice(strange, 30),
+            "f32": rng.choice(strange, 30).astype(np.float32),
+            "i64": rng.integers(-(2**63), 2**63 - 1, 30),
+            "u8": rng.integers(0, 255, 30).astype(np.uint8),
+            "level": rng.choice(["x", "y"], 30),
+            "y": 0.0,
+        }
+    )
+    lazy = dd.from_pandas(rows, npartitions=3, sort=False)
+    with open_table(lazy, "y", retain_bytes=0) as spooled, open_table(lazy, "y") as kept:
+        assert len(list(temporary.glob("dboost-*/chunk-*"))) == 3
+        for i in range(3):
+            for ours, theirs in zip(spooled.chunk(i).columns, kept.chunk(i).columns, strict=True):
+                ours, theirs = getattr(ours, "codes", ours), getattr(theirs, "codes", theirs)
+                assert ours.dtype == theirs.dtype
+                assert ours.tobytes() == theirs.tobytes()
+    matrix = da.from_array(rows[["f64"]].to_numpy(), chunks=10)
+    with open_table(matrix, rows["y"], retain_bytes=0) as table:
+        assert table.chunk(2).matrix.tobytes() == rows["f64"].to_numpy()[20:].tobytes()
+
+
+def test_files_begin_where_the_allowance_ends(temporary: Path) -> None:
+    matrix = da.from_array(np.zeros((40, 10)), chunks=(10, 10))
+    with open_table(matrix, np.zeros(40), retain_bytes=2 * 800 + 1):
+        (folder,) = temporary.glob("dboost-*")
+        assert folder.name.startswith(f"dboost-{os.getpid()}-")
+        assert folder.stat().st_mode & 0o77 == 0
+        assert len(list(folder.glob("chunk-*"))) == 2
+    assert list(temporary.iterdir()) == []
+    with open_table(matrix, np.zeros(40)):
+        assert list(temporary.iterdir()) == []
+    with open_table(np.zeros((40, 10)), np.zeros(40), retain_bytes=0):
+        assert list(temporary.iterdir()) == []
+
+
+def test_files_go_with_the_table(temporary: Path) -> None:
+    table = open_table(frame(), "y", retain_bytes=0)
+    assert len(list(temporary.iterdir())) == 1
+    del table
+    gc.collect()
+    assert list(temporary.iterdir()) == []
+    table = open_table(frame(), "y", retain_bytes=0)
+    table.close()
+    table.close()
+    assert list(temporary.iterdir()) == []
+    with pytest.raises(DBoostError, match="the table is closed"):
+        table.chunk(0)
+    assert table.target is not None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError, MemoryError])
+def test_files_go_when_reading_fails(temporary: Path, error: type[BaseException]) -> None:
+    seen = []
+
+    def failing(i: int) -> pd.DataFrame:
+        seen.extend(temporary.glob("dboost-*/chunk-*"))
+        if seen:
+            raise error
+        return part(i)
+
+    with pytest.raises(error):
+        open_table(dd.from_map(failing, range(N_PARTS), meta=part(0).iloc[:0]), "y", retain_bytes=0, n_threads=1)
+    assert seen
+    assert list(temporary.iterdir()) == []
+
+
+def test_files_go_on_interrupt(temporary: Path) -> None:
+    """A real ^C reaches the main thread, while the threads that read go on with what they have begun."""
+    script = """
+        import os, signal, sys, time
+        import dask, dask.dataframe as dd, numpy as np, pandas as pd
+        from dboost.sources import open_table
+        dask.config.set({"temporary-directory": sys.argv[1]})
+        def part(i):
+            if any(name.startswith("dboost-") for name in os.listdir(sys.argv[1])):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.2)
+            return pd.DataFrame({"a": np.arange(10.0), "y": 0.0})
+        os.makedirs(sys.argv[1])
+        frame = dd.from_map(part, range(8), meta=pd.DataFrame({"a": [0.0], "y": [0.0]})[:0])
+        try:
+            open_table(frame, "y", n_threads=2, retain_bytes=0)
+        except KeyboardInterrupt:
+            print(os.listdir(sys.argv[1]))
+            time.sleep(0.3)
+            print(os.listdir(sys.argv[1]))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), temporary], capture_output=True, text=True)
+    assert done.stdout == "[]\n[]\n", done.stderr
+
+
+def test_what_a_killed_process_left_is_removed(temporary: Path) -> None:
+    script = """
+        import os, signal, sys
+        import dask, dask.array as da, numpy as np
+        from dboost.sources import open_table
+        dask.config.set({"temporary-directory": sys.argv[1]})
+        table = open_table(da.zeros((10, 2), chunks=5), np.zeros(10), retain_bytes=0)
+        print(len(os.listdir(sys.argv[1])), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), temporary], capture_output=True, text=True)
+    assert done.stdout == "1\n", done.stderr
+    (left,) = temporary.iterdir()
+    other = temporary / "dboost-notapid-1"
+    mine = temporary / f"dboost-{os.getpid()}-alive"
+    old = temporary / f"{left.name}-without-owner"
+    for folder in (other, mine, old):
+        folder.mkdir()
+    open_table(np.eye(2), [0, 1])
+    assert sorted(temporary.iterdir()) == sorted([other, mine])
+
+
+def test_a_locked_directory_is_left_alone(temporary: Path) -> None:
+    """Its owner may run in another container, where the process number means something else."""
+    spool = Spool(0)
+    spool.put(0, [np.zeros(3)])
+    elsewhere = temporary / "dboost-999999999-elsewhere"
+    assert spool.directory is not None
+    spool.directory.rename(elsewhere)
+    remove_stale()
+    assert elsewhere.exists()
+    spool.close()
+    remove_stale()
+    assert not elsewhere.exists()
+
+
+def test_a_forked_child_does_not_remove_the_files(temporary: Path) -> None:
+    table = open_table(frame(), "y", retain_bytes=0)
+    pid = os.fork()
+    if not pid:
+        table.close()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert len(list(temporary.glob("dboost-*/chunk-*"))) == N_PARTS
+    table.close()
+
+
+def test_no_place_for_temporary_files(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with (
+        dask.config.set({"temporary-directory": str(blocked)}),
+        pytest.raises(DBoostError, match=r"temporary files in .*file"),
+    ):
+        open_table(frame(), "y", retain_bytes=0)
+
+
+def test_a_full_disk_names_the_directory(tmp_path: Path) -> None:
+    script = """
+        import resource, signal, sys
+        import dask, dask.array as da, numpy as np
+        from dboost.errors import DBoostError
+        from dboost.sources import open_table
+        dask.config.set({"temporary-directory": sys.argv[1]})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        try:
+            open_table(da.zeros((40_000, 2), chunks=20_000), np.zeros(40_000), retain_bytes=0)
+        except DBoostError as error:
+            print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), tmp_path], capture_output=True, text=True)
+    assert f"cannot write temporary files in {tmp_path}/dboost-" in done.stdout, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_truncated_file_is_an_error(temporary: Path) -> None:
+    table = open_table(frame(), "y", retain_bytes=0)
+    (folder,) = temporary.iterdir()
+    os.truncate(folder / "chunk-1.npy", 200)
+    with pytest.raises(DBoostError, match=r"cannot read the temporary file .*chunk-1"):
+        table.chunk(1)
+    table.close()
