@@ -2,24 +2,61 @@
 
 Every kernel is compiled on first use and kept in Numba's cache (`NUMBA_CACHE_DIR` is respected). None uses `parallel=True`
 (Numba's default threading layer aborts the process when two threads enter it at once) and none `fastmath` where it could
-change a result, so every processor computes the same bits. Threads are ordinary Python threads that call kernels which release the lock.
+change a result, so every processor computes the same bits. Threads are ordinary Python threads that call kernels which
+release the lock.
 
 Compilation is what a newcomer waits for first, so it is kept short: kernels that only other kernels call are `internal`,
-which spares the code that converts Python's arguments (the larger part of a small kernel); records of arrays are looped
-over rather than assigned by slices.
+which spares the code that converts Python's arguments (the larger part of a small kernel; calling one from Python crashes);
+records of arrays are looped over rather than assigned by slices.
+
+A cached kernel contains its callees, but Numba only looks at the date of the file that the kernel itself is in. So the
+stamp of every kernel here covers all files that hold kernels: none outlives a change in any of them.
 """
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from numba import njit
 
+_PACKAGE = Path(__file__).parent.parent
+_WITH_KERNELS = ("kernels", "losses", "growth", "engine", "shard")
+
+
+def _stamp() -> str:
+    """Digest of the dates and sizes of all files that hold kernels."""
+    digest = hashlib.sha256()
+    for folder in _WITH_KERNELS:
+        for file in sorted((_PACKAGE / folder).glob("*.py")):
+            status = file.stat()
+            digest.update(f"{folder}/{file.name} {status.st_mtime_ns} {status.st_size}\n".encode())
+    return digest.hexdigest()
+
+
+_STAMP = _stamp()
+
+
+def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    def decorate(function: Callable[..., Any]) -> Any:
+        try:
+            dispatcher = njit(nogil=True, no_cfunc_wrapper=True, cache=True, **options)(function)
+        except RuntimeError:
+            # Nowhere to keep a cache (a read-only file system, no NUMBA_CACHE_DIR): compile in every process.
+            return njit(nogil=True, no_cfunc_wrapper=True, **options)(function)
+        dispatcher._cache._cache_file._source_stamp = _STAMP
+        return dispatcher
+
+    return decorate
+
+
 #: A kernel that Python calls. `error_model="numpy"` drops the checks for division by zero that keep loops from vectorising.
-kernel = njit(nogil=True, cache=True, error_model="numpy", no_cfunc_wrapper=True)
+kernel = _decorator(error_model="numpy")
 #: A kernel that only kernels call.
-internal = njit(nogil=True, cache=True, error_model="numpy", no_cfunc_wrapper=True, no_cpython_wrapper=True)
+internal = _decorator(error_model="numpy", no_cpython_wrapper=True)
 #: The same, pasted into its callers.
-inlined = njit(
-    nogil=True, cache=True, error_model="numpy", no_cfunc_wrapper=True, no_cpython_wrapper=True, forceinline=True
-)
+inlined = _decorator(error_model="numpy", no_cpython_wrapper=True, forceinline=True)
 #: For sums of integers held in float64 only: these are exact in any order, so additions may be reordered.
-any_order = njit(
-    nogil=True, cache=True, no_cfunc_wrapper=True, no_cpython_wrapper=True, fastmath={"reassoc", "nsz"}
-)
+any_order = _decorator(no_cpython_wrapper=True, fastmath={"reassoc", "nsz"})

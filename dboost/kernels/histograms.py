@@ -79,18 +79,6 @@ def _packed(record, packing):
 
 
 @inlined
-def _add_8(buckets, word, at, value):
-    buckets[(word & U(255)) + at] += value
-    buckets[((word >> U(8)) & U(255)) + (at + U(264))] += value
-    buckets[((word >> U(16)) & U(255)) + (at + U(528))] += value
-    buckets[((word >> U(24)) & U(255)) + (at + U(792))] += value
-    buckets[((word >> U(32)) & U(255)) + (at + U(1056))] += value
-    buckets[((word >> U(40)) & U(255)) + (at + U(1320))] += value
-    buckets[((word >> U(48)) & U(255)) + (at + U(1584))] += value
-    buckets[(word >> U(56)) + (at + U(1848))] += value
-
-
-@inlined
 def _add_4(buckets, word, at, value):
     buckets[(word & U(255)) + at] += value
     buckets[((word >> U(8)) & U(255)) + (at + U(264))] += value
@@ -102,38 +90,39 @@ def _add_4(buckets, word, at, value):
 def add_tile(tile, n_columns, records, buckets, packing):
     """Add records to the packed buckets of one tile.
 
-    tile : uint64[n_rows, words]; n_columns : columns used, at most 32; records : uint64[...]; buckets : int64[n_columns * 264].
-    The nested tests are the same for every row, so the processor predicts them; a loop over words is a third slower.
+    tile : uint64[n_rows, words]; n_columns : columns used, at most 32; records : uint64[...];
+    buckets : int64[>= 264 * n_columns rounded up to a multiple of 4]: columns are taken by fours, those beyond the last one
+    hold zeros and end in buckets that nobody reads.
+
+    The nested tests come out the same for every row, so the processor predicts them; a loop is a third slower.
     """
     n = records.size
-    full = n_columns >> 3
+    fours = (n_columns + 3) >> 2
     words = U(tile.shape[1])
     for i in range(n):
         record = records[i]
         prefetch(tile, (records[i + _AHEAD if i + _AHEAD < n else n - 1] & U(0xFFFFFFFF)) * words)
         value = _packed(record, packing)
         row = record & U(0xFFFFFFFF)
-        if full > 0:
-            _add_8(buckets, tile[row, U(0)], U(0), value)
-            if full > 1:
-                _add_8(buckets, tile[row, U(1)], U(2112), value)
-                if full > 2:
-                    _add_8(buckets, tile[row, U(2)], U(4224), value)
-                    if full > 3:
-                        _add_8(buckets, tile[row, U(3)], U(6336), value)
-        if n_columns & 7:
-            at = U(full) * U(2112)
-            word = tile[row, U(full)]
-            if n_columns & 4:
-                _add_4(buckets, word, at, value)
-                word >>= U(32)
-                at += U(1056)
-            if n_columns & 3:
-                buckets[(word & U(255)) + at] += value
-                if (n_columns & 3) > 1:
-                    buckets[((word >> U(8)) & U(255)) + (at + U(264))] += value
-                    if (n_columns & 3) > 2:
-                        buckets[((word >> U(16)) & U(255)) + (at + U(528))] += value
+        word = tile[row, U(0)]
+        _add_4(buckets, word, U(0), value)
+        if fours > 1:
+            _add_4(buckets, word >> U(32), U(1056), value)
+            if fours > 2:
+                word = tile[row, U(1)]
+                _add_4(buckets, word, U(2112), value)
+                if fours > 3:
+                    _add_4(buckets, word >> U(32), U(3168), value)
+                    if fours > 4:
+                        word = tile[row, U(2)]
+                        _add_4(buckets, word, U(4224), value)
+                        if fours > 5:
+                            _add_4(buckets, word >> U(32), U(5280), value)
+                            if fours > 6:
+                                word = tile[row, U(3)]
+                                _add_4(buckets, word, U(6336), value)
+                                if fours > 7:
+                                    _add_4(buckets, word >> U(32), U(7392), value)
 
 
 @internal

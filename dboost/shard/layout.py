@@ -44,6 +44,9 @@ def plan_layout(n_bins: np.ndarray, is_categorical: np.ndarray) -> Layout:
             step *= int(n_codes[f])
             repeats[f] = product // step
     words = [COLUMN_STRIDE] * len(tiled) + [int(n_codes[f]) + 8 for f in wide]
+    if tiled:
+        # The histogram kernel takes columns by fours; what it adds for those that are not there needs a place.
+        words[len(tiled) - 1] += COLUMN_STRIDE * (-len(tiled) % 4)
     return Layout(
         offset=np.concatenate(([0], np.cumsum(n_codes))).astype(np.int64),
         n_bins=np.ascontiguousarray(n_bins, np.int64),
