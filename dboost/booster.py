@@ -1,244 +1,330 @@
 """`Booster`: a trained model as users meet it.
 
-It wraps an `Ensemble` (plain data) with everything one does with a model: predict in the kind of the data that came in, look
-at the trees, save. A Booster never changes; it may be pickled, sent to workers, and asked by many threads at a time.
+It wraps an `Ensemble` (plain data) with what one does with a model: predict, look at the trees, save. Answers are of
+the kind that the question was: arrays for arrays, frames with the same index for frames, lazy Dask collections for
+lazy ones. A Booster does not change; it may be pickled, sent to workers, and asked by many threads at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cached_property
-from typing import Any
+import operator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from dboost import losses
 from dboost.errors import ParameterError
-from dboost.losses import Loss, from_dict
-from dboost.model import storage
+from dboost.losses.base import Loss
+from dboost.model import files, storage
 from dboost.model.ensemble import Ensemble
 from dboost.model.flat import FlatEnsemble
 from dboost.model.frame import to_frame
 from dboost.schema import Feature
 from dboost.sources import feature_block, predict_through
+from dboost.sources.lazy import is_lazy
+from dboost.sources.paths import is_path
+from dboost.sources.through import _like_input
+
+Range = tuple[int, int]
+
+
+class _Answer(NamedTuple):
+    """What is to be said of raw scores: how to get it from them, and what it looks like (see `predict_through`)."""
+
+    finish: Callable[[np.ndarray], np.ndarray]
+    names: tuple[Any, ...] | None = None
+    dtype: np.dtype = np.dtype(np.float64)
 
 
 class Booster:
-    """A trained model.
+    """A trained model. Made by `dboost.fit` and `dboost.load`.
 
     Parameters
     ----------
     ensemble : Ensemble
+        What was learned.
     history : DataFrame, optional
-        What the fit recorded per iteration; by default rebuilt from the metrics in the ensemble.
+        What the fit recorded, one row per iteration. Default: the metrics that the ensemble holds.
     timings : dict of str to float, optional
-        Seconds of the fit by phase: "load", "bin", "train". Empty for a loaded model.
+        Seconds of the fit by phase; empty for a loaded model.
+
+    Attributes
+    ----------
+    ensemble : Ensemble
+    history : DataFrame
+        ``iteration`` (from 1, also those that early stopping dropped) and ``train_loss``, ``<eval set>_<metric>``; in
+        the process of the fit also ``seconds``, ``rows_kept`` and ``bytes_read``.
+    timings : dict of str to float
     """
 
     def __init__(
         self, ensemble: Ensemble, *, history: pd.DataFrame | None = None, timings: dict[str, float] | None = None
     ) -> None:
         self.ensemble = ensemble
+        self.history = _history(ensemble) if history is None else history
         self.timings = dict(timings or {})
-        if history is None:
-            n = max((len(values) for values in ensemble.metrics.values()), default=0)
-            history = pd.DataFrame({"iteration": np.arange(1, n + 1), **ensemble.metrics})
-        self.history = history
 
     # What it is.
 
     @property
     def features(self) -> tuple[Feature, ...]:
-        """The features in the order of the model's columns."""
+        """Names and kinds of the features, with the levels of categorical ones."""
         return self.ensemble.features
 
     @property
     def feature_names_in_(self) -> np.ndarray:
-        """Names of the features."""
+        """Names of the features, as objects (f0, f1, … for a model trained on an array)."""
         return np.array([feature.name for feature in self.ensemble.features], object)
 
     @property
     def n_features_in_(self) -> int:
+        """Number of features."""
         return len(self.ensemble.features)
 
     @cached_property
     def classes_(self) -> np.ndarray | None:
-        """The classes in the order of `predict_proba`'s columns; None for regression."""
+        """The classes in the order of the columns of `predict_proba` and in the target's dtype; None for regression."""
         if self.ensemble.classes is None:
             return None
         return np.array(self.ensemble.classes, np.dtype(self.ensemble.classes_dtype))
 
     @property
     def n_iter_(self) -> int:
-        """Iterations in the model."""
+        """Number of iterations in the model."""
         return self.ensemble.n_iterations
 
     @property
     def best_iteration(self) -> int | None:
-        """How many iterations early stopping kept (1-based); None without it."""
+        """How many iterations early stopping kept; None without early stopping."""
         return self.ensemble.best_iteration
 
     @property
     def sources(self) -> tuple[dict[str, Any], ...]:
-        """One record per fit: label, rows, first and last iteration, parameters, digest of the data's schema and counts."""
+        """One record per fit: label, rows, first and last iteration, parameters, digest of schema and counts."""
         return self.ensemble.sources
 
     @cached_property
     def loss(self) -> Loss:
-        return from_dict(self.ensemble.loss)
+        """The loss that the model was trained with."""
+        return losses.from_dict(self.ensemble.loss)
 
     @cached_property
     def sha256(self) -> str:
-        """Digest of what was learned: equal for equal models."""
+        """Digest of what was learned, in hexadecimal; the one in the model's file."""
         return storage.digest(self.ensemble)
 
     def to_frame(self) -> pd.DataFrame:
-        """The trees as a table, one row per node."""
+        """The trees as a table with one row per node; see `dboost.model.frame.to_frame` for the columns."""
         return to_frame(self.ensemble)
 
     # What it predicts.
 
-    def predict(self, X: Any, raw_score: bool = False, iteration_range: tuple[int, int] | None = None) -> Any:
-        """Predictions in the kind of `X`: numpy → array, pandas → Series, dask → lazy.
+    def predict(
+        self, X: Any, raw_score: bool = False, iteration_range: Range | None = None, n_threads: int | None = None
+    ) -> Any:
+        """Predict a number or a class for each row.
 
         Parameters
         ----------
-        X : data of any kind that `dboost.fit` takes
-            Columns are picked by name (extra ones are ignored); an array must have the trained number of columns.
+        X : pandas or polars frame, pyarrow Table, array, dask DataFrame or Array, or path
+            Frames are read by column name and may have more columns; arrays must have as many as the training data.
         raw_score : bool
-            Raw scores instead of predictions or classes.
+            Return the sum of the trees instead, before the loss's inverse link; with K classes, one column per class.
         iteration_range : (first, last), optional
-            Only the trees of these iterations, the last not included.
+            Use only these iterations, counted from 0, the last one not included.
+        n_threads : int, optional
+            Default: all processors for data in memory, one per partition for Dask.
+
+        Returns
+        -------
+        Array, Series or dask collection [n_rows], or [n_rows, n_classes] of raw scores
+            float64, or the dtype of the classes. Of two classes equally likely the first one is predicted.
 
         Raises
         ------
         DataError
-            Naming missing columns, or both numbers of columns of an array.
+            Naming the missing or unreadable column, or both numbers of columns.
+        ParameterError
+            When the range is not one of the model's.
         """
-        bounds = self._iterations(iteration_range)
-        if raw_score:
-            k = self.ensemble.n_outputs
-            names = None if k == 1 else list(self.ensemble.classes or range(k))
-            return self._through(X, lambda block: _squeeze(self._raw(block, bounds)), names=names)
-        dtype = np.dtype(np.float64) if self.classes_ is None else self.classes_.dtype
-        return self._through(X, lambda block: self._answer(self._raw(block, bounds)), dtype=dtype)
+        return self._through(X, self._raw_or_prediction(raw_score), iteration_range, n_threads)
 
-    def predict_proba(self, X: Any, iteration_range: tuple[int, int] | None = None) -> Any:
-        """Class probabilities (rows, classes), in the kind of `X`; frames have one column per class."""
-        if self.ensemble.classes is None:
-            raise ParameterError(f"a model with loss {self.loss.name!r} has no classes, so no probabilities")
-        bounds = self._iterations(iteration_range)
-        return self._through(
-            X, lambda block: self._probabilities(self._raw(block, bounds)), names=list(self.ensemble.classes)
-        )
+    def predict_proba(self, X: Any, iteration_range: Range | None = None, n_threads: int | None = None) -> Any:
+        """Probabilities of the classes, in the order of `classes_`; parameters and errors as of `predict`.
 
-    def staged_predict(self, X: Any, raw_score: bool = False) -> Iterator[Any]:
-        """One prediction per iteration, each with one more iteration's trees than the last."""
-        return self._staged(X, _squeeze if raw_score else self._answer)
-
-    def staged_predict_proba(self, X: Any) -> Iterator[np.ndarray]:
-        """Class probabilities after one iteration, after two, …."""
-        if self.ensemble.classes is None:
-            raise ParameterError(f"a model with loss {self.loss.name!r} has no classes, so no probabilities")
-        return self._staged(X, self._probabilities)
-
-    def apply(self, X: Any) -> Any:
-        """The leaf that each row reaches in each tree: (rows, trees), int32, leaves numbered from left to right."""
-        names = [f"tree_{i}" for i in range(len(self.ensemble.trees))]
-        return self._through(X, self._flat.leaves, names=names, dtype=np.int32)
-
-    # Where it is kept.
-
-    def save(self, path: Any, *, history: bool = False) -> None:
-        """Write the model to a file or URL, whole or not at all.
-
-        Parameters
-        ----------
-        path : str or path
-        history : bool
-            Also write `history` (with seconds and the like, which the model file leaves out) as ``<path>.history.csv``.
+        Returns
+        -------
+        Array, DataFrame (with the classes as column names) or dask collection [n_rows, n_classes]
 
         Raises
         ------
-        DBoostError
-            When it cannot be written, naming the path.
+        ParameterError
+            When the model predicts numbers.
+        """
+        return self._through(X, self._probability(), iteration_range, n_threads)
+
+    def staged_predict(self, X: Any, raw_score: bool = False, n_threads: int | None = None) -> Iterator[Any]:
+        """Yield what `predict` would give after one iteration, after two, and so on.
+
+        Data in memory are read once, and each stage adds the trees of one iteration to the stage before. For Dask the
+        stages are lazy and independent of each other.
+        """
+        return self._staged(X, self._raw_or_prediction(raw_score), n_threads)
+
+    def staged_predict_proba(self, X: Any, n_threads: int | None = None) -> Iterator[Any]:
+        """Yield what `predict_proba` would give after one iteration, after two, and so on."""
+        return self._staged(X, self._probability(), n_threads)
+
+    def apply(self, X: Any, iteration_range: Range | None = None, n_threads: int | None = None) -> Any:
+        """The leaf that each row reaches in each tree; parameters and errors as of `predict`.
+
+        Returns
+        -------
+        Array, DataFrame (with columns tree_0, tree_1, …) or dask collection [n_rows, n_trees] of int32
+            Leaves are numbered 0, 1, 2, … from left to right; with K classes an iteration has K columns, in class
+            order.
+        """
+        iterations = self._iterations(iteration_range)
+        first, last = (iteration * self.ensemble.n_outputs for iteration in iterations)
+        ask = partial(self._leaves, iterations=iterations, n_threads=_threads_for(X, n_threads))
+        return self._ask(X, ask, [f"tree_{t}" for t in range(first, last)], np.int32)
+
+    # Where it is kept.
+
+    def save(self, path: str | os.PathLike[str], history: bool = False) -> None:
+        """Write the model to a file, whole or not at all, over an older one if there is one.
+
+        Parameters
+        ----------
+        path : path or URL
+        history : bool
+            Also write the history, of which the model's file holds only the metrics, to ``<path>.history.csv``.
+
+        Raises
+        ------
+        ModelFileError
+            Naming the file, when it cannot be written.
         """
         storage.save(self.ensemble, path)
         if history:
-            storage.write(f"{path}.history.csv", self.history.to_csv(index=False).encode())
+            files.write_whole(f"{os.fspath(path)}.history.csv", self.history.to_csv(index=False).encode())
 
-    # The rest.
+    def __reduce__(self) -> tuple[Callable[..., Booster], tuple[Any, ...]]:
+        return _restore, (storage.dumps(self.ensemble), self.history, self.timings)
 
-    def __repr__(self) -> str:
-        kind = f"{len(self.ensemble.classes)} classes" if self.ensemble.classes else "regression"
-        return f"Booster({self.loss.name}, {kind}, {self.n_iter_} iterations, {len(self.features)} features)"
+    def __dask_tokenize__(self) -> tuple[str, str]:
+        return type(self).__qualname__, self.sha256
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Booster) and self.sha256 == other.sha256
+        return self.sha256 == other.sha256 if isinstance(other, Booster) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self.sha256)
 
-    def __reduce__(self) -> tuple[Callable[..., Booster], tuple[Any, ...]]:
-        return _restore, (storage.dumps(self.ensemble), self.history, self.timings)
+    def __repr__(self) -> str:
+        kind = "regression" if self.ensemble.classes is None else f"{len(self.ensemble.classes)} classes"
+        size = f"{self.n_iter_} iterations, {self.n_features_in_} features"
+        return f"<Booster: {self.ensemble.loss['name']}, {kind}, {size}>"
+
+    # How it is done.
 
     @cached_property
     def _flat(self) -> FlatEnsemble:
         return FlatEnsemble(self.ensemble)
 
-    def _iterations(self, wanted: tuple[int, int] | None) -> tuple[int, int] | None:
-        if wanted is None:
-            return None
-        first, last = wanted
+    def _raw_or_prediction(self, raw_score: bool) -> _Answer:
+        if raw_score:
+            return _Answer(_raw, self.ensemble.classes if self.ensemble.n_outputs > 1 else None)
+        return _Answer(self._decisions, None, np.dtype(np.float64) if self.classes_ is None else self.classes_.dtype)
+
+    def _probability(self) -> _Answer:
+        if self.ensemble.classes is None:
+            loss = self.ensemble.loss["name"]
+            raise ParameterError(f"there are no probabilities: the model predicts numbers (loss {loss!r})")
+        return _Answer(self._probabilities, self.ensemble.classes)
+
+    def _iterations(self, iteration_range: Range | None) -> Range:
+        if iteration_range is None:
+            return 0, self.n_iter_
+        try:
+            first, last = map(operator.index, iteration_range)
+        except (TypeError, ValueError):
+            raise ParameterError(f"iteration_range must be two integers, not {iteration_range!r}") from None
         if not 0 <= first <= last <= self.n_iter_:
-            raise ParameterError(f"iteration_range={wanted!r} must lie within (0, {self.n_iter_})")
-        return int(first), int(last)
+            raise ParameterError(f"iteration_range {first, last} is not within the model's {self.n_iter_} iterations")
+        return first, last
 
-    def _through(
-        self,
-        X: Any,
-        function: Callable[[np.ndarray], np.ndarray],
-        *,
-        names: list[Any] | None = None,
-        dtype: Any = np.float64,
-    ) -> Any:
-        return predict_through(
-            X, function, features=self.features, named=self.ensemble.named, names=names, dtype=dtype
-        )
+    def _through(self, X: Any, answer: _Answer, iteration_range: Range | None, n_threads: int | None) -> Any:
+        iterations = self._iterations(iteration_range)
+        ask = partial(self._finished, answer.finish, iterations=iterations, n_threads=_threads_for(X, n_threads))
+        return self._ask(X, ask, answer.names, answer.dtype)
 
-    def _staged(self, X: Any, finish: Callable[[np.ndarray], np.ndarray]) -> Iterator[np.ndarray]:
-        block = feature_block(X, self.features, self.ensemble.named)
-        for raw in self._flat.staged_raw_scores(block):
-            yield finish(raw)
+    def _ask(self, X: Any, ask: Callable[[np.ndarray], np.ndarray], names: Sequence[Any] | None, dtype: Any) -> Any:
+        return predict_through(X, ask, features=self.features, named=self.ensemble.named, names=names, dtype=dtype)
 
-    def _raw(self, block: np.ndarray, iterations: tuple[int, int] | None = None) -> np.ndarray:
-        return self._flat.raw_scores(block, iterations)
+    def _staged(self, X: Any, answer: _Answer, n_threads: int | None) -> Iterator[Any]:
+        if is_path(X) or is_lazy(X):
+            for iteration in range(self.n_iter_):
+                yield self._through(X, answer, (0, iteration + 1), n_threads)
+        else:
+            block = feature_block(X, self.features, self.ensemble.named)
+            for raw in self._flat.staged_raw_scores(block, n_threads):
+                yield _like_input(answer.finish(raw), X, answer.names)
+
+    def _finished(
+        self, finish: Callable[[np.ndarray], np.ndarray], block: np.ndarray, iterations: Range, n_threads: int | None
+    ) -> np.ndarray:
+        return finish(self._flat.raw_scores(block, iterations, n_threads))
+
+    def _leaves(self, block: np.ndarray, iterations: Range, n_threads: int | None) -> np.ndarray:
+        return self._flat.leaves(block, iterations, n_threads)
 
     def _probabilities(self, raw: np.ndarray) -> np.ndarray:
+        if self.ensemble.n_outputs > 1:
+            return self.loss.inverse_link(raw)
         second = self.loss.inverse_link(raw[:, 0])
-        return np.column_stack((1.0 - second, second))
+        return np.column_stack([1.0 - second, second])
 
-    def _answer(self, raw: np.ndarray) -> np.ndarray:
-        """Predictions from raw scores: classes (the first of two at a tie), or the inverse link."""
+    def _decisions(self, raw: np.ndarray) -> np.ndarray:
+        """Predictions that belong to raw scores."""
         if self.classes_ is None:
             return self.loss.inverse_link(raw[:, 0])
-        return self.classes_[(raw[:, 0] > 0).astype(np.int64)]
+        return self.classes_[self._probabilities(raw).argmax(axis=1)]
 
 
-def load(path: Any) -> Booster:
-    """A model from a file or URL; reading never executes anything.
+def load(path: str | os.PathLike[str]) -> Booster:
+    """Read a model from its file. Nothing in the file is run.
+
+    Parameters
+    ----------
+    path : path or URL
 
     Raises
     ------
     ModelFileError
-        Damaged, cut short, or written by a newer version; the message names the file.
+        Naming the file: it does not exist, is damaged or cut short, or was written by a newer dboost.
     """
     return Booster(storage.load(path))
 
 
-def _squeeze(raw: np.ndarray) -> np.ndarray:
-    return raw[:, 0] if raw.shape[1] == 1 else raw
-
-
 def _restore(stored: bytes, history: pd.DataFrame, timings: dict[str, float]) -> Booster:
-    return Booster(storage.loads(stored), history=history, timings=timings)
+    return Booster(storage.loads(stored, "the pickled model"), history=history, timings=timings)
+
+
+def _history(ensemble: Ensemble) -> pd.DataFrame:
+    metrics = pd.DataFrame({name: list(values) for name, values in ensemble.metrics.items()})
+    metrics.insert(0, "iteration", np.arange(1, len(metrics) + 1))
+    return metrics
+
+
+def _threads_for(X: Any, n_threads: int | None) -> int | None:
+    """One thread a task where Dask runs the tasks side by side."""
+    return 1 if n_threads is None and (is_path(X) or is_lazy(X)) else n_threads
+
+
+def _raw(raw: np.ndarray) -> np.ndarray:
+    return raw[:, 0] if raw.shape[1] == 1 else raw

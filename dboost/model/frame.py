@@ -1,4 +1,4 @@
-"""The trees as a table: one row per node, for people and for queries."""
+"""The trees as a table, one row a node."""
 
 from __future__ import annotations
 
@@ -6,64 +6,73 @@ import numpy as np
 import pandas as pd
 
 from dboost.model.ensemble import Ensemble
-
-COLUMNS = (
-    "iteration", "class", "node", "depth", "feature", "threshold", "categories", "missing_left", "left", "right",
-    "gain", "cover", "count", "value",
-)  # fmt: skip
+from dboost.model.tree import Tree
 
 
 def to_frame(ensemble: Ensemble) -> pd.DataFrame:
-    """One row per node of every tree.
+    """All nodes of all trees, tree by tree, in depth-first order.
 
-    `iteration` counts from 1; `class` is the class a tree belongs to with K classes, missing otherwise; `feature` is
-    missing in leaves; `categories` holds the levels that go left at a categorical split; `left` and `right` are node
-    numbers, missing in leaves.
+    Parameters
+    ----------
+    ensemble : Ensemble
+
+    Returns
+    -------
+    DataFrame with the columns
+
+        - iteration : int, from 1, as in the history
+        - class : the class that the tree speaks for; missing when there is one tree an iteration
+        - node : int, from 0 within each tree
+        - depth : int, 0 at the root
+        - feature : name of the feature that the node splits on; missing in leaves
+        - threshold : float, numeric splits: the largest value that goes left
+        - categories : tuple, categorical splits: the levels that go left
+        - missing_left : bool, whether missing values and unknown levels go left
+        - left, right : int, the children's `node`; -1 in leaves
+        - gain : float, what the split took off the loss
+        - cover : float, sum of the rows' Hessians
+        - count : int, number of training rows
+        - value : float, what a row that ends here adds to the raw score
     """
-    names = np.array([feature.name for feature in ensemble.features], object)
-    parts = []
-    for t, tree in enumerate(ensemble.trees):
-        k = ensemble.n_outputs
-        is_split = tree.feature >= 0
-        depth = np.zeros(tree.n_nodes, np.int64)
-        for node in np.flatnonzero(is_split):
-            depth[tree.left[node]] = depth[tree.right[node]] = depth[node] + 1
-        levels = [
-            None if codes is None else [ensemble.features[f].levels[c] for c in codes]  # type: ignore[index]
-            for f, codes in zip(tree.feature, tree.categories, strict=True)
-        ]
-        parts.append(
-            {
-                "iteration": np.full(tree.n_nodes, t // k + 1),
-                "class": [ensemble.classes[t % k] if k > 1 and ensemble.classes else None] * tree.n_nodes,
-                "node": np.arange(tree.n_nodes),
-                "depth": depth,
-                "feature": np.where(is_split, names[np.maximum(tree.feature, 0)], None),
-                "threshold": tree.threshold,
-                "categories": levels,
-                "missing_left": pd.array(np.where(is_split, tree.missing_left, False), "boolean"),
-                "left": tree.left,
-                "right": tree.right,
-                "gain": tree.gain,
-                "cover": tree.cover,
-                "count": tree.count,
-                "value": tree.value,
-            }
-        )
-    if not parts:
-        return pd.DataFrame(columns=list(COLUMNS))
-    joined = {name: _join([part[name] for part in parts]) for name in COLUMNS}
-    frame = pd.DataFrame(joined)
-    leaf = frame["left"] < 0
-    for name in ("left", "right"):
-        frame[name] = frame[name].astype("Int64").mask(leaf)
-    frame["missing_left"] = frame["missing_left"].mask(leaf)
-    return frame
+    trees = ensemble.trees
+    sizes = np.array([tree.n_nodes for tree in trees], np.int64)
+    tree_of_node = np.repeat(np.arange(len(trees)), sizes)
+    classes = np.array([None] * ensemble.n_outputs, object)
+    if ensemble.n_outputs > 1 and ensemble.classes is not None:
+        classes[:] = ensemble.classes
+    names = np.array([*(feature.name for feature in ensemble.features), None], object)
+    levels = [feature.levels for feature in ensemble.features]
+
+    def joined(name: str, dtype: type) -> np.ndarray:
+        return np.concatenate([np.empty(0, dtype), *(getattr(tree, name) for tree in trees)])
+
+    categories = [
+        None if codes is None else tuple((levels[feature] or ())[code] for code in codes)
+        for tree in trees
+        for feature, codes in zip(tree.feature.tolist(), tree.categories, strict=True)
+    ]
+    return pd.DataFrame(
+        {
+            "iteration": tree_of_node // ensemble.n_outputs + 1,
+            "class": classes[tree_of_node % ensemble.n_outputs],
+            "node": np.concatenate([np.empty(0, np.int64), *map(np.arange, sizes)]),
+            "depth": np.concatenate([np.empty(0, np.int64), *map(_depths, trees)]),
+            "feature": names[joined("feature", np.int64)].tolist(),
+            "threshold": joined("threshold", np.float64),
+            "categories": pd.Series(categories, dtype=object),
+            "missing_left": joined("missing_left", np.bool_),
+            "left": joined("left", np.int64),
+            "right": joined("right", np.int64),
+            "gain": joined("gain", np.float64),
+            "cover": joined("cover", np.float64),
+            "count": joined("count", np.int64),
+            "value": joined("value", np.float64),
+        }
+    )
 
 
-def _join(pieces: list) -> object:
-    if isinstance(pieces[0], list):
-        return pd.Series([value for piece in pieces for value in piece], dtype=object)
-    if isinstance(pieces[0], np.ndarray):
-        return np.concatenate(pieces)
-    return pd.concat([pd.Series(piece) for piece in pieces], ignore_index=True)
+def _depths(tree: Tree) -> np.ndarray:
+    depths = np.zeros(tree.n_nodes, np.int64)
+    for node in np.flatnonzero(tree.feature >= 0):
+        depths[[tree.left[node], tree.right[node]]] = depths[node] + 1
+    return depths

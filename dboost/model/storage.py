@@ -1,274 +1,215 @@
-"""Model files: JSON that a person can read, a checksum that a machine can check.
+"""Model files: JSON that a person can read, that a program can trust, and that is the same for the same model.
 
-A file is one JSON object. The head comes first, a key to a line; then the trees, a tree to a line, each node array under its
-own name (see `tree.py`). Numbers are written with as many digits as bring the same number back; NaN and infinities, which
-JSON has not, are the strings "nan", "inf" and "-inf". `sha256` is the digest of everything before it: any flipped byte
-and any missing end is noticed before a single number is believed, and reading executes nothing.
+A file looks like this, one feature, parameter, metric or tree a line::
 
-The content is a function of the model alone: no dates, hosts, threads or seconds.
+    {
+     "format": "dboost",
+     "version": 1,
+     "sha256": "<digest of all that follows this line>",
+     "loss": {"name": "log_loss"},
+     …
+     "features": [
+      {"name": "age"},
+      {"name": "town", "levels": ["Gent", "Liège"]}
+     ],
+     …
+     "trees": [
+      {"feature": [0, -1, -1], "threshold": [30.5, null, null], …},
+      …
+     ]
+    }
+
+Numbers have as many digits as give back the same bits; where JSON has no word for one it is null (NaN) or in quotes
+("Infinity", "-Infinity"). Nothing of the time, the machine or the number of threads goes in, so the digest names what
+was learned.
+
+Nodes are stored in depth-first order: a split is followed by its left subtree and that by the right one. So the list of
+features (-1 in leaves) tells the shape of the tree, and there are no child indices that could be wrong.
+
+Reading trusts nothing. The first lines are compared letter by letter and all others by their digest, so that no flipped
+bit and no lost tail gets through; then types, lengths and indices are checked (`dboost.model.parsing`). Whatever is
+wrong is a `ModelFileError` that names the file. Nothing in a file is ever run.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+import re
+from collections.abc import Iterable
 from typing import Any
 
-import fsspec
 import numpy as np
 
-from dboost.errors import DBoostError, ModelFileError
+from dboost.errors import ModelFileError
+from dboost.model import files
 from dboost.model.ensemble import Ensemble
+from dboost.model.parsing import Refused, depth_first_children, parse_ensemble
 from dboost.model.tree import Tree
-from dboost.schema import Feature
 
-FORMAT = "dboost"
-#: Versions of the format that this code reads; the last is the one it writes.
-VERSIONS = (1,)
+#: Of the format; a file of a higher one is refused.
+VERSION = 1
 
-_ARRAYS = {
-    "feature": np.int32, "threshold": np.float64, "missing_left": np.bool_, "left": np.int32, "right": np.int32,
-    "gain": np.float64, "cover": np.float64, "count": np.int64, "value": np.float64,
-}  # fmt: skip
-_SEAL = ',\n"sha256": "'
-_END = '"\n}\n'
+_FIRST_LINES = re.compile(rb'\{\n "format": "dboost",\n "version": ([1-9][0-9]{0,8}),\n')
+_DIGEST_LINE = re.compile(rb' "sha256": "([0-9a-f]{64})",\n')
 
 
 def dumps(ensemble: Ensemble) -> bytes:
-    """The file's content."""
-    body = _body(ensemble)
-    return (body + _SEAL + hashlib.sha256(body.encode()).hexdigest() + _END).encode()
-
-
-def digest(ensemble: Ensemble) -> str:
-    """SHA-256 of what was learned, as it stands in the model's file."""
-    return hashlib.sha256(_body(ensemble).encode()).hexdigest()
-
-
-def loads(content: bytes, name: str = "model") -> Ensemble:
-    """The ensemble from a file's content.
+    """The model as the bytes of its file.
 
     Raises
     ------
     ModelFileError
-        With `name`: not a model, damaged, cut short, or of a newer format.
+        When a parameter is of a kind that JSON does not know.
     """
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        raise ModelFileError(f"{name} is not a dboost model, or it is damaged: it is no text") from None
-    body, seal, rest = text.rpartition(_SEAL)
-    whole = bool(seal) and len(rest) == 64 + len(_END) and rest.endswith(_END)
-    head = _head(text)
-    if head is not None and head not in VERSIONS:
+    content = _content(ensemble)
+    head = f'{{\n "format": "dboost",\n "version": {VERSION},\n "sha256": "{_sha256(content)}",\n'
+    return head.encode() + content
+
+
+def digest(ensemble: Ensemble) -> str:
+    """SHA-256 of what was learned, in hexadecimal: the one in the model's file."""
+    return _sha256(_content(ensemble))
+
+
+def loads(data: bytes, name: str = "the model file") -> Ensemble:
+    """The model in the bytes of a file; `name` is what messages call it.
+
+    Raises
+    ------
+    ModelFileError
+    """
+    first_lines = _FIRST_LINES.match(data)
+    if first_lines is None:
+        raise ModelFileError(f"{name} is not a dboost model, or its first lines are damaged")
+    version = int(first_lines[1])
+    if version > VERSION:
         raise ModelFileError(
-            f"{name} has format version {head}; this dboost reads version {VERSIONS[-1]} at most: install a newer one"
+            f"{name} has format version {version}, written by a newer dboost; this one reads versions up to {VERSION}"
         )
-    if head is None:
-        raise ModelFileError(f"{name} is not a dboost model, or it is damaged at its beginning")
-    if not whole:
-        raise ModelFileError(f"{name} is cut short or damaged: its end is missing")
-    if hashlib.sha256(body.encode()).hexdigest() != rest[:64]:
-        raise ModelFileError(f"{name} is damaged: its checksum does not fit its content")
+    digest_line = _DIGEST_LINE.match(data, first_lines.end())
+    if digest_line is None:
+        raise ModelFileError(f"{name} is damaged or cut short: the line with its checksum cannot be read")
+    content = data[digest_line.end() :]
+    if _sha256(content) != digest_line[1].decode():
+        raise ModelFileError(f"{name} is damaged, cut short or was edited: its content does not match its checksum")
     try:
-        return _ensemble(json.loads(body + "\n}"))
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-        raise ModelFileError(f"{name} is not a valid dboost model: {error}") from error
+        return parse_ensemble(json.loads(b"{" + content, parse_constant=_refuse_constant))
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(f"{name} does not hold a valid model: {error}") from error
 
 
 def save(ensemble: Ensemble, path: str | os.PathLike[str]) -> None:
-    """Write a model to a file or URL, whole or not at all."""
-    write(path, dumps(ensemble))
+    """Write the model's file, whole or not at all, over an older one if there is one.
+
+    Parameters
+    ----------
+    ensemble : Ensemble
+    path : path, or URL that fsspec knows
+
+    Raises
+    ------
+    ModelFileError
+        Naming the file, when it cannot be written.
+    """
+    files.write_whole(path, dumps(ensemble))
 
 
 def load(path: str | os.PathLike[str]) -> Ensemble:
-    """Read a model from a file or URL."""
-    name = os.fspath(path)
-    try:
-        with fsspec.open(name, "rb") as file:
-            content = file.read()
-    except FileNotFoundError:
-        raise ModelFileError(f"there is no model file {name}") from None
-    except OSError as error:
-        raise ModelFileError(f"model file {name} cannot be read: {error}") from error
-    return loads(content, name)
+    """Read a model from its file.
 
-
-def write(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file or object, whole or not at all.
-
-    A local file is written beside its place, flushed to the disk, and then renamed; what was there before stays until
-    that moment. An object in a store is put in one piece.
+    Raises
+    ------
+    ModelFileError
+        Naming the file: it does not exist, is damaged, or was written by a newer dboost.
     """
-    name = os.fspath(path)
-    file_system, inner = fsspec.core.url_to_fs(name)
-    try:
-        if "file" not in file_system.protocol and "local" not in file_system.protocol:
-            file_system.pipe_file(inner, content)
-            return
-        _write_local(Path(inner), content)
-    except OSError as error:
-        raise DBoostError(f"{name} cannot be written: {error}") from error
+    return loads(files.read_whole(path), os.fspath(path))
 
 
-def _write_local(path: Path, content: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
-def _head(text: str) -> int | None:
-    """The format version, or None when the text does not begin like a model."""
-    start = f'{{\n"format": "{FORMAT}",\n"version": '
-    if not text.startswith(start):
-        return None
-    digits = text[len(start) :].split(",", 1)[0].split("\n", 1)[0].strip()
-    return int(digits) if digits.isdigit() and len(digits) < 10 else None
+def _refuse_constant(constant: str) -> None:
+    raise Refused(f"{constant} is not JSON")
 
 
-def _body(ensemble: Ensemble) -> str:
-    features = [
-        {"name": f.name, "kind": "numeric" if f.levels is None else "categorical"}
-        | ({} if f.levels is None else {"levels": list(f.levels)})
-        for f in ensemble.features
-    ]
-    head = {
-        "format": FORMAT,
-        "version": VERSIONS[-1],
-        "loss": ensemble.loss,
-        "classes": None if ensemble.classes is None else list(ensemble.classes),
-        "classes_dtype": ensemble.classes_dtype,
-        "baseline": _numbers(ensemble.baseline),
-        "best_iteration": ensemble.best_iteration,
-        "named": ensemble.named,
-        "parameters": ensemble.parameters,
-        "sources": list(ensemble.sources),
-        "metrics": {name: _numbers(values) for name, values in ensemble.metrics.items()},
+def _content(ensemble: Ensemble) -> bytes:
+    """Everything below the digest."""
+    entries = {
+        "loss": _line(_sorted(ensemble.loss)),
+        "classes": _line(ensemble.classes),
+        "classes_dtype": _line(ensemble.classes_dtype),
+        "baseline": _line(_floats(ensemble.baseline)),
+        "best_iteration": _line(ensemble.best_iteration),
+        "named": _line(ensemble.named),
+        "features": _list(
+            _line({"name": f.name} if f.levels is None else {"name": f.name, "levels": f.levels})
+            for f in ensemble.features
+        ),
+        "parameters": _dict((key, _line(value)) for key, value in _sorted(ensemble.parameters).items()),
+        "sources": _list(_line(_sorted(source)) for source in ensemble.sources),
+        "metrics": _dict((key, _line(_floats(values))) for key, values in ensemble.metrics.items()),
+        "edges": _list(_line(None if edges is None else _floats(edges)) for edges in ensemble.edges),
+        "trees": _list(_line(_tree(tree, number)) for number, tree in enumerate(ensemble.trees)),
     }
-    lines = [f"{_text(key)}: {_text(value)}" for key, value in head.items()]
-    lines.append('"features": [\n' + ",\n".join(map(_text, features)) + "\n]")
-    lines.append('"edges": [\n' + ",\n".join(_text(None if e is None else _numbers(e)) for e in ensemble.edges) + "\n]")
-    lines.append('"trees": [\n' + ",\n".join(_text(_tree_dict(tree)) for tree in ensemble.trees) + "\n]")
-    return "{\n" + ",\n".join(lines)
+    text = ",\n".join(f' "{key}": {value}' for key, value in entries.items()) + "\n}\n"
+    # What UTF-8 cannot hold (half of a surrogate pair) becomes "\udcff": in a string, the very escape that JSON has.
+    return text.encode("utf-8", "backslashreplace")
 
 
-def _text(value: Any) -> str:
-    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+def _list(lines: Iterable[str]) -> str:
+    joined = ",\n  ".join(lines)
+    return f"[\n  {joined}\n ]" if joined else "[]"
 
 
-def _tree_dict(tree: Tree) -> dict[str, Any]:
-    arrays = {name: _numbers(getattr(tree, name)) for name in _ARRAYS}
-    sets = {str(node): codes.tolist() for node, codes in enumerate(tree.categories) if codes is not None}
-    return arrays | {"categories": sets}
+def _dict(items: Iterable[tuple[str, str]]) -> str:
+    joined = ",\n  ".join(f"{_line(key)}: {value}" for key, value in items)
+    return f"{{\n  {joined}\n }}" if joined else "{}"
 
 
-def _numbers(values: np.ndarray | Sequence[float]) -> list[Any]:
-    """JSON numbers; what JSON cannot say becomes a string (NaN in leaves is the rule, so it is kept short: null)."""
-    array = np.asarray(values)
-    if array.dtype.kind != "f":
-        return [int(v) for v in array] if array.dtype.kind in "iu" else [int(bool(v)) for v in array]
-    if np.isfinite(array).all():
-        return array.tolist()
-    special = {np.inf: "inf", -np.inf: "-inf"}
-    return [v if np.isfinite(v) else None if v != v else special[v] for v in array.tolist()]
+def _line(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
+    except (TypeError, ValueError) as error:
+        raise ModelFileError(f"the model cannot be stored: {error}") from error
 
 
-def _floats(values: Any) -> np.ndarray:
-    special = {None: np.nan, "inf": np.inf, "-inf": -np.inf}
-    for v in values:
-        if isinstance(v, bool) or not isinstance(v, int | float | str | None):
-            raise ValueError(f"{v!r} is not a number")
-    return np.array([special[v] if v is None or isinstance(v, str) else float(v) for v in values], np.float64)
+def _plain(value: Any) -> Any:
+    """What JSON does not know: NumPy's scalars."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{value!r} is not a number, string, list or mapping")
 
 
-def _integers(values: Any, dtype: Any) -> np.ndarray:
-    for v in values:
-        if isinstance(v, bool) or not isinstance(v, int):
-            raise ValueError(f"{v!r} is not an integer")
-    return np.array(values, np.int64).astype(dtype)
+def _sorted(value: Any) -> Any:
+    """Mappings with their keys sorted, all the way down: here the order means nothing, so it must not matter."""
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    return [_sorted(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _ensemble(stored: dict[str, Any]) -> Ensemble:
-    features = tuple(
-        Feature(f["name"], tuple(f["levels"]) if f["kind"] == "categorical" else None) for f in stored["features"]
-    )
-    baseline = _floats(stored["baseline"])
-    trees = tuple(_tree(tree, features) for tree in stored["trees"])
-    if len(baseline) < 1 or len(trees) % len(baseline):
-        raise ValueError("the number of trees does not fit the number of outputs")
-    edges = tuple(None if e is None else _floats(e) for e in stored["edges"])
-    if len(edges) != len(features):
-        raise ValueError("there must be one list of edges per feature")
-    classes = stored["classes"]
-    return Ensemble(
-        features=features,
-        named=bool(stored["named"]),
-        loss=stored["loss"],
-        classes=None if classes is None else tuple(classes),
-        classes_dtype=stored["classes_dtype"],
-        baseline=baseline,
-        trees=trees,
-        edges=edges,
-        parameters=stored["parameters"],
-        sources=tuple(stored["sources"]),
-        metrics={name: tuple(_floats(values).tolist()) for name, values in stored["metrics"].items()},
-        best_iteration=stored["best_iteration"],
-    )
+def _floats(values: Any) -> list[float | str | None]:
+    return [
+        value if math.isfinite(value) else None if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        for value in np.asarray(values, np.float64).tolist()
+    ]
 
 
-def _tree(stored: dict[str, Any], features: tuple[Feature, ...]) -> Tree:
-    arrays: dict[str, np.ndarray] = {}
-    for name, dtype in _ARRAYS.items():
-        is_float = np.dtype(dtype).kind == "f"
-        arrays[name] = _floats(stored[name]) if is_float else _integers(stored[name], dtype)
-    n = len(arrays["feature"])
-    if n < 1 or any(len(array) != n for array in arrays.values()):
-        raise ValueError("the node arrays of a tree differ in length")
-    categories: list[np.ndarray | None] = [None] * n
-    for node, codes in stored["categories"].items():
-        categories[int(node)] = _integers(codes, np.int32)
-    tree = Tree(**arrays, categories=tuple(categories))
-    _check(tree, features)
-    return tree
-
-
-def _check(tree: Tree, features: tuple[Feature, ...]) -> None:
-    """Refuse trees that would lead a prediction astray or out of bounds."""
-    nodes = np.arange(tree.n_nodes)
-    is_split = tree.feature >= 0
-    if (tree.feature >= len(features)).any():
-        raise ValueError("a tree splits on a feature that does not exist")
-    # In depth-first order the left child follows its parent and the right one comes after the left's whole subtree.
-    if (tree.left[is_split] != nodes[is_split] + 1).any():
-        raise ValueError("the nodes of a tree are not in depth-first order")
-    right = tree.right[is_split]
-    if (right <= nodes[is_split] + 1).any() or (right >= tree.n_nodes).any():
-        raise ValueError("a tree has a child out of bounds")
-    children = np.concatenate((tree.left[is_split], right))
-    if len(np.unique(children)) != tree.n_nodes - 1 or len(children) != tree.n_nodes - 1:
-        raise ValueError("the nodes of a tree do not form a tree")
-    if not np.isfinite(tree.value).all():
-        raise ValueError("a leaf value is not finite")
-    for node in np.flatnonzero(is_split):
-        levels, codes = features[tree.feature[node]].levels, tree.categories[node]
-        if (levels is None) != (codes is None):
-            raise ValueError("a split does not fit the kind of its feature")
-        if codes is None:
-            if np.isnan(tree.threshold[node]):
-                raise ValueError("a numeric split has no threshold")
-        elif len(codes) and (codes.min() < 0 or codes.max() >= len(levels or ())):
-            raise ValueError("a split names a level that does not exist")
+def _tree(tree: Tree, number: int) -> dict[str, Any]:
+    feature = tree.feature.tolist()
+    left, right = depth_first_children(feature)
+    if not (np.array_equal(left, tree.left) and np.array_equal(right, tree.right)):
+        raise ModelFileError(f"the model cannot be stored: the nodes of tree {number} are not in depth-first order")
+    return {
+        "feature": feature,
+        "threshold": _floats(tree.threshold),
+        "categories": {str(node): codes.tolist() for node, codes in enumerate(tree.categories) if codes is not None},
+        "missing_left": tree.missing_left.astype(int).tolist(),
+        "gain": _floats(tree.gain),
+        "cover": _floats(tree.cover),
+        "count": tree.count.tolist(),
+        "value": _floats(tree.value),
+    }

@@ -1,0 +1,200 @@
+"""From the JSON of a model file to an ensemble, believing nothing.
+
+A file may be well-formed, match its checksum and still be nonsense: written by another program, or edited by a person
+who computed the checksum anew. A wrong index would make the prediction kernels read where they must not. So every
+value is checked here, and `Refused` says in words which one is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dboost.model.ensemble import Ensemble
+from dboost.model.tree import Tree
+from dboost.schema import MAX_LEVELS, Feature, Level
+
+_WORDS = {None: math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class Refused(ValueError):
+    """What is wrong with the content."""
+
+
+def parse_ensemble(content: Any) -> Ensemble:
+    """An ensemble from the parsed content of its file.
+
+    Raises
+    ------
+    Refused
+    """
+    entries = _mapping(content, "the content", Ensemble.__dataclass_fields__)
+    features = tuple(_feature(feature, i) for i, feature in enumerate(_sequence(entries["features"], "features")))
+    _check(len({feature.name for feature in features}) == len(features), "two features have the same name")
+    _check(type(entries["named"]) is bool, "named is neither true nor false")
+    baseline = _floats(entries["baseline"], "baseline")
+    _check(len(baseline) > 0 and bool(np.isfinite(baseline).all()), "baseline is not a list of finite numbers")
+    classes = entries["classes"]
+    if classes is not None:
+        classes = _levels(classes, "classes")
+        _check(len(baseline) == (1 if len(classes) == 2 else len(classes)), "classes and baseline do not fit")
+    else:
+        _check(len(baseline) == 1, "there are several outputs but no classes")
+    trees = tuple(_tree(tree, number, features) for number, tree in enumerate(_sequence(entries["trees"], "trees")))
+    _check(len(trees) % len(baseline) == 0, f"{len(trees)} trees do not make whole iterations of {len(baseline)}")
+    best = entries["best_iteration"]
+    _check(best is None or (type(best) is int and best >= 0), "best_iteration is not a number of iterations")
+    loss = _mapping(entries["loss"], "loss")
+    _check(type(loss.get("name")) is str, "the loss has no name")
+    metrics = _mapping(entries["metrics"], "metrics")
+    return Ensemble(
+        features=features,
+        named=entries["named"],
+        loss=loss,
+        classes=classes,
+        classes_dtype=_dtype(entries["classes_dtype"]),
+        baseline=baseline,
+        trees=trees,
+        edges=_edges(entries["edges"], features),
+        parameters=_mapping(entries["parameters"], "parameters"),
+        sources=tuple(_mapping(source, "a source") for source in _sequence(entries["sources"], "sources")),
+        metrics={name: tuple(_floats(values, f"metric {name!r}").tolist()) for name, values in metrics.items()},
+        best_iteration=best,
+    )
+
+
+def depth_first_children(feature: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Left and right children (int32, -1 in leaves) of nodes in depth-first order, of which leaves have feature -1.
+
+    Raises
+    ------
+    Refused
+        When the nodes do not make one tree.
+    """
+    step = np.where(np.asarray(feature) < 0, -1, 1)
+    # A split needs one more node than it is, a leaf needs none: only the last node may satisfy the need.
+    need = 1 + np.cumsum(step)
+    _check(len(need) > 0 and need[-1] == 0 and bool((need[:-1] > 0).all()), "its nodes do not make one tree")
+    left, right = np.full(len(step), -1, np.int32), np.full(len(step), -1, np.int32)
+    waiting: list[int] = []
+    for node, split in enumerate((step > 0).tolist()):
+        if split:
+            left[node] = node + 1
+            waiting.append(node)
+        elif waiting:
+            right[waiting.pop()] = node + 1
+    return left, right
+
+
+def _check(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise Refused(otherwise)
+
+
+def _mapping(value: Any, what: str, keys: Any = None) -> dict[str, Any]:
+    _check(isinstance(value, dict), f"{what} is not a mapping")
+    if keys is not None:
+        _check(set(value) == set(keys), f"{what} has other entries than {', '.join(keys)}")
+    return value
+
+
+def _sequence(value: Any, what: str) -> list[Any]:
+    _check(isinstance(value, list), f"{what} is not a list")
+    return value
+
+
+def _floats(value: Any, what: str, length: int | None = None) -> np.ndarray:
+    numbers = []
+    for number in _sequence(value, what):
+        if type(number) is not float:
+            _check(number is None or (type(number) is str and number in _WORDS), f"{what} holds {number!r}")
+            number = _WORDS[number]
+        numbers.append(number)
+    _check(length is None or len(numbers) == length, f"{what} has {len(numbers)} entries instead of {length}")
+    return np.array(numbers, np.float64)
+
+
+def _integers(value: Any, what: str, low: int, high: int, dtype: type, length: int | None = None) -> np.ndarray:
+    """Integers from `low` to `high`, both included."""
+    for number in _sequence(value, what):
+        _check(type(number) is int and low <= number <= high, f"{what} holds {number!r}")
+    _check(length is None or len(value) == length, f"{what} has {len(value)} entries instead of {length}")
+    return np.array(value, dtype)
+
+
+def _levels(value: Any, what: str) -> tuple[Level, ...]:
+    levels = _sequence(value, what)
+    _check(all(type(level) in (bool, int, float, str) for level in levels), f"{what}: a level is of no known type")
+    # True, 1 and 1.0 are equal in Python but are three levels.
+    _check(len({(type(level), level) for level in levels}) == len(levels), f"{what}: a level is there twice")
+    _check(len(levels) <= MAX_LEVELS, f"{what}: more than {MAX_LEVELS} levels")
+    return tuple(levels)
+
+
+def _feature(value: Any, number: int) -> Feature:
+    feature = _mapping(value, f"feature {number}")
+    _check(set(feature) in ({"name"}, {"name", "levels"}), f"feature {number} has other entries than name and levels")
+    name = feature["name"]
+    _check(type(name) is str, f"the name of feature {number} is not a string")
+    return Feature(name, _levels(feature["levels"], f"feature {name!r}") if "levels" in feature else None)
+
+
+def _edges(value: Any, features: tuple[Feature, ...]) -> tuple[np.ndarray | None, ...]:
+    edges = _sequence(value, "edges")
+    _check(len(edges) in (0, len(features)), f"there are edges for {len(edges)} of {len(features)} features")
+    parsed: list[np.ndarray | None] = []
+    for feature, of_feature in zip(features, edges, strict=bool(edges)):
+        _check((of_feature is None) == feature.is_categorical, f"the edges and kind of {feature.name!r} do not fit")
+        parsed.append(None if of_feature is None else _floats(of_feature, f"edges of {feature.name!r}"))
+        _check(parsed[-1] is None or bool((np.diff(parsed[-1]) > 0).all()), f"edges of {feature.name!r} do not ascend")
+    return tuple(parsed)
+
+
+def _dtype(value: Any) -> str | None:
+    _check(value is None or type(value) is str, "classes_dtype is not a string")
+    try:
+        np.dtype(value)
+    except TypeError:
+        raise Refused(f"classes_dtype {value!r} is no NumPy dtype") from None
+    return value
+
+
+def _tree(value: Any, number: int, features: tuple[Feature, ...]) -> Tree:
+    try:
+        return _nodes(value, features)
+    except Refused as error:
+        raise Refused(f"tree {number}: {error}") from None
+
+
+def _nodes(value: Any, features: tuple[Feature, ...]) -> Tree:
+    stored = ("feature", "threshold", "categories", "missing_left", "gain", "cover", "count", "value")
+    entries = _mapping(value, "it", stored)
+    feature = _integers(entries["feature"], "feature", -1, len(features) - 1, np.int32)
+    left, right = depth_first_children(feature.tolist())
+    n = len(feature)
+    is_set = np.array([f >= 0 and features[f].is_categorical for f in feature.tolist()])
+    threshold = _floats(entries["threshold"], "threshold", n)
+    _check(bool((np.isnan(threshold) == ((feature < 0) | is_set)).all()), "thresholds and features do not fit")
+    sets = _mapping(entries["categories"], "categories", [str(node) for node in np.flatnonzero(is_set)])
+    categories: list[np.ndarray | None] = [None] * n
+    for node, codes in sets.items():
+        last = len(features[feature[int(node)]].levels or ()) - 1
+        categories[int(node)] = _integers(codes, f"categories of node {node}", 0, last, np.int32)
+        _check(bool((np.diff(codes) > 0).all()), f"categories of node {node} do not ascend")
+    missing_left = _integers(entries["missing_left"], "missing_left", 0, 1, np.bool_, n)
+    _check(not missing_left[feature < 0].any(), "a leaf sends missing values left")
+    return Tree(
+        feature=feature,
+        threshold=threshold,
+        categories=tuple(categories),
+        missing_left=missing_left,
+        left=left,
+        right=right,
+        gain=_floats(entries["gain"], "gain", n),
+        cover=_floats(entries["cover"], "cover", n),
+        count=_integers(entries["count"], "count", 0, np.iinfo(np.int64).max, np.int64, n),
+        value=_floats(entries["value"], "value", n),
+    )
