@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dboost
 from dboost.cli import main, outputs, settings
 from dboost.errors import ParameterError
 
@@ -175,3 +182,199 @@ def test_help_and_version(capsys: Any) -> None:
     assert "--memory-limit" in capsys.readouterr().out
     assert status_of("--version") == 0
     assert capsys.readouterr().out.startswith("dboost 0.")
+
+
+# Real runs.
+
+
+@pytest.fixture(scope="module")
+def table() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.standard_normal((600, 3)), columns=["a", "b", "c"])
+    frame["shop"] = rng.choice(["north", "south", "west"], len(frame))
+    frame["price"] = frame["a"] + (frame["shop"] == "west") + 0.1 * rng.standard_normal(len(frame))
+    frame["grade"] = np.where(frame["price"] > 0.5, "high", "low")
+    return frame
+
+
+@pytest.fixture
+def here(tmp_path: Path, table: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the table as one Parquet file, one CSV file, and a folder of three Parquet files."""
+    monkeypatch.chdir(tmp_path)
+    table.to_parquet("rows.parquet", index=False)
+    table.to_csv("rows.csv", index=False)
+    Path("parts").mkdir()
+    for i in range(3):
+        table.iloc[i * 200 : i * 200 + 200].to_parquet(f"parts/{i}.parquet", index=False)
+    return tmp_path
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+TRAIN = ("train", "rows.parquet", "--target", "price", "--set", "features=[a,b,c,shop]")
+
+
+def test_train_saves_what_fit_would(here: Path, table: pd.DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
+    before = files(here)
+    settings = ["--set", "max_iter=9", "--set", "max_iter=4", "--set", "learning_rate=0.3"]
+    assert status_of(*TRAIN, *settings, "--output", "by-command.json", "--history", "history.csv") == 0
+    shown = capsys.readouterr()
+    assert "4 iterations" in shown.out
+    assert "train_loss" in shown.out
+    assert files(here) - before == {"by-command.json", "history.csv"}
+    booster = dboost.fit("rows.parquet", "price", features=["a", "b", "c", "shop"], max_iter=4, learning_rate=0.3)
+    booster.save("by-fit.json")
+    assert Path("by-command.json").read_bytes() == Path("by-fit.json").read_bytes()
+    history = pd.read_csv("history.csv")
+    assert list(history["iteration"]) == [1, 2, 3, 4]
+    assert list(history["train_loss"]) == list(booster.history["train_loss"])
+
+
+def test_quiet_says_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(*TRAIN, "--quiet", "--set", "max_iter=2") == 0
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "iteration" not in shown.err
+    assert (here / "model.json").exists()
+
+
+def test_evaluation_rows_stop_the_training(here: Path, table: pd.DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--eval", "rows.csv", "--set", "max_iter=300", "--set", "early_stopping_rounds=5"]
+    # Rows the model has not seen, with another meaning: soon nothing improves.
+    table.assign(price=table["price"].sample(frac=1, random_state=0).to_numpy()).to_csv("rows.csv", index=False)
+    assert status_of(*TRAIN, *arguments) == 0
+    said = capsys.readouterr().out
+    booster = dboost.load("model.json")
+    assert booster.best_iteration == booster.n_iter_ < 295
+    assert f"{booster.n_iter_} iterations (the best of {booster.n_iter_ + 5})" in said
+
+
+@pytest.mark.parametrize("data", ["rows.parquet", "rows.csv", "parts", "parts/*.parquet"])
+def test_predictions_keep_the_order_of_rows(here: Path, table: pd.DataFrame, data: str) -> None:
+    assert status_of(*TRAIN, "--set", "max_iter=3") == 0
+    assert status_of("predict", "model.json", data, "--output", "out.parquet") == 0
+    found = pd.read_parquet("out.parquet")
+    assert list(found.columns) == ["prediction"]
+    np.testing.assert_array_equal(found["prediction"], dboost.load("model.json").predict(table))
+
+
+def test_predicting_classes_into_a_folder(here: Path, table: pd.DataFrame) -> None:
+    settings = ["--target", "grade", "--set", "features=[a, shop]", "--set", "max_iter=3"]
+    assert status_of("train", "parts", *settings) == 0
+    booster = dboost.load("model.json")
+    assert status_of("predict", "model.json", "parts", "--output", "out/") == 0
+    assert sorted(path.name for path in Path("out").iterdir()) == [f"part-{i:05d}.parquet" for i in range(3)]
+    assert list(pd.read_parquet("out")["prediction"]) == list(booster.predict(table))
+    assert status_of("predict", "model.json", "parts", "--output", "out.parquet", "--proba") == 0
+    found = pd.read_parquet("out.parquet")
+    assert list(found.columns) == ["probability_high", "probability_low"]
+    np.testing.assert_array_equal(found.to_numpy(), booster.predict_proba(table).to_numpy())
+
+
+def test_inspect_shows_what_was_learned(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(*TRAIN, "--set", "max_iter=3", "--set", "learning_rate=0.25") == 0
+    capsys.readouterr()
+    assert status_of("inspect", "model.json") == 0
+    said = capsys.readouterr().out
+    for expected in ("squared_error", "learning_rate", "0.25", "shop", "categorical, 3 levels", "train_loss", "600"):
+        assert expected in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("train", "rows.parquet", "--target", "cost"), "'cost'"),
+        (("train", "nowhere.parquet", "--target", "price"), "nowhere.parquet"),
+        (("train", "parts/*.csv", "--target", "price"), "parts/*.csv"),
+        ((*TRAIN, "--set", "max_itr=3"), "did you mean 'max_iter'"),
+        ((*TRAIN, "--set", "max_iter=-3"), "max_iter"),
+        ((*TRAIN, "--eval", "nowhere.csv"), "nowhere.csv"),
+        ((*TRAIN, "--params", "nowhere.toml"), "nowhere.toml"),
+        ((*TRAIN, "--output", "nowhere/model.json"), "there is no folder"),
+        ((*TRAIN, "--history", "nowhere/h.csv"), "there is no folder"),
+        ((*TRAIN, "--workers", "2"), "--workers is not supported yet"),
+        ((*TRAIN, "--scheduler", "tcp://localhost:1"), "--scheduler is not supported yet"),
+        ((*TRAIN, "--checkpoint", "kept"), "checkpoint"),
+        ((*TRAIN, "--start-from", "old.json"), "start_from"),
+        ((*TRAIN, "--memory-limit", "2GiB"), "memory_limit"),
+        ((*TRAIN, "--arcbites"), "arcbites"),
+        (("predict", "nowhere.json", "rows.parquet", "--output", "o.parquet"), "nowhere.json"),
+        (("predict", "rows.csv", "rows.parquet", "--output", "o.parquet"), "rows.csv"),
+        (("inspect", "nowhere.json"), "nowhere.json"),
+        (("inspect", "nowhere.json", "--html", "report.html"), "--html is not supported yet"),
+        (("inspect", "nowhere.json", "--dependence", "a,b"), "--dependence is not supported yet"),
+    ],
+)
+def test_what_cannot_be_used_leaves_nothing_behind(
+    here: Path, arguments: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(here)
+    assert status_of(*arguments) == 2
+    shown = capsys.readouterr()
+    assert complaint in shown.err
+    assert shown.err.startswith("dboost: ")
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+    assert files(here) == before
+
+
+def test_predicting_needs_the_columns_of_the_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(*TRAIN, "--quiet", "--set", "max_iter=2") == 0
+    pd.DataFrame({"a": [1.0], "b": [2.0], "shop": ["west"]}).to_csv("narrow.csv", index=False)
+    before = files(here)
+    assert status_of("predict", "model.json", "narrow.csv", "--output", "out.parquet") == 2
+    assert "'c'" in capsys.readouterr().err
+    assert status_of("predict", "model.json", "rows.csv", "--output", "out.parquet", "--proba") == 2
+    assert "predicts numbers" in capsys.readouterr().err
+    assert files(here) == before
+
+
+def test_a_late_error_leaves_no_half_written_predictions(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(*TRAIN, "--quiet", "--set", "max_iter=2") == 0
+    Path("parts/2.parquet").write_bytes(Path("parts/2.parquet").read_bytes()[:-300] + b"x" * 300)
+    before = files(here)
+    for output in ("out.parquet", "out/"):
+        assert status_of("predict", "model.json", "parts", "--output", output) in (1, 2)
+        assert capsys.readouterr().err.startswith("dboost: ")
+    assert files(here) == before
+
+
+def test_a_run_that_fails(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("out of\nluck")
+
+    monkeypatch.setattr(dboost.Booster, "save", fail)
+    assert status_of(*TRAIN, "--quiet", "--set", "max_iter=1") == 1
+    assert capsys.readouterr().err == "dboost: RuntimeError: out of luck (--debug shows where)\n"
+    assert status_of(*TRAIN, "--quiet", "--set", "max_iter=1", "--debug") == 1
+    assert "Traceback" in capsys.readouterr().err
+    assert not (here / "model.json").exists()
+
+
+def test_interrupting_says_how_far_it_came(here: Path) -> None:
+    command = [sys.executable, "-m", "dboost", *TRAIN, "--set", "max_iter=1000000"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+    assert first.startswith("iteration 1/1000000: train_loss")
+    assert re.search(r"^dboost: interrupted after \d+ of 1000000 iterations; nothing was saved$", rest, re.MULTILINE)
+    assert "Traceback" not in rest
+    assert process.returncode == 130
+    assert not (here / "model.json").exists()
+
+
+def test_the_demo_shows_and_leaves_its_results(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of("demo", "--output", "shown") == 0
+    said = capsys.readouterr().out
+    assert "dboost train shown/train.parquet --target diagnosis" in said
+    predictions = pd.read_parquet("shown/predictions.parquet")
+    assert (predictions["diagnosis"] == predictions["prediction"]).mean() > 0.9
+    assert Path("shown/demo.png").stat().st_size > 10_000
+    model = Path("shown/model.json").read_bytes()
+    command = next(line for line in said.splitlines() if line.startswith("  dboost train"))
+    assert status_of(*command.split()[1:]) == 0
+    assert Path("shown/model.json").read_bytes() == model

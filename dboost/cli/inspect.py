@@ -68,8 +68,10 @@ def _metrics(ensemble: Ensemble) -> Table:
 
 
 def _sources(ensemble: Ensemble) -> Table:
-    keys = dict.fromkeys(key for source in ensemble.sources for key in source if key != "parameters")
-    table = _table("Learned from", *keys)
+    first = ("label", "rows", "first_iteration", "last_iteration")
+    found = [key for source in ensemble.sources for key in source if key not in (*first, "parameters")]
+    keys = dict.fromkeys([*first, *found])
+    table = _table("Learned from", *(key.replace("_", " ") for key in keys))
     for source in ensemble.sources:
         table.add_row(*(_words(source[key]) if key in source else "" for key in keys))
     return table
@@ -93,7 +95,8 @@ def _features(ensemble: Ensemble) -> Table:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", show_header=any(columns))
     for i, column in enumerate(columns):
-        table.add_column(column, overflow="fold", justify="right" if i and columns[1] else "left")
+        is_text = i == 0 or column in ("", "kind")
+        table.add_column(column, overflow="fold", justify="left" if is_text else "right")
     return table
 
 

@@ -13,10 +13,13 @@ import inspect
 import json
 import tomllib
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import dboost
 from dboost.errors import ParameterError
+from dboost.params import RESERVED, Parameters
 
 #: Keywords of `dboost.fit` that a command line says in another way, or cannot say.
 ELSEWHERE = {
@@ -68,10 +71,11 @@ def _is_plain(value: Any) -> bool:
 
 
 def parameter_names() -> list[str]:
-    """The keywords of `dboost.fit` that can be set by name."""
-    from dboost.api import fit
-
-    return [name for name in inspect.signature(fit).parameters if name not in ELSEWHERE]
+    """The keywords of `dboost.fit` that can be set by name, also those that a later version will support."""
+    signature = inspect.signature(dboost.fit).parameters.values()
+    own = [parameter.name for parameter in signature if parameter.kind is parameter.KEYWORD_ONLY]
+    learning = [field.name for field in fields(Parameters)]
+    return [name for name in (*own, *learning, *RESERVED) if name not in ELSEWHERE]
 
 
 def gather(file: str | None, assignments: Iterable[str], known: list[str]) -> dict[str, Any]:

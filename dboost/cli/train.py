@@ -20,16 +20,10 @@ def run(arguments: argparse.Namespace) -> None:
         outputs.check(arguments.history, "--history")
     parameters = settings.gather(arguments.params, arguments.set, settings.parameter_names())
     parameters |= _options(arguments)
-    done = 0
-
-    def count(event: Any) -> None:
-        nonlocal done
-        done = event.iteration
-
     try:
-        booster = dboost.fit(arguments.data, arguments.target, callbacks=(count,), **parameters)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(_how_far(done, arguments.checkpoint)) from None
+        booster = dboost.fit(arguments.data, arguments.target, **parameters)
+    except KeyboardInterrupt as stop:  # fit says in it how far it came
+        raise KeyboardInterrupt(f"{str(stop) or 'interrupted'}; nothing was saved") from stop
     booster.save(arguments.output)
     if arguments.history:
         with outputs.whole(arguments.history) as file:
@@ -49,14 +43,6 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
         "progress": not arguments.quiet,
     }
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _how_far(done: int, checkpoint: str | None) -> str:
-    if not done:
-        return "interrupted before the first iteration was complete; nothing was saved"
-    if checkpoint:
-        return f"interrupted after {done} iterations; the same command resumes from the last checkpoint in {checkpoint}"
-    return f"interrupted after {done} iterations; nothing was saved (with --checkpoint DIR the work would be kept)"
 
 
 def _summary(booster: Any, path: str) -> str:
