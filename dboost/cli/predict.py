@@ -44,11 +44,12 @@ def predictions(booster: Booster, data: str, proba: bool) -> Iterator[pa.Table]:
     if set(wanted) <= set(map(str, frame.columns)):
         frame = select(frame, tuple(wanted))
     for i in range(frame.npartitions):
-        part = frame.partitions[i].compute()
         try:
-            yield _columns(booster, part, proba)
-        except DataError as error:
+            part = frame.partitions[i].compute()
+            table = _columns(booster, part, proba)
+        except (DataError, OSError, ValueError) as error:  # the last two are what readers of damaged files raise
             raise DataError(f"{data}, partition {i}: {error}") from error
+        yield table
 
 
 def _columns(booster: Booster, part: Any, proba: bool) -> pa.Table:
