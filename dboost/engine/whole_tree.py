@@ -96,15 +96,27 @@ def grow_tree(
     allowed : uint8[n_features]; by_unit : whether units of columns are shared out instead of rows;
     categorical : None when no feature is, which compiles that part away.
     """
+    # Unpacked once: every access through a record costs the compiler a pair of reference counts.
+    slot, free, begins, ends, side_of = own.slot, own.free, own.begin, own.end, own.side
+    scratch, scratch_bits, keys, order, goes_left = own.scratch, own.scratch_bits, own.keys, own.order, own.goes_left
+    leaf_sums, stack, best, total = own.leaf_sums, own.stack, own.best, own.total
+    records, starts, all_packed, parts, flushed_of = shared.records, shared.starts, shared.packed, shared.parts, shared.flushed
+    pool, counts, all_found, left_codes = shared.pool, shared.counts, shared.found, shared.left_codes
+    rows_of, leaf_of, units = shared.n_rows, shared.leaf_of, shared.units
+    offset, first_of, features, start_of = layout.offset, layout.first, layout.features, layout.start
+    is_category, bins_of = layout.is_categorical, layout.n_bins
+    total_of, gain_of, child_of, depth_of = frontier.total, frontier.gain, frontier.child, frontier.depth
+    missing_left_of, feature_of, cut_of = frontier.missing_left, frontier.feature, frontier.cut
+
     n_rows = gradient.size
-    n_columns = layout.first.size - 1
-    n_planes = shared.pool.shape[1]
-    packed, best, total = shared.packed[thread], own.best, own.total
-    n_free = own.free.size
+    n_columns = first_of.size - 1
+    n_planes = pool.shape[1]
+    packed = all_packed[thread]
+    n_free = free.size
     for k in range(n_free):
-        own.free[k] = n_free - 1 - k
+        free[k] = n_free - 1 - k
     last_node = 2 * rule.max_leaves - 1
-    n_units = shared.units.size - 1
+    n_units = units.size - 1
     # Columns that this thread reduces and searches in a narrow table.
     my_first, my_last = n_columns * thread // n_threads, n_columns * (thread + 1) // n_threads
     epoch, parity = I(0), I(0)
@@ -112,21 +124,21 @@ def grow_tree(
     # The root: no rows have been sent anywhere yet, all are the smaller "child".
     n_nodes, left, small, large = I(1), I(0), I(0), I(-1)
     for q in range(n_threads):
-        own.begin[0, q] = shared.starts[q]
-        own.end[0, q] = shared.starts[q + 1]
-    own.side[0] = 0
+        begins[0, q] = starts[q]
+        ends[0, q] = starts[q + 1]
+    side_of[0] = 0
     n_free -= 1
-    own.slot[0] = own.free[n_free]
-    shared.n_rows[0] = n_rows
+    slot[0] = free[n_free]
+    rows_of[0] = n_rows
 
     while True:
         # The root's rows must be quantised first. In a narrow table that is done piece by piece, just before adding up.
         quantised = large >= 0
         if not quantised and by_unit:
-            at = shared.starts[thread]
+            at = starts[thread]
             for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
                 last = first + STRIPE if first + STRIPE < n_rows else n_rows
-                quantise(gradient, hessian, scales[0], scales[1], first, last, shared.records[0, at : at + last - first])
+                quantise(gradient, hessian, scales[0], scales[1], first, last, records[0, at : at + last - first])
                 at += last - first
             epoch = barrier(control, n_threads, epoch)
             if epoch < 0:
@@ -134,35 +146,35 @@ def grow_tree(
             quantised = True
 
         # Add up the smaller child: one pass over my rows for all columns, or one over all rows for each of my units.
-        side = own.side[small]
-        planes = shared.pool[own.slot[small]]
+        side = side_of[small]
+        planes = pool[slot[small]]
         for unit in range(thread if by_unit else I(0), n_units if by_unit else I(1), n_threads if by_unit else I(1)):
-            first_column = shared.units[unit] if by_unit else I(0)
-            last_column = shared.units[unit + 1] if by_unit else I(n_columns)
-            base = layout.start[first_column]
-            n_words = layout.start[last_column] - base
+            first_column = units[unit] if by_unit else I(0)
+            last_column = units[unit + 1] if by_unit else I(n_columns)
+            base = start_of[first_column]
+            n_words = start_of[last_column] - base
             for k in range(n_words):
                 packed[k] = 0
-            destination = planes if by_unit else shared.parts[thread]
+            destination = planes if by_unit else parts[thread]
             pending, flushed = I(0), I(0)
             for q in range(I(0) if by_unit else thread, n_threads if by_unit else thread + 1):
-                begin, end = own.begin[small, q], own.end[small, q]
+                begin, end = begins[small, q], ends[small, q]
                 first = thread * STRIPE
                 step = I(n_rows) if quantised else I(STRIPE)
                 for s in range(begin, end, step):
                     n = step if s + step < end else end - s
-                    piece = shared.records[side, s : s + n]
+                    piece = records[side, s : s + n]
                     if not quantised:
                         quantise(gradient, hessian, scales[0], scales[1], first, first + n, piece)
                         first += n_threads * STRIPE
                     pending, flushed = add_records(
                         tiles, wide_codes, piece, layout, packing, first_column, last_column, packed, destination,
-                        pending, flushed, own.order,
+                        pending, flushed, order,
                     )  # fmt: skip
             if by_unit:
-                flush(layout, packing, first_column, last_column, base, packed, planes, flushed == 0, own.order)
+                flush(layout, packing, first_column, last_column, base, packed, planes, flushed == 0, order)
             else:
-                shared.flushed[thread] = flushed
+                flushed_of[thread] = flushed
         if not by_unit:
             epoch = barrier(control, n_threads, epoch)
             if epoch < 0:
@@ -170,47 +182,47 @@ def grow_tree(
 
         # Reduce over threads, subtract from the parent, search. The root's own sums are known only after its reduction.
         for which in range(2):
-            forget(shared.found[thread, which])
+            forget(all_found[thread, which])
         if large < 0:
             if not by_unit:
-                _gather(layout, packing, my_first, my_last, shared, planes, n_threads, own.order)
+                _gather(layout, packing, my_first, my_last, shared, planes, n_threads, order)
             epoch = barrier(control, n_threads, epoch)
             if epoch < 0:
                 return I(-1)
             # Every row is in exactly one bucket of each feature: feature 0 gives the sums over all.
             for plane in range(n_planes):
                 total[plane] = 0.0
-                for b in range(layout.offset[0], layout.offset[1]):
+                for b in range(offset[0], offset[1]):
                     total[plane] += planes[plane, b]
             plant(frontier, total[0], total[1], total[2] if n_planes == 3 else total[1])
         elif not by_unit:
-            _gather(layout, packing, my_first, my_last, shared, planes, n_threads, own.order)
+            _gather(layout, packing, my_first, my_last, shared, planes, n_threads, order)
         for unit in range(thread if by_unit else my_first, n_units if by_unit else my_last, n_threads if by_unit else I(1)):
-            first_column = shared.units[unit] if by_unit else I(unit)
-            last_column = shared.units[unit + 1] if by_unit else I(unit + 1)
-            for k in range(layout.first[first_column], layout.first[last_column]):
-                feature = layout.features[k]
-                start, stop = layout.offset[feature], layout.offset[feature + 1]
+            first_column = units[unit] if by_unit else I(unit)
+            last_column = units[unit + 1] if by_unit else I(unit + 1)
+            for k in range(first_of[first_column], first_of[last_column]):
+                feature = features[k]
+                start, stop = offset[feature], offset[feature + 1]
                 if large >= 0:
-                    rest = shared.pool[own.slot[large]]
+                    rest = pool[slot[large]]
                     for plane in range(n_planes):
                         for bucket in range(start, stop):
                             rest[plane, bucket] -= planes[plane, bucket]
                 if not allowed[feature]:
                     continue
                 for child in range(left, n_nodes):
-                    histogram = shared.pool[own.slot[child]]
-                    found = shared.found[thread, child - left]
+                    histogram = pool[slot[child]]
+                    found = all_found[thread, child - left]
                     if categorical is not None:
-                        if layout.is_categorical[feature] != 0:
+                        if is_category[feature] != 0:
                             search_categorical(
-                                histogram, start, stop - start - 1, feature, frontier.total[child], limits,
-                                own.keys, own.order, found,
+                                histogram, start, stop - start - 1, feature, total_of[child], limits,
+                                keys, order, found,
                             )  # fmt: skip
                             continue
                     search_numeric(
-                        histogram, start, stop - start - 1, feature, frontier.total[child], limits,
-                        own.scratch, own.scratch_bits, found,
+                        histogram, start, stop - start - 1, feature, total_of[child], limits,
+                        scratch, scratch_bits, found,
                     )  # fmt: skip
         epoch = barrier(control, n_threads, epoch)
         if epoch < 0:
@@ -219,14 +231,14 @@ def grow_tree(
             # The best over threads: highest score, then lowest feature.
             chosen = I(0)
             for q in range(1, n_threads):
-                a, b = shared.found[chosen, child - left], shared.found[q, child - left]
+                a, b = all_found[chosen, child - left], all_found[q, child - left]
                 if b[SCORE] > a[SCORE] or (b[SCORE] == a[SCORE] and b[FEATURE] < a[FEATURE]):
                     chosen = I(q)
             for k in range(SPLIT_SIZE):
-                best[k] = shared.found[chosen, child - left, k]
+                best[k] = all_found[chosen, child - left, k]
             note_best(frontier, child, best, limits)
-            if frontier.gain[child] <= 0.0:
-                own.free[n_free] = own.slot[child]
+            if gain_of[child] <= 0.0:
+                free[n_free] = slot[child]
                 n_free += 1
 
         # Split leaves until there is one whose children need histograms. (`found` is written again only after the barrier
@@ -240,84 +252,84 @@ def grow_tree(
             right = left + 1
             divide(frontier, node, n_nodes)
             n_nodes += 2
-            feature = frontier.feature[node]
-            n_bins = layout.n_bins[feature]
-            parent = shared.pool[own.slot[node]]
-            missing_h = parent[1, layout.offset[feature] + n_bins]
-            is_categorical = layout.is_categorical[feature] != 0
+            feature = feature_of[node]
+            n_bins = bins_of[feature]
+            parent = pool[slot[node]]
+            missing_h = parent[1, offset[feature] + n_bins]
+            is_categorical = is_category[feature] != 0
             if categorical is not None:
                 if is_categorical:
                     send_left(
-                        parent, layout.offset[feature], n_bins, frontier.cut[node], limits, own.keys, own.order, own.goes_left
+                        parent, offset[feature], n_bins, cut_of[node], limits, keys, order, goes_left
                     )
-                    frontier.missing_left[node] = own.goes_left[n_bins]
+                    missing_left_of[node] = goes_left[n_bins]
                     if thread == 0:
                         for code in range(n_bins + 1):
-                            shared.left_codes[node, code] = own.goes_left[code]
+                            left_codes[node, code] = goes_left[code]
             if not is_categorical:
                 for code in range(n_bins):
-                    own.goes_left[code] = code <= frontier.cut[node]
-                own.goes_left[n_bins] = frontier.missing_left[node]
+                    goes_left[code] = code <= cut_of[node]
+                goes_left[n_bins] = missing_left_of[node]
 
-            begin, end = own.begin[node, thread], own.end[node, thread]
-            side = own.side[node]
-            source, target = shared.records[side, begin:end], shared.records[1 - side, begin:end]
+            begin, end = begins[node, thread], ends[node, thread]
+            side = side_of[node]
+            source, target = records[side, begin:end], records[1 - side, begin:end]
             row = code_row[feature]
             if wide_codes is not None and row < 0:
-                middle = begin + split_records(wide_codes[-1 - row], own.goes_left, source, target)
+                middle = begin + split_records(wide_codes[-1 - row], goes_left, source, target)
             else:
-                middle = begin + split_records(codes[row], own.goes_left, source, target)
-            shared.counts[parity, thread] = middle
+                middle = begin + split_records(codes[row], goes_left, source, target)
+            counts[parity, thread] = middle
             epoch = barrier(control, n_threads, epoch)
             if epoch < 0:
                 return I(-1)
             rows_left = rows_right = I(0)
             for q in range(n_threads):
-                middle = shared.counts[parity, q]
-                own.begin[left, q], own.end[left, q] = own.begin[node, q], middle
-                own.begin[right, q], own.end[right, q] = middle, own.end[node, q]
-                rows_left += middle - own.begin[node, q]
-                rows_right += own.end[node, q] - middle
+                middle = counts[parity, q]
+                begins[left, q], ends[left, q] = begins[node, q], middle
+                begins[right, q], ends[right, q] = middle, ends[node, q]
+                rows_left += middle - begins[node, q]
+                rows_right += ends[node, q] - middle
             parity = 1 - parity
-            own.side[left] = own.side[right] = 1 - side
+            side_of[left] = side_of[right] = 1 - side
             if missing_h == 0.0:
                 # Nothing was missing here: at prediction, missing values follow the larger child.
-                frontier.missing_left[node] = 1 if rows_left > rows_right else 0
-            shared.n_rows[left], shared.n_rows[right] = rows_left, rows_right
-            if n_nodes < last_node and frontier.depth[left] < rule.max_depth:
+                missing_left_of[node] = 1 if rows_left > rows_right else 0
+            rows_of[left], rows_of[right] = rows_left, rows_right
+            if n_nodes < last_node and depth_of[left] < rule.max_depth:
                 opened = True
                 small, large = (left, right) if rows_left <= rows_right else (right, left)
-                own.slot[large] = own.slot[node]
+                slot[large] = slot[node]
                 n_free -= 1
-                own.slot[small] = own.free[n_free]
+                slot[small] = free[n_free]
             else:
                 # The children can only be leaves: no histograms are needed and the parent's slot is free.
-                own.free[n_free] = own.slot[node]
+                free[n_free] = slot[node]
                 n_free += 1
         if not opened:
             break
 
     # Number the leaves from left to right, tell my rows where they ended, and add up my leaves.
-    own.stack[0] = 0
+    stack[0] = 0
     height, n_leaves = I(1), I(0)
     while height > 0:
         height -= 1
-        node = own.stack[height]
-        child = frontier.child[node]
+        node = stack[height]
+        child = child_of[node]
         if child >= 0:
-            own.stack[height] = child + 1
-            own.stack[height + 1] = child
+            stack[height] = child + 1
+            stack[height + 1] = child
             height += 2
         else:
-            shared.leaf_of[node] = n_leaves
-            mine = shared.records[own.side[node], own.begin[node, thread] : own.end[node, thread]]
+            leaf_of[node] = n_leaves
+            mine = records[side_of[node], begins[node, thread] : ends[node, thread]]
             label_rows(mine, leaf, n_leaves)
             n_leaves += 1
     for k in range(n_leaves):
-        own.leaf_sums[k, 0] = own.leaf_sums[k, 1] = 0.0
+        leaf_sums[k, 0] = leaf_sums[k, 1] = 0.0
     for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
         last = first + STRIPE if first + STRIPE < n_rows else n_rows
-        add_leaves(leaf, gradient, hessian, first, last, scales[2], scales[3], own.leaf_sums)
+        add_leaves(leaf, gradient, hessian, first, last, scales[2], scales[3], leaf_sums)
     return n_nodes
 
 
