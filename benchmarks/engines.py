@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from benchmarks.workloads import Workload
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -29,6 +31,17 @@ class Settings:
     threads: int = 2
     learning_rate: float = 0.1
     bins: int = 255
+
+
+def settings_of(workload: Workload, threads: int) -> Settings:
+    return Settings(
+        is_binary=workload.is_binary,
+        trees=workload.trees,
+        growth=workload.growth,
+        max_leaves=workload.max_leaves,
+        max_depth=workload.max_depth,
+        threads=threads,
+    )
 
 
 @dataclass(frozen=True, eq=False)

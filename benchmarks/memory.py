@@ -9,19 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.engines import ENGINES
-from benchmarks.race import settings_of
-from benchmarks.workloads import FOLDER, Workload, folder_of
+from benchmarks.engines import ENGINES, Settings
 
 
 def main(task: str) -> None:
     wanted = json.loads(task)
-    workload = Workload(**wanted["workload"])
-    folder = folder_of(workload)
-    if not folder.exists():
-        raise SystemExit(f"the table {folder.name} is not in {FOLDER}")
-    X, y = np.load(folder / "X.npy"), np.load(folder / "y.npy")
-    ENGINES[wanted["engine"]](X, y, settings_of(workload, wanted["threads"]))
+    X, y = (np.load(Path(wanted["folder"]) / f"{name}.npy") for name in ("X", "y"))
+    ENGINES[wanted["engine"]](X, y, Settings(**wanted["settings"]))
     print(peak())
 
 

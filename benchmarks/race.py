@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import log_loss, roc_auc_score, root_mean_squared_error
 
-from benchmarks.engines import ENGINES, Settings
-from benchmarks.workloads import Table, Workload, load
+from benchmarks.engines import ENGINES, Settings, settings_of
+from benchmarks.workloads import Table, Workload, folder_of, load
 
 
 @dataclass
@@ -34,17 +34,6 @@ class Result:
     prediction: list[float] = field(default_factory=list)
     scores: dict[str, float] = field(default_factory=dict)
     peak_memory: float | None = None
-
-
-def settings_of(workload: Workload, threads: int) -> Settings:
-    return Settings(
-        is_binary=workload.is_binary,
-        trees=workload.trees,
-        growth=workload.growth,
-        max_leaves=workload.max_leaves,
-        max_depth=workload.max_depth,
-        threads=threads,
-    )
 
 
 def race(
@@ -92,8 +81,9 @@ def scores(y: np.ndarray, raw: np.ndarray, is_binary: bool) -> dict[str, float]:
 
 def peak_memory(workload: Workload, engine: str, threads: int) -> float:
     """Peak resident memory in MiB of a fresh process that loads the float32 table and fits it once."""
-    task = json.dumps({"workload": asdict(workload), "engine": engine, "threads": threads})
-    command = [sys.executable, "-m", "benchmarks.memory", task]
+    load(workload)  # makes it, if need be
+    task = {"folder": str(folder_of(workload)), "engine": engine, "settings": asdict(settings_of(workload, threads))}
+    command = [sys.executable, "-m", "benchmarks.memory", json.dumps(task)]
     root = Path(__file__).parent.parent
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     if done.returncode != 0:

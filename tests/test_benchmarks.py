@@ -1,0 +1,90 @@
+"""The benchmarks run and measure what they say; their tables are tiny here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import accuracy, cold_start, race, workloads
+from benchmarks.__main__ import main
+from benchmarks.engines import ENGINES, Settings
+from benchmarks.workloads import WORKLOADS
+from tests import real_data
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(workloads, "FOLDER", tmp_path / "data")
+    return tmp_path
+
+
+def test_the_race(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = folder / "report.json"
+    options = ["--rounds", "2", "--threads", "1", "--no-memory", "--output", str(output)]
+    main(["--quick", "--workloads", "W1b,W5", *options])
+    drawn = capsys.readouterr().out
+    report = json.loads(output.read_text())
+    assert list(report) == ["W1b", "W5"]
+    for name, results in report.items():
+        assert list(results) == ["dboost", "lightgbm", "xgboost", "sklearn"]
+        for engine, result in results.items():
+            assert engine in drawn
+            assert [len(result[phase]) for phase in ("binning", "training", "prediction")] == [2, 2, 2]
+            assert min(result["binning"] + result["training"] + result["prediction"]) > 0
+        # All of them learned about the same, and something: the settings reached every library.
+        by_score = "AUC" if name == "W1b" else "RMSE"
+        scores = [result["scores"][by_score] for result in results.values()]
+        assert max(scores) - min(scores) < 0.02
+        assert min(scores) > 0.7 if name == "W1b" else max(scores) < 1.03
+    assert report["W5"].keys() == report["W1b"].keys()
+
+
+@pytest.mark.parametrize("name", ["W3", "W5"])
+def test_a_table_is_made_once(folder: Path, name: str) -> None:
+    workload = WORKLOADS[name].quick()
+    table = workloads.load(workload)
+    assert table.X.shape == (workload.rows, workload.features)
+    assert table.X_test.shape == (workload.test_rows, workload.features)
+    assert {array.dtype for array in (table.X, table.y, table.X_test, table.y_test)} == {np.dtype("float32")}
+    assert (set(np.unique(table.y)) == {0, 1}) == workload.is_binary
+    kept = workloads.folder_of(workload) / "X.npy"
+    np.save(kept, table.X + 1)
+    assert (workloads.load(workload).X == table.X + 1).all()
+
+
+def test_peak_memory_is_that_of_the_process_alone() -> None:
+    ballast = np.ones((300, 1024, 1024), np.uint8)  # this process has been larger than the one that is measured
+    quick = WORKLOADS["W4"].quick()
+    peak = race.peak_memory(quick, "lightgbm", 1)
+    assert 50 < peak < ballast.nbytes / 2**20
+
+
+def test_depth_and_leaves_reach_every_library() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((2000, 5), dtype=np.float32)
+    y = (X @ np.arange(5)).astype(np.float32)
+    for engine in ENGINES:
+        stumps = ENGINES[engine](X, y, Settings(is_binary=False, trees=1, max_leaves=2, threads=1)).raw_score(X)
+        assert len(np.unique(np.round(stumps, 6))) == 2, engine
+        deep = Settings(is_binary=False, trees=1, growth="depth_wise", max_leaves=64, max_depth=2, threads=1)
+        assert len(np.unique(np.round(ENGINES[engine](X, y, deep).raw_score(X), 6))) == 4, engine
+
+
+@pytest.mark.real_data
+def test_accuracy_in_pairs(capsys: pytest.CaptureFixture[str]) -> None:
+    real_data.path("california")
+    accuracy.main(["--tables", "california", "--seeds", "2", "--trees", "10", "--threads", "1"])
+    drawn = capsys.readouterr().out
+    assert all(engine in drawn for engine in ("dboost", "lightgbm", "xgboost", "sklearn"))
+    assert "20,640 × 9" in drawn
+
+
+@pytest.mark.slow
+def test_cold_start(capsys: pytest.CaptureFixture[str]) -> None:
+    cold_start.main(["--rows", "500", "--repeats", "1"])
+    rows = [line for line in capsys.readouterr().out.splitlines() if "dboost" in line]
+    cold, cached = (float(row.split("│")[2]) for row in rows)
+    assert cold > cached > 0
