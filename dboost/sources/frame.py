@@ -6,6 +6,7 @@ library holds it. Nothing is copied or converted here; `columns.py` does that, c
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,6 +40,18 @@ class Frame:
     n_rows: int
     column: Callable[[int], Any]
     matrix: np.ndarray | None = None
+
+
+def is_lazy(data: Any) -> bool:
+    """Whether `data` is a Dask collection; asked without importing Dask, which takes half a second."""
+    return hasattr(type(data), "__dask_graph__")
+
+
+def is_path(data: Any) -> bool:
+    """Whether `data` is a path, a URL, or a list of them."""
+    if isinstance(data, (list, tuple)):
+        return bool(data) and all(isinstance(item, (str, os.PathLike)) for item in data)
+    return isinstance(data, (str, os.PathLike))
 
 
 def library(data: Any) -> str:

@@ -8,6 +8,9 @@ memory holds what is consumed right now, one partition per thread.
 
 The graph runs in this process. The `distributed` package is not imported; what somebody else persisted on a cluster is
 fetched from there, partition by partition.
+
+Importing Dask takes half a second, so this module and its like (`paths`, `lazy_through`) are imported when a
+collection or a path is met.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ from typing import Any
 
 import dask
 import dask.array as da
-import dask.base
 import dask.dataframe as dd
 import dask.threaded
 import pandas as pd
@@ -26,10 +28,6 @@ from dask.core import flatten
 from dboost.errors import DataError, InputTypeError
 from dboost.sources.frame import array_names, library, names_of, one_dimensional
 from dboost.sources.partition import ROLES
-
-
-def is_lazy(data: Any) -> bool:
-    return dask.base.is_dask_collection(data)
 
 
 def layout(data: Any) -> tuple[tuple[str, ...], bool]:

@@ -32,13 +32,6 @@ _PARQUET = (".parquet", ".parq", ".pq")
 _CSV = (".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".csv.zip", ".csv.zst")
 
 
-def is_path(data: Any) -> bool:
-    """Whether `data` is a path, a URL, or a list of them."""
-    if isinstance(data, (list, tuple)):
-        return bool(data) and all(isinstance(item, (str, os.PathLike)) for item in data)
-    return isinstance(data, (str, os.PathLike))
-
-
 def open_path(path: Any) -> dd.DataFrame:
     """A lazy frame of the rows of a file, folder, glob, URL, or list of files, in the order of their names.
 

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import dask
 import numpy as np
 
 from dboost.errors import DBoostError
@@ -35,8 +34,13 @@ _NAME = re.compile(r"dboost-(\d+)-.+")
 
 
 def temporary_root() -> Path:
-    """Where temporary files of this process belong."""
-    return Path(dask.config.get("temporary-directory", None) or tempfile.gettempdir())
+    """Where temporary files of this process belong: Dask's ``temporary-directory``, else the system's.
+
+    A process that has not imported Dask has no use for it here: then only the environment is asked.
+    """
+    dask = sys.modules.get("dask")
+    wish = dask.config.get("temporary-directory", None) if dask else os.environ.get("DASK_TEMPORARY_DIRECTORY")
+    return Path(wish or tempfile.gettempdir())
 
 
 def remove_stale(root: Path | None = None) -> None:

@@ -20,12 +20,10 @@ import numpy as np
 
 from dboost.errors import DataError
 from dboost.schema import Feature
-from dboost.sources import lazy
 from dboost.sources.chunk import CategoryColumn, Chunk, Column
-from dboost.sources.frame import as_frame
+from dboost.sources.frame import as_frame, is_lazy, is_path
 from dboost.sources.levels import apply
 from dboost.sources.partition import ROLES, check_columns
-from dboost.sources.paths import is_path, open_path, reading
 from dboost.sources.plan import Plan, make_plan
 from dboost.sources.reader import Piece, Reader
 from dboost.sources.roles import Roles, Rows
@@ -86,9 +84,13 @@ def open_table(
     remove_stale()
     origin = data if is_path(data) else None
     if origin is not None:
+        from dboost.sources.paths import open_path
+
         data = open_path(origin)
-    in_partitions = lazy.is_lazy(data)
+    in_partitions = is_lazy(data)
     if in_partitions:
+        from dboost.sources import lazy
+
         names, named = lazy.layout(data)
     else:
         frame = as_frame(data)
@@ -101,11 +103,13 @@ def open_table(
     try:
         reader = Reader(plan, spool)
         if in_partitions:
-            aligned = {role: separate.pop(role) for role in ROLES if lazy.is_lazy(separate.get(role))}
+            aligned = {role: separate.pop(role) for role in ROLES if is_lazy(separate.get(role))}
+            from dboost.sources.paths import reading
+
             with reading(origin):
                 pieces = _read_partitions(data, aligned, plan, reader, n_threads)
         else:
-            separate = {role: lazy.compute(v) if lazy.is_lazy(v) else v for role, v in separate.items()}
+            separate = {role: _compute(v) if is_lazy(v) else v for role, v in separate.items()}
             pieces = [reader.take_whole(frame)]
         rows = Rows(tuple(piece.n_rows for piece in pieces), in_partitions)
         if not rows.n_rows:
@@ -118,10 +122,18 @@ def open_table(
         raise
 
 
+def _compute(collection: Any) -> Any:
+    from dboost.sources import lazy
+
+    return lazy.compute(collection)
+
+
 def _read_partitions(
     data: Any, aligned: dict[str, Any], plan: Plan, reader: Reader, n_threads: int | None
 ) -> list[Piece]:
     """Read a Dask collection, and those of target, weight and offset that are Dask collections too."""
+    from dboost.sources import lazy
+
     vectors = (aligned.get("target"), aligned.get("sample_weight"), aligned.get("offset"))
     if not plan.named:
         return lazy.consume(lazy.whole_rows(data), vectors, reader.take_partition, n_threads)

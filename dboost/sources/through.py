@@ -8,29 +8,22 @@ source.
 from __future__ import annotations
 
 import sys
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import dask
-import dask.array as da
-import dask.dataframe as dd
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
 from dboost.schema import Feature
-from dboost.sources import lazy
 from dboost.sources.blocks import feature_block
-from dboost.sources.frame import library
-from dboost.sources.paths import is_path, open_path
-from dboost.sources.plan import columns_like
+from dboost.sources.frame import is_lazy, is_path, library
 
 
 @dataclass(frozen=True, eq=False)
-class _Predictor:
+class Predictor:
     """Everything that a partition's task needs besides the partition."""
 
     function: Callable[[np.ndarray], np.ndarray]
@@ -89,45 +82,15 @@ def predict_through(
     DataError
         Naming the column that is missing or unreadable. For Dask, missing columns are found at once.
     """
-    if is_path(data):
-        data = open_path(data)
-    predictor = _Predictor(function, features, named, None if names is None else tuple(names), np.dtype(dtype))
-    if not lazy.is_lazy(data):
-        return _like_input(predictor.values(data), data, predictor.names)
-    columns = columns_like(*lazy.layout(data), features, named)
-    task = dask.delayed(predictor, name=f"dboost-model-{uuid.uuid4().hex}", traverse=False)
-    if isinstance(data, da.Array):
-        return _through_array(lazy.whole_rows(data), task, predictor)
-    if named:
-        data = lazy.select(data, tuple(map(str, columns)))
-    index = data._meta.index
-    meta: Any
-    if predictor.names is None:
-        meta = pd.Series(np.empty(0, predictor.dtype), index=index[:0], dtype=predictor.dtype)
-    else:
-        meta = pd.DataFrame(np.empty((0, len(predictor.names)), predictor.dtype), index[:0], list(predictor.names))
-    return dd.map_partitions(_predict_frame, data, task, meta=meta, enforce_metadata=False)
+    predictor = Predictor(function, features, named, None if names is None else tuple(names), np.dtype(dtype))
+    if is_path(data) or is_lazy(data):
+        from dboost.sources.lazy_through import predict_lazily
+
+        return predict_lazily(data, predictor)
+    return like_input(predictor.values(data), data, predictor.names)
 
 
-def _through_array(data: da.Array, task: Any, predictor: _Predictor) -> da.Array:
-    if predictor.names is None:
-        shape: dict[str, Any] = {"drop_axis": 1}
-        meta = np.empty(0, predictor.dtype)
-    else:
-        shape = {"chunks": (data.chunks[0], (len(predictor.names),))}
-        meta = np.empty((0, 0), predictor.dtype)
-    return da.map_blocks(_predict_block, data, predictor=task, dtype=predictor.dtype, meta=meta, **shape)
-
-
-def _predict_block(block: Any, predictor: _Predictor) -> np.ndarray:
-    return predictor.promised(block)
-
-
-def _predict_frame(frame: pd.DataFrame, predictor: _Predictor) -> Any:
-    return _like_input(predictor.promised(frame), frame, predictor.names)
-
-
-def _like_input(values: np.ndarray, data: Any, names: tuple[Any, ...] | None) -> Any:
+def like_input(values: np.ndarray, data: Any, names: tuple[Any, ...] | None) -> Any:
     """Dress an array as the kind of table that it was computed from."""
     if values.dtype.kind == "U":
         values = values.astype(object)
