@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from dboost.engine.team import Team
-from dboost.growth.task import Extremes, GrownTree, TreeTask
 from dboost.engine.whole_tree import Own, Shared, grow_tree
 from dboost.growth.frontier import ANY_ORDER, Rule, new_frontier
+from dboost.growth.task import Extremes, GrownTree, TreeTask
 from dboost.kernels.histograms import TILE_COLUMNS
 from dboost.kernels.rows import STRIPE
 from dboost.kernels.splits import SPLIT_SIZE
@@ -67,7 +67,8 @@ class InProcessEngine:
             first, last = shard.n_rows * thread // p, shard.n_rows * (thread + 1) // p
             advance(
                 self._terms, shard.raw, shard.leaf, values, shard.target, shard.weight, shard.gradient, shard.hessian,
-                *bits, first, last, self._coarse, self._terms_scratch[thread], self._scratch[thread], sums[thread], extremes[thread],
+                *bits, first, last, self._coarse, self._terms_scratch[thread], self._scratch[thread], sums[thread],
+                extremes[thread],
             )  # fmt: skip
 
         self.team.run(work)

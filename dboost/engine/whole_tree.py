@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.growth.frontier import divide, note_best, pick, plant
-from dboost.kernels import internal, kernel
+from dboost.kernels import kernel
 from dboost.kernels.histograms import add_records, flush
 from dboost.kernels.rows import STRIPE, add_leaves, label_rows, quantise, split_records
 from dboost.kernels.splits import (
@@ -183,9 +183,15 @@ def grow_tree(
         # Reduce over threads, subtract from the parent, search. The root's own sums are known only after its reduction.
         for which in range(2):
             forget(all_found[thread, which])
+        if not by_unit:
+            for q in range(n_threads):
+                flush(layout, packing, my_first, my_last, I(0), all_packed[q], planes, q == 0, order)
+                if flushed_of[q] != 0:
+                    for k in range(first_of[my_first], first_of[my_last]):
+                        for bucket in range(offset[features[k]], offset[features[k] + 1]):
+                            for plane in range(n_planes):
+                                planes[plane, bucket] += parts[q, plane, bucket]
         if large < 0:
-            if not by_unit:
-                _gather(layout, packing, my_first, my_last, shared, planes, n_threads, order)
             epoch = barrier(control, n_threads, epoch)
             if epoch < 0:
                 return I(-1)
@@ -195,8 +201,6 @@ def grow_tree(
                 for b in range(offset[0], offset[1]):
                     total[plane] += planes[plane, b]
             plant(frontier, total[0], total[1], total[2] if n_planes == 3 else total[1])
-        elif not by_unit:
-            _gather(layout, packing, my_first, my_last, shared, planes, n_threads, order)
         for unit in range(thread if by_unit else my_first, n_units if by_unit else my_last, n_threads if by_unit else I(1)):
             first_column = units[unit] if by_unit else I(unit)
             last_column = units[unit + 1] if by_unit else I(unit + 1)
@@ -331,16 +335,3 @@ def grow_tree(
         last = first + STRIPE if first + STRIPE < n_rows else n_rows
         add_leaves(leaf, gradient, hessian, first, last, scales[2], scales[3], leaf_sums)
     return n_nodes
-
-
-@internal
-def _gather(layout, packing, first_column, last_column, shared, planes, n_threads, scratch):
-    """Sum all threads' buckets of some columns into planes."""
-    for q in range(n_threads):
-        flush(layout, packing, first_column, last_column, I(0), shared.packed[q], planes, q == 0, scratch)
-        if shared.flushed[q] != 0:
-            for k in range(layout.first[first_column], layout.first[last_column]):
-                start, stop = layout.offset[layout.features[k]], layout.offset[layout.features[k] + 1]
-                for plane in range(planes.shape[0]):
-                    for bucket in range(start, stop):
-                        planes[plane, bucket] += shared.parts[q, plane, bucket]

@@ -85,7 +85,7 @@ class Harvest:
 
         threshold = np.full(n, np.nan)
         categories: list[np.ndarray | None] = [None] * n
-        for node in np.flatnonzero(is_split):
+        for node in np.flatnonzero(is_split).tolist():
             f = int(self.feature[node])
             edges = binning.edges[f]
             if edges is None:

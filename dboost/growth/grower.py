@@ -38,7 +38,7 @@ from dboost.kernels.splits import (
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Rows of `node` whose code of `feature` is marked in `goes_left` (uint8[n_codes]) move to `left`, the others to `right`."""
+    """Rows of `node` whose code of `feature` is marked in `goes_left` (uint8[n_codes]) move to `left`, others to `right`."""
 
     node: int
     feature: int

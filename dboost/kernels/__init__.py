@@ -16,11 +16,13 @@ stamp of every kernel here covers all files that hold kernels: none outlives a c
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numba import njit
+import numba
+from numba.core import event
 
 _PACKAGE = Path(__file__).parent.parent
 _WITH_KERNELS = ("kernels", "losses", "growth", "engine", "shard")
@@ -39,13 +41,34 @@ def _stamp() -> str:
 _STAMP = _stamp()
 
 
+class _Notice(event.Listener):
+    """Says once per process that kernels are being compiled, which takes a newcomer's first seconds."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def on_start(self, event: Any) -> None:
+        function = getattr((event.data or {}).get("dispatcher"), "py_func", None)
+        if not self._said and getattr(function, "__module__", "").startswith("dboost."):
+            self._said = True
+            print("compiling kernels (kept in Numba's cache for the next time) …", file=sys.stderr, flush=True)
+
+    def on_end(self, event: Any) -> None:
+        """Nothing to say."""
+
+
+event.register("numba:compile", _Notice())
+
+
 def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    compile_: Any = numba.njit
+
     def decorate(function: Callable[..., Any]) -> Any:
         try:
-            dispatcher = njit(nogil=True, no_cfunc_wrapper=True, cache=True, **options)(function)
+            dispatcher = compile_(nogil=True, no_cfunc_wrapper=True, cache=True, **options)(function)
         except RuntimeError:
             # Nowhere to keep a cache (a read-only file system, no NUMBA_CACHE_DIR): compile in every process.
-            return njit(nogil=True, no_cfunc_wrapper=True, **options)(function)
+            return compile_(nogil=True, no_cfunc_wrapper=True, **options)(function)
         dispatcher._cache._cache_file._source_stamp = _STAMP
         return dispatcher
 

@@ -55,7 +55,8 @@ def advance(
     loss : the loss's record; raw : float64[n], updated; leaf : uint8 or int32[n]; values : float64[n_leaves];
     target : float64[n]; weight : float64[n] or None; gradient : float32[n]; hessian : float32[n] or None (constant);
     gradient_bits, hessian_bits : the same memory as int32, in which magnitudes order like numbers and maxima vectorise;
-    terms : float64[2, BLOCK] and scratch : float32[BLOCK], scratch; sums : float64[2], coarse and fine sums of the weighted loss, added to;
+    terms : float64[2, BLOCK] and scratch : float32[BLOCK], scratch; sums : float64[2], added to: coarse and fine sums of
+    the weighted loss;
     extremes : int32[2], receives the bits of the largest |gradient| and Hessian (a NaN is larger than all numbers).
     """
     top_gradient = top_hessian = np.int32(0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import types
 from numba.extending import overload
 
 from dboost.losses.base import Loss
@@ -20,7 +19,7 @@ class SquaredErrorTerms(NamedTuple):
 
 @overload(block_terms, jit_options={"error_model": "numpy"})
 def _block_terms(loss, y, raw, gradient, hessian, value, scratch):
-    if isinstance(loss, types.BaseNamedTuple) and loss.instance_class is SquaredErrorTerms:
+    if getattr(loss, "instance_class", None) is SquaredErrorTerms:
 
         def terms(loss, y, raw, gradient, hessian, value, scratch):
             for i in range(raw.size):

@@ -36,7 +36,7 @@ def propose_binning(table: Table, kept: np.ndarray | None, *, max_bins: int, see
         low, high = np.searchsorted(rows, (start, start + length))
         if low < high:
             chunk = table.chunk(i)
-            local = slice(None) if whole else rows[low:high] - start
+            local: Any = slice(None) if whole else rows[low:high] - start
             if chunk.matrix is not None and not whole:
                 columns: Any = np.ascontiguousarray(np.take(chunk.matrix, local, axis=0).T)
             else:

@@ -1,0 +1,55 @@
+"""The pass over rows for losses with several outputs, whose gradients depend on all raw scores of a row.
+
+It does what `passes.advance` does, for arrays of shape [n_outputs, n_rows]: a loss is handed a block of rows with the raw
+scores of all outputs, and overloads `passes.block_terms` for its own record type.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dboost.kernels import kernel
+from dboost.losses.passes import BLOCK, add_exactly, block_terms
+
+
+@kernel
+def advance_outputs(
+    loss, raw, leaf, values, target, weight, gradient, hessian, gradient_bits, hessian_bits,
+    first_row, last_row, coarse, terms, scratch, sums, extremes,
+):  # fmt: skip
+    """Add leaf values to raw scores, then write gradients and Hessians and add up the loss, for rows first_row…last_row-1.
+
+    raw : float64[n_outputs, n], updated; leaf : uint8 or int32 [n_outputs, n]; values : float64[n_outputs, n_leaves];
+    gradient, hessian : float32[n_outputs, n], and gradient_bits, hessian_bits the same memory as int32; extremes :
+    int32[2, n_outputs], receives the bits of each output's largest |gradient| and Hessian. All else as in `passes.advance`.
+    """
+    n_outputs = raw.shape[0]
+    value, wholes = terms[0], terms[1]
+    for first in range(first_row, last_row, BLOCK):
+        last = first + BLOCK if first + BLOCK < last_row else last_row
+        n = last - first
+        for k in range(n_outputs):
+            score, at, value_of = raw[k, first:last], leaf[k, first:last], values[k]
+            for i in range(n):
+                score[i] += value_of[at[i]]
+        block_terms(
+            loss, target[first:last], raw[:, first:last], gradient[:, first:last], hessian[:, first:last], value, scratch
+        )
+        if weight is not None:
+            w = weight[first:last]
+            for i in range(n):
+                value[i] *= w[i]
+            for k in range(n_outputs):
+                g, h = gradient[k, first:last], hessian[k, first:last]
+                for i in range(n):
+                    g[i] *= np.float32(w[i])
+                    h[i] *= np.float32(w[i])
+        for k in range(n_outputs):
+            g_bits, h_bits = gradient_bits[k, first:last], hessian_bits[k, first:last]
+            top_gradient, top_hessian = extremes[0, k], extremes[1, k]
+            for i in range(n):
+                magnitude = g_bits[i] & np.int32(0x7FFFFFFF)
+                top_gradient = magnitude if magnitude > top_gradient else top_gradient
+                top_hessian = h_bits[i] if h_bits[i] > top_hessian else top_hessian
+            extremes[0, k], extremes[1, k] = top_gradient, top_hessian
+        add_exactly(value, wholes, n, coarse, sums)

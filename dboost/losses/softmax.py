@@ -1,0 +1,130 @@
+"""K-class log loss with F_k the log odds of class k up to a constant: L = log Σ_k e^(F_k) - F_y (LK_TreeBoost, Algorithm 6).
+
+An iteration has K trees, all built from the same probabilities p = softmax(F): gradient p_k - [y = k], Hessian p_k (1 - p_k).
+The diagonal overstates the curvature, since all K scores move at once; (32) in the paper makes up for it by the factor
+(K - 1) / K in the leaf values, which is `step_factor` here.
+
+Everything is relative to the row's largest score m: with e_k = exp(F_k - m), so that one of them is 1, and
+``rest`` = Σ e_k - 1, summed without that 1, the probabilities are e_k / (1 + rest), their complements
+(rest + (1 - e_k)) / (1 + rest), and the loss is m - F_y + log(1 + rest): accurate for scores of any size and rows of any
+certainty.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from dboost.kernels.elementary import exp32, log1p32
+from dboost.losses.base import Loss
+from dboost.losses.passes import block_terms
+
+_LOG_2 = np.float32(np.log(2.0))
+
+
+class SoftmaxTerms(NamedTuple):
+    """The loss has no parameters: the number of classes is that of the arrays' rows."""
+
+    unused: float = 0.0
+
+
+@overload(block_terms, jit_options={"error_model": "numpy"})
+def _block_terms(loss, y, raw, gradient, hessian, value, scratch):
+    if isinstance(loss, types.BaseNamedTuple) and loss.instance_class is SoftmaxTerms:
+
+        def terms(loss, y, raw, gradient, hessian, value, scratch):
+            one, zero = np.float32(1), np.float32(0)
+            n_classes, n = raw.shape
+            top, rest, ties = value, scratch, hessian[0]
+            for i in range(n):
+                top[i] = raw[0, i]
+            for k in range(1, n_classes):
+                score = raw[k]
+                for i in range(n):
+                    top[i] = score[i] if score[i] > top[i] else top[i]
+            for i in range(n):
+                rest[i] = zero
+                ties[i] = -one
+            for k in range(n_classes):
+                score, e = raw[k], gradient[k]
+                for i in range(n):
+                    e[i] = np.float32(score[i] - top[i])
+                for i in range(n):
+                    # A score that rounds to the largest one counts as a tie, for its e is 1.
+                    is_top = e[i] == zero
+                    e[i] = exp32(e[i])
+                    rest[i] += zero if is_top else e[i]
+                    ties[i] += one if is_top else zero
+            for i in range(n):
+                rest[i] += ties[i]
+            # The loss; gradients still hold e_k. log(1 + rest) is that of a number below 2, and some powers of 2.
+            log_sum = hessian[0]
+            for i in range(n):
+                z = rest[i]
+                log_sum[i] = zero
+                for power, large in ((8, 256.0), (4, 16.0), (2, 4.0), (1, 2.0)):
+                    is_large = z + one >= np.float32(large)
+                    z = (z + one) * np.float32(1.0 / large) - one if is_large else z
+                    log_sum[i] += np.float32(power) * _LOG_2 if is_large else zero
+                log_sum[i] += log1p32(z)
+            for i in range(n):
+                value[i] = top[i] - raw[np.int64(y[i]), i] + np.float64(log_sum[i])
+            for k in range(n_classes):
+                g, h = gradient[k], hessian[k]
+                for i in range(n):
+                    inverse = one / (one + rest[i])
+                    p, q = g[i] * inverse, (rest[i] + (one - g[i])) * inverse
+                    g[i] = -q if y[i] == k else p
+                    h[i] = p * q
+
+        return terms
+
+
+class SoftmaxLogLoss(Loss):
+    """Log loss of three or more classes, which are numbered 0, 1, 2, …
+
+    In the methods `raw` has the shape [n_rows, n_classes].
+    """
+
+    name = "log_loss"
+    is_classification = True
+
+    def __init__(self, n_classes: int) -> None:
+        self.n_outputs = n_classes
+        self.step_factor = (n_classes - 1) / n_classes
+
+    def terms(self) -> SoftmaxTerms:
+        return SoftmaxTerms()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "n_classes": self.n_outputs}
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        top = raw.max(axis=1)
+        with np.errstate(under="ignore"):
+            return top - _of_class(raw, y) + np.log(np.exp(raw - top[:, None]).sum(axis=1))
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return self.inverse_link(raw) - (y[:, None] == np.arange(raw.shape[1]))
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        p = self.inverse_link(raw)
+        return p * (1 - p)
+
+    def link(self, prediction: np.ndarray) -> np.ndarray:
+        return np.log(prediction)
+
+    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
+        e = np.exp(raw - raw.max(axis=1, keepdims=True))
+        return e / e.sum(axis=1, keepdims=True)
+
+    def best_constants(self, shares: np.ndarray) -> np.ndarray:
+        """Raw score of each class that minimises the loss over all rows, from the classes' shares of the total weight."""
+        return np.log(shares)
+
+
+def _of_class(raw: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return raw[np.arange(len(raw)), y.astype(np.int64)]
