@@ -55,8 +55,8 @@ def predictions(booster: Booster, data: str, proba: bool) -> Iterator[pa.Table]:
 def _columns(booster: Booster, part: Any, proba: bool) -> pa.Table:
     if not proba:
         return pa.table({"prediction": pa.Array.from_pandas(booster.predict(part))})
-    probabilities = booster.predict_proba(part).to_numpy()
-    return pa.table({f"probability_{c}": probabilities[:, k] for k, c in enumerate(booster.classes_)})
+    probabilities = booster.predict_proba(part)
+    return pa.table({f"probability_{label}": column.to_numpy() for label, column in probabilities.items()})
 
 
 def _write_file(tables: Iterator[pa.Table], path: str) -> int:
