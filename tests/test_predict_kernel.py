@@ -134,13 +134,20 @@ def test_integers_and_halves() -> None:
     assert np.array_equal(flat.raw_scores(rows.astype(np.float16)), expected)
 
 
-def test_the_cheaper_layout_is_taken() -> None:
+def test_the_cheaper_layout_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kind(ensemble: Ensemble) -> type:
+        return type(lay_out(ensemble.trees, ensemble.features, np.dtype(np.float64)))
+
     small = random_ensemble(1, n_leaves=31)
-    large = random_ensemble(1, n_leaves=3000)
-    chain = random_ensemble(1, n_leaves=300, lean=1.0)
-    assert isinstance(lay_out(small.trees, small.features, np.dtype(np.float64)), Paged)
-    assert isinstance(lay_out(large.trees, large.features, np.dtype(np.float64)), Walked)
-    assert isinstance(lay_out(chain.trees, chain.features, np.dtype(np.float64)), Paged)
+    assert any(feature.is_categorical for feature in small.features)
+    assert kind(small) is Paged
+    assert kind(random_ensemble(1, n_leaves=3000)) is Walked
+    assert kind(random_ensemble(1, n_leaves=300, lean=1.0)) is Paged
+    monkeypatch.setattr("dboost.model.layout.MAX_LEAVES", 299)
+    assert kind(random_ensemble(1, n_leaves=300, lean=1.0)) is Walked
+    monkeypatch.setattr("dboost.model.layout.MAX_TABLE_WORDS", 10)
+    assert kind(small) is Walked
+    assert kind(random_ensemble(1, n_leaves=31, with_categories=False)) is Paged
 
 
 def test_more_features_than_sixteen_bits_hold() -> None:
@@ -164,6 +171,21 @@ def test_thousands_of_levels() -> None:
     expected = np.array(naive.raw_scores(ensemble, codes.tolist()))
     for precision in PRECISIONS:
         for scores, _ in ask_both(ensemble, codes.astype(precision)).values():
+            assert scores.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("n_leaves", [5, 700])
+def test_nothing_but_categories(n_leaves: int) -> None:
+    rng = np.random.default_rng(n_leaves)
+    features = tuple(Feature(f"c{j}", tuple(range(n))) for j, n in enumerate([2, 40, 1]))
+    trees = tuple(random_tree(rng, features, n_leaves) for _ in range(3))
+    ensemble = Ensemble(features, True, {"name": "squared_error"}, None, None, np.zeros(1), trees)
+    rows = random_rows(1, ensemble, 100)
+    rows[:10, 1] = [39, 40, 41, 1e9, -1, -np.inf, np.inf, 31, 32, 63]  # some are no codes: they count as missing
+    known = np.where((rows >= 0) & (rows < [2, 40, 1]), rows, np.nan)
+    expected = np.array(naive.raw_scores(ensemble, known.tolist()))
+    for precision in PRECISIONS:
+        for scores, _ in ask_both(ensemble, rows.astype(precision)).values():
             assert scores.tobytes() == expected.tobytes()
 
 

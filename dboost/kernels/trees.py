@@ -18,8 +18,9 @@ in a leaf steps on the spot.
 Rows come in blocks of 64, copied so that the values of a feature lie side by side; a block stays in the cache while all
 trees pass over it. Values are summed tree by tree, in float64, so neither blocks nor threads change a bit.
 
-Categorical questions look the row's code up in a *set*: bits in uint32 words, one for each code below the set's
-limit, and at the limit one that says where all other codes and missing values go.
+A categorical value is turned into its code once for every block; missing values and unknown codes become the number of
+levels. To pages, all questions about one categorical feature are a single *lookup*: a table says which bits each code
+leaves set. In a walk, a node's *set* says bit by bit which codes go left.
 """
 
 from __future__ import annotations
@@ -29,11 +30,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dboost.kernels import inlined, kernel
+from dboost.kernels import internal, kernel
 from dboost.kernels.lanes import LANES, keep_above, keep_above_or_missing, lowest_bit, pick
 
 U32 = np.uint32
-U64 = np.uint64
 ALL_LEAVES = U32(0xFFFFFFFF)
 MINUS_INFINITY = np.float32(-np.inf)
 
@@ -44,34 +44,42 @@ class Paged(NamedTuple):
     Attributes
     ----------
     columns : int64[n_used]
-        Columns of the matrix that any question is about; the values of ``columns[j]`` start at 64 j in a block.
+        Columns of the matrix that any question is about, numeric ones first. The values of ``columns[j]`` start at 64 j
+        in a block.
+    n_levels : uint32[n_categorical]
+        Numbers of levels of the categorical columns; the codes of the i-th start at 64 i.
     trees : (first_page, last_page, first_value) [n_trees]
         Pages, the one with the last leaves first; place of the first leaf's value.
-    pages : (first_leaf, begin, missing_left, categorical, end) [n_pages]
-        Leaf that bit 0 stands for; where its questions begin; where those begin that send missing values left; where
-        the categorical ones begin; where they end.
-    questions : (threshold, start, keep, set) [n_questions]
-        Largest value that goes left (limit of the set); where the block holds the values; bits that the answer "right"
-        leaves set; first word of the set.
-    sets : uint32[...]
+    pages : (first_leaf, begin, missing_left, end, first_lookup, last_lookup) [n_pages]
+        Leaf that bit 0 stands for; where its numeric questions begin, where those begin that send missing values left,
+        where they end; its lookups.
+    questions : (threshold, start, keep) [n_questions]
+        Largest value that goes left; where the block holds the values; bits that the answer "right" leaves set.
+    lookups : (start, table) [n_lookups]
+        Where the codes are, and where the table for them begins.
+    tables : uint32[...]
+        For each code, and for missing values after the last one: the bits that stay set.
     values : float64[n_leaves]
     """
 
     columns: np.ndarray
+    n_levels: np.ndarray
     trees: np.ndarray
     pages: np.ndarray
     questions: np.ndarray
-    sets: np.ndarray
+    lookups: np.ndarray
+    tables: np.ndarray
     values: np.ndarray
 
 
 PAGED_TREE = np.dtype([("first_page", np.int64), ("last_page", np.int64), ("first_value", np.int64)])
-PAGE = np.dtype([(name, np.uint32) for name in ("first_leaf", "begin", "missing_left", "categorical", "end")])
+PAGE = np.dtype([(name, U32) for name in ("first_leaf", "begin", "missing_left", "end", "first_lookup", "last_lookup")])
+LOOKUP = np.dtype([("start", U32), ("table", U32)])
 
 
 def question(precision: npt.DTypeLike) -> np.dtype:
     """Record type of `Paged.questions` for matrices of a float type."""
-    return np.dtype([("threshold", precision), ("start", U32), ("keep", U32), ("set", U32)], align=True)
+    return np.dtype([("threshold", precision), ("start", U32), ("keep", U32)], align=True)
 
 
 class Walked(NamedTuple):
@@ -79,21 +87,24 @@ class Walked(NamedTuple):
 
     Attributes
     ----------
-    columns : int64[n_used]
-        As in `Paged`, but a block holds each column twice: as it is from 128 j on, and from 128 j + 64 on with
+    columns, n_levels
+        As in `Paged`, but a block holds each numeric column twice: as it is from 128 j on, and from 128 j + 64 on with
         -infinity for missing values, for the questions that send these left.
     trees : (root, depth, has_sets, first_value) [n_trees]
         Root's number; steps that any row takes at most; whether any question is categorical.
     nodes : (threshold, start, right, leaf) [n_nodes]
         Threshold and start as in `Paged`; right child (the left one is the next node); number of the leaf within its
         tree. A leaf's threshold is NaN and its right child the leaf itself.
-    node_sets : int32[n_nodes]
-        First word of the set, -1 where the question is numeric.
-    sets, values
-        As in `Paged`.
+    node_sets : (start, word) [n_nodes]
+        Where the codes are that a categorical question (with a threshold of NaN) is about, and where its set begins.
+        Others have the set at 0, which is empty.
+    sets : uint32[...]
+        Bits of the codes that go left; the bit after the last code is for missing values.
+    values : float64[n_leaves]
     """
 
     columns: np.ndarray
+    n_levels: np.ndarray
     trees: np.ndarray
     nodes: np.ndarray
     node_sets: np.ndarray
@@ -102,6 +113,7 @@ class Walked(NamedTuple):
 
 
 WALKED_TREE = np.dtype([("root", np.int64), ("depth", np.int64), ("has_sets", np.int64), ("first_value", np.int64)])
+NODE_SET = np.dtype([("start", U32), ("word", U32)])
 
 
 def node(precision: npt.DTypeLike) -> np.dtype:
@@ -110,12 +122,12 @@ def node(precision: npt.DTypeLike) -> np.dtype:
 
 
 @kernel
-def ask(columns, trees, pages, questions, sets, values, matrix, rows, tree_range, scores, leaves):
+def ask(columns, n_levels, trees, pages, questions, lookups, tables, values, matrix, rows, tree_range, scores, leaves):
     """Find the leaves of some rows in some trees by asking all questions.
 
     Parameters
     ----------
-    columns, trees, pages, questions, sets, values : see `Paged`
+    columns, n_levels, trees, pages, questions, lookups, tables, values : see `Paged`
     matrix : float32 or float64 [n, p], C-contiguous
     rows, tree_range : (first, last)
         The last one is not included.
@@ -124,15 +136,20 @@ def ask(columns, trees, pages, questions, sets, values, matrix, rows, tree_range
     leaves : int32[n, n_trees or 0]
         Unless without columns, the leaves' numbers are stored here.
     """
-    block = np.empty(columns.size * LANES, matrix.dtype)
+    n_numeric = columns.size - n_levels.size
+    block = np.empty(n_numeric * LANES, matrix.dtype)
+    codes = np.empty(n_levels.size * LANES, U32)
     masks = np.empty(LANES, U32)
     leaf = np.empty(LANES, U32)
+    for i in range(codes.size):
+        codes[i] = 0
     for row in range(rows[0], rows[1], LANES):
-        # In the last block some lanes repeat what memory held: they are computed along and not looked at.
+        # In the last block some lanes hold what was there before: they are computed along and not looked at.
         n_rows = min(LANES, rows[1] - row)
         for r in range(n_rows):
-            for j in range(columns.size):
+            for j in range(n_numeric):
                 block[j * LANES + r] = matrix[row + r, columns[j]]
+        _load_codes(matrix, row, n_rows, columns, n_levels, codes)
         for t in range(tree_range[0], tree_range[1]):
             tree = trees[t]
             for p in range(tree.first_page, tree.last_page):
@@ -143,35 +160,43 @@ def ask(columns, trees, pages, questions, sets, values, matrix, rows, tree_range
                 for i in range(page.begin, page.missing_left):
                     q = questions[i]
                     keep_above_or_missing(masks, q.keep, block, q.start, q.threshold)
-                for i in range(page.missing_left, page.categorical):
+                for i in range(page.missing_left, page.end):
                     q = questions[i]
                     keep_above(masks, q.keep, block, q.start, q.threshold)
-                for i in range(page.categorical, page.end):
-                    _keep_outside(masks, block, sets, questions[i])
+                for i in range(page.first_lookup, page.last_lookup):
+                    start, table = lookups[i].start, lookups[i].table
+                    for r in range(LANES):
+                        masks[r] &= tables[table + codes[start + U32(r)]]
                 for r in range(LANES):
                     leaf[r] = first_leaf + lowest_bit(masks[r]) if masks[r] else leaf[r]
             _hand_over(leaf, values, tree.first_value, row, n_rows, t, t - tree_range[0], scores, leaves)
 
 
 @kernel
-def walk(columns, trees, nodes, node_sets, sets, values, matrix, rows, tree_range, scores, leaves):
+def walk(columns, n_levels, trees, nodes, node_sets, sets, values, matrix, rows, tree_range, scores, leaves):
     """Find the leaves of some rows in some trees by walking down; parameters as of `ask`, see `Walked`."""
-    block = np.empty(columns.size * 2 * LANES, matrix.dtype)
+    n_numeric = columns.size - n_levels.size
+    # Nodes that ask about nothing numeric look at the first values, so there must be some.
+    block = np.empty(max(1, n_numeric) * 2 * LANES, matrix.dtype)
+    codes = np.empty(n_levels.size * LANES, U32)
     at = np.empty(LANES, U32)
+    for i in range(codes.size):
+        codes[i] = 0
     for row in range(rows[0], rows[1], LANES):
         n_rows = min(LANES, rows[1] - row)
         for r in range(n_rows):
-            for j in range(columns.size):
+            for j in range(n_numeric):
                 value = matrix[row + r, columns[j]]
                 block[2 * j * LANES + r] = value
                 block[(2 * j + 1) * LANES + r] = value if value == value else MINUS_INFINITY
+        _load_codes(matrix, row, n_rows, columns, n_levels, codes)
         for t in range(tree_range[0], tree_range[1]):
             tree = trees[t]
             for r in range(LANES):
                 at[r] = tree.root
             for _ in range(tree.depth):
                 if tree.has_sets:
-                    _step_with_sets(at, block, nodes, node_sets, sets)
+                    _step_with_sets(at, block, codes, nodes, node_sets, sets)
                 else:
                     for r in range(LANES):
                         node = nodes[at[r]]
@@ -182,35 +207,28 @@ def walk(columns, trees, nodes, node_sets, sets, values, matrix, rows, tree_rang
             _hand_over(at, values, tree.first_value, row, n_rows, t, t - tree_range[0], scores, leaves)
 
 
-@kernel
-def _keep_outside(masks, block, sets, q):
-    """A categorical question to all rows: ``masks[r] &= keep`` where the code is not in the set."""
-    keep, start = q.keep, q.start
+@internal
+def _load_codes(matrix, row, n_rows, columns, n_levels, codes):
+    """Codes of the categorical columns, which come last."""
+    first = columns.size - n_levels.size
+    for r in range(n_rows):
+        for i in range(n_levels.size):
+            value, limit = matrix[row + r, columns[first + i]], n_levels[i]
+            codes[i * LANES + r] = U32(value if (value >= 0) & (value < limit) else limit)
+
+
+@internal
+def _step_with_sets(at, block, codes, nodes, node_sets, sets):
+    """One step of a walk whose questions may be categorical: both answers are found, and one of them is always no."""
     for r in range(LANES):
-        inside = _contains(sets, q.set, q.threshold, block[start + U32(r)])
-        masks[r] = masks[r] if inside else masks[r] & keep
+        node, node_set = nodes[at[r]], node_sets[at[r]]
+        code = codes[node_set.start + U32(r)]
+        bit = (sets[node_set.word + (code >> U32(5))] >> (code & U32(31))) & U32(1)
+        left = U32(block[node.start + U32(r)] <= node.threshold) | bit
+        at[r] = pick(left != U32(0), at[r] + U32(1), node.right)
 
 
-@kernel
-def _step_with_sets(at, block, nodes, node_sets, sets):
-    """One step of a walk whose questions may be categorical."""
-    for r in range(LANES):
-        node = nodes[at[r]]
-        value = block[node.start + U32(r)]
-        first_word = node_sets[at[r]]
-        is_set = first_word >= 0
-        left = _contains(sets, U32(first_word), node.threshold, value) if is_set else value <= node.threshold
-        at[r] = at[r] + U32(1) if left else node.right
-
-
-@inlined
-def _contains(sets, first_word, limit, value):
-    """Whether the set holds a code (as a float; NaN where missing)."""
-    code = U32(value if (value >= 0) & (value < limit) else limit)
-    return (sets[first_word + (code >> U32(5))] >> (code & U32(31))) & U32(1) != 0
-
-
-@kernel
+@internal
 def _hand_over(leaf, values, first_value, row, n_rows, t, column, scores, leaves):
     """Add the values of the leaves found to the scores, and store their numbers where asked for."""
     k = t % scores.shape[1]
