@@ -25,9 +25,8 @@ from dboost.model.flat import FlatEnsemble
 from dboost.model.frame import to_frame
 from dboost.schema import Feature
 from dboost.sources import feature_block, predict_through
-from dboost.sources.lazy import is_lazy
-from dboost.sources.paths import is_path
-from dboost.sources.through import _like_input
+from dboost.sources.frame import is_lazy, is_path
+from dboost.sources.through import like_input
 
 Range = tuple[int, int]
 
@@ -273,7 +272,7 @@ class Booster:
         else:
             block = feature_block(X, self.features, self.ensemble.named)
             for raw in self._flat.staged_raw_scores(block, n_threads):
-                yield _like_input(answer.finish(raw), X, answer.names)
+                yield like_input(answer.finish(raw), X, answer.names)
 
     def _finished(
         self, finish: Callable[[np.ndarray], np.ndarray], block: np.ndarray, iterations: Range, n_threads: int | None
