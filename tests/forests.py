@@ -88,8 +88,6 @@ def random_rows(seed: int, ensemble: Ensemble, n_rows: int, precision: type = np
         at = thresholds.astype(precision)
         around = np.concatenate([at, np.nextafter(at, precision(-np.inf)), np.nextafter(at, precision(np.inf))])
     for j, feature in enumerate(ensemble.features):
-        rows[:, j] = (
-            rng.choice(around, n_rows) if feature.levels is None else rng.integers(len(feature.levels), size=n_rows)
-        )
+        rows[:, j] = rng.choice(around, n_rows) if feature.levels is None else rng.integers(len(feature.levels), size=n_rows)
     rows[rng.random(rows.shape) < 0.2] = np.nan
     return rows

@@ -68,9 +68,7 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and (a == b or a != a)
 
 
-@given(
-    st.integers(0, 2**32), st.integers(0, 3), st.sampled_from([1, 2, 20, 40]), st.sampled_from([1, 3]), st.booleans()
-)
+@given(st.integers(0, 2**32), st.integers(0, 3), st.sampled_from([1, 2, 20, 40]), st.sampled_from([1, 3]), st.booleans())
 def test_round_trip(seed: int, n_iterations: int, n_leaves: int, n_outputs: int, with_categories: bool) -> None:
     ensemble = random_ensemble(seed, n_iterations, n_leaves, n_outputs, with_categories)
     data = storage.dumps(ensemble)
@@ -141,9 +139,7 @@ def test_the_digest_is_of_what_was_learned() -> None:
     tree = SMALL.trees[0]
     nudged = tree.value.copy()
     nudged[-1] = np.nextafter(nudged[-1], np.inf)
-    assert storage.digest(replace(SMALL, trees=(replace(tree, value=nudged), *SMALL.trees[1:]))) != storage.digest(
-        SMALL
-    )
+    assert storage.digest(replace(SMALL, trees=(replace(tree, value=nudged), *SMALL.trees[1:]))) != storage.digest(SMALL)
 
 
 def test_a_person_can_read_it() -> None:

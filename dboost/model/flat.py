@@ -36,9 +36,7 @@ class FlatEnsemble:
         self._ensemble = ensemble
         self._forests: dict[np.dtype, Paged | Walked] = {}
 
-    def raw_scores(
-        self, matrix: np.ndarray, iterations: Range | None = None, n_threads: int | None = None
-    ) -> np.ndarray:
+    def raw_scores(self, matrix: np.ndarray, iterations: Range | None = None, n_threads: int | None = None) -> np.ndarray:
         """Raw scores of the rows of a matrix.
 
         Parameters
