@@ -1,0 +1,21 @@
+"""Codes of values, and joint codes in tiles, one value at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from dboost.kernels.histograms import Layout
+
+
+def code(value: float, edges: Sequence[float]) -> int:
+    """How many edges lie below the value; missing values come after the last bin."""
+    if math.isnan(value):
+        return len(edges) + 1
+    return sum(edge < value for edge in edges)
+
+
+def joint_code(codes: Sequence[int], layout: Layout, column: int) -> int:
+    """What a row's byte in a tile column holds: the sum of code times stride over the column's features."""
+    features = layout.features[layout.first[column] : layout.first[column + 1]].tolist()
+    return sum(int(codes[feature]) * int(layout.stride[feature]) for feature in features)

@@ -1,0 +1,19 @@
+"""Histograms by Python's integers, which never overflow and never round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+#: Of one feature: gradient, Hessian and number of rows by code; the last code is "missing".
+Histogram = list[tuple[int, int, int]]
+
+
+def histogram(
+    codes: Sequence[int], n_codes: int, gradient: Sequence[int], hessian: Sequence[int], rows: Sequence[int]
+) -> Histogram:
+    """Sums over some rows by the code of one feature."""
+    sums = [(0, 0, 0)] * n_codes
+    for row in rows:
+        g, h, n = sums[codes[row]]
+        sums[codes[row]] = (g + gradient[row], h + hessian[row], n + 1)
+    return sums

@@ -1,0 +1,90 @@
+"""Random coded tables for tests of kernels and growth: layouts of every kind, codes, gradients that mean something."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from dboost.kernels.histograms import Layout
+from dboost.shard.layout import NARROW_BINS, plan_layout
+from dboost.shard.shard import Codes, Shard, empty_codes
+
+#: Numbers of bins around every border: shared columns, one byte, two bytes.
+SOME_BINS = [1, 2, 3, 7, 8, 15, 16, 17, 63, 254, 255]
+WIDE_BINS = [256, 300, 700]
+
+
+@dataclass(frozen=True, eq=False)
+class CodedTable:
+    """codes : int64[n_features, n_rows]."""
+
+    codes: np.ndarray
+    layout: Layout
+
+    @property
+    def n_rows(self) -> int:
+        return self.codes.shape[1]
+
+    @property
+    def n_codes(self) -> list[int]:
+        """Codes of each feature, "missing" included."""
+        return (self.layout.n_bins + 1).tolist()
+
+    def stored(self) -> Codes:
+        """As a shard keeps them."""
+        stored = empty_codes(self.layout, self.n_rows)
+        for feature, codes in enumerate(self.codes):
+            stored.of(feature)[:] = codes
+        return stored
+
+    def shard(
+        self, gradient: np.ndarray, hessian: np.ndarray | None, *, max_leaves: int = 31, rows: slice = slice(None)
+    ) -> Shard:
+        """Some of the rows as a shard, with gradients and Hessians already worked out."""
+        codes = self.stored().part(rows)
+        contiguous = Codes(np.ascontiguousarray(codes.narrow), np.ascontiguousarray(codes.wide), codes.row_of)
+        target = np.zeros(codes.n_rows)
+        shard = Shard(
+            contiguous, self.layout, target, None, target.copy(), constant_hessian=hessian is None, max_leaves=max_leaves
+        )
+        shard.gradient[:] = gradient[rows]
+        if shard.hessian is not None and hessian is not None:
+            shard.hessian[:] = hessian[rows]
+        shard.fill_tiles(0, shard.n_rows)
+        return shard
+
+
+def make_table(
+    n_bins: list[int], n_rows: int, seed: int = 0, *, categorical: list[bool] | None = None, missing: float = 0.1
+) -> CodedTable:
+    """Random codes; about every third feature has no missing values."""
+    rng = np.random.default_rng(seed)
+    codes = np.empty((len(n_bins), n_rows), np.int64)
+    for feature, n in enumerate(n_bins):
+        codes[feature] = rng.integers(n, size=n_rows)
+        if rng.random() < 2 / 3:
+            codes[feature, rng.random(n_rows) < missing] = n
+    flags = np.array([False] * len(n_bins) if categorical is None else categorical)
+    return CodedTable(codes, plan_layout(np.array(n_bins, np.int64), flags))
+
+
+@st.composite
+def tables(
+    draw: st.DrawFn, *, max_features: int = 8, max_rows: int = 300, wide: bool | None = None, categorical: bool = True
+) -> CodedTable:
+    """Tables of any layout; `wide` True or False asks for two-byte columns or refuses them."""
+    choices = SOME_BINS + ([] if wide is False else WIDE_BINS)
+    n_bins = draw(st.lists(st.sampled_from(choices), min_size=1, max_size=max_features))
+    if wide and max(n_bins) <= NARROW_BINS:
+        n_bins.append(draw(st.sampled_from(WIDE_BINS)))
+    size = len(n_bins)
+    flags = draw(st.lists(st.booleans(), min_size=size, max_size=size)) if categorical else [False] * size
+    return make_table(
+        n_bins,
+        draw(st.integers(1, max_rows)),
+        draw(st.integers(0, 2**32)),
+        categorical=flags,
+        missing=draw(st.sampled_from([0.0, 0.1, 0.9])),
+    )

@@ -1,0 +1,367 @@
+"""Trees: the compiled grower, the grower by questions, and the naive one grow the same, to the last bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dboost.binning import Binning
+from dboost.engine import in_process
+from dboost.engine.in_process import InProcessEngine
+from dboost.engine.rounds import ShardedEngine
+from dboost.growth.finish import Harvest
+from dboost.growth.frontier import ANY_ORDER, limits_of
+from dboost.growth.task import GrownTree, TreeTask
+from dboost.kernels.histograms import TILE_COLUMNS
+from dboost.losses import SquaredError
+from dboost.model.tree import Tree
+from dboost.params import Parameters
+from dboost.schema import Feature
+from dboost.statistics.exact import unit_for
+from dboost.training.trainer import Precision, precision_of, rule_of
+from tests.naive.grower import NaiveGrower, leaves_of, to_tree
+from tests.tables import CodedTable, make_table, tables
+
+TERMS = SquaredError().terms()
+
+
+@pytest.fixture(autouse=True)
+def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tables are left to one thread, were it not for this."""
+    monkeypatch.setattr(in_process, "SMALL", 0)
+
+
+class Problem:
+    """A table with gradients and Hessians, and the parameters to grow a tree by."""
+
+    def __init__(self, table: CodedTable, parameters: Parameters, seed: int, *, with_hessian: bool, levels: int = 0) -> None:
+        self.table, self.parameters = table, parameters
+        rng = np.random.default_rng(seed)
+        # Gradients that some of the features explain, and noise; few distinct ones make ties.
+        signal = sum(np.sin(table.codes[f] * (f + 1)) for f in range(min(3, len(table.codes))))
+        gradient = signal + rng.normal(size=table.n_rows)
+        if levels:
+            gradient = np.round(gradient * levels / 4)
+        self.gradient = gradient.astype(np.float32)
+        self.hessian = None
+        if with_hessian:
+            self.hessian = (rng.integers(1, 4, table.n_rows) if levels else rng.random(table.n_rows)).astype(np.float32)
+        self.precision = precision_of(parameters, constant_hessian=not with_hessian)
+        self.rule = rule_of(parameters, table.n_rows)
+        edges = (
+            None if c else np.arange(n - 1) + 0.5 for n, c in zip(table.layout.n_bins, table.layout.is_categorical, strict=True)
+        )
+        features = tuple(
+            Feature(f"f{j}", tuple(range(int(n))) if c else None)
+            for j, (n, c) in enumerate(zip(table.layout.n_bins, table.layout.is_categorical, strict=True))
+        )
+        self.binning = Binning(features, tuple(edges))
+        self.task = self._task()
+
+    def _task(self) -> TreeTask:
+        """What the trainer asks for."""
+        parameters, packing, n = self.parameters, self.precision.packing, self.table.n_rows
+        max_g = float(np.abs(self.gradient).max())
+        scale_g, scale_h, unit_h = float(np.float32(packing.max_gradient / (max_g or 1.0))), 1.0, 1.0
+        if self.hessian is not None:
+            max_h = float(self.hessian.max())
+            scale_h, unit_h = float(np.float32(packing.max_hessian / max_h)), unit_for(max_h, n)
+        limits = limits_of(
+            l2=parameters.l2_regularization,
+            l1=parameters.l1_regularization,
+            max_step=math.inf if parameters.max_delta_step is None else parameters.max_delta_step,
+            min_hessian=parameters.min_hessian,
+            min_rows=parameters.min_samples_leaf,
+            count_plane=self.precision.count_plane,
+            least_gain=parameters.leaf_penalty + parameters.min_gain,
+            smoothing=parameters.categorical_smoothing,
+            category_l2=parameters.categorical_l2,
+            max_categories=parameters.max_category_group,
+            min_category_hessian=parameters.min_category_hessian,
+            gradient_unit=1.0 / scale_g,
+            hessian_unit=1.0 / scale_h,
+        )
+        scales = np.array([scale_g, scale_h, unit_for(max_g, n), unit_h])
+        return TreeTask(limits, packing, self.rule, scales, np.ones(len(self.table.codes), np.uint8))
+
+    @property
+    def n_rows(self) -> int:
+        return self.table.n_rows
+
+    def finished(self, grown: GrownTree) -> Tree:
+        gain_unit = 0.5 * self.task.scales[1] / self.task.scales[0] ** 2
+        return Harvest.of(grown, float(gain_unit)).to_tree(self.binning, self.parameters)
+
+    @contextmanager
+    def in_process(self, n_threads: int) -> Iterator[InProcessEngine]:
+        shard = self.table.shard(self.gradient, self.hessian, max_leaves=self.rule.max_leaves)
+        engine = InProcessEngine(
+            shard, TERMS, rule=self.rule, n_planes=self.precision.n_planes, coarse=1.0, n_threads=n_threads
+        )
+        assert engine.team.n_threads == n_threads
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+    def whole(self, n_threads: int) -> tuple[Tree, np.ndarray]:
+        """The tree by the compiled grower, and each row's leaf."""
+        with self.in_process(n_threads) as engine:
+            first = self.finished(engine.grow(self.task))
+            again = self.finished(engine.grow(self.task))  # nothing is left over from the last tree
+            assert_equal(again, first)
+            return first, engine.shard.leaf.astype(np.int64)
+
+    def by_questions(self, cuts: list[int], width: int) -> tuple[Tree, np.ndarray, int]:
+        """The tree grown over several shards, each row's leaf, and how many questions were asked."""
+        borders = [0, *sorted(min(cut, self.n_rows) for cut in cuts), self.n_rows]
+        shards = [
+            self.table.shard(self.gradient, self.hessian, max_leaves=self.rule.max_leaves, rows=slice(a, b))
+            for a, b in pairwise(borders)
+        ]
+        engine = ShardedEngine(shards, TERMS, n_planes=self.precision.n_planes, coarse=1.0, width=width)
+        tree = self.finished(engine.grow(self.task))
+        n_questions = engine.n_questions
+        assert_equal(self.finished(engine.grow(self.task)), tree)
+        return tree, np.concatenate([shard.leaf for shard in shards]).astype(np.int64), n_questions
+
+    def naive(self) -> tuple[Tree, np.ndarray]:
+        grower = NaiveGrower(
+            self.table, self.task, self.gradient.tolist(), None if self.hessian is None else self.hessian.tolist()
+        )
+        root = grower.grow()[0]
+        leaf = np.full(self.n_rows, -1)
+        for k, node in enumerate(leaves_of(root)):
+            leaf[node.rows] = k
+        return to_tree(grower, self.binning, self.parameters), leaf
+
+
+def assert_equal(found: Tree, expected: Tree) -> None:
+    """Every array, to the last bit."""
+    for field in fields(Tree):
+        a, b = getattr(found, field.name), getattr(expected, field.name)
+        if field.name == "categories":
+            plain = [[None if codes is None else codes.tolist() for codes in tree] for tree in (a, b)]
+            assert plain[0] == plain[1], field.name
+        else:
+            assert a.dtype == b.dtype, field.name
+            assert a.tobytes() == b.tobytes(), (field.name, a, b)
+
+
+PARAMETERS = st.builds(
+    Parameters,
+    max_leaf_nodes=st.sampled_from([None, 2, 3, 8, 31]),
+    max_depth=st.sampled_from([None, None, 1, 3]),
+    min_samples_leaf=st.sampled_from([1, 2, 5, 20]),
+    min_hessian=st.sampled_from([0.0, 1.0, 5.0]),
+    l2_regularization=st.sampled_from([0.0, 1.0, 10.0]),
+    l1_regularization=st.sampled_from([0.0, 0.0, 2.0]),
+    leaf_penalty=st.sampled_from([0.0, 0.0, 0.5]),
+    min_gain=st.sampled_from([0.0, 0.0, 0.25]),
+    max_delta_step=st.sampled_from([None, None, 0.3]),
+    growth=st.sampled_from(["best_first", "depth_wise"]),
+    categorical_smoothing=st.sampled_from([0.0, 10.0]),
+    categorical_l2=st.sampled_from([0.0, 10.0]),
+    max_category_group=st.sampled_from([1, 32]),
+    min_category_hessian=st.sampled_from([0.0, 1.0, 3.0]),
+)
+#: Of numeric one-byte columns only, or of everything: each is a kernel of its own.
+PLAIN = tables(wide=False, categorical=False)
+
+
+@st.composite
+def mixed_tables(draw: st.DrawFn) -> CodedTable:
+    """At least one two-byte column and one categorical one."""
+    n_bins = draw(st.lists(st.sampled_from([2, 3, 7, 15, 40, 255, 256, 300]), min_size=0, max_size=4))
+    flags = draw(st.lists(st.booleans(), min_size=len(n_bins), max_size=len(n_bins)))
+    n_bins += [300, draw(st.sampled_from([3, 12, 400]))]
+    return make_table(n_bins, draw(st.integers(1, 300)), draw(st.integers(0, 2**32)), categorical=[*flags, False, True])
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    table = draw(st.one_of(PLAIN, mixed_tables()))
+    return Problem(
+        table,
+        draw(PARAMETERS),
+        draw(st.integers(0, 2**32)),
+        with_hessian=draw(st.booleans()),
+        levels=draw(st.sampled_from([0, 0, 4, 16])),
+    )
+
+
+@given(problem=problems(), n_threads=st.integers(1, 3), data=st.data())
+@settings(max_examples=150)
+def test_three_ways_to_grow_are_one(problem: Problem, n_threads: int, data: st.DataObject) -> None:
+    expected, leaf = problem.naive()
+    tree, found = problem.whole(n_threads)
+    assert_equal(tree, expected)
+    assert found.tolist() == leaf.tolist()
+    cuts = data.draw(st.lists(st.integers(0, problem.n_rows), max_size=4), label="cuts")
+    tree, found, _ = problem.by_questions(cuts, data.draw(st.integers(1, 100), label="width"))
+    assert_equal(tree, expected)
+    assert found.tolist() == leaf.tolist()
+
+
+#: Tables of several tiles: with four or more for two threads, threads share out tiles instead of rows.
+MANY_COLUMNS = {
+    "numeric": ([20, 40, 17] * 44, [False] * 132),
+    "everything": ([20, 40, 17] * 44 + [3] * 20 + [300, 12, 400], [False] * 132 + [True] * 20 + [False, True, True]),
+}
+
+
+@pytest.mark.parametrize("kind", MANY_COLUMNS)
+@pytest.mark.parametrize("with_hessian", [False, True], ids=["constant Hessian", "Hessian"])
+def test_wide_tables(kind: str, with_hessian: bool) -> None:
+    n_bins, categorical = MANY_COLUMNS[kind]
+    table = make_table(n_bins, 400, 3, categorical=categorical)
+    assert table.layout.n_tiled > 4 * TILE_COLUMNS
+    problem = Problem(table, Parameters(max_leaf_nodes=12, min_samples_leaf=5), 4, with_hessian=with_hessian)
+    expected, leaf = problem.naive()
+    assert expected.n_leaves == 12
+    for n_threads in (1, 2, 3):
+        tree, found = problem.whole(n_threads)
+        assert_equal(tree, expected)
+        assert found.tolist() == leaf.tolist()
+    assert_equal(problem.by_questions([100, 100, 350], 5)[0], expected)
+
+
+@pytest.mark.parametrize("min_samples_leaf", [1, 20], ids=["two planes", "three planes"])
+@pytest.mark.parametrize("n_columns", [3, 130], ids=["narrow", "wide"])
+def test_many_rows(n_columns: int, min_samples_leaf: int) -> None:
+    """More rows than packed buckets hold between flushes, and than a stripe has: threads against one shard and many."""
+    n_rows = 150_000 if n_columns == 3 else 20_000
+    table = make_table([20, 255, 4][:n_columns] if n_columns == 3 else [20] * n_columns, n_rows, missing=0.3)
+    parameters = Parameters(max_leaf_nodes=20, min_samples_leaf=min_samples_leaf)
+    problem = Problem(table, parameters, 0, with_hessian=True)
+    expected, leaf = problem.whole(1)
+    assert expected.n_leaves == 20
+    for n_threads in (2, 3):
+        tree, found = problem.whole(n_threads)
+        assert_equal(tree, expected)
+        assert np.array_equal(found, leaf)
+    tree, found, _ = problem.by_questions([1, 5000, n_rows // 2], 8)
+    assert_equal(tree, expected)
+    assert np.array_equal(found, leaf)
+    root = 0 if expected.n_leaves == 1 else expected.count[0]
+    assert root == n_rows
+    assert expected.count[expected.feature < 0].sum() == n_rows
+    assert np.array_equal(np.bincount(leaf), expected.count[expected.feature < 0])
+
+
+@pytest.mark.parametrize("with_hessian", [False, True])
+def test_trees_without_limits_open_few_leaves_at_a_time(with_hessian: bool) -> None:
+    """With no limit on leaves, the pool of 64 histograms is enough for any tree, chains too."""
+    n_rows = 3000
+    table = make_table([255, 255, 255], n_rows, 1, missing=0.0)
+    parameters = Parameters(max_leaf_nodes=None, min_samples_leaf=1, min_hessian=0.0, l2_regularization=0.0)
+    problem = Problem(table, parameters, 0, with_hessian=with_hessian)
+    assert problem.rule.order == ANY_ORDER
+    # Each cut of the first feature gains more than all that are left: a chain.
+    chain = Problem(table, parameters, 0, with_hessian=with_hessian)
+    chain.gradient = (1.03 ** table.codes[0]).astype(np.float32)
+    for one in (problem, chain):
+        tree, leaf = one.whole(2)
+        assert tree.n_leaves > 200
+        assert_equal(one.by_questions([1000], 7)[0], tree)
+        assert np.array_equal(np.bincount(leaf), tree.count[tree.feature < 0])
+    assert chain.whole(1)[0].depth > 30
+
+
+@given(problem=problems(), width=st.integers(2, 100))
+@settings(max_examples=30)
+def test_opening_more_leaves_at_a_time_asks_fewer_questions(problem: Problem, width: int) -> None:
+    tree, _, few = problem.by_questions([], width)
+    _, _, many = problem.by_questions([], 1)
+    assert few <= many
+    n_splits = tree.n_leaves - 1
+    assert many <= n_splits + 2, "one by one: the root, each split, the end"
+
+
+def test_questions_are_about_as_many_as_levels() -> None:
+    table = make_table([255] * 4, 4000, 5)
+    problem = Problem(table, Parameters(max_leaf_nodes=255, min_samples_leaf=1), 6, with_hessian=True)
+    tree, _, n_questions = problem.by_questions([1000, 2000], 64)
+    assert tree.n_leaves == 255
+    assert n_questions < 40
+
+
+@given(problem=problems())
+@settings(max_examples=40)
+def test_leaves_keep_what_parameters_promise(problem: Problem) -> None:
+    tree, leaf = problem.whole(1)
+    parameters, leaves = problem.parameters, tree.feature < 0
+    if tree.n_leaves > 1:
+        assert tree.count[leaves].min() >= parameters.min_samples_leaf
+        # Hessians are quantised: a sum is off by at most half a unit a row.
+        slack = 0.0 if problem.hessian is None else 0.5 * problem.n_rows / problem.task.scales[1]
+        assert tree.cover[leaves].min() >= parameters.min_hessian - slack - 1e-9
+        assert tree.gain[~leaves].min() > parameters.min_gain * (1 - 1e-12)
+    assert tree.n_leaves <= (parameters.max_leaf_nodes or 10**9)
+    assert tree.depth <= (parameters.max_depth or 10**9)
+    if parameters.max_delta_step is not None:
+        assert np.abs(tree.value).max() <= parameters.learning_rate * parameters.max_delta_step
+    for k in range(tree.n_leaves):
+        rows = leaf == k
+        g = problem.gradient[rows].astype(np.float64).sum()
+        h = rows.sum() if problem.hessian is None else problem.hessian[rows].astype(np.float64).sum()
+        assert tree.cover[leaves][k] == pytest.approx(h, rel=1e-9)
+        t = np.sign(g) * max(abs(g) - parameters.l1_regularization, 0.0)
+        step = -t / (h + parameters.l2_regularization)
+        bound = parameters.max_delta_step or np.inf
+        assert tree.value[leaves][k] == pytest.approx(0.1 * np.clip(step, -bound, bound), rel=1e-7, abs=1e-9)
+
+
+def test_a_feature_that_is_not_allowed_is_not_used() -> None:
+    table = make_table([10, 10, 300], 200, 2, categorical=[False, True, False])
+    problem = Problem(table, Parameters(min_samples_leaf=2), 1, with_hessian=True)
+    everything = set(problem.whole(1)[0].feature.tolist()) - {-1}
+    assert everything == {0, 1, 2}
+    for banned in range(3):
+        problem.task.allowed[:] = 1
+        problem.task.allowed[banned] = 0
+        expected, _ = problem.naive()
+        assert banned not in expected.feature
+        for n_threads in (1, 2):
+            assert_equal(problem.whole(n_threads)[0], expected)
+        assert_equal(problem.by_questions([50], 3)[0], expected)
+
+
+@pytest.mark.parametrize("with_hessian", [False, True])
+def test_nothing_to_split(with_hessian: bool) -> None:
+    """One row, equal gradients, features of one bin: a tree of one leaf, whose value is the best constant."""
+    for table in (make_table([5, 300], 1), make_table([1, 1], 50, missing=0.0)):
+        problem = Problem(table, Parameters(), 0, with_hessian=with_hessian)
+        for tree in (problem.whole(1)[0], problem.whole(2)[0], problem.by_questions([0, 1], 4)[0]):
+            assert tree.n_leaves == 1
+            assert_equal(tree, problem.naive()[0])
+    problem = Problem(make_table([5, 5], 100), Parameters(min_samples_leaf=1), 0, with_hessian=False)
+    problem.gradient[:] = 1.0
+    assert problem.whole(2)[0].n_leaves == 1
+
+
+def test_more_leaves_than_a_byte_counts() -> None:
+    table = make_table([255, 255], 3000, 1)
+    problem = Problem(table, Parameters(max_leaf_nodes=400, min_samples_leaf=1), 1, with_hessian=False)
+    tree, leaf = problem.whole(2)
+    assert tree.n_leaves == 400
+    assert leaf.max() == 399
+    again, labels, _ = problem.by_questions([1234], 16)
+    assert_equal(again, tree)
+    assert np.array_equal(labels, leaf)
+
+
+def test_precision_is_chosen_by_what_is_looked_at() -> None:
+    one, twenty = Parameters(min_samples_leaf=1), Parameters()
+    assert precision_of(one, False).n_planes == precision_of(one, True).n_planes == 2
+    assert precision_of(twenty, False).n_planes == 3
+    constant: Precision = precision_of(twenty, True)
+    assert (constant.n_planes, constant.count_plane) == (2, 1)

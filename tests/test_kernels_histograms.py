@@ -1,0 +1,203 @@
+"""Histograms: packed buckets, flushes and planes against sums of Python integers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numba import njit
+
+from dboost.kernels import histograms as kernels
+from dboost.kernels.histograms import COLUMN_STRIDE, PAIR, TRIPLE, Packing
+from tests.compiled import compiled
+from tests.naive.histograms import histogram
+from tests.naive.rows import record
+from tests.tables import CodedTable, make_table, tables
+
+add_tile = compiled(kernels.add_tile)
+add_wide = compiled(kernels.add_wide)
+
+PACKINGS = pytest.mark.parametrize("packing", [PAIR, TRIPLE], ids=["pair", "triple"])
+N_PLANES = {PAIR: 2, TRIPLE: 3}
+
+
+def random_sums(packing: Packing, n_rows: int, seed: int) -> tuple[list[int], list[int]]:
+    """Quantised gradients and Hessians, the extreme ones among them."""
+    rng = np.random.default_rng(seed)
+    g = rng.integers(-packing.max_gradient, packing.max_gradient + 1, n_rows)
+    h = rng.integers(1, packing.max_hessian + 1, n_rows)
+    extreme = rng.random(n_rows) < 0.2
+    g[extreme] = rng.choice([-packing.max_gradient, packing.max_gradient], extreme.sum())
+    h[extreme] = rng.choice([1, packing.max_hessian], extreme.sum())
+    return g.tolist(), h.tolist()
+
+
+def records_of(gradient: list[int], hessian: list[int], rows: list[int]) -> np.ndarray:
+    return np.array([record(gradient[row], hessian[row], row) for row in rows], np.uint64)
+
+
+def word(gradient: int, hessian: int, packing: Packing) -> int:
+    """What a row adds to a packed bucket."""
+    return (gradient << packing.high) + (hessian << packing.low) + packing.one
+
+
+@PACKINGS
+@pytest.mark.parametrize("n_columns", range(1, 33))
+def test_one_tile(packing: Packing, n_columns: int) -> None:
+    rng = np.random.default_rng(n_columns)
+    n_rows, rows = 50, [int(row) for row in rng.permutation(50)[:37]]
+    codes = np.zeros((n_rows, 32), np.uint8)
+    codes[:, :n_columns] = rng.integers(256, size=(n_rows, n_columns))
+    words = 1 if n_columns <= 8 else 2 if n_columns <= 16 else 4
+    tile = np.ascontiguousarray(codes[:, : 8 * words]).view(np.uint64)
+    g, h = random_sums(packing, n_rows, n_columns)
+    # The table's columns, those that round their number up to a multiple of four, and a fence.
+    buckets = np.zeros(COLUMN_STRIDE * (n_columns + 4), np.int64)
+    add_tile(tile, n_columns, records_of(g, h, rows), buckets, packing)
+    for column in range(n_columns):
+        expected = [0] * COLUMN_STRIDE
+        for row in rows:
+            expected[codes[row, column]] += word(g[row], h[row], packing)
+        start = column * COLUMN_STRIDE
+        assert buckets[start : start + COLUMN_STRIDE].tolist() == expected
+    rounded_up = COLUMN_STRIDE * (-(-n_columns // 4) * 4)
+    assert not buckets[rounded_up:].any()
+
+
+@PACKINGS
+def test_one_wide_column(packing: Packing) -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.integers(700, size=90).astype(np.uint16)
+    rows = [int(row) for row in rng.permutation(90)[:80]]
+    g, h = random_sums(packing, 90, 1)
+    buckets = np.zeros(701, np.int64)
+    add_wide(codes, records_of(g, h, rows), buckets, packing)
+    expected = [0] * 701
+    for row in rows:
+        expected[codes[row]] += word(g[row], h[row], packing)
+    assert buckets.tolist() == expected
+
+
+@njit(error_model="numpy")
+def sum_up(tiles, wide_codes, records, layout, packing, first, last, packed, planes, scratch, pieces):
+    """What engines do: clear, add piece by piece, flush the rest."""
+    for k in range(packed.size):
+        packed[k] = 0
+    pending = flushed = np.int64(0)
+    for k in range(pieces.size - 1):
+        pending, flushed = kernels.add_records(
+            tiles, wide_codes, records[pieces[k] : pieces[k + 1]], layout, packing, first, last, packed, planes,
+            pending, flushed, scratch,
+        )  # fmt: skip
+    kernels.flush(layout, packing, first, last, layout.start[first], packed, planes, flushed == 0, scratch)
+    return flushed
+
+
+def planes_of(
+    table: CodedTable,
+    records: np.ndarray,
+    packing: Packing,
+    columns: tuple[int, int] | None = None,
+    pieces: list[int] | None = None,
+) -> tuple[np.ndarray, int]:
+    """Planes of some columns from records, and how many rows were flushed on the way."""
+    layout = table.layout
+    n_columns = len(layout.first) - 1
+    first, last = columns or (0, n_columns)
+    shard = table.shard(np.zeros(table.n_rows), None)
+    wide = shard.codes.wide if len(shard.codes.wide) else None
+    planes = np.full((N_PLANES[packing], int(layout.offset[-1])), 12345.0)  # from the last node
+    packed = np.full(int(layout.start[last] - layout.start[first]), 99, np.int64)
+    scratch = np.full(max(table.n_codes), 7, np.int64)
+    flushed = sum_up(
+        shard.tiles, wide, records, layout, packing, first, last, packed, planes, scratch,
+        np.array([0, len(records)] if pieces is None else pieces),
+    )  # fmt: skip
+    return planes, int(flushed)
+
+
+def assert_planes(
+    planes: np.ndarray, table: CodedTable, g: list[int], h: list[int], rows: list[int], features: list[int]
+) -> None:
+    for feature in features:
+        expected = histogram(table.codes[feature].tolist(), table.n_codes[feature], g, h, rows)
+        start = int(table.layout.offset[feature])
+        for plane in range(len(planes)):
+            found = planes[plane, start : start + len(expected)].tolist()
+            assert found == [sums[plane] for sums in expected], (feature, plane)
+
+
+@PACKINGS
+@given(table=tables(max_features=10, max_rows=60), seed=st.integers(0, 2**32), share=st.floats(0, 1))
+def test_histograms_of_any_layout(packing: Packing, table: CodedTable, seed: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+    rows = [int(row) for row in rng.permutation(table.n_rows)[: int(share * table.n_rows)]]
+    g, h = random_sums(packing, table.n_rows, seed)
+    planes, _ = planes_of(table, records_of(g, h, rows), packing)
+    assert_planes(planes, table, g, h, rows, list(range(len(table.n_codes))))
+
+
+@PACKINGS
+def test_some_columns_only(packing: Packing) -> None:
+    """Each unit of work (a tile, a two-byte column) fills its own part and nothing else."""
+    table = make_table([40] * 33 + [3] * 8 + [400, 500], 80)
+    layout, rows = table.layout, list(range(80))
+    g, h = random_sums(packing, 80, 5)
+    n_columns = len(layout.first) - 1
+    for first, last in ((0, 32), (32, layout.n_tiled), (layout.n_tiled, layout.n_tiled + 1), (n_columns - 1, n_columns)):
+        planes, _ = planes_of(table, records_of(g, h, rows), packing, (first, last))
+        features = layout.features[layout.first[first] : layout.first[last]].tolist()
+        assert_planes(planes, table, g, h, rows, features)
+        for other in set(range(len(table.n_codes))) - set(features):
+            assert (planes[:, layout.offset[other] : layout.offset[other + 1]] == 12345.0).all()
+
+
+@PACKINGS
+@pytest.mark.parametrize("sign", [-1, 1, 0])
+@pytest.mark.parametrize("n_bins", [[1], [3, 3, 3], [300], [20, 2, 2]], ids=str)
+def test_no_field_overflows(packing: Packing, sign: int, n_bins: list[int]) -> None:
+    """Every row in one bucket with the largest gradient and Hessian, more rows than two flushes hold."""
+    n_rows = 2 * packing.rows + 3
+    table = make_table(n_bins, n_rows, missing=0.0)
+    table.codes[:] = 0
+    g = np.full(n_rows, sign or 1, np.int64) * packing.max_gradient
+    if sign == 0:
+        g[::2] *= -1
+    h = np.full(n_rows, packing.max_hessian, np.int64)
+    bits = ((g & 0xFFFF) << 16 | h).astype(np.uint64) << np.uint64(32)
+    records = bits | np.arange(n_rows, dtype=np.uint64)
+    planes, flushed = planes_of(table, records, packing)
+    assert flushed == 1
+    for feature in range(len(n_bins)):
+        sums = planes[:, table.layout.offset[feature]].tolist()
+        assert sums == [int(g.sum()), int(h.sum()), n_rows][: len(planes)]
+        others = planes[:, table.layout.offset[feature] + 1 : table.layout.offset[feature + 1]]
+        assert not others.any()
+
+
+@PACKINGS
+@pytest.mark.parametrize("extra", [-1, 0, 1], ids=["one less", "exactly full", "one more"])
+def test_flushes_come_when_fields_are_full(packing: Packing, extra: int) -> None:
+    n_rows = packing.rows + extra
+    table = make_table([5, 5, 300], n_rows)
+    g, h = random_sums(packing, n_rows, 3)
+    records = records_of(g, h, list(range(n_rows)))
+    whole, flushed = planes_of(table, records, packing)
+    assert flushed == (extra > 0)
+    assert_planes(whole, table, g, h, list(range(n_rows)), [0, 1, 2])
+    # In pieces, as stripes come from several threads' parts; an empty piece changes nothing.
+    pieces = [0, 1, 1, 1000, n_rows]
+    assert np.array_equal(planes_of(table, records, packing, pieces=pieces)[0], whole)
+
+
+def test_packings_hold_what_they_promise() -> None:
+    for packing in (PAIR, TRIPLE):
+        sums = packing.rows * packing.max_gradient, packing.rows * packing.max_hessian
+        assert sums[0] < 1 << (63 - packing.high)
+        assert sums[1] <= packing.hessian_mask
+        assert packing.hessian_mask << packing.low < 1 << packing.high
+        assert packing.rows * packing.one <= packing.count_mask
+        assert packing.count_mask < max(1 << packing.low, 1)
+        assert packing.max_gradient < 1 << 15
+        assert packing.max_hessian < 1 << 16

@@ -1,0 +1,136 @@
+"""Records, splits of records, exact sums, chosen rows: the kernels and their naive twins."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dboost.kernels import rows as kernels
+from dboost.kernels.histograms import PAIR, TRIPLE, Packing
+from dboost.kernels.rows import select_rows
+from dboost.statistics.exact import unit_for
+from dboost.training.trainer import _scale
+from tests.compiled import compiled
+from tests.naive import rows as naive
+
+quantise = compiled(kernels.quantise)
+split_records = compiled(kernels.split_records)
+label_rows = compiled(kernels.label_rows)
+add_leaves = compiled(kernels.add_leaves)
+
+FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@pytest.mark.parametrize("packing", [PAIR, TRIPLE], ids=["pair", "triple"])
+@given(
+    gradient=st.lists(FLOAT32, min_size=1, max_size=40),
+    hessian=st.none() | st.lists(st.floats(0, 1e6, width=32), min_size=40, max_size=40),
+    first=st.integers(0, 3),
+)
+def test_quantising(packing: Packing, gradient: list[float], hessian: list[float] | None, first: int) -> None:
+    g = np.array(gradient, np.float32)
+    h = None if hessian is None else np.array(hessian[: len(g)], np.float32)
+    first = min(first, len(g) - 1)
+    g_scale = _scale(packing.max_gradient, float(np.abs(g).max()))
+    h_scale = 1.0 if h is None else _scale(packing.max_hessian, float(h.max()))
+    records = np.zeros(len(g) - first, np.uint64)
+    quantise(g, h, g_scale, h_scale, first, len(g), records)
+    for i, record in enumerate(records.tolist()):
+        row = first + i
+        expected_g = naive.quantised(g[row], g_scale)
+        expected_h = 1 if h is None else naive.quantised_hessian(h[row], h_scale)
+        assert naive.fields(record) == (expected_g, expected_h, row)
+        assert record == naive.record(expected_g, expected_h, row)
+        assert abs(expected_g) <= packing.max_gradient
+        assert 1 <= expected_h <= packing.max_hessian
+
+
+@pytest.mark.parametrize("packing", [PAIR, TRIPLE], ids=["pair", "triple"])
+@pytest.mark.parametrize("maximum", [1e-29, 1e-3, 1.0, 3.0, 1e38])
+def test_the_largest_gradient_becomes_the_largest_integer(packing: Packing, maximum: float) -> None:
+    g = np.array([maximum, -maximum, maximum / 2, 0.0], np.float32)
+    scale = _scale(packing.max_gradient, float(g[0]))
+    records = np.zeros(4, np.uint64)
+    quantise(g, None, scale, 1.0, 0, 4, records)
+    top = packing.max_gradient
+    found = [naive.fields(r)[0] for r in records.tolist()]
+    assert found == [top, -top, top // 2 if found[2] == top // 2 else top // 2 + 1, 0]  # a half may go either way
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@given(
+    n=st.integers(0, 50),
+    n_codes=st.integers(1, 200),
+    seed=st.integers(0, 2**32),
+    share=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
+)
+def test_splitting_records(dtype: type, n: int, n_codes: int, seed: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(n_codes, size=3 * n + 1).astype(dtype)
+    goes_left = (rng.random(n_codes) < share).astype(np.uint8)
+    rows = rng.permutation(3 * n + 1)[:n].astype(np.uint64)
+    source = rows | (rng.integers(2**32, size=n).astype(np.uint64) << np.uint64(32))
+    target = np.zeros(n, np.uint64)
+    n_left = split_records(codes, goes_left, source, target)
+    left = {r for r in source.tolist() if goes_left[codes[r & 0xFFFFFFFF]]}
+    assert n_left == len(left)
+    assert set(target[:n_left].tolist()) == left
+    assert sorted(target.tolist()) == sorted(source.tolist())
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32])
+def test_labelling_rows(dtype: type) -> None:
+    leaf = np.zeros(10, dtype)
+    records = np.array([naive.record(-5, 3, row) for row in (2, 9, 4)], np.uint64)
+    label_rows(records, leaf, 255)
+    assert leaf.tolist() == [0, 0, 255, 0, 255, 0, 0, 0, 0, 255]
+
+
+@given(
+    gradient=st.lists(FLOAT32, min_size=1, max_size=60),
+    with_hessian=st.booleans(),
+    seed=st.integers(0, 2**32),
+    cut=st.integers(0, 60),
+)
+def test_adding_up_leaves(gradient: list[float], with_hessian: bool, seed: int, cut: int) -> None:
+    rng = np.random.default_rng(seed)
+    g = np.array(gradient, np.float32)
+    h = rng.exponential(size=len(g)).astype(np.float32) if with_hessian else None
+    leaf = rng.integers(3, size=len(g)).astype(np.uint8)
+    units = (unit_for(float(np.abs(g).max()), len(g)), 1.0 if h is None else unit_for(float(h.max()), len(g)))
+    expected = naive.leaf_sums(leaf.tolist(), g.tolist(), None if h is None else h.tolist(), units, 3)
+    at_once, in_parts = np.zeros((3, 2)), np.zeros((3, 2))
+    add_leaves(leaf, g, h, 0, len(g), *units, at_once)
+    assert [tuple(map(int, sums)) for sums in at_once.tolist()] == expected
+    for first, last in ((min(cut, len(g)), len(g)), (0, min(cut, len(g)))):
+        add_leaves(leaf, g, h, first, last, *units, in_parts)
+    assert np.array_equal(in_parts, at_once)
+    # Far finer than the histograms: the error is below a unit in the last place of the largest row's float32.
+    for k in range(3):
+        exact = math.fsum(g[leaf == k].tolist())
+        assert abs(at_once[k, 0] / units[0] - exact) <= np.abs(g).max() * 2.0**-40
+
+
+@given(seed=st.integers(0, 2**63), first=st.integers(0, 2**40), n=st.integers(0, 200), cut=st.integers(0, 200))
+def test_chosen_rows_depend_on_seed_and_number_only(seed: int, first: int, n: int, cut: int) -> None:
+    threshold = 2**63
+    expected = [row for row in range(first, first + n) if naive.splitmix(seed, row) < threshold]
+    chosen = np.empty(n, np.int64)
+    count = select_rows(np.uint64(seed), first, n, np.uint64(threshold), chosen)
+    assert chosen[:count].tolist() == expected
+    cut = min(cut, n)
+    parts = []
+    for start, size in ((first, cut), (first + cut, n - cut)):
+        count = select_rows(np.uint64(seed), start, size, np.uint64(threshold), chosen)
+        parts += chosen[:count].tolist()
+    assert parts == expected
+
+
+def test_rows_beyond_the_room_are_counted_not_written() -> None:
+    chosen = np.full(3, -1)
+    assert select_rows(np.uint64(0), 10, 100, np.uint64(2**64 - 1), chosen) == 100
+    assert chosen.tolist() == [10, 11, 12]

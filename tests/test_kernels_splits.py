@@ -1,0 +1,231 @@
+"""The best split of a node, against every split there is."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numba import njit
+
+from dboost.kernels import splits as kernels
+from dboost.kernels.splits import (
+    CUT,
+    FEATURE,
+    LEFT_G,
+    LEFT_H,
+    LEFT_N,
+    MISSING_LEFT,
+    NO_SPLIT,
+    SCORE,
+    SPLIT_SIZE,
+    Limits,
+)
+from tests.compiled import compiled
+from tests.naive import splits as naive
+from tests.naive.histograms import Histogram
+
+sort_levels = compiled(kernels.sort_levels)
+side_score = compiled(kernels.side_score)
+
+
+@njit(error_model="numpy")
+def search(planes, offset, categorical, total, limits, scratch, bits, keys, order, best):
+    """All features in the order given by `offset`: (feature, first bucket, number of bins)."""
+    kernels.forget(best)
+    for k in range(len(offset)):
+        feature, at, n_bins = offset[k]
+        if categorical[feature]:
+            kernels.search_categorical(planes, at, n_bins, feature, total, limits, keys, order, best)
+        else:
+            kernels.search_numeric(planes, at, n_bins, feature, total, limits, scratch, bits, best)
+
+
+@njit(error_model="numpy")
+def send_left(planes, at, n_levels, cut, limits, keys, order, goes_left):
+    kernels.send_left(planes, at, n_levels, cut, limits, keys, order, goes_left)
+
+
+def limits_of(**changed: float) -> Limits:
+    usual = {
+        "l2": 1.0, "l1": 0.0, "max_step": math.inf, "min_hessian": 0.0, "min_rows": 1.0, "count_plane": 2,
+        "threshold": 0.0, "smoothing": 0.0, "category_l2": 0.0, "max_categories": 1000, "min_category_hessian": 0.0,
+    }  # fmt: skip
+    return Limits(**(usual | changed))  # type: ignore[arg-type]
+
+
+LIMITS = st.builds(
+    limits_of,
+    l2=st.sampled_from([0.0, 1.0, 37.5]),
+    l1=st.sampled_from([0.0, 0.0, 12.25]),
+    max_step=st.sampled_from([math.inf, math.inf, 0.5, 3.0]),
+    min_hessian=st.sampled_from([0.0, 4.0, 33.0]),
+    min_rows=st.sampled_from([1.0, 2.0, 5.0]),
+    count_plane=st.sampled_from([-1, 1, 2]),
+    smoothing=st.sampled_from([0.0, 10.0]),
+    category_l2=st.sampled_from([0.0, 10.0]),
+    max_categories=st.sampled_from([1, 2, 1000]),
+    min_category_hessian=st.sampled_from([0.0, 5.0]),
+)
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> list[Histogram]:
+    """Histograms of a node's features: the same rows spread differently over bins, the last of which is "missing"."""
+    n_rows = draw(st.integers(1, 40))
+    largest = draw(st.sampled_from([1, 3, 32_767]))  # small numbers make ties
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    g = rng.integers(-largest, largest + 1, n_rows).tolist()
+    h = rng.integers(1, draw(st.sampled_from([1, 3, 32_767])) + 1, n_rows).tolist()
+    histograms = []
+    for n_bins in draw(st.lists(st.integers(1, 12), min_size=1, max_size=4)):
+        has_missing = draw(st.booleans())
+        codes = rng.integers(n_bins + has_missing, size=n_rows)
+        node = [(0, 0, 0)] * (n_bins + 1)
+        for row, code in enumerate(codes.tolist()):
+            node[code] = naive.added([node[code], (g[row], h[row], 1)])
+        histograms.append(node)
+    return histograms
+
+
+def found(histograms: list[Histogram], categorical: list[bool], limits: Limits, order: list[int]) -> np.ndarray:
+    """The kernels' best split of features looked at in some order."""
+    planes = np.array([sums for node in histograms for sums in node], np.float64).T.copy()
+    starts = np.cumsum([0, *map(len, histograms)])
+    offset = [(feature, int(starts[feature]), len(histograms[feature]) - 1) for feature in order]
+    total = np.array(naive.added(histograms[0]), np.float64)
+    if limits.count_plane == 1:
+        total[2] = total[1]  # Hessians are counts
+    n = max(map(len, histograms))
+    scratch = np.full((4, n), np.nan)
+    best = np.full(SPLIT_SIZE, np.nan)
+    search(
+        planes, np.array(offset), np.array(categorical), total, limits, scratch, scratch.view(np.int64),
+        np.full(n, np.nan), np.full(n, -1), best,
+    )  # fmt: skip
+    return best
+
+
+def goes_left(histogram: Histogram, cut: int, limits: Limits) -> set[int]:
+    planes = np.array(histogram, np.float64).T.copy()
+    n = len(histogram)
+    marked = np.full(n, 9, np.uint8)
+    send_left(planes, 0, n - 1, cut, limits, np.empty(n), np.empty(n, np.int64), marked)
+    assert set(marked.tolist()) <= {0, 1}
+    return set(np.flatnonzero(marked).tolist())
+
+
+def candidates(histograms: list[Histogram], categorical: list[bool], limits: Limits) -> list[naive.Candidate]:
+    """All of them, those that win ties first."""
+    every = []
+    for feature, (histogram, is_categorical) in enumerate(zip(histograms, categorical, strict=True)):
+        kind = naive.categorical_candidates if is_categorical else naive.numeric_candidates
+        every += list(kind(histogram, feature, limits))
+    return every
+
+
+@given(histograms=nodes(), limits=LIMITS, data=st.data())
+def test_the_best_of_all_splits(histograms: list[Histogram], limits: Limits, data: st.DataObject) -> None:
+    n = len(histograms)
+    categorical = data.draw(st.lists(st.booleans(), min_size=n, max_size=n))
+    order = data.draw(st.permutations(range(n)))
+    best = found(histograms, categorical, limits, order)
+    expected = naive.best(iter(candidates(histograms, categorical, limits)))
+    if expected is None:
+        assert best[SCORE] == NO_SPLIT
+        return
+    assert best[FEATURE] == expected.feature
+    assert (best[CUT], best[MISSING_LEFT]) == (expected.cut, expected.missing_left)
+    assert best[SCORE] == expected.score
+    assert (best[LEFT_G], best[LEFT_H]) == expected.sums[:2]
+    if limits.count_plane >= 0:
+        assert best[LEFT_N] == expected.sums[limits.count_plane]
+    if categorical[expected.feature]:
+        assert goes_left(histograms[expected.feature], int(best[CUT]), limits) == expected.left
+
+
+@given(histograms=nodes(), limits=LIMITS)
+def test_scores_are_what_they_say(histograms: list[Histogram], limits: Limits) -> None:
+    """No candidate is better than the one found, in exact arithmetic, by more than rounding."""
+    best = found(histograms, [False] * len(histograms), limits, list(range(len(histograms))))
+    every = candidates(histograms, [False] * len(histograms), limits)
+    if not every:
+        return
+    total = naive.added(histograms[0])
+    exact = [naive.exact_score(c.sums, naive.minus(total, c.sums), limits.l2, limits.l1, limits.max_step) for c in every]
+    assert best[SCORE] == pytest.approx(float(max(exact)), rel=1e-12, abs=1e-12)
+
+
+@given(histograms=nodes())
+def test_prefixes_are_the_best_of_all_subsets(histograms: list[Histogram]) -> None:
+    """Without smoothing and λ, the best prefix is the best subset (Fisher's theorem)."""
+    limits = limits_of(l2=0.0, min_rows=0.0)
+    histogram = histograms[0]
+    if len([1 for sums in histogram if sums[1]]) > 8:
+        histogram = [*histogram[:8], (0, 0, 0)]
+    best = found([histogram], [True], limits, [0])
+    subsets = list(naive.subset_candidates(histogram, 0, limits))
+    if not subsets:
+        assert best[SCORE] == NO_SPLIT
+        return
+    assert best[SCORE] == pytest.approx(max(c.score for c in subsets), rel=1e-12)
+
+
+def test_ties_go_to_the_lowest_feature_then_missing_right_then_the_lowest_bin() -> None:
+    node = [(-4, 2, 2), (0, 0, 0), (4, 2, 2), (0, 0, 0)]
+    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+        best = found([node, node, node], [False] * 3, limits_of(), order)
+        assert (best[FEATURE], best[CUT], best[MISSING_LEFT]) == (0, 0, 0)
+    # Missing values alone on the right do as well as the last bin with them.
+    node = [(-4, 2, 2), (0, 1, 1), (4, 2, 2)]
+    best = found([node], [False], limits_of(), [0])
+    assert (best[CUT], best[MISSING_LEFT]) == (0, 0)
+
+
+def test_missing_values_go_where_the_loss_is_smaller() -> None:
+    node = [(-10, 5, 5), (10, 5, 5), (-10, 5, 5)]
+    best = found([node], [False], limits_of(), [0])
+    assert (best[CUT], best[MISSING_LEFT], best[LEFT_G]) == (0, 1, -20)
+    node = [(-10, 5, 5), (10, 5, 5), (10, 5, 5)]
+    best = found([node], [False], limits_of(), [0])
+    assert (best[CUT], best[MISSING_LEFT], best[LEFT_G]) == (0, 0, -10)
+    node = [(0, 5, 5), (0, 5, 5), (10, 5, 5)]
+    best = found([node], [False], limits_of(), [0])
+    assert (best[CUT], best[MISSING_LEFT]) == (1, 0), "missing values alone on the right"
+
+
+@pytest.mark.parametrize("l1", [0.0, 3.5])
+@pytest.mark.parametrize("max_step", [math.inf, 0.25, 2.0])
+@given(g=st.integers(-1000, 1000), h=st.integers(1, 1000), l2=st.sampled_from([0.0, 1.0, 10.0]))
+def test_a_side_is_worth_what_its_step_takes_off(l1: float, max_step: float, g: int, h: int, l2: float) -> None:
+    """The score is twice the largest fall of -t w + ½ (h + λ) w² over steps 0 ≤ w ≤ δ."""
+    t, d = max(abs(Fraction(g)) - Fraction(l1), Fraction(0)), Fraction(h) + Fraction(l2)
+    steps = [t / d * k / 20 for k in range(41)] if max_step == math.inf else [Fraction(max_step) * k / 40 for k in range(41)]
+    worth = side_score(float(g), float(h), l2, l1, max_step)
+    falls = [float(2 * t * w - d * w * w) for w in steps]
+    assert worth >= max(falls) - 1e-9
+    assert worth == pytest.approx(float(naive.exact_score((g, h, 0), (0, 1, 0), l2, l1, max_step)))
+
+
+@given(histograms=nodes(), limits=LIMITS)
+def test_levels_are_sorted(histograms: list[Histogram], limits: Limits) -> None:
+    for histogram in histograms:
+        planes = np.array(histogram, np.float64).T.copy()
+        n = len(histogram)
+        order = np.full(n, -1)
+        used = sort_levels(planes, 0, n - 1, limits, np.empty(n), order)
+        assert order[:used].tolist() == naive.sorted_levels(histogram, limits)
+
+
+def test_many_levels_are_sorted() -> None:
+    rng = np.random.default_rng(0)
+    for n in (1, 2, 3, 255, 1000, 5000):
+        histogram = [(int(g), int(h), 1) for g, h in zip(rng.integers(-50, 50, n), rng.integers(0, 5, n), strict=True)]
+        planes = np.array(histogram, np.float64).T.copy()
+        order = np.full(n, -1)
+        limits = limits_of(smoothing=10.0)
+        used = sort_levels(planes, 0, n - 1, limits, np.empty(n), order)
+        assert order[:used].tolist() == naive.sorted_levels(histogram, limits)

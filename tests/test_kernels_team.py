@@ -1,0 +1,96 @@
+"""Threads that run one kernel together: they wait for each other, and when one fails, all end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from numba import njit
+
+from dboost.engine.team import Team
+from dboost.kernels.team import ABORT, CONTROL_SIZE, barrier
+
+
+@njit(nogil=True)
+def in_phases(thread, n_threads, control, seen, n_phases):
+    """Each thread writes its phase; after the barrier all must have written it. Returns how often one had not."""
+    epoch, late = np.int64(0), 0
+    for phase in range(n_phases):
+        seen[thread] = phase
+        epoch = barrier(control, n_threads, epoch)
+        if epoch < 0:
+            return -1
+        for other in range(n_threads):
+            late += seen[other] < phase
+        epoch = barrier(control, n_threads, epoch)
+        if epoch < 0:
+            return -1
+    return late
+
+
+@njit(nogil=True)
+def wait_for_ever(control, n_threads):
+    """Waits at a barrier that one thread never comes to; returns -1 once told to abort."""
+    return barrier(control, n_threads, np.int64(0))
+
+
+@njit(nogil=True)
+def turn_for_ever(control):
+    """Alone at barriers until told to abort."""
+    epoch = np.int64(0)
+    while epoch >= 0:
+        epoch = barrier(control, 1, epoch)
+    return epoch
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 3])
+def test_nobody_passes_before_all_have_come(n_threads: int) -> None:
+    seen = np.full(n_threads, -1)
+    with Team(n_threads) as team:
+        for _ in range(3):  # the control array serves again and again
+            team.control[:] = 0
+            assert team.run(lambda t: in_phases(t, n_threads, team.control, seen, 300)) == [0] * n_threads
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_failing_thread_ends_all(failing: int) -> None:
+    with Team(3) as team:
+
+        def work(thread: int) -> Any:
+            if thread == failing:
+                raise ZeroDivisionError("in one thread")
+            ended.append(wait_for_ever(team.control, 3))
+
+        ended: list[int] = []
+        with pytest.raises(ZeroDivisionError, match="in one thread"):
+            team.run(work)
+        assert ended == [-1, -1]
+        # The team is as good as new for the next run.
+        team.control[:] = 0
+        assert team.run(lambda thread: thread) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_control_c_ends_all_at_their_next_barrier(n_threads: int) -> None:
+    work = (lambda t: turn_for_ever(team.control)) if n_threads == 1 else (lambda t: wait_for_ever(team.control, 3))
+    with Team(n_threads) as team:
+        turn_for_ever(np.ones(CONTROL_SIZE, np.int64))  # compile
+        wait_for_ever(np.ones(CONTROL_SIZE, np.int64), 3)
+        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            team.run(work)
+        assert time.monotonic() - began < 5
+        assert team.control[ABORT] == 1
+
+
+def test_small_work_runs_in_the_calling_thread() -> None:
+    with Team(1, in_caller=True) as team:
+        assert team.run(lambda thread: threading.get_ident()) == [threading.get_ident()]
+    with Team(2, in_caller=True) as team:
+        assert threading.get_ident() not in team.run(lambda thread: threading.get_ident())
