@@ -53,7 +53,7 @@ class Parameters:
     max_category_group : int >= 1
         Levels on the smaller side of a categorical split.
     min_category_hessian : float >= 0
-        Levels with less stay with the larger side.
+        Levels with less (and with less than 2 % of their node) stay on the right side of categorical splits.
     early_stopping_rounds : int >= 1 or None
         Stop when the (last) metric of the (last) evaluation set has not improved for so many iterations.
     random_state : int
@@ -76,7 +76,7 @@ class Parameters:
     categorical_smoothing: float = 10.0
     categorical_l2: float = 10.0
     max_category_group: int = 32
-    min_category_hessian: float = 1.0
+    min_category_hessian: float = 20.0
     early_stopping_rounds: int | None = None
     random_state: int = 0
 

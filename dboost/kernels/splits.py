@@ -15,7 +15,8 @@ vectorises. Ties go to the lower feature, then missing right, then the lower bin
 
 *Categorical features.* Levels (and "missing" as one of them) are sorted by G / (H + smoothing); the best prefix of that
 order is the best of all subsets for squared error (Fisher 1958; Breiman et al. 1984, section 4.2.2). Prefixes from both ends
-are tried, of at most `max_categories` levels; rare levels (H below `min_category_hessian`) stay on the right.
+are tried, of at most `max_categories` levels. Rare levels stay on the right: those with less Hessian than
+`min_category_hessian`, or than 2 % of the node if that is less (in a small node every level is rare).
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Limits(NamedTuple):
 SCORE, FEATURE, CUT, MISSING_LEFT, LEFT_G, LEFT_H, LEFT_N = range(7)
 SPLIT_SIZE = 8
 NO_SPLIT = -1.0
+#: A level with this share of its node's Hessian is never rare.
+RARE_SHARE = 0.02
 
 
 @internal
@@ -181,9 +184,14 @@ def sort_levels(planes, at, n_levels, limits, keys, order):
     Bucket `n_levels` is "missing" and takes part like a level. keys : float64[n_levels + 1]; order : int64[n_levels + 1].
     """
     used = 0
+    support = 0.0
+    for code in range(n_levels + 1):
+        support += planes[1, at + code]
+    support *= RARE_SHARE
+    support = support if support < limits.min_category_hessian else limits.min_category_hessian
     for code in range(n_levels + 1):
         h = planes[1, at + code]
-        if h > 0.0 and h >= limits.min_category_hessian:
+        if h > 0.0 and h >= support:
             keys[code] = planes[0, at + code] / (h + limits.smoothing)
             order[used] = code
             used += 1

@@ -94,7 +94,8 @@ def numeric_candidates(histogram: Histogram, feature: int, limits: Limits) -> It
 
 def sorted_levels(histogram: Histogram, limits: Limits) -> list[int]:
     """Levels (and "missing") that may go left, by smoothed mean gradient; ties by code."""
-    usable = [c for c, (_, h, _) in enumerate(histogram) if h > 0 and h >= limits.min_category_hessian]
+    least = min(limits.min_category_hessian, 0.02 * float(sum(h for _, h, _ in histogram)))
+    usable = [c for c, (_, h, _) in enumerate(histogram) if h > 0 and h >= least]
     return sorted(usable, key=lambda c: (histogram[c][0] / (histogram[c][1] + limits.smoothing), c))
 
 
