@@ -17,10 +17,13 @@ class Engine(Protocol):
         """Rows of positive weight."""
 
     def advance(self, values: np.ndarray) -> Extremes:
-        """Add the last tree's leaf values to the scores, and work out gradients, Hessians and the loss."""
+        """Add the leaf values of the last tree of each output to the scores; then gradients, Hessians and the loss.
+
+        values : float64[n_outputs, n_leaves], rows of trees with fewer leaves filled up.
+        """
 
     def grow(self, task: TreeTask) -> GrownTree:
-        """Grow a tree from the present gradients and Hessians."""
+        """Grow a tree from the present gradients and Hessians of one output."""
 
     def close(self) -> None:
         """Let go of threads and buffers."""

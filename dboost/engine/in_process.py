@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 
 from dboost.engine.team import Team
@@ -11,7 +13,7 @@ from dboost.growth.task import Extremes, GrownTree, TreeTask
 from dboost.kernels.histograms import TILE_COLUMNS
 from dboost.kernels.rows import STRIPE
 from dboost.kernels.splits import SPLIT_SIZE
-from dboost.losses.passes import BLOCK, advance
+from dboost.shard.advance import Scratch, advance_rows
 from dboost.shard.shard import Shard
 
 #: Below this many cells (rows times features) one thread is faster than two.
@@ -48,8 +50,7 @@ class InProcessEngine:
         self._shared = _shared(shard, rule, n_planes, n_threads, self._by_unit)
         self._own = [_own(shard, rule, n_threads, len(self._shared.pool)) for _ in range(n_threads)]
         self._frontiers = [new_frontier(rule.max_leaves) for _ in range(n_threads)]
-        self._terms_scratch = np.empty((n_threads, 2, BLOCK))
-        self._scratch = np.empty((n_threads, BLOCK), np.float32)
+        self._scratch = [Scratch() for _ in range(n_threads)]
         self._categorical = True if shard.layout.is_categorical.any() else None
 
     @property
@@ -57,35 +58,26 @@ class InProcessEngine:
         return self.shard.n_rows
 
     def advance(self, values: np.ndarray) -> Extremes:
-        """Add the last tree's leaf values (float64[n_leaves]) to the scores; gradients and Hessians follow."""
+        """Add the last trees' leaf values (float64[n_outputs, n_leaves]) to the scores; gradients and Hessians follow."""
         shard, p = self.shard, self.team.n_threads
-        sums = np.zeros((p, 2))
-        extremes = np.zeros((p, 2), np.int32)
-        bits = shard.gradient.view(np.int32), None if shard.hessian is None else shard.hessian.view(np.int32)
 
-        def work(thread: int) -> None:
+        def work(thread: int) -> Extremes:
             first, last = shard.n_rows * thread // p, shard.n_rows * (thread + 1) // p
-            advance(
-                self._terms, shard.raw, shard.leaf, values, shard.target, shard.weight, shard.gradient, shard.hessian,
-                *bits, first, last, self._coarse, self._terms_scratch[thread], self._scratch[thread], sums[thread],
-                extremes[thread],
-            )  # fmt: skip
+            return advance_rows(shard, self._terms, values, self._coarse, self._scratch[thread], first, last)
 
-        self.team.run(work)
-        top = extremes.max(axis=0).view(np.float32)
-        coarse_loss, fine_loss = sums.sum(axis=0).tolist()
-        return Extremes(float(top[0]), 1.0 if shard.hessian is None else float(top[1]), coarse_loss, fine_loss)
+        return reduce(Extremes.merge, self.team.run(work))
 
     def grow(self, task: TreeTask) -> GrownTree:
         """Grow one tree from the present gradients and Hessians."""
         team, shard = self.team, self.shard
+        gradient, hessian, leaf = shard.for_tree(task.output)
         team.control[:] = 0
         wide = shard.codes.wide if len(shard.codes.wide) else None
 
         def work(thread: int) -> int:
             return grow_tree(
                 thread, team.n_threads, team.control, shard.tiles, shard.codes.narrow, wide, shard.codes.row_of,
-                shard.gradient, shard.hessian, shard.leaf, shard.layout, task.packing, task.limits, task.rule,
+                gradient, hessian, leaf, shard.layout, task.packing, task.limits, task.rule,
                 self._frontiers[thread], self._shared, self._own[thread], task.scales, task.allowed, self._by_unit,
                 self._categorical,
             )  # fmt: skip

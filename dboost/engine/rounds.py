@@ -13,7 +13,7 @@ import numpy as np
 
 from dboost.growth.grower import Question, grow_tree
 from dboost.growth.task import Extremes, GrownTree, TreeTask
-from dboost.losses.passes import BLOCK, advance
+from dboost.shard.advance import Scratch, advance_rows
 from dboost.shard.rounds import Rounds
 from dboost.shard.shard import Shard
 
@@ -39,6 +39,7 @@ class ShardedEngine:
         self._terms = loss_terms
         self._coarse = coarse
         self._width = width
+        self._scratch = Scratch()
         self.n_questions = 0
 
     @property
@@ -46,7 +47,8 @@ class ShardedEngine:
         return sum(rounds.shard.n_rows for rounds in self._rounds)
 
     def advance(self, values: np.ndarray) -> Extremes:
-        parts = [self._advance(rounds.shard, values) for rounds in self._rounds]
+        shards = [rounds.shard for rounds in self._rounds]
+        parts = [advance_rows(s, self._terms, values, self._coarse, self._scratch, 0, s.n_rows) for s in shards]
         return reduce(Extremes.merge, parts)
 
     def grow(self, task: TreeTask) -> GrownTree:
@@ -64,13 +66,3 @@ class ShardedEngine:
 
     def close(self) -> None:
         """Nothing to let go of."""
-
-    def _advance(self, shard: Shard, values: np.ndarray) -> Extremes:
-        sums, extremes = np.zeros(2), np.zeros(2, np.int32)
-        bits = shard.gradient.view(np.int32), None if shard.hessian is None else shard.hessian.view(np.int32)
-        advance(
-            self._terms, shard.raw, shard.leaf, values, shard.target, shard.weight, shard.gradient, shard.hessian, *bits,
-            0, shard.n_rows, self._coarse, np.empty((2, BLOCK)), np.empty(BLOCK, np.float32), sums, extremes,
-        )  # fmt: skip
-        top = extremes.view(np.float32)
-        return Extremes(float(top[0]), 1.0 if shard.hessian is None else float(top[1]), float(sums[0]), float(sums[1]))

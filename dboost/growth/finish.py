@@ -12,16 +12,17 @@ from dboost.model.tree import Tree
 from dboost.params import Parameters
 
 
-def leaf_values(sums: np.ndarray, parameters: Parameters) -> np.ndarray:
+def leaf_values(sums: np.ndarray, parameters: Parameters, step_factor: float = 1.0) -> np.ndarray:
     """-ν T_α(G) / (H + λ), bounded by the largest step: what each leaf adds to the raw score.
 
     sums : float64[n, 2], exact sums of gradients and Hessians. Where H + λ vanishes there is nothing to go by: 0.
+    step_factor : the loss's own, see `losses.base.Loss`.
     """
     g, h = sums[:, 0], sums[:, 1] + parameters.l2_regularization
     if parameters.l1_regularization:
         g = np.sign(g) * np.maximum(np.abs(g) - parameters.l1_regularization, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        step = -g / h
+        step = -g / h * step_factor
     step[~(h > 0)] = 0.0
     if parameters.max_delta_step is not None:
         step = np.clip(step, -parameters.max_delta_step, parameters.max_delta_step)
@@ -61,7 +62,7 @@ class Harvest:
             gain_unit=gain_unit,
         )
 
-    def to_tree(self, binning: Binning, parameters: Parameters) -> Tree:
+    def to_tree(self, binning: Binning, parameters: Parameters, step_factor: float = 1.0) -> Tree:
         """The finished tree."""
         n = len(self.feature)
         order = np.empty(n, np.int64)  # depth-first position -> growth number
@@ -109,5 +110,5 @@ class Harvest:
             gain=gain[order],
             cover=sums[order, 1],
             count=self.n_rows[order],
-            value=leaf_values(sums[order], parameters),
+            value=leaf_values(sums[order], parameters, step_factor),
         )

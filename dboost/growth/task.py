@@ -11,20 +11,20 @@ from dboost.kernels.histograms import Packing
 from dboost.kernels.splits import Limits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Extremes:
-    """What a pass over all rows tells before the next tree: exact, and the same for any division of the rows."""
+    """What a pass over all rows tells before the next trees: exact, and the same for any division of the rows."""
 
-    max_gradient: float
-    max_hessian: float
+    max_gradient: np.ndarray  # float64[n_outputs]
+    max_hessian: np.ndarray  # float64[n_outputs]
     coarse_loss: float
     fine_loss: float
 
     def merge(self, other: Extremes) -> Extremes:
         """What the rows of both would tell: exact, associative and commutative."""
         return Extremes(
-            max(self.max_gradient, other.max_gradient),
-            max(self.max_hessian, other.max_hessian),
+            np.maximum(self.max_gradient, other.max_gradient),
+            np.maximum(self.max_hessian, other.max_hessian),
             self.coarse_loss + other.coarse_loss,
             self.fine_loss + other.fine_loss,
         )
@@ -39,6 +39,7 @@ class TreeTask:
     rule: Rule
     scales: np.ndarray  # float64[4]: multipliers of gradients and Hessians, for histograms and for exact leaf sums
     allowed: np.ndarray  # uint8[n_features]
+    output: int = 0  # which output's gradients and Hessians
 
 
 @dataclass(frozen=True, eq=False)

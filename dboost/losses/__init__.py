@@ -7,15 +7,18 @@ from typing import Any
 from dboost.errors import ParameterError
 from dboost.losses.base import Loss
 from dboost.losses.log_loss import LogLoss
+from dboost.losses.softmax import SoftmaxLogLoss
 from dboost.losses.squared_error import SquaredError
 
 BUILT_IN: tuple[type[Loss], ...] = (SquaredError, LogLoss)
 
-__all__ = ["BUILT_IN", "LogLoss", "Loss", "SquaredError", "by_name", "from_dict"]
+__all__ = ["BUILT_IN", "LogLoss", "Loss", "SoftmaxLogLoss", "SquaredError", "by_name", "from_dict"]
 
 
-def by_name(name: str) -> Loss:
-    """The built-in loss of that name."""
+def by_name(name: str, n_classes: int = 2) -> Loss:
+    """The built-in loss of that name; "log_loss" is one for two classes and another for more."""
+    if name == SoftmaxLogLoss.name and n_classes > 2:
+        return SoftmaxLogLoss(n_classes)
     for loss in BUILT_IN:
         if loss.name == name:
             return loss()
@@ -24,4 +27,4 @@ def by_name(name: str) -> Loss:
 
 def from_dict(stored: dict[str, Any]) -> Loss:
     """The loss that a model file names (the inverse of `Loss.to_dict`)."""
-    return by_name(stored["name"])
+    return by_name(stored["name"], stored.get("n_classes", 2))

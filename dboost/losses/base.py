@@ -28,6 +28,10 @@ class Loss:
     constant_hessian: ClassVar[bool] = False
     #: True when the target is a class.
     is_classification: ClassVar[bool] = False
+    #: Raw scores of a row, which is also the number of trees an iteration.
+    n_outputs: int = 1
+    #: What a Newton step is multiplied by, where the diagonal Hessian is known to overstate the curvature.
+    step_factor: float = 1.0
 
     def terms(self) -> tuple[Any, ...]:
         """The `NamedTuple` for which this loss overloads `passes.block_terms`; its fields are the loss's parameters."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import types
 from numba.extending import overload
 
 from dboost.kernels.elementary import exp32, log1p32
@@ -33,7 +32,7 @@ class SoftmaxTerms(NamedTuple):
 
 @overload(block_terms, jit_options={"error_model": "numpy"})
 def _block_terms(loss, y, raw, gradient, hessian, value, scratch):
-    if isinstance(loss, types.BaseNamedTuple) and loss.instance_class is SoftmaxTerms:
+    if getattr(loss, "instance_class", None) is SoftmaxTerms:
 
         def terms(loss, y, raw, gradient, hessian, value, scratch):
             one, zero = np.float32(1), np.float32(0)

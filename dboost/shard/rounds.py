@@ -36,10 +36,10 @@ class Rounds:
 
     def begin(self, task: TreeTask) -> None:
         """Quantise gradients and Hessians: all rows belong to node 0."""
-        shard = self.shard
         self._task = task
-        _quantise(shard.gradient, shard.hessian, task.scales, self._records[0])
-        self._place = {0: (0, 0, shard.n_rows)}
+        gradient, hessian, _ = self.shard.for_tree(task.output)
+        _quantise(gradient, hessian, task.scales, self._records[0])
+        self._place = {0: (0, 0, self.shard.n_rows)}
 
     def answer(self, question: Question) -> Answer:
         """This shard's part of the answer."""
@@ -64,12 +64,12 @@ class Rounds:
         return Answer(planes, counts, sums)
 
     def _settle(self, leaves: dict[int, int]) -> np.ndarray:
-        shard = self.shard
+        gradient, hessian, leaf = self.shard.for_tree(self._task.output)
         for node, label in leaves.items():
             side, begin, end = self._place[node]
-            _label(self._records[side, begin:end], shard.leaf, label)
+            _label(self._records[side, begin:end], leaf, label)
         sums = np.zeros((max(leaves.values()) + 1, 2))
-        _sum_leaves(shard.leaf, shard.gradient, shard.hessian, self._task.scales, sums)
+        _sum_leaves(leaf, gradient, hessian, self._task.scales, sums)
         return sums
 
 

@@ -3,6 +3,9 @@
 It holds, for consecutive rows of the table, the codes of every feature, the target, the weight, the raw score, and what the
 current tree needs: gradients, Hessians, and the leaf that each row reached. Rows of weight zero are left out when a shard
 is built, so they shape nothing.
+
+A model with one output has one raw score a row, and arrays of shape [n_rows]; one with K outputs (K classes) has K of them,
+and arrays of shape [K, n_rows], so that the rows of one output lie together as its tree wants them.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ class Shard:
     layout : Layout
     target : float64[n_rows]
     weight : float64[n_rows] or None
-    raw : float64[n_rows]
+    raw : float64[n_rows] or float64[n_outputs, n_rows]
         Raw scores to start from; the shard owns and updates them.
     constant_hessian : bool
         True when the Hessian is 1 for every row (constant by the loss, and no weights).
@@ -81,10 +84,20 @@ class Shard:
         self.raw = raw
         n_rows = codes.n_rows
         self.n_rows = n_rows
-        self.gradient = np.empty(n_rows, np.float32)
-        self.hessian = None if constant_hessian else np.empty(n_rows, np.float32)
-        self.leaf = np.zeros(n_rows, np.uint8 if max_leaves <= 256 else np.int32)
+        self.gradient = np.empty(raw.shape, np.float32)
+        self.hessian = None if constant_hessian else np.empty(raw.shape, np.float32)
+        self.leaf = np.zeros(raw.shape, np.uint8 if max_leaves <= 256 else np.int32)
         self.tiles = _aligned_zeros(tile_shape(layout, n_rows))
+
+    @property
+    def n_outputs(self) -> int:
+        return 1 if self.raw.ndim == 1 else len(self.raw)
+
+    def for_tree(self, output: int) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+        """Gradients, Hessians and leaves of one output, each [n_rows]."""
+        if self.raw.ndim == 1:
+            return self.gradient, self.hessian, self.leaf
+        return self.gradient[output], None if self.hessian is None else self.hessian[output], self.leaf[output]
 
     def fill_tiles(self, first: int, last: int) -> None:
         """Copy the codes of rows first…last-1 into tiles, the histogram kernel's own order."""

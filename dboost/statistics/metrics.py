@@ -22,8 +22,8 @@ from dboost.statistics.exact import ExactSum
 class Rows:
     """Held-out rows as a metric sees them.
 
-    target, raw, weight (or None) : float64[n]; loss : the one that was trained; unit, weight_unit : of exact sums of losses
-    and of weights.
+    target, weight (or None) : float64[n]; raw : float64[n] or float64[n, n_outputs]; loss : the one that was trained; unit,
+    weight_unit : of exact sums of losses and of weights; block : the rows as a matrix, for metrics that want it.
     """
 
     target: np.ndarray
@@ -32,17 +32,22 @@ class Rows:
     loss: Loss
     unit: float
     weight_unit: float
+    block: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A named metric. `larger_is_better` decides what early stopping calls an improvement."""
+    """A named metric. `larger_is_better` decides what early stopping calls an improvement.
+
+    `wants_block` : `Rows.block` must be there.
+    """
 
     name: str
     larger_is_better: bool
     chunk: Callable[[Rows], Any]
     merge: Callable[[Any, Any], Any]
     finish: Callable[[Any], float]
+    wants_block: bool = False
 
 
 def _mean_of(
@@ -94,6 +99,10 @@ def _accuracy(rows: Rows) -> np.ndarray:
     return ((rows.raw > 0) == (rows.target == 1)).astype(np.float64)
 
 
+def _accuracy_of_many(rows: Rows) -> np.ndarray:
+    return (rows.raw.argmax(axis=1) == rows.target).astype(np.float64)
+
+
 _ANY = (
     _mean_of("mean_squared_error", lambda r: (_prediction(r) - r.target) ** 2),
     _mean_of("root_mean_squared_error", lambda r: (_prediction(r) - r.target) ** 2, after=lambda mean: mean**0.5),
@@ -104,6 +113,7 @@ _TWO_CLASSES = (
     _mean_of("brier_score", lambda r: (_prediction(r) - r.target) ** 2),
     Metric("roc_auc", True, _auc_chunk, _auc_merge, _auc_finish),
 )
+_MANY_CLASSES = (_mean_of("accuracy", _accuracy_of_many, larger=True),)
 
 
 def find_metrics(wanted: Any, loss: Loss) -> list[Metric]:
@@ -115,7 +125,8 @@ def find_metrics(wanted: Any, loss: Loss) -> list[Metric]:
         Unknown names, with those that go with the loss.
     """
     own = _mean_of(loss.name, lambda r: r.loss.value(r.target, r.raw))
-    known = {metric.name: metric for metric in (own, *(_TWO_CLASSES if loss.is_classification else _ANY))}
+    others = _ANY if not loss.is_classification else _TWO_CLASSES if loss.n_outputs == 1 else _MANY_CLASSES
+    known = {metric.name: metric for metric in (own, *others)}
     names = [loss.name] if wanted is None else [wanted] if isinstance(wanted, str) else list(wanted)
     found = []
     for name in names:

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from dboost.binning import Binning
 from dboost.engine.in_process import InProcessEngine
 from dboost.errors import ParameterError
-from dboost.kernels.histograms import Layout
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
 from dboost.shard.layout import plan_layout
 from dboost.shard.loading import encode_table, in_ranges, kept_rows, propose_binning
 from dboost.shard.shard import Shard
-from dboost.sources import Table, open_table
-from dboost.statistics.exact import ExactSum, unit_for
-from dboost.statistics.metrics import find_metrics
-from dboost.training.held_out import HeldOut, named_sets
+from dboost.sources import Table
+from dboost.statistics.metrics import Metric, find_metrics
+from dboost.training.assembly import assemble
+from dboost.training.held_out import Yardstick, flat_scores, named_sets
 from dboost.training.monitor import Callback, EarlyStopping, Progress
-from dboost.training.target import Target, encode_like, read_target
+from dboost.training.replay import check_continues, raw_scores
+from dboost.training.start import start_of
+from dboost.training.supervision import HELD_OUT, WATCHED, Supervise, Supervision
+from dboost.training.target import read_target
 from dboost.training.trainer import Training, precision_of, rule_of
 
 
@@ -41,10 +41,25 @@ class FitInterrupted(KeyboardInterrupt):
 
 @dataclass
 class Fitted:
-    """What a fit gives: the model, the history's records, and seconds by phase ("load", "bin", "train")."""
+    """What a fit gives.
+
+    Attributes
+    ----------
+    ensemble : Ensemble
+    history : list of dict
+        One record per iteration of this fit.
+    before : dict
+        Losses and metrics before the first of them.
+    early_stopping : EarlyStopping or None
+        The rule by which the fit was stopped, or could have been.
+    timings : dict
+        Seconds by phase: "load", "bin", "train".
+    """
 
     ensemble: Ensemble
     history: list[dict[str, Any]]
+    before: dict[str, float] = field(default_factory=dict)
+    early_stopping: EarlyStopping | None = None
     timings: dict[str, float] = field(default_factory=dict)
 
 
@@ -68,42 +83,94 @@ def fit_table(
     n_threads: int,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
+    supervise: Supervise | None = None,
+    start_from: Ensemble | None = None,
 ) -> Fitted:
     """Load, bin and train.
 
-    open_training : opens the training table; target_name, weight_name : columns by name, which evaluation frames have too.
+    Parameters
+    ----------
+    open_training : callable
+        Opens the training table.
+    parameters : Parameters
+    target_name, weight_name : str or anything else
+        Columns by name, which evaluation frames have too.
+    eval_set, eval_metric, n_threads, callbacks, progress
+        As in `dboost.fit`.
+    supervise : callable, optional
+        See `Supervision`.
+    start_from : Ensemble, optional
+        A model of the same data. Training goes on where it ended, until `max_iter` iterations in total; with the
+        parameters that it had the result is, to the last bit, that of a single fit.
     """
-    if parameters.early_stopping_rounds is not None and eval_set is None:
+    sets = list(named_sets(eval_set))
+    if parameters.early_stopping_rounds is not None and not sets:
         raise ParameterError("early_stopping_rounds needs an eval_set to judge by")
     clock = _Clock()
+    so_far: list[Callable[[], Ensemble]] = []
     with open_training() as table:
         target = read_target(table, parameters.loss)
-        parameters = replace(parameters, loss=target.loss.name)
-        metrics = find_metrics(eval_metric, target.loss)
+        loss = target.loss
+        parameters = replace(parameters, loss=loss.name)
+        if start_from is not None:
+            check_continues(start_from, table, target)
+        plan = Supervision(table.weight) if supervise is None else supervise(table, target, lambda: so_far[0]())
+        metrics = find_metrics(eval_metric, loss)
+        stopping = plan.early_stopping or _stopping_rule(parameters, sets, metrics)
+        metrics += [metric for metric in plan.metrics if metric.name not in {known.name for known in metrics}]
+        table.weight = plan.weight
+        kept = _training_rows(plan, table.n_rows)
         clock.lap("load")
-        kept = kept_rows(table.weight)
+
         binning = propose_binning(
             table, kept, max_bins=parameters.max_bins, seed=parameters.random_state, n_threads=n_threads
         )
         layout = plan_layout(binning.n_bins, binning.is_categorical)
         codes = encode_table(table, binning, layout, kept, n_threads)
-        named = table.named
-    y = target.values if kept is None else target.values[kept]
-    weight = table.weight if kept is None or table.weight is None else table.weight[kept]
-    if weight is not None and (weight == 1.0).all():
-        weight = None  # the same as none at all, and faster
+        y = target.values if kept is None else target.values[kept]
+        weight = table.weight if kept is None or table.weight is None else table.weight[kept]
+        if weight is not None and (weight == 1.0).all():
+            weight = None  # the same as none at all, and faster
+        start = start_of(loss, y, weight)
+        baseline = start.baseline if start_from is None else start_from.baseline
+        raw = flat_scores(baseline, len(y)) if start_from is None else raw_scores(start_from, table, kept, n_threads)
+        yardstick = Yardstick(
+            target,
+            binning,
+            layout,
+            baseline,
+            start.magnitude,
+            start_from,
+            with_block=any(metric.wants_block for metric in metrics),
+            n_threads=n_threads,
+        )
+        judged = [
+            yardstick.rows(name, table, target.values, rows)
+            for name, rows in ((HELD_OUT, plan.held_out), (WATCHED, plan.watched))
+            if rows is not None
+        ]
+        empty = Ensemble(
+            features=binning.features,
+            named=table.named,
+            loss=loss.to_dict(),
+            classes=target.classes,
+            classes_dtype=target.classes_dtype,
+            baseline=baseline,
+            edges=binning.edges,
+            parameters=parameters.to_dict(),
+        )
     del table
-    start = _start(target, y, weight)
-    constant = target.loss.constant_hessian and weight is None
+    constant = loss.constant_hessian and weight is None
     rule = rule_of(parameters, len(y))
-    shard = Shard(
-        codes, layout, y, weight, np.full(len(y), start.baseline), constant_hessian=constant, max_leaves=rule.max_leaves
-    )
+    shard = Shard(codes, layout, y, weight, raw, constant_hessian=constant, max_leaves=rule.max_leaves)
     in_ranges(shard.fill_tiles, len(y), n_threads)
     clock.lap("bin")
+    judged += [yardstick.data(*one) for one in _with_columns(sets, target_name, weight_name)]
+    clock.lap("load")
+
     engine = InProcessEngine(
         shard,
-        target.loss.terms(),
+        loss.terms(),
         rule=rule,
         n_planes=precision_of(parameters, constant).n_planes,
         coarse=start.loss_unit,
@@ -117,75 +184,58 @@ def fit_table(
         total_weight=start.total_weight,
         coarse=start.loss_unit,
         rule=rule,
+        held_out=[hold_out(engine.team) for hold_out in judged],
         metrics=metrics,
+        early_stopping=stopping,
         callbacks=callbacks,
+        n_outputs=loss.n_outputs,
+        step_factor=loss.step_factor,
+        n_before=0 if start_from is None else start_from.n_iterations,
     )
-    empty = Ensemble(
-        features=binning.features,
-        named=named,
-        loss=target.loss.to_dict(),
-        classes=target.classes,
-        classes_dtype=target.classes_dtype,
-        baseline=np.array([start.baseline]),
-        edges=binning.edges,
-        parameters=parameters.to_dict(),
-    )
-
-    def assemble() -> Ensemble:
-        return _assemble(empty, training, len(y))
-
+    if stopping is not None and start_from is not None:
+        stopping.resume(start_from)
+    collect = partial(assemble, empty, training, len(y), start_from)
+    so_far.append(partial(collect, whole=True))
     bar = Progress(progress, parameters.max_iter)
     try:
-        training.held_out = [
-            _hold_out(name, data, *(columns), target, binning, layout, start, n_threads, engine)
-            for name, data, columns in _eval_columns(eval_set, target_name, weight_name)
-        ]
-        if parameters.early_stopping_rounds is not None:
-            last, metric = training.held_out[-1], metrics[-1]
-            training.early_stopping = EarlyStopping(
-                f"{last.name}_{metric.name}", parameters.early_stopping_rounds, larger_is_better=metric.larger_is_better
-            )
-        clock.lap("load")
-        training.run(assemble, bar)
+        training.run(collect, bar)
     except KeyboardInterrupt as stopped:
-        done = len(training.history)
+        done = training.n_before + len(training.history)
         raise FitInterrupted(
-            f"interrupted after {done} of {parameters.max_iter} iterations", assemble() if done else None, done
+            f"interrupted after {done} of {parameters.max_iter} iterations", collect() if done else None, done
         ) from stopped
     finally:
         bar.close()
         engine.close()
     clock.lap("train")
-    return Fitted(assemble(), training.history, clock.seconds)
+    return Fitted(collect(), training.history, training.before, stopping, clock.seconds)
 
 
-@dataclass(frozen=True)
-class _Start:
-    """Where the raw score starts, and the units of exact sums."""
-
-    baseline: float
-    total_weight: float
-    magnitude: float
-    loss_unit: float
-
-
-def _start(target: Target, y: np.ndarray, weight: np.ndarray | None) -> _Start:
-    n = len(y)
-    unit = unit_for(float(np.abs(y).max()) * (1.0 if weight is None else float(weight.max())), n)
-    if weight is None:
-        total = float(n)
-        mean = ExactSum.of(y, unit).finish() / total
-        heaviest = 1.0
-    else:
-        heaviest = float(weight.max())
-        total = ExactSum.of(weight, unit_for(heaviest, n)).finish()
-        mean = ExactSum.of(y * weight, unit).finish() / total
-    magnitude = target.loss.magnitude(mean, float(np.abs(y - mean).max()))
-    return _Start(target.loss.best_constant(mean), total, magnitude, unit_for(magnitude * heaviest, n, spare_bits=10))
+def _training_rows(plan: Supervision, n_rows: int) -> np.ndarray | None:
+    """Numbers of the rows to train on (int64), or None when that is all of them."""
+    kept = kept_rows(plan.weight)
+    if plan.held_out is None:
+        return kept
+    trained = np.ones(n_rows, bool) if plan.weight is None else plan.weight > 0
+    trained[plan.held_out] = False
+    return np.flatnonzero(trained)
 
 
-def _eval_columns(eval_set: Any, target_name: Any, weight_name: Any) -> Any:
-    for name, data, target, weight in named_sets(eval_set):
+def _stopping_rule(
+    parameters: Parameters, sets: Sequence[tuple[str, Any, Any, Any]], metrics: Sequence[Metric]
+) -> EarlyStopping | None:
+    """By the last metric of the last evaluation set."""
+    if parameters.early_stopping_rounds is None:
+        return None
+    column = f"{sets[-1][0]}_{metrics[-1].name}"
+    return EarlyStopping(
+        column, parameters.early_stopping_rounds, larger_is_better=metrics[-1].larger_is_better
+    )
+
+
+def _with_columns(sets: Sequence[tuple[str, Any, Any, Any]], target_name: Any, weight_name: Any) -> Any:
+    """The same with the names of the columns that hold target and weight, where a set is a table."""
+    for name, data, target, weight in sets:
         if target is None:
             if not isinstance(target_name, str):
                 raise ParameterError(
@@ -193,64 +243,7 @@ def _eval_columns(eval_set: Any, target_name: Any, weight_name: Any) -> Any:
                 )
             target = target_name
             weight = weight_name if isinstance(weight_name, str) and weight is None else weight
-        yield name, data, (target, weight)
-
-
-def _hold_out(
-    name: str,
-    data: Any,
-    target_column: Any,
-    weight_column: Any,
-    target: Target,
-    binning: Binning,
-    layout: Layout,
-    start: _Start,
-    n_threads: int,
-    engine: InProcessEngine,
-) -> HeldOut:
-    with open_table(
-        data, target_column, sample_weight=weight_column, like=binning.features, n_threads=n_threads
-    ) as table:
-        y = encode_like(table, target, f"evaluation set {name!r}")
-        kept = kept_rows(table.weight)
-        codes = encode_table(table, binning, layout, kept, n_threads, allow_infinite=True)
-        weight = table.weight
-    if kept is not None and weight is not None:
-        y, weight = y[kept], weight[kept]
-    raw = np.full(len(y), start.baseline)
-    return HeldOut(name, codes, layout, y, weight, raw, target.loss, start.magnitude, engine.team)
-
-
-def _assemble(empty: Ensemble, training: Training, n_rows: int) -> Ensemble:
-    """The ensemble so far; with early stopping only up to the best iteration."""
-    best = training.early_stopping.best_iteration if training.early_stopping is not None else None
-    kept = training.harvest if best is None else training.harvest[:best]
-    metrics: dict[str, tuple[float, ...]] = {}
-    if training.history:
-        for name in training.history[0]:
-            if name not in ("iteration", "seconds", "rows_kept", "bytes_read"):
-                metrics[name] = tuple(record[name] for record in training.history)
-    source = {
-        "label": None,
-        "rows": n_rows,
-        "first_iteration": 1,
-        "last_iteration": len(kept),
-        "parameters": empty.parameters,
-        "data_digest": _digest(empty, n_rows),
-    }
-    return replace(
-        empty,
-        trees=tuple(harvest.to_tree(training.binning, training.parameters) for harvest in kept),
-        sources=(source,),
-        metrics=metrics,
-        best_iteration=best,
-    )
-
-
-def _digest(ensemble: Ensemble, n_rows: int) -> str:
-    """Digest of the data's schema and counts: names, kinds, levels, rows."""
-    schema = [[f.name, None if f.levels is None else [repr(level) for level in f.levels]] for f in ensemble.features]
-    return hashlib.sha256(json.dumps([schema, n_rows]).encode()).hexdigest()
+        yield name, data, target, weight
 
 
 class _Clock:

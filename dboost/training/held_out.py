@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from dboost.binning import Binning
 from dboost.engine.team import Team
-from dboost.growth.task import GrownTree
 from dboost.errors import InputTypeError
+from dboost.growth.task import GrownTree
 from dboost.kernels.histograms import Layout
 from dboost.kernels.routing import add_tree
-from dboost.losses import Loss
+from dboost.model.ensemble import Ensemble
+from dboost.shard.loading import encode_table, kept_rows
 from dboost.shard.shard import Codes
+from dboost.sources import Table, open_table
 from dboost.statistics.exact import unit_for
 from dboost.statistics.metrics import Metric, Rows
+from dboost.training.replay import block_of, raw_scores
+from dboost.training.target import Target, encode_like
 
 
 def named_sets(eval_set: Any) -> Iterator[tuple[str, Any, Any, Any]]:
@@ -40,6 +46,11 @@ def named_sets(eval_set: Any) -> Iterator[tuple[str, Any, Any, Any]]:
             yield name, one, None, None
 
 
+def flat_scores(baseline: np.ndarray, n_rows: int) -> np.ndarray:
+    """The same raw scores for all rows: float64[n_rows], or float64[n_outputs, n_rows] where there are several."""
+    return np.full(n_rows, baseline[0]) if len(baseline) == 1 else np.repeat(baseline[:, None], n_rows, axis=1)
+
+
 class HeldOut:
     """One evaluation set in this process's memory.
 
@@ -48,53 +59,96 @@ class HeldOut:
     name : str
     codes : Codes
     layout : Layout
-    target : float64[n_rows]
-    weight : float64[n_rows] or None
-    raw : float64[n_rows]
+    rows : Rows
+        Target, weight and loss; its raw scores are a view of `raw`.
+    raw : float64[n_rows] or float64[n_outputs, n_rows]
         Raw scores to start from; updated.
-    loss : Loss
-    magnitude : float
-        About how large a row's loss can be.
     team : Team
     """
 
-    def __init__(
-        self,
-        name: str,
-        codes: Codes,
-        layout: Layout,
-        target: np.ndarray,
-        weight: np.ndarray | None,
-        raw: np.ndarray,
-        loss: Loss,
-        magnitude: float,
-        team: Team,
-    ) -> None:
+    def __init__(self, name: str, codes: Codes, layout: Layout, rows: Rows, raw: np.ndarray, team: Team) -> None:
         self.name = name
         self._codes = codes
         self._layout = layout
+        self._rows = rows
+        self._raw = raw
         self._team = team
-        heaviest = 1.0 if weight is None else float(weight.max())
-        self._rows = Rows(
-            target, raw, weight, loss,
-            unit=unit_for(magnitude * heaviest, len(raw), spare_bits=10),
-            weight_unit=unit_for(heaviest, len(raw)),
-        )  # fmt: skip
 
-    def add(self, grown: GrownTree, values: np.ndarray) -> None:
-        """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores."""
-        n, p, frontier = len(self._rows.raw), self._team.n_threads, grown.frontier
-        of_node = values[grown.leaf_of]
+    def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
+        """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
+        n, p, frontier = len(self._rows.target), self._team.n_threads, grown.frontier
+        raw = self._raw if self._raw.ndim == 1 else self._raw[output]
+        # Of splits the engine's buffer says what they were in an earlier, larger tree; nobody asks for their values.
+        of_node = values.take(grown.leaf_of[: grown.n_nodes], mode="clip")
 
         def part(thread: int) -> None:
             add_tree(
                 self._codes.narrow, self._codes.wide, self._codes.row_of, frontier.feature, frontier.cut,
                 frontier.missing_left, frontier.child, self._layout.n_bins, grown.left_codes, self._layout.is_categorical,
-                of_node, n * thread // p, n * (thread + 1) // p, self._rows.raw,
+                of_node, n * thread // p, n * (thread + 1) // p, raw,
             )  # fmt: skip
 
         self._team.run(part)
 
-    def judge(self, metrics: list[Metric]) -> dict[str, float]:
+    def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
         """The metrics now, as ``{"<set>_<metric>": value}``."""
         return {f"{self.name}_{metric.name}": metric.finish(metric.chunk(self._rows)) for metric in metrics}
+
+
+@dataclass(frozen=True, eq=False)
+class Yardstick:
+    """What it takes to judge rows: the training target's terms, the bins, where scores start.
+
+    Attributes
+    ----------
+    target : Target
+    binning : Binning
+    layout : Layout
+    baseline : float64[n_outputs]
+    magnitude : float
+        About how large a row's loss can be.
+    start_from : Ensemble or None
+        The model whose scores take the place of the baseline.
+    with_block : bool
+        Whether some metric wants to see the rows.
+    n_threads : int
+    """
+
+    target: Target
+    binning: Binning
+    layout: Layout
+    baseline: np.ndarray
+    magnitude: float
+    start_from: Ensemble | None
+    with_block: bool
+    n_threads: int
+
+    def data(self, name: str, data: Any, target_column: Any, weight_column: Any) -> Callable[[Team], HeldOut]:
+        """A data set of its own, in the terms of the training data."""
+        with open_table(
+            data, target_column, sample_weight=weight_column, like=self.binning.features, n_threads=self.n_threads
+        ) as table:
+            y = encode_like(table, self.target, f"evaluation set {name!r}")
+            return self.rows(name, table, y, kept_rows(table.weight))
+
+    def rows(self, name: str, table: Table, y: np.ndarray, rows: np.ndarray | None) -> Callable[[Team], HeldOut]:
+        """Some rows (int64, ascending) of a table with targets y, or all; waits for the team that will share the work."""
+        codes = encode_table(table, self.binning, self.layout, rows, self.n_threads, allow_infinite=True)
+        weight = table.weight
+        if rows is not None:
+            y, weight = y[rows], None if weight is None else weight[rows]
+        n, heaviest = len(y), 1.0 if weight is None else float(weight.max())
+        if self.start_from is None:
+            raw = flat_scores(self.baseline, n)
+        else:
+            raw = raw_scores(self.start_from, table, rows, self.n_threads)
+        seen = Rows(
+            y,
+            raw.T,
+            weight,
+            self.target.loss,
+            unit=unit_for(self.magnitude * heaviest, n, spare_bits=10),
+            weight_unit=unit_for(heaviest, n),
+            block=block_of(table, rows) if self.with_block else None,
+        )
+        return lambda team: HeldOut(name, codes, self.layout, seen, raw, team)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,25 +38,37 @@ Callback = Callable[[Iteration], Any]
 
 
 class EarlyStopping:
-    """Remembers the best iteration by one metric, and says when it is long enough ago.
+    """Remembers the best iteration by one metric, and says when nothing has improved for long enough.
 
-    An improvement must exceed `tolerance`. NaN never improves.
+    Only what exceeds `tolerance` is an improvement to wait for; the best iteration is the one with the best value all the
+    same, the earliest of equals. NaN never improves.
     """
 
     def __init__(self, column: str, rounds: int, *, larger_is_better: bool, tolerance: float = 0.0) -> None:
         self.column = column
         self.rounds = rounds
+        self.best_iteration = 0
         self._sign = 1.0 if larger_is_better else -1.0
         self._tolerance = tolerance
         self._best = -float("inf")
-        self.best_iteration = 0
+        self._mark = -float("inf")
+        self._marked = 0
 
-    def should_stop(self, iteration: int, record: dict[str, Any]) -> bool:
+    def should_stop(self, iteration: int, record: Mapping[str, Any]) -> bool:
         value = self._sign * record[self.column]
-        if value > self._best + self._tolerance or self.best_iteration == 0:
-            self._best = value if value == value else -float("inf")
+        if value > self._best or self.best_iteration == 0:
             self.best_iteration = iteration
-        return iteration - self.best_iteration >= self.rounds
+            self._best = value if value == value else self._best
+        if value > self._mark + self._tolerance or self._marked == 0:
+            self._marked = iteration
+            self._mark = value if value == value else self._mark
+        return iteration - self._marked >= self.rounds
+
+    def resume(self, model: Ensemble) -> None:
+        """Look back at the iterations of a model that is continued, if they were watched in the same way."""
+        if model.best_iteration is not None:
+            for iteration, value in enumerate(model.metrics.get(self.column, ())[: model.n_iterations], 1):
+                self.should_stop(iteration, {self.column: value})
 
 
 class Progress:

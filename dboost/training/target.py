@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dboost.errors import DataError, ParameterError
+from dboost.errors import DataError
 from dboost.losses import Loss, by_name
 from dboost.schema import Level
 from dboost.sources import CategoryColumn, Table
@@ -14,7 +14,7 @@ from dboost.sources import CategoryColumn, Table
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """The loss, the target as float64 (0 and 1 for two classes), and what the classes are called."""
+    """The loss, the target as float64 (0, 1, 2, … for classes), and what the classes are called."""
 
     loss: Loss
     values: np.ndarray
@@ -24,6 +24,8 @@ class Target:
 
 def read_target(table: Table, loss_name: str) -> Target:
     """Choose the loss ("auto": by the target's kind) and encode the target for it.
+
+    A class that occurs in rows of weight zero only is none; the values of such rows mean nothing.
 
     Raises
     ------
@@ -35,25 +37,22 @@ def read_target(table: Table, loss_name: str) -> Target:
     if loss_name == "auto":
         is_class = isinstance(column, CategoryColumn) or table.target_is_bool or _is_zero_one(column)
         loss_name = "log_loss" if is_class else "squared_error"
-    loss = by_name(loss_name)
-    if not loss.is_classification:
+    if not by_name(loss_name).is_classification:
         if isinstance(column, CategoryColumn):
             raise DataError(f"loss {loss_name!r} wants a numeric target, but the target holds categories or text")
         if not np.isfinite(column).all():
             row = int(np.flatnonzero(~np.isfinite(column))[0])
             raise DataError(f"the target holds an infinite value ({table.row_name(row)})")
-        return Target(loss, column, None, None)
+        return Target(by_name(loss_name), column, None, None)
     codes, classes, dtype = _classes(table)
     weight = table.weight
     present = np.bincount(codes if weight is None else codes[weight > 0], minlength=len(classes)) > 0
-    if present.sum() < 2:
-        only = [c for c, p in zip(classes, present, strict=True) if p]
-        raise DataError(f"the target has one class only ({only[0]!r}); a classifier needs at least two classes")
-    if len(classes) > 2:
-        raise ParameterError(
-            f"the target has {len(classes)} classes; this version of dboost trains two-class models (loss 'log_loss')"
-        )
-    return Target(loss, codes.astype(np.float64), classes, dtype)
+    if not present.all():
+        classes = tuple(level for level, occurs in zip(classes, present, strict=True) if occurs)
+        codes = (np.cumsum(present) - 1)[codes]
+    if len(classes) < 2:
+        raise DataError(f"the target has one class only ({classes[0]!r}); a classifier needs at least two classes")
+    return Target(by_name(loss_name, len(classes)), codes.astype(np.float64), classes, dtype)
 
 
 def encode_like(table: Table, target: Target, what: str) -> np.ndarray:

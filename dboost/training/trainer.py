@@ -6,7 +6,8 @@
     values:   -ν T_α(G) / (H + λ)                                        (here)
 
 One pass over the rows both finishes a tree and prepares the next, so the loss after a tree is known when the next would
-begin. The trainer knows neither where the rows are nor which loss it is.
+begin. With K outputs an iteration has K trees, all grown from the gradients of the same pass. The trainer knows neither
+where the rows are nor which loss it is.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import numpy as np
 
 from dboost.binning import Binning
 from dboost.engine.contract import Engine
-from dboost.growth.task import Extremes, TreeTask
 from dboost.errors import DBoostError
 from dboost.growth.finish import Harvest, leaf_values
 from dboost.growth.frontier import ANY_ORDER, BEST_FIRST, DEPTH_WISE, Rule, limits_of
+from dboost.growth.task import Extremes, TreeTask
 from dboost.kernels.histograms import PAIR, TRIPLE, Packing
 from dboost.params import Parameters
 from dboost.statistics.exact import FINE, unit_for
@@ -70,8 +71,12 @@ class Training:
 
     Attributes
     ----------
+    n_before : int
+        Iterations that the scores to start from hold already; the first one here is the next.
     harvest : list of Harvest
-        Trees so far.
+        Trees so far, those before not included.
+    before : dict
+        Losses and metrics before the first iteration.
     history : list of dict
         One record per iteration.
     """
@@ -87,7 +92,11 @@ class Training:
     metrics: Sequence[Metric] = ()
     early_stopping: EarlyStopping | None = None
     callbacks: Sequence[Callback] = ()
+    n_outputs: int = 1
+    step_factor: float = 1.0
+    n_before: int = 0
     harvest: list[Harvest] = field(default_factory=list)
+    before: dict[str, float] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self, assemble: Any, progress: Progress) -> None:
@@ -98,18 +107,14 @@ class Training:
         n_iterations = self.parameters.max_iter
         precision = precision_of(self.parameters, self.constant_hessian)
         scores = [f"{held.name}_{metric.name}" for held in self.held_out for metric in self.metrics] or ["train_loss"]
-        extremes = self.engine.advance(np.zeros(1))
-        for iteration in range(1, n_iterations + 1):
+        extremes = self.engine.advance(np.zeros((self.n_outputs, 1)))
+        self.before = self._judge() | {"train_loss": self._loss(extremes, self.n_before)}
+        for iteration in range(self.n_before + 1, n_iterations + 1):
             began = time.perf_counter()
-            task = self._task(extremes, precision, iteration)
-            grown = self.engine.grow(task)
-            values = leaf_values(grown.leaf_sums, self.parameters)
-            self.harvest.append(Harvest.of(grown, _gain_unit(task)))
+            values = [self._add_tree(extremes, precision, output) for output in range(self.n_outputs)]
             record: dict[str, Any] = {"iteration": iteration, "seconds": 0.0, "rows_kept": self.engine.n_rows, "bytes_read": 0}
-            for held in self.held_out:
-                held.add(grown, values)
-                record |= held.judge(list(self.metrics))
-            extremes = self.engine.advance(values)
+            record |= self._judge()
+            extremes = self.engine.advance(_in_rows(values))
             record["train_loss"] = self._loss(extremes, iteration)
             record["seconds"] = time.perf_counter() - began
             self.history.append(record)
@@ -120,25 +125,43 @@ class Training:
             if stop:
                 break
 
+    def _add_tree(self, extremes: Extremes, precision: Precision, output: int) -> np.ndarray:
+        """Grow one output's next tree; returns its leaf values."""
+        task = self._task(extremes, precision, output)
+        grown = self.engine.grow(task)
+        values = leaf_values(grown.leaf_sums, self.parameters, self.step_factor)
+        self.harvest.append(Harvest.of(grown, _gain_unit(task)))
+        for held in self.held_out:
+            held.add(grown, values, output)
+        return values
+
+    def _judge(self) -> dict[str, float]:
+        metrics = list(self.metrics)
+        return {column: value for held in self.held_out for column, value in held.judge(metrics).items()}
+
     def _loss(self, extremes: Extremes, iteration: int) -> float:
-        if not math.isfinite(extremes.max_gradient) or not math.isfinite(extremes.max_hessian):
+        if not (np.isfinite(extremes.max_gradient).all() and np.isfinite(extremes.max_hessian).all()):
+            if iteration == 0:
+                raise DBoostError("the targets (or their weights) are so large that gradients are infinite; scale them down")
             raise DBoostError(
                 f"training diverged in iteration {iteration}: scores are no longer finite; a smaller learning_rate, more "
                 "l2_regularization or a max_delta_step will help"
             )
         return (extremes.coarse_loss + extremes.fine_loss / FINE) / self.coarse / self.total_weight
 
-    def _task(self, extremes: Extremes, precision: Precision, iteration: int) -> TreeTask:
+    def _task(self, extremes: Extremes, precision: Precision, output: int) -> TreeTask:
         packing, parameters = precision.packing, self.parameters
-        scale_g = _scale(packing.max_gradient, extremes.max_gradient)
-        scale_h = 1.0 if self.constant_hessian else _scale(packing.max_hessian, extremes.max_hessian)
+        max_gradient, max_hessian = float(extremes.max_gradient[output]), float(extremes.max_hessian[output])
+        scale_g = _scale(packing.max_gradient, max_gradient)
+        scale_h = 1.0 if self.constant_hessian else _scale(packing.max_hessian, max_hessian)
         n = self.engine.n_rows
-        exact_h = 1.0 if self.constant_hessian else unit_for(extremes.max_hessian, n)
-        scales = np.array([scale_g, scale_h, unit_for(extremes.max_gradient, n), exact_h])
+        exact_h = 1.0 if self.constant_hessian else unit_for(max_hessian, n)
+        scales = np.array([scale_g, scale_h, unit_for(max_gradient, n), exact_h])
+        max_step = parameters.max_delta_step
         limits = limits_of(
             l2=parameters.l2_regularization,
             l1=parameters.l1_regularization,
-            max_step=math.inf if parameters.max_delta_step is None else parameters.max_delta_step,
+            max_step=math.inf if max_step is None else max_step / self.step_factor,
             min_hessian=parameters.min_hessian,
             min_rows=parameters.min_samples_leaf,
             count_plane=precision.count_plane,
@@ -151,7 +174,17 @@ class Training:
             hessian_unit=1.0 / scale_h,
         )
         allowed = np.ones(len(self.binning.features), np.uint8)
-        return TreeTask(limits, packing, self.rule, scales, allowed)
+        return TreeTask(limits, packing, self.rule, scales, allowed, output)
+
+
+def _in_rows(values: list[np.ndarray]) -> np.ndarray:
+    """Leaf values of one tree per output as float64[n_outputs, n_leaves], shorter rows filled up."""
+    if len(values) == 1:
+        return values[0][None]
+    rows = np.zeros((len(values), max(map(len, values))))
+    for row, of_tree in zip(rows, values, strict=True):
+        row[: len(of_tree)] = of_tree
+    return rows
 
 
 def _scale(largest: int, maximum: float) -> float:

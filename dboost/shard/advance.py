@@ -1,0 +1,53 @@
+"""The pass over a shard's rows between two iterations: scores take in the last trees, gradients and Hessians follow.
+
+What comes back, the largest gradient and Hessian and exact sums of the loss, merges over any division of the rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dboost.growth.task import Extremes
+from dboost.losses.outputs import advance_outputs
+from dboost.losses.passes import BLOCK, advance
+from dboost.shard.shard import Shard
+
+
+class Scratch:
+    """Room for one thread's block of rows."""
+
+    def __init__(self) -> None:
+        self.terms = np.empty((2, BLOCK))
+        self.single = np.empty(BLOCK, np.float32)
+
+
+def advance_rows(
+    shard: Shard, loss_terms: tuple, values: np.ndarray, coarse: float, scratch: Scratch, first: int, last: int
+) -> Extremes:
+    """Add leaf values to the scores of rows first…last-1, and work out their gradients, Hessians and loss.
+
+    Parameters
+    ----------
+    shard : Shard
+    loss_terms : NamedTuple
+        The loss's record for kernels.
+    values : float64[n_outputs, n_leaves]
+        What the leaves of each output's last tree add.
+    coarse : float
+        Unit of the exact loss sums.
+    scratch : Scratch
+    first, last : int
+    """
+    sums, top = np.zeros(2), np.zeros((2, shard.n_outputs), np.int32)
+    gradient_bits = shard.gradient.view(np.int32)
+    hessian_bits = None if shard.hessian is None else shard.hessian.view(np.int32)
+    one = shard.raw.ndim == 1
+    (advance if one else advance_outputs)(
+        loss_terms, shard.raw, shard.leaf, values[0] if one else values, shard.target, shard.weight, shard.gradient,
+        shard.hessian, gradient_bits, hessian_bits, first, last, coarse, scratch.terms, scratch.single, sums,
+        top.ravel() if one else top,
+    )  # fmt: skip
+    max_gradient, max_hessian = top.view(np.float32).astype(np.float64)
+    if shard.hessian is None:
+        max_hessian = np.ones_like(max_hessian)
+    return Extremes(max_gradient, max_hessian, float(sums[0]), float(sums[1]))

@@ -1,0 +1,91 @@
+"""Raw scores of rows under a model that exists already.
+
+The model walks over the rows chunk by chunk, adding its trees in their order: ``((baseline + v1) + v2) + …``. These are the
+very sums that training makes, so going on from here is the same, to the last bit, as never having stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from dboost.errors import DataError
+from dboost.losses import Loss
+from dboost.model.ensemble import Ensemble
+from dboost.model.flat import FlatEnsemble
+from dboost.sources import CategoryColumn, Chunk, Table
+from dboost.training.target import Target
+
+
+def blocks(table: Table, rows: np.ndarray | None) -> Iterator[np.ndarray]:
+    """The table's rows, or some of them (int64, ascending), chunk by chunk as matrices that trees can walk over."""
+    start = 0
+    for i, length in enumerate(table.lengths):
+        if rows is None:
+            yield _matrix(table.chunk(i))
+        else:
+            low, high = np.searchsorted(rows, (start, start + length))
+            if low < high:
+                yield _matrix(table.chunk(i))[rows[low:high] - start]
+        start += length
+
+
+def block_of(table: Table, rows: np.ndarray | None) -> np.ndarray:
+    """The same as one matrix."""
+    parts = list(blocks(table, rows))
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def raw_scores(model: Ensemble, table: Table, rows: np.ndarray | None, n_threads: int) -> np.ndarray:
+    """Raw scores of the rows: float64[n], or float64[n_outputs, n] where there are several outputs."""
+    flat = FlatEnsemble(model)
+    n = table.n_rows if rows is None else len(rows)
+    scores = np.empty((model.n_outputs, n))
+    start = 0
+    for block in blocks(table, rows):
+        scores[:, start : start + len(block)] = flat.raw_scores(block, n_threads=n_threads).T
+        start += len(block)
+    return scores[0] if model.n_outputs == 1 else scores
+
+
+def check_continues(model: Ensemble, table: Table, target: Target) -> None:
+    """Refuse to continue a model on data that it does not speak about.
+
+    Raises
+    ------
+    DataError
+        Naming the first feature or class that differs.
+    """
+    old, new = model.features, table.features
+    if len(old) != len(new):
+        raise DataError(f"the model to continue has {len(old)} features, the data have {len(new)}")
+    for before, now in zip(old, new, strict=True):
+        if before != now:
+            what = "other levels than" if before.name == now.name else f"the place of {before.name!r} in"
+            raise DataError(f"the data do not continue the model: column {now.name!r} has {what} the model")
+    if model.classes != target.classes:
+        raise DataError(f"the data do not continue the model: it knows the classes {model.classes}, they {target.classes}")
+    if not _same_loss(model, target.loss):
+        raise DataError(f"the model to continue was trained with loss {model.loss['name']!r}, not {target.loss.name!r}")
+
+
+def _same_loss(model: Ensemble, loss: Loss) -> bool:
+    return model.loss == loss.to_dict()
+
+
+def _matrix(chunk: Chunk) -> np.ndarray:
+    """Numbers as they are, categories as codes, NaN where missing."""
+    if chunk.matrix is not None:
+        return chunk.matrix
+    columns = [_numbers(column) if isinstance(column, CategoryColumn) else column for column in chunk.columns]
+    matrix = np.empty((chunk.n_rows, len(columns)), np.result_type(np.float32, *(column.dtype for column in columns)))
+    for j, column in enumerate(columns):
+        matrix[:, j] = column
+    return matrix
+
+
+def _numbers(column: CategoryColumn) -> np.ndarray:
+    codes = column.codes.astype(np.float32)
+    codes[column.codes < 0] = np.nan
+    return codes
