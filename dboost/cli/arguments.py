@@ -56,9 +56,7 @@ def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         default=[],
         help="a keyword of dboost.fit, for example --set max_iter=500 --set loss=huber; may be repeated, the last wins",
     )
-    command.add_argument(
-        "--params", metavar="FILE.toml", help="keywords of dboost.fit from a file; --set overrides them"
-    )
+    command.add_argument("--params", metavar="FILE.toml", help="keywords of dboost.fit from a file; --set overrides them")
     command.add_argument("--output", metavar="FILE", default="model.json", help="where the model goes [%(default)s]")
     command.add_argument("--history", metavar="FILE.csv", help="also write score and seconds of each iteration")
     command.add_argument("--start-from", metavar="MODEL", help="continue boosting this model on the data")

@@ -1,15 +1,15 @@
 """``dboost warmup``: compile the kernels before they are needed.
 
 Numba compiles a kernel when it first meets the types of its arguments, and keeps the result on disk (in
-``NUMBA_CACHE_DIR``, if that is set). Which kernels and types a fit needs depends on the kind of table and loss, so this
-command fits and predicts a tiny table of each kind. In the image of a container it saves every later process the wait.
+``NUMBA_CACHE_DIR``, if that is set). Which kernels and types a fit needs depends on its table and loss, so this command
+fits and predicts tiny tables of every kind with every loss. In the image of a container it saves all later processes the
+wait.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,28 +17,53 @@ import pandas as pd
 
 import dboost
 
+ROWS = 1_000
+FEW: dict[str, Any] = {"max_iter": 2, "progress": False}
+
 
 def run(arguments: argparse.Namespace) -> None:
     start = time.perf_counter()
-    for name, data, target, parameters in kinds():
+    for name, data in tables().items():
         began = time.perf_counter()
-        booster = dboost.fit(data, target, max_iter=3, progress=False, **parameters)
-        booster.predict(data)
-        print(f"{name}: {time.perf_counter() - began:.1f} s")
+        for target in targets().values():
+            for weighted in (False, True):
+                _use(data, target, weighted)
+        print(f"{name}: {time.perf_counter() - began:.1f} s", flush=True)
     print(f"warm after {time.perf_counter() - start:.1f} s")
 
 
-def kinds() -> Iterator[tuple[str, Any, Any, dict[str, Any]]]:
-    """Tables and targets such that together they meet every kernel: name, data, target, parameters."""
+def _use(data: Any, target: np.ndarray, weighted: bool) -> None:
+    weight: Any = np.linspace(0.5, 1.5, ROWS) if weighted else None
+    if isinstance(data, pd.DataFrame):  # target and weight are columns then, which may look different in memory
+        frame = data.assign(target=target, weight=np.linspace(0.5, 1.5, ROWS))
+        features = [str(name) for name in data.columns]
+        weight = "weight" if weighted else None
+        booster = dboost.fit(frame, "target", features=features, sample_weight=weight, eval_set=frame, **FEW)
+    else:
+        held_out = (data, target, weight) if weighted else (data, target)
+        booster = dboost.fit(data, target, sample_weight=weight, eval_set=held_out, **FEW)
+    booster.predict(data)
+    booster.apply(data)
+
+
+def tables() -> dict[str, Any]:
+    """Every kind of column, as arrays and as frames."""
     rng = np.random.default_rng(0)
-    matrix = rng.standard_normal((2_000, 4))
-    number = matrix[:, 0] + rng.standard_normal(len(matrix))
-    frame = pd.DataFrame(matrix, columns=list("abcd"))
-    frame["b"] = frame["b"].where(frame["b"] > -1)
-    frame["letter"] = pd.Categorical(rng.choice(list("xyz"), len(frame)))
-    frame["class"] = np.where(number > 0, "above", "below")
-    frame["weight"] = rng.random(len(frame))
-    yield "numbers, regression", matrix, number, {}
-    yield "numbers, two classes", matrix.astype(np.float32), (number > 0).astype(np.float64), {}
-    yield "depth-wise trees", matrix, number, {"growth": "depth_wise", "max_depth": 3}
-    yield "categories, missing values, weights", frame, "class", {"sample_weight": "weight", "eval_set": frame}
+    double = rng.standard_normal((ROWS, 4))
+    single = double.astype(np.float32)
+    whole = rng.integers(0, 100, ROWS)
+    columns = pd.DataFrame({"double": double[:, 0], "single": single[:, 0], "whole": whole, "flag": whole > 50})
+    few, many = rng.choice(list("xyz"), ROWS), np.arange(ROWS) % 400
+    return {
+        "float64 matrix": double,
+        "float32 matrix": single,
+        "columns of numbers": columns,
+        "categories": columns.assign(few=pd.Categorical(few)),
+        "categories of over 255 levels": columns.assign(many=many.astype(str)),
+    }
+
+
+def targets() -> dict[str, np.ndarray]:
+    """A target for every loss."""
+    number = np.random.default_rng(1).standard_normal(ROWS)
+    return {"number": number, "two classes": number > 0, "three classes": np.digitize(number, [-0.5, 0.5]).astype(str)}
