@@ -7,7 +7,8 @@ the rows and not of where they lie. Means are exact sums; the area under the ROC
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,23 +16,44 @@ import numpy as np
 
 from dboost.errors import ParameterError
 from dboost.losses.base import Loss
-from dboost.statistics.exact import ExactSum
+from dboost.statistics.exact import ExactSum, unit_for
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large what is summed up can be: the same for all parts of an evaluation set, so that their sums can be merged.
+
+    loss, error : about how large a row's loss can be, and how far its target from the prediction; weight : of the heaviest
+    row; n_rows : of all parts.
+    """
+
+    loss: float
+    error: float
+    weight: float
+    n_rows: int
+
+    def unit(self, largest: float) -> float:
+        """Unit of an exact sum of weighted numbers of about that size."""
+        return unit_for(largest * self.weight, self.n_rows, spare_bits=10)
+
+    @property
+    def weight_unit(self) -> float:
+        return unit_for(self.weight, self.n_rows)
 
 
 @dataclass(frozen=True)
 class Rows:
     """Held-out rows as a metric sees them.
 
-    target, weight (or None) : float64[n]; raw : float64[n] or float64[n, n_outputs]; loss : the one that was trained; unit,
-    weight_unit : of exact sums of losses and of weights; block : the rows as a matrix, for metrics that want it.
+    target, weight (or None) : float64[n]; raw : float64[n] or float64[n, n_outputs]; loss : the one that was trained;
+    block : the rows as a matrix, for metrics that want it.
     """
 
     target: np.ndarray
     raw: np.ndarray
     weight: np.ndarray | None
     loss: Loss
-    unit: float
-    weight_unit: float
+    size: Size
     block: np.ndarray | None = None
 
 
@@ -51,13 +73,23 @@ class Metric:
 
 
 def _mean_of(
-    name: str, per_row: Callable[[Rows], np.ndarray], *, larger: bool = False, after: Callable[[float], float] | None = None
+    name: str,
+    per_row: Callable[[Rows], np.ndarray],
+    largest: Callable[[Size], float],
+    *,
+    larger: bool = False,
+    after: Callable[[float], float] | None = None,
 ) -> Metric:
+    """The weighted mean of a number per row, which is about `largest` at most."""
+
     def chunk(rows: Rows) -> tuple[ExactSum, ExactSum]:
-        values = per_row(rows)
+        values, size = per_row(rows), rows.size
         if rows.weight is None:
-            return ExactSum.of(values, rows.unit), ExactSum(1.0, len(values))
-        return ExactSum.of(values * rows.weight, rows.unit), ExactSum.of(rows.weight, rows.weight_unit)
+            return ExactSum.of(values, size.unit(largest(size))), ExactSum(1.0, len(values))
+        return (
+            ExactSum.of(values * rows.weight, size.unit(largest(size))),
+            ExactSum.of(rows.weight, size.weight_unit),
+        )
 
     def merge(a: tuple[ExactSum, ExactSum], b: tuple[ExactSum, ExactSum]) -> tuple[ExactSum, ExactSum]:
         return a[0].merge(b[0]), a[1].merge(b[1])
@@ -71,7 +103,8 @@ def _mean_of(
 
 def _auc_chunk(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Distinct scores, ascending, with the weight of each class at each."""
-    weight = np.ones(len(rows.raw)) if rows.weight is None else rows.weight
+    # Weights as integers: their sums are exact.
+    weight = np.ones(len(rows.raw)) if rows.weight is None else np.rint(rows.weight * rows.size.weight_unit)
     return _by_score(rows.raw, weight * (rows.target == 0), weight * (rows.target == 1))
 
 
@@ -95,6 +128,14 @@ def _prediction(rows: Rows) -> np.ndarray:
     return rows.loss.inverse_link(rows.raw)
 
 
+def _squared_error(rows: Rows) -> np.ndarray:
+    return (_prediction(rows) - rows.target) ** 2
+
+
+def _one(size: Size) -> float:
+    return 1.0
+
+
 def _accuracy(rows: Rows) -> np.ndarray:
     return ((rows.raw > 0) == (rows.target == 1)).astype(np.float64)
 
@@ -104,16 +145,16 @@ def _accuracy_of_many(rows: Rows) -> np.ndarray:
 
 
 _ANY = (
-    _mean_of("mean_squared_error", lambda r: (_prediction(r) - r.target) ** 2),
-    _mean_of("root_mean_squared_error", lambda r: (_prediction(r) - r.target) ** 2, after=lambda mean: mean**0.5),
-    _mean_of("mean_absolute_error", lambda r: np.abs(_prediction(r) - r.target)),
+    _mean_of("mean_squared_error", _squared_error, lambda size: size.error**2),
+    _mean_of("root_mean_squared_error", _squared_error, lambda size: size.error**2, after=math.sqrt),
+    _mean_of("mean_absolute_error", lambda r: np.abs(_prediction(r) - r.target), lambda size: size.error),
 )
 _TWO_CLASSES = (
-    _mean_of("accuracy", _accuracy, larger=True),
-    _mean_of("brier_score", lambda r: (_prediction(r) - r.target) ** 2),
+    _mean_of("accuracy", _accuracy, _one, larger=True),
+    _mean_of("brier_score", _squared_error, _one),
     Metric("roc_auc", True, _auc_chunk, _auc_merge, _auc_finish),
 )
-_MANY_CLASSES = (_mean_of("accuracy", _accuracy_of_many, larger=True),)
+_MANY_CLASSES = (_mean_of("accuracy", _accuracy_of_many, _one, larger=True),)
 
 
 def find_metrics(wanted: Any, loss: Loss) -> list[Metric]:
@@ -124,10 +165,13 @@ def find_metrics(wanted: Any, loss: Loss) -> list[Metric]:
     ParameterError
         Unknown names, with those that go with the loss.
     """
-    own = _mean_of(loss.name, lambda r: r.loss.value(r.target, r.raw))
+    own = _mean_of(loss.name, lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss)
     others = _ANY if not loss.is_classification else _TWO_CLASSES if loss.n_outputs == 1 else _MANY_CLASSES
     known = {metric.name: metric for metric in (own, *others)}
-    names = [loss.name] if wanted is None else [wanted] if isinstance(wanted, str) else list(wanted)
+    if isinstance(wanted, str) or not isinstance(wanted, Iterable):
+        names = [loss.name if wanted is None else wanted]
+    else:
+        names = list(wanted)
     found = []
     for name in names:
         if not isinstance(name, str) or name not in known:

@@ -122,9 +122,7 @@ def fit_table(
         kept = _training_rows(plan, table.n_rows)
         clock.lap("load")
 
-        binning = propose_binning(
-            table, kept, max_bins=parameters.max_bins, seed=parameters.random_state, n_threads=n_threads
-        )
+        binning = propose_binning(table, kept, max_bins=parameters.max_bins, seed=parameters.random_state, n_threads=n_threads)
         layout = plan_layout(binning.n_bins, binning.is_categorical)
         codes = encode_table(table, binning, layout, kept, n_threads)
         y = target.values if kept is None else target.values[kept]
@@ -140,6 +138,7 @@ def fit_table(
             layout,
             baseline,
             start.magnitude,
+            start.spread,
             start_from,
             with_block=any(metric.wants_block for metric in metrics),
             n_threads=n_threads,
@@ -228,9 +227,7 @@ def _stopping_rule(
     if parameters.early_stopping_rounds is None:
         return None
     column = f"{sets[-1][0]}_{metrics[-1].name}"
-    return EarlyStopping(
-        column, parameters.early_stopping_rounds, larger_is_better=metrics[-1].larger_is_better
-    )
+    return EarlyStopping(column, parameters.early_stopping_rounds, larger_is_better=metrics[-1].larger_is_better)
 
 
 def _with_columns(sets: Sequence[tuple[str, Any, Any, Any]], target_name: Any, weight_name: Any) -> Any:

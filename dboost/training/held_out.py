@@ -18,8 +18,7 @@ from dboost.model.ensemble import Ensemble
 from dboost.shard.loading import encode_table, kept_rows
 from dboost.shard.shard import Codes
 from dboost.sources import Table, open_table
-from dboost.statistics.exact import unit_for
-from dboost.statistics.metrics import Metric, Rows
+from dboost.statistics.metrics import Metric, Rows, Size
 from dboost.training.replay import block_of, raw_scores
 from dboost.training.target import Target, encode_like
 
@@ -105,8 +104,8 @@ class Yardstick:
     binning : Binning
     layout : Layout
     baseline : float64[n_outputs]
-    magnitude : float
-        About how large a row's loss can be.
+    magnitude, spread : float
+        About how large a row's loss can be, and a prediction's error.
     start_from : Ensemble or None
         The model whose scores take the place of the baseline.
     with_block : bool
@@ -119,6 +118,7 @@ class Yardstick:
     layout: Layout
     baseline: np.ndarray
     magnitude: float
+    spread: float
     start_from: Ensemble | None
     with_block: bool
     n_threads: int
@@ -147,8 +147,7 @@ class Yardstick:
             raw.T,
             weight,
             self.target.loss,
-            unit=unit_for(self.magnitude * heaviest, n, spare_bits=10),
-            weight_unit=unit_for(heaviest, n),
+            Size(self.magnitude, self.spread, heaviest, n),
             block=block_of(table, rows) if self.with_block else None,
         )
         return lambda team: HeldOut(name, codes, self.layout, seen, raw, team)

@@ -20,8 +20,8 @@ class Start:
     baseline : float64[n_outputs]
         Raw scores that minimise the loss as constants.
     total_weight : float
-    magnitude : float
-        About how large a row's loss can be.
+    magnitude, spread : float
+        About how large a row's loss can be, and how far a target is from the mean at most.
     loss_unit : float
         Unit of exact sums of the weighted loss.
     """
@@ -29,6 +29,7 @@ class Start:
     baseline: np.ndarray
     total_weight: float
     magnitude: float
+    spread: float
     loss_unit: float
 
 
@@ -39,13 +40,14 @@ def start_of(loss: Loss, y: np.ndarray, weight: np.ndarray | None) -> Start:
     total = float(n) if weight is None else ExactSum.of(weight, unit_for(heaviest, n)).finish()
     if isinstance(loss, SoftmaxLogLoss):
         baseline = loss.best_constants(_shares(y, weight, loss.n_outputs, unit_for(heaviest, n)) / total)
-        magnitude = loss.magnitude(0.0, 0.0)
+        spread, magnitude = 1.0, loss.magnitude(0.0, 0.0)
     else:
         unit = unit_for(float(np.abs(y).max()) * heaviest, n)
         mean = ExactSum.of(y if weight is None else y * weight, unit).finish() / total
         baseline = np.array([loss.best_constant(mean)])
-        magnitude = loss.magnitude(mean, float(np.abs(y - mean).max()))
-    return Start(baseline, total, magnitude, unit_for(magnitude * heaviest, n, spare_bits=10))
+        spread = float(np.abs(y - mean).max())
+        magnitude = loss.magnitude(mean, spread)
+    return Start(baseline, total, magnitude, spread, unit_for(magnitude * heaviest, n, spare_bits=10))
 
 
 def _shares(y: np.ndarray, weight: np.ndarray | None, n_classes: int, unit: float) -> np.ndarray:

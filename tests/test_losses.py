@@ -1,0 +1,264 @@
+"""All losses, one suite: derivatives, minima, links, and the kernels' terms beside the methods'.
+
+A new loss is a line in `LOSSES`.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numba import njit
+
+from dboost.errors import ParameterError
+from dboost.losses import BUILT_IN, LogLoss, Loss, SquaredError, by_name, from_dict
+from dboost.losses.outputs import advance_outputs
+from dboost.losses.passes import BLOCK, advance, block_terms
+from dboost.losses.softmax import SoftmaxLogLoss
+from dboost.statistics.exact import ExactSum, unit_for
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loss, the targets it takes, and how far raw scores may go before float32 has had enough."""
+
+    loss: Loss
+    targets: Callable[[np.random.Generator, int], np.ndarray]
+    far: float
+    constant: Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+    def __str__(self) -> str:
+        return f"{self.loss.name}-{self.loss.n_outputs}" if self.n_outputs > 1 else self.loss.name
+
+    @property
+    def n_outputs(self) -> int:
+        return getattr(self.loss, "n_outputs", 1)
+
+    def rows(self, n: int, scale: float = 3.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Targets, and raw scores [n] or [n, n_outputs]."""
+        rng = np.random.default_rng(seed)
+        y = self.targets(rng, n).astype(np.float64)
+        raw = rng.normal(size=n if self.n_outputs == 1 else (n, self.n_outputs)) * scale
+        return y, raw
+
+
+def of_mean(loss: Loss) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    return lambda y, weight: np.array([loss.best_constant(float(np.average(y, weights=weight)))])
+
+
+def of_shares(loss: SoftmaxLogLoss) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    return lambda y, weight: loss.best_constants(np.bincount(y.astype(int), weight, minlength=loss.n_outputs) / weight.sum())
+
+
+def classes(k: int) -> Callable[[np.random.Generator, int], np.ndarray]:
+    return lambda rng, n: np.concatenate([np.arange(k), rng.integers(k, size=n)])[:n]
+
+
+LOSSES = [
+    Case(SquaredError(), lambda rng, n: rng.normal(size=n) * 10, 1e18, of_mean(SquaredError())),
+    Case(LogLoss(), classes(2), 87.0, of_mean(LogLoss())),
+    *(Case(SoftmaxLogLoss(k), classes(k), 87.0, of_shares(SoftmaxLogLoss(k))) for k in (3, 10)),
+]
+EVERY = pytest.mark.parametrize("case", LOSSES, ids=str)
+
+
+@njit(error_model="numpy")
+def terms_of(loss, y, raw, gradient, hessian, value, scratch):
+    block_terms(loss, y, raw, gradient, hessian, value, scratch)
+
+
+def kernel_terms(loss: Loss, y: np.ndarray, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gradient, Hessian and value of up to BLOCK rows as kernels see them, shaped like `raw`."""
+    assert len(y) <= BLOCK
+    scores = np.ascontiguousarray(raw.T)
+    gradient, hessian = np.empty((2, *scores.shape), np.float32)
+    value = np.empty(len(y))
+    terms_of(loss.terms(), y, scores, gradient, hessian, value, np.empty(BLOCK, np.float32))
+    return gradient.T, hessian.T, value
+
+
+def derivative(function: Callable[[np.ndarray], np.ndarray], raw: np.ndarray, output: int) -> np.ndarray:
+    """d function / d raw[:, output] by a central difference, good to about 1e-9."""
+    step = np.zeros_like(raw)
+    step[... if raw.ndim == 1 else (slice(None), output)] = 1e-5
+    return (function(raw + step) - function(raw - step)) / 2e-5
+
+
+def column(of: np.ndarray, output: int) -> np.ndarray:
+    return of if of.ndim == 1 else of[:, output]
+
+
+@EVERY
+def test_derivatives(case: Case) -> None:
+    loss, (y, raw) = case.loss, case.rows(200)
+    for output in range(case.n_outputs):
+        slope = derivative(lambda r: loss.value(y, r), raw, output)
+        assert column(loss.gradient(y, raw), output) == pytest.approx(slope, abs=1e-7)
+        bend = derivative(lambda r: column(loss.gradient(y, r), output), raw, output)  # noqa: B023
+        assert column(loss.hessian(y, raw), output) == pytest.approx(bend, abs=1e-7)
+
+
+@EVERY
+@pytest.mark.parametrize("scale", [0.1, 3.0, 20.0])
+def test_kernels_work_out_what_the_methods_do(case: Case, scale: float) -> None:
+    loss, (y, raw) = case.loss, case.rows(BLOCK, scale, seed=1)
+    gradient, hessian, value = kernel_terms(loss, y, raw)
+    # What float32 can tell of the scores' differences, and of the result.
+    near = np.abs(raw).max() * 2.0**-23 + 3e-7
+    assert gradient == pytest.approx(loss.gradient(y, raw), abs=near, rel=3e-7)
+    assert hessian == pytest.approx(loss.hessian(y, raw), abs=near, rel=3e-7)
+    assert value == pytest.approx(loss.value(y, raw), abs=near, rel=3e-7)
+    assert (hessian >= 0).all()
+    if loss.constant_hessian:
+        assert (loss.hessian(y, raw) == 1).all()
+        assert (hessian == 1).all()
+
+
+@EVERY
+def test_terms_of_a_row_do_not_depend_on_the_rows_beside_it(case: Case) -> None:
+    """Vectorised or not, first or last in the block: the same bits."""
+    y, raw = case.rows(67, seed=2)
+    together = kernel_terms(case.loss, y, raw)
+    for row in range(67):
+        alone = kernel_terms(case.loss, y[row : row + 1], raw[row : row + 1])
+        for a, b in zip(alone, together, strict=True):
+            assert a.tobytes() == np.ascontiguousarray(b[row : row + 1]).tobytes()
+    for first in (1, 3, 8):
+        for a, b in zip(kernel_terms(case.loss, y[first:], raw[first:]), together, strict=True):
+            assert np.array_equal(a, b[first:])
+
+
+@EVERY
+@pytest.mark.parametrize("share", [1.0, 0.5, 1e-3])
+def test_extreme_scores_stay_finite(case: Case, share: float) -> None:
+    y, _ = case.rows(100)
+    far = case.far * share
+    raw = np.random.default_rng(0).choice([-far, 0.0, far], 100 if case.n_outputs == 1 else (100, case.n_outputs))
+    for terms in (kernel_terms(case.loss, y, raw), [f(y, raw) for f in (case.loss.gradient, case.loss.hessian)]):
+        assert all(np.isfinite(term).all() for term in terms)
+    assert np.isfinite(case.loss.value(y, raw)).all()
+    assert np.isfinite(case.loss.inverse_link(raw)).all()
+    assert (case.loss.value(y, raw) >= 0).all()
+    assert (kernel_terms(case.loss, y, raw)[2] >= -1e-6 * far).all()
+
+
+@EVERY
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_best_constant_is_the_minimum(case: Case, weighted: bool) -> None:
+    y, _ = case.rows(50, seed=3)
+    weight = np.random.default_rng(4).exponential(size=50) if weighted else np.ones(50)
+    constant = case.constant(y, weight)
+    assert constant.shape == (case.n_outputs,)
+
+    def total(raw: np.ndarray) -> float:
+        rows = np.full(50, raw[0]) if case.n_outputs == 1 else np.tile(raw, (50, 1))
+        return float(case.loss.value(y, rows) @ weight)
+
+    at_best = total(constant)
+    for output in range(case.n_outputs):
+        for step in (-1.0, -0.01, 0.01, 1.0):
+            moved = constant.copy()
+            moved[output] += step
+            assert total(moved) > at_best
+
+
+@EVERY
+def test_links_are_inverses(case: Case) -> None:
+    _, raw = case.rows(100)
+    loss, prediction = case.loss, case.loss.inverse_link(raw)
+    assert loss.inverse_link(loss.link(prediction)) == pytest.approx(prediction, rel=1e-9)
+    if loss.is_classification:
+        assert ((prediction > 0) & (prediction < 1)).all()
+    if case.n_outputs > 1:
+        assert prediction.sum(axis=1) == pytest.approx(np.ones(100))
+    else:
+        assert loss.link(prediction) == pytest.approx(raw, abs=1e-6)
+
+
+@EVERY
+def test_a_stored_loss_comes_back(case: Case) -> None:
+    again = from_dict(case.loss.to_dict())
+    assert type(again) is type(case.loss)
+    assert again.to_dict() == case.loss.to_dict()
+    y, raw = case.rows(20)
+    assert np.array_equal(again.value(y, raw), case.loss.value(y, raw))
+    assert type(pickle.loads(pickle.dumps(case.loss))) is type(case.loss)
+
+
+@EVERY
+def test_the_unit_of_loss_sums_fits_the_rows(case: Case) -> None:
+    """The magnitude decides the unit of exact sums: not too large for the losses that occur, nor too small."""
+    y, _ = case.rows(1000, seed=5)
+    loss = case.loss
+    magnitude = loss.magnitude(float(y.mean()), float(np.abs(y - y.mean()).max()))
+    constant = case.constant(y, np.ones(1000))
+    raw = np.full(1000, constant[0]) if case.n_outputs == 1 else np.tile(constant, (1000, 1))
+    assert loss.value(y, raw).max() <= magnitude * 1.0001
+    assert loss.value(y, raw).max() >= magnitude * 1e-3
+
+
+def test_the_list_is_complete() -> None:
+    assert {type(case.loss) for case in LOSSES} >= set(BUILT_IN)
+    for loss in BUILT_IN:
+        assert isinstance(by_name(loss.name), loss)
+    with pytest.raises(ParameterError, match="unknown loss 'squared'; known are squared_error, log_loss"):
+        by_name("squared")
+
+
+@EVERY
+@given(n=st.integers(1, 2500), seed=st.integers(0, 2**32), weighted=st.booleans(), cut=st.integers(0, 2500))
+def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, cut: int) -> None:
+    """Scores take in the leaves, terms follow, weights multiply, extremes and sums are exact for any cut into ranges."""
+    loss, k = case.loss, case.n_outputs
+    rng = np.random.default_rng(seed)
+    y, raw = case.rows(n, seed=seed)
+    weight = rng.exponential(size=n) if weighted else None
+    before = np.ascontiguousarray(raw.T)
+    values = rng.normal(size=5) if k == 1 else rng.normal(size=(k, 5))
+    leaf = rng.integers(5, size=before.shape).astype(np.uint8)
+    coarse = unit_for(1e4, n)
+
+    def walked(ranges: list[tuple[int, int]]) -> tuple[np.ndarray, ...]:
+        score, gradient, hessian = before.copy(), np.empty(before.shape, np.float32), np.empty(before.shape, np.float32)
+        sums, tops = np.zeros(2), []
+        for first, last in ranges:
+            top = np.zeros(2 if k == 1 else (2, k), np.int32)
+            (advance if k == 1 else advance_outputs)(
+                loss.terms(), score, leaf, values, y, weight, gradient, hessian, gradient.view(np.int32),
+                hessian.view(np.int32), first, last, coarse, np.empty((2, BLOCK)), np.empty(BLOCK, np.float32), sums, top,
+            )  # fmt: skip
+            tops.append(top.view(np.float32))
+        return score, gradient, hessian, sums, np.max(tops, axis=0)
+
+    score, gradient, hessian, sums, top = walked([(0, n)])
+    for a, b in zip(walked([(min(cut, n), n), (0, min(cut, n))]), (score, gradient, hessian, sums, top), strict=True):
+        assert a.tobytes() == b.tobytes()
+    taken = values[leaf] if k == 1 else np.stack([values[j][leaf[j]] for j in range(k)])
+    assert np.array_equal(score, before + taken)
+    starts = range(0, n, BLOCK)
+    parts = [kernel_terms(loss, y[s : s + BLOCK], score.T[s : s + BLOCK]) for s in starts]
+    g, h, value = (np.concatenate([part[i] for part in parts]) for i in range(3))
+    if weight is not None:
+        w = weight.astype(np.float32)
+        g, h, value = (g.T * w).T, (h.T * w).T, value * weight
+    assert np.array_equal(gradient.T, g)
+    assert np.array_equal(hessian.T, h)
+    assert np.array_equal(top, np.stack([np.abs(g).max(axis=0), h.max(axis=0)]))
+    total = ExactSum.of(value, coarse)
+    assert (total.coarse, total.fine) == tuple(sums.tolist())
+
+
+def test_a_gradient_that_is_no_number_is_noticed() -> None:
+    """NaN is larger than all numbers as bits, so it reaches the check for divergence."""
+    raw, gradient = np.array([0.0, np.nan, 1.0]), np.empty(3, np.float32)
+    sums, top = np.zeros(2), np.zeros(2, np.int32)
+    advance(
+        SquaredError().terms(), raw, np.zeros(3, np.uint8), np.zeros(1), np.zeros(3), None, gradient, None,
+        gradient.view(np.int32), None, 0, 3, 1.0, np.empty((2, BLOCK)), np.empty(BLOCK, np.float32), sums, top,
+    )  # fmt: skip
+    assert np.isnan(top.view(np.float32)[0])

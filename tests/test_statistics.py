@@ -1,0 +1,194 @@
+"""What travels up: exact sums and metrics, the same for any division of the rows, and right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from functools import reduce
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics as reference
+
+from dboost.errors import ParameterError
+from dboost.losses import LogLoss, Loss, SquaredError
+from dboost.losses.softmax import SoftmaxLogLoss
+from dboost.statistics.exact import FINE, ExactSum, unit_for
+from dboost.statistics.metrics import Metric, Rows, Size, find_metrics
+
+
+@given(
+    values=st.lists(st.floats(-1, 1), min_size=1, max_size=300),
+    bound=st.sampled_from([1e-270, 1e-30, 1e-3, 1.0, 7.0, 1e10, 1e300]),
+    cuts=st.lists(st.integers(0, 300), max_size=5),
+    data=st.data(),
+)
+def test_exact_sums_merge_in_any_order(values: list[float], bound: float, cuts: list[int], data: st.DataObject) -> None:
+    numbers = np.array(values) * bound
+    unit = unit_for(bound, len(numbers))
+    whole = ExactSum.of(numbers, unit)
+    borders = [0, *sorted(min(cut, len(numbers)) for cut in cuts), len(numbers)]
+    parts = [ExactSum.of(numbers[a:b], unit) for a, b in pairwise(borders)]
+    shuffled = data.draw(st.permutations(parts))
+    assert reduce(ExactSum.merge, shuffled) == whole
+    assert reduce(lambda a, b: b.merge(a), shuffled) == whole
+    exact = sum(map(Fraction, numbers.tolist()), Fraction(0))
+    found = (Fraction(whole.coarse) + Fraction(whole.fine) / Fraction(FINE)) / Fraction(unit)
+    assert abs(found - exact) <= Fraction(bound) * len(numbers) / 2**50
+    assert whole.finish() == pytest.approx(float(exact), rel=1e-12, abs=bound * 1e-13)
+
+
+@given(bound=st.floats(1e-290, 1e290), n=st.integers(1, 2**40), spare=st.integers(0, 10))
+def test_the_unit_leaves_room_for_the_total(bound: float, n: int, spare: int) -> None:
+    unit = Fraction(unit_for(bound, n, spare_bits=spare))
+    assert unit.numerator == 1 or unit.denominator == 1, "a power of two"
+    assert Fraction(bound) * unit * n * 2**spare <= 2**52
+    if 1e-280 < bound < 1e280:
+        assert Fraction(bound) * unit * n * 2**spare * 2**4 >= 2**51, "and none is wasted"
+
+
+@pytest.mark.parametrize("bound", [0.0, np.nan, np.inf, -1.0])
+def test_a_bound_that_is_none_gives_some_unit(bound: float) -> None:
+    assert unit_for(bound, 1000) == 2.0 ** (51 - 10)
+
+
+SKLEARN: dict[str, Callable[..., float]] = {
+    "squared_error": lambda y, p, w: reference.mean_squared_error(y, p, sample_weight=w) / 2,
+    "mean_squared_error": lambda y, p, w: reference.mean_squared_error(y, p, sample_weight=w),
+    "root_mean_squared_error": lambda y, p, w: reference.root_mean_squared_error(y, p, sample_weight=w),
+    "mean_absolute_error": lambda y, p, w: reference.mean_absolute_error(y, p, sample_weight=w),
+    "log_loss": lambda y, p, w: reference.log_loss(y, p, sample_weight=w),
+    "accuracy": lambda y, p, w: reference.accuracy_score(y, p > 0.5, sample_weight=w),
+    "brier_score": lambda y, p, w: reference.brier_score_loss(y, p, sample_weight=w),
+    "roc_auc": lambda y, p, w: reference.roc_auc_score(y, p, sample_weight=w),
+}
+OF_LOSS: list[tuple[Loss, list[str]]] = [
+    (SquaredError(), ["squared_error", "mean_squared_error", "root_mean_squared_error", "mean_absolute_error"]),
+    (LogLoss(), ["log_loss", "accuracy", "brier_score", "roc_auc"]),
+]
+CASES = pytest.mark.parametrize(
+    ("loss", "name"), [(loss, name) for loss, names in OF_LOSS for name in names], ids=lambda v: v if isinstance(v, str) else ""
+)
+
+
+def rows(loss: Loss, n: int, seed: int, scale: float = 1.0, *, weighted: bool = False, ties: bool = False) -> Rows:
+    rng = np.random.default_rng(seed)
+    raw = rng.normal(size=n) * scale
+    if ties:
+        raw = np.round(raw)
+    if loss.is_classification:
+        target = (rng.random(n) < loss.inverse_link(raw)).astype(np.float64)
+        target[:2] = 0, 1
+        magnitude = loss.magnitude(0.5, 1.0)
+    else:
+        target = raw + rng.normal(size=n) * scale
+        magnitude = loss.magnitude(float(target.mean()), float(np.abs(target - target.mean()).max()))
+    weight = rng.integers(1, 4, n) * rng.choice([0.1, 1.0], n) if weighted else None
+    spread = float(np.abs(target - target.mean()).max())
+    return Rows(target, raw, weight, loss, Size(magnitude, spread, 1.0 if weight is None else float(weight.max()), n))
+
+
+def part(whole: Rows, first: int, last: int) -> Rows:
+    weight = None if whole.weight is None else whole.weight[first:last]
+    return Rows(whole.target[first:last], whole.raw[first:last], weight, whole.loss, whole.size)
+
+
+def value(metric: Metric, whole: Rows, cuts: list[int]) -> float:
+    borders = [0, *sorted(min(cut, len(whole.target)) for cut in cuts), len(whole.target)]
+    parts = [metric.chunk(part(whole, a, b)) for a, b in pairwise(borders)]
+    return metric.finish(reduce(metric.merge, parts))
+
+
+@CASES
+@given(n=st.integers(2, 200), seed=st.integers(0, 2**32), weighted=st.booleans(), ties=st.booleans())
+def test_metrics_are_scikit_learns(loss: Loss, name: str, n: int, seed: int, weighted: bool, ties: bool) -> None:
+    whole = rows(loss, n, seed, weighted=weighted, ties=ties)
+    (metric,) = find_metrics(name, loss)
+    expected = SKLEARN[name](whole.target, loss.inverse_link(whole.raw), whole.weight)
+    assert metric.name == name
+    assert value(metric, whole, []) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@CASES
+@given(
+    n=st.integers(2, 200),
+    seed=st.integers(0, 2**32),
+    weighted=st.booleans(),
+    cuts=st.lists(st.integers(0, 200), max_size=5),
+)
+def test_metrics_do_not_depend_on_the_division(
+    loss: Loss, name: str, n: int, seed: int, weighted: bool, cuts: list[int]
+) -> None:
+    whole = rows(loss, n, seed, weighted=weighted, ties=seed % 2 == 0)
+    (metric,) = find_metrics(name, loss)
+    assert value(metric, whole, cuts) == value(metric, whole, [])
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e-3, 1e3, 1e8, 1e14])
+@pytest.mark.parametrize("name", OF_LOSS[0][1])
+def test_metrics_of_targets_of_any_scale(name: str, scale: float) -> None:
+    whole = rows(SquaredError(), 5000, 0, scale)
+    (metric,) = find_metrics(name, SquaredError())
+    expected = SKLEARN[name](whole.target, whole.raw, None)
+    assert value(metric, whole, []) == pytest.approx(expected, rel=1e-9)
+    assert value(metric, whole, [1, 777, 3000]) == value(metric, whole, [])
+
+
+def test_direction() -> None:
+    for loss, names in OF_LOSS:
+        for metric in find_metrics(names, loss):
+            assert metric.larger_is_better == (metric.name in ("accuracy", "roc_auc"))
+
+
+def test_the_area_under_the_curve_of_one_class_is_no_number() -> None:
+    whole = rows(LogLoss(), 20, 0)
+    whole.target[:] = 1.0
+    (metric,) = find_metrics("roc_auc", LogLoss())
+    assert np.isnan(value(metric, whole, [3]))
+
+
+def test_names() -> None:
+    assert [m.name for m in find_metrics(None, LogLoss())] == ["log_loss"]
+    assert [m.name for m in find_metrics("roc_auc", LogLoss())] == ["roc_auc"]
+    assert [m.name for m in find_metrics(("accuracy", "log_loss"), LogLoss())] == ["accuracy", "log_loss"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "loss", "message"),
+    [
+        ("auc", LogLoss(), r"eval_metric 'auc' does not go with loss 'log_loss'; choose from log_loss, accuracy"),
+        ("roc_auc", SquaredError(), "'roc_auc' does not go with loss 'squared_error'; choose from squared_error, mean_sq"),
+        (["accuracy", "mean_squared_error"], LogLoss(), "'mean_squared_error' does not go with loss 'log_loss'"),
+        (3, SquaredError(), "eval_metric 3 does not go with"),
+        ([None], SquaredError(), "eval_metric None"),
+    ],
+)
+def test_unknown_metrics(wanted: object, loss: Loss, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        find_metrics(wanted, loss)
+
+
+@given(
+    n=st.integers(3, 100),
+    seed=st.integers(0, 2**32),
+    weighted=st.booleans(),
+    cuts=st.lists(st.integers(0, 100), max_size=4),
+)
+@pytest.mark.parametrize("name", ["log_loss", "accuracy"])
+def test_metrics_of_several_classes(name: str, n: int, seed: int, weighted: bool, cuts: list[int]) -> None:
+    rng = np.random.default_rng(seed)
+    loss = SoftmaxLogLoss(3)
+    target = np.concatenate([[0, 1, 2], rng.integers(3, size=n)])[:n].astype(np.float64)
+    raw = rng.normal(size=(n, 3))
+    weight = rng.random(n) + 0.1 if weighted else None
+    whole = Rows(target, raw, weight, loss, Size(loss.magnitude(0.0, 0.0), 1.0, 2.0, n))
+    (metric,) = find_metrics(name, loss)
+    if name == "log_loss":
+        expected = reference.log_loss(target, loss.inverse_link(raw), sample_weight=weight, labels=[0, 1, 2])
+    else:
+        expected = reference.accuracy_score(target, raw.argmax(axis=1), sample_weight=weight)
+    assert value(metric, whole, []) == pytest.approx(expected, rel=1e-9)
+    assert value(metric, whole, cuts) == value(metric, whole, [])
