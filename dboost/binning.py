@@ -68,7 +68,7 @@ def propose(values: np.ndarray, weight: np.ndarray | None, max_bins: int) -> np.
     -------
     float64[n_edges], ascending, at most max_bins - 1 of them.
     """
-    present = values == values  # noqa: PLR0124 (NaN)
+    present = values == values
     if not present.all():
         values = values[present]
         weight = None if weight is None else weight[present]
@@ -81,6 +81,7 @@ def propose(values: np.ndarray, weight: np.ndarray | None, max_bins: int) -> np.
         ordered = values[order]
         last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)) if len(ordered) else np.empty(0, np.int64)
         distinct, cumulative = ordered[last].astype(np.float64), np.cumsum(weight[order])[last]
+    distinct += 0.0  # -0.0 becomes 0.0: which of the two a sort puts last is left to chance
     if len(distinct) <= max_bins:
         return midpoints(distinct)
     return quantiles(distinct, cumulative, max_bins)
@@ -122,9 +123,7 @@ def propose_all(
 ) -> tuple[np.ndarray | None, ...]:
     """Split points of all features; None where a column is None (categorical)."""
     with ThreadPoolExecutor(n_threads) as pool:
-        return tuple(
-            pool.map(lambda column: None if column is None else propose(column, weight, max_bins), columns)
-        )
+        return tuple(pool.map(lambda column: None if column is None else propose(column, weight, max_bins), columns))
 
 
 def padded_edges(edges: Sequence[np.ndarray | None], dtype: np.dtype) -> np.ndarray:

@@ -1,0 +1,210 @@
+"""Split points: few values each get a bin, many share quantiles, and neither order nor partitions matter."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dboost import binning
+from dboost.binning import SAMPLE_ROWS, Binning, midpoints, propose, sample_rows
+from dboost.schema import Feature
+from dboost.shard.layout import plan_layout
+from dboost.shard.loading import encode_table, kept_rows, propose_binning
+from dboost.sources import open_table
+from tests.naive import bins as naive
+
+COUNTS = st.lists(st.integers(1, 50), min_size=1, max_size=60)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def bin_of(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    return np.searchsorted(edges, values, side="left")
+
+
+@given(values=st.lists(FINITE, min_size=1, max_size=50), extra=st.integers(0, 5))
+def test_few_values_have_a_bin_each_with_borders_half_way(values: list[float], extra: int) -> None:
+    column = np.array(values)
+    distinct = np.unique(column)
+    edges = propose(column, None, max(len(distinct) + extra, 2))
+    assert len(edges) == len(distinct) - 1
+    assert bin_of(distinct, edges).tolist() == list(range(len(distinct)))
+    for lower, edge, upper in zip(distinct, edges, distinct[1:], strict=False):
+        assert lower <= edge < upper
+        assert edge == pytest.approx(lower / 2 + upper / 2, rel=1e-12, abs=1e-300)
+
+
+def test_neighbours_without_a_number_between() -> None:
+    for lower in (1.0, 0.0, -1.0, 1e300, -5e-324):
+        upper = np.nextafter(lower, np.inf)
+        assert midpoints(np.array([lower, upper])).tolist() == [lower]
+    largest = np.finfo(np.float64).max
+    assert midpoints(np.array([-largest, largest])).tolist() == [0.0]
+    assert np.isfinite(midpoints(np.array([largest / 2, largest]))).all()
+
+
+@given(counts=st.lists(st.integers(1, 50), min_size=3, max_size=60), seed=st.integers(0, 2**32), data=st.data())
+def test_proposals_of_many_values(counts: list[int], seed: int, data: st.DataObject) -> None:
+    max_bins = data.draw(st.integers(2, len(counts) - 1))
+    rng = np.random.default_rng(seed)
+    distinct = np.sort(rng.normal(size=len(counts)))
+    column = np.repeat(distinct, counts)
+    edges = propose(column, None, max_bins)
+    assert 1 <= len(edges) <= max_bins - 1
+    assert (np.diff(edges) > 0).all()
+    assert set(edges) <= set(distinct[:-1]), "values that occur, and none that leaves nothing above"
+    shuffled = rng.permutation(np.append(column, [np.nan] * data.draw(st.integers(0, 5))))
+    assert np.array_equal(propose(shuffled, None, max_bins), edges), "neither order nor missing values matter"
+    assert np.array_equal(propose(shuffled.astype(object).astype(np.float64), np.ones(len(shuffled)), max_bins), edges)
+    once = np.repeat(distinct, 1)
+    assert np.array_equal(propose(once, np.array(counts, np.float64), max_bins), edges), "weight n is n times the row"
+    moved = propose(np.exp(column), None, max_bins)
+    assert np.array_equal(bin_of(np.exp(column), moved), bin_of(column, edges)), "a monotone map moves borders along"
+
+
+@given(counts=COUNTS, seed=st.integers(0, 2**32))
+def test_bins_are_about_equally_heavy(counts: list[int], seed: int) -> None:
+    """No bin of several values weighs much more than its share, whatever heavy values there are."""
+    rng = np.random.default_rng(seed)
+    n_distinct, max_bins = 2000, 64
+    heavy = np.ones(n_distinct, np.int64)
+    heavy[rng.integers(n_distinct, size=min(len(counts), 25))] *= 1000
+    column = np.repeat(rng.normal(size=n_distinct), heavy)
+    edges = propose(column, None, max_bins)
+    bins = bin_of(column, edges)
+    weight = np.bincount(bins, minlength=len(edges) + 1)
+    several = np.array([len(np.unique(column[bins == b])) > 1 for b in range(len(edges) + 1)])
+    own = np.unique(column[np.isin(column, np.unique(column)[np.bincount(np.searchsorted(np.unique(column), column)) > 500])])
+    assert not several[bin_of(own, edges)].any(), "a heavy value has a bin of its own"
+    assert weight[several].max() <= 2.5 * weight[several].sum() / several.sum()
+    assert len(edges) >= max_bins - 2 * len(own) - 1, "and the others share what is left"
+
+
+@pytest.mark.parametrize("n", [255 * 20, 100_000])
+def test_quantiles_are_the_inverted_distribution_function(n: int) -> None:
+    column = np.random.default_rng(0).exponential(size=n)
+    edges = propose(column, None, 255)
+    expected = np.quantile(column, np.arange(1, 255) / 255, method="inverted_cdf")
+    assert len(edges) == 254
+    assert (np.abs(np.searchsorted(np.sort(column), edges) - np.searchsorted(np.sort(column), expected)) <= 1).all()
+    assert np.bincount(bin_of(column, edges)).max() <= n // 255 + 2
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int64, np.uint16, np.float32])
+def test_types(dtype: type) -> None:
+    values = np.array([3, 1, 2, 100, 1], dtype)
+    assert propose(values, None, 255).tolist() == [1.5, 2.5, 51.5]
+    assert propose(values, None, 255).dtype == np.float64
+    assert propose(values, np.ones(5), 255).tolist() == [1.5, 2.5, 51.5]
+
+
+def test_nothing_to_cut() -> None:
+    assert len(propose(np.full(10, np.nan), None, 255)) == 0
+    assert len(propose(np.full(10, 3.5), None, 255)) == 0
+    assert len(propose(np.empty(0), None, 255)) == 0
+
+
+def test_signed_zeros_are_one_value() -> None:
+    assert len(propose(np.array([0.0, -0.0, 0.0]), None, 255)) == 0
+    a, b = (propose(np.array([*zeros, *np.arange(1.0, 300)]), None, 255) for zeros in ([0.0, -0.0], [-0.0, 0.0]))
+    assert a.tobytes() == b.tobytes()
+
+
+# The sample.
+
+
+def test_small_tables_are_their_own_sample() -> None:
+    assert np.array_equal(sample_rows(SAMPLE_ROWS, 5), np.arange(SAMPLE_ROWS))
+    assert np.array_equal(sample_rows(1, 0), [0])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**62])
+def test_the_sample_is_a_function_of_seed_and_row_number(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binning, "SAMPLE_ROWS", 400)
+    from tests.naive.rows import splitmix
+
+    rows = sample_rows(2000, seed)
+    threshold = int(400 / 2000 * 2.0**64)
+    assert rows.tolist() == [row for row in range(2000) if splitmix(seed, row) < threshold]
+    assert 300 < len(rows) < 500
+    assert not np.array_equal(rows, sample_rows(2000, seed + 1))
+
+
+def test_the_sample_of_a_large_table_has_the_size_it_should() -> None:
+    for n in (SAMPLE_ROWS + 1, 3_000_000):
+        rows = sample_rows(n, 0)
+        assert abs(len(rows) - SAMPLE_ROWS) < 5 * np.sqrt(SAMPLE_ROWS)
+        assert (np.diff(rows) > 0).all()
+        assert rows[-1] < n
+        # Evenly spread.
+        assert np.histogram(rows, 10, (0, n))[0].std() < 5 * np.sqrt(len(rows) / 10)
+
+
+def frame(n: int, seed: int = 0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "single": rng.normal(size=n).astype(np.float32),
+            "double": rng.normal(size=n),
+            "whole": rng.integers(-1000, 1000, n),
+            "gaps": np.where(rng.random(n) < 0.3, np.nan, rng.integers(5, size=n)),
+            "kind": pd.Categorical(rng.choice(["a", "b", "c"], n)),
+            "y": rng.normal(size=n),
+        }
+    )
+
+
+@given(cuts=st.lists(st.integers(0, 500), max_size=6), seed=st.integers(0, 100), weighted=st.booleans())
+def test_binning_and_codes_do_not_depend_on_partitions(cuts: list[int], seed: int, weighted: bool) -> None:
+    """Sampled (half of the rows are) and encoded by two threads, some rows of weight zero."""
+    import dask.dataframe as dd
+
+    data = frame(500)
+    weight = None
+    if weighted:
+        data["w"] = np.random.default_rng(seed).integers(0, 3, 500).astype(np.float64)
+        weight = "w"
+    borders = [0, *sorted(cuts), 500]
+    pieces = [data.iloc[a:b] for a, b in pairwise(borders)]
+    cut = dd.from_map(lambda piece: piece, pieces, meta=data.iloc[:0])
+    found = []
+    old = binning.SAMPLE_ROWS
+    binning.SAMPLE_ROWS = 200
+    try:
+        for source in (data, cut):
+            with open_table(source, "y", sample_weight=weight) as table:
+                kept = kept_rows(table.weight)
+                proposed = propose_binning(table, kept, max_bins=20, seed=seed, n_threads=2)
+                layout = plan_layout(proposed.n_bins, proposed.is_categorical)
+                codes = encode_table(table, proposed, layout, kept, 2)
+                found.append((proposed, codes))
+    finally:
+        binning.SAMPLE_ROWS = old
+    (whole, whole_codes), (parts, parts_codes) = found
+    for a, b in zip(whole.edges, parts.edges, strict=True):
+        assert (a is None and b is None) or a.tobytes() == b.tobytes()
+    assert np.array_equal(whole_codes.narrow, parts_codes.narrow)
+    # And they are the naive codes of the rows that count.
+    rows = np.arange(500) if weight is None else np.flatnonzero(data["w"] > 0)
+    for feature, column in enumerate(["single", "double", "whole", "gaps"]):
+        edges = whole.edges[feature]
+        expected = [naive.code(float(value), edges.tolist()) for value in data[column].to_numpy()[rows]]
+        assert whole_codes.of(feature).tolist() == expected
+    assert whole_codes.of(4).tolist() == [["a", "b", "c"].index(level) for level in data["kind"].to_numpy()[rows]]
+
+
+def test_numbers_of_bins() -> None:
+    features = (Feature("x"), Feature("kind", ("a", "b", "c")), Feature("constant"))
+    edges = (np.array([1.0, 2.0]), None, np.empty(0))
+    assert Binning(features, edges).n_bins.tolist() == [3, 3, 1]
+    assert Binning(features, edges).is_categorical.tolist() == [False, True, False]
+
+
+def test_every_row_of_weight_zero_is_left_out() -> None:
+    assert kept_rows(None) is None
+    assert kept_rows(np.ones(3)) is None
+    assert kept_rows(np.array([1.0, 0.0, 2.0])).tolist() == [0, 2]
