@@ -21,9 +21,9 @@ def leaf_values(sums: np.ndarray, parameters: Parameters, step_factor: float = 1
     g, h = sums[:, 0], sums[:, 1] + parameters.l2_regularization
     if parameters.l1_regularization:
         g = np.sign(g) * np.maximum(np.abs(g) - parameters.l1_regularization, 0.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        step = -g / h * step_factor
-    step[~(h > 0)] = 0.0
+    step = np.divide(-g, h, out=np.zeros(len(g)), where=h > 0)
+    if step_factor != 1.0:
+        step *= step_factor
     if parameters.max_delta_step is not None:
         step = np.clip(step, -parameters.max_delta_step, parameters.max_delta_step)
     return parameters.learning_rate * step
