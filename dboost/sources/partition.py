@@ -17,6 +17,7 @@ from dboost.errors import DataError, InputTypeError
 from dboost.sources.chunk import CategoryColumn, Chunk, Column
 from dboost.sources.columns import Rule, to_column
 from dboost.sources.frame import Frame, as_frame, library
+from dboost.sources.levels import apply
 from dboost.sources.plan import Plan
 
 #: Names of the three columns that are not features, as the user knows them.
@@ -58,7 +59,19 @@ def read_partition(data: Any, plan: Plan, vectors: tuple[Any, Any, Any] = (None,
         roles.append(None if vector is None else role_column(vector, role, column, frame.n_rows))
     target, weight, offset = roles
     assert not isinstance(weight, CategoryColumn) and not isinstance(offset, CategoryColumn)
+    if weight is not None and (weight == 0).any():
+        columns = tuple(_without_levels(column, weight == 0) for column in columns)
     return Chunk(frame.n_rows, columns, target, weight, offset, matrix)
+
+
+def _without_levels(column: Column, silent: np.ndarray) -> Column:
+    """A column with the levels of the other rows only: rows of weight zero say nothing, not even which levels there are."""
+    if not isinstance(column, CategoryColumn):
+        return column
+    codes = np.where(silent, -1, column.codes)
+    used = np.bincount(codes[codes >= 0], minlength=len(column.levels)) > 0
+    levels = tuple(level for level, occurs in zip(column.levels, used, strict=True) if occurs)
+    return CategoryColumn(apply(np.cumsum(used) - 1, codes), levels)
 
 
 def _features(frame: Frame, plan: Plan, position: dict[str, int]) -> tuple[tuple[Column, ...], np.ndarray | None]:

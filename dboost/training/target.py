@@ -9,7 +9,7 @@ import numpy as np
 from dboost.errors import DataError
 from dboost.losses import Loss, by_name
 from dboost.schema import Level
-from dboost.sources import CategoryColumn, Table
+from dboost.sources import CategoryColumn, Column, Table
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,15 +25,14 @@ class Target:
 def read_target(table: Table, loss_name: str) -> Target:
     """Choose the loss ("auto": by the target's kind) and encode the target for it.
 
-    A class that occurs in rows of weight zero only is none; the values of such rows mean nothing.
+    Rows of weight zero have no say: a class that occurs in no other row is none.
 
     Raises
     ------
     DataError
         One class only, or a target of text or categories for a loss that wants numbers.
     """
-    column = table.target
-    assert column is not None
+    column = _counted(table)
     if loss_name == "auto":
         is_class = isinstance(column, CategoryColumn) or table.target_is_bool or _is_zero_one(column)
         loss_name = "log_loss" if is_class else "squared_error"
@@ -44,9 +43,8 @@ def read_target(table: Table, loss_name: str) -> Target:
             row = int(np.flatnonzero(~np.isfinite(column))[0])
             raise DataError(f"the target holds an infinite value ({table.row_name(row)})")
         return Target(by_name(loss_name), column, None, None)
-    codes, classes, dtype = _classes(table)
-    weight = table.weight
-    present = np.bincount(codes if weight is None else codes[weight > 0], minlength=len(classes)) > 0
+    codes, classes, dtype = _classes(table, column)
+    present = np.bincount(codes, minlength=len(classes)) > 0
     if not present.all():
         classes = tuple(level for level, occurs in zip(classes, present, strict=True) if occurs)
         codes = (np.cumsum(present) - 1)[codes]
@@ -57,29 +55,41 @@ def read_target(table: Table, loss_name: str) -> Target:
 
 def encode_like(table: Table, target: Target, what: str) -> np.ndarray:
     """The target of held-out rows in the terms of the training target: float64[n_rows]."""
-    column = table.target
+    column = _counted(table)
     if target.classes is None:
         if not isinstance(column, np.ndarray):
             raise DataError(f"the target of {what} holds categories or text, the training target numbers")
         return column
-    codes, classes, _ = _classes(table)
+    codes, classes, _ = _classes(table, column)
     known = {level: code for code, level in enumerate(target.classes)}
-    unknown = [level for level in classes if level not in known]
+    present = np.bincount(codes, minlength=len(classes)) > 0
+    unknown = [level for level, occurs in zip(classes, present, strict=True) if occurs and level not in known]
     if unknown:
         raise DataError(f"{what} holds a class that the training target has not: {unknown[0]!r}")
-    return np.array([known[level] for level in classes], np.float64)[codes]
+    return np.array([known.get(level, -1) for level in classes], np.float64)[codes]
+
+
+def _counted(table: Table) -> Column:
+    """The target, in which rows of weight zero repeat one that counts: so they have no say in what it is."""
+    column, weight = table.target, table.weight
+    assert column is not None
+    if weight is None or weight.all():
+        return column
+    counts, one = weight > 0, int(np.argmax(weight > 0))
+    if isinstance(column, CategoryColumn):
+        return CategoryColumn(np.where(counts, column.codes, column.codes[one]), column.levels)
+    return np.where(counts, column, column[one])
 
 
 def _is_zero_one(values: np.ndarray) -> bool:
     return bool(((values == 0) | (values == 1)).all()) and values.min() != values.max()
 
 
-def _classes(table: Table) -> tuple[np.ndarray, tuple[Level, ...], str]:
+def _classes(table: Table, column: Column) -> tuple[np.ndarray, tuple[Level, ...], str]:
     """Class codes (int64), the classes in ascending order, and their dtype."""
-    column, dtype = table.target, str(table.target_dtype)
+    dtype = str(table.target_dtype)
     if isinstance(column, CategoryColumn):
         return column.codes.astype(np.int64), column.levels, dtype
-    assert column is not None
     values, codes = np.unique(column, return_inverse=True)
     if table.target_is_bool:
         return codes, tuple(bool(v) for v in values), "bool"

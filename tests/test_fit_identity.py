@@ -1,0 +1,299 @@
+"""The model is a function of the data, the parameters and the seed: not of kinds of tables, partitions or threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dboost
+from dboost.engine import in_process
+from dboost.shard.shard import Shard
+from dboost.training import fit as fit_module
+from tests.fits import FEATURES, NUMERIC, TARGETS, cut, mixed_frame, saved
+
+FRAME, HELD_OUT = mixed_frame(), mixed_frame(250, seed=1)
+SETTINGS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 8, "min_samples_leaf": 5}
+
+
+@pytest.fixture(autouse=True)
+def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_process, "SMALL", 0)
+
+
+def fit(data: Any, target: Any, **changed: Any) -> dboost.Booster:
+    return dboost.fit(data, target, **(SETTINGS | changed))
+
+
+def numeric(target: str = "y") -> pd.DataFrame:
+    """Numbers only, with the names that columns of an array get."""
+    return FRAME[NUMERIC].astype(np.float64).set_axis([f"f{j}" for j in range(4)], axis=1).assign(target=FRAME[target])
+
+
+def as_kind(kind: str, frame: pd.DataFrame, target: str, folder: Path) -> tuple[Any, Any]:
+    """The same rows as another kind of table: (data, target)."""
+    X, y = frame.drop(columns=target), frame[target]
+    if kind == "pandas":
+        return frame, target
+    if kind == "pandas, target apart":
+        return X, y
+    if kind == "polars":
+        return pl.from_pandas(frame), target
+    if kind == "arrow":
+        return pa.Table.from_pandas(frame), target
+    if kind == "pandas of arrow":
+        return frame.convert_dtypes(dtype_backend="pyarrow"), target
+    if kind == "dask":
+        return cut(frame, [100, 100, 222]), target
+    if kind == "parquet file":
+        pq.write_table(pa.Table.from_pandas(frame), folder / "one.parquet", row_group_size=77)
+        return folder / "one.parquet", target
+    if kind == "parquet folder":
+        (folder / "parts").mkdir()
+        for i, start in enumerate(range(0, len(frame), 190)):
+            part = frame.iloc[start : start + 190]
+            part.to_parquet(folder / "parts" / f"{i}.parquet", index=False)
+        return f"{folder / 'parts'}/*.parquet", target
+    if kind == "numpy":
+        return X.to_numpy(), y.to_numpy()
+    if kind == "numpy by columns":
+        return np.asfortranarray(X.to_numpy()), y.to_numpy()
+    assert kind == "dask array"
+    return da.from_array(X.to_numpy(), chunks=(130, 4)), da.from_array(y.to_numpy(), chunks=130)
+
+
+KINDS = ["pandas, target apart", "polars", "arrow", "pandas of arrow", "dask", "parquet file", "parquet folder"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", [*KINDS, "numpy", "numpy by columns", "dask array"])
+def test_every_kind_of_table_gives_the_same_model(kind: str, target: str, tmp_path: Path) -> None:
+    frame = numeric(target)
+    expected = saved(fit(frame, "target"))
+    data, column = as_kind(kind, frame, "target", tmp_path)
+    assert saved(fit(data, column), named=True) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_table_with_categories(kind: str, tmp_path: Path) -> None:
+    frame = FRAME[[*FEATURES, "late"]]
+    expected = fit(frame, "late")
+    assert {"town", "kind"} <= set(expected.to_frame()["feature"].dropna())
+    data, column = as_kind(kind, frame, "late", tmp_path)
+    assert saved(fit(data, column)) == saved(expected)
+
+
+@given(
+    cuts=st.lists(st.integers(0, len(FRAME)), max_size=40),
+    n_threads=st.integers(1, 3),
+    target=st.sampled_from(TARGETS),
+    weighted=st.booleans(),
+    watched=st.booleans(),
+)
+@settings(max_examples=40)
+def test_partitions_and_threads_do_not_matter(
+    cuts: list[int], n_threads: int, target: str, weighted: bool, watched: bool
+) -> None:
+    def options(held_out: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {"features": FEATURES}
+        if weighted:
+            found["sample_weight"] = "w"
+        if watched:
+            found |= {"eval_set": {"a": HELD_OUT[:100], "b": held_out}, "early_stopping_rounds": 3, "learning_rate": 1.0}
+        return found
+
+    expected = fit(FRAME, target, n_threads=1, **options(HELD_OUT))
+    found = fit(cut(FRAME, cuts), target, n_threads=n_threads, **options(cut(HELD_OUT, [c // 2 for c in cuts])))
+    assert saved(found) == saved(expected)
+    assert found.sha256 == expected.sha256
+    kept = [c for c in expected.history.columns if c != "seconds"]
+    pd.testing.assert_frame_equal(found.history[kept], expected.history[kept], check_exact=True)
+
+
+@pytest.mark.parametrize("n_partitions", [1, 3, 7, 40])
+def test_partitions_of_equal_size(n_partitions: int) -> None:
+    cuts = [len(FRAME) * k // n_partitions for k in range(1, n_partitions)]
+    assert saved(fit(cut(FRAME, cuts), "y", features=FEATURES)) == saved(fit(FRAME, "y", features=FEATURES))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_order_of_levels_and_of_eval_sets_levels_does_not_matter(target: str) -> None:
+    turned = FRAME.assign(kind=FRAME["kind"].cat.reorder_categories(["never", "a", "b", "c"]))
+    assert saved(fit(turned, target, features=FEATURES)) == saved(fit(FRAME, target, features=FEATURES))
+
+
+def test_many_rows_in_many_stripes() -> None:
+    """Enough rows for every thread to have several stripes, and for packed buckets to be flushed."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(70_000, 3)).astype(np.float32)
+    y = X[:, 0] + np.abs(X[:, 1]) + rng.normal(size=70_000)
+    models = {saved(fit(X, target, n_threads=n)) for n in (1, 2, 3) for target in (y,)}
+    assert len(models) == 1
+    models = {saved(fit(X, y > 1, n_threads=n)) for n in (1, 2, 3)}
+    assert len(models) == 1
+
+
+def test_wide_tables_whose_columns_are_shared_out() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 140))
+    y = X[:, :20].sum(axis=1)
+    assert len({saved(fit(X, y, n_threads=n)) for n in (1, 2, 3)}) == 1
+    assert len({saved(fit(X, y > 0, n_threads=n)) for n in (1, 2, 3)}) == 1
+
+
+# Weights.
+
+
+def rows_of(booster: dboost.Booster) -> dict[str, Any]:
+    """What a model is without its counts of rows."""
+    e = booster.ensemble
+    return {
+        "baseline": e.baseline.tolist(),
+        "classes": e.classes,
+        "levels": [f.levels for f in e.features],
+        "edges": [None if edges is None else edges.tolist() for edges in e.edges],
+        "value": [tree.value.tolist() for tree in e.trees],
+        "metrics": e.metrics,
+    }
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_of_weight_zero_shape_nothing(target: str) -> None:
+    """Rows of weight zero with values, levels and gaps that no other row has: the same file as without them."""
+    strange = mixed_frame(80, seed=9).assign(
+        x=1e6, size=np.float32(-1e6), age=1000, rooms=np.nan, town="nowhere", kind="odd", w=0.0
+    )
+    counted = FRAME[FRAME["w"] > 0].astype({"kind": object})
+    both = pd.concat([strange[:40], counted, strange[40:]], ignore_index=True)
+    settings = {"features": FEATURES, "sample_weight": "w"}
+    with_them, without = fit(both, target, **settings), fit(counted, target, **settings)
+    assert rows_of(with_them) == rows_of(without)
+    assert saved(with_them) == saved(without)
+
+
+def test_targets_of_weight_zero_shape_nothing() -> None:
+    """Neither which loss "auto" means, nor which classes there are."""
+    X, w = np.arange(60.0)[:, None], np.repeat([1.0, 0.0], [50, 10])
+    for strange, y in ((7.5, np.arange(60) % 2.0), (2, np.arange(60) % 2), ("other", np.array(["no", "yes"] * 30, object))):
+        with_them = y.copy()
+        with_them[50:] = strange
+        expected = fit(X[:50], y[:50], loss="auto")
+        assert expected.loss.name == "log_loss"
+        assert saved(fit(X, with_them, sample_weight=w)) == saved(expected)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("min_samples_leaf", [1, 5])
+def test_weights_of_one_are_no_weights(target: str, min_samples_leaf: int) -> None:
+    expected = saved(fit(FRAME, target, features=FEATURES, min_samples_leaf=min_samples_leaf))
+    ones = FRAME.assign(w=1.0)
+    found = fit(ones, target, features=FEATURES, sample_weight="w", min_samples_leaf=min_samples_leaf)
+    assert saved(found) == expected
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_row_of_weight_two_is_the_row_twice(target: str, seed: int) -> None:
+    """Predictions agree to 1e-7, where neither limits on rows nor Hessians of one unit stand between."""
+    frame = mixed_frame(400, seed=seed)
+    weight = np.random.default_rng(seed).integers(0, 4, 400)
+    repeated = frame.loc[np.repeat(np.arange(400), weight)].reset_index(drop=True)
+    settings = {"features": FEATURES, "min_samples_leaf": 1, "max_iter": 20}
+    once = fit(frame.assign(w=weight.astype(float)), target, sample_weight="w", **settings)
+    twice = fit(repeated, target, **settings)
+    for a, b in zip(once.ensemble.edges, twice.ensemble.edges, strict=True):
+        assert (a is None and b is None) or np.array_equal(a, b)
+    assert once.ensemble.baseline == pytest.approx(twice.ensemble.baseline, rel=1e-12)
+    a, b = (np.asarray(model.predict(frame, raw_score=True)) for model in (once, twice))
+    assert np.abs(a - b).max() <= 1e-7
+
+
+# Saving, loading, predicting.
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_saving_and_loading_changes_nothing(target: str, tmp_path: Path) -> None:
+    booster = fit(FRAME, target, features=FEATURES, eval_set=HELD_OUT, sample_weight="w")
+    booster.save(tmp_path / "a.json")
+    again = dboost.load(tmp_path / "a.json")
+    again.save(tmp_path / "b.json")
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes() == saved(booster)
+    assert again == booster
+    for X in (FRAME, HELD_OUT):
+        assert again.predict(X).tolist() == booster.predict(X).tolist()
+        a, b = (np.asarray(m.predict(X, raw_score=True)) for m in (again, booster))
+        assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_predictions_are_the_scores_of_training(target: str, weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last bit: the same thresholds, the same order of additions, the same side for what is missing."""
+    shards: list[Shard] = []
+
+    class Remembered(Shard):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            shards.append(self)
+
+    monkeypatch.setattr(fit_module, "Shard", Remembered)
+    weight = {"sample_weight": "w"} if weighted else {}
+    booster = fit(FRAME, target, features=FEATURES, max_iter=30, **weight)
+    rows = FRAME[FRAME["w"] > 0] if weighted else FRAME
+    found = np.asarray(booster.predict(rows, raw_score=True))
+    assert found.tobytes() == np.ascontiguousarray(shards[0].raw.T).tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int16])
+def test_predictions_of_arrays_are_the_scores_of_training(dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards: list[Shard] = []
+
+    class Remembered(Shard):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            shards.append(self)
+
+    monkeypatch.setattr(fit_module, "Shard", Remembered)
+    X = (np.random.default_rng(0).normal(size=(2000, 4)) * 100).astype(dtype)
+    booster = fit(X, X.astype(float) @ [1.0, -1.0, 0.5, 0.0], max_iter=20)
+    for rows in (X, X.astype(np.float64), pd.DataFrame(X)):
+        assert np.asarray(booster.predict(rows, raw_score=True)).tobytes() == shards[0].raw.tobytes()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_scores_of_held_out_rows_are_those_of_the_finished_model(target: str) -> None:
+    """Levels never seen in training and gaps in columns that had none go where the model sends them."""
+    held_out = HELD_OUT.assign(town=HELD_OUT["town"].where(HELD_OUT["age"] > 30, "Oudenaarde"))
+    held_out.loc[::7, "x"] = np.nan
+    booster = fit(FRAME, target, features=FEATURES, eval_set=held_out, max_iter=25)
+    loss = booster.loss
+    raw = np.asarray(booster.predict(held_out, raw_score=True))
+    y = held_out[target].to_numpy()
+    if target != "y":
+        y = np.searchsorted(booster.classes_, y).astype(np.float64)
+    judged = booster.history[f"eval_{loss.name}"].iloc[-1]
+    assert judged == pytest.approx(float(loss.value(y, raw).mean()), rel=1e-12)
+
+
+# Chance.
+
+
+def test_the_seed_matters_only_where_there_is_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dboost import binning
+
+    def learned(seed: int) -> dict[str, Any]:
+        return rows_of(fit(FRAME, "y", features=FEATURES, random_state=seed, max_bins=20))
+
+    assert learned(0) == learned(1)
+    monkeypatch.setattr(binning, "SAMPLE_ROWS", 300)
+    assert learned(0) == learned(0)
+    assert learned(0) != learned(1)
