@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,8 +16,6 @@ import pyarrow.parquet as pq
 import dboost
 from dboost.cli import later, outputs
 from dboost.errors import DataError, ParameterError
-from dboost.sources.lazy import select
-from dboost.sources.paths import open_path
 
 if TYPE_CHECKING:
     from dboost.booster import Booster
@@ -39,24 +37,16 @@ def run(arguments: argparse.Namespace) -> None:
 
 def predictions(booster: Booster, data: str, proba: bool) -> Iterator[pa.Table]:
     """One table per partition of the data, in order; partitions are read as the tables are asked for."""
-    frame = open_path(data)
-    wanted = list(booster.feature_names_in_)
-    if set(wanted) <= set(map(str, frame.columns)):
-        frame = select(frame, tuple(wanted))
-    for i in range(frame.npartitions):
+    answers = booster.predict_proba(data) if proba else booster.predict(data)
+    for i in range(answers.npartitions):
         try:
-            part = frame.partitions[i].compute()
-            table = _columns(booster, part, proba)
+            answer = answers.partitions[i].compute()
         except (DataError, OSError, ValueError) as error:  # the last two are what readers of damaged files raise
             raise DataError(f"{data}, partition {i}: {error}") from error
-        yield table
-
-
-def _columns(booster: Booster, part: Any, proba: bool) -> pa.Table:
-    if not proba:
-        return pa.table({"prediction": pa.Array.from_pandas(booster.predict(part))})
-    probabilities = booster.predict_proba(part)
-    return pa.table({f"probability_{label}": column.to_numpy() for label, column in probabilities.items()})
+        if proba:
+            yield pa.table({f"probability_{label}": column.to_numpy() for label, column in answer.items()})
+        else:
+            yield pa.table({"prediction": pa.Array.from_pandas(answer)})
 
 
 def _write_file(tables: Iterator[pa.Table], path: str) -> int:
