@@ -62,7 +62,11 @@ class EarlyStopping:
         if value > self._mark + self._tolerance or self._marked == 0:
             self._marked = iteration
             self._mark = value if value == value else self._mark
-        return iteration - self._marked >= self.rounds
+        return self.has_waited(iteration)
+
+    def has_waited(self, iteration: int) -> bool:
+        """Whether the last improvement is long enough ago."""
+        return self._marked > 0 and iteration - self._marked >= self.rounds
 
     def resume(self, model: Ensemble) -> None:
         """Look back at the iterations of a model that is continued, if they were watched in the same way."""

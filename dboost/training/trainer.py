@@ -109,7 +109,8 @@ class Training:
         scores = [f"{held.name}_{metric.name}" for held in self.held_out for metric in self.metrics] or ["train_loss"]
         extremes = self.engine.advance(np.zeros((self.n_outputs, 1)))
         self.before = self._judge() | {"train_loss": self._loss(extremes, self.n_before)}
-        for iteration in range(self.n_before + 1, n_iterations + 1):
+        is_over = self.early_stopping is not None and self.early_stopping.has_waited(self.n_before)
+        for iteration in range(self.n_before + 1, (self.n_before if is_over else n_iterations) + 1):
             began = time.perf_counter()
             values = [self._add_tree(extremes, precision, output) for output in range(self.n_outputs)]
             record: dict[str, Any] = {"iteration": iteration, "seconds": 0.0, "rows_kept": self.engine.n_rows, "bytes_read": 0}
