@@ -5,17 +5,26 @@
 >>> booster.predict(new_rows)                        # doctest: +SKIP
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from dboost.api import fit
 from dboost.booster import Booster, load
 from dboost.errors import DataError, DBoostError, InputTypeError, ModelFileError, ParameterError
 from dboost.training.fit import FitInterrupted
 from dboost.training.monitor import Iteration
 
+if TYPE_CHECKING:
+    from dboost.estimators import DBoostClassifier, DBoostRegressor
+
 __version__ = "0.1.0"
 
 __all__ = [
     "Booster",
+    "DBoostClassifier",
     "DBoostError",
+    "DBoostRegressor",
     "DataError",
     "FitInterrupted",
     "InputTypeError",
@@ -25,3 +34,12 @@ __all__ = [
     "fit",
     "load",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Importing scikit-learn takes longer than all the rest: it waits until somebody wants an estimator.
+    if name in ("DBoostClassifier", "DBoostRegressor"):
+        from dboost import estimators
+
+        return getattr(estimators, name)
+    raise AttributeError(f"module 'dboost' has no attribute {name!r}")

@@ -1,0 +1,167 @@
+"""The classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sklearn.base import ClassifierMixin
+
+from dboost.booster import Booster
+from dboost.errors import ParameterError
+from dboost.estimators.base import Boosting, Range
+from dboost.training.monitor import Callback
+
+
+class DBoostClassifier(ClassifierMixin, Boosting):
+    """Gradient boosted trees for classes, as a scikit-learn estimator.
+
+    Parameters
+    ----------
+    loss : str
+        "auto" or "log_loss", which is the same here.
+    learning_rate, max_iter, max_leaf_nodes, max_depth, min_samples_leaf, min_hessian, l2_regularization, l1_regularization, \
+    leaf_penalty, min_gain, max_delta_step, growth, max_bins, categorical_smoothing, categorical_l2, max_category_group, \
+    min_category_hessian
+        How trees grow, see `dboost.params.Parameters`. None for `max_leaf_nodes` or `max_depth` is no limit.
+    criterion, step, split_proposal, subsample, max_features, influence_trimming, monotonic_cst, interaction_cst, start_from, \
+    source_name, checkpoint, checkpoint_every, memory_limit, arcbites, client, quantile, huber_alpha, tweedie_power
+        As in `dboost.fit`; this version takes their defaults only, and refuses anything else.
+    class_weight : dict or "balanced", optional
+        Weights of classes, by which the rows' weights are multiplied. "balanced": inversely proportional to the classes'
+        numbers of rows.
+    features, categorical_features, eval_metric, n_threads, callbacks
+        As in `dboost.fit`.
+    warm_start : bool
+        `fit` goes on with the present model until `max_iter` iterations in total. The validation rows stay the same, other
+        arguments may change and hold for the new trees.
+    early_stopping : "auto" or bool
+        Stop when the score has not improved for `n_iter_no_change` iterations, and keep the iterations up to the best one.
+        "auto": with more than 10,000 rows.
+    scoring : "loss", None, name of a scorer, or callable
+        What early stopping looks at; None is the estimator's own `score`. A callable is called with the estimator, rows as a
+        matrix (categories as codes), targets, and `sample_weight` where there are weights.
+    validation_fraction : float, int or None
+        Part or number of the rows that are held out to be scored, unless `fit` is given validation data; None: the training
+        rows are scored.
+    n_iter_no_change : int
+    tol : float
+        What exceeds the best score by no more than this is no improvement.
+    early_stopping_rounds : int, optional
+        The rule of `dboost.fit` instead: by the last metric of the last evaluation set.
+    progress : bool, optional
+        As in `dboost.fit`; default: as `verbose` says.
+    verbose : int
+        0: quiet; else progress is shown.
+    random_state : int, RandomState or None
+        With an integer the learning is that of `dboost.fit` with the same one.
+
+    Attributes
+    ----------
+    booster_ : Booster
+        The model. With the same parameters and without early stopping, the one of `dboost.fit`.
+    n_iter_ : int
+        Iterations in the model; `booster_.history` also shows those that early stopping dropped.
+    do_early_stopping_ : bool
+    train_score_, validation_score_ : float64[n_iter_ + 1]
+        Scores before the first tree and after each iteration, larger is better. Empty where nothing was scored.
+    is_categorical_ : bool[n_features] or None
+    n_features_in_ : int
+    feature_names_in_ : array of str
+        Only when X has names, all of them text.
+    classes_ : array
+        In the order of the columns of `predict_proba`.
+    """
+
+    def __init__(
+        self,
+        loss: str = "auto",
+        *,
+        quantile: float | None = None,
+        huber_alpha: float = 0.9,
+        tweedie_power: float = 1.5,
+        class_weight: Mapping[Any, float] | str | None = None,
+        learning_rate: float = 0.1,
+        max_iter: int = 100,
+        max_leaf_nodes: int | None = 31,
+        max_depth: int | None = None,
+        min_samples_leaf: int = 20,
+        min_hessian: float = 1.0,
+        l2_regularization: float = 1.0,
+        l1_regularization: float = 0.0,
+        leaf_penalty: float = 0.0,
+        min_gain: float = 0.0,
+        max_delta_step: float | None = None,
+        growth: str = "best_first",
+        criterion: str = "newton",
+        step: str = "leaf",
+        split_proposal: str = "global",
+        max_bins: int = 255,
+        subsample: float = 1.0,
+        max_features: float = 1.0,
+        influence_trimming: float | None = None,
+        features: Any = None,
+        categorical_features: Any = "from_dtype",
+        categorical_smoothing: float = 10.0,
+        categorical_l2: float = 10.0,
+        max_category_group: int = 32,
+        min_category_hessian: float = 1.0,
+        monotonic_cst: Any = None,
+        interaction_cst: Any = None,
+        warm_start: bool = False,
+        early_stopping: bool | str = "auto",
+        scoring: Any = "loss",
+        validation_fraction: float | int | None = 0.1,
+        n_iter_no_change: int = 10,
+        tol: float = 1e-7,
+        eval_metric: Any = None,
+        early_stopping_rounds: int | None = None,
+        start_from: Any = None,
+        source_name: str | None = None,
+        checkpoint: Any = None,
+        checkpoint_every: int = 10,
+        memory_limit: Any = None,
+        arcbites: Any = None,
+        client: Any = None,
+        n_threads: int | None = None,
+        callbacks: Sequence[Callback] = (),
+        progress: bool | None = None,
+        verbose: int = 0,
+        random_state: Any = None,
+    ) -> None:
+        self._store(locals())
+
+    def _loss(self) -> str:
+        if not (isinstance(self.loss, str) and self.loss in ("auto", "log_loss")):
+            raise ParameterError(f"loss={self.loss!r}: a classifier is trained with 'log_loss' (or 'auto', the same)")
+        return "log_loss"
+
+    def _take(self, booster: Booster) -> None:
+        super()._take(booster)
+        self.classes_ = booster.classes_
+
+    def predict_proba(self, X: Any, *, iteration_range: Range | None = None) -> Any:
+        """Probabilities of the classes, in the order of `classes_`; parameters as of `predict`.
+
+        Returns
+        -------
+        array (n, n_classes), or a lazy Dask collection for one
+        """
+        return self._ask(X, "predict_proba", iteration_range=iteration_range)
+
+    def decision_function(self, X: Any, *, iteration_range: Range | None = None) -> Any:
+        """Raw scores; parameters as of `predict`.
+
+        Returns
+        -------
+        array (n,) of the second class's log odds for two classes, else (n, n_classes), or a lazy Dask collection
+        """
+        return self._ask(X, "predict", raw_score=True, iteration_range=iteration_range)
+
+    def staged_predict_proba(self, X: Any) -> Iterator[Any]:
+        """Yield what `predict_proba` would give after one iteration, after two, and so on."""
+        yield from self._ask_stages(X, "staged_predict_proba")
+
+    def staged_decision_function(self, X: Any) -> Iterator[Any]:
+        """Yield what `decision_function` would give after one iteration, after two, and so on."""
+        yield from self._ask_stages(X, "staged_predict", raw_score=True)
