@@ -10,6 +10,8 @@ file of one's own.
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +38,7 @@ def run(arguments: argparse.Namespace) -> None:
     train, test = rows()
     train.to_parquet(folder / "train.parquet", index=False)
     test.to_parquet(folder / "test.parquet", index=False)
-    console.print(
-        f"Real rows: {len(train)} tumours to learn from, {len(test)} held out, {train.shape[1] - 1} features."
-    )
+    console.print(f"Real rows: {len(train)} tumours to learn from, {len(test)} held out, {train.shape[1] - 1} features.")
     booster = dboost.fit(train, TARGET, eval_set=test, progress=True)
     booster.save(str(folder / "model.json"))
     probability = booster.predict_proba(test)[POSITIVE].to_numpy()
@@ -131,13 +131,26 @@ def _calm(axes: Any) -> None:
 
 def _farewell(console: Console, folder: Path, drawn: bool) -> None:
     picture = f"{folder}/demo.png" if drawn else "no picture: pip install 'dboost\\[plots]'"
+    dboost = _command()
     console.print(
         f"Written: {folder}/model.json, {folder}/predictions.parquet, {picture}\n\n"
-        "The same from the command line, and so for a file of yours:\n\n"
-        f"  dboost train {folder}/train.parquet --target {TARGET} --eval {folder}/test.parquet "
+        "The same from the command line:\n\n"
+        f"  {dboost} train {folder}/train.parquet --target {TARGET} --eval {folder}/test.parquet "
         f"--output {folder}/model.json\n"
-        f"  dboost predict {folder}/model.json {folder}/test.parquet --output {folder}/predictions.parquet --proba\n"
-        f"  dboost inspect {folder}/model.json\n",
+        f"  {dboost} inspect {folder}/model.json\n"
+        f"  {dboost} predict {folder}/model.json {folder}/test.parquet --output {folder}/predictions.parquet --proba\n\n"
+        "And with a file of yours:\n\n"
+        f"  {dboost} train YOURS.parquet --target COLUMN --output model.json\n",
         soft_wrap=True,
         highlight=False,
     )
+
+
+def _command() -> str:
+    """How the shell finds the command: by its name, or by its path where the environment is not activated."""
+    script = Path(sys.executable).with_name("dboost")
+    if shutil.which("dboost") == str(script):
+        return "dboost"
+    if not script.exists():
+        return f"{sys.executable} -m dboost"
+    return str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script)

@@ -374,13 +374,12 @@ def test_interrupting_says_how_far_it_came(here: Path) -> None:
 def test_the_demo_shows_and_leaves_its_results(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of("demo", "--output", "shown") == 0
     said = capsys.readouterr().out
-    assert "dboost train shown/train.parquet --target diagnosis" in said
     predictions = pd.read_parquet("shown/predictions.parquet")
     assert (predictions["diagnosis"] == predictions["prediction"]).mean() > 0.9
     assert Path("shown/demo.png").stat().st_size > 10_000
     model = Path("shown/model.json").read_bytes()
-    command = next(line for line in said.splitlines() if line.startswith("  dboost train"))
-    assert status_of(*command.split()[1:]) == 0
+    command = next(line for line in said.splitlines() if "dboost train shown/train.parquet" in line)
+    subprocess.run(command.split(), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     assert Path("shown/model.json").read_bytes() == model
 
 
