@@ -137,9 +137,7 @@ def fit_xgboost(X: Features, y: np.ndarray, settings: Settings) -> Fit:
         parameters |= {"max_depth": settings.max_depth}
     categorical = isinstance(X, pd.DataFrame)
     start = time.perf_counter()
-    data = xgboost.QuantileDMatrix(
-        X, y, max_bin=settings.bins, nthread=settings.threads, enable_categorical=categorical
-    )
+    data = xgboost.QuantileDMatrix(X, y, max_bin=settings.bins, nthread=settings.threads, enable_categorical=categorical)
     binned = time.perf_counter()
     model = xgboost.train(parameters, data, settings.trees)
     done = time.perf_counter()

@@ -36,9 +36,7 @@ class Result:
     peak_memory: float | None = None
 
 
-def race(
-    workload: Workload, engines: Sequence[str], rounds: int, threads: int, say: Callable[[str], Any]
-) -> dict[str, Result]:
+def race(workload: Workload, engines: Sequence[str], rounds: int, threads: int, say: Callable[[str], Any]) -> dict[str, Result]:
     """Time every engine in every round; accuracy is the same each time and is measured in the first."""
     table = load(workload)
     settings = settings_of(workload, threads)

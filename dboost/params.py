@@ -165,9 +165,7 @@ def _choice(record: Parameters, name: str, choices: tuple[str, ...]) -> None:
         raise ParameterError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
 
 
-def _integer(
-    record: Parameters, name: str, least: int, most: int | None = None, *, optional: bool = False
-) -> None:
+def _integer(record: Parameters, name: str, least: int, most: int | None = None, *, optional: bool = False) -> None:
     value = getattr(record, name)
     if value is None and optional:
         return

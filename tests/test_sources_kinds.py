@@ -72,12 +72,8 @@ KINDS = {
     "polars, lazy": lambda frame: pl.from_pandas(frame).lazy(),
     "polars, categories": lambda frame: pl.from_pandas(frame).with_columns(pl.col("word").cast(pl.Categorical)),
     "arrow": pa.Table.from_pandas,
-    "arrow, in pieces": lambda frame: pa.concat_tables(
-        [pa.Table.from_pandas(frame[i : i + 5]) for i in range(0, N, 5)]
-    ),
-    "arrow, views": lambda frame: pa.Table.from_pandas(frame).set_column(
-        5, "word", pa.array(frame["word"], pa.string_view())
-    ),
+    "arrow, in pieces": lambda frame: pa.concat_tables([pa.Table.from_pandas(frame[i : i + 5]) for i in range(0, N, 5)]),
+    "arrow, views": lambda frame: pa.Table.from_pandas(frame).set_column(5, "word", pa.array(frame["word"], pa.string_view())),
     "arrow stream": lambda frame: Stream(pa.Table.from_pandas(frame)),
     "dask": lambda frame: dd.from_pandas(frame, npartitions=4, sort=False),
     "dask, arrow": lambda frame: cut(frame.convert_dtypes(dtype_backend="pyarrow"), [4, 4, 20]),
@@ -198,9 +194,7 @@ def test_features_are_taken_in_order() -> None:
     for data in (frame, cut(frame, [5]), pa.Table.from_pandas(frame)):
         table = open_table(data, "y", features=["flag", "whole"], sample_weight="w")
         assert [feature.name for feature in table.features] == ["flag", "whole"]
-        pd.testing.assert_frame_equal(
-            content(table)[["flag", "whole"]], expected()[["flag", "whole"]], check_dtype=False
-        )
+        pd.testing.assert_frame_equal(content(table)[["flag", "whole"]], expected()[["flag", "whole"]], check_dtype=False)
 
 
 def test_integer_labels_become_text() -> None:

@@ -182,9 +182,7 @@ def test_arrays_and_lists_in_arrays_out() -> None:
         got = predict_through(data, one, features=features, named=False)
         assert type(got) is np.ndarray
         np.testing.assert_array_equal(got, one(matrix))
-        np.testing.assert_array_equal(
-            predict_through(data, two, features=features, named=False, names="pq"), two(matrix)
-        )
+        np.testing.assert_array_equal(predict_through(data, two, features=features, named=False, names="pq"), two(matrix))
     assert predict_through(matrix[:0], two, features=features, named=False).shape == (0, 2)
     assert predict_through(FRAME[:0], one, features=FEATURES, named=True).shape == (0,)
 
@@ -226,9 +224,7 @@ def test_dask_frames(at: list[int]) -> None:
         pd.testing.assert_series_equal(got.compute(), pd.Series(one(BLOCK), FRAME.index))
         both = predict_through(lazy, two, features=FEATURES, named=True, names=["p", "q"], dtype=np.float32)
         assert isinstance(both, dd.DataFrame)
-        pd.testing.assert_frame_equal(
-            both.compute(), pd.DataFrame(two(BLOCK).astype(np.float32), FRAME.index, ["p", "q"])
-        )
+        pd.testing.assert_frame_equal(both.compute(), pd.DataFrame(two(BLOCK).astype(np.float32), FRAME.index, ["p", "q"]))
         text = predict_through(lazy, words, features=FEATURES, named=True, dtype=object)
         assert text.dtype == object
         assert text.compute().tolist() == words(BLOCK).tolist()

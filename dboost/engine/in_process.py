@@ -38,9 +38,7 @@ class InProcessEngine:
     n_threads : int
     """
 
-    def __init__(
-        self, shard: Shard, loss_terms: tuple, *, rule: Rule, n_planes: int, coarse: float, n_threads: int
-    ) -> None:
+    def __init__(self, shard: Shard, loss_terms: tuple, *, rule: Rule, n_planes: int, coarse: float, n_threads: int) -> None:
         self.shard = shard
         self._terms = loss_terms
         self._coarse = coarse

@@ -32,9 +32,7 @@ class ShardedEngine:
         Leaves opened per round.
     """
 
-    def __init__(
-        self, shards: Sequence[Shard], loss_terms: tuple, *, n_planes: int, coarse: float, width: int = 8
-    ) -> None:
+    def __init__(self, shards: Sequence[Shard], loss_terms: tuple, *, n_planes: int, coarse: float, width: int = 8) -> None:
         self._rounds = [Rounds(shard, n_planes) for shard in shards]
         self._terms = loss_terms
         self._coarse = coarse

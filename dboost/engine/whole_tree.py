@@ -263,9 +263,7 @@ def grow_tree(
             is_categorical = is_category[feature] != 0
             if categorical is not None:
                 if is_categorical:
-                    send_left(
-                        parent, offset[feature], n_bins, cut_of[node], limits, keys, order, goes_left
-                    )
+                    send_left(parent, offset[feature], n_bins, cut_of[node], limits, keys, order, goes_left)
                     missing_left_of[node] = goes_left[n_bins]
                     if thread == 0:
                         for code in range(n_bins + 1):

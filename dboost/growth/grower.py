@@ -231,8 +231,7 @@ class _Grower:
         node.goes_left = goes_left
         left_total = best[4:7].copy()
         children = tuple(
-            _Node(self.n_numbers + k, node.depth + 1, total)
-            for k, total in enumerate((left_total, node.total - left_total))
+            _Node(self.n_numbers + k, node.depth + 1, total) for k, total in enumerate((left_total, node.total - left_total))
         )
         self.n_numbers += 2
         node.children = (children[0], children[1])

@@ -106,9 +106,7 @@ class _Encoder:
                 matrix = matrix[rows]
             found = self._encode_matrix(matrix, slice(position, position + n))
         else:
-            tasks = (
-                (feature, column, rows, slice(position, position + n)) for feature, column in enumerate(chunk.columns)
-            )
+            tasks = ((feature, column, rows, slice(position, position + n)) for feature, column in enumerate(chunk.columns))
             found = next(
                 (pair for pair in self._pool.map(self._encode_column, *zip(*tasks, strict=True)) if pair is not None), None
             )

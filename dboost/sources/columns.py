@@ -75,9 +75,7 @@ def to_column(values: Any, rule: Rule) -> Column:
         column = _from_numpy(values, rule)
     if isinstance(column, CategoryColumn):
         if rule.categorical is False:
-            hint = (
-                "the model knows it as numeric" if rule.known else "declare it in categorical_features, or leave it out"
-            )
+            hint = "the model knows it as numeric" if rule.known else "declare it in categorical_features, or leave it out"
             raise DataError(f"column {rule.name!r} holds text or categories, which cannot be made numeric: {hint}")
         return column
     return _levels_of_numbers(column, rule) if rule.categorical else column

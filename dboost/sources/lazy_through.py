@@ -53,5 +53,3 @@ def _predict_block(block: Any, predictor: Predictor) -> np.ndarray:
 
 def _predict_frame(frame: pd.DataFrame, predictor: Predictor) -> Any:
     return like_input(predictor.promised(frame), frame, predictor.names)
-
-

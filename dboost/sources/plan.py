@@ -191,8 +191,7 @@ def declared_categorical(spec: Any, names: tuple[str, ...], named: bool) -> tupl
     for name in values:
         if str(name) not in present:
             raise ParameterError(
-                f"categorical_features has an item value {str(name)!r} which is not a valid feature name of the "
-                "training data."
+                f"categorical_features has an item value {str(name)!r} which is not a valid feature name of the training data."
             )
     return tuple(name in marked for name in names)
 

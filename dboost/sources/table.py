@@ -128,9 +128,7 @@ def _compute(collection: Any) -> Any:
     return lazy.compute(collection)
 
 
-def _read_partitions(
-    data: Any, aligned: dict[str, Any], plan: Plan, reader: Reader, n_threads: int | None
-) -> list[Piece]:
+def _read_partitions(data: Any, aligned: dict[str, Any], plan: Plan, reader: Reader, n_threads: int | None) -> list[Piece]:
     """Read a Dask collection, and those of target, weight and offset that are Dask collections too."""
     from dboost.sources import lazy
 
