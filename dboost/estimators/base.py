@@ -104,11 +104,12 @@ class Boosting(BaseEstimator):
         self._check_pair(X_val, y_val, sample_weight_val)
         if is_path(X) or isinstance(y, str):
             raise InputTypeError("an estimator wants X and y themselves; dboost.fit takes paths and names of columns")
+        y, y_val = _column(y), _column(y_val)
         sets = {name: (data, target, weight) for name, data, target, weight in named_sets(eval_set)}
         if HELD_OUT in sets or WATCHED in sets:
             raise ParameterError(f"an evaluation set may not be called {HELD_OUT!r} or {WATCHED!r}: these are the estimator's")
         if X_val is not None:
-            sets[HELD_OUT] = (X_val, _column(y_val), sample_weight_val)
+            sets[HELD_OUT] = (X_val, y_val, sample_weight_val)
         model = self.booster_ if settings["warm_start"] and hasattr(self, "booster_") else None
         seeds = self._draw_seeds() if model is None else self._seeds
         parameters = make_parameters(
@@ -129,7 +130,7 @@ class Boosting(BaseEstimator):
             _check_lengths(X, y, sample_weight)
             table = open_table(
                 X,
-                _column(y),
+                y,
                 sample_weight=sample_weight,
                 features=settings["features"],
                 categorical_features=settings["categorical_features"],

@@ -98,7 +98,7 @@ class DBoostRegressor(RegressorMixin, Boosting):
         categorical_smoothing: float = 10.0,
         categorical_l2: float = 10.0,
         max_category_group: int = 32,
-        min_category_hessian: float = 1.0,
+        min_category_hessian: float = 20.0,
         monotonic_cst: Any = None,
         interaction_cst: Any = None,
         warm_start: bool = False,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils.class_weight import compute_class_weight
 
+from dboost.errors import ParameterError
 from dboost.estimators.scoring import NAME, scorer_metric
 from dboost.model.ensemble import Ensemble
 from dboost.sources import Table
@@ -101,12 +102,16 @@ class Watching:
 
 def _with_class_weight(table: Table, target: Target, class_weight: Any) -> np.ndarray | None:
     """Weights times those of the classes; "balanced" counts the rows of positive weight."""
-    if class_weight is None:
+    if class_weight is None or target.classes is None:
         return table.weight
     classes = np.array(target.classes, np.dtype(target.classes_dtype))
     codes = target.values.astype(np.int64)
     counted = codes if table.weight is None else codes[table.weight > 0]
-    of_rows = compute_class_weight(class_weight, classes=classes, y=classes[counted])[codes]
+    of_classes = compute_class_weight(class_weight, classes=classes, y=classes[counted])
+    if not (of_classes > 0).all():
+        culprit = int(np.argmin(of_classes > 0))
+        raise ParameterError(f"class_weight of class {target.classes[culprit]!r} is {of_classes[culprit]:g}, not positive")
+    of_rows = of_classes[codes]
     return of_rows if table.weight is None else of_rows * table.weight
 
 

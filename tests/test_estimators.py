@@ -1,0 +1,302 @@
+"""The estimators beside `dboost.fit`: the same learning, scikit-learn's attributes, tables of every kind."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import warnings
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import scipy.sparse
+from sklearn.base import clone
+from sklearn.exceptions import DataConversionWarning, NotFittedError
+
+import dboost
+from dboost import DBoostClassifier, DBoostRegressor
+from dboost.params import RESERVED, Parameters
+
+BOTH = pytest.mark.parametrize("Estimator", [DBoostRegressor, DBoostClassifier])
+
+
+def shop(n: int = 400, seed: int = 0) -> tuple[pd.DataFrame, pd.Series, pd.Series]:
+    """A frame with text and missing values, a number to predict, and one of three classes."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame({"price": rng.normal(size=n), "size": rng.normal(size=n).astype(np.float32)})
+    frame["town"] = rng.choice(["Aalst", "Brugge", "Gent", "Leuven"], n)
+    frame.loc[rng.random(n) < 0.1, "price"] = np.nan
+    number = frame["size"] * 2 + frame["town"].eq("Gent") + frame["price"].fillna(1)
+    classes = pd.cut(number, [-np.inf, 0, 1.5, np.inf], labels=["low", "middle", "top"]).astype(str)
+    return frame, number.rename("sold"), classes.rename("class")
+
+
+def test_the_model_is_that_of_fit() -> None:
+    frame, number, classes = shop()
+    weight = np.linspace(0.5, 2.0, len(frame))
+    settings: dict[str, Any] = {
+        "max_iter": 12, "max_leaf_nodes": 7, "l2_regularization": 0.5, "min_samples_leaf": 3, "random_state": 5, "n_threads": 2
+    }  # fmt: skip
+    regressor = DBoostRegressor(**settings).fit(frame, number, weight)
+    assert regressor.booster_.sha256 == dboost.fit(frame, number, sample_weight=weight, **settings).sha256
+    classifier = DBoostClassifier(**settings).fit(frame, classes, weight)
+    assert classifier.booster_.sha256 == dboost.fit(frame, classes, sample_weight=weight, **settings).sha256
+    assert classifier.booster_.n_iter_ == classifier.n_iter_ == 12
+
+
+def test_the_kind_of_task_is_the_estimators() -> None:
+    """Targets of 0 and 1 are numbers to a regressor, integers are classes to a classifier."""
+    X = np.arange(100.0)[:, None]
+    assert DBoostRegressor(max_iter=2).fit(X, X[:, 0] > 50).booster_.loss.name == "squared_error"
+    assert DBoostClassifier(max_iter=2).fit(X, X[:, 0] // 25).booster_.ensemble.n_outputs == 4
+    with pytest.raises(dboost.ParameterError, match="DBoostClassifier"):
+        DBoostRegressor(loss="log_loss").fit(X, X[:, 0])
+    with pytest.raises(dboost.ParameterError, match="log_loss"):
+        DBoostClassifier(loss="squared_error").fit(X, X[:, 0] > 3)
+
+
+def test_every_keyword_of_fit_that_is_no_data_is_there_with_the_same_default() -> None:
+    of_fit = {name: p.default for name, p in inspect.signature(dboost.fit).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    of_fit |= {name: p.default for name, p in inspect.signature(Parameters).parameters.items()} | RESERVED
+    for name in ("sample_weight", "offset", "eval_set", "random_state"):
+        del of_fit[name]
+    for Estimator in (DBoostRegressor, DBoostClassifier):
+        own = Estimator().get_params()
+        assert {name: own[name] for name in of_fit} == of_fit
+    assert "class_weight" not in DBoostRegressor().get_params()
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("learning_rate", 0), ("max_leaf_nodes", 1), ("max_bins", 256), ("loss", "absolute_error"), ("max_features", 0.5),
+        ("monotonic_cst", [1]), ("interaction_cst", "pairwise"), ("client", object()), ("memory_limit", "2GiB"),
+        ("subsample", 0.5), ("quantile", 0.5), ("checkpoint", "folder"), ("arcbites", True), ("start_from", "model.json"),
+        ("early_stopping", "yes"), ("early_stopping", None), ("scoring", 3), ("tol", -1.0), ("n_iter_no_change", 0),
+        ("validation_fraction", 1.0), ("validation_fraction", 0), ("validation_fraction", True), ("warm_start", "no"),
+        ("verbose", -1), ("random_state", "seed"), ("n_threads", 0), ("categorical_features", ["b"]), ("features", ["a"]),
+    ],
+)  # fmt: skip
+def test_nothing_is_ignored(Estimator: Any, argument: str, value: Any) -> None:
+    X, y = np.arange(40.0)[:, None], np.arange(40) % 2
+    with pytest.raises(ValueError, match=r".+"):
+        Estimator(**{argument: value}).fit(X, y)
+
+
+@BOTH
+def test_answers_about_data_in_memory_are_arrays(Estimator: Any) -> None:
+    frame, number, classes = shop()
+    model = Estimator(max_iter=5).fit(frame, number if Estimator is DBoostRegressor else classes)
+    expected = model.predict(frame)
+    assert type(expected) is np.ndarray
+    for other in (pl.from_pandas(frame), pa.Table.from_pandas(frame), frame.set_index(frame.index + 7)):
+        answer = model.predict(other)
+        assert type(answer) is np.ndarray
+        np.testing.assert_array_equal(answer, expected)
+    if Estimator is DBoostClassifier:
+        proba, raw = model.predict_proba(frame), model.decision_function(frame)
+        assert type(proba) is type(raw) is np.ndarray
+        assert proba.shape == raw.shape == (400, 3)
+        np.testing.assert_array_equal(model.classes_[raw.argmax(axis=1)], expected)
+        np.testing.assert_array_equal(proba, model.booster_.predict_proba(frame).to_numpy())
+
+
+@BOTH
+def test_stages_lead_to_the_prediction(Estimator: Any) -> None:
+    frame, number, classes = shop()
+    model = Estimator(max_iter=4)
+    with pytest.raises(NotFittedError):
+        next(model.staged_predict(frame))
+    model.fit(frame, number if Estimator is DBoostRegressor else classes)
+    methods = ["predict"] if Estimator is DBoostRegressor else ["predict", "predict_proba", "decision_function"]
+    for method in methods:
+        stages = list(getattr(model, f"staged_{method}")(frame))
+        assert len(stages) == 4
+        for k, stage in enumerate(stages, 1):
+            np.testing.assert_array_equal(stage, getattr(model, method)(frame, iteration_range=(0, k)))
+        np.testing.assert_array_equal(stages[-1], getattr(model, method)(frame))
+
+
+def test_two_classes() -> None:
+    frame, number, _ = shop()
+    model = DBoostClassifier(max_iter=5).fit(frame, number > 1)
+    assert model.classes_.dtype == bool
+    raw = model.decision_function(frame)
+    assert raw.shape == (400,)
+    np.testing.assert_array_equal(model.predict(frame), raw > 0)
+    np.testing.assert_allclose(model.predict_proba(frame)[:, 1], 1 / (1 + np.exp(-raw)))
+
+
+def test_attributes() -> None:
+    frame, number, _ = shop()
+    model = DBoostRegressor(max_iter=3).fit(frame, number)
+    assert list(model.feature_names_in_) == list(frame.columns)
+    assert model.n_features_in_ == 3
+    np.testing.assert_array_equal(model.is_categorical_, [False, False, True])
+    assert model.do_early_stopping_ is False
+    assert model.train_score_.shape == (4,)
+    assert (np.diff(model.train_score_) > 0).all()
+    np.testing.assert_allclose(model.train_score_[0], -0.5 * number.var(ddof=0))
+    np.testing.assert_allclose(model.train_score_[-1], -0.5 * ((model.predict(frame) - number) ** 2).mean())
+    assert model.validation_score_.size == 0
+    model.fit(frame[["price", "size"]].to_numpy(), number)
+    assert not hasattr(model, "feature_names_in_")
+    assert model.is_categorical_ is None
+
+
+def test_names_of_features() -> None:
+    frame, number, _ = shop()
+    model = DBoostRegressor(max_iter=3).fit(frame, number)
+    expected = model.predict(frame)
+    np.testing.assert_array_equal(model.predict(frame.assign(more=1)[["more", "town", "size", "price"]]), expected)
+    np.testing.assert_array_equal(model.predict(pa.Table.from_pandas(frame.assign(more=1))), expected)
+    with pytest.raises(ValueError, match="same order"):
+        model.predict(frame[["town", "size", "price"]])
+    with pytest.raises(ValueError, match="now missing"):
+        model.predict(frame[["price", "size"]])
+    with pytest.raises(TypeError, match="string names"):
+        DBoostRegressor().fit(frame.rename(columns={"size": 2}), number)
+    chosen = DBoostRegressor(max_iter=3, features=["size", "town"]).fit(frame, number)
+    assert list(chosen.feature_names_in_) == ["size", "town"]
+    np.testing.assert_array_equal(chosen.predict(frame), chosen.predict(frame[["size", "town"]]))
+
+
+def test_a_column_of_targets_is_taken_with_a_warning() -> None:
+    frame, number, _ = shop()
+    expected = DBoostRegressor(max_iter=3).fit(frame, number).predict(frame)
+    for column in (number.to_numpy()[:, None], number.to_frame()):
+        with pytest.warns(DataConversionWarning, match="column-vector") as caught:
+            model = DBoostRegressor(max_iter=3).fit(frame, column)
+        assert caught[0].filename == __file__
+        np.testing.assert_array_equal(model.predict(frame), expected)
+
+
+def test_what_does_not_fit_together_is_said() -> None:
+    frame, number, classes = shop()
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        DBoostRegressor().fit(frame, number[1:])
+    with pytest.raises(ValueError, match=r"sample_weight.shape == \(3,\), expected \(400,\)"):
+        DBoostRegressor().fit(frame, number, [1, 2, 3])
+    with pytest.raises(ValueError, match="one class"):
+        DBoostClassifier().fit(frame, np.full(400, "only"))
+    with pytest.raises(ValueError, match="class_weight of class 'low' is 0"):
+        DBoostClassifier(class_weight={"low": 0.0}).fit(frame, classes)
+    with pytest.raises(TypeError, match=r"dboost\.fit"):
+        DBoostRegressor().fit(frame, "town")
+    for Estimator, target in ((DBoostRegressor, number), (DBoostClassifier, classes)):
+        with pytest.raises(TypeError, match="toarray"):
+            Estimator().fit(scipy.sparse.csr_matrix(np.eye(400)), target)
+
+
+def test_a_failed_fit_leaves_the_model_as_it_was() -> None:
+    frame, number, _ = shop()
+    model = DBoostRegressor(max_iter=3).fit(frame, number)
+    before = model.booster_
+    with pytest.raises(ValueError, match="infin"):
+        model.fit(frame.assign(size=np.inf), number)
+    assert model.booster_ is before
+    model.predict(frame)
+
+
+class Connection:
+    """Like a client: it can be neither copied nor pickled."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a connection does not travel")
+
+
+@BOTH
+def test_pickles_and_clones(Estimator: Any) -> None:
+    frame, number, classes = shop()
+    model = Estimator(max_iter=3).fit(frame, number if Estimator is DBoostRegressor else classes)
+    model.client = Connection()
+    twin = pickle.loads(pickle.dumps(model))
+    assert twin.client is None
+    assert twin.get_params() == model.get_params() | {"client": None}
+    np.testing.assert_array_equal(twin.predict(frame), model.predict(frame))
+    assert twin.booster_ == model.booster_
+    fresh = clone(model)
+    assert fresh.client is model.client
+    assert not hasattr(fresh, "booster_")
+    assert copy.deepcopy(clone(twin)).get_params() == twin.get_params()
+
+
+def test_random_states() -> None:
+    frame, number, _ = shop()
+    seeds = [
+        DBoostRegressor(max_iter=1, random_state=state).fit(frame, number).booster_.ensemble.parameters["random_state"]
+        for state in (7, np.int64(7), np.random.RandomState(3), np.random.RandomState(3), None, None)
+    ]
+    assert seeds[0] == seeds[1] == 7
+    assert seeds[2] == seeds[3]
+    assert seeds[4] != seeds[5]
+
+
+@BOTH
+def test_dask_frames(Estimator: Any) -> None:
+    frame, number, classes = shop()
+    y = number if Estimator is DBoostRegressor else classes
+    settings: dict[str, Any] = {"max_iter": 5, "random_state": 0, "early_stopping": True, "n_iter_no_change": 3}
+    X, targets = dd.from_pandas(frame, npartitions=3), dd.from_pandas(y.to_frame(), npartitions=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataConversionWarning)
+        model = Estimator(**settings).fit(X, targets)
+    assert model.booster_.sha256 == Estimator(**settings).fit(frame, y).booster_.sha256
+    assert list(model.feature_names_in_) == list(frame.columns)
+    answer = model.predict(X)
+    assert isinstance(answer, dd.Series)
+    np.testing.assert_array_equal(answer.compute().to_numpy(), model.predict(frame))
+    empty = model.predict(dd.from_pandas(frame[:0], npartitions=1))
+    assert empty.dtype == empty.compute().dtype == (float if Estimator is DBoostRegressor else object)
+    assert len(list(model.staged_predict(X))) == model.n_iter_
+    assert len(model.predict(X.loc[[0]]).compute()) == 1
+    if Estimator is DBoostClassifier:
+        for method in ("predict_proba", "decision_function"):
+            frames = getattr(model, method)(X)
+            assert isinstance(frames, dd.DataFrame)
+            assert list(frames.columns) == ["low", "middle", "top"]
+            np.testing.assert_array_equal(frames.compute().to_numpy(), getattr(model, method)(frame))
+    assert 0 < model.score(X, targets) <= 1
+
+
+def test_dask_arrays() -> None:
+    rng = np.random.default_rng(1)
+    X, y = rng.normal(size=(300, 4)), rng.normal(size=300)
+    lazy, targets = da.from_array(X, chunks=(100, 2)), da.from_array(y[:, None], chunks=(100, 1))
+    with pytest.warns(DataConversionWarning):
+        model = DBoostRegressor(max_iter=3, random_state=0).fit(lazy, targets, da.ones(300, chunks=100))
+    assert model.booster_.sha256 == DBoostRegressor(max_iter=3, random_state=0).fit(X, y).booster_.sha256
+    answer = model.predict(lazy)
+    assert isinstance(answer, da.Array)
+    assert answer.shape == (300,)
+    np.testing.assert_array_equal(answer, model.predict(X))
+    with pytest.raises(ValueError, match="expecting 4 features"):
+        model.predict(lazy[:, :3])
+
+
+def test_one_row_is_enough() -> None:
+    model = DBoostRegressor(max_iter=2).fit([[1.0, 2.0]], [3.0])
+    np.testing.assert_array_equal(model.predict([[5.0, np.nan]]), [3.0])
+
+
+def test_progress_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    frame, number, _ = shop()
+    DBoostRegressor(max_iter=2).fit(frame, number)
+    assert "iteration" not in capsys.readouterr().err
+    DBoostRegressor(max_iter=2, verbose=1).fit(frame, number)
+    assert "iteration 2/2" in capsys.readouterr().err
+    DBoostRegressor(max_iter=2, verbose=1, progress=False).fit(frame, number)
+    assert "iteration" not in capsys.readouterr().err
+
+
+def test_callbacks_may_stop_the_fit() -> None:
+    frame, number, _ = shop()
+    model = DBoostRegressor(max_iter=9, callbacks=[lambda iteration: iteration.iteration == 4]).fit(frame, number)
+    assert model.n_iter_ == 4

@@ -1,0 +1,251 @@
+"""K-class log loss: derivatives, the kernel's accuracy, and a training that does not depend on how rows are divided."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dboost
+from dboost.engine.in_process import InProcessEngine
+from dboost.engine.rounds import ShardedEngine
+from dboost.growth.finish import leaf_values
+from dboost.growth.frontier import ANY_ORDER, Rule, limits_of
+from dboost.growth.task import TreeTask
+from dboost.kernels.histograms import TRIPLE
+from dboost.losses import SoftmaxLogLoss, by_name, from_dict
+from dboost.params import Parameters
+from dboost.shard.advance import Scratch, advance_rows
+from dboost.shard.shard import Shard
+from dboost.statistics.exact import FINE, unit_for
+from dboost.statistics.metrics import Rows, Size, find_metrics
+from tests.tables import make_table
+
+
+def blobs(n: int, n_classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of four features around one centre for each class, some values missing."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(n_classes, size=n)
+    X = rng.normal(size=(n, 4)) + rng.normal(scale=1.5, size=(n_classes, 4))[y]
+    X[rng.random(X.shape) < 0.05] = np.nan
+    return X, y
+
+
+def passed(
+    raw: np.ndarray, y: np.ndarray, weight: np.ndarray | None = None, coarse: float = 2.0**30
+) -> tuple[Shard, np.ndarray, np.ndarray, float]:
+    """A shard after one pass, with its largest gradients and Hessians and the sum of the losses."""
+    table = make_table([3], raw.shape[1])
+    shard = Shard(table.stored(), table.layout, y, weight, raw.copy(), constant_hessian=False, max_leaves=2)
+    loss = SoftmaxLogLoss(len(raw))
+    found = advance_rows(shard, loss.terms(), np.zeros((len(raw), 1)), coarse, Scratch(), 0, shard.n_rows)
+    total = (found.coarse_loss + found.fine_loss / FINE) / coarse
+    return shard, found.max_gradient, found.max_hessian, total
+
+
+@given(st.integers(3, 9), st.integers(0, 2**32), st.sampled_from([0.1, 1.0, 10.0]))
+def test_derivatives_are_those_of_the_value(n_classes: int, seed: int, spread: float) -> None:
+    rng = np.random.default_rng(seed)
+    loss = SoftmaxLogLoss(n_classes)
+    raw = rng.normal(scale=spread, size=(20, n_classes))
+    y = rng.integers(n_classes, size=20).astype(float)
+    step = 1e-5
+    for k in range(n_classes):
+        move = step * (np.arange(n_classes) == k)
+        slope = (loss.value(y, raw + move) - loss.value(y, raw - move)) / (2 * step)
+        bend = (loss.gradient(y, raw + move) - loss.gradient(y, raw - move))[:, k] / (2 * step)
+        np.testing.assert_allclose(loss.gradient(y, raw)[:, k], slope, atol=1e-6 * max(spread, 1))
+        np.testing.assert_allclose(loss.hessian(y, raw)[:, k], bend, atol=1e-6 * max(spread, 1))
+
+
+def test_the_best_constants_have_no_gradient() -> None:
+    _, y = blobs(500, 4)
+    shares = np.bincount(y) / len(y)
+    loss = SoftmaxLogLoss(4)
+    raw = np.tile(loss.best_constants(shares), (len(y), 1))
+    np.testing.assert_allclose(loss.gradient(y.astype(float), raw).sum(axis=0), 0, atol=1e-10)
+    np.testing.assert_allclose(loss.inverse_link(loss.link(shares[None])), shares[None])
+
+
+@pytest.mark.parametrize("n_classes", [3, 5, 40])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 8.0, 60.0])
+def test_the_kernel_agrees_with_float64(n_classes: int, spread: float) -> None:
+    rng = np.random.default_rng(1)
+    raw = rng.normal(scale=spread, size=(n_classes, 3000)) + 100 * rng.normal(size=3000)
+    y = rng.integers(n_classes, size=3000).astype(float)
+    shard, max_gradient, max_hessian, total = passed(raw, y)
+    loss = SoftmaxLogLoss(n_classes)
+    np.testing.assert_allclose(shard.gradient.T, loss.gradient(y, raw.T), atol=1e-6)
+    # Complements of probabilities keep their digits, so small Hessians are right too.
+    e = np.exp(raw - raw.max(axis=0))
+    complement = np.array([np.delete(e, k, axis=0).sum(axis=0) for k in range(n_classes)]) / e.sum(axis=0)
+    expected = e / e.sum(axis=0) * complement
+    assert shard.hessian is not None
+    np.testing.assert_allclose(shard.hessian, expected, rtol=1e-5, atol=1e-30)
+    np.testing.assert_allclose(total, loss.value(y, raw.T).sum(), rtol=1e-6)
+    np.testing.assert_array_equal(max_gradient, np.abs(shard.gradient).max(axis=1))
+    np.testing.assert_array_equal(max_hessian, shard.hessian.max(axis=1))
+
+
+def test_weights_multiply() -> None:
+    rng = np.random.default_rng(2)
+    raw, y = rng.normal(size=(3, 2500)), rng.integers(3, size=2500).astype(float)
+    weight = rng.integers(1, 4, size=2500).astype(float)
+    plain, heavy = passed(raw, y), passed(raw, y, weight)
+    np.testing.assert_array_equal(heavy[0].gradient, plain[0].gradient * weight.astype(np.float32))
+    assert plain[0].hessian is not None
+    np.testing.assert_array_equal(heavy[0].hessian, plain[0].hessian * weight.astype(np.float32))
+    value = SoftmaxLogLoss(3).value(y, raw.T)
+    np.testing.assert_allclose(heavy[3], (value * weight).sum(), rtol=1e-6)
+
+
+def test_more_classes_than_a_byte_counts() -> None:
+    rng = np.random.default_rng(3)
+    raw = rng.normal(size=(700, 40))
+    y = rng.integers(700, size=40).astype(float)
+    *_, total = passed(raw, y)
+    np.testing.assert_allclose(total, SoftmaxLogLoss(700).value(y, raw.T).sum(), rtol=1e-6)
+
+
+def test_the_loss_in_a_file() -> None:
+    loss = from_dict(by_name("log_loss", 5).to_dict())
+    assert isinstance(loss, SoftmaxLogLoss)
+    assert (loss.n_outputs, loss.step_factor) == (5, 0.8)
+    assert not isinstance(by_name("log_loss", 2), SoftmaxLogLoss)
+
+
+@pytest.mark.parametrize("cuts", [[], [100], [1, 2, 150, 299], [60, 120, 180, 240]])
+def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
+    """Three rounds of K trees: the same scores to the last bit, however the rows are divided."""
+    n, n_classes = 300, 3
+    table = make_table([7, 40, 255], n, categorical=[True, False, False])
+    rng = np.random.default_rng(4)
+    y, weight = rng.integers(n_classes, size=n).astype(float), rng.random(n) + 0.5
+    raw = np.tile(rng.normal(size=(n_classes, 1)), (1, n))
+    rule = Rule(8, 1 << 30, ANY_ORDER)
+    loss, coarse = SoftmaxLogLoss(n_classes), unit_for(100.0, n)
+
+    def shard(rows: slice) -> Shard:
+        codes = table.stored().part(rows)
+        made = Shard(
+            type(codes)(np.ascontiguousarray(codes.narrow), np.ascontiguousarray(codes.wide), codes.row_of),
+            table.layout, y[rows], weight[rows], raw[:, rows].copy(), constant_hessian=False, max_leaves=8,
+        )  # fmt: skip
+        made.fill_tiles(0, made.n_rows)
+        return made
+
+    edges = [0, *cuts, n]
+    parts = [shard(slice(*pair)) for pair in pairwise(edges)]
+    whole = shard(slice(None))
+    engines = (
+        InProcessEngine(whole, loss.terms(), rule=rule, n_planes=3, coarse=coarse, n_threads=1),
+        ShardedEngine(parts, loss.terms(), n_planes=3, coarse=coarse, width=3),
+    )
+    values = [np.zeros((n_classes, 1)) for _ in engines]
+    for _ in range(3):
+        for which, engine in enumerate(engines):
+            found = engine.advance(values[which])
+            values[which] = np.zeros((n_classes, 8))
+            for k in range(n_classes):
+                scales = np.array(
+                    [
+                        float(np.float32(TRIPLE.max_gradient / found.max_gradient[k])),
+                        float(np.float32(TRIPLE.max_hessian / found.max_hessian[k])),
+                        unit_for(found.max_gradient[k], n),
+                        unit_for(found.max_hessian[k], n),
+                    ]
+                )
+                limits = limits_of(
+                    l2=1.0, l1=0.0, max_step=np.inf, min_hessian=0.1, min_rows=2, count_plane=2, least_gain=0.0,
+                    smoothing=1.0, category_l2=1.0, max_categories=32, min_category_hessian=0.0,
+                    gradient_unit=1 / scales[0], hessian_unit=1 / scales[1],
+                )  # fmt: skip
+                grown = engine.grow(TreeTask(limits, TRIPLE, rule, scales, np.ones(3, np.uint8), k))
+                step = leaf_values(grown.leaf_sums, Parameters(), loss.step_factor)
+                values[which][k, : len(step)] = step
+        np.testing.assert_array_equal(values[0], values[1])
+        assert (values[0] != 0).any(axis=1).all()
+    for engine, at_end in zip(engines, values, strict=True):
+        engine.advance(at_end)
+    np.testing.assert_array_equal(whole.raw, np.concatenate([part.raw for part in parts], axis=1))
+    assert (np.ptp(whole.raw, axis=1) > 0.1).all()
+    engines[0].close()
+
+
+def test_threads_and_partitions_make_no_difference() -> None:
+    import dask.array as da
+
+    X, y = blobs(60_000, 4)
+    X = np.repeat(X, 2, axis=1)  # enough for two threads
+    settings = {"loss": "log_loss", "max_iter": 3, "eval_set": (X[:500], y[:500])}
+    one = dboost.fit(X, y, n_threads=1, **settings)
+    two = dboost.fit(X, y, n_threads=2, **settings)
+    cut = dboost.fit(
+        da.from_array(X, chunks=((7, 20_000, 39_993), -1)), da.from_array(y, chunks=((7, 20_000, 39_993),)), n_threads=2,
+        **settings,
+    )  # fmt: skip
+    assert one.sha256 == two.sha256 == cut.sha256
+
+
+def test_a_model_of_classes(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    X, codes = blobs(2000, 5)
+    y = np.array(["ash", "birch", "cedar", "dogwood", "elm"])[codes]
+    booster = dboost.fit(X, y, max_iter=30, eval_set=(X[:100], y[:100]), eval_metric=["accuracy", "log_loss"])
+    assert booster.ensemble.n_outputs == 5
+    assert len(booster.ensemble.trees) == 150
+    proba = booster.predict_proba(X)
+    np.testing.assert_allclose(proba.sum(axis=1), 1)
+    assert (booster.predict(X) == booster.classes_[proba.argmax(axis=1)]).all()
+    assert (booster.predict(X) == y).mean() > 0.9
+    # What training knew of its rows is what the model says of them.
+    raw = booster.predict(X, raw_score=True)
+    value = SoftmaxLogLoss(5).value(codes.astype(float), raw)
+    np.testing.assert_allclose(booster.history["train_loss"].iloc[-1], value.mean(), rtol=1e-6)
+    np.testing.assert_allclose(booster.history["eval_log_loss"].iloc[-1], value[:100].mean(), rtol=1e-12)
+    assert booster.history["eval_accuracy"].iloc[-1] == (booster.predict(X[:100]) == y[:100]).mean()
+    assert (np.diff(booster.history["train_loss"]) < 0).all()
+    booster.save(tmp_path / "model")
+    np.testing.assert_array_equal(dboost.load(tmp_path / "model").predict_proba(X), proba)
+
+
+def test_the_first_leaves_follow_the_formula() -> None:
+    """(K - 1) / K · Σ w r / (Σ w h + λ), times the learning rate."""
+    rng = np.random.default_rng(5)
+    X, y, w = np.repeat([0.0, 1.0], 60)[:, None], rng.integers(3, size=120), rng.random(120) + 0.5
+    booster = dboost.fit(X, y, sample_weight=w, loss="log_loss", max_iter=1, learning_rate=0.3, l2_regularization=2.0)
+    p = np.array([w[y == k].sum() for k in range(3)]) / w.sum()
+    np.testing.assert_allclose(booster.ensemble.baseline, np.log(p), rtol=1e-14)
+    raw = booster.predict(X, raw_score=True) - np.log(p)
+    for side in (X[:, 0] == 0, X[:, 0] == 1):
+        for k in range(3):
+            residual, hessian = (w * ((y == k) - p[k]))[side].sum(), (w[side] * p[k] * (1 - p[k])).sum()
+            np.testing.assert_allclose(raw[side, k], 0.3 * 2 / 3 * residual / (hessian + 2.0), rtol=1e-4)
+
+
+def test_the_largest_step_binds_classes_too() -> None:
+    X, y = blobs(600, 3)
+    booster = dboost.fit(X, y, loss="log_loss", max_iter=3, max_delta_step=0.01, learning_rate=0.5)
+    values = np.concatenate([tree.value for tree in booster.ensemble.trees])
+    assert np.abs(values).max() == 0.005
+
+
+def test_a_class_of_weight_zero_is_none() -> None:
+    X, y = blobs(900, 3)
+    weight = np.where(y == 1, 0.0, 1.0)
+    without = y != 1
+    assert (
+        dboost.fit(X, y, loss="log_loss", sample_weight=weight, max_iter=5).sha256
+        == dboost.fit(X[without], y[without], loss="log_loss", max_iter=5).sha256
+    )
+
+
+def test_accuracy_counts_the_largest_score() -> None:
+    raw = np.array([[1.0, 2.0, 0.0], [5.0, 2.0, 9.0], [0.0, 0.0, 1.0]])
+    rows = Rows(np.array([1.0, 0.0, 2.0]), raw, np.array([1.0, 2.0, 3.0]), SoftmaxLogLoss(3), Size(8.0, 1.0, 3.0, 6))
+    (metric,) = find_metrics("accuracy", SoftmaxLogLoss(3))
+    assert metric.finish(metric.merge(metric.chunk(rows), metric.chunk(rows))) == pytest.approx(4 / 6)
+    with pytest.raises(dboost.ParameterError, match="roc_auc"):
+        find_metrics("roc_auc", SoftmaxLogLoss(3))
