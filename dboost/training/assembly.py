@@ -26,13 +26,14 @@ def assemble(empty: Ensemble, training: Training, n_rows: int, start_from: Ensem
     start_from : Ensemble or None
         The model that this fit continues.
     whole : bool
-        With early stopping, also the trees after the best iteration.
+        Also the trees of an iteration that is still being judged and, with early stopping, of those after the best one.
     """
     stopping, before = training.early_stopping, training.n_before
     best = None if stopping is None else max(stopping.best_iteration, before)
     harvest = training.harvest
-    if best is not None and not whole:
-        harvest = harvest[: (best - before) * training.n_outputs]
+    if not whole:
+        # The last iteration may have been interrupted: then it is not in the history.
+        harvest = harvest[: (len(training.history) if best is None else best - before) * training.n_outputs]
     trees = tuple(h.to_tree(training.binning, training.parameters, training.step_factor) for h in harvest)
     source = {
         "label": None,
