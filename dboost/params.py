@@ -96,7 +96,7 @@ class Parameters:
             _number(self, name, least=0.0)
         _integer(self, "max_category_group", 1)
         _integer(self, "early_stopping_rounds", 1, optional=True)
-        _integer(self, "random_state", 0)
+        _integer(self, "random_state", 0, 2**63 - 1)
 
     def to_dict(self) -> dict[str, Any]:
         """Parameters as JSON types, for the model file."""
@@ -140,12 +140,18 @@ def make_parameters(given: dict[str, Any]) -> Parameters:
         if name in RESERVED:
             neutral = RESERVED[name]
             if not (value is neutral or (isinstance(value, Real | str) and value == neutral)):
-                raise ParameterError(f"{name}={value!r} is not supported by this version of dboost")
+                raise ParameterError(f"{name}={_short(value)} is not supported by this version of dboost")
         elif name not in known:
             near = difflib.get_close_matches(name, [*known, *RESERVED], n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise ParameterError(f"unknown parameter {name!r}{hint}")
     return Parameters(**{name: _plain(value) for name, value in given.items() if name in known})
+
+
+def _short(value: Any) -> str:
+    """A value in an error's sentence: itself, or for a table or the like what it is."""
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else f"<{type(value).__name__}>"
 
 
 def _plain(value: Any) -> Any:
@@ -169,9 +175,9 @@ def _integer(record: Parameters, name: str, least: int, most: int | None = None,
     value = getattr(record, name)
     if value is None and optional:
         return
-    limits = f"at least {least}" if most is None else f"between {least} and {most}"
+    limits = f"of at least {least}" if most is None else f"between {least} and {most}"
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
-        raise ParameterError(f"{name}={value!r} must be an integer of {limits}{' or None' if optional else ''}")
+        raise ParameterError(f"{name}={value!r} must be an integer {limits}{' or None' if optional else ''}")
 
 
 def _number(

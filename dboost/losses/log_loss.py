@@ -75,4 +75,5 @@ class LogLoss(Loss):
         return np.where(raw >= 0, 1.0, e) / (1.0 + e)
 
     def best_constant(self, mean: float) -> float:
+        mean = min(max(mean, 1e-300), 1.0 - 2.0**-53)  # a class whose weight is next to nothing
         return float(np.log(mean) - np.log1p(-mean))

@@ -79,7 +79,7 @@ def encode_table(
                 infinite = encoder.encode(chunk, rows, position)
                 if infinite is not None and not allow_infinite:
                     row, feature = infinite
-                    where = f"row {row} of {table.partition_name(i)}"
+                    where = table.row_name(start + row)
                     raise DataError(f"column {binning.features[feature].name!r} holds an infinite value ({where})")
                 position += n
             start += length

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dboost.engine.in_process import InProcessEngine
-from dboost.errors import ParameterError
+from dboost.errors import InputTypeError, ParameterError
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
 from dboost.shard.layout import plan_layout
@@ -104,11 +105,12 @@ def fit_table(
         parameters that it had the result is, to the last bit, that of a single fit.
     """
     sets = list(named_sets(eval_set))
+    callbacks = _checked(callbacks)
     if parameters.early_stopping_rounds is not None and not sets:
         raise ParameterError("early_stopping_rounds needs an eval_set to judge by")
     clock = _Clock()
     so_far: list[Callable[[], Ensemble]] = []
-    with open_training() as table:
+    with _reading(), open_training() as table:
         target = read_target(table, parameters.loss)
         loss = target.loss
         parameters = replace(parameters, loss=loss.name)
@@ -164,7 +166,8 @@ def fit_table(
     shard = Shard(codes, layout, y, weight, raw, constant_hessian=constant, max_leaves=rule.max_leaves)
     in_ranges(shard.fill_tiles, len(y), n_threads)
     clock.lap("bin")
-    judged += [yardstick.data(*one) for one in _with_columns(sets, target_name, weight_name)]
+    with _reading():
+        judged += [yardstick.data(*one) for one in _with_columns(sets, target_name, weight_name)]
     clock.lap("load")
 
     engine = InProcessEngine(
@@ -241,6 +244,24 @@ def _with_columns(sets: Sequence[tuple[str, Any, Any, Any]], target_name: Any, w
             target = target_name
             weight = weight_name if isinstance(weight_name, str) and weight is None else weight
         yield name, data, target, weight
+
+
+def _checked(callbacks: Any) -> tuple[Callback, ...]:
+    """Callbacks as a tuple; a mistake is noticed before the first iteration, not after it."""
+    found = (callbacks,) if callable(callbacks) else tuple(callbacks or ())
+    for callback in found:
+        if not callable(callback):
+            raise InputTypeError(f"a callback must be a function of an Iteration, not {type(callback).__name__}")
+    return found
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """^C while data are read is a `FitInterrupted` as well."""
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        raise FitInterrupted("interrupted while reading the data, before the first iteration", None, 0) from stopped
 
 
 class _Clock:

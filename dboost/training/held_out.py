@@ -10,7 +10,7 @@ import numpy as np
 
 from dboost.binning import Binning
 from dboost.engine.team import Team
-from dboost.errors import InputTypeError
+from dboost.errors import DataError, InputTypeError
 from dboost.growth.task import GrownTree
 from dboost.kernels.histograms import Layout
 from dboost.kernels.routing import add_tree
@@ -32,7 +32,7 @@ def named_sets(eval_set: Any) -> Iterator[tuple[str, Any, Any, Any]]:
         return
     if isinstance(eval_set, dict):
         items = [(str(name), one) for name, one in eval_set.items()]
-    elif isinstance(eval_set, list) and eval_set and isinstance(eval_set[0], tuple):
+    elif isinstance(eval_set, list) and all(isinstance(one, tuple) or _is_table(one) for one in eval_set):
         items = [("eval" if len(eval_set) == 1 else f"eval_{i}", one) for i, one in enumerate(eval_set)]
     else:
         items = [("eval", eval_set)]
@@ -43,6 +43,11 @@ def named_sets(eval_set: Any) -> Iterator[tuple[str, Any, Any, Any]]:
             yield name, one[0], one[1], one[2] if len(one) == 3 else None
         else:
             yield name, one, None, None
+
+
+def _is_table(data: Any) -> bool:
+    """Whether something has named columns, so that a list of such is no table itself."""
+    return hasattr(data, "columns") or hasattr(data, "column_names")
 
 
 def flat_scores(baseline: np.ndarray, n_rows: int) -> np.ndarray:
@@ -125,11 +130,14 @@ class Yardstick:
 
     def data(self, name: str, data: Any, target_column: Any, weight_column: Any) -> Callable[[Team], HeldOut]:
         """A data set of its own, in the terms of the training data."""
-        with open_table(
-            data, target_column, sample_weight=weight_column, like=self.binning.features, n_threads=self.n_threads
-        ) as table:
-            y = encode_like(table, self.target, f"evaluation set {name!r}")
-            return self.rows(name, table, y, kept_rows(table.weight))
+        try:
+            with open_table(
+                data, target_column, sample_weight=weight_column, like=self.binning.features, n_threads=self.n_threads
+            ) as table:
+                y = encode_like(table, self.target)
+                return self.rows(name, table, y, kept_rows(table.weight))
+        except (DataError, InputTypeError) as error:
+            raise type(error)(f"evaluation set {name!r}: {error}") from error
 
     def rows(self, name: str, table: Table, y: np.ndarray, rows: np.ndarray | None) -> Callable[[Team], HeldOut]:
         """Some rows (int64, ascending) of a table with targets y, or all; waits for the team that will share the work."""

@@ -53,19 +53,19 @@ def read_target(table: Table, loss_name: str) -> Target:
     return Target(by_name(loss_name, len(classes)), codes.astype(np.float64), classes, dtype)
 
 
-def encode_like(table: Table, target: Target, what: str) -> np.ndarray:
+def encode_like(table: Table, target: Target) -> np.ndarray:
     """The target of held-out rows in the terms of the training target: float64[n_rows]."""
     column = _counted(table)
     if target.classes is None:
         if not isinstance(column, np.ndarray):
-            raise DataError(f"the target of {what} holds categories or text, the training target numbers")
+            raise DataError("the target holds categories or text, the training target numbers")
         return column
     codes, classes, _ = _classes(table, column)
     known = {level: code for code, level in enumerate(target.classes)}
     present = np.bincount(codes, minlength=len(classes)) > 0
     unknown = [level for level, occurs in zip(classes, present, strict=True) if occurs and level not in known]
     if unknown:
-        raise DataError(f"{what} holds a class that the training target has not: {unknown[0]!r}")
+        raise DataError(f"the target holds a class that the training target has not: {unknown[0]!r}")
     return np.array([known.get(level, -1) for level in classes], np.float64)[codes]
 
 

@@ -1,0 +1,251 @@
+"""Every mistake in what `dboost.fit` is given is one sentence that names the column, the rows or the parameter."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+
+import dboost
+from dboost.errors import DataError, DBoostError, InputTypeError, ModelFileError, ParameterError
+from tests.fits import FEATURES, NUMERIC, cut, mixed_frame
+
+FRAME = mixed_frame(200)
+X, Y = FRAME[NUMERIC].to_numpy(np.float64), FRAME["y"].to_numpy()
+ROWS = np.arange(200)
+
+
+def fit(data: Any = FRAME, target: Any = "y", **options: Any) -> dboost.Booster:
+    options.setdefault("max_iter", 2)
+    if data is FRAME:
+        options.setdefault("features", FEATURES)
+    return dboost.fit(data, target, **options)
+
+
+def at(row: int, value: float, column: int | None = None) -> np.ndarray:
+    """The targets, or the matrix, with one value changed."""
+    changed = (Y if column is None else X).astype(np.float64)
+    changed[row if column is None else (row, column)] = value
+    return changed
+
+
+DATA: list[tuple[Callable[[], Any], str]] = [
+    # target
+    (lambda: fit(FRAME, "yy"), "the data have no column 'yy', which was given as target"),
+    (lambda: fit(FRAME, None), "the target y is None"),
+    (lambda: fit(X, at(3, np.nan)), r"target contains NaN \(a missing value\) in 1 row, first in row 3"),
+    (lambda: fit(cut(FRAME.assign(y=at(150, np.nan)), [60, 120])), "target 'y' contains NaN .* row 30 of partition 2"),
+    (lambda: fit(X, at(3, np.inf)), "target contains infinity in 1 row, first in row 3"),
+    (lambda: fit(X, ["a"] * 200), r"the target has one class only \('a'\)"),
+    (lambda: fit(X, np.zeros(200), loss="log_loss"), "the target has one class only"),
+    (lambda: fit(X, np.zeros(200, bool)), r"one class only \(False\); a classifier needs at least two classes"),
+    (lambda: fit(X, FRAME["grade"], sample_weight=FRAME["grade"] == "low"), r"one class only \('low'\)"),
+    (lambda: fit(X, Y, loss="log_loss"), "Unknown label type: continuous"),
+    (lambda: fit(X, FRAME["grade"], loss="squared_error"), "wants a numeric target, but the target holds categories"),
+    # weight
+    (lambda: fit(FRAME, sample_weight="ww"), "no column 'ww', which was given as sample_weight"),
+    (lambda: fit(X, Y, sample_weight=np.where(ROWS == 5, -1.0, 1)), "sample_weight is negative in 1 row, first in row 5"),
+    (lambda: fit(X, Y, sample_weight=np.where(ROWS == 5, np.inf, 1)), "sample_weight contains infinity in 1 row, first"),
+    (lambda: fit(X, Y, sample_weight=np.zeros(200)), "sample_weight is zero in every row"),
+    # features
+    (lambda: fit(at(7, np.inf, 2), Y), r"column 'f2' holds an infinite value \(row 7\)"),
+    (lambda: fit(at(7, -np.inf, 2).astype(np.float32), Y), r"column 'f2' holds an infinite value \(row 7\)"),
+    (lambda: fit(np.where(X > 1, np.inf, np.where(X < -1, -np.inf, X)), Y), r"holds an infinite value \(row \d+\)"),
+    (
+        lambda: fit(cut(FRAME.assign(x=np.where(ROWS == 150, np.inf, 0)), [60, 60, 120])),
+        r"column 'x' holds an infinite value \(row 30 of partition 3\)",
+    ),
+    (
+        lambda: fit(at(7, np.inf, 0), Y, sample_weight=np.where(ROWS < 5, 0.0, 1.0)),
+        r"column 'f0' holds an infinite value \(row 7\)",
+    ),
+    (
+        lambda: fit(pd.DataFrame({"c": np.arange(65_536).astype(str), "y": 1.0})),
+        "column 'c' has more than 65,535 levels",
+    ),
+    # the table
+    (lambda: fit(FRAME[:0]), "the data have no rows"),
+    (lambda: fit(cut(FRAME[:0], [0])), "the data have no rows: all 2 partitions are empty"),
+    (
+        lambda: fit(dd.from_map(lambda i: [FRAME, FRAME.drop(columns="x")][i], [0, 1], meta=FRAME[:0])),
+        "partition 1: there is no column 'x'",
+    ),
+    (
+        lambda: fit(dd.from_map(lambda i: [FRAME, FRAME.assign(x="a")][i], [0, 1], meta=FRAME[:0])),
+        "column 'x' holds numbers in partition 0, but text or categories in partition 1",
+    ),
+    (lambda: fit("nowhere/*.parquet"), "no file at nowhere/"),
+    # evaluation sets
+    (lambda: fit(X, Y, eval_set=(X[:, :3], Y)), "evaluation set 'eval': X has 3 features, but dboost is expecting 4"),
+    (
+        lambda: fit(eval_set={"may": FRAME, "june": FRAME.drop(columns="x")}),
+        "evaluation set 'june': the data have no column 'x'",
+    ),
+    (lambda: fit(eval_set=FRAME.drop(columns="y")), "evaluation set 'eval': the data have no column 'y', .* target"),
+    (lambda: fit(eval_set=FRAME.assign(y=np.nan)), "evaluation set 'eval': target 'y' contains NaN"),
+    (lambda: fit(eval_set=FRAME[:0]), "evaluation set 'eval': the data have no rows"),
+    (lambda: fit(eval_set=(FRAME, "y", FRAME["w"] * 0)), "evaluation set 'eval': sample_weight is zero in every row"),
+    (lambda: fit(sample_weight="w", eval_set=FRAME[["y", *FEATURES]]), "evaluation set 'eval': .* no column 'w'"),
+    (lambda: fit(target="grade", eval_set=FRAME.assign(grade="best")), "set 'eval': .* class .* has not: 'best'"),
+    (lambda: fit(eval_set=FRAME.assign(y="much")), "evaluation set 'eval': the target holds categories or text"),
+    (lambda: fit(eval_set=FRAME.assign(x="much")), "evaluation set 'eval': .*'x' holds text"),
+    # prediction
+    (lambda: fit().predict(FRAME.drop(columns="x")), "predict: the data have no column 'x', which the model"),
+    (lambda: fit(X, Y).predict(X[:, :2]), "predict: X has 2 features, but dboost is expecting 4 features"),
+]
+
+PARAMETERS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: fit(learning_rat=0.1), r"unknown parameter 'learning_rat'; did you mean learning_rate\?"),
+    (lambda: fit(n_estimators=5), "unknown parameter 'n_estimators'"),
+    (lambda: fit(max_leaves=5), "unknown parameter 'max_leaves'; did you mean max_leaf_nodes"),
+    (lambda: fit(loss="squared"), "loss='squared' must be one of 'auto', 'squared_error', 'log_loss'"),
+    (lambda: fit(growth="wide"), "growth='wide' must be one of 'best_first', 'depth_wise'"),
+    (lambda: fit(max_bins=256), "max_bins=256 must be an integer between 2 and 255"),
+    (lambda: fit(max_bins=1), "max_bins=1 must be an integer between 2 and 255"),
+    (lambda: fit(max_iter=0), "max_iter=0 must be an integer of at least 1"),
+    (lambda: fit(max_iter=2.5), "max_iter=2.5 must be an integer"),
+    (lambda: fit(max_iter=True), "max_iter=True must be an integer"),
+    (lambda: fit(max_leaf_nodes=1), "max_leaf_nodes=1 must be an integer of at least 2 or None"),
+    (lambda: fit(max_depth=0), "max_depth=0 must be an integer of at least 1 or None"),
+    (lambda: fit(min_samples_leaf=0), "min_samples_leaf=0"),
+    (lambda: fit(min_hessian=-1), "min_hessian=-1 must be a number at least 0"),
+    (lambda: fit(l2_regularization=float("nan")), "l2_regularization=nan must be a number at least 0"),
+    (lambda: fit(l1_regularization="much"), "l1_regularization='much' must be a number"),
+    (lambda: fit(leaf_penalty=-0.1), "leaf_penalty=-0.1"),
+    (lambda: fit(min_gain=float("inf")), "min_gain=inf must be a number"),
+    (lambda: fit(max_delta_step=0), "max_delta_step=0 must be a number greater than 0 or None"),
+    (lambda: fit(learning_rate=0.0), "learning_rate=0.0 must be a number greater than 0"),
+    (lambda: fit(categorical_smoothing=-1), "categorical_smoothing=-1"),
+    (lambda: fit(categorical_l2=-1), "categorical_l2=-1"),
+    (lambda: fit(max_category_group=0), "max_category_group=0"),
+    (lambda: fit(min_category_hessian=-1), "min_category_hessian=-1"),
+    (lambda: fit(early_stopping_rounds=0), "early_stopping_rounds=0"),
+    (lambda: fit(random_state=-1), "random_state=-1"),
+    (lambda: fit(random_state=2**70), "random_state=1180591620717411303424 must be an integer between"),
+    (lambda: fit(n_threads=0), "n_threads=0 must be a positive integer or None"),
+    (lambda: fit(n_threads=1.5), "n_threads=1.5"),
+    (lambda: fit(early_stopping_rounds=5), "early_stopping_rounds needs an eval_set to judge by"),
+    (lambda: fit(early_stopping_rounds=5, eval_set={}), "early_stopping_rounds needs an eval_set"),
+    (lambda: fit(eval_metric="rmse"), "eval_metric 'rmse' does not go with loss 'squared_error'; choose from squared_error,"),
+    (lambda: fit(target="late", eval_metric=["log_loss", "auc"]), "eval_metric 'auc' does not go with loss 'log_loss'"),
+    (lambda: fit(X, Y, eval_set=X), "evaluation set 'eval' is a table without a target: give"),
+    # what a later version will know
+    *(
+        (lambda name=name, value=value: fit(**{name: value}), f"{name}=.* is not supported by this version of dboost")
+        for name, value in {
+            "quantile": 0.5, "huber_alpha": 0.5, "tweedie_power": 1.2, "criterion": "gradient", "step": "line_search",
+            "split_proposal": "node", "subsample": 0.5, "max_features": 0.5, "influence_trimming": 0.1,
+            "monotonic_cst": {"x": 1}, "interaction_cst": [["x", "age"]], "offset": Y, "start_from": "model.json",
+            "source_name": "may", "checkpoint": "folder", "checkpoint_every": 5, "memory_limit": "2GiB", "arcbites": True,
+            "client": "tcp://127.0.0.1:8786",
+        }.items()
+    ),
+]  # fmt: skip
+
+TYPES: list[tuple[Callable[[], Any], str]] = [
+    (lambda: fit(eval_set=(X, Y, Y, Y)), r"evaluation set 'eval' must be \(X, y\) or \(X, y, weight\), not 4 things"),
+    (lambda: fit(callbacks=["print"]), "a callback must be a function of an Iteration, not str"),
+    (lambda: fit({"a": 1}, Y), "cannot read a table from dict"),
+    (lambda: fit(eval_set=({"a": 1}, Y)), "evaluation set 'eval': cannot read a table from dict"),
+]
+
+MISTAKES = [
+    *((DataError, *mistake) for mistake in DATA),
+    *((ParameterError, *mistake) for mistake in PARAMETERS),
+    *((InputTypeError, *mistake) for mistake in TYPES),
+]
+
+
+@pytest.mark.parametrize(("kind", "mistake", "message"), MISTAKES, ids=[message[:60] for *_, message in MISTAKES])
+def test_mistakes(kind: type[Exception], mistake: Callable[[], Any], message: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(kind, match=message) as caught:
+            mistake()
+    assert isinstance(caught.value, DBoostError)
+    assert isinstance(caught.value, (ValueError, TypeError))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_neutral_values_of_later_parameters_are_fine() -> None:
+    neutral = {"subsample": 1, "max_features": 1.0, "criterion": "newton", "client": None, "checkpoint_every": 10}
+    assert fit(**neutral).sha256 == fit().sha256
+
+
+def test_one_empty_partition_is_fine() -> None:
+    assert fit(cut(FRAME, [0, 50, 50, 200]), features=FEATURES).sha256 == fit().sha256
+
+
+def test_a_target_is_asked_for() -> None:
+    with pytest.raises(TypeError, match="target"):
+        dboost.fit(FRAME)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("scale", [1e39, 1e154, 1e300])
+def test_targets_beyond_float32_are_refused(scale: float) -> None:
+    with pytest.raises(DBoostError, match=r"targets .* so large that gradients are infinite; scale them down"):
+        fit(X, Y * scale)
+
+
+def test_a_fit_that_diverges_says_so() -> None:
+    with pytest.raises(DBoostError, match=r"training diverged in iteration \d+: .* a smaller learning_rate"):
+        fit(X, Y, learning_rate=1e10, max_iter=50)
+
+
+def test_model_files(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    fit().save(path)
+    whole = path.read_bytes()
+    for data, message in (
+        (whole[: len(whole) // 2], "model.json is damaged, cut short or was edited"),
+        (whole.replace(b'"version": 1', b'"version": 9'), "format version 9, written by a newer dboost"),
+        (b"", "not a dboost model"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(ModelFileError, match=message):
+            dboost.load(path)
+    with pytest.raises(ModelFileError, match="nowhere"):
+        dboost.load(tmp_path / "nowhere.json")
+
+
+EXTREMES: dict[str, Callable[[], dboost.Booster]] = {
+    "one row": lambda: fit(X[:1], Y[:1]),
+    "two rows of two classes": lambda: fit(X[:2], [True, False]),
+    "no values at all": lambda: fit(X * np.nan, Y),
+    "nothing but constants": lambda: fit(X * 0, Y),
+    "a constant target": lambda: fit(X, Y * 0 + 3.25),
+    "more threads than rows": lambda: fit(X, Y, n_threads=300),
+    "tiny targets": lambda: fit(X, Y * 1e-25),
+    "denormal targets": lambda: fit(X, Y * 1e-310),
+    "large targets": lambda: fit(X, Y * 1e30),
+    "a class of next to no weight": lambda: fit(X, ROWS % 2, sample_weight=np.where(ROWS % 2, 1.0, 1e-20)),
+    "three classes, two of next to no weight": lambda: fit(
+        X, ROWS % 3, loss="log_loss", sample_weight=np.where(ROWS % 3 == 1, 1.0, 1e-20)
+    ),
+    "weights of all sizes": lambda: fit(X, Y, sample_weight=10.0 ** (ROWS % 30 - 15)),
+    "infinite features in rows of weight zero": lambda: fit(at(7, np.inf, 2), Y, sample_weight=(ROWS != 7) * 1.0),
+    "leaves of one row, nothing held back": lambda: fit(
+        X, Y > 0, min_samples_leaf=1, min_hessian=0, l2_regularization=0, learning_rate=1.0, max_iter=100
+    ),
+    "unlimited trees": lambda: fit(X, Y, max_leaf_nodes=None, max_depth=10**6, min_samples_leaf=1),
+    "limits larger than the table": lambda: fit(X, Y, max_leaf_nodes=10**9, min_samples_leaf=10**6),
+    "65,535 levels": lambda: fit(pd.DataFrame({"c": np.arange(65_535).astype(str), "y": np.arange(65_535.0)})),
+}
+
+
+@pytest.mark.parametrize("case", EXTREMES)
+@pytest.mark.filterwarnings("error")
+def test_extremes_are_no_mistakes(case: str) -> None:
+    booster = EXTREMES[case]()
+    assert np.isfinite(booster.ensemble.baseline).all()
+    assert all(np.isfinite(tree.value).all() for tree in booster.ensemble.trees)
+    assert np.isfinite(booster.history["train_loss"]).all()
+    train_loss = booster.history["train_loss"].to_numpy()
+    assert (np.diff(train_loss) <= 1e-6 * abs(train_loss[0])).all()
