@@ -1,0 +1,154 @@
+"""^C: a fit ends at once, says how far it came, keeps what it has, and leaves no noise behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dboost
+from dboost.engine.in_process import InProcessEngine
+from tests.fits import FEATURES, TARGETS, mixed_frame
+
+ROOT = Path(__file__).parent.parent
+
+TRAIN = """
+import sys
+import numpy as np, dboost
+rng = np.random.default_rng(0)
+X = rng.normal(size=({n_rows}, 20)).astype(np.float32)
+y = X[:, 0] + rng.normal(size=len(X))
+def tell(iteration):
+    if iteration.iteration == 3:
+        print("three", flush=True)
+def train():
+    dboost.fit(X, y, max_iter=1_000_000, progress=True, n_threads={n_threads}, callbacks=[tell])
+"""
+
+CAUGHT = """
+try:
+    train()
+except dboost.FitInterrupted as stopped:
+    booster = dboost.Booster(stopped.ensemble)
+    assert np.isfinite(booster.predict(X[:5])).all()
+    assert booster.n_iter_ == stopped.iterations >= 3
+    assert len(booster.history) == stopped.iterations
+    booster.save(sys.argv[1])
+    assert dboost.load(sys.argv[1]) == booster
+    print(f"{stopped}; usable", flush=True)
+"""
+
+LOAD = """
+import time, dask.dataframe as dd, numpy as np, pandas as pd, dboost
+read = []
+def part(i):
+    read.append(i)
+    if len(read) == 3:
+        print("three", flush=True)
+    time.sleep(0.3)
+    return pd.DataFrame({"x": np.random.default_rng(i).normal(size=1000), "y": 1.0 * np.arange(1000)})
+frame = dd.from_map(part, range(400), meta=part(0))
+dboost.fit(frame, "y")
+"""
+
+
+def interrupted(program: str, *arguments: str) -> tuple[int, float, str, str]:
+    """Run a program, send SIGINT once it has printed "three"; its exit status, seconds it still took, and its output."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line == "three\n", f"{line}{process.stderr.read() if process.stderr else ''}"
+        time.sleep(0.1)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, time.monotonic() - began, out, err
+    finally:
+        process.kill()
+
+
+def assert_one_clean_end(err: str) -> None:
+    """Python's own words about the one exception, and nothing from threads or at exit."""
+    for noise in ("Exception ignored", "Exception in thread", "Fatal", "leaked", "Segmentation"):
+        assert noise not in err
+    assert err.count("FitInterrupted:") == 1
+    assert err.strip().splitlines()[-1].startswith("dboost.training.fit.FitInterrupted: interrupted")
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "n_threads"),
+    [(200_000, 2), (200_000, 1), (3_000, 1)],
+    ids=["two threads", "one thread", "small data in the calling thread"],
+)
+def test_training_ends_at_once(n_rows: int, n_threads: int) -> None:
+    program = TRAIN.format(n_rows=n_rows, n_threads=n_threads) + "train()"
+    status, seconds, _, err = interrupted(program)
+    assert seconds < 2
+    assert status in (1, 130, -signal.SIGINT)
+    assert_one_clean_end(err)
+    assert "FitInterrupted: interrupted after " in err
+    assert " of 1000000 iterations" in err
+
+
+def test_what_was_learned_is_usable(tmp_path: Path) -> None:
+    program = TRAIN.format(n_rows=100_000, n_threads=2) + CAUGHT
+    status, seconds, out, err = interrupted(program, str(tmp_path / "model.json"))
+    assert (status, out.splitlines()[-1].split(";")[-1]) == (0, " usable"), err
+    assert seconds < 4, "saving and loading included"
+    assert "Traceback" not in err
+
+
+def test_reading_ends_at_once() -> None:
+    status, seconds, _, err = interrupted(LOAD)
+    assert seconds < 2
+    assert status in (1, 130, -signal.SIGINT)
+    assert_one_clean_end(err)
+    assert "interrupted while reading the data, before the first iteration" in err
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("call", ["advance", "grow"])
+def test_an_iteration_that_was_not_finished_leaves_nothing(target: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever ^C comes, the model holds whole iterations only: those that the message and the metrics tell of."""
+    frame, calls = mixed_frame(300), 0
+    whole = dboost.fit(frame, target, features=FEATURES, max_iter=8)
+    method = getattr(InProcessEngine, call)
+
+    def sometimes(self: InProcessEngine, argument: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 12 if call == "grow" and target == "grade" else calls == 5:
+            raise KeyboardInterrupt
+        return method(self, argument)
+
+    monkeypatch.setattr(InProcessEngine, call, sometimes)
+    with pytest.raises(dboost.FitInterrupted, match=r"interrupted after [34] of 8 iterations") as caught:
+        dboost.fit(frame, target, features=FEATURES, max_iter=8)
+    stopped = caught.value
+    assert stopped.iterations == (4 if call == "grow" and target != "grade" else 3)
+    booster = dboost.Booster(stopped.ensemble)
+    assert booster.n_iter_ == len(booster.history) == stopped.iterations
+    found = np.asarray(booster.predict(frame, raw_score=True))
+    expected = np.asarray(whole.predict(frame, raw_score=True, iteration_range=(0, stopped.iterations)))
+    assert found.tobytes() == expected.tobytes()
+
+
+def test_before_the_first_iteration_there_is_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(self: InProcessEngine, argument: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(InProcessEngine, "grow", never)
+    with pytest.raises(dboost.FitInterrupted, match="interrupted after 0 of 100 iterations") as caught:
+        dboost.fit(mixed_frame(50), "y", features=FEATURES)
+    assert caught.value.ensemble is None
+    assert isinstance(caught.value, KeyboardInterrupt)
