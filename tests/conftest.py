@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,3 +18,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     from tests.real_data import FOLDER
 
     return None if FOLDER.exists() else "no real tables beside the checkout (../shared/data): their tests are skipped"
+
+
+# A shell that starts the tests in the background makes them ignore ^C, and with them every process that they start. Tests
+# that interrupt would then wait for ever; with Python's own handler they, and their children, hear it again.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
