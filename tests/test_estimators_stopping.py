@@ -33,9 +33,7 @@ def data_for(Estimator: Any) -> tuple[np.ndarray, np.ndarray]:
 def sklearn_split(y: np.ndarray, size: float | int, seed: int, stratify: bool) -> tuple[np.ndarray, np.ndarray]:
     """The rows that HistGradientBoosting would train on and hold out."""
     drawn = check_random_state(seed).randint(np.iinfo(np.uint32).max, dtype="u8")
-    train, held = train_test_split(
-        np.arange(len(y)), test_size=size, stratify=y if stratify else None, random_state=drawn
-    )
+    train, held = train_test_split(np.arange(len(y)), test_size=size, stratify=y if stratify else None, random_state=drawn)
     return np.sort(train), np.sort(held)
 
 

@@ -120,8 +120,7 @@ class Boosting(BaseEstimator):
             if parameters.max_iter == model.n_iter_:
                 return self
             raise ParameterError(
-                f"max_iter={parameters.max_iter} must be larger than or equal to n_iter_={model.n_iter_} when "
-                "warm_start==True"
+                f"max_iter={parameters.max_iter} must be larger than or equal to n_iter_={model.n_iter_} when warm_start==True"
             )
         threads = available_threads(settings["n_threads"])
         watching = Watching(self, seeds.split, judge=list(sets)[-1] if sets else None)

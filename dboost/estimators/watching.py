@@ -94,9 +94,7 @@ class Watching:
         stopping = None
         if by_score:
             column = self.columns.get("validation", self.columns["train"])
-            stopping = EarlyStopping(
-                column, settings.n_iter_no_change, larger_is_better=self.sign > 0, tolerance=settings.tol
-            )
+            stopping = EarlyStopping(column, settings.n_iter_no_change, larger_is_better=self.sign > 0, tolerance=settings.tol)
         return Supervision(weight, held_out, watched, (metric,), stopping)
 
 
