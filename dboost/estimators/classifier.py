@@ -36,8 +36,8 @@ class DBoostClassifier(ClassifierMixin, Boosting):
         `fit` goes on with the present model until `max_iter` iterations in total. The validation rows stay the same, other
         arguments may change and hold for the new trees.
     early_stopping : "auto" or bool
-        Stop when the score has not improved for `n_iter_no_change` iterations, and keep the iterations up to the best one.
-        "auto": with more than 10,000 rows.
+        Stop when the score has not improved for `n_iter_no_change` iterations, and keep the iterations up to the best one
+        (of equal scores the last one, of equal losses the first). "auto": with more than 10,000 rows.
     scoring : "loss", None, name of a scorer, or callable
         What early stopping looks at; None is the estimator's own `score`. A callable is called with the estimator, rows as a
         matrix (categories as codes), targets, and `sample_weight` where there are weights.

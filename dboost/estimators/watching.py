@@ -94,7 +94,14 @@ class Watching:
         stopping = None
         if by_score:
             column = self.columns.get("validation", self.columns["train"])
-            stopping = EarlyStopping(column, settings.n_iter_no_change, larger_is_better=self.sign > 0, tolerance=settings.tol)
+            stopping = EarlyStopping(
+                column,
+                settings.n_iter_no_change,
+                larger_is_better=self.sign > 0,
+                tolerance=settings.tol,
+                # A score may be coarse: the earliest of many models of the same accuracy has hardly begun to learn.
+                keep_latest=settings.scoring != "loss",
+            )
         return Supervision(weight, held_out, watched, (metric,), stopping)
 
 

@@ -41,22 +41,25 @@ class EarlyStopping:
     """Remembers the best iteration by one metric, and says when nothing has improved for long enough.
 
     Only what exceeds `tolerance` is an improvement to wait for; the best iteration is the one with the best value all the
-    same, the earliest of equals. NaN never improves.
+    same, of equals the earliest or, if `keep_latest`, the latest. NaN never improves.
     """
 
-    def __init__(self, column: str, rounds: int, *, larger_is_better: bool, tolerance: float = 0.0) -> None:
+    def __init__(
+        self, column: str, rounds: int, *, larger_is_better: bool, tolerance: float = 0.0, keep_latest: bool = False
+    ) -> None:
         self.column = column
         self.rounds = rounds
         self.best_iteration = 0
         self._sign = 1.0 if larger_is_better else -1.0
         self._tolerance = tolerance
+        self._keep_latest = keep_latest
         self._best = -float("inf")
         self._mark = -float("inf")
         self._marked = 0
 
     def should_stop(self, iteration: int, record: Mapping[str, Any]) -> bool:
         value = self._sign * record[self.column]
-        if value > self._best or self.best_iteration == 0:
+        if value > self._best or self.best_iteration == 0 or (self._keep_latest and value == self._best):
             self.best_iteration = iteration
             self._best = value if value == value else self._best
         if value > self._mark + self._tolerance or self._marked == 0:
