@@ -363,7 +363,11 @@ def test_interrupting_says_how_far_it_came(here: Path) -> None:
         while first.startswith("compiling"):
             first = process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        rest = process.stderr.read()
+        try:
+            rest = process.communicate(timeout=60)[1]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
     assert first.startswith("iteration 1/1000000: train_loss")
     assert re.search(r"^dboost: interrupted after \d+ of 1000000 iterations; nothing was saved$", rest, re.MULTILINE)
     assert "Traceback" not in rest
