@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import copy
 import numbers
-import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from sklearn.base import BaseEstimator
-from sklearn.exceptions import DataConversionWarning
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dboost.booster import Booster
-from dboost.errors import DataError, InputTypeError, ParameterError
+from dboost.errors import InputTypeError, ParameterError
+from dboost.estimators.checks import as_targets, check_lengths, check_pair, check_settings, outline
 from dboost.estimators.watching import Watching
 from dboost.params import make_parameters
 from dboost.sources import Table, open_table
@@ -49,8 +48,6 @@ class Boosting(BaseEstimator):
     """Base class of the estimators, which have constructors of their own: scikit-learn reads parameters from these."""
 
     early_stopping: Any
-    early_stopping_rounds: Any
-    scoring: Any
     random_state: Any
     features: Any
     client: Any
@@ -100,11 +97,11 @@ class Boosting(BaseEstimator):
             With the column, partition, rows or parameter at fault. All are ValueError or TypeError.
         """
         settings = self.get_params(deep=False)
-        self._check_settings()
-        self._check_pair(X_val, y_val, sample_weight_val)
+        check_settings(self)
+        check_pair(self.early_stopping, X_val, y_val, sample_weight_val)
         if is_path(X) or isinstance(y, str):
             raise InputTypeError("an estimator wants X and y themselves; dboost.fit takes paths and names of columns")
-        y, y_val = _column(y), _column(y_val)
+        y, y_val = as_targets(y), as_targets(y_val)
         sets = {name: (data, target, weight) for name, data, target, weight in named_sets(eval_set)}
         if HELD_OUT in sets or WATCHED in sets:
             raise ParameterError(f"an evaluation set may not be called {HELD_OUT!r} or {WATCHED!r}: these are the estimator's")
@@ -126,7 +123,7 @@ class Boosting(BaseEstimator):
         watching = Watching(self, seeds.split, judge=list(sets)[-1] if sets else None)
 
         def open_training() -> Table:
-            _check_lengths(X, y, sample_weight)
+            check_lengths(X, y, sample_weight)
             table = open_table(
                 X,
                 y,
@@ -179,45 +176,10 @@ class Boosting(BaseEstimator):
         given = isinstance(self.random_state, numbers.Integral)
         return Seeds(drawn, int(self.random_state) if given else drawn)
 
-    def _check_settings(self) -> None:
-        """Refuse values of the estimator's own arguments that make no sense."""
-        for name, kinds, sense in (
-            ("early_stopping", (bool, np.bool_), lambda v: True),
-            ("warm_start", (bool, np.bool_), lambda v: True),
-            ("tol", (numbers.Real,), lambda v: v >= 0),
-            ("n_iter_no_change", (numbers.Integral,), lambda v: v >= 1),
-            ("validation_fraction", (numbers.Real, type(None)), _is_part),
-            ("verbose", (numbers.Integral, np.bool_), lambda v: v >= 0),
-        ):
-            value = getattr(self, name)
-            fits = isinstance(value, kinds) and sense(value)
-            if not (fits or (name == "early_stopping" and isinstance(value, str) and value == "auto")):
-                raise ParameterError(f"{name}={value!r} makes no sense: {_SENSE[name]}")
-        if not (self.scoring is None or isinstance(self.scoring, str) or callable(self.scoring)):
-            raise ParameterError(f"scoring={self.scoring!r} makes no sense: 'loss', None, a scorer's name or a callable")
-        if self.early_stopping_rounds is not None and self.early_stopping is True:
-            raise ParameterError(
-                "early_stopping_rounds and early_stopping=True are two rules to stop by: give one (the latter waits for "
-                "n_iter_no_change iterations)"
-            )
-
-    def _check_pair(self, X_val: Any, y_val: Any, sample_weight_val: Any) -> None:
-        if y_val is None and X_val is not None:
-            raise ParameterError("X_val is provided, but y_val was not provided.")
-        if X_val is None and y_val is not None:
-            raise ParameterError("y_val is provided, but X_val was not provided.")
-        if X_val is None and sample_weight_val is not None:
-            raise ParameterError("sample_weight_val is provided, but X_val and y_val were not provided.")
-        if X_val is not None and self.early_stopping is False:
-            raise ParameterError(
-                "X_val and y_val are passed to fit while at the same time early_stopping is False. When passing X_val and "
-                "y_val to fit, early_stopping should be set to either 'auto' or True."
-            )
-
     def _note_features(self, X: Any) -> None:
         """Set `n_features_in_`, and `feature_names_in_` where X has names."""
         if self.features is None:
-            validate_data(self, _outline(X), reset=True, skip_check_array=True)
+            validate_data(self, outline(X), reset=True, skip_check_array=True)
         else:
             self.feature_names_in_ = np.array([str(name) for name in self.features], object)
             self.n_features_in_ = len(self.feature_names_in_)
@@ -226,7 +188,7 @@ class Boosting(BaseEstimator):
         """Names must be those of the training data and in their order, unless there are more: then the model's are picked."""
         if is_path(X) or len(getattr(X, "shape", (0, 0))) != 2:
             return  # the model says what is wrong with it
-        X = _outline(X)
+        X = outline(X)
         known = set(getattr(self, "feature_names_in_", ()))
         labels = X.column_names if hasattr(X, "column_names") else getattr(X, "columns", ())
         if known and known < set(map(str, labels)):
@@ -279,53 +241,3 @@ class Boosting(BaseEstimator):
         clone = super(Boosting, copy.copy(self)).__sklearn_clone__()
         clone.client = self.client
         return clone
-
-
-_SENSE = {
-    "early_stopping": "'auto', True or False",
-    "warm_start": "True or False",
-    "tol": "a number of at least 0",
-    "n_iter_no_change": "an integer of at least 1",
-    "validation_fraction": "a part of the rows between 0 and 1, a number of rows, or None",
-    "verbose": "an integer of at least 0",
-}
-
-
-def _is_part(value: Any) -> bool:
-    if value is None or isinstance(value, bool):
-        return value is None
-    return int(value) >= 1 if isinstance(value, numbers.Integral) else 0 < value < 1
-
-
-def _column(y: Any) -> Any:
-    """Targets, with scikit-learn's warning when they are a table of one column."""
-    if len(getattr(y, "shape", ())) == 2 and y.shape[1] == 1:
-        warnings.warn(
-            "A column-vector y was passed when a 1d array was expected. Please change the shape of y to (n_samples,), for "
-            "example using ravel().",
-            DataConversionWarning,
-            stacklevel=3,
-        )
-    return y
-
-
-def _check_lengths(X: Any, y: Any, sample_weight: Any) -> None:
-    """Say in scikit-learn's words that data in memory have different numbers of rows."""
-    n, n_targets, n_weights = map(_n_rows, (X, y, sample_weight))
-    if n is not None and n_targets is not None and n != n_targets:
-        raise DataError(f"Found input variables with inconsistent numbers of samples: {[n, n_targets]}")
-    if n is not None and n_weights is not None and n != n_weights:
-        raise DataError(f"sample_weight.shape == ({n_weights},), expected ({n},)!")
-
-
-def _n_rows(data: Any) -> int | None:
-    """None where that is not known at once, or there are no data."""
-    if isinstance(data, list | tuple):
-        return len(data)
-    shape = () if is_lazy(data) else getattr(data, "shape", ())
-    return shape[0] if shape else None
-
-
-def _outline(X: Any) -> Any:
-    """What tells a table's columns; of a Dask frame the empty frame that stands for its partitions."""
-    return X._meta if is_lazy(X) and hasattr(X, "columns") else X
