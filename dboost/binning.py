@@ -114,8 +114,9 @@ def quantiles(distinct: np.ndarray, cumulative: np.ndarray, max_bins: int) -> np
     wanted = running[-1] * np.arange(1, max(n_light, 1)) / max(n_light, 1)
     at = np.searchsorted(running, wanted, side="left")
     own = np.flatnonzero(heavy)
-    positions = np.unique(np.concatenate((at, own, own[own > 0] - 1)))
-    return distinct[positions[positions < len(distinct) - 1]][: max_bins - 1]
+    # Nothing lies above the largest value: a split point that falls on it moves to its neighbour.
+    positions = np.unique(np.minimum(np.concatenate((at, own, own[own > 0] - 1)), len(distinct) - 2))
+    return distinct[positions][: max_bins - 1]
 
 
 def propose_all(
