@@ -1,0 +1,97 @@
+"""What a fit adds to the process: codes twice, a few numbers a row, a few partitions; never the raw table."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+COLUMNS, ROWS_A_PART, PARTS = 40, 50_000, 40
+MIB = 2**20
+
+PRELUDE = f"""
+    import resource, sys
+    import dask, dask.dataframe as dd, numpy as np, pandas as pd
+    import dboost
+    dask.config.set({{"temporary-directory": sys.argv[1]}})
+    NAMES = [f"c{{j}}" for j in range({COLUMNS})]
+    def part(i, n={ROWS_A_PART}):
+        rng = np.random.default_rng(i)
+        frame = pd.DataFrame(rng.random((n, {COLUMNS})), columns=NAMES)
+        return frame.assign(y=frame["c0"] + rng.random(n))
+    def lazy(n_parts):
+        return dd.from_map(part, range(n_parts), meta=part(0, 5)[:0])
+    def fit(data, y):
+        return dboost.fit(data, y, max_iter=3, n_threads=2)
+    def peak():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    fit(lazy(2), "y")
+"""
+
+
+def grown(program: str, folder: Path) -> float:
+    """By how many MiB the peak of a fresh process grows in the program after the prelude, which has fitted a small table."""
+    script = textwrap.dedent(PRELUDE) + textwrap.dedent(program)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder)], capture_output=True, text=True, cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout)
+
+
+def bytes_a_row() -> int:
+    """Codes and tiles (two of 32 bytes); target, score, gradient, leaf; two records."""
+    return COLUMNS + 64 + (8 + 8 + 4 + 1) + 16
+
+
+def test_lazy_partitions(tmp_path: Path) -> None:
+    """640 MB of rows that are made as they are asked for, 16 MB a partition."""
+    program = f"""
+        before = peak()
+        assert fit(lazy({PARTS}), "y").sources[0]["rows"] == {ROWS_A_PART * PARTS}
+        print(peak() - before)
+    """
+    found = grown(program, tmp_path)
+    raw = ROWS_A_PART * PARTS * COLUMNS * 8 / MIB
+    kept = ROWS_A_PART * PARTS * bytes_a_row() / MIB
+    # Beside these: 64 MiB of sampled values, some partitions, and what the C library does not give back of either.
+    assert found < kept + 120, f"{found:.0f} MiB where {kept:.0f} are kept"
+    assert found < 0.7 * raw
+    assert not list(tmp_path.iterdir()), "temporary files are gone"
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_arrays_are_not_copied(kind: str, tmp_path: Path) -> None:
+    n = ROWS_A_PART * 20
+    program = f"""
+        X = np.empty(({n}, {COLUMNS}), np.{kind})
+        for i in range(20):
+            X[i * {ROWS_A_PART} : (i + 1) * {ROWS_A_PART}] = np.random.default_rng(i).random(({ROWS_A_PART}, {COLUMNS}))
+        y = X[:, 0].astype(float)
+        before = peak()
+        fit(X, y)
+        print(peak() - before)
+    """
+    found = grown(program, tmp_path)
+    kept = n * bytes_a_row() / MIB
+    # The sample of 200,000 rows, and the copy that is sorted, come and go before the tiles.
+    assert found < kept + 40, f"{found:.0f} MiB where {kept:.0f} are kept"
+
+
+def test_held_out_rows_cost_their_codes_only(tmp_path: Path) -> None:
+    program = f"""
+        train, test = lazy(4), lazy({PARTS // 2})
+        dboost.fit(train, "y", max_iter=2, eval_set=lazy(2))
+        before = peak()
+        dboost.fit(train, "y", max_iter=3, eval_set=test, n_threads=2)
+        print(peak() - before)
+    """
+    found = grown(program, tmp_path)
+    kept = ROWS_A_PART * PARTS // 2 * (COLUMNS + 3 * 8) / MIB
+    assert found < kept + 110, f"{found:.0f} MiB where {kept:.0f} are kept"
