@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -75,13 +74,20 @@ def test_a_failing_thread_ends_all(failing: int) -> None:
         assert team.run(lambda thread: thread) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("heard_by", ["main", "other"])
 @pytest.mark.parametrize("n_threads", [1, 2])
-def test_control_c_ends_all_at_their_next_barrier(n_threads: int) -> None:
+def test_control_c_ends_all_at_their_next_barrier(n_threads: int, heard_by: str) -> None:
+    """Also when the system hands the signal to a thread that is not the main one."""
     work = (lambda t: turn_for_ever(team.control)) if n_threads == 1 else (lambda t: wait_for_ever(team.control, 3))
     with Team(n_threads) as team:
         turn_for_ever(np.ones(CONTROL_SIZE, np.int64))  # compile
         wait_for_ever(np.ones(CONTROL_SIZE, np.int64), 3)
-        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+
+        def interrupt() -> None:
+            listener = threading.main_thread() if heard_by == "main" else threading.current_thread()
+            signal.pthread_kill(listener.ident or 0, signal.SIGINT)
+
+        threading.Timer(0.2, interrupt).start()
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             team.run(work)

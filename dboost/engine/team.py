@@ -2,17 +2,22 @@
 
 Small work runs in the calling thread. Larger work runs in a pool, also with one thread, while the caller waits in Python:
 so ^C is noticed at once, raises the abort flag, and the threads leave at their next barrier.
+
+The caller looks up several times a second while it waits. The system may hand a signal to any thread of the process, and
+Python only runs the handler once the main thread moves: one that waits without end might never hear ^C.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
 
 from dboost.kernels.team import ABORT, CONTROL_SIZE
+
+LOOK_UP_SECONDS = 0.2
 
 
 class Team:
@@ -38,6 +43,8 @@ class Team:
         try:
             for thread in range(self.n_threads):
                 futures.append(self._pool.submit(self._guarded, work, thread))
+            while wait(futures, LOOK_UP_SECONDS).not_done:
+                pass
             return [future.result() for future in futures]
         except BaseException:
             self.control[ABORT] = 1
