@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,15 @@ def test_a_failing_thread_ends_all(failing: int) -> None:
         assert team.run(lambda thread: thread) == [0, 1, 2]
 
 
+@pytest.fixture
+def listening() -> Iterator[None]:
+    """Python's own handler of ^C, whatever a library may have put in its place."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("listening")
 @pytest.mark.parametrize("heard_by", ["main", "other"])
 @pytest.mark.parametrize("n_threads", [1, 2])
 def test_control_c_ends_all_at_their_next_barrier(n_threads: int, heard_by: str) -> None:
