@@ -51,13 +51,15 @@ class Binning:
         return np.array([feature.is_categorical for feature in self.features])
 
 
-def sample_rows(n_rows: int, seed: int) -> np.ndarray:
-    """Numbers of the sampled rows, ascending (int64): a function of seed and row number."""
+def sample_rows(n_rows: int, seed: int, first: int = 0, last: int | None = None) -> np.ndarray:
+    """Numbers of the sampled rows, ascending (int64), out of first…last-1: a function of seed and row number."""
+    last = n_rows if last is None else last
     if n_rows <= SAMPLE_ROWS:
-        return np.arange(n_rows)
-    chosen = np.empty(SAMPLE_ROWS + SAMPLE_ROWS // 8, np.int64)
+        return np.arange(first, last)
+    room = SAMPLE_ROWS + SAMPLE_ROWS // 8
+    chosen = np.empty(min(room, last - first), np.int64)
     threshold = np.uint64(int(SAMPLE_ROWS / n_rows * 2.0**64))
-    n = select_rows(np.uint64(seed), 0, n_rows, threshold, chosen)
+    n = select_rows(np.uint64(seed), first, last - first, threshold, chosen)
     return chosen[: min(n, len(chosen))]
 
 

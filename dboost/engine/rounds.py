@@ -11,7 +11,8 @@ from functools import reduce
 
 import numpy as np
 
-from dboost.growth.grower import Question, grow_tree
+from dboost.growth.grower import Question, Reply, grow_tree
+from dboost.growth.search import Searcher
 from dboost.growth.task import Extremes, GrownTree, TreeTask
 from dboost.shard.advance import Scratch, advance_rows
 from dboost.shard.rounds import Rounds
@@ -52,13 +53,15 @@ class ShardedEngine:
     def grow(self, task: TreeTask) -> GrownTree:
         for rounds in self._rounds:
             rounds.begin(task)
-        grower = grow_tree(task, self._rounds[0].shard.layout, self.n_rows, self._width)
+        layout = self._rounds[0].shard.layout
+        grower, searcher = grow_tree(task, layout, self.n_rows, self._width), Searcher(task, layout)
         question: Question = next(grower)
         while True:
             self.n_questions += 1
             answer = reduce(lambda a, b: a.merge(b), (rounds.answer(question) for rounds in self._rounds))
+            found = searcher.look(question.openings, answer.planes)
             try:
-                question = grower.send(answer)
+                question = grower.send(Reply(found, answer.n_rows, answer.leaf_sums))
             except StopIteration as end:
                 return end.value
 

@@ -56,3 +56,16 @@ class GrownTree:
     leaf_of: np.ndarray  # int64[n_nodes]; meaningful for leaves
     leaf_sums: np.ndarray  # float64[n_leaves, 2]: exact sums of gradients and Hessians, in the loss's units
     left_codes: np.ndarray  # uint8[n_nodes, n_codes]: levels that go left, for categorical splits
+
+    def copy(self) -> GrownTree:
+        """A copy of its own, without the room for nodes that the tree has not."""
+        n = self.n_nodes
+        return GrownTree(
+            Frontier(*(array[:n].copy() for array in self.frontier)),
+            n,
+            self.n_leaves,
+            self.n_rows[:n].copy(),
+            self.leaf_of[:n].copy(),
+            self.leaf_sums.copy(),
+            self.left_codes[:n].copy(),
+        )

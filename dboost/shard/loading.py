@@ -12,6 +12,7 @@ from dboost.binning import Binning, padded_edges, propose_all, sample_rows
 from dboost.errors import DataError
 from dboost.kernels.bins import encode_column, encode_matrix
 from dboost.kernels.histograms import Layout
+from dboost.schema import Feature
 from dboost.shard.shard import Codes, empty_codes
 from dboost.sources import CategoryColumn, Chunk, Table
 
@@ -29,7 +30,12 @@ def propose_binning(table: Table, kept: np.ndarray | None, *, max_bins: int, see
     rows = sample_rows(n_rows, seed)
     if kept is not None:
         rows = kept[rows]
-    samples: list[list[np.ndarray]] = [[] for _ in table.features]
+    weight = None if table.weight is None else table.weight[rows]
+    return propose_from(table.features, [part for _, part in sampled(table, rows)], weight, max_bins, n_threads)
+
+
+def sampled(table: Table, rows: np.ndarray) -> Iterator[tuple[int, list[np.ndarray]]]:
+    """Some rows (int64, ascending) of a table, chunk by chunk: the chunk's number and its numeric columns."""
     whole = len(rows) == table.n_rows
     start = 0
     for i, length in enumerate(table.lengths):
@@ -37,20 +43,26 @@ def propose_binning(table: Table, kept: np.ndarray | None, *, max_bins: int, see
         if low < high:
             chunk = table.chunk(i)
             local: Any = slice(None) if whole else rows[low:high] - start
+            numeric = [j for j, feature in enumerate(table.features) if not feature.is_categorical]
             if chunk.matrix is not None and not whole:
-                columns: Any = np.ascontiguousarray(np.take(chunk.matrix, local, axis=0).T)
+                columns = np.ascontiguousarray(np.take(chunk.matrix, local, axis=0).T)
+                yield i, [columns[j] for j in numeric]
             else:
-                columns = chunk.columns
-            for sample, feature, column in zip(samples, table.features, columns, strict=True):
-                if not feature.is_categorical:
-                    sample.append(column if column.ndim and chunk.matrix is not None and not whole else column[local])
+                yield i, [chunk.columns[j][local] for j in numeric]  # type: ignore[index]
         start += length
-    joined = [
-        None if feature.is_categorical else np.concatenate(parts) if len(parts) > 1 else parts[0]
-        for feature, parts in zip(table.features, samples, strict=True)
-    ]
-    weight = None if table.weight is None else table.weight[rows]
-    return Binning(table.features, propose_all(joined, weight, max_bins, n_threads))
+
+
+def propose_from(
+    features: tuple[Feature, ...],
+    parts: list[list[np.ndarray]],
+    weight: np.ndarray | None,
+    max_bins: int,
+    n_threads: int,
+) -> Binning:
+    """Propose split points from sampled values: per part of the rows the numeric columns, and the weight of all."""
+    joined = iter([np.concatenate(column) if len(column) > 1 else column[0] for column in zip(*parts, strict=True)])
+    columns = [None if feature.is_categorical else next(joined) for feature in features]
+    return Binning(features, propose_all(columns, weight, max_bins, n_threads))
 
 
 def encode_table(

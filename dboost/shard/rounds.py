@@ -52,10 +52,10 @@ class Rounds:
             self._place[split.left] = (1 - side, begin, middle)
             self._place[split.right] = (1 - side, middle, end)
             counts[k] = middle - begin, end - middle
-        planes = np.zeros((len(question.build), self.n_planes, int(layout.offset[-1])))
+        planes = np.zeros((len(question.openings), self.n_planes, int(layout.offset[-1])))
         wide = self.shard.codes.wide if len(self.shard.codes.wide) else None
-        for k, node in enumerate(question.build):
-            side, begin, end = self._place[node]
+        for k, opening in enumerate(question.openings):
+            side, begin, end = self._place[opening.small]
             _add_up(
                 self.shard.tiles, wide, self._records[side, begin:end], layout, self._task.packing, self._packed,
                 planes[k], self._scratch,

@@ -15,7 +15,7 @@ collection or a path is met.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import dask
@@ -81,6 +81,29 @@ def consume(
     DataError
         When the numbers of partitions differ. Whatever the consumer or the user's own tasks raise passes through.
     """
+    graph, bundles = bundled(data, vectors)
+    for key, value in graph.items():
+        if library(value) == "distributed":  # a future: the partition is persisted on a cluster, and fetched when due
+            graph[key] = (value.result,)
+    filled = [vector is not None for vector in vectors]
+
+    def hand_over(i: int, pieces: tuple[Any, ...]) -> Any:
+        return consumer(i, in_place(pieces, filled))
+
+    keys = [("dboost-read", i) for i in range(len(bundles))]
+    graph.update({key: (hand_over, i, bundle) for i, (key, bundle) in enumerate(zip(keys, bundles, strict=True))})
+    options = {} if n_threads is None else {"num_workers": n_threads}
+    return list(_scheduler()(graph, keys, **options))
+
+
+def bundled(data: Any, vectors: tuple[Any, Any, Any]) -> tuple[dict[Any, Any], list[Any]]:
+    """One graph for a collection and what aligns with it, and per partition the key or task of all its pieces.
+
+    Raises
+    ------
+    DataError
+        When the numbers of partitions differ.
+    """
     pairs = zip(vectors, ROLES, strict=True)
     collections = [data, *(_match(vector, data, role) for vector, role in pairs if vector is not None)]
     graph: dict[Any, Any] = {}
@@ -88,25 +111,18 @@ def consume(
         meta = pd.Series(dtype=object)
         joined = dd.map_partitions(_bundle, *collections, meta=meta, enforce_metadata=False).optimize()
         graph.update(joined.__dask_graph__())
-        bundles = list(flatten(joined.__dask_keys__()))
-    else:
-        for collection in collections:
-            graph.update(collection.__dask_graph__())
-        columns = [list(flatten(collection.__dask_keys__())) for collection in collections]
-        bundles = [(_bundle, *keys) for keys in zip(*columns, strict=True)]
-    for key, value in graph.items():
-        if library(value) == "distributed":  # a future: the partition is persisted on a cluster, and fetched when due
-            graph[key] = (value.result,)
-    filled = [vector is not None for vector in vectors]
+        return graph, list(flatten(joined.__dask_keys__()))
+    for collection in collections:
+        graph.update(collection.__dask_graph__())
+    columns = [list(flatten(collection.__dask_keys__())) for collection in collections]
+    return graph, [(_bundle, *keys) for keys in zip(*columns, strict=True)]
 
-    def hand_over(i: int, pieces: tuple[Any, ...]) -> Any:
-        rest = iter(pieces[1:])
-        return consumer(i, (pieces[0], *(next(rest) if there else None for there in filled)))
 
-    keys = [("dboost-read", i) for i in range(len(bundles))]
-    graph.update({key: (hand_over, i, bundle) for i, (key, bundle) in enumerate(zip(keys, bundles, strict=True))})
-    options = {} if n_threads is None else {"num_workers": n_threads}
-    return list(_scheduler()(graph, keys, **options))
+def in_place(pieces: tuple[Any, ...], filled: Sequence[bool]) -> tuple[Any, Any, Any, Any]:
+    """The pieces of a bundle as (partition, target, weight, offset), None where a vector is not filled."""
+    rest = iter(pieces[1:])
+    target, weight, offset = (next(rest) if there else None for there in filled)
+    return pieces[0], target, weight, offset
 
 
 def _bundle(*pieces: Any) -> tuple[Any, ...]:

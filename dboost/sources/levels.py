@@ -69,6 +69,10 @@ class Dictionary:
             raise too_many(self._name)
         return np.array(found, dtype=np.int32)
 
+    def levels(self) -> tuple[Level, ...]:
+        """The levels in the order of their codes."""
+        return tuple(self._codes) if self._closed else tuple(level for _, level in self._codes)
+
     def finish(self) -> tuple[tuple[Level, ...], np.ndarray]:
         """The sorted levels, and for each provisional code the final one (int32)."""
         if self._closed:

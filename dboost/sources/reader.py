@@ -19,7 +19,17 @@ from dboost.sources.chunk import CategoryColumn, Chunk, Column
 from dboost.sources.levels import Dictionary, apply
 from dboost.sources.partition import ROLES, read_partition, role_column
 from dboost.sources.plan import Plan
-from dboost.sources.roles import Roles, Rows, check_offset, check_target, check_weight, join_floats, join_target, label
+from dboost.sources.roles import (
+    Complaint,
+    Roles,
+    Rows,
+    check_offset,
+    check_target,
+    check_weight,
+    join_floats,
+    join_target,
+    label,
+)
 from dboost.sources.spool import Spool
 
 
@@ -46,7 +56,7 @@ class Union:
 
     def __init__(self, name: str, known: tuple[Level, ...] | None = None) -> None:
         self._name = name
-        self._seen: tuple[bool, int] | None = None
+        self.seen: tuple[bool, int] | None = None
         self._lock = threading.Lock()
         self.dictionary = Dictionary(name, known)
 
@@ -56,9 +66,9 @@ class Union:
         silent = not column.levels if isinstance(column, CategoryColumn) else _all_missing(column)
         with self._lock:
             if not silent:
-                self._seen = self._seen or (categorical, i)
-                if self._seen[0] != categorical:
-                    numbers, text = (self._seen[1], i) if categorical else (i, self._seen[1])
+                self.seen = self.seen or (categorical, i)
+                if self.seen[0] != categorical:
+                    numbers, text = (self.seen[1], i) if categorical else (i, self.seen[1])
                     raise DataError(
                         f"column {self._name!r} holds numbers in partition {numbers}, "
                         f"but text or categories in partition {text}"
@@ -124,6 +134,20 @@ class Reader:
         array = self._target.add(column, i)
         return CategoryColumn(array, ()) if isinstance(column, CategoryColumn) else array
 
+    def keep(self, numbers: set[int]) -> None:
+        """Forget what partitions with other numbers said of target, weight and offset."""
+        for parts in self._parts.values():
+            for i in set(parts) - numbers:
+                del parts[i]
+
+    def kinds(self) -> tuple[tuple[bool, int] | None, ...]:
+        """Per feature whether it is categorical, and the partition that says so; None where all values are missing."""
+        return tuple(union.seen for union in self._features)
+
+    def levels(self) -> tuple[tuple[Level, ...], ...]:
+        """The levels met, per feature in the order of their provisional codes."""
+        return tuple(union.dictionary.levels() for union in self._features)
+
     def finish_features(self) -> tuple[tuple[Feature, ...], list[np.ndarray | None]]:
         """The features, and per feature how provisional codes become final ones (None: they are final)."""
         if self._plan.known is not None:
@@ -141,7 +165,7 @@ class Reader:
         return tuple(features), translations
 
     def finish_roles(self, whole: dict[str, Any], rows: Rows) -> Roles:
-        """Target, weight and offset of all rows, checked.
+        """Target, weight and offset of all rows, with what is to be complained about.
 
         Parameters
         ----------
@@ -154,13 +178,14 @@ class Reader:
             column = role_column(values, role, None, rows.n_rows)
             parts[role][0] = self._code_target(column, 0) if role == "target" else column
         target, dtype, is_bool = None, None, False
+        complaints: list[Complaint] = []
         if parts["target"]:
             target, dtype, is_bool = join_target(parts["target"], self._target.dictionary)
-            check_target(target, dtype, label("target", plan.target), rows)
+            complaints += check_target(target, dtype, label("target", plan.target), rows)
         weight = join_floats(parts["sample_weight"]) if parts["sample_weight"] else None
         if weight is not None:
-            check_weight(weight, label("sample_weight", plan.weight), rows)
+            complaints += check_weight(weight, label("sample_weight", plan.weight), rows)
         offset = join_floats(parts["offset"]) if parts["offset"] else None
         if offset is not None:
-            check_offset(offset, label("offset", plan.offset), rows)
-        return Roles(target, dtype, is_bool, weight, offset)
+            complaints += check_offset(offset, label("offset", plan.offset), rows)
+        return Roles(target, dtype, is_bool, weight, offset, tuple(complaints))

@@ -7,6 +7,7 @@ are bad and where the first one is.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -31,32 +32,66 @@ class Roles:
     target_is_bool: bool
     weight: np.ndarray | None
     offset: np.ndarray | None
+    complaints: tuple[Complaint, ...] = ()
 
 
 @dataclass(frozen=True)
 class Rows:
-    """How the rows of a table are spread, to say where a row is."""
+    """How the rows of a table are spread, to say where a row is.
+
+    numbers : of the partitions, where these are not all of them.
+    """
 
     lengths: tuple[int, ...]
     in_partitions: bool
+    numbers: tuple[int, ...] | None = None
 
     @property
     def n_rows(self) -> int:
         return sum(self.lengths)
 
-    def name(self, row: int) -> str:
+    def place(self, row: int) -> tuple[int, int]:
+        """Partition (-1 where there are none) and row in it."""
         if not self.in_partitions:
-            return f"row {row}"
+            return -1, row
         ends = list(accumulate(self.lengths))
         i = bisect_right(ends, row)
-        return f"row {row - (ends[i] - self.lengths[i])} of partition {i}"
+        return i if self.numbers is None else self.numbers[i], row - (ends[i] - self.lengths[i])
 
-    def bad(self, what: str, flags: np.ndarray, complaint: str) -> None:
-        """Raise a DataError if any row is flagged."""
-        if flags.any():
-            count, first = int(np.count_nonzero(flags)), int(np.argmax(flags))
-            rows = "1 row" if count == 1 else f"{count} rows"
-            raise DataError(f"{what} {complaint} in {rows}, first in {self.name(first)}")
+    def name(self, row: int) -> str:
+        return _name(*self.place(row))
+
+    def flagged(self, what: str, flags: np.ndarray, complaint: str) -> list[Complaint]:
+        """A complaint, if any row is flagged."""
+        if not flags.any():
+            return []
+        return [Complaint(what, complaint, int(np.count_nonzero(flags)), self.place(int(np.argmax(flags))))]
+
+
+def _name(partition: int, row: int) -> str:
+    return f"row {row}" if partition < 0 else f"row {row} of partition {partition}"
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """Values that are refused: how many, and where the first one is (partition and row)."""
+
+    what: str
+    complaint: str
+    count: int
+    first: tuple[int, int]
+
+
+def refuse(complaints: Sequence[Complaint]) -> None:
+    """Raise a DataError for the first kind of complaint, wherever the rows in question are.
+
+    The same complaint may come from several parts of the table, each about its own rows.
+    """
+    for complaint in complaints:
+        same = [c for c in complaints if (c.what, c.complaint) == (complaint.what, complaint.complaint)]
+        count, first = sum(c.count for c in same), min(c.first for c in same)
+        rows = "1 row" if count == 1 else f"{count} rows"
+        raise DataError(f"{complaint.what} {complaint.complaint} in {rows}, first in {_name(*first)}")
 
 
 def label(role: str, name: str | None) -> str:
@@ -117,27 +152,35 @@ def _dtype(levels: tuple[Level, ...]) -> str:
     return "float64" if kinds == {int, float} else "object"
 
 
-def check_target(target: Column, dtype: str, what: str, rows: Rows) -> None:
-    """Refuse missing, infinite and inexact targets."""
+def check_target(target: Column, dtype: str, what: str, rows: Rows) -> list[Complaint]:
+    """Missing, infinite and inexact targets."""
     if isinstance(target, CategoryColumn):
-        rows.bad(what, target.codes < 0, "contains NaN (a missing value)")
-        return
-    rows.bad(what, np.isnan(target), "contains NaN (a missing value)")
-    rows.bad(what, np.isinf(target), "contains infinity")
-    if dtype in ("int64", "uint64") and max(target.max(), -target.min()) >= _EXACT:
-        rows.bad(what, np.abs(target) >= _EXACT, "holds integers of 2**53 or more, which floats cannot tell apart,")
+        return rows.flagged(what, target.codes < 0, "contains NaN (a missing value)")
+    found = rows.flagged(what, np.isnan(target), "contains NaN (a missing value)")
+    found += rows.flagged(what, np.isinf(target), "contains infinity")
+    if dtype in ("int64", "uint64") and len(target) and max(target.max(), -target.min()) >= _EXACT:
+        too_large = "holds integers of 2**53 or more, which floats cannot tell apart,"
+        found += rows.flagged(what, np.abs(target) >= _EXACT, too_large)
+    return found
 
 
-def check_weight(weight: np.ndarray, what: str, rows: Rows) -> None:
-    """Refuse weights that are missing, infinite, negative, or all zero."""
-    rows.bad(what, np.isnan(weight), "contains NaN")
-    rows.bad(what, np.isinf(weight), "contains infinity")
-    rows.bad(what, weight < 0, "is negative")
-    if not weight.any():
-        raise DataError(f"{what} is zero in every row: nothing is left to learn from")
+def check_weight(weight: np.ndarray, what: str, rows: Rows) -> list[Complaint]:
+    """Weights that are missing, infinite or negative."""
+    return [
+        *rows.flagged(what, np.isnan(weight), "contains NaN"),
+        *rows.flagged(what, np.isinf(weight), "contains infinity"),
+        *rows.flagged(what, weight < 0, "is negative"),
+    ]
 
 
-def check_offset(offset: np.ndarray, what: str, rows: Rows) -> None:
-    """Refuse offsets that are missing or infinite."""
-    rows.bad(what, np.isnan(offset), "contains NaN")
-    rows.bad(what, np.isinf(offset), "contains infinity")
+def nothing_left(what: str) -> DataError:
+    """The error when all weights are zero."""
+    return DataError(f"{what} is zero in every row: nothing is left to learn from")
+
+
+def check_offset(offset: np.ndarray, what: str, rows: Rows) -> list[Complaint]:
+    """Offsets that are missing or infinite."""
+    return [
+        *rows.flagged(what, np.isnan(offset), "contains NaN"),
+        *rows.flagged(what, np.isinf(offset), "contains infinity"),
+    ]

@@ -115,6 +115,7 @@ def _remove(path: Path, owner: IO[bytes], pid: int) -> None:
 class _Kept:
     arrays: tuple[np.ndarray, ...] | None
     n_arrays: int
+    n_bytes: int
 
 
 class Spool:
@@ -147,7 +148,7 @@ class Spool:
                 self._allowance -= size
         if fits:
             own = tuple(array if array.base is None else array.copy(order="K") for array in arrays)
-            self._kept[number] = _Kept(own, len(own))
+            self._kept[number] = _Kept(own, len(own), size)
             return
         try:
             with self._new_file(number) as file:
@@ -155,11 +156,15 @@ class Spool:
                     np.lib.format.write_array(file, array, allow_pickle=False)
         except OSError as error:
             raise DBoostError(f"cannot write temporary files in {self.directory}: {error}") from error
-        self._kept[number] = _Kept(None, len(arrays))
+        self._kept[number] = _Kept(None, len(arrays), size)
 
     def hold(self, number: int, arrays: list[np.ndarray]) -> None:
         """Keep arrays as they are, whatever their size: for data that the user holds in memory anyway."""
-        self._kept[number] = _Kept(tuple(arrays), len(arrays))
+        self._kept[number] = _Kept(tuple(arrays), len(arrays), sum(array.nbytes for array in arrays))
+
+    def n_bytes(self, number: int) -> int:
+        """How large the arrays kept under a number are."""
+        return self._kept[number].n_bytes
 
     def get(self, number: int) -> tuple[np.ndarray, ...]:
         """The arrays kept under a number."""

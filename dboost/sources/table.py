@@ -26,7 +26,7 @@ from dboost.sources.levels import apply
 from dboost.sources.partition import ROLES, check_columns
 from dboost.sources.plan import Plan, make_plan
 from dboost.sources.reader import Piece, Reader
-from dboost.sources.roles import Roles, Rows
+from dboost.sources.roles import Roles, Rows, label, nothing_left, refuse
 from dboost.sources.spool import Spool, remove_stale
 
 
@@ -97,8 +97,7 @@ def open_table(
         names, named = frame.names, frame.named
     given = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
     plan = make_plan(names, named, roles=given, features=features, categorical_features=categorical_features, like=like)
-    in_table = dict(zip(ROLES, (plan.target, plan.weight, plan.offset), strict=True))
-    separate = {role: value for role, value in given.items() if value is not None and in_table[role] is None}
+    separate = separate_roles(plan, given)
     spool = Spool(retain_bytes)
     try:
         reader = Reader(plan, spool)
@@ -116,10 +115,20 @@ def open_table(
             where = f": all {len(pieces)} partitions are empty" if in_partitions else ""
             raise DataError(f"the data have no rows{where}")
         features_, translations = reader.finish_features()
-        return Table(features_, named, rows, reader.finish_roles(separate, rows), spool, pieces, translations)
+        roles = reader.finish_roles(separate, rows)
+        refuse(roles.complaints)
+        if roles.weight is not None and not roles.weight.any():
+            raise nothing_left(label("sample_weight", plan.weight))
+        return Table(features_, named, rows, roles, spool, pieces, translations)
     except BaseException:
         spool.close()
         raise
+
+
+def separate_roles(plan: Plan, given: dict[str, Any]) -> dict[str, Any]:
+    """Target, weight and offset where they are given beside the table, by role."""
+    in_table = dict(zip(ROLES, (plan.target, plan.weight, plan.offset), strict=True))
+    return {role: value for role, value in given.items() if value is not None and in_table[role] is None}
 
 
 def _compute(collection: Any) -> Any:
@@ -195,6 +204,11 @@ class Table:
     def n_chunks(self) -> int:
         return len(self.lengths)
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Which partition each chunk was."""
+        return tuple(range(self.n_chunks)) if self._rows.numbers is None else self._rows.numbers
+
     def chunk(self, i: int) -> Chunk:
         """The rows of partition `i`; codes are those of ``features[j].levels``.
 
@@ -204,7 +218,7 @@ class Table:
             When the table is closed, or its temporary file is gone.
         """
         (is_matrix, is_code), rows = self._layouts[i], slice(self._starts[i], self._starts[i + 1])
-        arrays = self._spool.get(i)
+        arrays = self._spool.get(self.numbers[i])
         matrix = arrays[0] if is_matrix else None
         if matrix is not None:
             arrays = tuple(matrix.T)
@@ -222,7 +236,11 @@ class Table:
 
     def partition_name(self, i: int) -> str:
         """Where chunk `i` came from, for messages."""
-        return f"partition {i}" if self._rows.in_partitions else f"rows {self._starts[i]} to {self._starts[i + 1] - 1}"
+        return (
+            f"partition {self.numbers[i]}"
+            if self._rows.in_partitions
+            else f"rows {self._starts[i]} to {self._starts[i + 1] - 1}"
+        )
 
     def row_name(self, row: int) -> str:
         """Where a row of the table is, for messages."""

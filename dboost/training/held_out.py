@@ -13,8 +13,8 @@ from dboost.engine.team import Team
 from dboost.errors import DataError, InputTypeError
 from dboost.growth.task import GrownTree
 from dboost.kernels.histograms import Layout
-from dboost.kernels.routing import add_tree
 from dboost.model.ensemble import Ensemble
+from dboost.shard.catch_up import add_grown
 from dboost.shard.loading import encode_table, kept_rows
 from dboost.shard.shard import Codes
 from dboost.sources import Table, open_table
@@ -80,19 +80,9 @@ class HeldOut:
 
     def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
         """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
-        n, p, frontier = len(self._rows.target), self._team.n_threads, grown.frontier
+        n, p = len(self._rows.target), self._team.n_threads
         raw = self._raw if self._raw.ndim == 1 else self._raw[output]
-        # Of splits the engine's buffer says what they were in an earlier, larger tree; nobody asks for their values.
-        of_node = values.take(grown.leaf_of[: grown.n_nodes], mode="clip")
-
-        def part(thread: int) -> None:
-            add_tree(
-                self._codes.narrow, self._codes.wide, self._codes.row_of, frontier.feature, frontier.cut,
-                frontier.missing_left, frontier.child, self._layout.n_bins, grown.left_codes, self._layout.is_categorical,
-                of_node, n * thread // p, n * (thread + 1) // p, raw,
-            )  # fmt: skip
-
-        self._team.run(part)
+        self._team.run(lambda t: add_grown(self._codes, self._layout, grown, values, raw, n * t // p, n * (t + 1) // p))
 
     def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
         """The metrics now, as ``{"<set>_<metric>": value}``."""
