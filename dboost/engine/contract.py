@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from dboost.growth.task import Extremes, GrownTree, TreeTask
+
+Told = TypeVar("Told")
 
 
 class Engine(Protocol):
@@ -16,10 +19,19 @@ class Engine(Protocol):
     def n_rows(self) -> int:
         """Rows of positive weight."""
 
-    def advance(self, values: np.ndarray) -> Extremes:
+    def advance(self, values: np.ndarray, terms: tuple | None = None) -> Extremes:
         """Add the leaf values of the last tree of each output to the scores; then gradients, Hessians and the loss.
 
         values : float64[n_outputs, n_leaves], rows of trees with fewer leaves filled up.
+        terms : the loss's record from now on, where it is not the one before (None).
+        """
+
+    def ask(self, function: Callable[..., Told], *arguments: Any) -> list[Told]:
+        """What ``function(shard, first, last, *arguments)`` says of ranges of rows that together are all training rows.
+
+        The function is one of a module, so that it can be sent to where the rows are; it may change the shard's rows
+        first…last-1. How the rows are divided is the engine's affair: what follows from the answers must not depend on
+        it, so they are merged by sums of integers, minima or maxima.
         """
 
     def grow(self, task: TreeTask) -> GrownTree:

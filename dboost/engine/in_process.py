@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
+from typing import Any
 
 import numpy as np
 
@@ -55,15 +57,22 @@ class InProcessEngine:
     def n_rows(self) -> int:
         return self.shard.n_rows
 
-    def advance(self, values: np.ndarray) -> Extremes:
+    def advance(self, values: np.ndarray, terms: tuple | None = None) -> Extremes:
         """Add the last trees' leaf values (float64[n_outputs, n_leaves]) to the scores; gradients and Hessians follow."""
-        shard, p = self.shard, self.team.n_threads
+        self._terms = self._terms if terms is None else terms
 
         def work(thread: int) -> Extremes:
-            first, last = shard.n_rows * thread // p, shard.n_rows * (thread + 1) // p
-            return advance_rows(shard, self._terms, values, self._coarse, self._scratch[thread], first, last)
+            return advance_rows(self.shard, self._terms, values, self._coarse, self._scratch[thread], *self._range(thread))
 
         return reduce(Extremes.merge, self.team.run(work))
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """One answer for each thread's range of rows."""
+        return self.team.run(lambda thread: function(self.shard, *self._range(thread), *arguments))
+
+    def _range(self, thread: int) -> tuple[int, int]:
+        n, p = self.shard.n_rows, self.team.n_threads
+        return n * thread // p, n * (thread + 1) // p
 
     def grow(self, task: TreeTask) -> GrownTree:
         """Grow one tree from the present gradients and Hessians."""

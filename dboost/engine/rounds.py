@@ -6,8 +6,9 @@ with shards on other machines.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
+from typing import Any
 
 import numpy as np
 
@@ -45,10 +46,15 @@ class ShardedEngine:
     def n_rows(self) -> int:
         return sum(rounds.shard.n_rows for rounds in self._rounds)
 
-    def advance(self, values: np.ndarray) -> Extremes:
+    def advance(self, values: np.ndarray, terms: tuple | None = None) -> Extremes:
+        self._terms = self._terms if terms is None else terms
         shards = [rounds.shard for rounds in self._rounds]
         parts = [advance_rows(s, self._terms, values, self._coarse, self._scratch, 0, s.n_rows) for s in shards]
         return reduce(Extremes.merge, parts)
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """One answer for each shard."""
+        return [function(rounds.shard, 0, rounds.shard.n_rows, *arguments) for rounds in self._rounds]
 
     def grow(self, task: TreeTask) -> GrownTree:
         for rounds in self._rounds:

@@ -25,7 +25,7 @@ from dboost.training.assembly import assemble
 from dboost.training.held_out import Yardstick, flat_scores, named_sets
 from dboost.training.monitor import Callback, EarlyStopping, Progress
 from dboost.training.replay import check_continues, raw_scores
-from dboost.training.start import start_of
+from dboost.training.start import in_one_part, start_of
 from dboost.training.supervision import HELD_OUT, WATCHED, Supervise, Supervision
 from dboost.training.target import read_target
 from dboost.training.trainer import Training, precision_of, rule_of
@@ -131,7 +131,7 @@ def fit_table(
         weight = table.weight if kept is None or table.weight is None else table.weight[kept]
         if weight is not None and (weight == 1.0).all():
             weight = None  # the same as none at all, and faster
-        start = start_of(loss, y, weight)
+        start = start_of(loss, in_one_part(y, weight, None))
         baseline = start.baseline if start_from is None else start_from.baseline
         raw = flat_scores(baseline, len(y)) if start_from is None else raw_scores(start_from, table, kept, n_threads)
         yardstick = Yardstick(
