@@ -164,6 +164,11 @@ class Reader:
             translations.append(None if np.array_equal(final, np.arange(len(final))) else final)
         return tuple(features), translations
 
+    def attach(self, role: str, i: int, values: Any, n_rows: int | None = None) -> None:
+        """Take in target, weight or offset where they did not come with partition `i`."""
+        column = role_column(values, role, None, n_rows)
+        self._parts[role][i] = self._code_target(column, i) if role == "target" else column
+
     def finish_roles(self, whole: dict[str, Any], rows: Rows) -> Roles:
         """Target, weight and offset of all rows, with what is to be complained about.
 
@@ -175,8 +180,7 @@ class Reader:
         """
         plan, parts = self._plan, self._parts
         for role, values in whole.items():
-            column = role_column(values, role, None, rows.n_rows)
-            parts[role][0] = self._code_target(column, 0) if role == "target" else column
+            self.attach(role, 0, values, rows.n_rows)
         target, dtype, is_bool = None, None, False
         complaints: list[Complaint] = []
         if parts["target"]:

@@ -1,0 +1,173 @@
+"""Partitions that one worker has read: first as a batch whose levels are provisional, then as a table like any other.
+
+What a worker sees of a table is only its own partitions. So a batch is *surveyed*: levels, kinds of columns, numbers of rows
+and whatever is to be complained about go to the client, which unites the surveys and says what the features are; then the
+batch becomes a `Table` in the final codes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dboost.schema import Feature, Level
+from dboost.sources.chunk import CategoryColumn
+from dboost.sources.levels import Dictionary
+from dboost.sources.plan import Plan
+from dboost.sources.reader import Piece, Reader
+from dboost.sources.roles import Complaint, Roles, Rows
+from dboost.sources.spool import Spool
+from dboost.sources.table import Table
+
+#: A target of more distinct values than this is no class.
+MAX_CLASSES = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class TargetSurvey:
+    """A target's values, as far as the choice of the loss and of the classes wants to know them.
+
+    Attributes
+    ----------
+    levels : tuple of levels or None
+        Those that occur in rows of positive weight, where the target is text or categories.
+    distinct : float64[...]
+        Otherwise the distinct numbers in these rows, or some of them if there are `too_many`.
+    too_many : bool
+    dtype : str
+    is_bool : bool
+    """
+
+    levels: tuple[Level, ...] | None
+    distinct: np.ndarray
+    too_many: bool
+    dtype: str
+    is_bool: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """What one worker says of one batch.
+
+    Attributes
+    ----------
+    lengths, n_kept, n_bytes : {partition: number}
+        All rows, those of positive weight, and what the partition weighs.
+    kinds : tuple of (bool, int) or None
+        Per feature whether it is categorical, and the partition that says so; None where all values are missing.
+    levels : tuple of tuple of levels
+        Per feature.
+    target : TargetSurvey or None
+        None when there are no rows of positive weight.
+    complaints : tuple of Complaint
+    heaviest : float
+        The largest weight.
+    unit_weights : bool
+        All weights are 1 (or 0).
+    """
+
+    lengths: dict[int, int]
+    n_kept: dict[int, int]
+    n_bytes: dict[int, int]
+    kinds: tuple[tuple[bool, int] | None, ...]
+    levels: tuple[tuple[Level, ...], ...]
+    target: TargetSurvey | None
+    complaints: tuple[Complaint, ...]
+    heaviest: float
+    unit_weights: bool
+
+
+class Batch:
+    """Partitions that are read one by one, from several threads.
+
+    Parameters
+    ----------
+    plan : Plan
+    retain_bytes : int
+        What may stay in memory; the rest waits in files.
+    """
+
+    def __init__(self, plan: Plan, retain_bytes: int) -> None:
+        self._plan = plan
+        self._spool = Spool(retain_bytes)
+        self._reader = Reader(plan, self._spool)
+        self._pieces: dict[int, Piece] = {}
+        self._lock = threading.Lock()
+        self._rows: Rows | None = None
+        self._roles: Roles | None = None
+        self._survey: Survey | None = None
+
+    def take(self, i: int, bundle: tuple[Any, Any, Any, Any]) -> int:
+        """Read partition `i`: the table, target, weight and offset. Returns its number of rows."""
+        with self._lock:
+            known = self._pieces.get(i)
+        if known is None:  # Dask may run a task twice
+            known = self._reader.take_partition(i, bundle)
+            with self._lock:
+                self._pieces[i] = known
+        return known.n_rows
+
+    def survey(self, numbers: Sequence[int]) -> Survey:
+        """What these partitions, which are the ones that count, are made of. The others are forgotten."""
+        if self._survey is not None:  # asked again
+            return self._survey
+        self._reader.keep(set(numbers))
+        numbers = tuple(sorted(numbers))
+        self._rows = rows = Rows(tuple(self._pieces[i].n_rows for i in numbers), True, numbers)
+        self._roles = roles = self._reader.finish_roles({}, rows)
+        weight = roles.weight
+        starts = np.concatenate(([0], np.cumsum(rows.lengths))).astype(np.int64)
+        kept = [n if weight is None else int((weight[a : a + n] > 0).sum()) for a, n in zip(starts, rows.lengths, strict=False)]
+        self._survey = Survey(
+            lengths=dict(zip(numbers, rows.lengths, strict=True)),
+            n_kept=dict(zip(numbers, kept, strict=True)),
+            n_bytes={i: self._spool.n_bytes(i) for i in numbers},
+            kinds=self._reader.kinds(),
+            levels=self._reader.levels(),
+            target=_survey_target(roles),
+            complaints=roles.complaints,
+            heaviest=1.0 if weight is None or not len(weight) else float(weight.max()),
+            unit_weights=weight is None or bool(((weight == 1.0) | (weight == 0.0)).all()),
+        )
+        return self._survey
+
+    def attach(self, role: str, values: dict[int, Any]) -> None:
+        """Take in target, weight or offset of the partitions, where the user gave them for all rows at once."""
+        for i, part in values.items():
+            self._reader.attach(role, i, part)
+
+    def table(self, features: tuple[Feature, ...], named: bool) -> Table:
+        """The surveyed partitions as a table, with levels coded as `features` says."""
+        assert self._rows is not None and self._roles is not None
+        translations: list[np.ndarray | None] = []
+        for feature, levels in zip(features, self._reader.levels(), strict=True):
+            # A plan that knows the levels has coded them already.
+            final = feature.levels is not None and self._plan.known is None
+            translations.append(Dictionary(feature.name, feature.levels).translate(levels) if final else None)
+        pieces = [self._pieces[i] for i in self._rows.numbers or ()]
+        return Table(features, named, self._rows, self._roles, self._spool, pieces, translations)
+
+    def close(self) -> None:
+        self._spool.close()
+
+
+def _survey_target(roles: Roles) -> TargetSurvey | None:
+    target, weight = roles.target, roles.weight
+    if target is None:
+        return None
+    dtype, is_bool = str(roles.target_dtype), roles.target_is_bool
+    if isinstance(target, CategoryColumn):
+        codes = target.codes if weight is None else target.codes[weight > 0]
+        occurs = np.bincount(codes[codes >= 0], minlength=len(target.levels)) > 0
+        levels = tuple(level for level, there in zip(target.levels, occurs, strict=True) if there)
+        return TargetSurvey(levels, np.empty(0), False, dtype, is_bool)
+    values = target if weight is None else target[weight > 0]
+    if not len(values):
+        return None
+    some = np.unique(values[: 4 * MAX_CLASSES])
+    distinct = some if len(some) > MAX_CLASSES else np.unique(values)
+    return TargetSurvey(None, distinct[:MAX_CLASSES], len(distinct) > MAX_CLASSES, dtype, is_bool)

@@ -1,0 +1,179 @@
+"""The client's end: calls to the reducer, as plain functions that return, or raise what happened."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import dask
+from dask.utils import parse_timedelta
+from distributed import Client, get_worker, worker_client
+
+from dboost import __version__
+from dboost.cluster.messages import CANCELLED, FAILED, LOST, OK, SILENT, LostWorkers, Timing, pack, unpack
+from dboost.cluster.reducer import Reducer
+from dboost.errors import DBoostError, InputTypeError
+from dboost.growth.task import GrownTree
+
+
+def worker_timeout() -> float:
+    """Seconds to wait for a first worker, or for another one when all are gone."""
+    return float(parse_timedelta(dask.config.get("dboost.worker-timeout", "60s")))
+
+
+@contextmanager
+def current_client(given: Any) -> Iterator[Client | None]:
+    """The client that was given, else that of the task this runs in, else the current one, else None.
+
+    Raises
+    ------
+    InputTypeError
+        For an asynchronous client, or something that is none.
+    """
+    if given is not None:
+        yield checked(given)
+        return
+    if _in_task():
+        with worker_client() as client:  # leaves the worker's thread to other tasks, ours among them
+            yield client
+        return
+    if dask.config.get("scheduler", None) in (None, "dask.distributed", "distributed"):
+        try:
+            client = Client.current(allow_global=True)
+        except ValueError:
+            client = None
+        yield None if client is None else checked(client)
+        return
+    yield None
+
+
+def checked(client: Any) -> Client:
+    if not isinstance(client, Client):
+        raise InputTypeError(f"client must be a distributed.Client, not {type(client).__name__}")
+    if client.asynchronous:
+        raise InputTypeError(
+            "asynchronous clients are not supported: make one with Client(address), or call dboost.fit in a thread with a "
+            "client of its own"
+        )
+    return client
+
+
+def _in_task() -> bool:
+    try:
+        get_worker()
+    except ValueError:
+        return False
+    return True
+
+
+class Connection:
+    """A fit's line to the cluster; use as a context manager.
+
+    Parameters
+    ----------
+    client : distributed.Client
+
+    Attributes
+    ----------
+    client : distributed.Client
+    fit : str
+        A name for this fit that nobody else has.
+
+    Raises
+    ------
+    DBoostError
+        When the scheduler or a worker has no dboost, or another version of it, naming it.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.fit = uuid.uuid4().hex
+        where = client.scheduler.address if client.scheduler is not None else "?"
+        try:
+            client.register_plugin(Reducer())
+        except Exception as error:
+            if isinstance(error, OSError):
+                raise DBoostError(f"the scheduler at {where} cannot be reached: {error}") from error
+            raise DBoostError(
+                f"the scheduler at {where} cannot run dboost {__version__}; is it installed there? {error}"
+            ) from error
+        reply = self._call("dboost_open", client_id=client.id)
+        if reply["version"] != __version__:
+            raise DBoostError(f"the scheduler at {where} has dboost {reply['version']}, this process {__version__}")
+        for address, version in reply["workers"].items():
+            if version is None:
+                self.end()
+                raise DBoostError(f"worker {address} has no dboost: install dboost {__version__} there")
+            if version not in (__version__, SILENT):
+                self.end()
+                raise DBoostError(f"worker {address} has dboost {version}, this process {__version__}")
+
+    def ask(self, workers: Sequence[str], method: str, *arguments: Any) -> dict[str, Any]:
+        """Call a method of these workers' holdings with the same arguments; their results by address.
+
+        Raises
+        ------
+        LostWorkers
+            When some of them are gone.
+        DBoostError
+            What a worker raised; other errors as a DBoostError that names the worker.
+        """
+        return self._results(self._call("dboost_ask", workers=list(workers), method=method, arguments=pack(arguments)))
+
+    def ask_each(self, arguments: dict[str, tuple[Any, ...]], method: str) -> dict[str, Any]:
+        """The same, with arguments by address."""
+        packed = {address: pack(each) for address, each in arguments.items()}
+        return self._results(self._call("dboost_ask", workers=list(packed), method=method, arguments=packed))
+
+    def grow(self, workers: Sequence[str], order: bytes) -> tuple[GrownTree, Timing]:
+        """Grow a tree. order : packed (TreeTask, Layout, n_rows, width). Raises like `ask`."""
+        return unpack(self._call("dboost_grow", workers=list(workers), order=order)["tree"])
+
+    def sweep(self) -> list[str]:
+        """Have workers removed that are stopped or cut off; the addresses of the others."""
+        return list(self._call("dboost_sweep")["workers"])
+
+    def end(self) -> None:
+        """Free everything that the cluster holds of this fit; one that is under way is cancelled."""
+        if self.client.status == "running":
+            try:
+                self._call("dboost_end")
+            except DBoostError:
+                if sys.exc_info()[0] is None:
+                    raise
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def _results(self, reply: dict[str, Any]) -> dict[str, Any]:
+        return {address: unpack(result) for address, result in reply["results"].items()}
+
+    def _call(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        async def call() -> Any:
+            scheduler: Any = self.client.scheduler
+            remote: Callable[..., Any] = getattr(scheduler, operation)
+            return await remote(fit=self.fit, **arguments)
+
+        try:
+            reply = self.client.sync(call)
+        except OSError as error:
+            raise DBoostError(f"the connection to the scheduler was lost: {error}") from error
+        if reply is None or "status" not in reply:
+            raise DBoostError("the scheduler no longer runs dboost: was it restarted?")
+        if reply["status"] == LOST:
+            raise LostWorkers(list(reply["workers"]))
+        if reply["status"] == FAILED:
+            what = unpack(reply["error"])
+            if isinstance(what, DBoostError):
+                raise what
+            raise DBoostError(f"worker {reply['worker']} failed: {type(what).__name__}: {what}") from what
+        if reply["status"] == CANCELLED:
+            raise DBoostError("the fit was cancelled")
+        assert reply["status"] == OK
+        return reply

@@ -1,0 +1,104 @@
+"""The plugin on every worker: keeps a `Holding` for each fit, and answers the reducer's calls.
+
+A call comes over Dask's own connections, to the handler that `setup` registers. It runs in a thread of ours, because work on
+the event loop would make the worker look dead; the threads of Dask's executor belong to tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from distributed import Worker, get_worker
+from distributed.diagnostics.plugin import WorkerPlugin
+
+from dboost import __version__
+from dboost.cluster.holding import Holding
+from dboost.cluster.messages import FAILED, NAME, OK, UNKNOWN, pack, unpack
+
+#: Fits whose calls may run on a worker at the same time.
+_FITS_AT_A_TIME = 16
+
+
+class ShardHolder(WorkerPlugin):
+    """Holds this worker's shards of all fits."""
+
+    name = NAME
+
+    def setup(self, worker: Worker) -> None:
+        self._worker = worker
+        self._holdings: dict[str, Holding] = {}
+        self._ended: set[str] = set()
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(_FITS_AT_A_TIME, "dboost-calls")
+        worker.handlers.update({"dboost_hello": self.hello, "dboost_call": self.call, "dboost_drop": self.drop})
+
+    def teardown(self, worker: Worker) -> None:
+        for fit in list(self._holdings):
+            self.drop(fit)
+        self._pool.shutdown(wait=False)
+
+    def hello(self) -> dict[str, str]:
+        """That dboost is here, and which."""
+        return {"status": OK, "version": __version__}
+
+    def holding(self, fit: str) -> Holding:
+        """What is held of a fit; made when it is first asked for."""
+        with self._lock:
+            if fit in self._ended:
+                raise RuntimeError("this fit has ended")
+            if fit not in self._holdings:
+                self._holdings[fit] = Holding(self._worker.state.nthreads)
+            return self._holdings[fit]
+
+    async def call(self, fit: str, method: str, arguments: bytes) -> dict[str, Any]:
+        """Call a method of a fit's holding."""
+        if fit not in self._holdings:
+            return {"status": UNKNOWN}
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._call, fit, method, arguments)
+
+    def _call(self, fit: str, method: str, arguments: bytes) -> dict[str, Any]:
+        holding = self._holdings.get(fit)
+        if holding is None:
+            return {"status": UNKNOWN}
+        try:
+            with holding.lock:
+                return {"status": OK, "result": pack(getattr(holding, method)(*unpack(arguments)))}
+        except Exception as error:  # whatever it is belongs to the user, who is elsewhere
+            if fit not in self._holdings:
+                return {"status": UNKNOWN}
+            return {"status": FAILED, "error": pack_error(error)}
+
+    def drop(self, fit: str) -> dict[str, str]:
+        """Forget a fit. Its loading tasks that are still to run will fail."""
+        with self._lock:
+            self._ended.add(fit)
+            holding = self._holdings.pop(fit, None)
+        if holding is not None:
+            # A call under way ends by itself; its files and arrays go then.
+            self._pool.submit(_close, holding)
+        return {"status": OK}
+
+
+def _close(holding: Holding) -> None:
+    with holding.lock:
+        holding.close()
+
+
+def here(fit: str) -> tuple[Holding, str]:
+    """For tasks: this worker's holding of a fit, and its address."""
+    worker = get_worker()
+    holder = worker.plugins.get(NAME)
+    if not isinstance(holder, ShardHolder):
+        raise RuntimeError(f"worker {worker.address} has no dboost")
+    return holder.holding(fit), worker.address
+
+
+def pack_error(error: Exception) -> bytes:
+    """An error, or at least its text where it cannot be pickled."""
+    try:
+        return pack(error)
+    except Exception:
+        return pack(RuntimeError(f"{type(error).__name__}: {error}"))

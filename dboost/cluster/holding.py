@@ -1,0 +1,290 @@
+"""What one worker holds of one fit: batches while it loads, then shards and held-out rows.
+
+The methods without underscore are what the reducer may call by name (see `holder.py`); their arguments come pickled and so
+do their results. Calls of one fit run one at a time, in a thread of their own; loading tasks run beside them.
+
+Every call may be repeated. When a worker dies in the middle of a step, all that survive are asked again: adding the same
+leaf values twice is impossible because `advance` names its iteration, and a tree that is grown again starts from gradients
+that growing does not touch.
+
+Rows are divided among as many shards as there are threads, each with histograms of its own; their sums are the worker's
+answer. Rows that come later, because another worker died, become shards of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from dboost.binning import sample_rows
+from dboost.cluster.batch import Batch, Survey
+from dboost.cluster.recipe import Past, Recipe
+from dboost.engine.in_process import is_small
+from dboost.engine.team import Team
+from dboost.growth.grower import Answer, Question
+from dboost.growth.task import Extremes, TreeTask
+from dboost.shard.advance import Scratch, advance_rows
+from dboost.shard.catch_up import ValuedTree, add_grown, leaves_of
+from dboost.shard.loading import encode_table, in_ranges, kept_rows, sampled
+from dboost.shard.rounds import Rounds
+from dboost.shard.shard import Shard
+from dboost.sources import Table
+from dboost.sources.plan import Plan
+from dboost.statistics.metrics import Rows, Size, find_metrics
+from dboost.training.held_out import HeldOut, flat_scores
+from dboost.training.replay import block_of, raw_scores
+from dboost.training.target import encode_like
+
+#: Chunks beyond this total wait in files until they are encoded.
+RETAIN_BYTES = 256 * 2**20
+
+
+@dataclass(eq=False)
+class _Part:
+    """A shard with its state between calls."""
+
+    rounds: Rounds
+    scratch: Scratch
+    applied: int = -1
+    extremes: Extremes | None = None
+
+    @property
+    def shard(self) -> Shard:
+        return self.rounds.shard
+
+
+@dataclass(eq=False)
+class _Judged:
+    """Held-out rows, and how many trees their scores have taken in."""
+
+    held: HeldOut
+    rows: Rows
+    n_trees: int = 0
+
+
+class Holding:
+    """One worker's share of one fit.
+
+    Parameters
+    ----------
+    n_threads : int
+        Threads for this fit's work.
+    """
+
+    def __init__(self, n_threads: int) -> None:
+        self.lock = threading.Lock()
+        self._n_threads = n_threads
+        self._guard = threading.Lock()
+        self._batches: dict[str, Batch] = {}
+        self._tables: dict[str, Table] = {}
+        self._targets: dict[str, np.ndarray] = {}
+        self._parts: list[_Part] = []
+        self._judged: dict[str, list[_Judged]] = {}
+        self._recipe: Recipe | None = None
+        self._pool = ThreadPoolExecutor(n_threads, "dboost")
+        self._team = Team(n_threads)
+        self._closed = False
+
+    def take(self, batch: str, i: int, plan: Plan, bundle: tuple[Any, Any, Any, Any]) -> int:
+        """Read partition `i` into a batch (called by loading tasks, several at a time)."""
+        with self._guard:
+            if batch not in self._batches:
+                self._batches[batch] = Batch(plan, RETAIN_BYTES)
+            found = self._batches[batch]
+        return found.take(i, bundle)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._closed = True
+        for batch in self._batches.values():
+            batch.close()
+        self._pool.shutdown(wait=False)
+        self._team.close()
+        self._batches, self._tables, self._parts, self._judged = {}, {}, [], {}
+
+    # Loading.
+
+    def attach(self, batch: str, role: str, values: dict[int, Any]) -> None:
+        """Take in target, weight or offset of a batch's partitions, where the user gave them for all rows at once."""
+        self._batches[batch].attach(role, values)
+
+    def survey(self, batch: str, numbers: Sequence[int]) -> Survey:
+        """What the partitions of a batch are made of; those not listed were loaded elsewhere as well, and are forgotten."""
+        return self._batches[batch].survey(numbers)
+
+    def settle(self, batch: str, features: Any, named: bool) -> None:
+        """Turn a batch into a table."""
+        self._tables[batch] = self._batches[batch].table(features, named)
+
+    def encode_target(self, batch: str, target: Any) -> None:
+        """Work out the target of a table's rows of positive weight."""
+        table = self._tables[batch]
+        kept = kept_rows(table.weight)
+        y = encode_like(table, target) if table.n_rows else np.empty(0)
+        self._targets[batch] = y if kept is None else y[kept]
+
+    def ask_rows(self, batch: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """``function(y, weight, offset, *arguments)`` of a table's rows of positive weight; None if there are none."""
+        table, y = self._tables[batch], self._targets[batch]
+        if not len(y):
+            return None
+        kept = kept_rows(table.weight)
+        weight, offset = (values if values is None or kept is None else values[kept] for values in (table.weight, table.offset))
+        return function(y, weight, offset, *arguments)
+
+    def sample(self, batch: str, starts: dict[int, int], n_rows: int, seed: int) -> dict[int, tuple[list[np.ndarray], Any]]:
+        """The sampled rows of each partition: numeric columns, and weights (or None).
+
+        starts : {partition: number of its first row among all rows of positive weight}
+        """
+        table = self._tables[batch]
+        numbers = table.numbers
+        drawn: dict[int, np.ndarray] = {}
+        first = 0
+        for i, length in zip(numbers, table.lengths, strict=True):
+            weight = None if table.weight is None else table.weight[first : first + length]
+            kept = kept_rows(weight)
+            n = length if kept is None else len(kept)
+            rows = sample_rows(n_rows, seed, starts[i], starts[i] + n) - starts[i]
+            drawn[i] = first + (rows if kept is None else kept[rows])
+            first += length
+        rows = np.concatenate(list(drawn.values())) if drawn else np.empty(0, np.int64)
+        columns = {numbers[k]: part for k, part in sampled(table, rows)}
+        return {i: (part, None if table.weight is None else table.weight[drawn[i]]) for i, part in columns.items()}
+
+    def build(self, batch: str, recipe: Recipe, past: Past) -> None:
+        """Turn a table into shards that know the trees so far, and let go of its raw values."""
+        table, y = self._tables.pop(batch), self._targets.pop(batch)
+        self._recipe = recipe
+        weight = table.weight
+        kept = kept_rows(weight)
+        rows = np.arange(table.n_rows) if kept is None else kept
+        cells = len(rows) * len(recipe.features)
+        n_shards = 1 if is_small(len(rows), len(recipe.features)) else min(self._n_threads, max(cells, 1))
+        for k in range(n_shards):
+            first, last = len(rows) * k // n_shards, len(rows) * (k + 1) // n_shards
+            if first == last:
+                continue
+            some = rows[first:last]
+            whole = len(some) == table.n_rows
+            codes = encode_table(table, recipe.binning, recipe.layout, None if whole else some, self._n_threads)
+            raw = (
+                flat_scores(recipe.baseline, len(some))
+                if recipe.start_from is None
+                else raw_scores(recipe.start_from, table, None if whole else some, self._n_threads)
+            )
+            shard = Shard(
+                codes,
+                recipe.layout,
+                y if n_shards == 1 else y[first:last].copy(),
+                weight[some] if recipe.weighted and weight is not None else np.ones(len(some)) if recipe.weighted else None,
+                raw,
+                constant_hessian=recipe.constant_hessian,
+                max_leaves=recipe.max_leaves,
+            )
+            in_ranges(shard.fill_tiles, len(some), self._n_threads)
+            part = _Part(Rounds(shard, recipe.n_planes), Scratch())
+            self._catch_up(part, past)
+            self._parts.append(part)
+        self._batches.pop(batch).close()
+
+    def _catch_up(self, part: _Part, past: Past) -> None:
+        shard, recipe = part.shard, self._recipe
+        assert recipe is not None
+        for trees in past.iterations:
+            for tree in trees:
+                raw = shard.raw if shard.raw.ndim == 1 else shard.raw[tree.output]
+                add_grown(shard.codes, shard.layout, tree.grown, tree.values, raw, 0, shard.n_rows)
+        if past.iterations or past.pending:
+            # Gradients as they were after the last complete iteration; adding nothing changes no score.
+            self._advance(part, np.zeros((shard.n_outputs, 1)))
+            part.applied = len(past.iterations)
+        for tree in past.pending:
+            shard.for_tree(tree.output)[2][:] = leaves_of(shard.codes, shard.layout, tree.grown)
+
+    def drop(self, batch: str) -> None:
+        """Forget a batch or a table."""
+        self._tables.pop(batch, None)
+        self._targets.pop(batch, None)
+        if batch in self._batches:
+            self._batches.pop(batch).close()
+
+    # Training.
+
+    def advance(self, iteration: int, values: np.ndarray) -> Extremes | None:
+        """Complete an iteration (0: none yet): scores take in its trees. Asked again, it repeats what it said."""
+        parts = [part for part in self._each(lambda part: self._to(part, iteration, values)) if part is not None]
+        return reduce(Extremes.merge, parts) if parts else None
+
+    def _to(self, part: _Part, iteration: int, values: np.ndarray) -> Extremes | None:
+        if part.applied < iteration:
+            self._advance(part, values)
+            part.applied = iteration
+        return part.extremes
+
+    def _advance(self, part: _Part, values: np.ndarray) -> None:
+        recipe, shard = self._recipe, part.shard
+        assert recipe is not None
+        terms = recipe.target.loss.terms()
+        part.extremes = advance_rows(shard, terms, values, recipe.coarse, part.scratch, 0, shard.n_rows)
+
+    def answer(self, task: TreeTask | None, question: Question) -> tuple[Answer | None, float]:
+        """Begin a tree (with a task) and answer a question; also the seconds that took."""
+        began = time.perf_counter()
+
+        def one(part: _Part) -> Answer:
+            if task is not None:
+                part.rounds.begin(task)
+            return part.rounds.answer(question)
+
+        answers = self._each(one)
+        merged = reduce(Answer.merge, answers) if answers else None
+        return merged, time.perf_counter() - began
+
+    def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
+        """``function(shard, first, last, *arguments)`` of every shard."""
+        return self._each(lambda part: function(part.shard, 0, part.shard.n_rows, *arguments))
+
+    def _each(self, work: Callable[[_Part], Any]) -> list[Any]:
+        if len(self._parts) == 1:
+            return [work(self._parts[0])]
+        return list(self._pool.map(work, self._parts))
+
+    # Held-out rows.
+
+    def hold_out(self, batch: str, name: str, recipe: Recipe, size: Size, with_block: bool) -> None:
+        """Turn a table into held-out rows."""
+        table, y = self._tables.pop(batch), self._targets.pop(batch)
+        kept = kept_rows(table.weight)
+        if len(y):
+            codes = encode_table(table, recipe.binning, recipe.layout, kept, self._n_threads, allow_infinite=True)
+            raw = (
+                flat_scores(recipe.baseline, len(y))
+                if recipe.start_from is None
+                else raw_scores(recipe.start_from, table, kept, self._n_threads)
+            )
+            weight = table.weight if kept is None or table.weight is None else table.weight[kept]
+            block = block_of(table, kept) if with_block else None
+            rows = Rows(y, raw.T, weight, recipe.target.loss, size, block=block)
+            held = HeldOut(name, codes, recipe.layout, rows, raw, self._team)
+            self._judged.setdefault(name, []).append(_Judged(held, rows))
+        self._batches.pop(batch).close()
+
+    def judge(self, first: int, trees: Sequence[ValuedTree], metrics: dict[str, list[str]]) -> dict[str, list[list[Any]]]:
+        """Statistics of the metrics (by set), after the trees from number `first` on."""
+        found: dict[str, list[list[Any]]] = {}
+        for name, names in metrics.items():
+            for judged in self._judged.get(name, ()):
+                for tree in trees[judged.n_trees - first :]:
+                    judged.held.add(tree.grown, tree.values, tree.output)
+                    judged.n_trees += 1
+                chunks = [metric.chunk(judged.rows) for metric in find_metrics(names, judged.rows.loss)]
+                found.setdefault(name, []).append(chunks)
+        return found

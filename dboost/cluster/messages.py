@@ -1,0 +1,58 @@
+"""What travels between client, scheduler and workers, and how.
+
+Three parties speak: the client (`connection.py`), the reducer in the scheduler's process (`reducer.py`), and on every worker
+the holder of shards (`holder.py`). Every message is one call: the name of a method, and its arguments pickled by us, so that
+neither Dask's message format nor the scheduler, which does not deserialise, needs to know them. Every answer says "OK" in so
+many words: a process that does not know the call answers with nothing at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from distributed.protocol import pickle
+
+#: Name of both plugins, and prefix of all calls and log topics.
+NAME = "dboost"
+OK, LOST, FAILED, UNKNOWN, CANCELLED, SILENT = "OK", "lost", "failed", "unknown", "cancelled", "silent"
+
+
+class LostWorkers(Exception):
+    """Some workers are no longer there, or no longer hold what they held; recovery decides what to do."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        super().__init__(", ".join(addresses))
+        self.addresses = addresses
+
+
+class FitCancelled(Exception):
+    """Somebody cancelled the fit."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Where the seconds of some rounds went: the slowest worker's own work, merging and deciding, and all the rest."""
+
+    n_rounds: int = 0
+    compute: float = 0.0
+    reduce: float = 0.0
+    wait: float = 0.0
+    n_bytes: int = 0
+
+    def __add__(self, other: Timing) -> Timing:
+        return Timing(
+            self.n_rounds + other.n_rounds,
+            self.compute + other.compute,
+            self.reduce + other.reduce,
+            self.wait + other.wait,
+            self.n_bytes + other.n_bytes,
+        )
+
+
+def pack(message: Any) -> bytes:
+    return pickle.dumps(message)
+
+
+def unpack(message: bytes) -> Any:
+    return pickle.loads(message)

@@ -1,0 +1,65 @@
+"""What workers are told before they can build shards: plain records, the same for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dboost.binning import Binning
+from dboost.kernels.histograms import Layout
+from dboost.model.ensemble import Ensemble
+from dboost.schema import Feature
+from dboost.shard.catch_up import ValuedTree
+from dboost.training.target import Target
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """How rows become shards.
+
+    Attributes
+    ----------
+    features : tuple of Feature
+    binning : Binning
+    layout : Layout
+    target : Target
+        Loss and classes; holds no rows.
+    baseline : float64[n_outputs]
+    start_from : Ensemble or None
+        The model whose scores take the place of the baseline.
+    weighted : bool
+        False when all weights are 1, which is the same as none at all.
+    constant_hessian : bool
+    max_leaves, n_planes : int
+    coarse : float
+        Unit of exact loss sums.
+    """
+
+    features: tuple[Feature, ...]
+    binning: Binning
+    layout: Layout
+    target: Target
+    baseline: np.ndarray
+    start_from: Ensemble | None
+    weighted: bool
+    constant_hessian: bool
+    max_leaves: int
+    n_planes: int
+    coarse: float
+
+
+@dataclass(frozen=True, eq=False)
+class Past:
+    """What new shards have missed.
+
+    Attributes
+    ----------
+    iterations : tuple of tuple of ValuedTree
+        Complete ones.
+    pending : tuple of ValuedTree
+        Trees of the iteration under way, whose values are not in the scores yet.
+    """
+
+    iterations: tuple[tuple[ValuedTree, ...], ...] = ()
+    pending: tuple[ValuedTree, ...] = ()

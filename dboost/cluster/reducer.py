@@ -1,0 +1,305 @@
+"""The plugin in the scheduler's process: puts questions to all workers, merges their answers, picks the splits.
+
+It knows nothing of a fit but its workers. A call comes from the client, fans out to the workers that hold rows, and ends in
+one of four ways: all answers; an error that a worker met; the names of workers that were *lost*; or because the fit was
+cancelled. Recovery is the client's business, which keeps the source of every partition.
+
+**Nothing waits for ever.** A worker that dies is noticed by its connection, or by Dask telling `remove_worker`. One that is
+stopped, or cut off, keeps its connections and says nothing: after `dboost.patience` (10 s) without an answer it is pinged,
+and if it does not answer that within the same time, it is removed from the cluster (its nanny, if there is one, starts it
+anew). A worker that is merely slow answers pings, because its work does not run on its event loop.
+
+The scheduler's own loop does no work: merging and searching run in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import dask
+from dask.utils import parse_timedelta
+from distributed import Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+from dboost import __version__
+from dboost.cluster.messages import (
+    CANCELLED,
+    FAILED,
+    LOST,
+    NAME,
+    OK,
+    SILENT,
+    UNKNOWN,
+    FitCancelled,
+    LostWorkers,
+    Timing,
+    pack,
+    unpack,
+)
+from dboost.growth.grower import Answer, Question, Reply, grow_tree
+from dboost.growth.search import Searcher
+from dboost.growth.task import GrownTree
+
+
+def patience() -> float:
+    """Seconds of silence after which a worker is pinged, and after which a ping has failed."""
+    return float(parse_timedelta(dask.config.get("dboost.patience", "10s")))
+
+
+@dataclass
+class _Fit:
+    """A fit under way, as far as the scheduler knows it."""
+
+    client: str
+    workers: set[str] = field(default_factory=set)
+    cancelled: bool = False
+    disturbed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class _WorkerFailed(Exception):
+    def __init__(self, address: str, error: bytes) -> None:
+        super().__init__(address)
+        self.address, self.error = address, error
+
+
+class Reducer(SchedulerPlugin):
+    """Drives the rounds of all fits."""
+
+    name = NAME
+    idempotent = True
+
+    async def start(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._fits: dict[str, _Fit] = {}
+        self._chores: set[asyncio.Task[Any]] = set()
+        scheduler.handlers.update(
+            {
+                "dboost_open": self.open_fit,
+                "dboost_ask": self.ask,
+                "dboost_grow": self.grow,
+                "dboost_sweep": self.sweep,
+                "dboost_end": self.end_fit,
+            }
+        )
+        await scheduler.register_worker_plugin(None, pack(_Courier()), name=NAME, idempotent=False)
+
+    # What the client calls.
+
+    async def open_fit(self, fit: str, client_id: str) -> dict[str, Any]:
+        """Begin a fit; which workers there are, and what they say to hello (their version of dboost, or None)."""
+        self._fits[fit] = _Fit(client_id)
+        addresses = list(self._scheduler.workers)
+        hellos = await asyncio.gather(*map(self._hello, addresses))
+        self._scheduler.idle_since = None
+        return {"status": OK, "version": __version__, "workers": dict(zip(addresses, hellos, strict=True))}
+
+    async def ask(self, fit: str, workers: Sequence[str], method: str, arguments: Any) -> dict[str, Any]:
+        """Call a method on workers. arguments : the same bytes for all, or {address: bytes}."""
+        return await self._outcome(self._ask(fit, workers, method, arguments))
+
+    async def grow(self, fit: str, workers: Sequence[str], order: bytes) -> dict[str, Any]:
+        """Grow one tree. order : packed (TreeTask, Layout, n_rows, width)."""
+        return await self._outcome(self._grow(fit, list(workers), order))
+
+    async def end_fit(self, fit: str) -> dict[str, Any]:
+        """Forget a fit, here and on all workers; one that is under way is cancelled."""
+        known = self._fits.pop(fit, None)
+        if known is not None:
+            known.cancelled = True
+            known.disturbed.set()
+        await asyncio.gather(*(self._drop(address, fit) for address in list(self._scheduler.workers)))
+        return {"status": OK}
+
+    # What Dask calls.
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        for fit in self._fits.values():
+            if worker in fit.workers:
+                fit.disturbed.set()
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        for name, fit in list(self._fits.items()):
+            if fit.client == client:
+                self._later(self.end_fit(name))
+
+    def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[Any]) -> list[Any]:
+        """A cluster that shrinks by itself leaves us the workers that hold rows."""
+        in_use = set().union(*(fit.workers for fit in self._fits.values()))
+        return [worker for worker in workers if worker.address not in in_use]
+
+    async def sweep(self, fit: str) -> dict[str, Any]:
+        """Remove workers that are stopped or cut off, so that Dask gives their tasks to others; which workers are left."""
+        self._scheduler.idle_since = None
+        await self._sweep(list(self._scheduler.workers))
+        return {"status": OK, "workers": list(self._scheduler.workers)}
+
+    # How it is done.
+
+    async def _outcome(self, work: Any) -> dict[str, Any]:
+        try:
+            return {"status": OK, **await work}
+        except LostWorkers as lost:
+            return {"status": LOST, "workers": lost.addresses}
+        except _WorkerFailed as failed:
+            return {"status": FAILED, "worker": failed.address, "error": failed.error}
+        except FitCancelled:
+            return {"status": CANCELLED}
+
+    async def _ask(self, name: str, workers: Sequence[str], method: str, arguments: Any) -> dict[str, Any]:
+        return {"results": await self._fan_out(name, workers, method, arguments)}
+
+    async def _fan_out(self, name: str, workers: Sequence[str], method: str, arguments: Any) -> dict[str, bytes]:
+        """The workers' packed results by address."""
+        fit = self._fits.get(name)
+        if fit is None:
+            raise FitCancelled
+        fit.workers = set(workers)
+        fit.disturbed.clear()
+        self._scheduler.idle_since = None
+        gone = [address for address in workers if address not in self._scheduler.workers]
+        if gone:
+            raise LostWorkers(gone)
+        calls: dict[str, asyncio.Future[bytes]] = {}
+        for address in workers:
+            packed = arguments[address] if isinstance(arguments, dict) else arguments
+            calls[address] = asyncio.ensure_future(self._call(address, name, method, packed))
+        try:
+            await self._wait(fit, calls)
+            return {address: call.result() for address, call in calls.items()}
+        finally:
+            for call in calls.values():
+                _abandon(call)
+
+    async def _wait(self, fit: _Fit, calls: dict[str, asyncio.Future[bytes]]) -> None:
+        """Until all calls are answered; raises when that will not be."""
+        pending: set[asyncio.Future[Any]] = set(calls.values())
+        disturbed: asyncio.Future[Any] = asyncio.ensure_future(fit.disturbed.wait())
+        try:
+            while pending:
+                done, _ = await asyncio.wait({*pending, disturbed}, timeout=patience(), return_when=asyncio.FIRST_COMPLETED)
+                if fit.cancelled:
+                    raise FitCancelled
+                lost = [a for a, call in calls.items() if a not in self._scheduler.workers or (call.done() and _is_lost(call))]
+                if lost:
+                    raise LostWorkers(lost)
+                for call in done & pending:
+                    call.result()
+                pending -= done
+                if disturbed.done():
+                    fit.disturbed.clear()
+                    disturbed = asyncio.ensure_future(fit.disturbed.wait())
+                if not done:
+                    hung = await self._sweep([address for address, call in calls.items() if call in pending])
+                    if hung:
+                        raise LostWorkers(hung)
+        finally:
+            _abandon(disturbed)
+
+    async def _sweep(self, addresses: Sequence[str]) -> list[str]:
+        """Ping workers and remove those that do not answer."""
+        answers = await asyncio.gather(*map(self._hello, addresses))
+        hung = [address for address, answer in zip(addresses, answers, strict=True) if answer == SILENT]
+        for address in hung:
+            await self._remove(address)
+        return hung
+
+    async def _call(self, address: str, name: str, method: str, arguments: bytes) -> bytes:
+        try:
+            reply = await self._scheduler.rpc(address).dboost_call(fit=name, method=method, arguments=arguments)
+        except OSError as error:  # the connection broke, perhaps before Dask notices that the worker is gone
+            raise LostWorkers([address]) from error
+        if reply is None or reply["status"] == UNKNOWN:
+            raise LostWorkers([address])
+        if reply["status"] == FAILED:
+            raise _WorkerFailed(address, reply["error"])
+        return reply["result"]
+
+    async def _hello(self, address: str) -> str | None:
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            reply = await asyncio.wait_for(self._scheduler.rpc(address).dboost_hello(), patience())
+            return None if reply is None else reply.get("version")
+        return SILENT
+
+    async def _drop(self, address: str, name: str) -> None:
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._scheduler.rpc(address).dboost_drop(fit=name), patience())
+
+    async def _remove(self, address: str) -> None:
+        """Remove a worker that does not answer; its nanny starts it anew."""
+        state = self._scheduler.workers.get(address)
+        if state is None:
+            return
+        nanny = state.nanny
+        self._scheduler.log_event(NAME, {"action": "removed", "worker": address, "reason": "did not answer"})
+        await self._scheduler.remove_worker(address, stimulus_id=f"{NAME}-hung-{time.time()}", close=False)
+        if nanny is not None:
+            self._later(self._restart(nanny))
+
+    async def _restart(self, nanny: str) -> None:
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._scheduler.rpc(nanny).restart(timeout=30, reason=f"{NAME}-hung"), 60)
+
+    def _later(self, work: Any) -> None:
+        chore = asyncio.ensure_future(work)
+        self._chores.add(chore)
+        chore.add_done_callback(self._chores.discard)
+
+    async def _grow(self, name: str, workers: list[str], order: bytes) -> dict[str, Any]:
+        task, layout, n_rows, width = unpack(order)
+        grower, searcher = grow_tree(task, layout, n_rows, width), Searcher(task, layout)
+        question, begin, timing = next(grower), task, Timing()
+
+        def advance(results: dict[str, bytes]) -> tuple[Question | GrownTree, float, float]:
+            """Merge, search and decide; the next question or the tree, the slowest worker's seconds, and ours."""
+            began = time.perf_counter()
+            answers = [unpack(result) for result in results.values()]
+            merged = reduce(Answer.merge, (answer for answer, _ in answers if answer is not None))
+            found = searcher.look(question.openings, merged.planes)
+            try:
+                following: Any = grower.send(Reply(found, merged.n_rows, merged.leaf_sums))
+            except StopIteration as end:
+                following = end.value
+            return following, max(seconds for _, seconds in answers), time.perf_counter() - began
+
+        while True:
+            began = time.perf_counter()
+            results = await self._fan_out(name, workers, "answer", pack((begin, question)))
+            following, compute, reducing = await asyncio.to_thread(advance, results)
+            elapsed = time.perf_counter() - began
+            n_bytes = sum(map(len, results.values()))
+            timing += Timing(1, compute, reducing, elapsed - compute - reducing, n_bytes)
+            if isinstance(following, GrownTree):
+                return {"tree": pack((following.copy(), timing))}
+            question, begin = following, None
+
+
+class _Courier:
+    """Pickles as what makes the worker's plugin: a worker without dboost takes it too, and simply has no plugin then."""
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        def plugin() -> Any:  # nested, so that it travels by value
+            try:
+                from dboost.cluster.holder import ShardHolder
+            except ImportError:
+                from distributed.diagnostics.plugin import WorkerPlugin
+
+                return WorkerPlugin()
+            return ShardHolder()
+
+        return plugin, ()
+
+
+def _is_lost(call: asyncio.Future[bytes]) -> bool:
+    return not call.cancelled() and isinstance(call.exception(), LostWorkers)
+
+
+def _abandon(future: asyncio.Future[Any]) -> None:
+    """Wait for something no longer, and look at its error if it had one, so that asyncio does not complain."""
+    future.cancel()
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
