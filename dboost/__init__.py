@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from dboost.api import fit
 from dboost.booster import Booster, load
-from dboost.errors import DataError, DBoostError, InputTypeError, ModelFileError, ParameterError
-from dboost.training.fit import FitInterrupted
+from dboost.errors import DataError, DBoostError, FitInterrupted, InputTypeError, ModelFileError, ParameterError
 from dboost.training.monitor import Iteration
+from dboost.version import __version__
 
 if TYPE_CHECKING:
     from dboost.estimators import DBoostClassifier, DBoostRegressor
 
-__version__ = "0.1.0"
 
 __all__ = [
     "Booster",

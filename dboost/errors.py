@@ -24,3 +24,12 @@ class InputTypeError(DBoostError, TypeError):
 
 class ModelFileError(DBoostError, ValueError):
     """A model file is damaged, cut short, or of a format that this version does not know."""
+
+
+class FitInterrupted(KeyboardInterrupt):
+    """^C during a fit. `ensemble` is the model as far as it came, `iterations` how many iterations that is."""
+
+    def __init__(self, message: str, ensemble: Any, iterations: int) -> None:
+        super().__init__(message)
+        self.ensemble = ensemble
+        self.iterations = iterations

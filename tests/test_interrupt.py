@@ -82,7 +82,7 @@ def assert_one_clean_end(err: str) -> None:
     for noise in ("Exception ignored", "Exception in thread", "Fatal", "leaked", "Segmentation"):
         assert noise not in err
     assert err.count("FitInterrupted:") == 1
-    assert err.strip().splitlines()[-1].startswith("dboost.training.fit.FitInterrupted: interrupted")
+    assert err.strip().splitlines()[-1].startswith("dboost.errors.FitInterrupted: interrupted")
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ import dask
 from dask.utils import parse_timedelta
 from distributed import Client, get_worker, worker_client
 
-from dboost import __version__
 from dboost.cluster.messages import CANCELLED, FAILED, LOST, OK, SILENT, LostWorkers, Timing, pack, unpack
 from dboost.cluster.reducer import Reducer
 from dboost.errors import DBoostError, InputTypeError
 from dboost.growth.task import GrownTree
+from dboost.version import __version__
 
 
 def worker_timeout() -> float:

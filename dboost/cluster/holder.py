@@ -14,9 +14,9 @@ from typing import Any
 from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from dboost import __version__
 from dboost.cluster.holding import Holding
 from dboost.cluster.messages import FAILED, NAME, OK, UNKNOWN, pack, unpack
+from dboost.version import __version__
 
 #: Fits whose calls may run on a worker at the same time.
 _FITS_AT_A_TIME = 16

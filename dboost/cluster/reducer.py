@@ -27,7 +27,6 @@ from dask.utils import parse_timedelta
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from dboost import __version__
 from dboost.cluster.messages import (
     CANCELLED,
     FAILED,
@@ -45,6 +44,7 @@ from dboost.cluster.messages import (
 from dboost.growth.grower import Answer, Question, Reply, grow_tree
 from dboost.growth.search import Searcher
 from dboost.growth.task import GrownTree
+from dboost.version import __version__
 
 
 def patience() -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -169,7 +170,7 @@ def _cut(data: Any, frame: Frame, n_parts: int) -> tuple[dict[Any, Any], list[An
     n = frame.n_rows
     n_parts = max(1, min(n_parts, n // _LEAST_ROWS))
     bounds = [n * k // n_parts for k in range(n_parts + 1)]
-    pieces = [pack(_rows(data, frame, first, last)) for first, last in zip(bounds, bounds[1:], strict=False)]
+    pieces = [pack(_rows(data, frame, first, last)) for first, last in pairwise(bounds)]
     return {}, [(_unpacked, piece) for piece in pieces]
 
 

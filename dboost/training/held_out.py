@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -53,6 +53,19 @@ def _is_table(data: Any) -> bool:
 def flat_scores(baseline: np.ndarray, n_rows: int) -> np.ndarray:
     """The same raw scores for all rows: float64[n_rows], or float64[n_outputs, n_rows] where there are several."""
     return np.full(n_rows, baseline[0]) if len(baseline) == 1 else np.repeat(baseline[:, None], n_rows, axis=1)
+
+
+class Judge(Protocol):
+    """An evaluation set, wherever its rows are."""
+
+    @property
+    def name(self) -> str: ...
+
+    def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
+        """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
+
+    def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
+        """The metrics now, as ``{"<set>_<metric>": value}``."""
 
 
 class HeldOut:

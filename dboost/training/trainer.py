@@ -30,7 +30,7 @@ from dboost.kernels.histograms import PAIR, TRIPLE, Packing
 from dboost.params import Parameters
 from dboost.statistics.exact import FINE, unit_for
 from dboost.statistics.metrics import Metric
-from dboost.training.held_out import HeldOut
+from dboost.training.held_out import Judge
 from dboost.training.monitor import Callback, EarlyStopping, Iteration, Progress
 
 _UNLIMITED_DEPTH = 1 << 30
@@ -88,7 +88,7 @@ class Training:
     total_weight: float
     coarse: float
     rule: Rule
-    held_out: Sequence[HeldOut] = ()
+    held_out: Sequence[Judge] = ()
     metrics: Sequence[Metric] = ()
     early_stopping: EarlyStopping | None = None
     callbacks: Sequence[Callback] = ()

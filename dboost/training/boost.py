@@ -1,0 +1,227 @@
+"""The part that every fit shares, wherever its rows are: from a prepared engine to a finished ensemble.
+
+A fit first finds out what there is to learn (`fit.py` from a table in this process, `dboost.cluster` from partitions on
+many), which ends in a `Prepared` record and an engine. From there on nothing depends on where the rows lie.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dboost.binning import Binning
+from dboost.engine.contract import Engine
+from dboost.errors import FitInterrupted, InputTypeError, ParameterError
+from dboost.growth.frontier import Rule
+from dboost.kernels.histograms import Layout
+from dboost.model.ensemble import Ensemble
+from dboost.params import Parameters
+from dboost.shard.layout import plan_layout
+from dboost.statistics.metrics import Metric
+from dboost.training.assembly import assemble
+from dboost.training.held_out import Judge
+from dboost.training.monitor import Callback, EarlyStopping, Progress
+from dboost.training.start import Start
+from dboost.training.target import Target
+from dboost.training.trainer import Training, precision_of, rule_of
+
+
+@dataclass
+class Fitted:
+    """What a fit gives.
+
+    Attributes
+    ----------
+    ensemble : Ensemble
+    history : list of dict
+        One record per iteration of this fit.
+    before : dict
+        Losses and metrics before the first of them.
+    early_stopping : EarlyStopping or None
+        The rule by which the fit was stopped, or could have been.
+    timings : dict
+        Seconds by phase: "load", "bin", "train".
+    """
+
+    ensemble: Ensemble
+    history: list[dict[str, Any]]
+    before: dict[str, float] = field(default_factory=dict)
+    early_stopping: EarlyStopping | None = None
+    timings: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Prepared:
+    """What is known before the first tree.
+
+    Attributes
+    ----------
+    parameters : Parameters
+        With the loss's own name.
+    target : Target
+    named : bool
+        Whether the features' names are the user's.
+    binning : Binning
+    start : Start
+    n_rows : int
+        Rows to train on.
+    weighted : bool
+        False when all weights are 1.
+    metrics : list of Metric
+    stopping : EarlyStopping or None
+    start_from : Ensemble or None
+        The model that is continued.
+    """
+
+    parameters: Parameters
+    target: Target
+    named: bool
+    binning: Binning
+    start: Start
+    n_rows: int
+    weighted: bool
+    metrics: Sequence[Metric]
+    stopping: EarlyStopping | None
+    start_from: Ensemble | None
+
+    def __post_init__(self) -> None:
+        self.layout: Layout = plan_layout(self.binning.n_bins, self.binning.is_categorical)
+        self.rule: Rule = rule_of(self.parameters, self.n_rows)
+
+    @property
+    def baseline(self) -> np.ndarray:
+        """Where raw scores start: float64[n_outputs]."""
+        return self.start.baseline if self.start_from is None else self.start_from.baseline
+
+    @property
+    def constant_hessian(self) -> bool:
+        return self.target.loss.constant_hessian and not self.weighted
+
+    @property
+    def n_planes(self) -> int:
+        return precision_of(self.parameters, self.constant_hessian).n_planes
+
+    @property
+    def empty(self) -> Ensemble:
+        """The ensemble before its first tree."""
+        target = self.target
+        return Ensemble(
+            features=self.binning.features,
+            named=self.named,
+            loss=target.loss.to_dict(),
+            classes=target.classes,
+            classes_dtype=target.classes_dtype,
+            baseline=self.baseline,
+            edges=self.binning.edges,
+            parameters=self.parameters.to_dict(),
+        )
+
+
+def boost(
+    prepared: Prepared,
+    engine: Engine,
+    held_out: Sequence[Judge],
+    *,
+    callbacks: Sequence[Callback],
+    progress: bool | None,
+    clock: Clock,
+    so_far: list[Callable[[], Ensemble]],
+) -> Fitted:
+    """Run the boosting loop.
+
+    so_far : receives a function that returns the ensemble as far as it has come, also of an iteration under way.
+    """
+    start, start_from, stopping, loss = prepared.start, prepared.start_from, prepared.stopping, prepared.target.loss
+    training = Training(
+        engine=engine,
+        binning=prepared.binning,
+        parameters=prepared.parameters,
+        constant_hessian=prepared.constant_hessian,
+        total_weight=start.total_weight,
+        coarse=start.loss_unit,
+        rule=prepared.rule,
+        held_out=held_out,
+        metrics=prepared.metrics,
+        early_stopping=stopping,
+        callbacks=callbacks,
+        n_outputs=loss.n_outputs,
+        step_factor=loss.step_factor,
+        n_before=0 if start_from is None else start_from.n_iterations,
+    )
+    if stopping is not None and start_from is not None:
+        stopping.resume(start_from)
+    collect = partial(assemble, prepared.empty, training, prepared.n_rows, start_from)
+    so_far.append(partial(collect, whole=True))
+    bar = Progress(progress, prepared.parameters.max_iter)
+    try:
+        training.run(collect, bar)
+    except KeyboardInterrupt as stopped:
+        done = training.n_before + len(training.history)
+        raise FitInterrupted(
+            f"interrupted after {done} of {prepared.parameters.max_iter} iterations", collect() if done else None, done
+        ) from stopped
+    finally:
+        bar.close()
+        engine.close()
+    clock.lap("train")
+    return Fitted(collect(), training.history, training.before, stopping, clock.seconds)
+
+
+def stopping_rule(
+    parameters: Parameters, sets: Sequence[tuple[str, Any, Any, Any]], metrics: Sequence[Metric]
+) -> EarlyStopping | None:
+    """By the last metric of the last evaluation set."""
+    if parameters.early_stopping_rounds is None:
+        return None
+    column = f"{sets[-1][0]}_{metrics[-1].name}"
+    return EarlyStopping(column, parameters.early_stopping_rounds, larger_is_better=metrics[-1].larger_is_better)
+
+
+def with_columns(sets: Sequence[tuple[str, Any, Any, Any]], target_name: Any, weight_name: Any) -> Any:
+    """The same with the names of the columns that hold target and weight, where a set is a table."""
+    for name, data, target, weight in sets:
+        if target is None:
+            if not isinstance(target_name, str):
+                raise ParameterError(
+                    f"evaluation set {name!r} is a table without a target: give (X, y), or name the target column in fit"
+                )
+            target = target_name
+            weight = weight_name if isinstance(weight_name, str) and weight is None else weight
+        yield name, data, target, weight
+
+
+def checked(callbacks: Any) -> tuple[Callback, ...]:
+    """Callbacks as a tuple; a mistake is noticed before the first iteration, not after it."""
+    found = (callbacks,) if callable(callbacks) else tuple(callbacks or ())
+    for callback in found:
+        if not callable(callback):
+            raise InputTypeError(f"a callback must be a function of an Iteration, not {type(callback).__name__}")
+    return found
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """^C while data are read is a `FitInterrupted` as well."""
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        raise FitInterrupted("interrupted while reading the data, before the first iteration", None, 0) from stopped
+
+
+class Clock:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        self._last = now
