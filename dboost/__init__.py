@@ -30,6 +30,7 @@ __all__ = [
     "Iteration",
     "ModelFileError",
     "ParameterError",
+    "__version__",
     "fit",
     "load",
 ]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pandas as pd
 
 from dboost.booster import Booster
+from dboost.errors import InputTypeError
 from dboost.params import make_parameters
 from dboost.sources import open_table
+from dboost.sources.frame import is_lazy, is_path
 from dboost.training.fit import available_threads, fit_table
 from dboost.training.monitor import Callback
 
@@ -23,6 +27,7 @@ def fit(
     categorical_features: Any = "from_dtype",
     eval_set: Any = None,
     eval_metric: Any = None,
+    client: Any = None,
     n_threads: int | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
@@ -44,8 +49,11 @@ def fit(
         Held-out rows; judged after every iteration.
     eval_metric : str or sequence of str, optional
         By scikit-learn's names; default: the loss.
+    client : distributed.Client, optional
+        Train on its cluster. Default: for Dask collections and paths the current client, if there is one; else in this
+        process.
     n_threads : int, optional
-        Default: all processors this process may use.
+        Threads of this process. Default: all processors it may use. Workers use as many threads as they have.
     callbacks : sequence of callable
         Called with an `Iteration` after every iteration; returning True stops the fit.
     progress : bool, optional
@@ -66,24 +74,57 @@ def fit(
     """
     checked = make_parameters(parameters)
     threads = available_threads(n_threads)
-    fitted = fit_table(
-        lambda: open_table(
-            data,
-            target,
-            sample_weight=sample_weight,
-            features=features,
-            categorical_features=categorical_features,
-            n_threads=threads,
-        ),
-        checked,
-        target_name=target,
-        weight_name=sample_weight,
-        eval_set=eval_set,
-        eval_metric=eval_metric,
-        n_threads=threads,
-        callbacks=callbacks,
-        progress=progress,
-    )
+    with _cluster(client, data) as cluster:
+        if cluster is not None:
+            from dboost.cluster.fit import fit_on_cluster
+
+            fitted = fit_on_cluster(
+                cluster,
+                data,
+                target,
+                checked,
+                sample_weight=sample_weight,
+                features=features,
+                categorical_features=categorical_features,
+                eval_set=eval_set,
+                eval_metric=eval_metric,
+                n_threads=threads,
+                callbacks=callbacks,
+                progress=progress,
+            )
+        else:
+            fitted = fit_table(
+                lambda: open_table(
+                    data,
+                    target,
+                    sample_weight=sample_weight,
+                    features=features,
+                    categorical_features=categorical_features,
+                    n_threads=threads,
+                ),
+                checked,
+                target_name=target,
+                weight_name=sample_weight,
+                eval_set=eval_set,
+                eval_metric=eval_metric,
+                n_threads=threads,
+                callbacks=callbacks,
+                progress=progress,
+            )
     booster = Booster(fitted.ensemble, history=pd.DataFrame(fitted.history))
     booster.timings = fitted.timings
     return booster
+
+
+@contextmanager
+def _cluster(client: Any, data: Any) -> Iterator[Any]:
+    """The client to train with: the one that is given; for Dask collections and paths also the current one; else None."""
+    if client is None and not ("distributed" in sys.modules and (is_lazy(data) or is_path(data))):
+        yield None
+        return
+    try:
+        from dboost.cluster.connection import current_client
+    except ImportError as error:
+        raise InputTypeError(f"client={client!r} needs the package distributed: {error}") from error
+    with current_client(client) as found:
+        yield found

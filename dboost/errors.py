@@ -5,6 +5,10 @@ mistake, from that too: a bad value is also a `ValueError`, a wrong type also a 
 scikit-learn keeps catching what it caught. Messages name the column, row range, partition, worker or file at fault.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 
 class DBoostError(Exception):
     """Base of all errors raised by dboost on purpose."""

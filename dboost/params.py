@@ -123,7 +123,6 @@ RESERVED: dict[str, Any] = {
     "checkpoint_every": 10,
     "memory_limit": None,
     "arcbites": None,
-    "client": None,
 }
 
 

@@ -127,7 +127,10 @@ class Holding:
         """Work out the target of a table's rows of positive weight."""
         table = self._tables[batch]
         kept = kept_rows(table.weight)
-        y = encode_like(table, target) if table.n_rows else np.empty(0)
+        if not table.n_rows or (kept is not None and not len(kept)):
+            self._targets[batch] = np.empty(0)
+            return
+        y = encode_like(table, target)
         self._targets[batch] = y if kept is None else y[kept]
 
     def ask_rows(self, batch: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -202,10 +205,10 @@ class Holding:
             for tree in trees:
                 raw = shard.raw if shard.raw.ndim == 1 else shard.raw[tree.output]
                 add_grown(shard.codes, shard.layout, tree.grown, tree.values, raw, 0, shard.n_rows)
-        if past.iterations or past.pending:
+        if past.applied >= 0:
             # Gradients as they were after the last complete iteration; adding nothing changes no score.
-            self._advance(part, np.zeros((shard.n_outputs, 1)))
-            part.applied = len(past.iterations)
+            self._advance(part, np.zeros((shard.n_outputs, 1)), past.terms)
+            part.applied = past.applied
         for tree in past.pending:
             shard.for_tree(tree.output)[2][:] = leaves_of(shard.codes, shard.layout, tree.grown)
 
@@ -218,22 +221,25 @@ class Holding:
 
     # Training.
 
-    def advance(self, iteration: int, values: np.ndarray) -> Extremes | None:
-        """Complete an iteration (0: none yet): scores take in its trees. Asked again, it repeats what it said."""
-        parts = [part for part in self._each(lambda part: self._to(part, iteration, values)) if part is not None]
-        return reduce(Extremes.merge, parts) if parts else None
+    def advance(self, iteration: int, values: np.ndarray, terms: tuple) -> tuple[Extremes | None, float]:
+        """Complete an iteration (0: none yet): scores take in its trees; also the seconds that took.
 
-    def _to(self, part: _Part, iteration: int, values: np.ndarray) -> Extremes | None:
+        Asked again, it repeats what it said. terms : the loss's record for kernels.
+        """
+        began = time.perf_counter()
+        parts = [part for part in self._each(lambda part: self._to(part, iteration, values, terms)) if part is not None]
+        return reduce(Extremes.merge, parts) if parts else None, time.perf_counter() - began
+
+    def _to(self, part: _Part, iteration: int, values: np.ndarray, terms: tuple) -> Extremes | None:
         if part.applied < iteration:
-            self._advance(part, values)
+            self._advance(part, values, terms)
             part.applied = iteration
         return part.extremes
 
-    def _advance(self, part: _Part, values: np.ndarray) -> None:
-        recipe, shard = self._recipe, part.shard
-        assert recipe is not None
-        terms = recipe.target.loss.terms()
-        part.extremes = advance_rows(shard, terms, values, recipe.coarse, part.scratch, 0, shard.n_rows)
+    def _advance(self, part: _Part, values: np.ndarray, terms: tuple) -> None:
+        assert self._recipe is not None
+        shard = part.shard
+        part.extremes = advance_rows(shard, terms, values, self._recipe.coarse, part.scratch, 0, shard.n_rows)
 
     def answer(self, task: TreeTask | None, question: Question) -> tuple[Answer | None, float]:
         """Begin a tree (with a task) and answer a question; also the seconds that took."""
@@ -277,8 +283,12 @@ class Holding:
             self._judged.setdefault(name, []).append(_Judged(held, rows))
         self._batches.pop(batch).close()
 
-    def judge(self, first: int, trees: Sequence[ValuedTree], metrics: dict[str, list[str]]) -> dict[str, list[list[Any]]]:
-        """Statistics of the metrics (by set), after the trees from number `first` on."""
+    def judge(
+        self, first: int, trees: Sequence[ValuedTree], metrics: dict[str, list[str]]
+    ) -> dict[str, list[list[Any]]] | None:
+        """Statistics of the metrics (by set), after the trees from number `first` on; None where earlier ones are missing."""
+        if any(judged.n_trees < first for name in metrics for judged in self._judged.get(name, ())):
+            return None
         found: dict[str, list[list[Any]]] = {}
         for name, names in metrics.items():
             for judged in self._judged.get(name, ()):

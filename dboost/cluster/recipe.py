@@ -55,11 +55,17 @@ class Past:
 
     Attributes
     ----------
+    applied : int
+        Number of the last complete iteration; 0 when gradients are there but no tree is, -1 before that.
     iterations : tuple of tuple of ValuedTree
         Complete ones.
     pending : tuple of ValuedTree
         Trees of the iteration under way, whose values are not in the scores yet.
+    terms : NamedTuple
+        The loss's record for kernels, as it is now.
     """
 
+    applied: int = -1
     iterations: tuple[tuple[ValuedTree, ...], ...] = ()
     pending: tuple[ValuedTree, ...] = ()
+    terms: tuple = ()

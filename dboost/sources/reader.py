@@ -68,15 +68,17 @@ class Union:
             if not silent:
                 self.seen = self.seen or (categorical, i)
                 if self.seen[0] != categorical:
-                    numbers, text = (self.seen[1], i) if categorical else (i, self.seen[1])
-                    raise DataError(
-                        f"column {self._name!r} holds numbers in partition {numbers}, "
-                        f"but text or categories in partition {text}"
-                    )
+                    raise disagree(self._name, self.seen, (categorical, i))
             if not isinstance(column, CategoryColumn):
                 return column
             codes = self.dictionary.translate(column.levels)
         return apply(codes, column.codes)
+
+
+def disagree(name: str, one: tuple[bool, int], other: tuple[bool, int]) -> DataError:
+    """The error for a column that is categorical in one partition and numeric in another; each as (categorical, number)."""
+    (_, numbers), (_, text) = sorted((one, other))
+    return DataError(f"column {name!r} holds numbers in partition {numbers}, but text or categories in partition {text}")
 
 
 def _all_missing(values: np.ndarray) -> bool:

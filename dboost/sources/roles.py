@@ -7,7 +7,7 @@ are bad and where the first one is.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -121,7 +121,7 @@ def join_target(parts: dict[int, Column], dictionary: Dictionary) -> tuple[Colum
         silent = {i: np.full(len(part), -1, np.int32) for i, part in parts.items() if isinstance(part, np.ndarray)}
         codes = {i: part.codes for i, part in parts.items() if isinstance(part, CategoryColumn)} | silent
         parts.clear()
-        return CategoryColumn(apply(final, _drain(codes, np.dtype(np.int32))), levels), _dtype(levels), False
+        return CategoryColumn(apply(final, _drain(codes, np.dtype(np.int32))), levels), levels_dtype(levels), False
     for i, part in parts.items():
         if isinstance(part, CategoryColumn):
             parts[i] = np.full(len(part.codes), np.nan)
@@ -145,7 +145,13 @@ def _drain(parts: dict[int, Any], dtype: np.dtype) -> np.ndarray:
     return joined
 
 
-def _dtype(levels: tuple[Level, ...]) -> str:
+def result_dtype(dtypes: Iterable[str]) -> str:
+    """The NumPy dtype that holds values of all these."""
+    return str(np.result_type(*{np.dtype(dtype) for dtype in dtypes}))
+
+
+def levels_dtype(levels: tuple[Level, ...]) -> str:
+    """The NumPy dtype of a column with these levels."""
     kinds = {type(level) for level in levels}
     if len(kinds) == 1:
         return {str: "object", bool: "bool", int: "int64", float: "float64"}[kinds.pop()]

@@ -1,0 +1,190 @@
+"""The engine contract, answered by a cluster.
+
+The boosting loop runs in the client and asks for two things an iteration: *advance* (the last trees enter the scores) and
+*grow* (a tree). Each is one call to the reducer, which talks to the workers. When workers were lost on the way, their rows
+are loaded again by others and brought up to date by the trees grown so far, and the call is repeated: a call that was
+answered by some workers already does nothing the second time, or the same again. So the model does not tell whether
+anything happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from dboost.cluster.connection import Connection
+from dboost.cluster.messages import LostWorkers, Timing, pack
+from dboost.cluster.recipe import Past
+from dboost.cluster.table import ClusterTable
+from dboost.engine.team import Team
+from dboost.growth.task import Extremes, GrownTree, TreeTask
+from dboost.kernels.histograms import Layout
+from dboost.shard.catch_up import ValuedTree
+from dboost.statistics.metrics import Metric
+
+#: Leaves opened per round.
+WIDTH = 8
+
+
+class ClusterEngine:
+    """Trains on the shards of all workers.
+
+    Parameters
+    ----------
+    connection : Connection
+    training : ClusterTable
+    layout : Layout
+    n_rows : int
+    terms : NamedTuple
+        The loss's record for kernels.
+    n_threads : int
+        For held-out rows in the client's memory.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        training: ClusterTable,
+        layout: Layout,
+        n_rows: int,
+        terms: tuple,
+        n_threads: int,
+    ) -> None:
+        self.team = Team(n_threads)
+        self.timing = Timing()
+        self.n_lost = 0
+        self.n_rows = n_rows
+        self.connection = connection
+        self._training = training
+        self._tables = [training]
+        self._layout = layout
+        self._terms = terms
+        self._iterations: list[tuple[ValuedTree, ...]] = []
+        self._pending: list[ValuedTree] = []
+        self._n_advanced = 0
+
+    def past(self) -> Past:
+        """What shards that are built now have missed."""
+        return Past(self._n_advanced - 1, tuple(self._iterations), tuple(self._pending), self._terms)
+
+    def watch(self, table: ClusterTable) -> None:
+        """Repair this table too when workers are lost."""
+        self._tables.append(table)
+
+    def advance(self, values: np.ndarray, terms: tuple | None = None) -> Extremes:
+        """Add the last trees' leaf values (float64[n_outputs, n_leaves]) to the scores; gradients and Hessians follow."""
+        terms = self._terms if terms is None else terms
+        answers = self._surely(
+            lambda: self.connection.ask(self._training.workers, "advance", self._n_advanced, values, terms).values()
+        )
+        if self._n_advanced:
+            self._iterations.append(
+                tuple(ValuedTree(tree.grown, row, tree.output) for tree, row in zip(self._pending, values, strict=True))
+            )
+        self._pending = []
+        self._n_advanced += 1
+        self._terms = terms
+        self.timing += Timing(1, max(seconds for _, seconds in answers))
+        return reduce(Extremes.merge, (extremes for extremes, _ in answers if extremes is not None))
+
+    def grow(self, task: TreeTask) -> GrownTree:
+        """Grow one tree from the present gradients and Hessians."""
+        order = pack((task, self._layout, self.n_rows, WIDTH))
+        grown, timing = self._surely(lambda: self.connection.grow(self._training.workers, order))
+        self.timing += timing
+        self._pending.append(ValuedTree(grown, np.zeros(grown.n_leaves), task.output))
+        return grown
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """One answer for each shard."""
+        answers = self._surely(lambda: self.connection.ask(self._training.workers, "ask", function, arguments))
+        return [answer for of_worker in answers.values() for answer in of_worker]
+
+    def judge(self, trees: Sequence[ValuedTree], n_known: int, metrics: dict[str, list[str]]) -> list[dict[str, Any]]:
+        """Statistics of held-out rows after all these trees, from every worker that has some.
+
+        n_known : how many of the trees workers have been told already; rows that came late have not.
+        """
+        watched = self._tables[1:]
+
+        def ask() -> list[Any]:
+            workers = sorted({worker for table in watched for worker in table.workers})
+            answers = list(self.connection.ask(workers, "judge", n_known, trees[n_known:], metrics).values())
+            if any(answer is None for answer in answers):
+                answers = list(self.connection.ask(workers, "judge", 0, trees, metrics).values())
+            return answers
+
+        return self._surely(ask)
+
+    def close(self) -> None:
+        self.team.close()
+
+    def _surely(self, call: Callable[[], Any]) -> Any:
+        while True:
+            for table in self._tables:
+                table.complete()
+            try:
+                return call()
+            except LostWorkers as lost:
+                self.n_lost += len(lost.addresses)
+                for table in self._tables:
+                    table.forget(lost.addresses)
+
+
+class ClusterHeldOut:
+    """Evaluation sets on the cluster, judged together: one call an iteration, whatever their number.
+
+    Parameters
+    ----------
+    engine : ClusterEngine
+    names : sequence of str
+    """
+
+    def __init__(self, engine: ClusterEngine, names: Sequence[str]) -> None:
+        self._engine = engine
+        self._names = list(names)
+        self._trees: list[ValuedTree] = []
+        self._n_sent = 0
+        self._latest: dict[str, float] = {}
+
+    def sets(self) -> list[ClusterSet]:
+        """One judge for each set."""
+        return [ClusterSet(self, name, name == self._names[0]) for name in self._names]
+
+    def add(self, tree: ValuedTree) -> None:
+        self._trees.append(tree)
+
+    def judge(self, name: str, metrics: Sequence[Metric]) -> dict[str, float]:
+        """The metrics of one set; the first set that is asked for asks the workers."""
+        if name == self._names[0]:
+            names = [metric.name for metric in metrics]
+            answers = self._engine.judge(self._trees, self._n_sent, dict.fromkeys(self._names, names))
+            self._n_sent = len(self._trees)
+            self._latest = {}
+            for of_set in self._names:
+                chunks = [chunk for answer in answers for chunk in answer.get(of_set, ())]
+                for k, metric in enumerate(metrics):
+                    value = metric.finish(reduce(metric.merge, (chunk[k] for chunk in chunks)))
+                    self._latest[f"{of_set}_{metric.name}"] = value
+        return {f"{name}_{metric.name}": self._latest[f"{name}_{metric.name}"] for metric in metrics}
+
+
+class ClusterSet:
+    """One evaluation set on the cluster, as the trainer sees it."""
+
+    def __init__(self, together: ClusterHeldOut, name: str, is_first: bool) -> None:
+        self.name = name
+        self._together = together
+        self._is_first = is_first
+
+    def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
+        """Take in a grown tree; the rows follow when they are judged."""
+        if self._is_first:
+            self._together.add(ValuedTree(grown.copy(), values, output))
+
+    def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
+        """The metrics now."""
+        return self._together.judge(self.name, metrics)

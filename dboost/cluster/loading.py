@@ -1,0 +1,123 @@
+"""From surveys to what is learned about: features, target, bins, where scores start.
+
+In one process these follow from looking at all rows. Here each worker says what it has seen, and what it says merges: levels
+are united and then sorted, complaints are added up, the sample of rows depends on global row numbers only. So the outcome is
+that of one process, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dboost.binning import Binning
+from dboost.cluster.batch import MAX_CLASSES, Survey, TargetSurvey
+from dboost.cluster.table import ClusterTable
+from dboost.errors import DataError
+from dboost.losses import by_name
+from dboost.schema import Feature, Level
+from dboost.shard.loading import propose_from
+from dboost.sources.chunk import CategoryColumn, Column
+from dboost.sources.levels import Dictionary
+from dboost.sources.plan import Plan
+from dboost.sources.reader import disagree
+from dboost.sources.roles import label, levels_dtype, nothing_left, refuse, result_dtype
+from dboost.training.target import Target, read_target
+
+
+def check(table: ClusterTable) -> None:
+    """Refuse what the surveys complain about, and a table without rows."""
+    surveys, plan = table.surveys, table.source.plan
+    if not sum(table.lengths.values()):
+        raise DataError(f"the data have no rows: all {table.source.n_parts} partitions are empty")
+    refuse([complaint for survey in surveys for complaint in survey.complaints])
+    if not any(table.n_kept.values()):
+        raise nothing_left(label("sample_weight", plan.weight))
+
+
+def unite_features(plan: Plan, surveys: Sequence[Survey]) -> tuple[Feature, ...]:
+    """The features, with the levels of all partitions.
+
+    Raises
+    ------
+    DataError
+        Naming a column that holds numbers in one partition and categories in another, with both, or too many levels.
+    """
+    if plan.known is not None:
+        return plan.known
+    features = []
+    for j, rule in enumerate(plan.rules):
+        told = (survey.kinds[j] for survey in surveys)
+        kinds = sorted({kind for kind in told if kind is not None}, key=lambda kind: kind[1])
+        for kind in kinds[1:]:
+            if kind[0] != kinds[0][0]:
+                raise disagree(rule.name, kinds[0], kind)
+        dictionary = Dictionary(rule.name)
+        for survey in surveys:
+            dictionary.translate(survey.levels[j])
+        categorical = rule.categorical or len(dictionary)
+        features.append(Feature(rule.name, dictionary.finish()[0] if categorical else None))
+    return tuple(features)
+
+
+@dataclass(frozen=True, eq=False)
+class _Distinct:
+    """What `read_target` looks at, with every value once (or some of them, where they are too many to be classes)."""
+
+    target: Column
+    target_dtype: str
+    target_is_bool: bool
+    weight: None = None
+
+    def row_name(self, row: int) -> str:
+        return "some row"
+
+
+def unite_target(surveys: Sequence[Survey], loss_name: str) -> Target:
+    """The loss, and the classes of all partitions; holds no rows.
+
+    Raises
+    ------
+    DataError
+        As `read_target`, or when there are too many classes.
+    """
+    told = [survey.target for survey in surveys if survey.target is not None]
+    if any(target.levels is not None for target in told):
+        distinct = _levels(told)
+    else:
+        dtype = result_dtype(target.dtype for target in told)
+        values = np.unique(np.concatenate([target.distinct for target in told]))
+        distinct = _Distinct(values, dtype, all(target.is_bool for target in told))
+        classification = loss_name != "auto" and by_name(loss_name).is_classification
+        if classification and (any(target.too_many for target in told) or len(values) > MAX_CLASSES):
+            fractions = not (values == np.rint(values)).all()
+            what = "Unknown label type: continuous. A classifier wants classes, but the target holds fractions"
+            raise DataError(what if fractions else f"the target has more than {MAX_CLASSES} classes")
+    target = read_target(distinct, loss_name)  # type: ignore[arg-type]
+    return Target(target.loss, np.empty(0), target.classes, target.classes_dtype)
+
+
+def _levels(told: Sequence[TargetSurvey]) -> _Distinct:
+    dictionary = Dictionary("target")
+    for target in told:
+        dictionary.translate(target.levels if target.levels is not None else ())
+    levels: tuple[Level, ...] = dictionary.finish()[0]
+    return _Distinct(CategoryColumn(np.arange(len(levels), dtype=np.int32), levels), levels_dtype(levels), False)
+
+
+def propose(table: ClusterTable, features: tuple[Feature, ...], *, max_bins: int, seed: int, n_threads: int) -> Binning:
+    """Split points from a sample of the rows, the only ones that ever leave their worker."""
+    n_kept = table.n_kept
+    starts = dict(zip(n_kept, np.concatenate(([0], np.cumsum(list(n_kept.values())))).tolist(), strict=False))
+    n_rows = sum(n_kept.values())
+    parts: dict[int, Any] = {}
+    of_share = {i: starts[i] for i in starts}
+    for answer in table.ask_each("sample", lambda share: ({i: of_share[i] for i in share.numbers}, n_rows, seed)):
+        parts |= answer
+    ordered = [parts[i] for i in sorted(parts)]
+    weights = [weight for _, weight in ordered]
+    weight = None if any(one is None for one in weights) else np.concatenate(weights)
+    return propose_from(features, [columns for columns, _ in ordered], weight, max_bins, n_threads)

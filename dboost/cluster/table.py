@@ -1,0 +1,212 @@
+"""A table on the cluster: which worker has read which partitions, and how far they have come.
+
+The partitions that one worker reads in one go are a *share*. All shares go through the same stages: read, surveyed, settled
+(levels have their final codes), the target encoded, built (into shards or held-out rows). When workers are lost, their
+partitions are read again elsewhere, and the new shares are brought to the stage of the others; so `ask` can be used as if
+nothing ever happened. Only the number of attempts is bounded: partitions that take every worker with them are an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from dboost.cluster.batch import Survey
+from dboost.cluster.connection import Connection
+from dboost.cluster.messages import LostWorkers
+from dboost.cluster.source import Source
+from dboost.errors import DataError, DBoostError
+from dboost.schema import Feature
+from dboost.sources.plan import Plan
+from dboost.sources.roles import Rows
+from dboost.training.target import Target
+
+#: Times that a table is repaired without getting on, before the fit is given up.
+MAX_REPAIRS = 20
+
+
+@dataclass(eq=False)
+class Share:
+    """Partitions of one batch on one worker."""
+
+    batch: str
+    worker: str
+    numbers: tuple[int, ...]
+    survey: Survey | None = None
+    stage: int = 0
+
+
+@dataclass(eq=False)
+class ClusterTable:
+    """One table of a fit.
+
+    Attributes
+    ----------
+    shares : list of Share
+    lengths : {partition: number of rows}
+    stages : list of functions
+        What was done to all shares so far, and has to be done to new ones.
+    """
+
+    connection: Connection
+    name: str
+    source: Source
+    shares: list[Share] = field(default_factory=list)
+    lengths: dict[int, int] = field(default_factory=dict)
+    stages: list[Callable[[list[Share]], None]] = field(default_factory=list)
+    _known: tuple[Feature, ...] | None = None
+    _n_batches: int = 0
+    _n_repairs: int = 0
+
+    # Stages.
+
+    def load(self) -> None:
+        """Read and survey all partitions."""
+        self._stage(self._survey)
+
+    def settle(self, features: tuple[Feature, ...]) -> None:
+        """Give levels their final codes."""
+        self._known = features
+        self._stage(lambda shares: self._tell(shares, "settle", features, self.source.named))
+
+    def encode_target(self, target: Target) -> None:
+        """Work out the target's values in the terms of the training target."""
+        self._stage(lambda shares: self._tell(shares, "encode_target", target))
+
+    def build(self, method: str, arguments: Callable[[], tuple[Any, ...]]) -> None:
+        """Turn rows into what they are needed for. arguments : asked for anew for shares that come later."""
+        self._stage(lambda shares: self._tell(shares, method, *arguments()))
+
+    # What is known.
+
+    @property
+    def workers(self) -> list[str]:
+        """Workers that hold partitions with rows."""
+        return sorted({share.worker for share in self.shares if any(self.lengths[i] for i in share.numbers)})
+
+    @property
+    def surveys(self) -> list[Survey]:
+        """What all shares say of themselves, in the order of their first partitions."""
+        return [share.survey for share in sorted(self.shares, key=lambda s: s.numbers) if share.survey is not None]
+
+    @property
+    def n_kept(self) -> dict[int, int]:
+        """Rows of positive weight of each partition, in order."""
+        found = {i: n for survey in self.surveys for i, n in survey.n_kept.items()}
+        return dict(sorted(found.items()))
+
+    def where(self, row: int) -> str:
+        """Where a row of the whole table is, for messages."""
+        numbers = sorted(self.lengths)
+        return Rows(tuple(self.lengths[i] for i in numbers), True).name(row)
+
+    def ask(self, method: str, *arguments: Any) -> list[Any]:
+        """Ask all shares; the answers in no particular order."""
+        return self.ask_each(method, lambda share: arguments)
+
+    def ask_each(self, method: str, arguments: Callable[[Share], tuple[Any, ...]]) -> list[Any]:
+        """The same, with arguments of its own for every share."""
+        while True:
+            self.complete()
+            try:
+                return [answer for _, answer in self._answers(self.shares, method, arguments)]
+            except LostWorkers as lost:
+                self.forget(lost.addresses)
+
+    # Loss and repair.
+
+    def forget(self, addresses: Iterable[str]) -> None:
+        """These workers are gone, and with them their shares."""
+        gone = set(addresses)
+        self.shares = [share for share in self.shares if share.worker not in gone]
+
+    def complete(self) -> bool:
+        """Read the partitions that nobody has, and bring all shares to the same stage. Returns whether there was anything."""
+        repaired = False
+        while True:
+            held = {i for share in self.shares for i in share.numbers}
+            missing = [i for i in range(self.source.n_parts) if i not in held]
+            late = [share for share in self.shares if share.stage < len(self.stages)]
+            if not missing and not late:
+                return repaired
+            repaired = True
+            try:
+                if missing:
+                    late += self._read(missing)
+                self._bring(late)
+            except LostWorkers as lost:
+                self.forget(lost.addresses)
+                self._n_repairs += 1
+                if self._n_repairs > MAX_REPAIRS:
+                    raise DBoostError(
+                        f"{self._n_repairs} times workers were lost while they read or held partitions of the "
+                        f"{self.name}, the last of them {lost}: giving up"
+                    ) from lost
+
+    def _stage(self, work: Callable[[list[Share]], None]) -> None:
+        self.stages.append(work)
+        self.complete()
+
+    def _bring(self, late: list[Share]) -> None:
+        for number, stage in enumerate(self.stages):
+            due = [share for share in late if share.stage == number]
+            if due:
+                stage(due)
+                for share in due:
+                    share.stage = number + 1
+
+    def _read(self, numbers: list[int]) -> list[Share]:
+        batch = f"{self.name}/{self._n_batches}"
+        self._n_batches += 1
+        receipts = self.source.read(self.connection, batch, numbers, self._plan())
+        self.lengths |= {receipt.number: receipt.n_rows for receipt in receipts}
+        by_worker: dict[str, list[int]] = {}
+        for receipt in receipts:
+            by_worker.setdefault(receipt.worker, []).append(receipt.number)
+        shares = [Share(batch, worker, tuple(sorted(mine))) for worker, mine in by_worker.items()]
+        self.shares += shares
+        if self.source.whole:
+            self._attach(shares)
+        return shares
+
+    def _plan(self) -> Plan:
+        """How to read: as the user says, or with the levels that are known by now."""
+        return self.source.plan if self._known is None else replace(self.source.plan, known=self._known)
+
+    def _attach(self, shares: list[Share]) -> None:
+        """Send target, weight and offset that the user gave for all rows at once."""
+        numbers = sorted(self.lengths)
+        ends = np.cumsum([self.lengths[i] for i in numbers])
+        for role, values in self.source.whole.items():
+            n = len(values)
+            if n != ends[-1]:
+                raise DataError(f"{role} has {n} rows, the data have {ends[-1]}")
+            slices = {i: slice(int(end) - self.lengths[i], int(end)) for i, end in zip(numbers, ends, strict=True)}
+
+            def parts(share: Share, values: Any = values, slices: dict[int, slice] = slices, role: str = role) -> Any:
+                filled = [i for i in share.numbers if self.lengths[i]]
+                return role, {i: values.iloc[slices[i]] if hasattr(values, "iloc") else values[slices[i]] for i in filled}
+
+            self._answers(shares, "attach", parts)
+
+    def _survey(self, shares: list[Share]) -> None:
+        for share, survey in self._answers(shares, "survey", lambda share: (share.numbers,)):
+            share.survey = survey
+
+    def _tell(self, shares: list[Share], method: str, *arguments: Any) -> None:
+        self._answers(shares, method, lambda share: arguments)
+
+    def _answers(
+        self, shares: list[Share], method: str, arguments: Callable[[Share], tuple[Any, ...]]
+    ) -> list[tuple[Share, Any]]:
+        """One call per batch, because a worker may hold shares of several."""
+        found = []
+        for batch in sorted({share.batch for share in shares}):
+            of_worker = {share.worker: share for share in shares if share.batch == batch}
+            calls = {worker: (batch, *arguments(share)) for worker, share in of_worker.items()}
+            answers = self.connection.ask_each(calls, method)
+            found += [(of_worker[worker], answer) for worker, answer in answers.items()]
+        return found
