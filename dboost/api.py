@@ -23,6 +23,7 @@ def fit(
     target: Any,
     *,
     sample_weight: Any = None,
+    offset: Any = None,
     features: Sequence[str] | None = None,
     categorical_features: Any = "from_dtype",
     eval_set: Any = None,
@@ -42,10 +43,13 @@ def fit(
     target : str, or one value per row
         The target column's name, or the targets.
     sample_weight : str, or one value per row, optional
+    offset : str, or one value per row, optional
+        Where each row's raw score starts, beside the constant that is best for all: log exposure for loss="poisson", say.
+        Predictions are those of an offset of 0; with offsets they are ``loss.inverse_link(raw score + offset)``.
     features : sequence of str, optional
         Columns to use; default: all but target and weight.
     categorical_features : "from_dtype", None, mask, indices or names
-    eval_set : frame, (X, y), (X, y, weight), dict or list of these, optional
+    eval_set : frame, (X, y), (X, y, weight), (X, y, weight, offset), dict or list of these, optional
         Held-out rows; judged after every iteration.
     eval_metric : str or sequence of str, optional
         By scikit-learn's names; default: the loss.
@@ -84,6 +88,7 @@ def fit(
                 target,
                 checked,
                 sample_weight=sample_weight,
+                offset=offset,
                 features=features,
                 categorical_features=categorical_features,
                 eval_set=eval_set,
@@ -98,6 +103,7 @@ def fit(
                     data,
                     target,
                     sample_weight=sample_weight,
+                    offset=offset,
                     features=features,
                     categorical_features=categorical_features,
                     n_threads=threads,
@@ -105,6 +111,7 @@ def fit(
                 checked,
                 target_name=target,
                 weight_name=sample_weight,
+                offset_name=offset,
                 eval_set=eval_set,
                 eval_metric=eval_metric,
                 n_threads=threads,

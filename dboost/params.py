@@ -14,7 +14,9 @@ from typing import Any
 
 from dboost.errors import ParameterError
 
-LOSSES = ("auto", "squared_error", "log_loss")
+LOSSES = ("auto", "squared_error", "log_loss", "exponential", "poisson", "gamma", "tweedie")
+#: Parameters of single losses: the loss, and the value that says nothing.
+OF_ONE_LOSS: dict[str, tuple[str, Any]] = {"tweedie_power": ("tweedie", 1.5)}
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,10 @@ class Parameters:
     Attributes
     ----------
     loss : str
-        "auto", "squared_error" or "log_loss".
+        "squared_error", "poisson", "gamma" or "tweedie" for numbers, "log_loss" or "exponential" (two classes only) for
+        classes; "auto": log_loss for truth values, text, categories and zeros and ones, else squared_error.
+    tweedie_power : float between 1 and 2
+        p of the variance μ^p, for loss="tweedie" only.
     learning_rate : float > 0
         What each tree's leaf values are multiplied by.
     max_iter : int >= 1
@@ -60,6 +65,7 @@ class Parameters:
     """
 
     loss: str = "auto"
+    tweedie_power: float = 1.5
     learning_rate: float = 0.1
     max_iter: int = 100
     max_leaf_nodes: int | None = 31
@@ -82,6 +88,10 @@ class Parameters:
 
     def __post_init__(self) -> None:
         _choice(self, "loss", LOSSES)
+        for name, (loss, neutral) in OF_ONE_LOSS.items():
+            if getattr(self, name) != neutral and self.loss != loss:
+                raise ParameterError(f"{name}={getattr(self, name)!r} is for loss={loss!r}, not for loss={self.loss!r}")
+        _number(self, "tweedie_power", above=1.0, below=2.0)
         _choice(self, "growth", ("best_first", "depth_wise"))
         _number(self, "learning_rate", above=0.0)
         _integer(self, "max_iter", 1)
@@ -100,14 +110,15 @@ class Parameters:
 
     def to_dict(self) -> dict[str, Any]:
         """Parameters as JSON types, for the model file."""
-        return asdict(self)
+        stored = asdict(self)
+        # The parameters of other losses say nothing.
+        return {name: value for name, value in stored.items() if OF_ONE_LOSS.get(name, (self.loss,))[0] == self.loss}
 
 
 #: Keywords of `dboost.fit` that later versions will support, with the only value that means the same as not having them.
 RESERVED: dict[str, Any] = {
     "quantile": None,
     "huber_alpha": 0.9,
-    "tweedie_power": 1.5,
     "criterion": "newton",
     "step": "leaf",
     "split_proposal": "global",
@@ -116,7 +127,6 @@ RESERVED: dict[str, Any] = {
     "influence_trimming": None,
     "monotonic_cst": None,
     "interaction_cst": None,
-    "offset": None,
     "start_from": None,
     "source_name": None,
     "checkpoint": None,
@@ -180,12 +190,19 @@ def _integer(record: Parameters, name: str, least: int, most: int | None = None,
 
 
 def _number(
-    record: Parameters, name: str, *, least: float | None = None, above: float | None = None, optional: bool = False
+    record: Parameters,
+    name: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    below: float = math.inf,
+    optional: bool = False,
 ) -> None:
     value = getattr(record, name)
     if value is None and optional:
         return
     wrong = isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
-    if wrong or (least is not None and value < least) or (above is not None and value <= above):
+    if wrong or (least is not None and value < least) or (above is not None and value <= above) or value >= below:
         limit = f"at least {least:g}" if least is not None else f"greater than {above:g}"
+        limit += f" and less than {below:g}" if below < math.inf else ""
         raise ParameterError(f"{name}={value!r} must be a number {limit}{' or None' if optional else ''}")

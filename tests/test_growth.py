@@ -98,7 +98,7 @@ class Problem:
 
     def finished(self, grown: GrownTree) -> Tree:
         gain_unit = 0.5 * self.task.scales[1] / self.task.scales[0] ** 2
-        return Harvest.of(grown, float(gain_unit)).to_tree(self.binning, self.parameters)
+        return Harvest.of(grown, float(gain_unit)).to_tree(self.binning, self.parameters, SquaredError())
 
     @contextmanager
     def in_process(self, n_threads: int) -> Iterator[InProcessEngine]:

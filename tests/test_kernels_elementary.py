@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from dboost.kernels import elementary
+from dboost.kernels import elementary, elementary64
 from dboost.losses import passes
 from dboost.losses.passes import BLOCK
-from dboost.statistics.exact import FINE, ExactSum, unit_for
+from dboost.statistics.exact import FINE, TOTAL_BITS, ExactSum, as_float, total, unit_for
 from tests.compiled import compiled
 
 add_exactly = compiled(passes.add_exactly)
@@ -29,6 +29,18 @@ def exponentials(x, out):
 def logarithms(z, out):
     for i in range(z.size):
         out[i] = elementary.log1p32(z[i])
+
+
+@njit(error_model="numpy")
+def exponentials_64(x, out):
+    for i in range(x.size):
+        out[i] = elementary64.exp64(x[i])
+
+
+@njit(error_model="numpy")
+def logarithms_64(x, out):
+    for i in range(x.size):
+        out[i] = elementary64.log64(x[i])
 
 
 def exp32(x: np.ndarray) -> np.ndarray:
@@ -113,3 +125,43 @@ def test_what_is_too_large_for_an_exact_sum_is_cut_off() -> None:
     terms, wholes, sums = np.array([1.0, np.inf, np.nan, 1e300]), np.empty(4), np.zeros(2)
     add_exactly(terms, wholes, 4, 1.0, sums)
     assert sums[0] == pytest.approx(3 * 2.0**50 + 1)
+
+
+def test_the_exponential_in_float64() -> None:
+    rng = np.random.default_rng(0)
+    ends = [0.0, -0.0, 1.0, -1.0, 0.5 * np.log(2), -700.0, 700.0]
+    x = np.concatenate([rng.uniform(-700, 700, 20_000), rng.normal(size=20_000), rng.normal(size=100) * 1e-9, ends])
+    found = np.empty_like(x)
+    exponentials_64(x, found)
+    assert found == pytest.approx(np.exp(x), rel=4e-16)
+    beyond = np.array([1e6, -1e6, np.inf, -np.inf, np.nan])
+    exponentials_64(beyond, found[:5])
+    assert found[:4] == pytest.approx(np.exp([700.0, -700.0, 700.0, -700.0]), rel=4e-16)
+    assert np.isnan(found[4])
+
+
+def test_the_logarithm_in_float64() -> None:
+    rng = np.random.default_rng(0)
+    ends = [1.0, 2.0, 0.5, np.sqrt(0.5), np.sqrt(2.0), np.nextafter(1, 0), np.nextafter(1, 2), 1e-307, 1e308]
+    x = np.concatenate(
+        [np.exp(rng.uniform(-700, 700, 20_000)), np.exp(rng.normal(size=20_000)), 1 + rng.normal(size=100) / 1e9, ends]
+    )
+    found = np.empty_like(x)
+    logarithms_64(x, found)
+    assert found == pytest.approx(np.log(x), rel=5e-16, abs=0)
+    logarithms_64(np.array([0.0, 5e-324]), found[:2])
+    assert np.isfinite(found[:2]).all()
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=30), st.integers(0, 30))
+def test_totals_know_no_rounding(values: list[float], cut: int) -> None:
+    array = np.array(values)
+    expected = sum(map(Fraction, values))
+    whole = total(array)
+    assert whole is not None
+    assert Fraction(whole, 2**TOTAL_BITS) == expected
+    parts = total(array[:cut]), total(array[cut:])
+    assert parts[0] is not None and parts[1] is not None and parts[0] + parts[1] == whole
+    if abs(expected) < 1e308:
+        assert as_float(whole) == float(expected)
+    assert total(np.array([1.0, np.inf])) is None

@@ -164,7 +164,7 @@ def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
                     gradient_unit=1 / scales[0], hessian_unit=1 / scales[1],
                 )  # fmt: skip
                 grown = engine.grow(TreeTask(limits, TRIPLE, rule, scales, np.ones(3, np.uint8), k))
-                step = leaf_values(grown.leaf_sums, Parameters(), loss.step_factor)
+                step = leaf_values(grown.leaf_sums, Parameters(), loss)
                 values[which][k, : len(step)] = step
         np.testing.assert_array_equal(values[0], values[1])
         assert (values[0] != 0).any(axis=1).all()

@@ -102,7 +102,7 @@ class Boosting(BaseEstimator):
         if is_path(X) or isinstance(y, str):
             raise InputTypeError("an estimator wants X and y themselves; dboost.fit takes paths and names of columns")
         y, y_val = as_targets(y), as_targets(y_val)
-        sets = {name: (data, target, weight) for name, data, target, weight in named_sets(eval_set)}
+        sets: dict[str, tuple[Any, ...]] = {name: tuple(given) for name, *given in named_sets(eval_set)}
         if HELD_OUT in sets or WATCHED in sets:
             raise ParameterError(f"an evaluation set may not be called {HELD_OUT!r} or {WATCHED!r}: these are the estimator's")
         if X_val is not None:

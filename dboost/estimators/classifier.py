@@ -19,7 +19,7 @@ class DBoostClassifier(ClassifierMixin, Boosting):
     Parameters
     ----------
     loss : str
-        "auto" or "log_loss", which is the same here.
+        "log_loss" ("auto" is the same here), or "exponential" for two classes.
     learning_rate, max_iter, max_leaf_nodes, max_depth, min_samples_leaf, min_hessian, l2_regularization, l1_regularization, \
     leaf_penalty, min_gain, max_delta_step, growth, max_bins, categorical_smoothing, categorical_l2, max_category_group, \
     min_category_hessian
@@ -132,9 +132,11 @@ class DBoostClassifier(ClassifierMixin, Boosting):
         self._store(locals())
 
     def _loss(self) -> str:
-        if not (isinstance(self.loss, str) and self.loss in ("auto", "log_loss")):
-            raise ParameterError(f"loss={self.loss!r}: a classifier is trained with 'log_loss' (or 'auto', the same)")
-        return "log_loss"
+        if not (isinstance(self.loss, str) and self.loss in ("auto", "log_loss", "exponential")):
+            raise ParameterError(
+                f"loss={self.loss!r}: a classifier is trained with 'log_loss' (or 'auto', the same) or 'exponential'"
+            )
+        return "log_loss" if self.loss == "auto" else self.loss
 
     def _take(self, booster: Booster) -> None:
         super()._take(booster)

@@ -18,13 +18,15 @@ class DBoostRegressor(RegressorMixin, Boosting):
     Parameters
     ----------
     loss : str
-        "auto" or "squared_error", which is the same here.
+        "squared_error" ("auto" is the same here), "poisson", "gamma" or "tweedie".
+    tweedie_power : float
+        As in `dboost.params.Parameters`.
     learning_rate, max_iter, max_leaf_nodes, max_depth, min_samples_leaf, min_hessian, l2_regularization, l1_regularization, \
     leaf_penalty, min_gain, max_delta_step, growth, max_bins, categorical_smoothing, categorical_l2, max_category_group, \
     min_category_hessian
         How trees grow, see `dboost.params.Parameters`. None for `max_leaf_nodes` or `max_depth` is no limit.
     criterion, step, split_proposal, subsample, max_features, influence_trimming, monotonic_cst, interaction_cst, start_from, \
-    source_name, checkpoint, checkpoint_every, memory_limit, arcbites, client, quantile, huber_alpha, tweedie_power
+    source_name, checkpoint, checkpoint_every, memory_limit, arcbites, client, quantile, huber_alpha
         As in `dboost.fit`; this version takes their defaults only, and refuses anything else.
     features, categorical_features, eval_metric, n_threads, callbacks
         As in `dboost.fit`.
@@ -125,6 +127,6 @@ class DBoostRegressor(RegressorMixin, Boosting):
         self._store(locals())
 
     def _loss(self) -> str:
-        if isinstance(self.loss, str) and self.loss == "log_loss":
-            raise ParameterError("loss='log_loss' is for classes: use DBoostClassifier")
+        if isinstance(self.loss, str) and self.loss in ("log_loss", "exponential"):
+            raise ParameterError(f"loss={self.loss!r} is for classes: use DBoostClassifier")
         return "squared_error" if isinstance(self.loss, str) and self.loss == "auto" else self.loss

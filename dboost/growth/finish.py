@@ -8,25 +8,26 @@ import numpy as np
 
 from dboost.binning import Binning
 from dboost.growth.task import GrownTree
+from dboost.losses import Loss
 from dboost.model.tree import Tree
 from dboost.params import Parameters
 
 
-def leaf_values(sums: np.ndarray, parameters: Parameters, step_factor: float = 1.0) -> np.ndarray:
+def leaf_values(sums: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
     """-ν T_α(G) / (H + λ), bounded by the largest step: what each leaf adds to the raw score.
 
     sums : float64[n, 2], exact sums of gradients and Hessians. Where H + λ vanishes there is nothing to go by: 0.
-    step_factor : the loss's own, see `losses.base.Loss`.
+    loss : whose `step_factor` and `longest_step` count.
     """
     g, h = sums[:, 0], sums[:, 1] + parameters.l2_regularization
     if parameters.l1_regularization:
         g = np.sign(g) * np.maximum(np.abs(g) - parameters.l1_regularization, 0.0)
     step = np.divide(-g, h, out=np.zeros(len(g)), where=h > 0)
-    if step_factor != 1.0:
-        step *= step_factor
+    if loss.step_factor != 1.0:
+        step *= loss.step_factor
     if parameters.max_delta_step is not None:
         step = np.clip(step, -parameters.max_delta_step, parameters.max_delta_step)
-    return parameters.learning_rate * step
+    return np.clip(parameters.learning_rate * step, -loss.longest_step, loss.longest_step)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +63,7 @@ class Harvest:
             gain_unit=gain_unit,
         )
 
-    def to_tree(self, binning: Binning, parameters: Parameters, step_factor: float = 1.0) -> Tree:
+    def to_tree(self, binning: Binning, parameters: Parameters, loss: Loss) -> Tree:
         """The finished tree."""
         n = len(self.feature)
         order = np.empty(n, np.int64)  # depth-first position -> growth number
@@ -110,5 +111,5 @@ class Harvest:
             gain=gain[order],
             cover=sums[order, 1],
             count=self.n_rows[order],
-            value=leaf_values(sums[order], parameters, step_factor),
+            value=leaf_values(sums[order], parameters, loss),
         )

@@ -6,25 +6,43 @@ from typing import Any
 
 from dboost.errors import ParameterError
 from dboost.losses.base import Loss
+from dboost.losses.deviance import Gamma, Poisson, Tweedie
+from dboost.losses.exponential import Exponential
 from dboost.losses.log_loss import LogLoss
 from dboost.losses.softmax import SoftmaxLogLoss
 from dboost.losses.squared_error import SquaredError
 
-BUILT_IN: tuple[type[Loss], ...] = (SquaredError, LogLoss)
+BUILT_IN: tuple[type[Loss], ...] = (SquaredError, LogLoss, Exponential, Poisson, Gamma, Tweedie)
 
-__all__ = ["BUILT_IN", "LogLoss", "Loss", "SoftmaxLogLoss", "SquaredError", "by_name", "from_dict"]
+__all__ = [
+    "BUILT_IN",
+    "Exponential",
+    "Gamma",
+    "LogLoss",
+    "Loss",
+    "Poisson",
+    "SoftmaxLogLoss",
+    "SquaredError",
+    "Tweedie",
+    "by_name",
+    "from_dict",
+]
 
 
-def by_name(name: str, n_classes: int = 2) -> Loss:
-    """The built-in loss of that name; "log_loss" is one for two classes and another for more."""
+def by_name(name: str, n_classes: int = 2, **options: Any) -> Loss:
+    """The built-in loss of that name; "log_loss" is one for two classes and another for more.
+
+    options : the losses' own parameters; each takes those it has.
+    """
     if name == SoftmaxLogLoss.name and n_classes > 2:
         return SoftmaxLogLoss(n_classes)
     for loss in BUILT_IN:
         if loss.name == name:
-            return loss()
+            return loss(**{option: options[option] for option in loss.options if option in options})
     raise ParameterError(f"unknown loss {name!r}; known are {', '.join(loss.name for loss in BUILT_IN)}")
 
 
 def from_dict(stored: dict[str, Any]) -> Loss:
     """The loss that a model file names (the inverse of `Loss.to_dict`)."""
-    return by_name(stored["name"], stored.get("n_classes", 2))
+    stored = dict(stored)
+    return by_name(stored.pop("name"), stored.pop("n_classes", 2), **stored)

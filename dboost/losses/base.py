@@ -10,6 +10,7 @@ machine", Ann. Statist. 29(5), 2001.
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,6 +29,13 @@ class Loss:
     constant_hessian: ClassVar[bool] = False
     #: True when the target is a class.
     is_classification: ClassVar[bool] = False
+    #: The keywords of `dboost.fit` that are its parameters, and those of its constructor.
+    options: ClassVar[tuple[str, ...]] = ()
+    #: What targets must be, in words: "non-negative" (and not all zero), "strictly positive", or nothing.
+    target_range: ClassVar[str] = ""
+    #: No leaf moves a raw score by more at a time (times the learning rate). Where the raw score is a logarithm, a Newton
+    #: step from far away is meaningless: with a Hessian near zero it would be thousands.
+    longest_step: ClassVar[float] = math.inf
     #: Raw scores of a row, which is also the number of trees an iteration.
     n_outputs: int = 1
     #: What a Newton step is multiplied by, where the diagonal Hessian is known to overstate the curvature.
@@ -37,20 +45,20 @@ class Loss:
         """The `NamedTuple` for which this loss overloads `passes.block_terms`; its fields are the loss's parameters."""
         raise NotImplementedError
 
-    def check_target(self, y: np.ndarray) -> str | None:
-        """What is wrong with a target, as the end of a sentence; None when nothing is."""
+    def best_constant(self, mean: float) -> float | None:
+        """The raw score that minimises the loss over all rows, from the weighted mean of the target.
+
+        None when that does not tell it: then it is searched for.
+        """
         return None
 
-    def best_constant(self, mean: float) -> float:
-        """The raw score that minimises the loss over all rows, from the weighted mean of the target."""
-        raise NotImplementedError
-
-    def magnitude(self, mean: float, largest: float) -> float:
+    def magnitude(self, mean: float, largest: float) -> float | None:
         """About how large a row's loss can be at the beginning; decides the unit of exact loss sums.
 
-        mean, largest : weighted mean of the target, and its largest distance from that.
+        mean, largest : weighted mean of the target, and its largest distance from that. None when these do not tell it:
+        then the largest loss at the best constant is looked for.
         """
-        return 64.0
+        return None
 
     def to_dict(self) -> dict[str, Any]:
         """Name and parameters, as stored in model files."""

@@ -53,6 +53,7 @@ class LogLoss(Loss):
 
     name = "log_loss"
     is_classification = True
+    longest_step = 4.0
 
     def terms(self) -> LogLossTerms:
         return LogLossTerms()
@@ -77,3 +78,6 @@ class LogLoss(Loss):
     def best_constant(self, mean: float) -> float:
         mean = min(max(mean, 1e-300), 1.0 - 2.0**-53)  # a class whose weight is next to nothing
         return float(np.log(mean) - np.log1p(-mean))
+
+    def magnitude(self, mean: float, largest: float) -> float:
+        return 64.0

@@ -90,6 +90,7 @@ class SoftmaxLogLoss(Loss):
 
     name = "log_loss"
     is_classification = True
+    longest_step = 4.0
 
     def __init__(self, n_classes: int) -> None:
         self.n_outputs = n_classes
@@ -119,6 +120,9 @@ class SoftmaxLogLoss(Loss):
     def inverse_link(self, raw: np.ndarray) -> np.ndarray:
         e = np.exp(raw - raw.max(axis=1, keepdims=True))
         return e / e.sum(axis=1, keepdims=True)
+
+    def magnitude(self, mean: float, largest: float) -> float:
+        return 64.0
 
     def best_constants(self, shares: np.ndarray) -> np.ndarray:
         """Raw score of each class that minimises the loss over all rows, from the classes' shares of the total weight."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dboost.errors import ParameterError
-from dboost.losses.base import Loss
+from dboost.losses import Exponential, Gamma, LogLoss, Loss, Poisson, Tweedie
 from dboost.statistics.exact import ExactSum, unit_for
 
 
@@ -144,6 +144,18 @@ def _accuracy_of_many(rows: Rows) -> np.ndarray:
     return (rows.raw.argmax(axis=1) == rows.target).astype(np.float64)
 
 
+def _log_loss(rows: Rows) -> np.ndarray:
+    """Of the exponential loss, whose raw score is half the log odds."""
+    return LogLoss().value(rows.target, 2.0 * rows.raw)
+
+
+def _twice_the_loss(rows: Rows) -> np.ndarray:
+    return 2.0 * rows.loss.value(rows.target, rows.raw)
+
+
+# Deviances of losses whose raw score is the logarithm of the prediction too.
+_POISSON = _mean_of("mean_poisson_deviance", lambda r: 2.0 * Poisson().value(r.target, r.raw), lambda size: size.loss)
+_GAMMA = _mean_of("mean_gamma_deviance", lambda r: 2.0 * Gamma().value(r.target, r.raw), lambda size: size.loss)
 _ANY = (
     _mean_of("mean_squared_error", _squared_error, lambda size: size.error**2),
     _mean_of("root_mean_squared_error", _squared_error, lambda size: size.error**2, after=math.sqrt),
@@ -154,6 +166,13 @@ _TWO_CLASSES = (
     _mean_of("brier_score", _squared_error, _one),
     Metric("roc_auc", True, _auc_chunk, _auc_merge, _auc_finish),
 )
+#: By loss, beside those of its kind.
+_OF_LOSS: dict[type[Loss], tuple[Metric, ...]] = {
+    Exponential: (_mean_of("log_loss", _log_loss, lambda size: size.loss),),
+    Poisson: (_POISSON,),
+    Gamma: (_POISSON, _GAMMA),
+    Tweedie: (_POISSON, _mean_of("mean_tweedie_deviance", _twice_the_loss, lambda size: size.loss)),
+}
 _MANY_CLASSES = (_mean_of("accuracy", _accuracy_of_many, _one, larger=True),)
 
 
@@ -167,7 +186,7 @@ def find_metrics(wanted: Any, loss: Loss) -> list[Metric]:
     """
     own = _mean_of(loss.name, lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss)
     others = _ANY if not loss.is_classification else _TWO_CLASSES if loss.n_outputs == 1 else _MANY_CLASSES
-    known = {metric.name: metric for metric in (own, *others)}
+    known = {metric.name: metric for metric in (own, *_OF_LOSS.get(type(loss), ()), *others)}
     if isinstance(wanted, str) or not isinstance(wanted, Iterable):
         names = [loss.name if wanted is None else wanted]
     else:

@@ -33,13 +33,13 @@ def assemble(empty: Ensemble, training: Training, n_rows: int, start_from: Ensem
     harvest = training.harvest
     if not whole:
         # The last iteration may have been interrupted: then it is not in the history.
-        harvest = harvest[: (len(training.history) if best is None else best - before) * training.n_outputs]
-    trees = tuple(h.to_tree(training.binning, training.parameters, training.step_factor) for h in harvest)
+        harvest = harvest[: (len(training.history) if best is None else best - before) * training.loss.n_outputs]
+    trees = tuple(h.to_tree(training.binning, training.parameters, training.loss) for h in harvest)
     source = {
         "label": None,
         "rows": n_rows,
         "first_iteration": before + 1,
-        "last_iteration": before + len(trees) // training.n_outputs,
+        "last_iteration": before + len(trees) // training.loss.n_outputs,
         "parameters": empty.parameters,
         "data_digest": _digest(empty, n_rows),
     }

@@ -150,8 +150,7 @@ def boost(
         metrics=prepared.metrics,
         early_stopping=stopping,
         callbacks=callbacks,
-        n_outputs=loss.n_outputs,
-        step_factor=loss.step_factor,
+        loss=loss,
         n_before=0 if start_from is None else start_from.n_iterations,
     )
     if stopping is not None and start_from is not None:
@@ -174,7 +173,7 @@ def boost(
 
 
 def stopping_rule(
-    parameters: Parameters, sets: Sequence[tuple[str, Any, Any, Any]], metrics: Sequence[Metric]
+    parameters: Parameters, sets: Sequence[tuple[str, Any, Any, Any, Any]], metrics: Sequence[Metric]
 ) -> EarlyStopping | None:
     """By the last metric of the last evaluation set."""
     if parameters.early_stopping_rounds is None:
@@ -183,9 +182,11 @@ def stopping_rule(
     return EarlyStopping(column, parameters.early_stopping_rounds, larger_is_better=metrics[-1].larger_is_better)
 
 
-def with_columns(sets: Sequence[tuple[str, Any, Any, Any]], target_name: Any, weight_name: Any) -> Any:
-    """The same with the names of the columns that hold target and weight, where a set is a table."""
-    for name, data, target, weight in sets:
+def with_columns(
+    sets: Sequence[tuple[str, Any, Any, Any, Any]], target_name: Any, weight_name: Any, offset_name: Any
+) -> Iterator[tuple[str, Any, Any, Any, Any]]:
+    """The same with the names of the columns that hold target, weight and offset, where a set is a table."""
+    for name, data, target, weight, offset in sets:
         if target is None:
             if not isinstance(target_name, str):
                 raise ParameterError(
@@ -193,7 +194,14 @@ def with_columns(sets: Sequence[tuple[str, Any, Any, Any]], target_name: Any, we
                 )
             target = target_name
             weight = weight_name if isinstance(weight_name, str) and weight is None else weight
-        yield name, data, target, weight
+        if offset is None and offset_name is not None:
+            if not (isinstance(offset_name, str) and hasattr(data, "columns")):
+                raise ParameterError(
+                    f"evaluation set {name!r} has no offsets, but the training data have: give (X, y, weight, offset), with "
+                    "None for no weight, or name a column of both in fit"
+                )
+            offset = offset_name
+        yield name, data, target, weight, offset
 
 
 def checked(callbacks: Any) -> tuple[Callback, ...]:

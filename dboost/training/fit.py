@@ -41,6 +41,7 @@ def fit_table(
     *,
     target_name: Any,
     weight_name: Any,
+    offset_name: Any = None,
     eval_set: Any = None,
     eval_metric: Any = None,
     n_threads: int,
@@ -56,7 +57,7 @@ def fit_table(
     open_training : callable
         Opens the training table.
     parameters : Parameters
-    target_name, weight_name : str or anything else
+    target_name, weight_name, offset_name : str or anything else
         Columns by name, which evaluation frames have too.
     eval_set, eval_metric, n_threads, callbacks, progress
         As in `dboost.fit`.
@@ -73,7 +74,7 @@ def fit_table(
     clock = Clock()
     so_far: list[Callable[[], Ensemble]] = []
     with reading(), open_training() as table:
-        target = read_target(table, parameters.loss)
+        target = read_target(table, parameters)
         loss = target.loss
         parameters = replace(parameters, loss=loss.name)
         if start_from is not None:
@@ -91,13 +92,16 @@ def fit_table(
         weight = table.weight if kept is None or table.weight is None else table.weight[kept]
         if weight is not None and (weight == 1.0).all():
             weight = None  # the same as none at all, and faster
-        start = start_of(loss, in_one_part(y, weight, None))
+        offset = table.offset if kept is None or table.offset is None else table.offset[kept]
+        start = start_of(loss, in_one_part(y, weight, offset))
         prepared = Prepared(
             parameters, target, table.named, binning, start, len(y), weight is not None, metrics, stopping, start_from
         )
         layout, baseline = prepared.layout, prepared.baseline
         codes = encode_table(table, binning, layout, kept, n_threads)
         raw = flat_scores(baseline, len(y)) if start_from is None else raw_scores(start_from, table, kept, n_threads)
+        if offset is not None:
+            raw += offset
         yardstick = Yardstick(
             target,
             binning,
@@ -120,7 +124,7 @@ def fit_table(
     in_ranges(shard.fill_tiles, len(y), n_threads)
     clock.lap("bin")
     with reading():
-        judged += [yardstick.data(*one) for one in with_columns(sets, target_name, weight_name)]
+        judged += [yardstick.data(*one) for one in with_columns(sets, target_name, weight_name, offset_name)]
     clock.lap("load")
 
     engine = InProcessEngine(

@@ -23,10 +23,10 @@ from dboost.training.replay import block_of, raw_scores
 from dboost.training.target import Target, encode_like
 
 
-def named_sets(eval_set: Any) -> Iterator[tuple[str, Any, Any, Any]]:
-    """(name, data, target, weight) of each evaluation set; target None means the training target's column.
+def named_sets(eval_set: Any) -> Iterator[tuple[str, Any, Any, Any, Any]]:
+    """(name, data, target, weight, offset) of each evaluation set; target None means the training target's column.
 
-    `eval_set` is a frame, (X, y), (X, y, weight), a dict of these by name, or a list of them.
+    `eval_set` is a frame, (X, y), (X, y, weight), (X, y, weight, offset), a dict of these by name, or a list of them.
     """
     if eval_set is None:
         return
@@ -38,11 +38,11 @@ def named_sets(eval_set: Any) -> Iterator[tuple[str, Any, Any, Any]]:
         items = [("eval", eval_set)]
     for name, one in items:
         if isinstance(one, tuple):
-            if len(one) not in (2, 3):
-                raise InputTypeError(f"evaluation set {name!r} must be (X, y) or (X, y, weight), not {len(one)} things")
-            yield name, one[0], one[1], one[2] if len(one) == 3 else None
+            if len(one) not in (2, 3, 4):
+                raise InputTypeError(f"evaluation set {name!r} must be (X, y), (X, y, weight) or (X, y, weight, offset), not {len(one)} things")
+            yield name, *one, *(None,) * (4 - len(one))
         else:
-            yield name, one, None, None
+            yield name, one, None, None, None
 
 
 def _is_table(data: Any) -> bool:
@@ -131,11 +131,18 @@ class Yardstick:
     with_block: bool
     n_threads: int
 
-    def data(self, name: str, data: Any, target_column: Any, weight_column: Any) -> Callable[[Team], HeldOut]:
+    def data(
+        self, name: str, data: Any, target_column: Any, weight_column: Any, offset_column: Any = None
+    ) -> Callable[[Team], HeldOut]:
         """A data set of its own, in the terms of the training data."""
         try:
             with open_table(
-                data, target_column, sample_weight=weight_column, like=self.binning.features, n_threads=self.n_threads
+                data,
+                target_column,
+                sample_weight=weight_column,
+                offset=offset_column,
+                like=self.binning.features,
+                n_threads=self.n_threads,
             ) as table:
                 y = encode_like(table, self.target)
                 return self.rows(name, table, y, kept_rows(table.weight))
@@ -153,6 +160,8 @@ class Yardstick:
             raw = flat_scores(self.baseline, n)
         else:
             raw = raw_scores(self.start_from, table, rows, self.n_threads)
+        if table.offset is not None:
+            raw += table.offset if rows is None else table.offset[rows]
         seen = Rows(
             y,
             raw.T,

@@ -4,6 +4,9 @@
 each part of the training rows, wherever it lies, and returns the list of answers. Answers merge exactly (largest values,
 sums of integers), so what follows from them does not depend on how the rows are divided. The first round tells sizes,
 from which the units of exact sums follow; the second one sums.
+
+For most losses the mean of the target tells where they are least. With offsets, or for a loss of the user's own, the place
+is searched for by the exact sums of the rows' first and second derivatives: a round for each step.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from dboost.errors import DataError
 from dboost.losses import Loss
 from dboost.losses.softmax import SoftmaxLogLoss
-from dboost.statistics.exact import ExactSum, unit_for
+from dboost.statistics.exact import ExactSum, as_float, total, unit_for
+from dboost.training.lowest import lowest_point
 
 #: ``ask(function, *arguments)``: what ``function(y, weight, offset, *arguments)`` says of each part of the rows.
 Ask = Callable[..., list[Any]]
@@ -53,6 +58,7 @@ class Sizes:
     heaviest: float
     lowest: float
     highest: float
+    has_offset: bool
 
     def merge(self, other: Sizes) -> Sizes:
         return Sizes(
@@ -60,6 +66,7 @@ class Sizes:
             max(self.heaviest, other.heaviest),
             min(self.lowest, other.lowest),
             max(self.highest, other.highest),
+            self.has_offset or other.has_offset,
         )
 
 
@@ -69,31 +76,82 @@ def in_one_part(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | N
 
 
 def start_of(loss: Loss, ask: Ask) -> Start:
-    """From the targets, weights and offsets of all training rows."""
+    """From the targets, weights and offsets of all training rows.
+
+    Raises
+    ------
+    DataError
+        When no score is best for these targets.
+    """
     sizes = reduce(Sizes.merge, ask(_sizes))
     n, heaviest = sizes.n_rows, sizes.heaviest
     weight_unit = unit_for(heaviest, n)
+    mean = 0.0
+    magnitude: float | None
     if isinstance(loss, SoftmaxLogLoss):
+        # The same offset on the scores of all classes changes no probability.
         shares = [reduce(ExactSum.merge, of_class) for of_class in zip(*ask(_shares, loss.n_outputs, weight_unit), strict=True)]
-        weights = np.array([share.finish() for share in shares])
-        total = reduce(ExactSum.merge, shares).finish()
-        baseline = loss.best_constants(weights / total)
+        weights = reduce(ExactSum.merge, shares).finish()
+        baseline = loss.best_constants(np.array([share.finish() for share in shares]) / weights)
         spread, magnitude = 1.0, loss.magnitude(0.0, 0.0)
     else:
         target_unit = unit_for(max(abs(sizes.lowest), abs(sizes.highest)) * heaviest, n)
-        targets, weights = (reduce(ExactSum.merge, of) for of in zip(*ask(_sums, target_unit, weight_unit), strict=True))
-        total = weights.finish()
-        mean = targets.finish() / total
-        baseline = np.array([loss.best_constant(mean)])
-        spread = max(mean - sizes.lowest, sizes.highest - mean)
-        magnitude = loss.magnitude(mean, spread)
-    return Start(baseline, total, magnitude, spread, unit_for(magnitude * heaviest, n, spare_bits=10))
+        of_targets, of_weights = (reduce(ExactSum.merge, of) for of in zip(*ask(_sums, target_unit, weight_unit), strict=True))
+        weights = of_weights.finish()
+        mean = of_targets.finish() / weights
+        if loss.target_range == "non-negative" and not mean > 0:
+            raise DataError(f"loss={loss.name!r} requires non-negative y and sum(y) > 0: all targets are 0")
+        best = loss.best_constant(mean)
+        if best is None or sizes.has_offset:
+            best = lowest_point(lambda at: _slopes(ask, loss, at), best or 0.0)
+        baseline = np.array([best])
+        spread, magnitude = max(mean - sizes.lowest, sizes.highest - mean), None
+        if not sizes.has_offset:
+            magnitude = loss.magnitude(mean, spread)
+        if magnitude is None:
+            largest = ask(_largest, loss, best)
+            magnitude, spread = (max(of) for of in zip(*largest, strict=True))
+            # A sum of nothing but zeros needs a unit all the same.
+            magnitude, spread = max(magnitude, 1e-200), max(spread, 1e-200)
+    return Start(baseline, weights, magnitude, spread, unit_for(magnitude * heaviest, n, spare_bits=10))
+
+
+def _slopes(ask: Ask, loss: Loss, at: float) -> tuple[float, float]:
+    """First and second derivative of the weighted loss, as the raw score of all rows moves away from their offsets."""
+    slopes, bends = zip(*ask(_derivatives, loss, at), strict=True)
+    if any(part is None for part in slopes + bends):
+        return np.nan, np.nan
+    return as_float(sum(slopes)), as_float(sum(bends))
+
+
+def _derivatives(
+    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, loss: Loss, at: float
+) -> tuple[int | None, int | None]:
+    raw = _moved(y, offset, at)
+    with np.errstate(over="ignore", invalid="ignore"):
+        gradient, hessian = loss.gradient(y, raw), loss.hessian(y, raw)
+        if weight is not None:
+            gradient, hessian = gradient * weight, hessian * weight
+    return total(gradient), total(hessian)
+
+
+def _largest(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, loss: Loss, at: float) -> tuple[float, float]:
+    """The largest loss, and the largest distance from the prediction."""
+    if not len(y):
+        return 0.0, 0.0
+    raw = _moved(y, offset, at)
+    return float(np.abs(loss.value(y, raw)).max()), float(np.abs(loss.inverse_link(raw) - y).max())
+
+
+def _moved(y: np.ndarray, offset: np.ndarray | None, at: float) -> np.ndarray:
+    return np.full(len(y), at) if offset is None else offset + at
 
 
 def _sizes(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None) -> Sizes:
     if not len(y):
-        return Sizes(0, 0.0, np.inf, -np.inf)
-    return Sizes(len(y), 1.0 if weight is None else float(weight.max()), float(y.min()), float(y.max()))
+        return Sizes(0, 0.0, np.inf, -np.inf, False)
+    heaviest = 1.0 if weight is None else float(weight.max())
+    return Sizes(len(y), heaviest, float(y.min()), float(y.max()), offset is not None)
 
 
 def _sums(

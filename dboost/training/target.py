@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from dboost.errors import DataError
 from dboost.losses import Loss, by_name
+from dboost.params import OF_ONE_LOSS, Parameters
 from dboost.schema import Level
 from dboost.sources import CategoryColumn, Column, Table
 
@@ -22,7 +24,7 @@ class Target:
     classes_dtype: str | None
 
 
-def read_target(table: Table, loss_name: str) -> Target:
+def read_target(table: Table, parameters: Parameters) -> Target:
     """Choose the loss ("auto": by the target's kind) and encode the target for it.
 
     Rows of weight zero have no say: a class that occurs in no other row is none.
@@ -30,19 +32,23 @@ def read_target(table: Table, loss_name: str) -> Target:
     Raises
     ------
     DataError
-        One class only, or a target of text or categories for a loss that wants numbers.
+        One class only, more than two for a loss of two, a target of text or categories for a loss that wants numbers, or
+        numbers that the loss has no meaning for.
     """
     column = _counted(table)
+    loss_name = parameters.loss
     if loss_name == "auto":
         is_class = isinstance(column, CategoryColumn) or table.target_is_bool or _is_zero_one(column)
         loss_name = "log_loss" if is_class else "squared_error"
-    if not by_name(loss_name).is_classification:
+    loss = loss_for(parameters, loss_name)
+    if not loss.is_classification:
         if isinstance(column, CategoryColumn):
             raise DataError(f"loss {loss_name!r} wants a numeric target, but the target holds categories or text")
         if not np.isfinite(column).all():
             row = int(np.flatnonzero(~np.isfinite(column))[0])
             raise DataError(f"the target holds an infinite value ({table.row_name(row)})")
-        return Target(by_name(loss_name), column, None, None)
+        check_range(loss, column, table.row_name)
+        return Target(loss, column, None, None)
     codes, classes, dtype = _classes(table, column)
     present = np.bincount(codes, minlength=len(classes)) > 0
     if not present.all():
@@ -50,7 +56,31 @@ def read_target(table: Table, loss_name: str) -> Target:
         codes = (np.cumsum(present) - 1)[codes]
     if len(classes) < 2:
         raise DataError(f"the target has one class only ({classes[0]!r}); a classifier needs at least two classes")
-    return Target(by_name(loss_name, len(classes)), codes.astype(np.float64), classes, dtype)
+    loss = loss_for(parameters, loss_name, len(classes))
+    return Target(loss, codes.astype(np.float64), classes, dtype)
+
+
+def loss_for(parameters: Parameters, name: str, n_classes: int = 2) -> Loss:
+    """The loss of that name, with the parameters that are its own.
+
+    Raises
+    ------
+    DataError
+        For more classes than the loss knows.
+    """
+    loss = by_name(name, n_classes, **{option: getattr(parameters, option) for option in OF_ONE_LOSS})
+    if loss.n_outputs == 1 and n_classes > 2:
+        raise DataError(f"loss={name!r} is for two classes, but the target has {n_classes}; log_loss takes any number")
+    return loss
+
+
+def check_range(loss: Loss, values: np.ndarray, row_name: Callable[[int], str]) -> None:
+    """Refuse targets (float64[n]) that the loss has no meaning for, naming the first row."""
+    wrong = values < 0 if loss.target_range == "non-negative" else values <= 0 if loss.target_range else None
+    if wrong is not None and wrong.any():
+        row = int(np.argmax(wrong))
+        wanted = "non-negative y and sum(y) > 0" if loss.target_range == "non-negative" else "strictly positive y"
+        raise DataError(f"loss={loss.name!r} requires {wanted}: the target is {values[row]:g} in {row_name(row)}")
 
 
 def encode_like(table: Table, target: Target) -> np.ndarray:
@@ -59,6 +89,7 @@ def encode_like(table: Table, target: Target) -> np.ndarray:
     if target.classes is None:
         if not isinstance(column, np.ndarray):
             raise DataError("the target holds categories or text, the training target numbers")
+        check_range(target.loss, column, table.row_name)
         return column
     codes, classes, _ = _classes(table, column)
     known = {level: code for code, level in enumerate(target.classes)}

@@ -27,6 +27,7 @@ from dboost.growth.finish import Harvest, leaf_values
 from dboost.growth.frontier import ANY_ORDER, BEST_FIRST, DEPTH_WISE, Rule, limits_of
 from dboost.growth.task import Extremes, TreeTask
 from dboost.kernels.histograms import PAIR, TRIPLE, Packing
+from dboost.losses import Loss
 from dboost.params import Parameters
 from dboost.statistics.exact import FINE, unit_for
 from dboost.statistics.metrics import Metric
@@ -82,6 +83,7 @@ class Training:
     """
 
     engine: Engine
+    loss: Loss
     binning: Binning
     parameters: Parameters
     constant_hessian: bool
@@ -92,8 +94,6 @@ class Training:
     metrics: Sequence[Metric] = ()
     early_stopping: EarlyStopping | None = None
     callbacks: Sequence[Callback] = ()
-    n_outputs: int = 1
-    step_factor: float = 1.0
     n_before: int = 0
     harvest: list[Harvest] = field(default_factory=list)
     before: dict[str, float] = field(default_factory=dict)
@@ -107,12 +107,12 @@ class Training:
         n_iterations = self.parameters.max_iter
         precision = precision_of(self.parameters, self.constant_hessian)
         scores = [f"{held.name}_{metric.name}" for held in self.held_out for metric in self.metrics] or ["train_loss"]
-        extremes = self.engine.advance(np.zeros((self.n_outputs, 1)))
+        extremes = self.engine.advance(np.zeros((self.loss.n_outputs, 1)))
         self.before = self._judge() | {"train_loss": self._loss(extremes, self.n_before)}
         is_over = self.early_stopping is not None and self.early_stopping.has_waited(self.n_before)
         for iteration in range(self.n_before + 1, (self.n_before if is_over else n_iterations) + 1):
             began = time.perf_counter()
-            values = [self._add_tree(extremes, precision, output) for output in range(self.n_outputs)]
+            values = [self._add_tree(extremes, precision, output) for output in range(self.loss.n_outputs)]
             record: dict[str, Any] = {"iteration": iteration, "seconds": 0.0, "rows_kept": self.engine.n_rows, "bytes_read": 0}
             record |= self._judge()
             extremes = self.engine.advance(_in_rows(values))
@@ -130,7 +130,7 @@ class Training:
         """Grow one output's next tree; returns its leaf values."""
         task = self._task(extremes, precision, output)
         grown = self.engine.grow(task)
-        values = leaf_values(grown.leaf_sums, self.parameters, self.step_factor)
+        values = leaf_values(grown.leaf_sums, self.parameters, self.loss)
         self.harvest.append(Harvest.of(grown, _gain_unit(task)))
         for held in self.held_out:
             held.add(grown, values, output)
@@ -162,7 +162,7 @@ class Training:
         limits = limits_of(
             l2=parameters.l2_regularization,
             l1=parameters.l1_regularization,
-            max_step=math.inf if max_step is None else max_step / self.step_factor,
+            max_step=math.inf if max_step is None else max_step / self.loss.step_factor,
             min_hessian=parameters.min_hessian,
             min_rows=parameters.min_samples_leaf,
             count_plane=precision.count_plane,

@@ -1,0 +1,102 @@
+"""Exponential and logarithm as polynomials in float64, for losses whose terms differ by many orders of magnitude.
+
+As in `elementary`, these are plain multiplications and additions, so every processor computes the same bits and loops
+over them vectorise. Both reduce their argument to a short interval by taking out a power of two, which is a matter of the
+number's bits:
+
+* exp(x) = 2^k exp(r) with |r| <= log(2) / 2, by the series to r^13 (the rest is below 5e-18);
+* log(x) = k log(2) + log(m) with m between sqrt(1/2) and sqrt(2), by log(m) = 2 atanh(t), t = (m - 1) / (m + 1), |t| < 0.172.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from dboost.kernels import inlined
+
+I = np.int64  # noqa: E741
+
+_LOG2_E = 1.4426950408889634
+# log(2) in two parts: multiples of the first by less than 2**11 are exact.
+_LOG_2_HIGH, _LOG_2_LOW = 0.6931471803691238, 1.9082149292705877e-10
+#: Adding and subtracting this rounds to the nearest integer.
+_ROUNDER = 6755399441055744.0
+#: Beyond this exp is cut off, so that a few products of it are still finite.
+LARGEST = 700.0
+_E = tuple(1.0 / math.factorial(n) for n in range(14))
+_A = tuple(1.0 / (2 * n + 1) for n in range(11))
+_E13, _E12, _E11, _E10, _E9, _E8, _E7, _E6, _E5, _E4, _E3 = _E[13:2:-1]
+_A21, _A19, _A17, _A15, _A13, _A11, _A9, _A7, _A5, _A3 = _A[10:0:-1]
+
+
+@intrinsic
+def _to_float(typingctx, bits):
+    """The float64 whose bits are those of an int64."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.DoubleType())
+
+    return types.float64(types.int64), codegen
+
+
+@intrinsic
+def to_bits(typingctx, number):
+    """The bits of a float64 as an int64."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.IntType(64))
+
+    return types.int64(types.float64), codegen
+
+
+@inlined
+def exp64(x):
+    """exp(x) for x in [-LARGEST, LARGEST] (clipped to it); NaN stays NaN."""
+    x = -LARGEST if x < -LARGEST else x
+    x = LARGEST if x > LARGEST else x
+    shifted = x * _LOG2_E + _ROUNDER
+    k = shifted - _ROUNDER
+    r = (x - k * _LOG_2_HIGH) - k * _LOG_2_LOW
+    p = _E13 * r + _E12
+    p = p * r + _E11
+    p = p * r + _E10
+    p = p * r + _E9
+    p = p * r + _E8
+    p = p * r + _E7
+    p = p * r + _E6
+    p = p * r + _E5
+    p = p * r + _E4
+    p = p * r + _E3
+    p = p * r + 0.5
+    p = p * (r * r) + r + 1.0
+    # The sum's last bits are k as an integer: no conversion is needed, which would not vectorise.
+    return p * _to_float((to_bits(shifted) + I(1023)) << I(52))
+
+
+@inlined
+def log64(x):
+    """log(x) for a normal positive x; anything finite for zero and subnormal numbers."""
+    bits = to_bits(x)
+    # Half a binary order is added, so that the mantissa comes out between sqrt(1/2) and sqrt(2).
+    order = ((bits + I(0x00095F619980C433)) >> I(52)) - I(1023)
+    m = _to_float(bits - (order << I(52)))
+    # As before: an integer in the last bits of a large float is its own conversion.
+    k = _to_float(I(0x4338000000000000) + order) - _ROUNDER
+    t = (m - 1.0) / (m + 1.0)
+    s = t * t
+    p = _A21 * s + _A19
+    p = p * s + _A17
+    p = p * s + _A15
+    p = p * s + _A13
+    p = p * s + _A11
+    p = p * s + _A9
+    p = p * s + _A7
+    p = p * s + _A5
+    p = p * s + _A3
+    p = p * s
+    return k * _LOG_2_HIGH + (2.0 * t * p + (2.0 * t + k * _LOG_2_LOW))

@@ -1,0 +1,184 @@
+"""Deviances with a logarithmic link: the raw score F is the logarithm of the expected target, μ = e^F.
+
+Poisson, gamma and Tweedie distributions have variances μ, μ² and μ^p with 1 < p < 2. Half their deviance is
+
+    poisson    y log(y / μ) - (y - μ)                                        y >= 0
+    gamma      y / μ - 1 - log(y / μ)                                        y > 0
+    tweedie    y^(2-p) / ((1-p)(2-p)) - y μ^(1-p) / (1-p) + μ^(2-p) / (2-p)  y >= 0
+
+which is zero where μ = y, and its derivative by F is (μ - y) μ^(1-p), with p = 1 for poisson and 2 for gamma. So the best
+constant is log of the mean in all three cases; offsets (log exposure, say) add to F.
+
+The terms of a row are worked out in float64: targets and expectations may differ by many orders of magnitude.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numba.extending import overload
+
+from dboost.kernels.elementary64 import LARGEST, exp64, log64
+from dboost.losses.base import Loss
+from dboost.losses.passes import block_terms
+
+
+class PoissonTerms(NamedTuple):
+    """The loss has no parameters."""
+
+    unused: float = 0.0
+
+
+class GammaTerms(NamedTuple):
+    """The loss has no parameters."""
+
+    unused: float = 0.0
+
+
+class TweedieTerms(NamedTuple):
+    """`power` is p."""
+
+    power: float
+
+
+@overload(block_terms, jit_options={"error_model": "numpy"})
+def _poisson_terms(loss, y, raw, gradient, hessian, value, scratch):
+    if getattr(loss, "instance_class", None) is PoissonTerms:
+
+        def terms(loss, y, raw, gradient, hessian, value, scratch):
+            for i in range(raw.size):
+                mean = exp64(raw[i])
+                gradient[i] = np.float32(mean - y[i])
+                hessian[i] = np.float32(mean)
+                own = y[i] * (log64(y[i]) - raw[i]) - y[i]
+                value[i] = mean + (own if y[i] > 0.0 else 0.0)
+
+        return terms
+
+
+@overload(block_terms, jit_options={"error_model": "numpy"})
+def _gamma_terms(loss, y, raw, gradient, hessian, value, scratch):
+    if getattr(loss, "instance_class", None) is GammaTerms:
+
+        def terms(loss, y, raw, gradient, hessian, value, scratch):
+            for i in range(raw.size):
+                ratio = y[i] * exp64(-raw[i])
+                gradient[i] = np.float32(1.0 - ratio)
+                hessian[i] = np.float32(ratio)
+                value[i] = ratio - 1.0 - (log64(y[i]) - raw[i])
+
+        return terms
+
+
+@overload(block_terms, jit_options={"error_model": "numpy"})
+def _tweedie_terms(loss, y, raw, gradient, hessian, value, scratch):
+    if getattr(loss, "instance_class", None) is TweedieTerms:
+
+        def terms(loss, y, raw, gradient, hessian, value, scratch):
+            one, two = 1.0 - loss.power, 2.0 - loss.power
+            for i in range(raw.size):
+                pull = y[i] * exp64(one * raw[i])  # y μ^(1-p)
+                push = exp64(two * raw[i])  # μ^(2-p)
+                gradient[i] = np.float32(push - pull)
+                hessian[i] = np.float32(two * push - one * pull)
+                own = exp64(two * log64(y[i])) / (one * two)
+                value[i] = push / two - pull / one + (own if y[i] > 0.0 else 0.0)
+
+        return terms
+
+
+class _LogLink(Loss):
+    """What the three have in common."""
+
+    longest_step = 4.0
+
+    def best_constant(self, mean: float) -> float:
+        return float(np.log(max(mean, 1e-300)))
+
+    def link(self, prediction: np.ndarray) -> np.ndarray:
+        return np.log(prediction)
+
+    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
+        return _exp(raw)
+
+
+class Poisson(_LogLink):
+    """Half the deviance of counts, y >= 0."""
+
+    name = "poisson"
+    target_range = "non-negative"
+
+    def terms(self) -> PoissonTerms:
+        return PoissonTerms()
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return y * (_log(y) - raw) - y + _exp(raw)
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return _exp(raw) - y
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return _exp(raw)
+
+
+class Gamma(_LogLink):
+    """Half the deviance of positive amounts, y > 0."""
+
+    name = "gamma"
+    target_range = "strictly positive"
+
+    def terms(self) -> GammaTerms:
+        return GammaTerms()
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return y * _exp(-raw) - 1.0 - (_log(y) - raw)
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return 1.0 - y * _exp(-raw)
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return y * _exp(-raw)
+
+
+class Tweedie(_LogLink):
+    """Half the deviance of amounts that are often zero, y >= 0, with variance μ^p.
+
+    Parameters
+    ----------
+    tweedie_power : float
+        p, between 1 (poisson) and 2 (gamma), both excluded.
+    """
+
+    name = "tweedie"
+    options: ClassVar[tuple[str, ...]] = ("tweedie_power",)
+    target_range = "non-negative"
+
+    def __init__(self, tweedie_power: float = 1.5) -> None:
+        self.power = tweedie_power
+
+    def terms(self) -> TweedieTerms:
+        return TweedieTerms(self.power)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "tweedie_power": self.power}
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        one, two = 1.0 - self.power, 2.0 - self.power
+        return y**two / (one * two) - y * _exp(one * raw) / one + _exp(two * raw) / two
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return _exp((2.0 - self.power) * raw) - y * _exp((1.0 - self.power) * raw)
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        one, two = 1.0 - self.power, 2.0 - self.power
+        return two * _exp(two * raw) - one * y * _exp(one * raw)
+
+
+def _exp(x: np.ndarray) -> np.ndarray:
+    return np.exp(np.clip(x, -LARGEST, LARGEST))
+
+
+def _log(y: np.ndarray) -> np.ndarray:
+    """log(y), and 0 where y is 0 (it is multiplied by y)."""
+    return np.log(np.where(y > 0, y, 1.0))

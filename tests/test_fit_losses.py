@@ -1,0 +1,260 @@
+"""Whole fits with every loss: leaves by formula, beside the peers, offsets, weights, partitions, targets that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import sklearn.metrics as reference
+from sklearn.ensemble import HistGradientBoostingRegressor
+
+import dboost
+from dboost import DBoostClassifier, DBoostRegressor
+from dboost.losses import by_name
+from tests.fits import cut, saved
+
+rng = np.random.default_rng(0)
+N = 1500
+X = rng.normal(size=(N, 4))
+SIGNAL = np.sin(2 * X[:, 0]) + 0.5 * X[:, 1] * (X[:, 2] > 0)
+TARGET = {
+    "squared_error": SIGNAL + rng.normal(size=N) / 2,
+    "log_loss": (rng.random(N) < 1 / (1 + np.exp(-2 * SIGNAL))).astype(float),
+    "poisson": rng.poisson(np.exp(SIGNAL)).astype(float),
+    "gamma": rng.gamma(2.0, np.exp(SIGNAL) / 2),
+    "tweedie": rng.poisson(np.exp(SIGNAL)) * rng.gamma(2.0, 0.5, N),
+}
+TARGET["exponential"] = TARGET["log_loss"]
+EVERY = pytest.mark.parametrize("name", TARGET)
+#: Losses whose leaf values are Newton steps.
+NEWTON = pytest.mark.parametrize("name", ["log_loss", "exponential", "poisson", "gamma", "tweedie", "squared_error"])
+
+
+def fit(name: str, **settings: Any) -> dboost.Booster:
+    return dboost.fit(X, TARGET[name], **{"loss": name, "max_iter": 10, "n_threads": 1, **settings})
+
+
+@NEWTON
+@pytest.mark.parametrize("offset", [False, True])
+def test_the_first_leaves_follow_the_formula(name: str, offset: bool) -> None:
+    """Σ w r / (Σ w h + λ) at the best constant, times the learning rate."""
+    rng = np.random.default_rng(1)
+    side = rng.random(N) < 0.4
+    y, w, loss = TARGET[name], rng.random(N) + 0.5, by_name(name)
+    start = rng.normal(size=N) / 3 if offset else np.zeros(N)
+    booster = dboost.fit(
+        side[:, None].astype(float), y, sample_weight=w, offset=start if offset else None, loss=name, max_iter=1,
+        learning_rate=0.3, l2_regularization=2.0,
+    )  # fmt: skip
+    raw = booster.ensemble.baseline[0] + start
+    # The best constant leaves no slope.
+    assert (w * loss.gradient(y, raw)).sum() == pytest.approx(0, abs=1e-9 * N)
+    step = booster.predict(side[:, None].astype(float), raw_score=True) - booster.ensemble.baseline[0]
+    for rows in (side, ~side):
+        gradient, hessian = ((w * of(y, raw))[rows].sum() for of in (loss.gradient, loss.hessian))
+        assert np.ptp(step[rows]) == 0
+        assert step[rows][0] == pytest.approx(-0.3 * gradient / (hessian + 2.0), rel=1e-4, abs=1e-9)
+
+
+@EVERY
+def test_training_loss_is_that_of_the_predictions_and_falls(name: str) -> None:
+    booster = fit(name, max_iter=30, eval_set=(X, TARGET[name]))
+    raw = booster.predict(X, raw_score=True)
+    assert booster.history["train_loss"].iloc[-1] == pytest.approx(booster.loss.value(TARGET[name], raw).mean(), rel=1e-6)
+    assert booster.history[f"eval_{name}"].iloc[-1] == pytest.approx(booster.history["train_loss"].iloc[-1], rel=1e-5)
+    assert (np.diff(booster.history["train_loss"]) < 0).all()
+
+
+@EVERY
+@pytest.mark.parametrize("settings", [{}, {"weight": True, "offset": True}], ids=["plain", "weight and offset"])
+def test_partitions_and_threads_make_no_difference(name: str, settings: dict[str, bool]) -> None:
+    frame = pd.DataFrame(X, columns=list("abcd")).assign(
+        y=TARGET[name], w=np.random.default_rng(2).integers(0, 4, N) / 2, o=np.random.default_rng(3).normal(size=N) / 5
+    )
+    columns: dict[str, Any] = {"features": list("abcd")}
+    if settings:
+        columns |= {"sample_weight": "w", "offset": "o"}
+    common = {"loss": name, "max_iter": 4, "eval_set": frame[:100], **columns}
+    whole = dboost.fit(frame, "y", n_threads=1, **common)
+    pieces = dboost.fit(cut(frame, [1, 1, 700, 1100]), "y", n_threads=2, **common)
+    assert saved(whole) == saved(pieces)
+
+
+@pytest.mark.parametrize(("name", "metric"), [("poisson", "mean_poisson_deviance"), ("gamma", "mean_gamma_deviance")])
+def test_beside_scikit_learn(name: str, metric: str) -> None:
+    """The same greedy trees: predictions agree closely, though bins and rounding differ."""
+    half, y = N // 2, TARGET[name]
+    settings = {"max_iter": 40, "max_leaf_nodes": 8, "min_samples_leaf": 20, "l2_regularization": 1.0}
+    peer = HistGradientBoostingRegressor(loss=name, early_stopping=False, **settings).fit(X[:half], y[:half])
+    ours = DBoostRegressor(loss=name, early_stopping=False, min_hessian=1e-3, **settings).fit(
+        X[:half],
+        y[:half],
+        eval_set=(X[half:], y[half:]),
+    )
+    score = getattr(reference, metric)
+    theirs, mine = score(y[half:], peer.predict(X[half:])), score(y[half:], ours.predict(X[half:]))
+    assert mine == pytest.approx(theirs, rel=0.02)
+    assert np.corrcoef(np.log(peer.predict(X)), np.log(ours.predict(X)))[0, 1] > 0.995
+
+
+@pytest.mark.parametrize("name", ["poisson", "gamma", "tweedie"])
+def test_beside_lightgbm_and_xgboost(name: str) -> None:
+    lightgbm, xgboost = pytest.importorskip("lightgbm"), pytest.importorskip("xgboost")
+    half, y = N // 2, TARGET[name]
+    ours = fit_half(name)
+    theirs = lightgbm.LGBMRegressor(
+        objective=name, n_estimators=40, num_leaves=8, min_child_samples=20, reg_lambda=1.0, min_child_weight=1.0,
+        tweedie_variance_power=1.5, poisson_max_delta_step=1e-12, verbose=-1, n_jobs=1,
+    ).fit(X[:half], y[:half])  # fmt: skip
+    objective = {"poisson": "count:poisson"}.get(name, f"reg:{name}")
+    others = xgboost.XGBRegressor(
+        objective=objective, n_estimators=40, max_leaves=8, max_depth=0, grow_policy="lossguide", reg_lambda=1.0,
+        learning_rate=0.1, max_delta_step=0.0, n_jobs=1,
+        **({"tweedie_variance_power": 1.5} if name == "tweedie" else {}),
+    ).fit(X[:half], y[:half])  # fmt: skip
+    loss = by_name(name)
+    mine, *peers = (
+        loss.value(y[half:], np.log(model.predict(X[half:]).astype(float))).mean() for model in (ours, theirs, others)
+    )
+    assert mine < 1.03 * min(peers)
+
+
+def fit_half(name: str) -> dboost.Booster:
+    half = N // 2
+    return dboost.fit(X[:half], TARGET[name][:half], loss=name, max_iter=40, max_leaf_nodes=8, n_threads=1)
+
+    for name in TARGET:
+        plain, moved = fit(name, max_iter=5), fit(name, max_iter=5, offset=np.full(N, 1.25))
+        assert moved.ensemble.baseline[0] == pytest.approx(plain.ensemble.baseline[0] - 1.25, abs=1e-9)
+        raw = moved.predict(X, raw_score=True) + 1.25
+        assert raw == pytest.approx(plain.predict(X, raw_score=True), abs=1e-5)
+
+
+def test_exposure() -> None:
+    """Counts over different spans of time: with the log of the span as offset, the rate is learned."""
+    rng = np.random.default_rng(4)
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    span = rng.uniform(0.1, 10, N)
+    frame["log_span"] = np.log(span)
+    frame["count"] = rng.poisson(np.exp(SIGNAL) * span)
+    booster = dboost.fit(frame, "count", loss="poisson", offset="log_span", max_iter=60, eval_set=frame)
+    assert "log_span" not in booster.feature_names_in_
+    rate = booster.predict(frame)
+    assert np.corrcoef(np.log(rate), SIGNAL)[0, 1] > 0.9
+    value = booster.loss.value(frame["count"].to_numpy(float), np.log(rate) + np.log(span)).mean()
+    assert booster.history["eval_poisson"].iloc[-1] == pytest.approx(value, rel=1e-9)
+    assert booster.history["train_loss"].iloc[-1] == pytest.approx(value, rel=1e-6)
+
+
+def test_an_offset_of_several_classes_changes_nothing() -> None:
+    y = np.digitize(SIGNAL, [-0.5, 0.5])
+    plain = dboost.fit(X, y, loss="log_loss", max_iter=2)
+    moved = dboost.fit(X, y, loss="log_loss", max_iter=2, offset=np.linspace(-3, 3, N))
+    assert plain.predict_proba(X) == pytest.approx(moved.predict_proba(X), abs=1e-6)
+
+
+def test_evaluation_sets_with_offsets() -> None:
+    offset = np.linspace(-1, 1, N)
+    y = TARGET["poisson"]
+    booster = fit("poisson", offset=offset, eval_set=(X, y, None, offset))
+    assert booster.history["eval_poisson"].to_numpy() == pytest.approx(booster.history["train_loss"].to_numpy(), rel=1e-6)
+    with pytest.raises(dboost.ParameterError, match="evaluation set 'eval' has no offsets, but the training data have"):
+        fit("poisson", offset=offset, eval_set=(X, y))
+
+
+@pytest.mark.parametrize(
+    ("name", "y", "complaint"),
+    [
+        ("gamma", [1.0, 2.0, 0.0], r"loss='gamma' requires strictly positive y: the target is 0 in row 2"),
+        ("poisson", [1.0, -2.0, 0.0], r"loss='poisson' requires non-negative y and sum\(y\) > 0: the target is -2 in row 1"),
+        ("tweedie", [-1e-9, 2.0, 0.0], r"loss='tweedie' requires non-negative y and sum\(y\) > 0"),
+        ("poisson", [0.0, 0.0, 0.0], r"loss='poisson' requires non-negative y and sum\(y\) > 0: all targets are 0"),
+        ("exponential", [0, 1, 2], "loss='exponential' is for two classes, but the target has 3"),
+        ("exponential", [1, 1, 1], "one class only"),
+        ("poisson", ["a", "b", "a"], "loss 'poisson' wants a numeric target"),
+    ],
+)
+def test_targets_that_are_refused(name: str, y: list[Any], complaint: str) -> None:
+    with pytest.raises(dboost.DataError, match=complaint):
+        dboost.fit(np.arange(3.0)[:, None], y, loss=name)
+    estimator = DBoostClassifier if name == "exponential" else DBoostRegressor
+    with pytest.raises(ValueError, match=complaint):
+        estimator(loss=name).fit(np.arange(3.0)[:, None], y)
+
+
+def test_a_row_of_weight_zero_may_hold_anything() -> None:
+    y, weight = TARGET["gamma"].copy(), np.ones(N)
+    y[7], weight[7] = -1.0, 0.0
+    assert dboost.fit(X, y, loss="gamma", sample_weight=weight, max_iter=1).n_iter_ == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"loss": "tweedie", "tweedie_power": 2.0}, "tweedie_power=2.0 must be a number greater than 1 and less than 2"),
+        ({"loss": "tweedie", "tweedie_power": "1.5"}, "tweedie_power='1.5' must be a number"),
+        ({"loss": "poisson", "tweedie_power": 1.2}, "tweedie_power=1.2 is for loss='tweedie', not for loss='poisson'"),
+    ],
+)
+def test_parameters_that_are_refused(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(dboost.ParameterError, match=complaint):
+        dboost.fit(X, TARGET["poisson"], **settings)
+
+
+def test_the_exponential_loss_tells_probabilities() -> None:
+    booster = fit("exponential", max_iter=50, eval_set=(X, TARGET["exponential"]), eval_metric=["log_loss", "accuracy"])
+    p = booster.predict_proba(X)
+    assert p[:, 1] == pytest.approx(1 / (1 + np.exp(-2 * booster.predict(X, raw_score=True))))
+    assert booster.history["eval_log_loss"].iloc[-1] == pytest.approx(reference.log_loss(TARGET["exponential"], p))
+    beside = fit("log_loss", max_iter=50).predict_proba(X)
+    assert np.corrcoef(p[:, 1], beside[:, 1])[0, 1] > 0.98
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "arguments"),
+    [
+        ("poisson", "mean_poisson_deviance", {}),
+        ("gamma", "mean_gamma_deviance", {}),
+        ("gamma", "mean_poisson_deviance", {}),
+        ("tweedie", "mean_tweedie_deviance", {"power": 1.5}),
+    ],
+)
+def test_deviances_are_those_of_scikit_learn(name: str, metric: str, arguments: dict[str, float]) -> None:
+    weight = np.random.default_rng(5).random(N)
+    booster = fit(name, eval_set=(X, TARGET[name], weight), eval_metric=[metric, "mean_absolute_error"])
+    expected = getattr(reference, metric)(TARGET[name], booster.predict(X), sample_weight=weight, **arguments)
+    assert booster.history[f"eval_{metric}"].iloc[-1] == pytest.approx(expected, rel=1e-9)
+
+
+@EVERY
+def test_a_saved_model_predicts_the_same(name: str, tmp_path: Any) -> None:
+    booster = fit(name, **({"tweedie_power": 1.3} if name == "tweedie" else {}))
+    booster.save(tmp_path / "model.json")
+    again = dboost.load(tmp_path / "model.json")
+    assert np.array_equal(again.predict(X), booster.predict(X))
+    assert again.loss.to_dict() == booster.loss.to_dict()
+
+
+def test_estimators_take_the_losses() -> None:
+    for name in ("poisson", "gamma", "tweedie"):
+        estimator = DBoostRegressor(loss=name, max_iter=5, early_stopping=False, random_state=0).fit(X, TARGET[name])
+        assert (estimator.predict(X) > 0).all()
+        assert estimator.booster_ == fit(name, max_iter=5)
+    classifier = DBoostClassifier(loss="exponential", max_iter=5, random_state=0).fit(X, TARGET["exponential"])
+    assert classifier.booster_ == fit("exponential", max_iter=5)
+    with pytest.raises(dboost.ParameterError, match="loss='exponential' is for classes"):
+        DBoostRegressor(loss="exponential").fit(X, SIGNAL)
+
+
+def test_steps_are_bounded_where_the_raw_score_is_a_logarithm() -> None:
+    """One count of a million among zeros: a Newton step from the mean would be past any exponential."""
+    y = np.zeros(N)
+    y[:40] = 1e6
+    side = (y > 0)[:, None].astype(float)
+    booster = dboost.fit(side, y + 1e-2, loss="gamma", max_iter=300, l2_regularization=0.0, min_hessian=0.0)
+    assert np.isfinite(booster.history["train_loss"]).all()
+    assert np.abs(np.concatenate([tree.value for tree in booster.ensemble.trees])).max() <= 4.0
+    assert booster.predict(side)[:40] == pytest.approx(np.full(40, 1e6), rel=0.01)
+    assert booster.predict(side)[40:] == pytest.approx(np.full(N - 40, 1e-2), rel=0.01)
