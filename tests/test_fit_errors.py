@@ -149,7 +149,10 @@ PARAMETERS: list[tuple[Callable[[], Any], str]] = [
 ]  # fmt: skip
 
 TYPES: list[tuple[Callable[[], Any], str]] = [
-    (lambda: fit(eval_set=(X, Y, Y, Y, Y)), r"evaluation set .eval. must be \(X, y\), .* or \(X, y, weight, offset\), not 5 things"),
+    (
+        lambda: fit(eval_set=(X, Y, Y, Y, Y)),
+        r"set 'eval' must be \(X, y\), .* or \(X, y, weight, offset\), not 5 things",
+    ),
     (lambda: fit(callbacks=["print"]), "a callback must be a function of an Iteration, not str"),
     (lambda: fit({"a": 1}, Y), "cannot read a table from dict"),
     (lambda: fit(eval_set=({"a": 1}, Y)), "evaluation set 'eval': cannot read a table from dict"),

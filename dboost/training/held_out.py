@@ -39,7 +39,9 @@ def named_sets(eval_set: Any) -> Iterator[tuple[str, Any, Any, Any, Any]]:
     for name, one in items:
         if isinstance(one, tuple):
             if len(one) not in (2, 3, 4):
-                raise InputTypeError(f"evaluation set {name!r} must be (X, y), (X, y, weight) or (X, y, weight, offset), not {len(one)} things")
+                raise InputTypeError(
+                    f"evaluation set {name!r} must be (X, y), (X, y, weight) or (X, y, weight, offset), not {len(one)} things"
+                )
             yield name, *one, *(None,) * (4 - len(one))
         else:
             yield name, one, None, None, None
