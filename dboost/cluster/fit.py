@@ -38,6 +38,7 @@ def fit_on_cluster(
     parameters: Parameters,
     *,
     sample_weight: Any = None,
+    offset: Any = None,
     features: Sequence[str] | None = None,
     categorical_features: Any = "from_dtype",
     eval_set: Any = None,
@@ -51,7 +52,7 @@ def fit_on_cluster(
     Parameters
     ----------
     client : distributed.Client
-    data, target, sample_weight, features, categorical_features, eval_set, eval_metric, callbacks, progress
+    data, target, sample_weight, offset, features, categorical_features, eval_set, eval_metric, callbacks, progress
         As in `dboost.fit`.
     parameters : Parameters
     n_threads : int
@@ -68,6 +69,7 @@ def fit_on_cluster(
                 data,
                 target,
                 sample_weight=sample_weight,
+                offset=offset,
                 features=features,
                 categorical_features=categorical_features,
                 n_parts=max(sum(client.nthreads().values()), 1),
@@ -77,7 +79,7 @@ def fit_on_cluster(
             check(table)
             known = unite_features(source.plan, table.surveys)
             table.settle(known)
-            learned = unite_target(table.surveys, parameters.loss)
+            learned = unite_target(table.surveys, parameters)
             table.encode_target(learned)
             clock.lap("load")
 
@@ -116,14 +118,14 @@ def fit_on_cluster(
             engine = ClusterEngine(connection, table, prepared.layout, prepared.n_rows, learned.loss.terms(), n_threads)
             table.build("build", lambda: (recipe, engine.past()))
             clock.lap("bin")
-            held_out = _hold_out(engine, prepared, recipe, list(with_columns(sets, target, sample_weight)), n_threads)
+            held_out = _hold_out(engine, prepared, recipe, list(with_columns(sets, target, sample_weight, offset)), n_threads)
             clock.lap("load")
         so_far: list[Callable[[], Ensemble]] = []
         return boost(prepared, engine, held_out, callbacks=callbacks, progress=progress, clock=clock, so_far=so_far)
 
 
 def _hold_out(
-    engine: ClusterEngine, prepared: Prepared, recipe: Recipe, sets: Sequence[tuple[str, Any, Any, Any]], n_threads: int
+    engine: ClusterEngine, prepared: Prepared, recipe: Recipe, sets: Sequence[tuple[str, Any, Any, Any, Any]], n_threads: int
 ) -> list[Judge]:
     """A judge for each evaluation set: on the workers for Dask collections and paths, here for data in memory."""
     start = prepared.start
@@ -138,14 +140,14 @@ def _hold_out(
         with_block=_wants_block(prepared.metrics),
         n_threads=n_threads,
     )
-    remote = [name for name, data, _, _ in sets if is_lazy(data) or is_path(data)]
+    remote = [name for name, data, *_ in sets if is_lazy(data) or is_path(data)]
     judges: dict[str, Judge] = {}
-    for name, data, target, weight in sets:
+    for name, data, *columns in sets:
         if name not in remote:
-            judges[name] = yardstick.data(name, data, target, weight)(engine.team)
+            judges[name] = yardstick.data(name, data, *columns)(engine.team)
             continue
         try:
-            _load_held_out(engine, prepared, recipe, name, data, target, weight)
+            _load_held_out(engine, prepared, recipe, name, data, *columns)
         except (DataError, InputTypeError) as error:
             raise type(error)(f"evaluation set {name!r}: {error}") from error
     if remote:
@@ -154,9 +156,9 @@ def _hold_out(
 
 
 def _load_held_out(
-    engine: ClusterEngine, prepared: Prepared, recipe: Recipe, name: str, data: Any, target: Any, weight: Any
+    engine: ClusterEngine, prepared: Prepared, recipe: Recipe, name: str, data: Any, target: Any, weight: Any, offset: Any
 ) -> None:
-    source = Source(data, target, sample_weight=weight, like=recipe.features)
+    source = Source(data, target, sample_weight=weight, offset=offset, like=recipe.features)
     table = ClusterTable(engine.connection, f"evaluation set {name!r}", source)
     table.load()
     check(table)

@@ -183,6 +183,8 @@ class Holding:
                 if recipe.start_from is None
                 else raw_scores(recipe.start_from, table, None if whole else some, self._n_threads)
             )
+            if table.offset is not None:
+                raw += table.offset[some]
             shard = Shard(
                 codes,
                 recipe.layout,
@@ -276,6 +278,8 @@ class Holding:
                 if recipe.start_from is None
                 else raw_scores(recipe.start_from, table, kept, self._n_threads)
             )
+            if table.offset is not None:
+                raw += table.offset if kept is None else table.offset[kept]
             weight = table.weight if kept is None or table.weight is None else table.weight[kept]
             block = block_of(table, kept) if with_block else None
             rows = Rows(y, raw.T, weight, recipe.target.loss, size, block=block)

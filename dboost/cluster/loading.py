@@ -18,6 +18,7 @@ from dboost.cluster.batch import MAX_CLASSES, Survey, TargetSurvey
 from dboost.cluster.table import ClusterTable
 from dboost.errors import DataError
 from dboost.losses import by_name
+from dboost.params import Parameters
 from dboost.schema import Feature, Level
 from dboost.shard.loading import propose_from
 from dboost.sources.chunk import CategoryColumn, Column
@@ -25,7 +26,7 @@ from dboost.sources.levels import Dictionary
 from dboost.sources.plan import Plan
 from dboost.sources.reader import disagree
 from dboost.sources.roles import label, levels_dtype, nothing_left, refuse, result_dtype
-from dboost.training.target import Target, read_target
+from dboost.training.target import Target, choose_target
 
 
 def check(table: ClusterTable) -> None:
@@ -65,7 +66,7 @@ def unite_features(plan: Plan, surveys: Sequence[Survey]) -> tuple[Feature, ...]
 
 @dataclass(frozen=True, eq=False)
 class _Distinct:
-    """What `read_target` looks at, with every value once (or some of them, where they are too many to be classes)."""
+    """What `choose_target` looks at, with every value once (or some of them, where they are too many to be classes)."""
 
     target: Column
     target_dtype: str
@@ -76,14 +77,15 @@ class _Distinct:
         return "some row"
 
 
-def unite_target(surveys: Sequence[Survey], loss_name: str) -> Target:
+def unite_target(surveys: Sequence[Survey], parameters: Parameters) -> Target:
     """The loss, and the classes of all partitions; holds no rows.
 
     Raises
     ------
     DataError
-        As `read_target`, or when there are too many classes.
+        As `choose_target`, or when there are too many classes.
     """
+    loss_name = parameters.loss
     told = [survey.target for survey in surveys if survey.target is not None]
     if any(target.levels is not None for target in told):
         distinct = _levels(told)
@@ -96,7 +98,7 @@ def unite_target(surveys: Sequence[Survey], loss_name: str) -> Target:
             fractions = not (values == np.rint(values)).all()
             what = "Unknown label type: continuous. A classifier wants classes, but the target holds fractions"
             raise DataError(what if fractions else f"the target has more than {MAX_CLASSES} classes")
-    target = read_target(distinct, loss_name)  # type: ignore[arg-type]
+    target = choose_target(distinct, parameters)  # type: ignore[arg-type]
     return Target(target.loss, np.empty(0), target.classes, target.classes_dtype)
 
 

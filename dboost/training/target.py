@@ -25,6 +25,13 @@ class Target:
 
 
 def read_target(table: Table, parameters: Parameters) -> Target:
+    """Choose the loss and encode the target for it, as `choose_target` does; refuse numbers that mean nothing to the loss."""
+    target = choose_target(table, parameters)
+    check_range(target.loss, target.values, table.row_name)
+    return target
+
+
+def choose_target(table: Table, parameters: Parameters) -> Target:
     """Choose the loss ("auto": by the target's kind) and encode the target for it.
 
     Rows of weight zero have no say: a class that occurs in no other row is none.
@@ -32,8 +39,7 @@ def read_target(table: Table, parameters: Parameters) -> Target:
     Raises
     ------
     DataError
-        One class only, more than two for a loss of two, a target of text or categories for a loss that wants numbers, or
-        numbers that the loss has no meaning for.
+        One class only, more than two for a loss of two, or a target of text or categories for a loss that wants numbers.
     """
     column = _counted(table)
     loss_name = parameters.loss
@@ -47,7 +53,6 @@ def read_target(table: Table, parameters: Parameters) -> Target:
         if not np.isfinite(column).all():
             row = int(np.flatnonzero(~np.isfinite(column))[0])
             raise DataError(f"the target holds an infinite value ({table.row_name(row)})")
-        check_range(loss, column, table.row_name)
         return Target(loss, column, None, None)
     codes, classes, dtype = _classes(table, column)
     present = np.bincount(codes, minlength=len(classes)) > 0
