@@ -87,6 +87,7 @@ class Holding:
         self._targets: dict[str, np.ndarray] = {}
         self._parts: list[_Part] = []
         self._judged: dict[str, list[_Judged]] = {}
+        self._built: set[str] = set()
         self._recipe: Recipe | None = None
         self._pool = ThreadPoolExecutor(n_threads, "dboost")
         self._team = Team(n_threads)
@@ -164,6 +165,8 @@ class Holding:
 
     def build(self, batch: str, recipe: Recipe, past: Past) -> None:
         """Turn a table into shards that know the trees so far, and let go of its raw values."""
+        if batch in self._built:
+            return
         table, y = self._tables.pop(batch), self._targets.pop(batch)
         self._recipe = recipe
         weight = table.weight
@@ -199,6 +202,7 @@ class Holding:
             self._catch_up(part, past)
             self._parts.append(part)
         self._batches.pop(batch).close()
+        self._built.add(batch)
 
     def _catch_up(self, part: _Part, past: Past) -> None:
         shard, recipe = part.shard, self._recipe
@@ -269,6 +273,8 @@ class Holding:
 
     def hold_out(self, batch: str, name: str, recipe: Recipe, size: Size, with_block: bool) -> None:
         """Turn a table into held-out rows."""
+        if batch in self._built:
+            return
         table, y = self._tables.pop(batch), self._targets.pop(batch)
         kept = kept_rows(table.weight)
         if len(y):
@@ -286,6 +292,7 @@ class Holding:
             held = HeldOut(name, codes, recipe.layout, rows, raw, self._team)
             self._judged.setdefault(name, []).append(_Judged(held, rows))
         self._batches.pop(batch).close()
+        self._built.add(batch)
 
     def judge(
         self, first: int, trees: Sequence[ValuedTree], metrics: dict[str, list[str]]
