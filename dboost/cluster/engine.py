@@ -9,6 +9,7 @@ anything happened.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
@@ -24,9 +25,6 @@ from dboost.growth.task import Extremes, GrownTree, TreeTask
 from dboost.kernels.histograms import Layout
 from dboost.shard.catch_up import ValuedTree
 from dboost.statistics.metrics import Metric
-
-#: Leaves opened per round.
-WIDTH = 8
 
 
 class ClusterEngine:
@@ -77,6 +75,7 @@ class ClusterEngine:
     def advance(self, values: np.ndarray, terms: tuple | None = None) -> Extremes:
         """Add the last trees' leaf values (float64[n_outputs, n_leaves]) to the scores; gradients and Hessians follow."""
         terms = self._terms if terms is None else terms
+        began = time.perf_counter()
         answers = self._surely(
             lambda: self.connection.ask(self._training.workers, "advance", self._n_advanced, values, terms).values()
         )
@@ -87,12 +86,13 @@ class ClusterEngine:
         self._pending = []
         self._n_advanced += 1
         self._terms = terms
-        self.timing += Timing(1, max(seconds for _, seconds in answers))
+        compute = max(seconds for _, seconds in answers)
+        self.timing += Timing(1, compute, 0.0, time.perf_counter() - began - compute)
         return reduce(Extremes.merge, (extremes for extremes, _ in answers if extremes is not None))
 
     def grow(self, task: TreeTask) -> GrownTree:
         """Grow one tree from the present gradients and Hessians."""
-        order = pack((task, self._layout, self.n_rows, WIDTH))
+        order = pack((task, self._layout, self.n_rows, leaves_per_round(task.rule.max_leaves)))
         grown, timing = self._surely(lambda: self.connection.grow(self._training.workers, order))
         self.timing += timing
         self._pending.append(ValuedTree(grown, np.zeros(grown.n_leaves), task.output))
@@ -118,6 +118,11 @@ class ClusterEngine:
             return answers
 
         return self._surely(ask)
+
+    def report(self) -> dict[str, float]:
+        """Seconds since the last report: the slowest worker's own work, merging and deciding, and waiting (for messages)."""
+        spent, self.timing = self.timing, Timing()
+        return {"seconds_compute": spent.compute, "seconds_reduce": spent.reduce, "seconds_wait": spent.wait}
 
     def close(self) -> None:
         self.team.close()
@@ -188,3 +193,8 @@ class ClusterSet:
     def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
         """The metrics now."""
         return self._together.judge(self.name, metrics)
+
+
+def leaves_per_round(max_leaves: int) -> int:
+    """How many leaves to open at once: a tree of 31 leaves takes about ten rounds then, and few are opened for nothing."""
+    return max(6, max_leaves // 8)

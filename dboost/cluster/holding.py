@@ -257,7 +257,7 @@ class Holding:
             return part.rounds.answer(question)
 
         answers = self._each(one)
-        merged = reduce(Answer.merge, answers) if answers else None
+        merged = reduce(Answer.merge, answers).compact() if answers else None
         return merged, time.perf_counter() - began
 
     def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:

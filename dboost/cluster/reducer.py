@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import reduce
 from typing import Any
 
@@ -97,6 +97,7 @@ class Reducer(SchedulerPlugin):
         addresses = list(self._scheduler.workers)
         hellos = await asyncio.gather(*map(self._hello, addresses))
         self._scheduler.idle_since = None
+        self._scheduler.log_event(NAME, {"action": "began", "fit": fit})
         return {"status": OK, "version": __version__, "workers": dict(zip(addresses, hellos, strict=True))}
 
     async def ask(self, fit: str, workers: Sequence[str], method: str, arguments: Any) -> dict[str, Any]:
@@ -113,14 +114,16 @@ class Reducer(SchedulerPlugin):
         if known is not None:
             known.cancelled = True
             known.disturbed.set()
+            self._scheduler.log_event(NAME, {"action": "ended", "fit": fit})
         await asyncio.gather(*(self._drop(address, fit) for address in list(self._scheduler.workers)))
         return {"status": OK}
 
     # What Dask calls.
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        for fit in self._fits.values():
+        for name, fit in self._fits.items():
             if worker in fit.workers:
+                self._scheduler.log_event(NAME, {"action": "lost", "fit": name, "worker": worker})
                 fit.disturbed.set()
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
@@ -259,7 +262,7 @@ class Reducer(SchedulerPlugin):
             """Merge, search and decide; the next question or the tree, the slowest worker's seconds, and ours."""
             began = time.perf_counter()
             answers = [unpack(result) for result in results.values()]
-            merged = reduce(Answer.merge, (answer for answer, _ in answers if answer is not None))
+            merged = reduce(Answer.merge, (answer.whole() for answer, _ in answers if answer is not None))
             found = searcher.look(question.openings, merged.planes)
             try:
                 following: Any = grower.send(Reply(found, merged.n_rows, merged.leaf_sums))
@@ -275,6 +278,8 @@ class Reducer(SchedulerPlugin):
             n_bytes = sum(map(len, results.values()))
             timing += Timing(1, compute, reducing, elapsed - compute - reducing, n_bytes)
             if isinstance(following, GrownTree):
+                event = {"action": "tree", "fit": name, "workers": len(workers), "leaves": following.n_leaves}
+                self._scheduler.log_event(NAME, event | asdict(timing))
                 return {"tree": pack((following.copy(), timing))}
             question, begin = following, None
 

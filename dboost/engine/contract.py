@@ -37,5 +37,8 @@ class Engine(Protocol):
     def grow(self, task: TreeTask) -> GrownTree:
         """Grow a tree from the present gradients and Hessians of one output."""
 
+    def report(self) -> dict[str, float]:
+        """What this engine has to say of the time since it was last asked, for the history; not part of the model."""
+
     def close(self) -> None:
         """Let go of threads and buffers."""

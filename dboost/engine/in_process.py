@@ -102,6 +102,10 @@ class InProcessEngine:
             left_codes=self._shared.left_codes,
         )
 
+    def report(self) -> dict[str, float]:
+        """Nothing: all seconds are work."""
+        return {}
+
     def close(self) -> None:
         self.team.close()
 

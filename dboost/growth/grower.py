@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dboost.growth.frontier import Frontier, divide, new_frontier, note_best, pick, plant
+from dboost.growth.frontier import DEPTH_WISE, Frontier, divide, new_frontier, note_best, pick, plant
 from dboost.growth.search import Found, Opening
 from dboost.growth.task import GrownTree, TreeTask
 from dboost.kernels import kernel
@@ -58,6 +58,8 @@ class Question:
 class Answer:
     """A shard's sums, or those of several.
 
+    Integers, in the smallest type that holds them (see `compact`) or as float64.
+
     planes : float64[len(openings), n_planes, n_buckets]; n_rows : int64[len(splits), 2], rows that went left and right;
     leaf_sums : float64[n_leaves, 2], integers in units of 1 / scales[2:] (with `leaves`).
     """
@@ -70,6 +72,15 @@ class Answer:
         """Add two answers: exact, associative and commutative."""
         sums = None if self.leaf_sums is None or other.leaf_sums is None else self.leaf_sums + other.leaf_sums
         return Answer(self.planes + other.planes, self.n_rows + other.n_rows, sums)
+
+    def compact(self) -> Answer:
+        """The same for a journey, in half the bytes where that is possible."""
+        fits = not self.planes.size or max(self.planes.max(), -self.planes.min()) < 2**31
+        return Answer(self.planes.astype(np.int32), self.n_rows, self.leaf_sums) if fits else self
+
+    def whole(self) -> Answer:
+        """The same after the journey, as sums that may be added to others."""
+        return Answer(self.planes.astype(np.float64, copy=False), self.n_rows, self.leaf_sums)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,23 +196,23 @@ class _Grower:
         self.nodes[number].gain = float(self.frontier.gain[number])
 
     def _choose(self, first: _Node) -> list[_Node]:
-        """The leaf that is needed, and the most promising others that may be opened with it."""
+        """The leaf that is needed, and others that will probably be.
+
+        Of all splits that are known and not committed, some of them opened already, those are likely that come first in the
+        order of growth, half as many again as are left to commit. (All of them would mean to open twice the leaves.)
+        """
         rule = self.task.rule
-        candidates: list[_Node] = []
-        stack = list(self.nodes)
-        seen: set[int] = set()
+        known: list[_Node] = []
+        stack = [node for number, node in enumerate(self.nodes) if self.frontier.child[number] < 0]
         while stack:
             node = stack.pop()
-            if node.number in seen:
-                continue
-            seen.add(node.number)
-            if node.children is not None:
-                stack += node.children
-            elif node is not first and node.gain > 0 and node.depth + 1 < rule.max_depth and node.found is not None:
-                candidates.append(node)
-        key = (lambda n: (n.depth, -n.gain, n.number)) if rule.order == 1 else (lambda n: (0, -n.gain, n.number))
-        leaves_left = rule.max_leaves - (self.n_committed + 1) // 2
-        return [first, *sorted(candidates, key=key)[: max(min(self.width, leaves_left) - 1, 0)]]
+            stack += node.children or ()
+            if node is not first and node.gain > 0 and node.depth + 1 < rule.max_depth:
+                known.append(node)
+        key = (lambda n: (n.depth, -n.gain, n.number)) if rule.order == DEPTH_WISE else (lambda n: (0, -n.gain, n.number))
+        n_left = rule.max_leaves - (self.n_committed + 1) // 2
+        likely = [node for node in sorted(known, key=key)[: 3 * n_left // 2] if node.children is None]
+        return [first, *likely[: self.width - 1]]
 
     def _split(self, node: _Node) -> Split:
         """Give a node's children numbers and sums."""

@@ -61,7 +61,7 @@ def assemble(empty: Ensemble, training: Training, n_rows: int, start_from: Ensem
 
 
 def _metrics(history: list[dict[str, Any]]) -> dict[str, tuple[float, ...]]:
-    names = [name for name in history[0] if name not in _NOT_METRICS] if history else []
+    names = [name for name in history[0] if name not in _NOT_METRICS and not name.startswith("seconds")] if history else []
     return {name: tuple(record[name] for record in history) for name in names}
 
 

@@ -110,6 +110,7 @@ class Training:
         extremes = self.engine.advance(np.zeros((self.loss.n_outputs, 1)))
         self.before = self._judge() | {"train_loss": self._loss(extremes, self.n_before)}
         is_over = self.early_stopping is not None and self.early_stopping.has_waited(self.n_before)
+        self.engine.report()  # what came before the first iteration belongs to none
         for iteration in range(self.n_before + 1, (self.n_before if is_over else n_iterations) + 1):
             began = time.perf_counter()
             values = [self._add_tree(extremes, precision, output) for output in range(self.loss.n_outputs)]
@@ -117,6 +118,7 @@ class Training:
             record |= self._judge()
             extremes = self.engine.advance(_in_rows(values))
             record["train_loss"] = self._loss(extremes, iteration)
+            record |= self.engine.report()
             record["seconds"] = time.perf_counter() - began
             self.history.append(record)
             progress.show(record, scores)

@@ -1,0 +1,137 @@
+"""Clusters for the tests: one in this process for what is equal, one of processes for what is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask
+import numpy as np
+import pandas as pd
+from distributed import Client, LocalCluster, Scheduler
+
+#: How soon a worker that says nothing is looked for, so that tests need not wait as long as users.
+IMPATIENT = {"dboost.patience": "1500ms", "dboost.worker-timeout": "20s"}
+
+
+@contextlib.contextmanager
+def threads_cluster(n_workers: int = 3, threads_per_worker: int = 2) -> Iterator[Client]:
+    """Scheduler and workers in this process."""
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "10s"}),
+        LocalCluster(
+            n_workers=n_workers, threads_per_worker=threads_per_worker, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+class Processes:
+    """A scheduler and workers, each a process that a test may kill. Use as a context manager."""
+
+    def __init__(self, n_workers: int, *, nanny: bool = False) -> None:
+        self._nanny = nanny
+        self._environment = os.environ | {"DASK_DBOOST__PATIENCE": "1500ms", "DASK_DBOOST__WORKER_TIMEOUT": "20s"}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.scheduler = self._start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
+        self.address = self._address()
+        for _ in range(n_workers):
+            self.add_worker()
+        self.client = Client(self.address, set_as_default=False)
+        self.client.wait_for_workers(n_workers, timeout=60)
+
+    def add_worker(self) -> None:
+        nanny = [] if self._nanny else ["--no-nanny"]
+        self._start("dask_worker", self.address, "--nthreads", "1", "--no-dashboard", *nanny)
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of the workers by address."""
+        return self.client.run(os.getpid)
+
+    def _start(self, command: str, *arguments: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"distributed.cli.{command}", *arguments],
+            env=self._environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE if command == "dask_scheduler" else subprocess.DEVNULL,
+        )
+        self._processes.append(process)
+        return process
+
+    def _address(self) -> str:
+        """Where the scheduler says that it listens; the rest of what it says is thrown away."""
+        stderr = self.scheduler.stderr
+        assert stderr is not None
+        for line in stderr:
+            text = line.decode()
+            if "Scheduler at:" in text:
+                threading.Thread(target=stderr.read, daemon=True).start()
+                return text.split("Scheduler at:")[1].strip()
+        raise RuntimeError("the scheduler did not start")
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(Exception):
+            pids = list(self.pids().values()) if self._nanny and self.scheduler.poll() is None else []
+        self.client.close(timeout=2)
+        for process in reversed(self._processes):
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+        for pid in pids if self._nanny else []:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def after(seconds: float, action: Callable[[], Any]) -> threading.Thread:
+    """Do something in a while."""
+
+    def wait() -> None:
+        time.sleep(seconds)
+        action()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def a_table(n_rows: int, seed: int = 0) -> pd.DataFrame:
+    """Numbers with gaps, text, a weight, and targets of three kinds: y (number), z (true or not), t (three words)."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(n_rows, 4))
+    values[rng.random(values.shape) < 0.05] = np.nan
+    frame = pd.DataFrame(values, columns=["a", "b", "c", "d"])
+    frame["e"] = rng.choice(list("abcdefgh"), n_rows)
+    frame["w"] = rng.integers(0, 4, n_rows).astype(np.float64)
+    score = (
+        np.nan_to_num(values[:, 0]) * 2
+        + np.sin(3 * np.nan_to_num(values[:, 1]))
+        + (frame["e"] == "a")
+        + rng.normal(size=n_rows)
+    )
+    frame["y"] = score
+    frame["z"] = score > 0
+    frame["t"] = np.where(score > 1, "high", np.where(score < -1, "low", "middle"))
+    return frame
+
+
+def scheduler_plugin(dask_scheduler: Scheduler | None = None) -> dict[str, int]:
+    """For `Client.run_on_scheduler`: how many fits the reducer knows."""
+    assert dask_scheduler is not None
+    plugin: Any = dask_scheduler.plugins["dboost"]
+    return {"fits": len(plugin._fits)}
+
+
+def held_fits(dask_worker: Any = None) -> int:
+    """For `Client.run`: how many fits a worker holds something of."""
+    return len(dask_worker.plugins["dboost"]._holdings)

@@ -1,0 +1,255 @@
+"""A model trained on a cluster is the model of one process, to the last bit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dboost
+from tests.clusters import a_table, held_fits, scheduler_plugin, threads_cluster
+
+FRAME = a_table(3000)
+NUMBERS = FRAME[["a", "b", "c", "d"]].to_numpy()
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster() as client:
+        yield client
+
+
+def divided(frame: pd.DataFrame, cuts: list[int]) -> dd.DataFrame:
+    """A lazy frame with these cuts, whose partitions do not know each other's dictionaries."""
+    bounds = [0, *sorted(cuts), len(frame)]
+    parts = [dask.delayed(frame.iloc[a:b]) for a, b in pairwise(bounds)]
+    return dd.from_delayed(parts, meta=frame.iloc[:0], verify_meta=False)
+
+
+def in_process(data: Any, target: Any, **options: Any) -> dboost.Booster:
+    return dboost.fit(data, target, progress=False, **{"max_iter": 8} | options)
+
+
+def on_cluster(client: Client, data: Any, target: Any, **options: Any) -> dboost.Booster:
+    return in_process(data, target, client=client, **options)
+
+
+KINDS = {
+    "regression": ("y", ["a", "b", "e"], {}),
+    "weights": ("y", ["a", "b", "e", "w"], {"sample_weight": "w"}),
+    "two classes, weights": ("z", ["a", "b", "c", "e", "w"], {"sample_weight": "w", "min_samples_leaf": 1}),
+    "three classes": ("t", ["a", "b", "d"], {}),
+    "depth-wise": ("y", ["a", "b", "c", "d", "e"], {"growth": "depth_wise", "max_depth": 4}),
+    "count": ("y", ["a", "e"], {"loss": "poisson"}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_model_is_that_of_one_process(client: Client, kind: str) -> None:
+    target, columns, options = KINDS[kind]
+    frame = FRAME[[*columns, target]].assign(**{target: FRAME[target].abs()} if kind == "count" else {})
+    booster = on_cluster(client, dd.from_pandas(frame, npartitions=5), target, **options)
+    assert booster.sha256 == in_process(frame, target, **options).sha256
+    assert booster.n_iter_ == 8
+
+
+@given(cuts=st.lists(st.integers(0, 600), max_size=9), weighted=st.booleans())
+@settings(max_examples=12)
+def test_however_the_rows_are_divided(client: Client, cuts: list[int], weighted: bool) -> None:
+    """Empty partitions, partitions without a single row of positive weight, and fewer rows than workers among them."""
+    frame = FRAME.iloc[:600][["a", "b", "e", "w", "z"]].copy()
+    frame.loc[frame.index < 60, "w"] = 0.0
+    options: dict[str, Any] = {"sample_weight": "w"} if weighted else {}
+    booster = on_cluster(client, divided(frame, cuts), "z", max_iter=4, **options)
+    assert booster.sha256 == in_process(frame, "z", max_iter=4, **options).sha256
+
+
+@pytest.mark.parametrize(("n_workers", "n_threads"), [(1, 1), (2, 1), (4, 2)])
+def test_whatever_the_cluster(n_workers: int, n_threads: int) -> None:
+    big = a_table(30_000)[["a", "b", "c", "d", "e", "z"]]  # enough for a shard per thread
+    big = pd.concat(
+        [big, big[["a", "b", "c", "d"]].add_suffix("2") ** 2, big[["a", "b", "c", "d"]].add_suffix("3") ** 3], axis=1
+    )
+    with threads_cluster(n_workers, n_threads) as client:
+        booster = on_cluster(client, dd.from_pandas(big, npartitions=7), "z", max_iter=3)
+    assert booster.sha256 == in_process(big, "z", max_iter=3).sha256
+
+
+def test_data_of_any_kind(client: Client, tmp_path: Any) -> None:
+    frame = FRAME[["a", "b", "e", "y"]]
+    expected = in_process(frame, "y").sha256
+    lazy = dd.from_pandas(frame, npartitions=4)
+    lazy.to_parquet(tmp_path / "data")
+    x, y = lazy[["a", "b", "e"]], lazy["y"]
+    unknown = lazy.clear_divisions()
+    for data, target in [
+        (client.persist(lazy), "y"),
+        (unknown, "y"),
+        (x, y),
+        (x, FRAME["y"]),
+        (client.persist(x), FRAME["y"].to_numpy()),
+        (str(tmp_path / "data"), "y"),
+        (frame, "y"),
+        (frame[["a", "b", "e"]], FRAME["y"]),
+    ]:
+        assert on_cluster(client, data, target).sha256 == expected
+    expected = in_process(NUMBERS, FRAME["y"].to_numpy()).sha256
+    array, values = da.from_array(NUMBERS, chunks=(700, 2)), da.from_array(FRAME["y"].to_numpy(), chunks=500)
+    for data, target in [(array, values), (client.persist(array), values), (array, FRAME["y"]), (NUMBERS, FRAME["y"])]:
+        assert on_cluster(client, data, target).sha256 == expected
+
+
+def test_evaluation_sets_and_early_stopping(client: Client) -> None:
+    frame, held = FRAME[["a", "b", "e", "z"]].iloc[:2000], FRAME[["a", "b", "e", "z"]].iloc[2000:]
+    options: dict[str, Any] = {
+        "eval_metric": ["accuracy", "roc_auc", "log_loss"],
+        "early_stopping_rounds": 3,
+        "learning_rate": 0.9,
+        "max_iter": 60,
+    }
+    expected = in_process(frame, "z", eval_set={"near": held, "far": held.iloc[:100]}, **options)
+    sets = {"near": divided(held, [0, 300, 301]), "far": held.iloc[:100]}
+    booster = on_cluster(client, dd.from_pandas(frame, npartitions=3), "z", eval_set=sets, **options)
+    assert booster.sha256 == expected.sha256
+    assert booster.best_iteration == expected.best_iteration < 60
+    columns = [name for name in expected.history if name != "seconds"]
+    pd.testing.assert_frame_equal(booster.history[columns], expected.history[columns])
+
+
+def test_the_current_client_is_used_for_lazy_data_only(client: Client) -> None:
+    lazy = dd.from_pandas(FRAME[["a", "y"]], npartitions=2)
+    with client.as_current():
+        before = len(client.get_events("dboost"))
+        assert in_process(FRAME[["a", "y"]], "y").sha256 == in_process(lazy, "y").sha256
+        after = len(client.get_events("dboost"))
+        assert after > before
+        with dask.config.set(scheduler="threads"):
+            in_process(lazy, "y")
+        assert len(client.get_events("dboost")) == after, "somebody who asks for threads gets threads"
+
+
+def test_a_fit_inside_a_task(client: Client) -> None:
+    def inside(frame: pd.DataFrame) -> str:
+        return in_process(dd.from_pandas(frame, npartitions=3), "y").sha256
+
+    frame = FRAME[["a", "b", "y"]]
+    futures = [client.submit(inside, frame, pure=False) for _ in range(2)]
+    assert client.gather(futures) == [in_process(frame, "y").sha256] * 2
+
+
+def test_nothing_is_left_behind(client: Client) -> None:
+    lazy = dd.from_pandas(FRAME[["a", "b", "y"]], npartitions=4)
+    on_cluster(client, lazy, "y")
+    with pytest.raises(dboost.DataError):
+        on_cluster(client, lazy.assign(y=np.nan), "y")
+    with pytest.raises(RuntimeError, match="enough"):
+        on_cluster(client, lazy, "y", callbacks=_enough)
+    assert client.run_on_scheduler(scheduler_plugin) == {"fits": 0}
+    assert set(client.run(held_fits).values()) == {0}
+    assert not client.futures
+
+
+def _enough(iteration: dboost.Iteration) -> None:
+    raise RuntimeError("enough")
+
+
+def test_callbacks_and_history(client: Client) -> None:
+    seen = []
+
+    def watch(iteration: dboost.Iteration) -> bool:
+        seen.append(len(iteration.model().trees))
+        return iteration.iteration == 4
+
+    lazy = dd.from_pandas(FRAME[["a", "b", "y"]], npartitions=4)
+    booster = on_cluster(client, lazy, "y", callbacks=watch)
+    assert seen == [1, 2, 3, 4]
+    assert booster.n_iter_ == 4
+    spent = booster.history[["seconds_compute", "seconds_reduce", "seconds_wait"]].to_numpy()
+    assert (spent >= 0).all()
+    assert (spent.sum(axis=1) <= booster.history["seconds"] + 1e-3).all()
+    assert set(booster.timings) == {"load", "bin", "train"}
+
+
+def test_predictions_are_lazy_and_the_model_travels_once(client: Client) -> None:
+    frame = FRAME[["a", "b", "e", "z"]]
+    booster = in_process(frame, "z")
+    lazy = dd.from_pandas(frame, npartitions=6)
+    with client.as_current():
+        for method in (booster.predict, booster.predict_proba):
+            answer = method(lazy)
+            assert dask.is_dask_collection(answer)
+            assert np.array_equal(answer.compute().to_numpy(), method(frame).to_numpy())
+    scattered = client.scatter(booster, broadcast=True)
+    assert client.submit(lambda model: model.sha256, scattered).result() == booster.sha256
+
+
+BAD: dict[str, tuple[Any, str, dict[str, Any], str]] = {
+    "NaN in the target": (
+        lambda f: f.assign(y=f.y.where(f.a > 0)),
+        "y",
+        {},
+        r"NaN .* in \d+ rows, first in row \d+ of partition 0",
+    ),
+    "no such column": (lambda f: f, "nope", {}, "'nope'"),
+    "infinite feature": (lambda f: f.assign(a=np.inf), "y", {}, "column .a. holds an infinite value .*partition [0-3]"),
+    "negative weight": (lambda f: f.assign(w=-1.0), "y", {"sample_weight": "w"}, "'w' is negative in 3000 rows"),
+    "no weight": (lambda f: f.assign(w=0.0), "y", {"sample_weight": "w"}, "'w' is zero in every row"),
+    "no rows": (lambda f: f[f.a > 1e9], "y", {}, "all 4 partitions are empty"),
+    "one class": (lambda f: f.assign(y="only"), "y", {}, "class"),
+    "fractions as classes": (lambda f: f, "y", {"loss": "log_loss"}, "continuous"),
+    "early stopping on nothing": (lambda f: f, "y", {"early_stopping_rounds": 3}, "eval_set"),
+    "unknown metric": (lambda f: f, "y", {"eval_metric": "roc_auc"}, "roc_auc"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_named(client: Client, what: str) -> None:
+    change, target, options, message = BAD[what]
+    lazy = change(dd.from_pandas(FRAME[["a", "b", "w", "y"]], npartitions=4))
+    with pytest.raises(dboost.DBoostError, match=message):
+        on_cluster(client, lazy, target, **options)
+
+
+def test_a_partition_that_cannot_be_read_is_named(client: Client) -> None:
+    def broken(frame: pd.DataFrame, partition_info: dict[str, Any] | None = None) -> pd.DataFrame:
+        if partition_info and partition_info["number"] == 2:
+            raise OSError("the disk is gone")
+        return frame
+
+    lazy = dd.from_pandas(FRAME[["a", "y"]], npartitions=4)
+    with pytest.raises(dboost.DBoostError, match="partition 2 could not be read: OSError: the disk is gone"):
+        on_cluster(client, lazy.map_partitions(broken, meta=lazy._meta), "y")
+    mixed = dd.from_delayed(
+        [dask.delayed(FRAME[["a", "y"]]), dask.delayed(FRAME[["a", "y"]].assign(a="text"))], verify_meta=False
+    )
+    with pytest.raises(dboost.DataError, match="'a' holds numbers in partition 0, but text or categories in partition 1"):
+        on_cluster(client, mixed, "y")
+
+
+def test_evaluation_sets_are_named_in_errors(client: Client) -> None:
+    lazy = dd.from_pandas(FRAME[["a", "t"]], npartitions=3)
+    with pytest.raises(dboost.DataError, match=r"evaluation set 'held': .*'other'"):
+        on_cluster(client, lazy, "t", eval_set={"held": lazy.assign(t="other")})
+
+
+def test_clients_that_will_not_do(client: Client) -> None:
+    with pytest.raises(TypeError, match=r"distributed\.Client"):
+        dboost.fit(FRAME[["a", "y"]], "y", client="tcp://somewhere:8786")
+
+    async def ask() -> None:
+        async with Client(client.scheduler.address, asynchronous=True, set_as_default=False) as other:
+            dboost.fit(FRAME[["a", "y"]], "y", client=other)
+
+    with pytest.raises(TypeError, match="asynchronous"):
+        asyncio.run(ask())
