@@ -14,9 +14,24 @@ from typing import Any
 
 from dboost.errors import ParameterError
 
-LOSSES = ("auto", "squared_error", "log_loss", "exponential", "poisson", "gamma", "tweedie")
+LOSSES = (
+    "auto",
+    "squared_error",
+    "absolute_error",
+    "quantile",
+    "huber",
+    "poisson",
+    "gamma",
+    "tweedie",
+    "log_loss",
+    "exponential",
+)
 #: Parameters of single losses: the loss, and the value that says nothing.
-OF_ONE_LOSS: dict[str, tuple[str, Any]] = {"tweedie_power": ("tweedie", 1.5)}
+OF_ONE_LOSS: dict[str, tuple[str, Any]] = {
+    "quantile": ("quantile", None),
+    "huber_alpha": ("huber", 0.9),
+    "tweedie_power": ("tweedie", 1.5),
+}
 
 
 @dataclass(frozen=True)
@@ -26,8 +41,13 @@ class Parameters:
     Attributes
     ----------
     loss : str
-        "squared_error", "poisson", "gamma" or "tweedie" for numbers, "log_loss" or "exponential" (two classes only) for
-        classes; "auto": log_loss for truth values, text, categories and zeros and ones, else squared_error.
+        "squared_error", "absolute_error", "quantile", "huber", "poisson", "gamma" or "tweedie" for numbers, "log_loss" or
+        "exponential" (two classes only) for classes; "auto": log_loss for truth values, text, categories and zeros and ones,
+        else squared_error.
+    quantile : float between 0 and 1
+        The level, for loss="quantile" only, which needs it.
+    huber_alpha : float between 0 and 1
+        The share of rows whose residuals count as small, for loss="huber" only.
     tweedie_power : float between 1 and 2
         p of the variance μ^p, for loss="tweedie" only.
     learning_rate : float > 0
@@ -65,6 +85,8 @@ class Parameters:
     """
 
     loss: str = "auto"
+    quantile: float | None = None
+    huber_alpha: float = 0.9
     tweedie_power: float = 1.5
     learning_rate: float = 0.1
     max_iter: int = 100
@@ -91,6 +113,10 @@ class Parameters:
         for name, (loss, neutral) in OF_ONE_LOSS.items():
             if getattr(self, name) != neutral and self.loss != loss:
                 raise ParameterError(f"{name}={getattr(self, name)!r} is for loss={loss!r}, not for loss={self.loss!r}")
+        if self.loss == "quantile" and self.quantile is None:
+            raise ParameterError("loss='quantile' needs the level: quantile=0.9, say")
+        _number(self, "quantile", above=0.0, below=1.0, optional=True)
+        _number(self, "huber_alpha", above=0.0, below=1.0)
         _number(self, "tweedie_power", above=1.0, below=2.0)
         _choice(self, "growth", ("best_first", "depth_wise"))
         _number(self, "learning_rate", above=0.0)
@@ -117,8 +143,6 @@ class Parameters:
 
 #: Keywords of `dboost.fit` that later versions will support, with the only value that means the same as not having them.
 RESERVED: dict[str, Any] = {
-    "quantile": None,
-    "huber_alpha": 0.9,
     "criterion": "newton",
     "step": "leaf",
     "split_proposal": "global",

@@ -27,13 +27,15 @@ TARGET = {
     "tweedie": rng.poisson(np.exp(SIGNAL)) * rng.gamma(2.0, 0.5, N),
 }
 TARGET["exponential"] = TARGET["log_loss"]
+TARGET |= dict.fromkeys(["absolute_error", "quantile", "huber"], SIGNAL + rng.standard_t(2, size=N) / 2)
+OPTIONS: dict[str, dict[str, Any]] = {"quantile": {"quantile": 0.7}}
 EVERY = pytest.mark.parametrize("name", TARGET)
 #: Losses whose leaf values are Newton steps.
 NEWTON = pytest.mark.parametrize("name", ["log_loss", "exponential", "poisson", "gamma", "tweedie", "squared_error"])
 
 
 def fit(name: str, **settings: Any) -> dboost.Booster:
-    return dboost.fit(X, TARGET[name], **{"loss": name, "max_iter": 10, "n_threads": 1, **settings})
+    return dboost.fit(X, TARGET[name], **{"loss": name, "max_iter": 10, "n_threads": 1, **OPTIONS.get(name, {}), **settings})
 
 
 @NEWTON
@@ -76,7 +78,7 @@ def test_partitions_and_threads_make_no_difference(name: str, settings: dict[str
     columns: dict[str, Any] = {"features": list("abcd")}
     if settings:
         columns |= {"sample_weight": "w", "offset": "o"}
-    common = {"loss": name, "max_iter": 4, "eval_set": frame[:100], **columns}
+    common = {"loss": name, "max_iter": 4, "eval_set": frame[:100], **OPTIONS.get(name, {}), **columns}
     whole = dboost.fit(frame, "y", n_threads=1, **common)
     pieces = dboost.fit(cut(frame, [1, 1, 700, 1100]), "y", n_threads=2, **common)
     assert saved(whole) == saved(pieces)

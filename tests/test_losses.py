@@ -16,7 +16,21 @@ from hypothesis import strategies as st
 from numba import njit
 
 from dboost.errors import ParameterError
-from dboost.losses import BUILT_IN, Exponential, Gamma, LogLoss, Loss, Poisson, SquaredError, Tweedie, by_name, from_dict
+from dboost.losses import (
+    BUILT_IN,
+    AbsoluteError,
+    Exponential,
+    Gamma,
+    Huber,
+    LogLoss,
+    Loss,
+    Poisson,
+    Quantile,
+    SquaredError,
+    Tweedie,
+    by_name,
+    from_dict,
+)
 from dboost.losses.outputs import advance_outputs
 from dboost.losses.passes import BLOCK, advance, block_terms
 from dboost.losses.softmax import SoftmaxLogLoss
@@ -62,6 +76,9 @@ LOSSES = [
     Case(Exponential(), classes(2), 80.0),
     Case(Poisson(), lambda rng, n: rng.poisson(3, n), 80.0),
     Case(Gamma(), lambda rng, n: rng.gamma(2, 5, n), 80.0),
+    Case(AbsoluteError(), lambda rng, n: rng.standard_t(2, n) * 10, 1e18),
+    *(Case(Quantile(q), lambda rng, n: rng.standard_t(2, n) * 10, 1e18) for q in (0.1, 0.7)),
+    Case(Huber(0.9, 2.0), lambda rng, n: rng.standard_t(2, n) * 10, 1e18),
     *(Case(Tweedie(p), lambda rng, n: rng.poisson(1, n) * rng.gamma(2, 5, n), 80.0) for p in (1.1, 1.5, 1.9)),
 ]
 EVERY = pytest.mark.parametrize("case", LOSSES, ids=str)
@@ -100,6 +117,8 @@ def test_derivatives(case: Case) -> None:
         slope = derivative(lambda r: loss.value(y, r), raw, output)
         near = 1e-7 + 1e-9 * loss.value(y, raw).max()
         assert column(loss.gradient(y, raw), output) == pytest.approx(slope, abs=near)
+        if not loss.exact_hessian:
+            continue
         bend = derivative(lambda r: column(loss.gradient(y, r), output), raw, output)  # noqa: B023
         assert column(loss.hessian(y, raw), output) == pytest.approx(bend, abs=near)
 
@@ -151,6 +170,8 @@ def test_extreme_scores_stay_finite(case: Case, share: float) -> None:
 @EVERY
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_best_constant_is_the_minimum(case: Case, weighted: bool) -> None:
+    if isinstance(case.loss, Huber):
+        pytest.skip("Huber's boosting starts at the median: its own minimum depends on δ, which is chosen after that")
     y, _ = case.rows(50, seed=3)
     weight = np.random.default_rng(4).exponential(size=50) if weighted else np.ones(50)
     constant = case.start(y, weight).baseline
@@ -165,7 +186,9 @@ def test_the_best_constant_is_the_minimum(case: Case, weighted: bool) -> None:
         for step in (-1.0, -0.01, 0.01, 1.0):
             moved = constant.copy()
             moved[output] += step
-            assert total(moved) > at_best
+            # Between two targets a pinball loss may be flat.
+            flat = case.loss.leaf_statistic == "quantile"
+            assert total(moved) >= at_best * (1 - 1e-14) if flat else total(moved) > at_best
 
 
 @EVERY
@@ -206,8 +229,8 @@ def test_the_unit_of_loss_sums_fits_the_rows(case: Case) -> None:
 def test_the_list_is_complete() -> None:
     assert {type(case.loss) for case in LOSSES} >= set(BUILT_IN)
     for loss in BUILT_IN:
-        assert isinstance(by_name(loss.name), loss)
-    with pytest.raises(ParameterError, match="unknown loss 'squared'; known are squared_error, log_loss"):
+        assert isinstance(by_name(loss.name, quantile=0.3), loss)
+    with pytest.raises(ParameterError, match="unknown loss 'squared'; known are squared_error, absolute_error"):
         by_name("squared")
 
 

@@ -79,7 +79,7 @@ class ClusterEngine:
         answers = self._surely(
             lambda: self.connection.ask(self._training.workers, "advance", self._n_advanced, values, terms).values()
         )
-        if self._n_advanced:
+        if self._pending:
             self._iterations.append(
                 tuple(ValuedTree(tree.grown, row, tree.output) for tree, row in zip(self._pending, values, strict=True))
             )

@@ -106,7 +106,7 @@ def fit_on_cluster(
                 features=known,
                 binning=binning,
                 layout=prepared.layout,
-                target=learned,
+                target=prepared.target,
                 baseline=prepared.baseline,
                 start_from=None,
                 weighted=prepared.weighted,
@@ -115,7 +115,7 @@ def fit_on_cluster(
                 n_planes=prepared.n_planes,
                 coarse=prepared.start.loss_unit,
             )
-            engine = ClusterEngine(connection, table, prepared.layout, prepared.n_rows, learned.loss.terms(), n_threads)
+            engine = ClusterEngine(connection, table, prepared.layout, prepared.n_rows, prepared.target.loss.terms(), n_threads)
             table.build("build", lambda: (recipe, engine.past()))
             clock.lap("bin")
             held_out = _hold_out(engine, prepared, recipe, list(with_columns(sets, target, sample_weight, offset)), n_threads)

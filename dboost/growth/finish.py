@@ -25,6 +25,11 @@ def leaf_values(sums: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndar
     step = np.divide(-g, h, out=np.zeros(len(g)), where=h > 0)
     if loss.step_factor != 1.0:
         step *= loss.step_factor
+    return bounded(step, parameters, loss)
+
+
+def bounded(step: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
+    """Steps times the learning rate, none larger than allowed."""
     if parameters.max_delta_step is not None:
         step = np.clip(step, -parameters.max_delta_step, parameters.max_delta_step)
     return np.clip(parameters.learning_rate * step, -loss.longest_step, loss.longest_step)
@@ -43,11 +48,16 @@ class Harvest:
     leaf_of: np.ndarray
     sums: np.ndarray
     left_codes: np.ndarray | None
+    values: np.ndarray
     gain_unit: float
 
     @classmethod
-    def of(cls, grown: GrownTree, gain_unit: float) -> Harvest:
-        """gain_unit : what a score of quantised sums must be multiplied by to be in units of the loss."""
+    def of(cls, grown: GrownTree, values: np.ndarray, gain_unit: float) -> Harvest:
+        """What is worth keeping.
+
+        values : float64[n_leaves], what leaves add to the scores; gain_unit : what a score of quantised sums must be
+        multiplied by to be in units of the loss.
+        """
         n, frontier = grown.n_nodes, grown.frontier
         has_codes = grown.left_codes.shape[1] > 1
         return cls(
@@ -60,6 +70,7 @@ class Harvest:
             leaf_of=grown.leaf_of[:n].copy(),
             sums=grown.leaf_sums,
             left_codes=grown.left_codes[:n].copy() if has_codes else None,
+            values=values,
             gain_unit=gain_unit,
         )
 
@@ -111,5 +122,18 @@ class Harvest:
             gain=gain[order],
             cover=sums[order, 1],
             count=self.n_rows[order],
-            value=leaf_values(sums[order], parameters, loss),
+            value=self._values(sums, parameters, loss)[order],
         )
+
+    def _values(self, sums: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
+        """Of all nodes in growth order. What a split would add were it a leaf: by its sums, or the mean over its rows."""
+        values = leaf_values(sums, parameters, loss)
+        by_mean = loss.leaf_statistic != "newton"
+        for node in range(len(values) - 1, -1, -1):
+            left = self.child[node]
+            if left < 0:
+                values[node] = self.values[self.leaf_of[node]]
+            elif by_mean:
+                both = slice(left, left + 2)
+                values[node] = values[both] @ self.n_rows[both] / self.n_rows[both].sum()
+        return values

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dboost.errors import ParameterError
+from dboost.losses.absolute import AbsoluteError, Huber, Quantile
 from dboost.losses.base import Loss
 from dboost.losses.deviance import Gamma, Poisson, Tweedie
 from dboost.losses.exponential import Exponential
@@ -12,15 +13,28 @@ from dboost.losses.log_loss import LogLoss
 from dboost.losses.softmax import SoftmaxLogLoss
 from dboost.losses.squared_error import SquaredError
 
-BUILT_IN: tuple[type[Loss], ...] = (SquaredError, LogLoss, Exponential, Poisson, Gamma, Tweedie)
+BUILT_IN: tuple[type[Loss], ...] = (
+    SquaredError,
+    AbsoluteError,
+    Quantile,
+    Huber,
+    LogLoss,
+    Exponential,
+    Poisson,
+    Gamma,
+    Tweedie,
+)
 
 __all__ = [
     "BUILT_IN",
+    "AbsoluteError",
     "Exponential",
     "Gamma",
+    "Huber",
     "LogLoss",
     "Loss",
     "Poisson",
+    "Quantile",
     "SoftmaxLogLoss",
     "SquaredError",
     "Tweedie",
@@ -38,7 +52,7 @@ def by_name(name: str, n_classes: int = 2, **options: Any) -> Loss:
         return SoftmaxLogLoss(n_classes)
     for loss in BUILT_IN:
         if loss.name == name:
-            return loss(**{option: options[option] for option in loss.options if option in options})
+            return loss(**{option: options[option] for option in (*loss.options, *loss.learned) if option in options})
     raise ParameterError(f"unknown loss {name!r}; known are {', '.join(loss.name for loss in BUILT_IN)}")
 
 

@@ -27,10 +27,17 @@ class Loss:
     name: ClassVar[str] = "custom"
     #: True when d²L/dF² is 1 for every row, so that Hessian sums are counts (or sums of weights).
     constant_hessian: ClassVar[bool] = False
+    #: False when `hessian` is a stand-in, because the second derivative vanishes or is no guide.
+    exact_hessian: ClassVar[bool] = True
     #: True when the target is a class.
     is_classification: ClassVar[bool] = False
+    #: How the first score and the leaf values are found: "newton" steps; the "quantile" of the rows' residuals of `level`; or
+    #: "huber", one step from their median.
+    leaf_statistic: ClassVar[str] = "newton"
     #: The keywords of `dboost.fit` that are its parameters, and those of its constructor.
     options: ClassVar[tuple[str, ...]] = ()
+    #: What else its constructor takes: found out by the first iteration, and kept in model files.
+    learned: ClassVar[tuple[str, ...]] = ()
     #: What targets must be, in words: "non-negative" (and not all zero), "strictly positive", or nothing.
     target_range: ClassVar[str] = ""
     #: No leaf moves a raw score by more at a time (times the learning rate). Where the raw score is a logarithm, a Newton
@@ -40,6 +47,8 @@ class Loss:
     n_outputs: int = 1
     #: What a Newton step is multiplied by, where the diagonal Hessian is known to overstate the curvature.
     step_factor: float = 1.0
+    #: The level of quantiles.
+    level: float = 0.5
 
     def terms(self) -> tuple[Any, ...]:
         """The `NamedTuple` for which this loss overloads `passes.block_terms`; its fields are the loss's parameters."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -65,6 +65,7 @@ class Prepared:
     parameters : Parameters
         With the loss's own name.
     target : Target
+        With the loss as it has come to know the rows.
     named : bool
         Whether the features' names are the user's.
     binning : Binning
@@ -91,6 +92,7 @@ class Prepared:
     start_from: Ensemble | None
 
     def __post_init__(self) -> None:
+        self.target = replace(self.target, loss=self.start.loss)
         self.layout: Layout = plan_layout(self.binning.n_bins, self.binning.is_categorical)
         self.rule: Rule = rule_of(self.parameters, self.n_rows)
 
@@ -143,8 +145,7 @@ def boost(
         binning=prepared.binning,
         parameters=prepared.parameters,
         constant_hessian=prepared.constant_hessian,
-        total_weight=start.total_weight,
-        coarse=start.loss_unit,
+        start=start,
         rule=prepared.rule,
         held_out=held_out,
         metrics=prepared.metrics,

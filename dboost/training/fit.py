@@ -98,6 +98,7 @@ def fit_table(
             parameters, target, table.named, binning, start, len(y), weight is not None, metrics, stopping, start_from
         )
         layout, baseline = prepared.layout, prepared.baseline
+        target, loss = prepared.target, start.loss
         codes = encode_table(table, binning, layout, kept, n_threads)
         raw = flat_scores(baseline, len(y)) if start_from is None else raw_scores(start_from, table, kept, n_threads)
         if offset is not None:

@@ -71,7 +71,8 @@ def check_continues(model: Ensemble, table: Table, target: Target) -> None:
 
 
 def _same_loss(model: Ensemble, loss: Loss) -> bool:
-    return model.loss == loss.to_dict()
+    # The model may know more: what its first iteration found out.
+    return model.loss == model.loss | loss.to_dict()
 
 
 def _matrix(chunk: Chunk) -> np.ndarray:

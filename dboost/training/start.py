@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 
 from dboost.errors import DataError
-from dboost.losses import Loss
+from dboost.kernels.ranks import count_digits, next_keys
+from dboost.losses import Huber, Loss
 from dboost.losses.softmax import SoftmaxLogLoss
 from dboost.statistics.exact import ExactSum, as_float, total, unit_for
+from dboost.statistics.quantiles import exact_level, find_quantiles, find_size, rank_unit
 from dboost.training.lowest import lowest_point
 
 #: ``ask(function, *arguments)``: what ``function(y, weight, offset, *arguments)`` says of each part of the rows.
@@ -36,7 +38,10 @@ class Start:
     ----------
     baseline : float64[n_outputs]
         Raw scores that minimise the loss as constants.
-    total_weight : float
+    loss : Loss
+        With what it has found out about the rows.
+    total_weight, heaviest : float
+        Of all rows, and of the heaviest.
     magnitude, spread : float
         About how large a row's loss can be, and how far a target is from the mean at most.
     loss_unit : float
@@ -44,7 +49,9 @@ class Start:
     """
 
     baseline: np.ndarray
+    loss: Loss
     total_weight: float
+    heaviest: float
     magnitude: float
     spread: float
     loss_unit: float
@@ -102,8 +109,12 @@ def start_of(loss: Loss, ask: Ask) -> Start:
         if loss.target_range == "non-negative" and not mean > 0:
             raise DataError(f"loss={loss.name!r} requires non-negative y and sum(y) > 0: all targets are 0")
         best = loss.best_constant(mean)
-        if best is None or sizes.has_offset:
+        if loss.leaf_statistic != "newton":
+            best = _quantile(ask, loss.level, rank_unit(heaviest, n))
+        elif best is None or sizes.has_offset:
             best = lowest_point(lambda at: _slopes(ask, loss, at), best or 0.0)
+        if isinstance(loss, Huber):
+            loss = loss.with_delta(_delta(ask, loss, best, rank_unit(heaviest, n)))
         baseline = np.array([best])
         spread, magnitude = max(mean - sizes.lowest, sizes.highest - mean), None
         if not sizes.has_offset:
@@ -113,7 +124,43 @@ def start_of(loss: Loss, ask: Ask) -> Start:
             magnitude, spread = (max(of) for of in zip(*largest, strict=True))
             # A sum of nothing but zeros needs a unit all the same.
             magnitude, spread = max(magnitude, 1e-200), max(spread, 1e-200)
-    return Start(baseline, weights, magnitude, spread, unit_for(magnitude * heaviest, n, spare_bits=10))
+    return Start(baseline, loss, weights, heaviest, magnitude, spread, unit_for(magnitude * heaviest, n, spare_bits=10))
+
+
+def _quantile(ask: Ask, level: float, unit: float) -> float:
+    """The quantile of all targets, less their offsets."""
+    found = find_quantiles(
+        lambda *place: reduce(np.add, ask(_digits, 0.0, False, unit, *place)),
+        lambda keys: reduce(np.minimum, ask(_next, 0.0, False, keys)),
+        exact_level(level),
+        1,
+    )
+    return float(found[0])
+
+
+def _delta(ask: Ask, loss: Huber, best: float, unit: float) -> float:
+    """Huber's first δ."""
+    return find_size(
+        exact_level(loss.alpha),
+        lambda *place: reduce(np.add, ask(_digits, best, True, unit, *place)),
+        lambda keys: reduce(np.minimum, ask(_next, best, True, keys)),
+    )
+
+
+def _digits(
+    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, at: float, sizes: bool, unit: float, *place: Any
+) -> np.ndarray:
+    counts = np.zeros((1, 256), np.int64)
+    count_digits(y, _moved(y, offset, at), weight, None, sizes, 0, len(y), *place, unit, counts)
+    return counts
+
+
+def _next(
+    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, at: float, sizes: bool, keys: np.ndarray
+) -> np.ndarray:
+    following = np.full(1, ~np.uint64(0))
+    next_keys(y, _moved(y, offset, at), None, sizes, 0, len(y), keys, following)
+    return following
 
 
 def _slopes(ask: Ask, loss: Loss, at: float) -> tuple[float, float]:

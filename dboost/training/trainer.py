@@ -3,7 +3,7 @@
     advance:  scores += last tree;  gradients, Hessians, loss            (engine)
     judge:    metrics on held-out rows, history, callbacks, stop?        (here)
     grow:     histograms → splits → leaves → exact leaf sums             (engine)
-    values:   -ν T_α(G) / (H + λ)                                        (here)
+    values:   what the loss says leaves are worth                        (`steps`)
 
 One pass over the rows both finishes a tree and prepares the next, so the loss after a tree is known when the next would
 begin. With K outputs an iteration has K trees, all grown from the gradients of the same pass. The trainer knows neither
@@ -23,7 +23,7 @@ import numpy as np
 from dboost.binning import Binning
 from dboost.engine.contract import Engine
 from dboost.errors import DBoostError
-from dboost.growth.finish import Harvest, leaf_values
+from dboost.growth.finish import Harvest
 from dboost.growth.frontier import ANY_ORDER, BEST_FIRST, DEPTH_WISE, Rule, limits_of
 from dboost.growth.task import Extremes, TreeTask
 from dboost.kernels.histograms import PAIR, TRIPLE, Packing
@@ -33,6 +33,8 @@ from dboost.statistics.exact import FINE, unit_for
 from dboost.statistics.metrics import Metric
 from dboost.training.held_out import Judge
 from dboost.training.monitor import Callback, EarlyStopping, Iteration, Progress
+from dboost.training.start import Start
+from dboost.training.steps import Steps
 
 _UNLIMITED_DEPTH = 1 << 30
 
@@ -87,8 +89,7 @@ class Training:
     binning: Binning
     parameters: Parameters
     constant_hessian: bool
-    total_weight: float
-    coarse: float
+    start: Start
     rule: Rule
     held_out: Sequence[Judge] = ()
     metrics: Sequence[Metric] = ()
@@ -99,6 +100,9 @@ class Training:
     before: dict[str, float] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.steps = Steps(self.engine, self.loss, self.parameters, self.start.heaviest)
+
     def run(self, assemble: Any, progress: Progress) -> None:
         """Boost until the last iteration, or until early stopping or a callback ends it.
 
@@ -107,7 +111,7 @@ class Training:
         n_iterations = self.parameters.max_iter
         precision = precision_of(self.parameters, self.constant_hessian)
         scores = [f"{held.name}_{metric.name}" for held in self.held_out for metric in self.metrics] or ["train_loss"]
-        extremes = self.engine.advance(np.zeros((self.loss.n_outputs, 1)))
+        extremes = self.steps.advance(np.zeros((self.loss.n_outputs, 1)))
         self.before = self._judge() | {"train_loss": self._loss(extremes, self.n_before)}
         is_over = self.early_stopping is not None and self.early_stopping.has_waited(self.n_before)
         self.engine.report()  # what came before the first iteration belongs to none
@@ -116,7 +120,7 @@ class Training:
             values = [self._add_tree(extremes, precision, output) for output in range(self.loss.n_outputs)]
             record: dict[str, Any] = {"iteration": iteration, "seconds": 0.0, "rows_kept": self.engine.n_rows, "bytes_read": 0}
             record |= self._judge()
-            extremes = self.engine.advance(_in_rows(values))
+            extremes = self.steps.advance(_in_rows(values))
             record["train_loss"] = self._loss(extremes, iteration)
             record |= self.engine.report()
             record["seconds"] = time.perf_counter() - began
@@ -132,8 +136,8 @@ class Training:
         """Grow one output's next tree; returns its leaf values."""
         task = self._task(extremes, precision, output)
         grown = self.engine.grow(task)
-        values = leaf_values(grown.leaf_sums, self.parameters, self.loss)
-        self.harvest.append(Harvest.of(grown, _gain_unit(task)))
+        values = self.steps.values(grown)
+        self.harvest.append(Harvest.of(grown, values, _gain_unit(task)))
         for held in self.held_out:
             held.add(grown, values, output)
         return values
@@ -150,7 +154,7 @@ class Training:
                 f"training diverged in iteration {iteration}: scores are no longer finite; a smaller learning_rate, more "
                 "l2_regularization or a max_delta_step will help"
             )
-        return (extremes.coarse_loss + extremes.fine_loss / FINE) / self.coarse / self.total_weight
+        return (extremes.coarse_loss + extremes.fine_loss / FINE) / self.start.loss_unit / self.start.total_weight
 
     def _task(self, extremes: Extremes, precision: Precision, output: int) -> TreeTask:
         packing, parameters = precision.packing, self.parameters

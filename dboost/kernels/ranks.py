@@ -1,0 +1,81 @@
+"""Counting residuals by the digits of their order, for exact quantiles (see `statistics.quantiles`).
+
+The bits of a float64 become its *rank key*, an unsigned integer that orders like the number, by flipping the sign bit of
+numbers that are not negative and all bits of those that are. Both zeros have one key.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dboost.kernels import inlined, kernel
+from dboost.kernels.elementary64 import to_bits
+from dboost.kernels.rows import ROUNDER64
+
+U = np.uint64
+I = np.int64  # noqa: E741
+
+_SIGN = U(1 << 63)
+
+
+@inlined
+def rank_key(number):
+    """An unsigned integer that orders like the number."""
+    bits = to_bits(number + 0.0)
+    return U(bits) ^ (U(bits >> I(63)) | _SIGN)
+
+
+@inlined
+def _residual(target, raw, absolute, i):
+    """The number of row i whose quantile is wanted."""
+    residual = target[i] - raw[i]
+    return abs(residual) if absolute else residual
+
+
+@kernel
+def count_digits(target, raw, weight, group, absolute, first, last, prefix, shift, unit, counts):
+    """Add up the weights of residuals target - raw by group and by the next digit of their rank key.
+
+    Only residuals count whose higher digits are those of `prefix`.
+
+    target, raw : float64[n]; weight : float64[n] or None; group : uint8 or int32[n], or None when there is only one;
+    absolute : whether |target - raw| is meant; first, last : range of rows; prefix : uint64[n_groups]; shift : uint64, bits
+    below the digit; unit : what weights are multiplied by; counts : int64[n_groups, 256], added to. A row has at least 1.
+    """
+    for i in range(first, last):
+        key = rank_key(_residual(target, raw, absolute, i)) >> shift
+        g = I(0) if group is None else I(group[i])
+        if key >> U(8) == prefix[g]:
+            w = I(1)
+            if weight is not None:
+                w = max(I(weight[i] * unit), I(1))
+            counts[g, key & U(255)] += w
+
+
+@kernel
+def next_keys(target, raw, group, absolute, first, last, keys, following):
+    """The smallest rank key above that of the group: following : uint64[n_groups], lowered; else as in `count_digits`."""
+    for i in range(first, last):
+        key = rank_key(_residual(target, raw, absolute, i))
+        g = I(0) if group is None else I(group[i])
+        if key > keys[g] and key < following[g]:
+            following[g] = key
+
+
+@kernel
+def add_clipped(target, raw, weight, group, centre, bound, first, last, unit, weight_unit, sums):
+    """Add up, by group, residuals relative to the group's centre, none of them larger than `bound`; and weights.
+
+    centre : float64[n_groups]; unit, weight_unit : powers of two by which terms and weights are multiplied before they are
+    rounded; sums : float64[n_groups, 2], integers, added to. All else as in `count_digits`.
+    """
+    for i in range(first, last):
+        g = I(group[i])
+        term = target[i] - raw[i] - centre[g]
+        term = -bound if term < -bound else term
+        term = bound if term > bound else term
+        w = 1.0
+        if weight is not None:
+            w = weight[i]
+        sums[g, 0] += (w * term * unit + ROUNDER64) - ROUNDER64
+        sums[g, 1] += (w * weight_unit + ROUNDER64) - ROUNDER64

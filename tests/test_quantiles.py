@@ -1,0 +1,216 @@
+"""Exact quantiles: NumPy's median to the bit, whatever the division of the rows; minima of the weighted pinball loss."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import reduce
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dboost
+from dboost.kernels.ranks import count_digits, next_keys
+from dboost.losses import Quantile
+from dboost.statistics.quantiles import MOST_PASSES, exact_level, find_quantiles, find_size, from_keys, rank_unit
+
+FLOATS = st.floats(-1e300, 1e300) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 5e-324, -5e-324])
+
+
+class Asked:
+    """Rows in several shards that answer the two questions, and count them."""
+
+    def __init__(
+        self,
+        values: np.ndarray,
+        weight: np.ndarray | None,
+        group: np.ndarray | None,
+        n_groups: int,
+        cuts: list[int],
+        sizes: bool,
+    ) -> None:
+        self.values, self.weight, self.group, self.n_groups, self.sizes = values, weight, group, n_groups, sizes
+        self.ranges = list(pairwise([0, *sorted(min(c, len(values)) for c in cuts), len(values)]))
+        self.unit = 1.0 if weight is None else rank_unit(float(weight.max()), len(values))
+        self.n_passes = 0
+
+    def count(self, prefix: np.ndarray, shift: np.uint64) -> np.ndarray:
+        self.n_passes += 1
+        answers = []
+        for first, last in self.ranges:
+            answers.append(np.zeros((self.n_groups, 256), np.int64))
+            count_digits(
+                self.values, np.zeros(len(self.values)), self.weight, self.group, self.sizes, first, last, prefix, shift,
+                self.unit, answers[-1],
+            )  # fmt: skip
+        return reduce(np.add, answers)
+
+    def above(self, keys: np.ndarray) -> np.ndarray:
+        self.n_passes += 1
+        answers = []
+        for first, last in self.ranges:
+            answers.append(np.full(self.n_groups, ~np.uint64(0)))
+            next_keys(self.values, np.zeros(len(self.values)), self.group, self.sizes, first, last, keys, answers[-1])
+        return reduce(np.minimum, answers)
+
+
+def quantiles(
+    values: np.ndarray,
+    level: float,
+    *,
+    weight: np.ndarray | None = None,
+    group: np.ndarray | None = None,
+    n_groups: int = 1,
+    cuts: list[int] | None = None,
+) -> np.ndarray:
+    asked = Asked(values, weight, group, n_groups, cuts or [], False)
+    found = find_quantiles(asked.count, asked.above, exact_level(level), n_groups)
+    assert asked.n_passes <= MOST_PASSES
+    return found
+
+
+@given(st.lists(FLOATS, min_size=1, max_size=60), st.lists(st.integers(0, 60), max_size=9))
+def test_medians_are_numpys_to_the_bit(values: list[float], cuts: list[int]) -> None:
+    array = np.array(values)
+    assert quantiles(array, 0.5, cuts=cuts)[0] == np.median(array)
+
+
+@given(
+    n=st.integers(1, 300), n_groups=st.integers(1, 31), seed=st.integers(0, 2**32),
+    cuts=st.lists(st.integers(0, 300), max_size=9), distinct=st.sampled_from([2, 10, 10**9]),
+)  # fmt: skip
+def test_medians_of_leaves(n: int, n_groups: int, seed: int, cuts: list[int], distinct: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.integers(-distinct, distinct, n) / 7
+    group = rng.integers(n_groups, size=n).astype(np.uint8)
+    found = quantiles(values, 0.5, group=group, n_groups=n_groups, cuts=cuts)
+    for g in range(n_groups):
+        assert found[g] == (np.median(values[group == g]) if (group == g).any() else 0.0)
+
+
+@given(
+    n=st.integers(1, 40), level=st.sampled_from([0.05, 0.3, 0.5, 0.9]), seed=st.integers(0, 2**32), whole=st.booleans(),
+    cuts=st.lists(st.integers(0, 40), max_size=4),
+)  # fmt: skip
+def test_weighted_quantiles_minimise_the_pinball_loss(n: int, level: float, seed: int, whole: bool, cuts: list[int]) -> None:
+    rng = np.random.default_rng(seed)
+    values = np.round(rng.normal(size=n) * 5, 1)
+    weight = rng.integers(1, 4, n).astype(float) if whole else rng.exponential(size=n) * 10.0 ** rng.integers(-3, 4, n)
+    found = quantiles(values, level, weight=weight, cuts=cuts)[0]
+    loss = Quantile(level)
+
+    def total(at: float) -> float:
+        return float(loss.value(values, np.full(n, at)) @ weight)
+
+    assert total(found) <= min(map(total, values)) * (1 + 1e-9) + 1e-12
+    if whole:
+        repeated = np.repeat(values, weight.astype(int))
+        assert found == quantiles(repeated, level)[0]
+        if level == 0.5:
+            assert found == np.median(repeated)
+
+
+def test_a_share_that_is_met_exactly_takes_the_middle() -> None:
+    ten = np.arange(10.0)
+    assert quantiles(ten, 0.9)[0] == 8.5, "nine tenths, though the float 0.9 is larger than that"
+    assert quantiles(ten, 0.91)[0] == 9.0
+    assert quantiles(ten, 0.3)[0] == 2.5
+    assert exact_level(0.9) == Fraction(9, 10)
+
+
+def test_a_light_row_still_counts() -> None:
+    values, weight = np.array([1.0, 2.0, 3.0]), np.array([1.0, 1e-300, 1.0])
+    assert quantiles(values, 0.5, weight=weight)[0] == 2.0
+
+
+@given(st.lists(FLOATS, min_size=1, max_size=30, unique=True))
+def test_keys_order_like_numbers(values: list[float]) -> None:
+    array = np.array(values)
+    keys = [
+        int(np.nonzero(Asked(array[i : i + 1], None, None, 1, [], False).count(np.zeros(1, np.uint64), np.uint64(56))[0])[0][0])
+        for i in np.argsort(array)
+    ]
+    assert keys == sorted(keys)
+
+
+@pytest.mark.parametrize(("sizes", "expected"), [([3.0, 1.0, 2.0], 2.0), ([0.0, 0.0, 0.0, 5.0, 7.0], 5.0), ([0.0, -0.0], 1.0)])
+def test_a_size_to_divide_by_is_positive(sizes: list[float], expected: float) -> None:
+    asked = Asked(-np.array(sizes), None, None, 1, [1], True)
+    assert find_size(Fraction(1, 2), asked.count, asked.above) == expected
+
+
+def test_keys_come_back() -> None:
+    for number in (0.0, 1.5, -2.5, 1e300, -1e-300, np.inf):
+        bits = np.array([number + 0.0]).view(np.uint64)[0]
+        key = ~bits if bits >> np.uint64(63) else bits | np.uint64(1 << 63)
+        assert from_keys(np.array([key]))[0] == number
+
+
+rng = np.random.default_rng(0)
+N = 1001
+SIDE = (rng.random(N) < 0.4).astype(float)[:, None]
+Y = 5 * SIDE[:, 0] + rng.standard_t(2, N)
+WEIGHT = rng.integers(1, 4, N).astype(float)
+
+
+def one_tree(loss: str, weight: np.ndarray | None = None, **settings: float) -> tuple[float, float, float]:
+    """Baseline and the steps of the two leaves of a single tree, without shrinkage."""
+    booster = dboost.fit(SIDE, Y, loss=loss, sample_weight=weight, learning_rate=1.0, max_iter=1, **settings)
+    left, right = booster.predict(np.array([[0.0], [1.0]]))
+    baseline = float(booster.ensemble.baseline[0])
+    values = booster.ensemble.trees[0].value
+    assert (left, right) == (baseline + values[1], baseline + values[2])
+    return baseline, float(values[1]), float(values[2])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_leaves_of_absolute_error_are_medians(weighted: bool) -> None:
+    copies = WEIGHT.astype(int) if weighted else np.ones(N, int)
+    y, side = np.repeat(Y, copies), np.repeat(SIDE[:, 0], copies)
+    baseline, left, right = one_tree("absolute_error", WEIGHT if weighted else None)
+    assert baseline == np.median(y)
+    assert left == np.median((y - baseline)[side == 0])
+    assert right == np.median((y - baseline)[side == 1])
+
+
+@pytest.mark.parametrize("level", [0.1, 0.75])
+def test_leaves_of_quantiles_minimise(level: float) -> None:
+    baseline, left, right = one_tree("quantile", quantile=level)
+    loss = Quantile(level)
+
+    def total(rows: np.ndarray, start: np.ndarray | float, at: float) -> float:
+        return float(loss.value(Y[rows], start + np.full(rows.sum(), at)).sum())
+
+    everywhere = np.ones(N, bool)
+    for rows, start, found in (
+        (everywhere, 0.0, baseline), (SIDE[:, 0] == 0, baseline, left), (SIDE[:, 0] == 1, baseline, right),
+    ):  # fmt: skip
+        best = min(total(rows, start, at) for at in Y[rows] - start)
+        assert total(rows, start, found) <= best * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_leaves_of_huber_take_one_step_from_the_median(weighted: bool) -> None:
+    copies = WEIGHT.astype(int) if weighted else np.ones(N, int)
+    y, side = np.repeat(Y, copies), np.repeat(SIDE[:, 0], copies)
+    baseline, left, right = one_tree("huber", WEIGHT if weighted else None, huber_alpha=0.8)
+    assert baseline == np.median(y)
+    u = y - baseline
+    delta = quantiles(np.abs(u), 0.8)[0]
+    for rows, found in ((side == 0, left), (side == 1, right)):
+        centre = np.median(u[rows])
+        step = centre + np.clip(u[rows] - centre, -delta, delta).mean()
+        assert found == pytest.approx(step, rel=1e-12)
+
+
+def test_delta_is_chosen_anew_but_losses_are_compared_by_the_first() -> None:
+    booster = dboost.fit(SIDE, Y, loss="huber", max_iter=20, eval_set=(SIDE, Y))
+    delta = booster.ensemble.loss["delta"]
+    assert delta == quantiles(np.abs(Y - np.median(Y)), 0.9)[0]
+    size = np.abs(Y - booster.predict(SIDE))
+    value = np.where(size <= delta, size**2 / 2, delta * (size - delta / 2)).mean()
+    assert booster.history["train_loss"].iloc[-1] == pytest.approx(value)
+    assert booster.history["eval_huber"].iloc[-1] == pytest.approx(value)
+    assert dboost.DBoostRegressor(loss="huber", max_iter=3, warm_start=True).fit(SIDE, Y).set_params(max_iter=5).fit(SIDE, Y)
