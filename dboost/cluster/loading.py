@@ -17,7 +17,6 @@ from dboost.binning import Binning
 from dboost.cluster.batch import MAX_CLASSES, Survey, TargetSurvey
 from dboost.cluster.table import ClusterTable
 from dboost.errors import DataError
-from dboost.losses import by_name
 from dboost.params import Parameters
 from dboost.schema import Feature, Level
 from dboost.shard.loading import propose_from
@@ -26,7 +25,7 @@ from dboost.sources.levels import Dictionary
 from dboost.sources.plan import Plan
 from dboost.sources.reader import disagree
 from dboost.sources.roles import label, levels_dtype, nothing_left, refuse, result_dtype
-from dboost.training.target import Target, choose_target
+from dboost.training.target import Target, choose_target, loss_for
 
 
 def check(table: ClusterTable) -> None:
@@ -93,7 +92,7 @@ def unite_target(surveys: Sequence[Survey], parameters: Parameters) -> Target:
         dtype = result_dtype(target.dtype for target in told)
         values = np.unique(np.concatenate([target.distinct for target in told]))
         distinct = _Distinct(values, dtype, all(target.is_bool for target in told))
-        classification = loss_name != "auto" and by_name(loss_name).is_classification
+        classification = loss_name != "auto" and loss_for(parameters, loss_name).is_classification
         if classification and (any(target.too_many for target in told) or len(values) > MAX_CLASSES):
             fractions = not (values == np.rint(values)).all()
             what = "Unknown label type: continuous. A classifier wants classes, but the target holds fractions"
