@@ -102,7 +102,7 @@ class FlatEnsemble:
         def work(start: int, stop: int) -> None:
             kernel(*forest, matrix, (start, stop), trees, scores, leaves)
 
-        _share_out(work, len(matrix), trees[1] - trees[0], n_threads)
+        share_out(work, len(matrix), trees[1] - trees[0], n_threads)
 
     def _forest(self, precision: np.dtype) -> Paged | Walked:
         # Two threads may both find nothing and lay the trees out twice, to the same effect.
@@ -111,7 +111,7 @@ class FlatEnsemble:
         return self._forests[precision]
 
 
-def _share_out(work: Callable[[int, int], None], n_rows: int, n_trees: int, n_threads: int | None) -> None:
+def share_out(work: Callable[[int, int], None], n_rows: int, n_trees: int, n_threads: int | None) -> None:
     """Call ``work(start, stop)`` for stretches of rows, on several threads where that pays."""
     if n_threads is None:
         n_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,140 @@
+"""Shapley values: how much each feature moved each prediction away from the expected one.
+
+The values of a row add up to its raw score minus `expected_value`. What a feature that is not yet known is replaced with is
+a choice:
+
+- *path-dependent* (no background): a tree's own training rows, by the Hessians that went either way. It needs no data and
+  is what XGBoost's ``pred_contribs`` are.
+- *interventional* (with a background): the values of background rows, whatever the other features are. It answers "what
+  would the model say if this were changed", and a feature that no split asks about gets exactly nothing.
+
+Interactions split a row's values further, into a symmetric matrix whose rows add up to the values: off the diagonal half of
+what two features do together, on it what a feature does alone. The method is explained in `dboost.kernels.shap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dboost.inspection.paths import lay_out_paths, paths_of
+from dboost.kernels.shap import Paths, attribute, interact
+from dboost.model.ensemble import Ensemble
+from dboost.model.flat import share_out
+from dboost.sources import predict_through
+from dboost.sources.frame import is_lazy, is_path
+
+
+def expected_value(ensemble: Ensemble) -> np.ndarray:
+    """What the raw score is when no feature is known, path-dependent: float64[n_outputs]."""
+    expected = np.array(ensemble.baseline, np.float64)
+    for t, tree in enumerate(ensemble.trees):
+        expected[t % ensemble.n_outputs] += sum(path.value * path.shares.prod() for path in paths_of(tree))
+    return expected
+
+
+class Shapley:
+    """A function from rows to Shapley values.
+
+    Parameters
+    ----------
+    ensemble : Ensemble
+    background : float32 or float64 [n, n_features], optional
+        Rows that stand for what is unknown; default: the trees' own.
+    interactions : bool
+    n_threads : int, optional
+    """
+
+    def __init__(self, ensemble: Ensemble, background: np.ndarray | None, interactions: bool, n_threads: int | None) -> None:
+        self._ensemble, self._background, self._interactions = ensemble, background, interactions
+        self._n_threads = n_threads
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_paths"}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of a row's values: (features,) or (features, features), and (…, classes) when there are several."""
+        p, k = len(self._ensemble.features), self._ensemble.n_outputs
+        return (p,) * (2 if self._interactions else 1) + ((k,) if k > 1 else ())
+
+    @cached_property
+    def _paths(self) -> Paths:
+        return lay_out_paths(self._ensemble, 0, len(self._ensemble.trees), self._background)
+
+    def __call__(self, block: np.ndarray) -> np.ndarray:
+        """Values of a block's rows: float64[n, *shape]."""
+        matrix = np.ascontiguousarray(block, np.float32 if block.dtype == np.float32 else np.float64)
+        values = self._run(attribute, matrix, 1)
+        if self._interactions:
+            pairs = 0.5 * self._run(interact, matrix, 2)
+            j = np.arange(pairs.shape[1])
+            pairs[:, j, j] = values - pairs.sum(axis=2)
+            values = pairs
+        return values if self._ensemble.n_outputs > 1 else values[..., 0]
+
+    def _run(self, kernel: Callable[..., None], matrix: np.ndarray, n_axes: int) -> np.ndarray:
+        paths, k = self._paths, self._ensemble.n_outputs
+        found = np.zeros((len(matrix), *(len(paths.columns),) * n_axes, k))
+        if not len(paths.columns):
+            return np.zeros((len(matrix), *(len(self._ensemble.features),) * n_axes, k))
+
+        def work(start: int, stop: int) -> None:
+            kernel(*paths, matrix, (start, stop), found)
+
+        share_out(work, len(matrix), 20 * len(paths.paths), self._n_threads)
+        if len(paths.columns) == len(self._ensemble.features):
+            return found
+        values = np.zeros((len(matrix), *(len(self._ensemble.features),) * n_axes, k))
+        places: Any = (slice(None), *np.ix_(*(paths.columns,) * n_axes))
+        values[places] = found
+        return values
+
+
+def shapley_values(data: Any, ensemble: Ensemble, function: Shapley) -> Any:
+    """Apply `function` to a table of any kind.
+
+    One value per feature comes as a frame for frames; everything else is an array with one more axis, lazy for Dask.
+    """
+    if len(function.shape) == 1:
+        names = [feature.name for feature in ensemble.features]
+        return predict_through(data, function, features=ensemble.features, named=ensemble.named, names=names)
+    if is_path(data) or is_lazy(data):
+        return _lazy_array(data, ensemble, function)
+    from dboost.sources import feature_block
+
+    return function(feature_block(data, ensemble.features, ensemble.named))
+
+
+def _lazy_array(data: Any, ensemble: Ensemble, function: Shapley) -> Any:
+    """A Dask array [n_rows, …], chunked as the data are (lengths unknown where Dask does not know them)."""
+    import dask
+    import dask.array as da
+
+    from dboost.inspection.blocks import lazy_pieces
+
+    pieces, lengths = lazy_pieces(data, ensemble)
+    task = dask.delayed(_Values(function, ensemble), pure=False, traverse=False)
+    parts = [
+        da.from_delayed(dask.delayed(_call)(task, piece), (length, *function.shape), np.float64)
+        for piece, length in zip(pieces, lengths, strict=True)
+    ]
+    return da.concatenate(parts, allow_unknown_chunksizes=True)
+
+
+class _Values:
+    def __init__(self, function: Shapley, ensemble: Ensemble) -> None:
+        self._function, self._features, self._named = function, ensemble.features, ensemble.named
+
+    def __call__(self, piece: Any) -> np.ndarray:
+        from dboost.sources import feature_block
+
+        block = feature_block(piece, self._features, self._named)
+        return self._function(block) if len(block) else np.empty((0, *self._function.shape))
+
+
+def _call(task: _Values, piece: Any) -> np.ndarray:
+    return task(piece)
