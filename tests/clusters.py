@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -17,8 +18,10 @@ import numpy as np
 import pandas as pd
 from distributed import Client, LocalCluster, Scheduler
 
-#: How soon a worker that says nothing is looked for, so that tests need not wait as long as users.
-IMPATIENT = {"dboost.patience": "1500ms", "dboost.worker-timeout": "20s"}
+ROOT = Path(__file__).parent.parent
+#: How soon a worker that says nothing is looked for, so that tests need not wait as long as users; and where our own
+#: functions are found.
+ENVIRONMENT = {"DASK_DBOOST__PATIENCE": "1500ms", "DASK_DBOOST__WORKER_TIMEOUT": "20s", "PYTHONPATH": str(ROOT)}
 
 
 @contextlib.contextmanager
@@ -39,7 +42,7 @@ class Processes:
 
     def __init__(self, n_workers: int, *, nanny: bool = False) -> None:
         self._nanny = nanny
-        self._environment = os.environ | {"DASK_DBOOST__PATIENCE": "1500ms", "DASK_DBOOST__WORKER_TIMEOUT": "20s"}
+        self._environment = os.environ | ENVIRONMENT
         self._processes: list[subprocess.Popen[bytes]] = []
         self.scheduler = self._start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
         self.address = self._address()
@@ -135,3 +138,8 @@ def scheduler_plugin(dask_scheduler: Scheduler | None = None) -> dict[str, int]:
 def held_fits(dask_worker: Any = None) -> int:
     """For `Client.run`: how many fits a worker holds something of."""
     return len(dask_worker.plugins["dboost"]._holdings)
+
+
+def allow_no_failures(dask_scheduler: Any = None) -> None:
+    """For `Client.run_on_scheduler`: a task whose worker dies is not tried again."""
+    dask_scheduler.allowed_failures = 0
