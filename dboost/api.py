@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from dboost.booster import Booster
-from dboost.errors import InputTypeError
+from dboost.cluster.choice import client_for
 from dboost.params import make_parameters
 from dboost.sources import open_table
-from dboost.sources.frame import is_lazy, is_path
 from dboost.training.fit import available_threads, fit_table
 from dboost.training.monitor import Callback
 
@@ -78,7 +75,7 @@ def fit(
     """
     checked = make_parameters(parameters)
     threads = available_threads(n_threads)
-    with _cluster(client, data) as cluster:
+    with client_for(data, client) as cluster:
         if cluster is not None:
             from dboost.cluster.fit import fit_on_cluster
 
@@ -121,17 +118,3 @@ def fit(
     booster = Booster(fitted.ensemble, history=pd.DataFrame(fitted.history))
     booster.timings = fitted.timings
     return booster
-
-
-@contextmanager
-def _cluster(client: Any, data: Any) -> Iterator[Any]:
-    """The client to train with: the one that is given; for Dask collections and paths also the current one; else None."""
-    if client is None and not ("distributed" in sys.modules and (is_lazy(data) or is_path(data))):
-        yield None
-        return
-    try:
-        from dboost.cluster.connection import current_client
-    except ImportError as error:
-        raise InputTypeError(f"client={client!r} needs the package distributed: {error}") from error
-    with current_client(client) as found:
-        yield found

@@ -295,8 +295,6 @@ def test_inspect_shows_what_was_learned(here: Path, capsys: pytest.CaptureFixtur
         ((*TRAIN, "--params", "nowhere.toml"), "nowhere.toml"),
         ((*TRAIN, "--output", "nowhere/model.json"), "there is no folder"),
         ((*TRAIN, "--history", "nowhere/h.csv"), "there is no folder"),
-        ((*TRAIN, "--workers", "2"), "--workers is not supported yet"),
-        ((*TRAIN, "--scheduler", "tcp://localhost:1"), "--scheduler is not supported yet"),
         ((*TRAIN, "--checkpoint", "kept"), "checkpoint"),
         ((*TRAIN, "--start-from", "old.json"), "start_from"),
         ((*TRAIN, "--memory-limit", "2GiB"), "memory_limit"),

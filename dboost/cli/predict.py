@@ -7,14 +7,16 @@ Rows keep their order. The column is called ``prediction``; with ``--proba`` the
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 import dboost
-from dboost.cli import later, outputs
+from dboost.cli import outputs
+from dboost.cluster.choice import cluster_at
 from dboost.errors import DataError, ParameterError
 
 if TYPE_CHECKING:
@@ -22,31 +24,49 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    later.refuse(arguments, "scheduler")
     outputs.check(arguments.output, "--output")
     booster = dboost.load(arguments.model)
     if arguments.proba and booster.classes_ is None:
         raise ParameterError(f"--proba needs a model of classes; {arguments.model} predicts numbers")
-    tables = predictions(booster, arguments.data, arguments.proba)
-    if arguments.output.endswith("/"):
-        rows = _write_folder(tables, arguments.output)
-    else:
-        rows = _write_file(tables, arguments.output)
+    with cluster_at(arguments.scheduler, None) as client:
+        tables = predictions(booster, arguments.data, arguments.proba, client)
+        if arguments.output.endswith("/"):
+            rows = _write_folder(tables, arguments.output)
+        else:
+            rows = _write_file(tables, arguments.output)
     print(f"{rows:,} predictions in {arguments.output}")
 
 
-def predictions(booster: Booster, data: str, proba: bool) -> Iterator[pa.Table]:
-    """One table per partition of the data, in order; partitions are read as the tables are asked for."""
+def predictions(booster: Booster, data: str, proba: bool, client: Any = None) -> Iterator[pa.Table]:
+    """One table per partition of the data, in order; partitions are read as the tables are asked for.
+
+    client : of a cluster whose workers read some partitions ahead.
+    """
     answers = booster.predict_proba(data) if proba else booster.predict(data)
-    for i in range(answers.npartitions):
+    for i, answer in enumerate(_computed(answers, client)):
         try:
-            answer = answers.partitions[i].compute()
+            table = answer()
         except (DataError, OSError, ValueError) as error:  # the last two are what readers of damaged files raise
             raise DataError(f"{data}, partition {i}: {error}") from error
         if proba:
-            yield pa.table({f"probability_{label}": column.to_numpy() for label, column in answer.items()})
+            yield pa.table({f"probability_{label}": column.to_numpy() for label, column in table.items()})
         else:
-            yield pa.table({"prediction": pa.Array.from_pandas(answer)})
+            yield pa.table({"prediction": pa.Array.from_pandas(table)})
+
+
+def _computed(answers: Any, client: Any) -> Iterator[Callable[[], Any]]:
+    """A function per partition that returns its predictions."""
+    if client is None:
+        for i in range(answers.npartitions):
+            yield answers.partitions[i].compute
+        return
+    ahead: deque[Any] = deque()
+    for part in answers.to_delayed():
+        ahead.append(client.compute(part))
+        if len(ahead) > 2 * sum(client.nthreads().values()):
+            yield ahead.popleft().result
+    while ahead:
+        yield ahead.popleft().result
 
 
 def _write_file(tables: Iterator[pa.Table], path: str) -> int:

@@ -10,18 +10,19 @@ import argparse
 from typing import Any
 
 import dboost
-from dboost.cli import later, outputs, settings
+from dboost.cli import outputs, settings
+from dboost.cluster.choice import cluster_at
 
 
 def run(arguments: argparse.Namespace) -> None:
-    later.refuse(arguments, "scheduler", "workers")
     outputs.check(arguments.output, "--output")
     if arguments.history:
         outputs.check(arguments.history, "--history")
     parameters = settings.gather(arguments.params, arguments.set, settings.parameter_names())
     parameters |= _options(arguments)
     try:
-        booster = dboost.fit(arguments.data, arguments.target, **parameters)
+        with cluster_at(arguments.scheduler, arguments.workers) as client:
+            booster = dboost.fit(arguments.data, arguments.target, client=client, **parameters)
     except KeyboardInterrupt as stop:  # fit says in it how far it came
         raise KeyboardInterrupt(f"{str(stop) or 'interrupted'}; nothing was saved") from stop
     booster.save(arguments.output)
@@ -54,4 +55,4 @@ def _summary(booster: Any, path: str) -> str:
 
 
 #: Columns of the history that are no scores.
-NOT_SCORES = {"iteration", "seconds", "rows_kept", "bytes_read"}
+NOT_SCORES = {"iteration", "seconds", "rows_kept", "bytes_read", "seconds_compute", "seconds_reduce", "seconds_wait"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -10,13 +11,16 @@ from typing import Any
 
 import dask
 from dask.utils import parse_timedelta
-from distributed import Client, get_worker, worker_client
+from distributed import Client, LocalCluster, get_worker, worker_client
 
 from dboost.cluster.messages import CANCELLED, FAILED, LOST, OK, SILENT, LostWorkers, Timing, pack, unpack
 from dboost.cluster.reducer import Reducer
 from dboost.errors import DBoostError, InputTypeError
 from dboost.growth.task import GrownTree
 from dboost.version import __version__
+
+#: How long to try to reach a scheduler.
+CONNECT_TIMEOUT = "20s"
 
 
 def worker_timeout() -> float:
@@ -48,6 +52,31 @@ def current_client(given: Any) -> Iterator[Client | None]:
         yield None if client is None else checked(client)
         return
     yield None
+
+
+@contextmanager
+def connected(scheduler: str | None, n_workers: int | None) -> Iterator[Client]:
+    """A client of a scheduler, or of new workers on this machine; the current one as long as it is open.
+
+    Raises
+    ------
+    DBoostError
+        When the scheduler cannot be reached.
+    """
+    if scheduler is not None:
+        try:
+            client = Client(scheduler, timeout=CONNECT_TIMEOUT)
+        except (OSError, ValueError) as error:
+            raise DBoostError(f"the scheduler at {scheduler} cannot be reached: {error}") from error
+        with client:
+            yield client
+        return
+    n_threads = max((os.cpu_count() or 1) // (n_workers or 1), 1)
+    with (
+        LocalCluster(n_workers=n_workers, threads_per_worker=n_threads, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
 
 
 def checked(client: Any) -> Client:

@@ -108,10 +108,9 @@ class ClusterEngine:
 
         n_known : how many of the trees workers have been told already; rows that came late have not.
         """
-        watched = self._tables[1:]
 
         def ask() -> list[Any]:
-            workers = sorted({worker for table in watched for worker in table.workers})
+            workers = sorted({worker for table in self._tables for worker in table.workers})
             answers = list(self.connection.ask(workers, "judge", n_known, trees[n_known:], metrics).values())
             if any(answer is None for answer in answers):
                 answers = list(self.connection.ask(workers, "judge", 0, trees, metrics).values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from distributed import Client
@@ -17,6 +18,7 @@ from dboost.cluster.engine import ClusterEngine, ClusterHeldOut
 from dboost.cluster.loading import check, propose, unite_features, unite_target
 from dboost.cluster.recipe import Recipe
 from dboost.cluster.source import Source
+from dboost.cluster.supervision import all_rows, give_roles, refuse_scorers
 from dboost.cluster.table import ClusterTable
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.model.ensemble import Ensemble
@@ -26,7 +28,9 @@ from dboost.statistics.metrics import Metric, Size, find_metrics
 from dboost.training.boost import Clock, Fitted, Prepared, boost, checked, reading, stopping_rule, with_columns
 from dboost.training.held_out import Judge, Yardstick, named_sets
 from dboost.training.monitor import Callback
+from dboost.training.replay import check_continues
 from dboost.training.start import start_of
+from dboost.training.supervision import HELD_OUT, WATCHED, Supervise, Supervision
 
 _TRAINING = "training data"
 
@@ -46,6 +50,8 @@ def fit_on_cluster(
     n_threads: int,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
+    supervise: Supervise | None = None,
+    start_from: Ensemble | None = None,
 ) -> Fitted:
     """Load, bin and train where the partitions lie.
 
@@ -57,12 +63,15 @@ def fit_on_cluster(
     parameters : Parameters
     n_threads : int
         Threads of this process, for what is done here.
+    supervise, start_from
+        As in `fit_table`. Whoever supervises sees the target and the weights of all rows, which come here for that.
     """
     sets = list(named_sets(eval_set))
     callbacks = checked(callbacks)
     if parameters.early_stopping_rounds is not None and not sets:
         raise ParameterError("early_stopping_rounds needs an eval_set to judge by")
     clock = Clock()
+    so_far: list[Callable[[], Ensemble]] = []
     with Connection(client) as connection:
         with reading():
             source = Source(
@@ -85,6 +94,16 @@ def fit_on_cluster(
 
             parameters = replace(parameters, loss=learned.loss.name)
             metrics = find_metrics(eval_metric, learned.loss)
+            plan = Supervision(None)
+            unit_weights = all(survey.unit_weights for survey in table.surveys)
+            if start_from is not None:
+                check_continues(start_from, known, learned)
+            if supervise is not None:
+                rows, learned_of_all = all_rows(table, known, learned)
+                plan = supervise(rows, learned_of_all, lambda: so_far[0]())
+                refuse_scorers(plan)
+                unit_weights = give_roles(table, rows, plan)
+                metrics += [metric for metric in plan.metrics if metric.name not in {one.name for one in metrics}]
             binning = propose(table, known, max_bins=parameters.max_bins, seed=parameters.random_state, n_threads=n_threads)
 
             def ask(function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -97,10 +116,10 @@ def fit_on_cluster(
                 binning,
                 start_of(learned.loss, ask),
                 sum(table.n_kept.values()),
-                not all(survey.unit_weights for survey in table.surveys),
+                not unit_weights,
                 metrics,
-                stopping_rule(parameters, sets, metrics),
-                None,
+                plan.early_stopping or stopping_rule(parameters, sets, metrics),
+                start_from,
             )
             recipe = Recipe(
                 features=known,
@@ -108,7 +127,7 @@ def fit_on_cluster(
                 layout=prepared.layout,
                 target=prepared.target,
                 baseline=prepared.baseline,
-                start_from=None,
+                start_from=start_from,
                 weighted=prepared.weighted,
                 constant_hessian=prepared.constant_hessian,
                 max_leaves=prepared.rule.max_leaves,
@@ -116,16 +135,40 @@ def fit_on_cluster(
                 coarse=prepared.start.loss_unit,
             )
             engine = ClusterEngine(connection, table, prepared.layout, prepared.n_rows, prepared.target.loss.terms(), n_threads)
+            chosen = _hold_out_chosen(table, plan, prepared, recipe)
             table.build("build", lambda: (recipe, engine.past()))
             clock.lap("bin")
-            held_out = _hold_out(engine, prepared, recipe, list(with_columns(sets, target, sample_weight, offset)), n_threads)
+            held_out = _hold_out(
+                engine, prepared, recipe, list(with_columns(sets, target, sample_weight, offset)), chosen, n_threads
+            )
             clock.lap("load")
-        so_far: list[Callable[[], Ensemble]] = []
         return boost(prepared, engine, held_out, callbacks=callbacks, progress=progress, clock=clock, so_far=so_far)
 
 
+def _hold_out_chosen(table: ClusterTable, plan: Supervision, prepared: Prepared, recipe: Recipe) -> list[str]:
+    """Judge the rows that were chosen from the training data; the names of their sets."""
+    names = []
+    for name, chosen in ((HELD_OUT, plan.held_out), (WATCHED, plan.watched)):
+        if chosen is None:
+            continue
+        heaviest = 1.0 if plan.weight is None else float(plan.weight[chosen].max())
+        size = Size(prepared.start.magnitude, prepared.start.spread, heaviest, len(chosen))
+        table.build("hold_out_chosen", partial(_same, (name, recipe, size, False)))
+        names.append(name)
+    return names
+
+
+def _same(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return arguments
+
+
 def _hold_out(
-    engine: ClusterEngine, prepared: Prepared, recipe: Recipe, sets: Sequence[tuple[str, Any, Any, Any, Any]], n_threads: int
+    engine: ClusterEngine,
+    prepared: Prepared,
+    recipe: Recipe,
+    sets: Sequence[tuple[str, Any, Any, Any, Any]],
+    chosen: list[str],
+    n_threads: int,
 ) -> list[Judge]:
     """A judge for each evaluation set: on the workers for Dask collections and paths, here for data in memory."""
     start = prepared.start
@@ -140,7 +183,7 @@ def _hold_out(
         with_block=_wants_block(prepared.metrics),
         n_threads=n_threads,
     )
-    remote = [name for name, data, *_ in sets if is_lazy(data) or is_path(data)]
+    remote = chosen + [name for name, data, *_ in sets if is_lazy(data) or is_path(data)]
     judges: dict[str, Judge] = {}
     for name, data, *columns in sets:
         if name not in remote:
@@ -152,7 +195,7 @@ def _hold_out(
             raise type(error)(f"evaluation set {name!r}: {error}") from error
     if remote:
         judges |= {one.name: one for one in ClusterHeldOut(engine, remote).sets()}
-    return [judges[name] for name, *_ in sets]
+    return [judges[name] for name in (*chosen, *(name for name, *_ in sets))]
 
 
 def _load_held_out(

@@ -25,7 +25,7 @@ import numpy as np
 
 from dboost.binning import sample_rows
 from dboost.cluster.batch import Batch, Survey
-from dboost.cluster.recipe import Past, Recipe
+from dboost.cluster.recipe import Past, Recipe, RowRoles
 from dboost.engine.in_process import is_small
 from dboost.engine.team import Team
 from dboost.growth.grower import Answer, Question
@@ -40,6 +40,7 @@ from dboost.sources.plan import Plan
 from dboost.statistics.metrics import Rows, Size, find_metrics
 from dboost.training.held_out import HeldOut, flat_scores
 from dboost.training.replay import block_of, raw_scores
+from dboost.training.supervision import HELD_OUT
 from dboost.training.target import encode_like
 
 #: Chunks beyond this total wait in files until they are encoded.
@@ -87,6 +88,7 @@ class Holding:
         self._targets: dict[str, np.ndarray] = {}
         self._parts: list[_Part] = []
         self._judged: dict[str, list[_Judged]] = {}
+        self._chosen: dict[tuple[str, str], tuple[np.ndarray, np.ndarray | None]] = {}
         self._built: set[str] = set()
         self._recipe: Recipe | None = None
         self._pool = ThreadPoolExecutor(n_threads, "dboost")
@@ -125,23 +127,43 @@ class Holding:
         self._tables[batch] = self._batches[batch].table(features, named)
 
     def encode_target(self, batch: str, target: Any) -> None:
-        """Work out the target of a table's rows of positive weight."""
+        """Work out the target of a table's rows."""
         table = self._tables[batch]
-        kept = kept_rows(table.weight)
-        if not table.n_rows or (kept is not None and not len(kept)):
-            self._targets[batch] = np.empty(0)
-            return
-        y = encode_like(table, target)
-        self._targets[batch] = y if kept is None else y[kept]
+        counts = table.n_rows > 0 and (table.weight is None or bool((table.weight > 0).any()))
+        self._targets[batch] = encode_like(table, target) if counts else np.zeros(table.n_rows)
+
+    def tell_rows(self, batch: str) -> dict[int, tuple[np.ndarray, np.ndarray | None]]:
+        """Target and weight of all rows by partition, for those who choose rows by them."""
+        table, y = self._tables[batch], self._targets[batch]
+        ends = np.cumsum(table.lengths)
+        slices = [slice(int(end) - n, int(end)) for end, n in zip(ends, table.lengths, strict=True)]
+        weights = [None if table.weight is None else table.weight[rows] for rows in slices]
+        return {i: (y[rows], weight) for i, rows, weight in zip(table.numbers, slices, weights, strict=True)}
+
+    def supervise(self, batch: str, roles: dict[int, RowRoles]) -> None:
+        """Take in what the rows of each partition are for: weights to train with, rows to hold out, rows to watch."""
+        table = self._tables[batch]
+        starts = dict(zip(table.numbers, np.cumsum((0, *table.lengths)).tolist(), strict=False))
+        of_parts = [roles[i] for i in table.numbers]
+        if of_parts and of_parts[0].weight is not None:
+            table.weight = np.concatenate([part.weight for part in of_parts])
+        for name in of_parts[0].chosen if of_parts else ():
+            chosen = [starts[i] + roles[i].chosen[name] for i in table.numbers]
+            self._chosen[batch, name] = np.concatenate(chosen), table.weight
+        held_out = self._chosen.get((batch, HELD_OUT))
+        if held_out is not None:
+            # Rows of weight zero are not trained on; their own weight is kept beside them.
+            table.weight = np.ones(table.n_rows) if table.weight is None else table.weight.copy()
+            table.weight[held_out[0]] = 0.0
 
     def ask_rows(self, batch: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """``function(y, weight, offset, *arguments)`` of a table's rows of positive weight; None if there are none."""
         table, y = self._tables[batch], self._targets[batch]
-        if not len(y):
-            return None
-        kept = kept_rows(table.weight)
-        weight, offset = (values if values is None or kept is None else values[kept] for values in (table.weight, table.offset))
-        return function(y, weight, offset, *arguments)
+        weight, offset, kept = table.weight, table.offset, kept_rows(table.weight)
+        if kept is not None:
+            y = y[kept]
+            weight, offset = (values if values is None else values[kept] for values in (weight, offset))
+        return function(y, weight, offset, *arguments) if len(y) else None
 
     def sample(self, batch: str, starts: dict[int, int], n_rows: int, seed: int) -> dict[int, tuple[list[np.ndarray], Any]]:
         """The sampled rows of each partition: numeric columns, and weights (or None).
@@ -191,7 +213,7 @@ class Holding:
             shard = Shard(
                 codes,
                 recipe.layout,
-                y if n_shards == 1 else y[first:last].copy(),
+                y if whole else y[some],
                 weight[some] if recipe.weighted and weight is not None else np.ones(len(some)) if recipe.weighted else None,
                 raw,
                 constant_hessian=recipe.constant_hessian,
@@ -276,23 +298,44 @@ class Holding:
         if batch in self._built:
             return
         table, y = self._tables.pop(batch), self._targets.pop(batch)
-        kept = kept_rows(table.weight)
-        if len(y):
-            codes = encode_table(table, recipe.binning, recipe.layout, kept, self._n_threads, allow_infinite=True)
-            raw = (
-                flat_scores(recipe.baseline, len(y))
-                if recipe.start_from is None
-                else raw_scores(recipe.start_from, table, kept, self._n_threads)
-            )
-            if table.offset is not None:
-                raw += table.offset if kept is None else table.offset[kept]
-            weight = table.weight if kept is None or table.weight is None else table.weight[kept]
-            block = block_of(table, kept) if with_block else None
-            rows = Rows(y, raw.T, weight, recipe.target.loss, size, block=block)
-            held = HeldOut(name, codes, recipe.layout, rows, raw, self._team)
-            self._judged.setdefault(name, []).append(_Judged(held, rows))
+        self._judge_rows(table, y, kept_rows(table.weight), table.weight, name, recipe, size, with_block)
         self._batches.pop(batch).close()
         self._built.add(batch)
+
+    def hold_out_chosen(self, batch: str, name: str, recipe: Recipe, size: Size, with_block: bool) -> None:
+        """Turn the chosen rows of a table that is trained on into held-out rows."""
+        if (batch, name) not in self._chosen:
+            return  # done before
+        rows, weight = self._chosen.pop((batch, name))
+        self._judge_rows(self._tables[batch], self._targets[batch], rows, weight, name, recipe, size, with_block)
+
+    def _judge_rows(
+        self,
+        table: Table,
+        y: np.ndarray,
+        rows: np.ndarray | None,
+        weight: np.ndarray | None,
+        name: str,
+        recipe: Recipe,
+        size: Size,
+        with_block: bool,
+    ) -> None:
+        if rows is not None:
+            y, weight = y[rows], None if weight is None else weight[rows]
+        if not len(y):
+            return
+        codes = encode_table(table, recipe.binning, recipe.layout, rows, self._n_threads, allow_infinite=True)
+        raw = (
+            flat_scores(recipe.baseline, len(y))
+            if recipe.start_from is None
+            else raw_scores(recipe.start_from, table, rows, self._n_threads)
+        )
+        if table.offset is not None:
+            raw += table.offset if rows is None else table.offset[rows]
+        block = block_of(table, rows) if with_block else None
+        seen = Rows(y, raw.T, weight, recipe.target.loss, size, block=block)
+        held = HeldOut(name, codes, recipe.layout, seen, raw, self._team)
+        self._judged.setdefault(name, []).append(_Judged(held, seen))
 
     def judge(
         self, first: int, trees: Sequence[ValuedTree], metrics: dict[str, list[str]]

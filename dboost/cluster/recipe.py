@@ -69,3 +69,19 @@ class Past:
     iterations: tuple[tuple[ValuedTree, ...], ...] = ()
     pending: tuple[ValuedTree, ...] = ()
     terms: tuple = ()
+
+
+@dataclass(frozen=True, eq=False)
+class RowRoles:
+    """What the rows of one partition are for, where somebody chooses.
+
+    Attributes
+    ----------
+    weight : float64[n_rows] or None
+        To train with; None when the table has none.
+    chosen : {name of an evaluation set: int64[...]}
+        Rows that are judged as this set.
+    """
+
+    weight: np.ndarray | None
+    chosen: dict[str, np.ndarray]

@@ -17,6 +17,7 @@ import numpy as np
 from dboost.cluster.batch import Survey
 from dboost.cluster.connection import Connection
 from dboost.cluster.messages import LostWorkers
+from dboost.cluster.recipe import RowRoles
 from dboost.cluster.source import Source
 from dboost.errors import DataError, DBoostError
 from dboost.schema import Feature
@@ -56,7 +57,8 @@ class ClusterTable:
     source: Source
     shares: list[Share] = field(default_factory=list)
     lengths: dict[int, int] = field(default_factory=dict)
-    stages: list[Callable[[list[Share]], None]] = field(default_factory=list)
+    stages: list[Callable[[list[Share]], object]] = field(default_factory=list)
+    _chosen: dict[int, int] | None = None
     _known: tuple[Feature, ...] | None = None
     _n_batches: int = 0
     _n_repairs: int = 0
@@ -75,6 +77,11 @@ class ClusterTable:
     def encode_target(self, target: Target) -> None:
         """Work out the target's values in the terms of the training target."""
         self._stage(lambda shares: self._tell(shares, "encode_target", target))
+
+    def supervise(self, roles: dict[int, RowRoles], n_kept: dict[int, int]) -> None:
+        """Say what rows are for. n_kept : {partition: rows that are still trained on}"""
+        self._chosen = n_kept
+        self._stage(lambda shares: self._answers(shares, "supervise", lambda share: ({i: roles[i] for i in share.numbers},)))
 
     def build(self, method: str, arguments: Callable[[], tuple[Any, ...]]) -> None:
         """Turn rows into what they are needed for. arguments : asked for anew for shares that come later."""
@@ -95,6 +102,8 @@ class ClusterTable:
     @property
     def n_kept(self) -> dict[int, int]:
         """Rows of positive weight of each partition, in order."""
+        if self._chosen is not None:
+            return self._chosen
         found = {i: n for survey in self.surveys for i, n in survey.n_kept.items()}
         return dict(sorted(found.items()))
 
@@ -146,7 +155,7 @@ class ClusterTable:
                         f"{self.name}, the last of them {lost}: giving up"
                     ) from lost
 
-    def _stage(self, work: Callable[[list[Share]], None]) -> None:
+    def _stage(self, work: Callable[[list[Share]], object]) -> None:
         self.stages.append(work)
         self.complete()
 

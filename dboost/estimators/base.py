@@ -18,6 +18,7 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dboost.booster import Booster
+from dboost.cluster.choice import client_for
 from dboost.errors import InputTypeError, ParameterError
 from dboost.estimators.checks import as_targets, check_lengths, check_pair, check_settings, outline
 from dboost.estimators.watching import Watching
@@ -34,6 +35,7 @@ Range = tuple[int, int]
 _OWN = {
     "loss", "random_state", "features", "categorical_features", "eval_metric", "n_threads", "callbacks", "progress",
     "early_stopping", "scoring", "tol", "n_iter_no_change", "validation_fraction", "class_weight", "verbose", "warm_start",
+    "client",
 }  # fmt: skip
 
 
@@ -122,16 +124,24 @@ class Boosting(BaseEstimator):
         threads = available_threads(settings["n_threads"])
         watching = Watching(self, seeds.split, judge=list(sets)[-1] if sets else None)
 
+        asked = {
+            "sample_weight": sample_weight,
+            "features": settings["features"],
+            "categorical_features": settings["categorical_features"],
+        }
+        common: dict[str, Any] = {
+            "eval_set": sets or None,
+            "eval_metric": settings["eval_metric"],
+            "n_threads": threads,
+            "callbacks": settings["callbacks"],
+            "progress": bool(settings["verbose"]) if settings["progress"] is None else settings["progress"],
+            "supervise": watching.supervise,
+            "start_from": None if model is None else model.ensemble,
+        }
+
         def open_training() -> Table:
             check_lengths(X, y, sample_weight)
-            table = open_table(
-                X,
-                y,
-                sample_weight=sample_weight,
-                features=settings["features"],
-                categorical_features=settings["categorical_features"],
-                n_threads=threads,
-            )
+            table = open_table(X, y, n_threads=threads, **asked)
             try:
                 self._note_features(X)
             except BaseException:
@@ -139,19 +149,15 @@ class Boosting(BaseEstimator):
                 raise
             return table
 
-        fitted = fit_table(
-            open_training,
-            parameters,
-            target_name=None,
-            weight_name=None,
-            eval_set=sets or None,
-            eval_metric=settings["eval_metric"],
-            n_threads=threads,
-            callbacks=settings["callbacks"],
-            progress=bool(settings["verbose"]) if settings["progress"] is None else settings["progress"],
-            supervise=watching.supervise,
-            start_from=None if model is None else model.ensemble,
-        )
+        with client_for(X, settings["client"]) as client:
+            if client is None:
+                fitted = fit_table(open_training, parameters, target_name=None, weight_name=None, **common)
+            else:
+                from dboost.cluster.fit import fit_on_cluster
+
+                check_lengths(X, y, sample_weight)
+                self._note_features(X)
+                fitted = fit_on_cluster(client, X, y, parameters, **asked, **common)
         before = fitted.before if model is None else self._before
         history = pd.DataFrame(fitted.history)
         if model is not None:

@@ -25,12 +25,12 @@ class DBoostClassifier(ClassifierMixin, Boosting):
     min_category_hessian
         How trees grow, see `dboost.params.Parameters`. None for `max_leaf_nodes` or `max_depth` is no limit.
     criterion, step, split_proposal, subsample, max_features, influence_trimming, monotonic_cst, interaction_cst, start_from, \
-    source_name, checkpoint, checkpoint_every, memory_limit, arcbites, client, quantile, huber_alpha, tweedie_power
+    source_name, checkpoint, checkpoint_every, memory_limit, arcbites, quantile, huber_alpha, tweedie_power
         As in `dboost.fit`; this version takes their defaults only, and refuses anything else.
     class_weight : dict or "balanced", optional
         Weights of classes, by which the rows' weights are multiplied. "balanced": inversely proportional to the classes'
         numbers of rows.
-    features, categorical_features, eval_metric, n_threads, callbacks
+    features, categorical_features, eval_metric, client, n_threads, callbacks
         As in `dboost.fit`.
     warm_start : bool
         `fit` goes on with the present model until `max_iter` iterations in total. The validation rows stay the same, other

@@ -78,7 +78,7 @@ def fit_table(
         loss = target.loss
         parameters = replace(parameters, loss=loss.name)
         if start_from is not None:
-            check_continues(start_from, table, target)
+            check_continues(start_from, table.features, target)
         plan = Supervision(table.weight) if supervise is None else supervise(table, target, lambda: so_far[0]())
         metrics = find_metrics(eval_metric, loss)
         stopping = plan.early_stopping or stopping_rule(parameters, sets, metrics)

@@ -14,6 +14,7 @@ from dboost.errors import DataError
 from dboost.losses import Loss
 from dboost.model.ensemble import Ensemble
 from dboost.model.flat import FlatEnsemble
+from dboost.schema import Feature
 from dboost.sources import CategoryColumn, Chunk, Table
 from dboost.training.target import Target
 
@@ -49,7 +50,7 @@ def raw_scores(model: Ensemble, table: Table, rows: np.ndarray | None, n_threads
     return scores[0] if model.n_outputs == 1 else scores
 
 
-def check_continues(model: Ensemble, table: Table, target: Target) -> None:
+def check_continues(model: Ensemble, features: tuple[Feature, ...], target: Target) -> None:
     """Refuse to continue a model on data that it does not speak about.
 
     Raises
@@ -57,7 +58,7 @@ def check_continues(model: Ensemble, table: Table, target: Target) -> None:
     DataError
         Naming the first feature or class that differs.
     """
-    old, new = model.features, table.features
+    old, new = model.features, features
     if len(old) != len(new):
         raise DataError(f"the model to continue has {len(old)} features, the data have {len(new)}")
     for before, now in zip(old, new, strict=True):

@@ -1,0 +1,49 @@
+"""Here, or on a cluster? Decided without importing `distributed`, which costs a second that most processes need not spend."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dboost.errors import InputTypeError
+from dboost.sources.frame import is_lazy, is_path
+
+
+@contextmanager
+def client_for(data: Any, given: Any = None) -> Iterator[Any]:
+    """The client to train with: the one that is given; for Dask collections and paths also the current one; else None.
+
+    Raises
+    ------
+    InputTypeError
+        For an asynchronous client, or something that is none.
+    """
+    if given is None and not ("distributed" in sys.modules and (is_lazy(data) or is_path(data))):
+        yield None
+        return
+    try:
+        from dboost.cluster.connection import current_client
+    except ImportError as error:
+        raise InputTypeError(f"client={given!r} needs the package distributed: {error}") from error
+    with current_client(given) as found:
+        yield found
+
+
+@contextmanager
+def cluster_at(scheduler: str | None, n_workers: int | None) -> Iterator[Any]:
+    """A client of a scheduler's address, or of a cluster of local workers that lives as long; None when neither is wanted.
+
+    Raises
+    ------
+    DBoostError
+        When the scheduler cannot be reached.
+    """
+    if scheduler is None and n_workers is None:
+        yield None
+        return
+    from dboost.cluster.connection import connected
+
+    with connected(scheduler, n_workers) as client:
+        yield client
