@@ -42,24 +42,32 @@ def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[int, np.ndarr
         parts = [_Task(function, ensemble)(data, 0)]
     found = [part[0] for part in parts if part]
     if not found:
-        raise DataError("the data have no rows")
+        raise DataError("inspect: the data have no rows")
     return found
 
 
-def sample(data: Any, ensemble: Ensemble, n_rows: int) -> np.ndarray:
-    """At most so many rows, evenly spaced over the whole data and hence the same for any partitioning: a block."""
+def sample(data: Any, ensemble: Ensemble, n_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """At most so many rows, evenly spaced over the whole data and hence the same for any partitioning.
+
+    Returns
+    -------
+    numbers : int64[n]
+        Which rows of the data they are.
+    block : float32 or float64 [n, n_features]
+    """
     if not (is_path(data) or is_lazy(data)):
         block = feature_block(data, ensemble.features, ensemble.named, what="inspect")
         if not len(block):
-            raise DataError("the data have no rows")
-        return block[_spaced(len(block), n_rows)]
+            raise DataError("inspect: the data have no rows")
+        numbers = _spaced(len(block), n_rows)
+        return numbers, block[numbers]
     lengths = dict(over_blocks(data, ensemble, _length))
-    wanted = _spaced(sum(lengths.values()), n_rows)
+    numbers = _spaced(sum(lengths.values()), n_rows)
     start, of_part = 0, {}
     for part, length in lengths.items():
-        of_part[part] = wanted[(wanted >= start) & (wanted < start + length)] - start
+        of_part[part] = numbers[(numbers >= start) & (numbers < start + length)] - start
         start += length
-    return np.concatenate(over_blocks(data, ensemble, _Pick(of_part)))
+    return numbers, np.concatenate(over_blocks(data, ensemble, _Pick(of_part)))
 
 
 def _spaced(n: int, wanted: int) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from dboost.errors import ParameterError
-from dboost.inspection import importance, permutation, shapley
+from dboost.inspection import dependence, diagnostics, importance, permutation, shapley
 from dboost.model.ensemble import Ensemble
 from dboost.sources import feature_block
 from dboost.sources.frame import is_lazy, is_path
@@ -104,3 +104,108 @@ class Inspection:
             n_threads = 1
         function = shapley.Shapley(self.ensemble, rows, interactions, n_threads)
         return shapley.shapley_values(X, self.ensemble, function)
+
+    def partial_dependence(
+        self,
+        features: Any,
+        data: Any = None,
+        kind: str = "average",
+        *,
+        grid: Any = None,
+        scale: str = "raw",
+        centred: bool = False,
+        max_rows: int = 1000,
+        n_threads: int | None = None,
+    ) -> pd.DataFrame:
+        """How predictions depend on one or two features.
+
+        Parameters
+        ----------
+        features : name or position, or two of them
+        data : as in `predict`, optional
+            Rows to average over. Without, the trees are traversed with the shares of their training rows.
+        kind : "average", "individual" or "conditional"
+            Partial dependence (51)–(53); one curve per row (50); or the mean prediction of the rows that have the value,
+            or one nearest to it (56). The last two need data.
+        grid : int, list of values, list of two lists, or dict by name, optional
+            How many points a feature has at most (50, or 20 for each of two), or which ones. NaN and None mean missing.
+        scale : "raw" or "prediction"
+            Raw scores, or numbers and probabilities. Without data, the link is applied to the averaged raw scores.
+        centred : bool
+            Subtract from each curve its mean over the grid.
+        max_rows : int
+            Individual curves of so many rows at most, evenly spaced over the data.
+        n_threads : int, optional
+
+        Returns
+        -------
+        DataFrame
+            A column per feature ("feature x" for a feature called value, class, row or count), ``value``; ``class`` with K
+            classes, ``row`` (position in the data) for individual curves, ``count`` of rows for conditional means, which
+            are NaN where there is none. ``attrs["deciles"]`` has the deciles of numeric features, when there are data.
+
+        Raises
+        ------
+        ParameterError
+            Unknown feature, kind, scale or level; more than two features; rows that are needed and not given.
+        DataError
+            As of `predict`.
+        """
+        return dependence.partial_dependence(
+            self.ensemble, features, data, kind=kind, grid=grid, scale=scale, centred=centred, max_rows=max_rows,
+            n_threads=n_threads,
+        )  # fmt: skip
+
+    def additivity(self, features: Any, data: Any, *, max_rows: int = 10_000) -> pd.Series | pd.DataFrame:
+        """Whether some features act apart from the others: by adding to them, by multiplying them, or neither.
+
+        Parameters
+        ----------
+        features : name or position, or several of them
+            z, a proper subset of the features.
+        data : as in `predict`
+        max_rows : int
+            Look at so many rows at most, evenly spaced over the data.
+
+        Returns
+        -------
+        Series, or with K classes DataFrame with a column per class
+            ``additive``: correlation over the rows of the raw score F with F_z + F_rest (54); ``multiplicative``: with
+            F_z · F_rest (55), where F_z and F_rest are the dependences on z and on all others; ``h``: Friedman's H of z
+            against the rest, the root of the share of F's variance that the sum of the two leaves over. NaN where F does
+            not vary.
+
+        Raises
+        ------
+        ParameterError
+            Unknown features, or all of them.
+        DataError
+            As of `predict`.
+        """
+        return diagnostics.additivity(self.ensemble, features, data, max_rows)
+
+    def interaction_strength(self, data: Any, features: Any = None, *, max_rows: int = 500) -> pd.DataFrame:
+        """How much of what pairs of features do, they do together: Friedman and Popescu's H (2008).
+
+        Parameters
+        ----------
+        data : as in `predict`
+        features : sequence of names or positions, optional
+            All pairs of these. Default: the ten most important features.
+        max_rows : int
+            Look at so many rows at most, evenly spaced over the data.
+
+        Returns
+        -------
+        DataFrame
+            ``feature_1``, ``feature_2``, ``h`` (0: they add up; 1: only the pair matters), ``class`` with K classes;
+            strongest first. h is 0 where no tree asks about both, NaN where the pair's dependence does not vary.
+
+        Raises
+        ------
+        ParameterError
+            Unknown features, or fewer than two.
+        DataError
+            As of `predict`.
+        """
+        return diagnostics.interaction_strength(self.ensemble, data, features, max_rows)

@@ -110,7 +110,7 @@ def lay_out_paths(ensemble: Ensemble, first_tree: int, last_tree: int, backgroun
                 sets.append(_left_words(tree, int(node), int(n_levels[column])))
                 n_words += len(sets[-1])
             splits.append((tree.threshold[node], column, tree.missing_left[node], word, above[node]))
-        answers = None if background is None else _answers(tree, background, ensemble)
+        answers = None if background is None else edge_answers(tree, background, ensemble)
         for path in paths_of(tree):
             m = len(path.features)
             if not m:
@@ -165,11 +165,16 @@ def _edges_above(tree: Tree) -> np.ndarray:
     return above
 
 
-def _answers(tree: Tree, matrix: np.ndarray, ensemble: Ensemble) -> np.ndarray:
-    """Whether rows go along each edge and those above it on the same feature: bool[n, n_edges]."""
+def edge_answers(tree: Tree, matrix: np.ndarray, ensemble: Ensemble, features: list[int] | None = None) -> np.ndarray:
+    """Whether rows go along each edge and those above it on the same feature: bool[n, n_edges].
+
+    features : only the edges about these are answered (the others are True). Default: all.
+    """
     above, split = _edges_above(tree), np.flatnonzero(tree.feature >= 0)
-    answers = np.empty((len(matrix), 2 * len(split)), np.bool_)
+    answers = np.ones((len(matrix), 2 * len(split)), np.bool_)
     for i, node in enumerate(split):
+        if features is not None and tree.feature[node] not in features:
+            continue
         left = goes_left(tree, int(node), matrix[:, tree.feature[node]], ensemble)
         before = answers[:, above[node]] if above[node] >= 0 else np.True_
         answers[:, 2 * i], answers[:, 2 * i + 1] = left & before, ~left & before
@@ -180,7 +185,7 @@ def goes_left(tree: Tree, node: int, x: np.ndarray, ensemble: Ensemble) -> np.nd
     """Whether values of a split's feature go left: bool[n]."""
     levels = ensemble.features[tree.feature[node]].levels
     if levels is None:
-        return np.where(np.isnan(x), tree.missing_left[node], x <= tree.threshold[node])
+        return np.where(np.isnan(x), bool(tree.missing_left[node]), x <= tree.threshold[node])
     left = np.zeros(len(levels) + 1, np.bool_)
     left[tree.categories[node]] = True
     left[-1] = tree.missing_left[node]

@@ -1,0 +1,251 @@
+"""How predictions depend on one or two features.
+
+Four ways to make a function of x_z, the features of interest, from a function of all features:
+
+*Weighted traversal* (§8.2 of the paper; no data). Go down a tree from the root; at a split on one of z follow the value, at
+any other split go both ways, each with the weight of the share of training rows that went there. What the leaves say, times
+the weights, is the tree's dependence on x_z.
+
+*Average* (51)–(53). Replace x_z in every row of the data by a value, predict, and take the mean over the rows: the
+*partial dependence*. Where the features of z are independent of the others, it is what the traversal gives.
+
+*Individual* (50). The same without the mean: one curve a row, so that one sees whether rows agree.
+
+*Conditional* (56). The mean prediction of the rows that *have* the value, or one nearest to it. It tells what goes along
+with x_z, whether or not it is x_z that makes the difference.
+
+Means are exact sums over rows (`inspection.sums`), the same for any partitioning.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import combinations, pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dboost import losses
+from dboost.errors import ParameterError
+from dboost.inspection import sums
+from dboost.inspection.blocks import over_blocks, sample
+from dboost.inspection.grids import Axis, axes, points
+from dboost.inspection.naming import class_names, positions
+from dboost.inspection.paths import Path, edge_answers, paths_of
+from dboost.model.ensemble import Ensemble
+from dboost.model.flat import FlatEnsemble
+
+KINDS = ("average", "individual", "conditional")
+SCALES = ("raw", "prediction")
+#: Rows that grids and deciles are taken from.
+SAMPLE_ROWS = 100_000
+#: Columns of the answer that are no features.
+TAKEN = ("value", "class", "row", "count")
+
+
+def partial_dependence(
+    ensemble: Ensemble,
+    features: Any,
+    data: Any = None,
+    *,
+    kind: str = "average",
+    grid: Any = None,
+    scale: str = "raw",
+    centred: bool = False,
+    max_rows: int = 1000,
+    n_threads: int | None = None,
+) -> pd.DataFrame:
+    """See `dboost.inspection.methods.Inspection.partial_dependence`."""
+    chosen = positions(ensemble, features, at_most=2)
+    for name, value, choices in (("kind", kind, KINDS), ("scale", scale, SCALES)):
+        if value not in choices:
+            raise ParameterError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
+    if data is None and kind != "average":
+        raise ParameterError(f"kind={kind!r} needs rows: pass data=…")
+    if not isinstance(max_rows, int) or max_rows < 1:
+        raise ParameterError(f"max_rows={max_rows!r} must be an integer of at least 1")
+    rows = None if data is None else sample(data, ensemble, SAMPLE_ROWS)[1]
+    on = axes(ensemble, chosen, grid, rows)
+    at, finish = points(on), Finish(ensemble, scale)
+    numbers: np.ndarray | None = None
+    counts: np.ndarray | None = None
+    if data is None:
+        matrix = np.full((len(at), len(ensemble.features)), np.nan)
+        matrix[:, chosen] = at
+        values = finish(Traversal(ensemble)(chosen, matrix))[None]
+    elif kind == "individual":
+        numbers, block = sample(data, ensemble, max_rows)
+        ask = Replacing(ensemble, chosen, at, finish, n_threads)
+        values = np.stack([ask.values(block, point) for point in range(len(at))], axis=1)
+    else:
+        function: Any = Replacing(ensemble, chosen, at, finish, n_threads)
+        if kind == "conditional":
+            function = Grouping(ensemble, on, len(at), finish, n_threads)
+        values, counts = _means(over_blocks(data, ensemble, function))
+    if centred:
+        values = values - np.nanmean(values, axis=1, keepdims=True)
+    frame = _tidy(ensemble, on, values, numbers, counts if kind == "conditional" else None)
+    deciles = {axis.feature.name: axis.deciles.tolist() for axis in on if axis.deciles is not None}
+    shown = [column for column in frame.columns if column not in TAKEN]
+    frame.attrs = {"kind": kind, "scale": scale, "centred": centred, "deciles": deciles, "features": shown}
+    return frame
+
+
+class Traversal:
+    """The trees' weighted traversal: a function of some features, the others averaged over the training rows.
+
+    Parameters
+    ----------
+    ensemble : Ensemble
+    """
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        self._ensemble = ensemble
+
+    @cached_property
+    def _paths(self) -> list[list[Path]]:
+        return [list(paths_of(tree, by="count")) for tree in self._ensemble.trees]
+
+    @property
+    def pairs(self) -> set[frozenset[int]]:
+        """Which two features occur together on a path."""
+        return {
+            frozenset(pair)
+            for paths in self._paths
+            for features in {tuple(path.features.tolist()) for path in paths}
+            for pair in combinations(features, 2)
+        }
+
+    def __call__(self, targets: list[int], matrix: np.ndarray) -> np.ndarray:
+        """Raw scores when only the target features of the rows are known.
+
+        Parameters
+        ----------
+        targets : list of int
+        matrix : float32 or float64 [n, n_features]
+            Columns that are no targets are not looked at.
+
+        Returns
+        -------
+        float64[n, n_outputs]
+        """
+        scores = np.tile(np.asarray(self._ensemble.baseline, np.float64), (len(matrix), 1))
+        for t, (tree, paths) in enumerate(zip(self._ensemble.trees, self._paths, strict=True)):
+            answers = edge_answers(tree, matrix, self._ensemble, targets)
+            of_tree = np.zeros(len(matrix))
+            for path in paths:
+                known = np.isin(path.features, targets)
+                weight = path.value * path.shares[~known].prod()
+                of_tree += weight * answers[:, path.edges[known]].all(axis=1)
+            scores[:, t % self._ensemble.n_outputs] += of_tree
+        return scores
+
+
+class Finish:
+    """From raw scores [n, n_outputs] to what is asked for, in the same shape: raw scores or predictions."""
+
+    def __init__(self, ensemble: Ensemble, scale: str) -> None:
+        self._loss, self._is_raw = losses.from_dict(ensemble.loss), scale == "raw"
+
+    def __call__(self, raw: np.ndarray) -> np.ndarray:
+        if self._is_raw:
+            return raw
+        return self._loss.inverse_link(raw) if raw.shape[1] > 1 else self._loss.inverse_link(raw[:, 0])[:, None]
+
+
+#: Exact sums and numbers of rows at each point: lists over points of (sums by output, rows).
+Totals = list[tuple[list[int | None], int]]
+
+
+class Replacing:
+    """Predictions of rows with the target features replaced."""
+
+    def __init__(self, ensemble: Ensemble, targets: list[int], at: np.ndarray, finish: Finish, n_threads: int | None) -> None:
+        self._flat, self._targets, self._at = FlatEnsemble(ensemble), targets, at
+        self._finish, self._n_threads = finish, n_threads
+
+    def values(self, block: np.ndarray, point: int) -> np.ndarray:
+        """float64[n, n_outputs]"""
+        changed = block.astype(np.float64)
+        changed[:, self._targets] = self._at[point]
+        return self._finish(self._flat.raw_scores(changed, n_threads=self._n_threads))
+
+    def __call__(self, part: int, block: np.ndarray) -> Totals:
+        return [_totals(self.values(block, point)) for point in range(len(self._at))]
+
+
+class Grouping:
+    """Predictions of rows, by the point of the grid that is nearest to what the rows are."""
+
+    def __init__(self, ensemble: Ensemble, on: list[Axis], n_points: int, finish: Finish, n_threads: int | None) -> None:
+        self._flat, self._on, self._n_points = FlatEnsemble(ensemble), on, n_points
+        self._finish, self._n_threads = finish, n_threads
+
+    def __call__(self, part: int, block: np.ndarray) -> Totals:
+        cell = np.zeros(len(block), np.int64)
+        for axis in self._on:
+            nearest = _nearest(axis, block[:, axis.position].astype(np.float64))
+            cell = np.where((cell < 0) | (nearest < 0), -1, cell * len(axis.values) + nearest)
+        values = self._finish(self._flat.raw_scores(block, n_threads=self._n_threads))
+        order = np.argsort(cell, kind="stable")
+        borders = np.searchsorted(cell[order], np.arange(self._n_points + 1))
+        return [_totals(values[order[a:b]]) for a, b in pairwise(borders)]
+
+
+def _nearest(axis: Axis, x: np.ndarray) -> np.ndarray:
+    """Number of the axis's value that is nearest to each x, the lower one of two; -1 where there is none."""
+    values = axis.values
+    order = np.argsort(values, kind="stable")  # NaN comes last
+    n_present = len(values) - int(np.isnan(values).sum())
+    ordered = values[order[:n_present]]
+    nearest = np.full(len(x), -1, np.int64)
+    present = ~np.isnan(x)
+    if axis.feature.levels is not None:
+        at = np.searchsorted(ordered, x[present])
+        found = np.append(ordered, np.nan)[at] == x[present]
+        nearest[present] = np.where(found, np.append(order[:n_present], -1)[at], -1)
+    elif n_present:
+        nearest[present] = order[np.searchsorted((ordered[:-1] + ordered[1:]) / 2, x[present])]
+    if n_present < len(values):
+        nearest[~present] = order[n_present]
+    return nearest
+
+
+def _totals(values: np.ndarray) -> tuple[list[int | None], int]:
+    return [sums.exact_sum(column) if len(column) else 0 for column in values.T], len(values)
+
+
+def _means(parts: list[Totals]) -> tuple[np.ndarray, np.ndarray]:
+    """Means at each point, [1, n_points, n_outputs], and the numbers of rows, [n_points]."""
+    means, counts = [], []
+    for at_point in zip(*parts, strict=True):
+        count = sum(n for _, n in at_point)
+        of_output = zip(*(totals for totals, _ in at_point), strict=True)
+        means.append([sums.mean(sums.total(parts), count) for parts in of_output])
+        counts.append(count)
+    return np.array(means)[None], np.array(counts)
+
+
+def _tidy(
+    ensemble: Ensemble, on: list[Axis], values: np.ndarray, numbers: np.ndarray | None, counts: np.ndarray | None
+) -> pd.DataFrame:
+    """One line per (row,) point and class. values : float64[n_rows or 1, n_points, n_outputs]."""
+    n_rows, n_points, n_outputs = values.shape
+    columns: dict[str, Any] = {}
+    if numbers is not None:
+        columns["row"] = np.repeat(numbers, n_points * n_outputs)
+    inner = n_points
+    for axis in on:
+        name = axis.feature.name
+        inner //= len(axis.values)
+        of_point = np.tile(np.repeat(axis.shown, inner), n_points // (inner * len(axis.values)))
+        columns[f"feature {name}" if name in TAKEN else name] = np.tile(np.repeat(of_point, n_outputs), n_rows)
+    if n_outputs > 1:
+        classes = np.empty(n_outputs, object)
+        classes[:] = class_names(ensemble)
+        columns["class"] = np.tile(classes, n_rows * n_points)
+    columns["value"] = values.ravel()
+    if counts is not None:
+        columns["count"] = np.repeat(counts, n_outputs)
+    return pd.DataFrame(columns)

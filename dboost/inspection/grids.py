@@ -1,0 +1,164 @@
+"""At which values a dependence is looked at.
+
+Without data, the model's own split points are the guide: they are quantiles of the training rows, or lie half-way
+between neighbouring values where there were few of these. A point in the middle between two of them stands for the values
+of that bin, so codes like 1, 2, …, 7 are met exactly, and of many bins some are taken, evenly by rank. With data, the
+points are the values themselves when there are few, else quantiles between the first and the last percent. All levels of
+a categorical feature are looked at, or with data the most frequent ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from dboost.errors import ParameterError
+from dboost.model.ensemble import Ensemble
+from dboost.schema import Feature
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """Values of one feature.
+
+    Attributes
+    ----------
+    feature : Feature
+    position : int
+    values : float64[n]
+        Ascending for numeric features, codes for categorical ones; NaN stands for missing.
+    deciles : float64[9] or None
+        Of a numeric feature, when there are data.
+    """
+
+    feature: Feature
+    position: int
+    values: np.ndarray
+    deciles: np.ndarray | None = None
+
+    @property
+    def shown(self) -> np.ndarray:
+        """The values as users know them: levels instead of codes, None where missing."""
+        if self.feature.levels is None:
+            return self.values
+        shown = np.empty(len(self.values), object)
+        shown[:] = [None if np.isnan(code) else self.feature.levels[int(code)] for code in self.values]
+        return shown
+
+
+def axes(ensemble: Ensemble, positions: list[int], grid: Any, rows: np.ndarray | None) -> list[Axis]:
+    """The values to look at, feature by feature.
+
+    Parameters
+    ----------
+    ensemble : Ensemble
+    positions : list of int
+    grid : int, sequence, or mapping of names to sequences
+        Number of points (at most), or the values themselves.
+    rows : block or None
+        A sample of the data.
+
+    Raises
+    ------
+    ParameterError
+        Naming the feature that has no values.
+    """
+    given = _given(ensemble, positions, grid)
+    n_points = int(grid) if isinstance(grid, Integral) else 50 if len(positions) == 1 else 20
+    if n_points < 1:
+        raise ParameterError(f"grid={grid!r} must have at least one point")
+    found = []
+    for j in positions:
+        feature = ensemble.features[j]
+        column = None if rows is None else rows[:, j][~np.isnan(rows[:, j])].astype(np.float64)
+        deciles = None
+        if column is not None and len(column) and feature.levels is None:
+            deciles = np.quantile(column, np.arange(1, 10) / 10)
+        if j in given:
+            values = _as_codes(feature, given[j])
+        elif feature.levels is not None:
+            values = _levels(len(feature.levels), column, n_points)
+        elif column is not None and len(column):
+            values = _of_rows(column, n_points)
+        else:
+            values = _of_bins(_split_points(ensemble, j), n_points)
+        found.append(Axis(feature, j, values, deciles))
+    return found
+
+
+def points(on: list[Axis]) -> np.ndarray:
+    """All combinations of the axes' values, the last one running fastest: float64[n, n_axes]."""
+    return np.array(list(product(*(axis.values for axis in on))), np.float64).reshape(-1, len(on))
+
+
+def _given(ensemble: Ensemble, positions: list[int], grid: Any) -> dict[int, Any]:
+    """Values that the caller chose, by position."""
+    if grid is None or isinstance(grid, Integral):
+        return {}
+    if isinstance(grid, Mapping):
+        by_name = {ensemble.features[j].name: j for j in positions}
+        strange = [name for name in grid if name not in by_name]
+        if strange:
+            raise ParameterError(f"grid names {strange[0]!r}, which is none of the features asked for")
+        return {by_name[name]: values for name, values in grid.items()}
+    lists = [grid] if len(positions) == 1 else list(grid)
+    if len(lists) != len(positions):
+        raise ParameterError(f"grid has {len(lists)} lists of values for {len(positions)} features")
+    return dict(zip(positions, lists, strict=True))
+
+
+def _as_codes(feature: Feature, values: Any) -> np.ndarray:
+    values = list(values)
+    if not values:
+        raise ParameterError(f"the grid of {feature.name!r} has no values")
+    if feature.levels is None:
+        try:
+            return np.array(values, np.float64)
+        except (TypeError, ValueError):
+            raise ParameterError(f"the grid of {feature.name!r} holds something that is no number") from None
+    codes = {level: float(code) for code, level in enumerate(feature.levels)}
+    strange = [value for value in values if not _is_missing(value) and value not in codes]
+    if strange:
+        raise ParameterError(f"the grid of {feature.name!r} holds {strange[0]!r}, which is none of its levels")
+    return np.array([np.nan if _is_missing(value) else codes[value] for value in values])
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)
+
+
+def _levels(n_levels: int, codes: np.ndarray | None, n_points: int) -> np.ndarray:
+    if codes is None or n_levels <= n_points:
+        return np.arange(n_levels, dtype=np.float64)
+    counts = np.bincount(codes.astype(np.int64), minlength=n_levels)
+    return np.sort(np.argsort(-counts, kind="stable")[:n_points]).astype(np.float64)
+
+
+def _of_rows(column: np.ndarray, n_points: int) -> np.ndarray:
+    distinct = np.unique(column)
+    if len(distinct) <= n_points:
+        return distinct
+    return np.unique(np.quantile(column, np.linspace(0.01, 0.99, n_points)))
+
+
+def _of_bins(cuts: np.ndarray, n_points: int) -> np.ndarray:
+    if not len(cuts):
+        return np.zeros(1)
+    gaps = np.diff(cuts) / 2
+    first, last = (gaps[0], gaps[-1]) if len(gaps) else (0.5, 0.5)
+    middles = np.concatenate([[cuts[0] - first], cuts[:-1] + gaps, [cuts[-1] + last]])
+    wanted = np.unique(np.round(np.linspace(0, len(middles) - 1, n_points)).astype(np.int64))
+    return np.unique(middles[wanted])
+
+
+def _split_points(ensemble: Ensemble, j: int) -> np.ndarray:
+    """Where the feature may be cut, or where it is cut in a model that does not say."""
+    edges = ensemble.edges[j] if j < len(ensemble.edges) else None
+    if edges is None:
+        edges = np.concatenate([np.empty(0), *(tree.threshold[tree.feature == j] for tree in ensemble.trees)])
+    return np.unique(edges[np.isfinite(edges)])

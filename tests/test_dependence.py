@@ -1,0 +1,257 @@
+"""Dependence is what its definitions say, by traversal, average, row and group; the same for any partitioning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.inspection import partial_dependence as sklearns
+
+import dboost
+from dboost import Booster
+from dboost.errors import DataError, ParameterError
+from dboost.inspection.dependence import Traversal
+from dboost.inspection.sums import exact_sum, mean, total
+from dboost.model.tree import Tree
+from dboost.schema import Feature
+from tests.fits import FEATURES, TOWNS, cut, mixed_frame
+from tests.forests import random_ensemble, random_rows
+from tests.naive.shapley import expected_when_known
+from tests.real_data import path
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(finite, max_size=30), st.integers(0, 30))
+def test_sums_are_exact(values: list[float], place: int) -> None:
+    parts = [exact_sum(np.array(part)) for part in (values[:place], values[place:]) if part]
+    exact = sum(map(Fraction, values), Fraction(0))
+    try:
+        expected = float(exact / max(1, len(values)))
+    except OverflowError:
+        return
+    assert mean(total(parts), max(1, len(values))) == expected
+
+
+def test_sums_that_are_none() -> None:
+    assert np.isnan(mean(total([exact_sum(np.array([1.0, np.inf])), 5]), 2)) and np.isnan(mean(0, 0))
+
+
+@given(st.integers(0, 2**32), st.sampled_from([1, 2, 9]), st.sampled_from([1, 3]), st.sets(st.integers(0, 4), min_size=1))
+@settings(max_examples=40)
+def test_traversal_by_definition(seed: int, n_leaves: int, n_outputs: int, targets: set[int]) -> None:
+    ensemble = random_ensemble(seed, 2, n_leaves, n_outputs)
+    rows = random_rows(seed + 1, ensemble, 4)
+    found = Traversal(ensemble)(sorted(targets), rows)
+    for i, row in enumerate(rows.tolist()):
+        for k in range(n_outputs):
+            trees = ensemble.trees[k::n_outputs]
+            known = [expected_when_known(tree, row, frozenset(targets), by="count") for tree in trees]
+            assert found[i, k] == pytest.approx(ensemble.baseline[k] + sum(known))
+
+
+def test_traversal_agrees_with_scikit_learns() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(500, 4))
+    y = X[:, 0] * X[:, 1] + np.sin(3 * X[:, 2])
+    theirs = HistGradientBoostingRegressor(max_iter=10, early_stopping=False).fit(X, y)
+    trees = tuple(_tree(one[0].nodes) for one in theirs._predictors)
+    ensemble = replace(
+        random_ensemble(0, 0), features=tuple(Feature(f"f{j}") for j in range(4)), trees=trees, edges=(), named=False,
+        baseline=np.ravel(theirs._baseline_prediction),
+    )  # fmt: skip
+    booster = Booster(ensemble)
+    assert np.allclose(booster.predict(X), theirs.predict(X))
+    for features in ([0], [1, 2]):
+        expected = sklearns(theirs, X, features, method="recursion", grid_resolution=7)
+        found = booster.partial_dependence(
+            features, grid=expected["grid_values"] if len(features) > 1 else expected["grid_values"][0]
+        )
+        # Theirs leaves the constant out.
+        difference = found["value"].to_numpy() - expected["average"].ravel()
+        assert np.allclose(difference, ensemble.baseline[0]) or np.allclose(difference, 0)
+        average = sklearns(theirs, X, features, method="brute", grid_resolution=7)["average"].ravel()
+        values = booster.partial_dependence(
+            features, X, grid=expected["grid_values"] if len(features) > 1 else expected["grid_values"][0]
+        )
+        assert np.allclose(values["value"], average)
+
+
+def _tree(nodes: np.ndarray) -> Tree:
+    order: list[int] = []
+    to_visit = [0]
+    while to_visit:
+        order.append(to_visit.pop())
+        if not nodes[order[-1]]["is_leaf"]:
+            to_visit += [int(nodes[order[-1]]["right"]), int(nodes[order[-1]]["left"])]
+    place = np.zeros(len(nodes), np.int32)
+    place[order] = np.arange(len(order))
+    sorted_nodes = nodes[order]
+    leaf = sorted_nodes["is_leaf"].astype(bool)
+    return Tree(
+        feature=np.where(leaf, -1, sorted_nodes["feature_idx"]).astype(np.int32),
+        threshold=np.where(leaf, np.nan, sorted_nodes["num_threshold"]),
+        categories=(None,) * len(nodes),
+        missing_left=sorted_nodes["missing_go_to_left"].astype(bool) & ~leaf,
+        left=np.where(leaf, -1, place[sorted_nodes["left"]]).astype(np.int32),
+        right=np.where(leaf, -1, place[sorted_nodes["right"]]).astype(np.int32),
+        gain=np.where(leaf, 0.0, sorted_nodes["gain"]),
+        cover=sorted_nodes["count"].astype(np.float64),
+        count=sorted_nodes["count"].astype(np.int64),
+        value=sorted_nodes["value"],
+    )
+
+
+def fitted(target: str, n: int = 300, **changed: Any) -> tuple[pd.DataFrame, Booster]:
+    frame = mixed_frame(n)
+    return frame, dboost.fit(frame[[*FEATURES, target]], target, max_iter=6, min_samples_leaf=10, **changed)
+
+
+@pytest.mark.parametrize("scale", ["raw", "prediction"])
+@pytest.mark.parametrize("target", ["y", "late", "grade"])
+def test_average_and_individual_by_hand(target: str, scale: str) -> None:
+    frame, booster = fitted(target)
+
+    def predict(rows: pd.DataFrame) -> np.ndarray:
+        if scale == "raw" or target == "y":
+            found = np.asarray(booster.predict(rows, raw_score=True))
+        else:
+            found = np.asarray(booster.predict_proba(rows))
+            found = found[:, 1] if target == "late" else found
+        return found.reshape(len(rows), -1)
+
+    one = booster.partial_dependence("rooms", frame, grid=[1.0, 3.0, np.nan], scale=scale)
+    expected = np.array([predict(frame.assign(rooms=v)).mean(axis=0) for v in (1.0, 3.0, np.nan)])
+    assert one["value"].to_numpy() == pytest.approx(expected.ravel())
+    assert one.columns.tolist() == (["rooms", "class", "value"] if target == "grade" else ["rooms", "value"])
+    two = booster.partial_dependence(["town", "x"], frame, grid={"x": [-1.0, 0.5]}, scale=scale)
+    assert two.drop_duplicates(["town", "x"])[["town", "x"]].to_numpy().tolist() == [
+        [t, x] for t in sorted(TOWNS) for x in (-1, 0.5)
+    ]
+    expected = np.array([predict(frame.assign(town=t, x=x)).mean(axis=0) for t in sorted(TOWNS) for x in (-1.0, 0.5)])
+    assert two["value"].to_numpy() == pytest.approx(expected.ravel())
+    curves = booster.partial_dependence("x", frame, "individual", grid=[0.0, 1.0], scale=scale, max_rows=7)
+    rows = frame.iloc[[i * 300 // 7 for i in range(7)]]
+    assert curves["row"].unique().tolist() == rows.index.tolist()
+    expected = np.stack([predict(rows.assign(x=v)) for v in (0.0, 1.0)], axis=1)
+    assert curves["value"].to_numpy() == pytest.approx(expected.ravel())
+
+
+def test_conditional_means_by_hand() -> None:
+    frame, booster = fitted("y")
+    raw = booster.predict(frame, raw_score=True)
+    found = booster.partial_dependence(["town", "rooms"], frame, "conditional", grid={"rooms": [2.0, 4.0, 900.0]})
+    nearest = frame["rooms"].map(lambda v: v if v != v else 2.0 if v <= 3 else 4.0)
+    for row in found.to_dict("records"):
+        here = (frame["town"] == row["town"]) & (nearest == row["rooms"])
+        assert row["count"] == here.sum()
+        assert np.isnan(row["value"]) if not here.any() else row["value"] == pytest.approx(raw[here].mean())
+    missing = booster.partial_dependence("town", frame, "conditional", grid=["Mons", None])
+    assert missing["value"].tolist() == pytest.approx([raw[frame["town"] == "Mons"].mean(), raw[frame["town"].isna()].mean()])
+
+
+@pytest.mark.parametrize("kind", ["average", "conditional", "individual"])
+def test_partitions_do_not_change_a_bit(kind: str) -> None:
+    frame, booster = fitted("grade")
+    whole = booster.partial_dependence(["town", "x"], frame, kind, grid=5, max_rows=9)
+    for at in ([100], [7, 7, 250]):
+        found = booster.partial_dependence(["town", "x"], cut(frame, at), kind, grid=5, max_rows=9)
+        pd.testing.assert_frame_equal(found, whole, check_exact=True)
+        assert found.attrs == whole.attrs
+    X = np.random.default_rng(0).normal(size=(200, 3))
+    array = dboost.fit(X, X[:, 0] * X[:, 1], max_iter=3)
+    lazy = array.partial_dependence("f1", da.from_array(X, (60, 2)), kind)
+    pd.testing.assert_frame_equal(lazy, array.partial_dependence(1, X, kind), check_exact=True)
+
+
+def test_grids_without_data_meet_the_codes() -> None:
+    frame, booster = fitted("y")
+    rooms = booster.partial_dependence("rooms")["rooms"]
+    assert rooms.tolist() == sorted(frame["rooms"].dropna().unique())
+    assert booster.partial_dependence("town")["town"].tolist() == sorted(TOWNS)
+    x = booster.partial_dependence("x", grid=11)
+    assert len(x) == 11 and x["x"].is_monotonic_increasing and frame["x"].between(x["x"].min(), x["x"].max()).mean() > 0.9
+    frequent = booster.partial_dependence("town", frame, grid=2)["town"]
+    assert set(frequent) == set(frame["town"].value_counts().index[:2])
+    assert booster.partial_dependence("x", frame).attrs["deciles"]["x"] == pytest.approx(
+        np.quantile(frame["x"], np.arange(1, 10) / 10)
+    )
+    bare = Booster(replace(booster.ensemble, edges=()))
+    assert bare.partial_dependence("x")["value"].nunique() > 3
+
+
+def test_traversal_and_average_agree_where_features_are_independent() -> None:
+    rng = np.random.default_rng(0)
+    # Every combination once: independent to the last digit.
+    X = np.array(np.meshgrid(*[np.arange(6.0)] * 4)).reshape(4, -1).T
+    y = X[:, 0] * X[:, 1] + np.sin(X[:, 2]) + rng.normal(size=len(X)) * 0.1
+    booster = dboost.fit(X, y, max_iter=30, max_leaf_nodes=4)
+    by_trees, by_rows = booster.partial_dependence(["f0", "f1"]), booster.partial_dependence(["f0", "f1"], X)
+    assert by_trees[["f0", "f1"]].equals(by_rows[["f0", "f1"]])
+    assert np.abs(by_trees["value"] - by_rows["value"]).max() < 0.1 * by_rows["value"].std()
+
+
+def test_centred_curves_and_taken_names() -> None:
+    frame, booster = fitted("grade")
+    curves = booster.partial_dependence("x", frame, "individual", grid=4, max_rows=3, centred=True)
+    assert curves.groupby(["row", "class"])["value"].mean().abs().max() < 1e-12
+    renamed = frame.rename(columns={"x": "value"})
+    other = dboost.fit(renamed[["value", "y"]], "y", max_iter=2)
+    assert other.partial_dependence("value").columns.tolist() == ["feature value", "value"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"features": "z"}, "no feature 'z'"),
+        ({"features": "roms"}, "'rooms'"),
+        ({"features": ["x", "age", "size"]}, "3 features"),
+        ({"features": ["x", 0]}, "twice"),
+        ({"features": []}, "at least one"),
+        ({"features": 7}, "between 0 and 6"),
+        ({"features": "x", "kind": "both"}, "'both'"),
+        ({"features": "x", "kind": "individual"}, "needs rows"),
+        ({"features": "x", "scale": "log"}, "'log'"),
+        ({"features": "x", "grid": 0}, "one point"),
+        ({"features": "x", "grid": []}, "no values"),
+        ({"features": "x", "grid": ["a"]}, "no number"),
+        ({"features": "town", "grid": ["Paris"]}, "'Paris'"),
+        ({"features": "x", "grid": {"age": [1]}}, "'age'"),
+        ({"features": ["x", "age"], "grid": [[1]]}, "1 lists"),
+        ({"features": "x", "max_rows": 0}, "max_rows"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ParameterError, match=complaint):
+        BOOSTER.partial_dependence(**arguments)
+
+
+BOOSTER = Booster(replace(random_ensemble(0), features=tuple(Feature(n, ("Mons",) if n == "town" else None) for n in FEATURES)))
+
+
+def test_data_without_rows_or_columns() -> None:
+    frame, booster = fitted("y")
+    for empty in (frame.iloc[:0], cut(frame.iloc[:0], [0])):
+        with pytest.raises(DataError, match="no rows"):
+            booster.partial_dependence("x", empty)
+    with pytest.raises(DataError, match="'age'"):
+        booster.partial_dependence("x", cut(frame.drop(columns="age"), [9]))
+
+
+@pytest.mark.real_data
+def test_income_against_age_on_the_marketing_table() -> None:
+    """§8.2 of the paper: income rises to the fifth age group (45–54) and falls after."""
+    table = pd.read_parquet(path("marketing"))
+    booster = dboost.fit(table, "Income", loss="squared_error")
+    for found in (booster.partial_dependence("Age"), booster.partial_dependence("Age", table)):
+        assert len(found) == 7 and int(found["value"].argmax()) == 4
+    six = {"Occupation", "Status", "Marital", "Age", "Edu", "Home_Type"}
+    assert set(booster.importance().index[:6]) == six
