@@ -18,7 +18,7 @@ import pandas as pd
 
 from dboost import losses
 from dboost.errors import ParameterError
-from dboost.inspection.methods import Inspection
+from dboost.inspection.drawing import Drawing
 from dboost.losses.base import Loss
 from dboost.model import files, storage
 from dboost.model.ensemble import Ensemble
@@ -40,7 +40,7 @@ class _Answer(NamedTuple):
     dtype: np.dtype = np.dtype(np.float64)
 
 
-class Booster(Inspection):
+class Booster(Drawing):
     """A trained model. Made by `dboost.fit` and `dboost.load`.
 
     Parameters

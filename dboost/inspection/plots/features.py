@@ -1,0 +1,240 @@
+"""Importance as bars; dependence as lines, bars, surfaces and panels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dboost.errors import ParameterError
+from dboost.inspection.plots import canvas
+from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, INK
+
+#: With so few points, each is marked: they are probably codes.
+FEW_POINTS = 12
+MAX_PANELS = 12
+
+
+def draw_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax: Any) -> Any:
+    """Bars, the largest on top; with classes, each bar is the mean and the classes are marks on it."""
+    title = {"friedman": "Relative importance", "permutation": "Importance by permutation"}
+    kind = importance.attrs.get("kind", "friedman")
+    by_class = importance if isinstance(importance, pd.DataFrame) else None
+    values = importance.mean(axis=1) if isinstance(importance, pd.DataFrame) else importance
+    shown = values.iloc[:max_features][::-1]
+    with canvas.style():
+        ax = canvas.axes_for(ax, height=0.75 + 0.235 * max(3, len(shown)))
+        place = np.arange(len(shown))
+        ax.barh(place, shown.to_numpy(), color=BLUE, height=0.62, alpha=1.0 if by_class is None else 0.35)
+        if by_class is not None:
+            markers = "o^sDvP*X"
+            for k, name in enumerate(by_class.columns):
+                of_class = by_class.loc[shown.index, name]
+                style = {"color": canvas.CYCLE[k % len(canvas.CYCLE)], "marker": markers[k % len(markers)]}
+                ax.plot(of_class, place, linestyle="none", markersize=4.5, clip_on=False, label=canvas.short(name), **style)
+            canvas.legend_beside(ax, "class")
+        elif len(shown):
+            for y, value in enumerate(shown.to_numpy().tolist()):
+                canvas.note(ax, f"{value:.0f}".replace("-", "−"), (max(value, 0), y), (3, 0), color=GREY)
+        ax.set_yticks(place, [canvas.short(name) for name in shown.index])
+        left = values.shape[0] - len(shown)
+        more = f" (the {len(shown)} largest of {values.shape[0]})" if left else ""
+        ax.set_title(title.get(kind, f"Importance by {kind}") + more)
+        ax.set_xlabel("percent of the largest" + (", per class" if by_class is not None else ""))
+        ax.set_xlim(min(0.0, float(shown.min()) * 1.05 if len(shown) else 0.0), 108)
+        ax.set_ylim(-0.6, max(3, len(shown)) - 0.4)
+        canvas.bars(ax)
+    return ax
+
+
+def draw_dependence(table: pd.DataFrame, label: str, ax: Any) -> Any:
+    """One or two features' dependence, as `partial_dependence` tells it.
+
+    table : the answer of `partial_dependence`; label : of the value axis.
+
+    Returns
+    -------
+    The axes, or an array of them for panels.
+    """
+    names = table.attrs["features"]
+    with canvas.style():
+        if len(names) == 1:
+            draw = _curve if _is_numeric(table[names[0]]) else _bars
+            ax = canvas.axes_for(ax, height=3.0 if draw is _curve else _bars_height(table, names[0]))
+            draw(ax, table, names[0], label)
+            ax.set_title(f"{_what(table)} on {_user_name(names[0])}")
+            return ax
+        if table.attrs["kind"] == "individual":
+            raise ParameterError("individual curves are drawn for one feature: ask for two of them one after the other")
+        numeric = [_is_numeric(table[name]) for name in names]
+        if all(numeric) and "class" not in table:
+            ax = canvas.axes_for(ax, height=3.7)
+            _surface(ax, table, names, label)
+            ax.set_title(f"{_what(table)} on {_user_name(names[0])} and {_user_name(names[1])}")
+            return ax
+        if ax is not None:
+            raise ParameterError("this picture has several panels: it makes axes of its own, so leave ax out")
+        return _classes(table, names, label) if all(numeric) else _panels(table, names, numeric, label)
+
+
+def _what(table: pd.DataFrame) -> str:
+    return {"conditional": "Conditional mean", "individual": "Dependence, row by row,"}.get(table.attrs["kind"], "Dependence")
+
+
+def _user_name(column: str) -> str:
+    return column.removeprefix("feature ")
+
+
+def _is_numeric(column: pd.Series) -> bool:
+    return bool(pd.api.types.is_numeric_dtype(column)) and not pd.api.types.is_bool_dtype(column)
+
+
+def _by_class(table: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
+    if "class" not in table:
+        return [(None, table)]
+    return [(name, table[table["class"] == name]) for name in table["class"].unique()]
+
+
+def _curve(ax: Any, table: pd.DataFrame, name: str, label: str, legend: bool = True) -> None:
+    """Lines over a numeric feature, with its deciles at the base."""
+    groups = _by_class(table)
+    for i, (of_class, part) in enumerate(groups):
+        present = part[part[name].notna() & part["value"].notna()]
+        style = canvas.colour(i)
+        if "row" in present:
+            for _, curve in present.groupby("row"):
+                ax.plot(curve[name], curve["value"], color=style["color"], linewidth=0.5, alpha=_faintness(present), zorder=1)
+            present = present.groupby(name, as_index=False)["value"].mean()
+            style["linewidth"] = 2.6
+        marker = "o" if len(present) <= FEW_POINTS else None
+        text = None if of_class is None else canvas.short(of_class)
+        ax.plot(present[name], present["value"], marker=marker, markersize=4, label=text, zorder=3, **style)
+        gone = part[part[name].isna()]
+        if len(gone):
+            text = None if len(groups) > 1 else "missing"
+            ax.axhline(gone["value"].mean(), color=style["color"], linewidth=0.9, linestyle=(0, (1, 2)), label=text)
+    _rug(ax, table, name, "x")
+    ax.set(xlabel=_user_name(name), ylabel=label)
+    ax.grid(axis="y")
+    if legend and ax.get_legend_handles_labels()[0]:
+        if len(groups) > 1:
+            canvas.legend_beside(ax, "class\n(dots: missing)" if table[name].isna().any() else "class")
+        else:
+            ax.legend(loc="best")
+
+
+def _faintness(curves: pd.DataFrame) -> float:
+    return float(np.clip(12 / max(1, curves["row"].nunique()), 0.06, 0.5))
+
+
+def _rug(ax: Any, table: pd.DataFrame, name: str, axis: str) -> None:
+    """Short lines at the deciles of the data, inside the axis."""
+    deciles = table.attrs["deciles"].get(_user_name(name), [])
+    if deciles:
+        transform = ax.get_xaxis_transform() if axis == "x" else ax.get_yaxis_transform()
+        for place in deciles:
+            ends: tuple[Any, Any] = ([place, place], [0.0, 0.03])
+            for colour, width in (("white", 2.2), (INK, 0.9)):
+                ax.plot(*(ends if axis == "x" else ends[::-1]), transform=transform, color=colour, linewidth=width, zorder=4)
+
+
+def _bars(ax: Any, table: pd.DataFrame, name: str, label: str, legend: bool = True) -> None:
+    """Bars from the mean over the levels to what each level gives; with classes, marks in their colours."""
+    levels = list(dict.fromkeys(None if _missing(level) else level for level in table[name]))[::-1]
+    place = np.arange(len(levels))
+    groups = _by_class(table)
+    markers = "o^sDvP*X"
+    for i, (of_class, part) in enumerate(groups):
+        of_level = part["value"].groupby([None if _missing(v) else v for v in part[name]], dropna=False, sort=False).mean()
+        values = np.array([of_level.iloc[_position(of_level, level)] for level in levels])
+        centre = float(np.nanmean(values))
+        if of_class is None:
+            ax.barh(place, values - centre, left=centre, height=0.62, color=BLUE)
+            ax.axvline(centre, color=GREY, linewidth=0.8)
+        else:
+            style = {"color": canvas.CYCLE[i % len(canvas.CYCLE)], "marker": markers[i % len(markers)]}
+            ax.plot(values, place, linestyle="none", markersize=5, label=canvas.short(of_class), **style)
+            ax.axvline(centre, color=style["color"], linewidth=0.6, linestyle=(0, (1, 2)))
+    ax.set_yticks(place, [canvas.short(level) for level in levels])
+    ax.set(xlabel=label, ylabel=_user_name(name), ylim=(-0.6, max(2, len(levels)) - 0.4))
+    ax.margins(x=0.06)
+    canvas.bars(ax)
+    if len(groups) > 1 and legend:
+        canvas.legend_beside(ax, "class")
+
+
+def _missing(level: Any) -> bool:
+    return level is None or (isinstance(level, float) and level != level)
+
+
+def _position(of_level: pd.Series, level: Any) -> int:
+    return next(i for i, found in enumerate(of_level.index) if (_missing(found) and level is None) or found == level)
+
+
+def _bars_height(table: pd.DataFrame, name: str) -> float:
+    return 0.95 + 0.235 * max(2, table[name].nunique(dropna=False))
+
+
+def _surface(ax: Any, table: pd.DataFrame, names: list[str], label: str) -> Any:
+    """Colours over two numeric features: trees are constant between points, so nothing is interpolated."""
+    present = table.dropna(subset=names)
+    grid = present.pivot_table(index=names[1], columns=names[0], values="value", dropna=False)
+    mesh = ax.pcolormesh(
+        _borders(grid.columns.to_numpy(np.float64)), _borders(grid.index.to_numpy(np.float64)), grid.to_numpy(),
+        cmap=canvas.SURFACE, rasterized=True,
+    )  # fmt: skip
+    ax.set(xlabel=_user_name(names[0]), ylabel=_user_name(names[1]), facecolor=FAINT)
+    limits = ax.get_xlim(), ax.get_ylim()
+    _rug(ax, table, names[0], "x")
+    _rug(ax, table, names[1], "y")
+    ax.set(xlim=limits[0], ylim=limits[1])
+    bar = ax.figure.colorbar(mesh, ax=ax, label=label, pad=0.02)
+    bar.outline.set_visible(False)
+    return mesh
+
+
+def _borders(values: np.ndarray) -> np.ndarray:
+    if len(values) == 1:
+        return np.array([values[0] - 0.5, values[0] + 0.5])
+    middles = (values[1:] + values[:-1]) / 2
+    return np.concatenate([[2 * values[0] - middles[0]], middles, [2 * values[-1] - middles[-1]]])
+
+
+def _classes(table: pd.DataFrame, names: list[str], label: str) -> Any:
+    """One surface per class."""
+    groups = _by_class(table)[:MAX_PANELS]
+    grid = _grid(len(groups), 2.9)
+    for ax, (of_class, part) in zip(grid, groups, strict=True):
+        part.attrs = table.attrs
+        _surface(ax, part, names, label)
+        ax.set_title(f"class {canvas.short(of_class)}")
+    return grid
+
+
+def _panels(table: pd.DataFrame, names: list[str], numeric: list[bool], label: str) -> Any:
+    """A categorical feature × another: one panel per level, on one scale."""
+    split, other = (names[0], names[1]) if not numeric[0] else (names[1], names[0])
+    levels = [None if _missing(level) else level for level in table[split].unique()]
+    shown = levels[:MAX_PANELS]
+    is_numeric = _is_numeric(table[other])
+    grid = _grid(len(shown), 2.1 if is_numeric else _bars_height(table, other), sharex=True, sharey=True)
+    for i, (ax, level) in enumerate(zip(grid, shown, strict=True)):
+        part = table[table[split].isna()] if level is None else table[table[split] == level]
+        part.attrs = table.attrs
+        (_curve if is_numeric else _bars)(ax, part, other, label, legend=i == 0)
+        ax.set_title(f"{_user_name(split)}: {canvas.short(level)}")
+        ax.label_outer()
+    if len(levels) > len(shown):
+        grid[0].figure.suptitle(f"the first {len(shown)} of {len(levels)} levels", fontsize=8.5, color=GREY)
+    return grid
+
+
+def _grid(n: int, height: float, **how: Any) -> np.ndarray:
+    n_columns = min(n, 3 if n > 4 else 2)
+    n_rows = -(-n // n_columns)
+    grid = canvas.new_axes(n_rows, n_columns, width=max(canvas.WIDTH, 2.6 * n_columns), height=height * n_rows + 0.3, **how)
+    for ax in grid.ravel()[n:]:
+        ax.remove()
+    found: np.ndarray = grid.ravel()[:n]
+    return found

@@ -1,0 +1,184 @@
+"""Pictures show the numbers of the tables, say what their axes are, and need nothing global."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from io import BytesIO
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import dboost
+from dboost import Booster
+from dboost.errors import DBoostError, ParameterError
+from tests.fits import FEATURES, mixed_frame
+from tests.forests import random_ensemble
+
+matplotlib = pytest.importorskip("matplotlib")
+FRAME = mixed_frame(300)
+
+
+@cache
+def booster(target: str) -> Booster:
+    settings = (
+        {"eval_set": mixed_frame(200, seed=1)[[*FEATURES, target]], "early_stopping_rounds": 2} if target != "grade" else {}
+    )
+    return dboost.fit(FRAME[[*FEATURES, target]], target, max_iter=12, max_leaf_nodes=7, **settings)
+
+
+def axes_of(drawn: Any) -> list[Any]:
+    return list(np.ravel(drawn))
+
+
+DRAW = {
+    "importance": lambda b, t: b.plot_importance(),
+    "per class": lambda b, t: b.plot_importance(per_class=t != "y") if t != "y" else b.plot_importance("gain", max_features=2),
+    "numeric": lambda b, t: b.plot_partial_dependence("x", FRAME, grid=[-1, 0, 1, np.nan]),
+    "individual": lambda b, t: b.plot_partial_dependence("x", FRAME, "individual", max_rows=20, scale="prediction"),
+    "conditional": lambda b, t: b.plot_partial_dependence("rooms", FRAME, "conditional", centred=True),
+    "categorical": lambda b, t: b.plot_partial_dependence("town", grid=["Gent", "Mons", None]),
+    "truth values": lambda b, t: b.plot_partial_dependence("flag"),
+    "surface": lambda b, t: b.plot_partial_dependence(["x", "age"], FRAME, grid=4),
+    "panels": lambda b, t: b.plot_partial_dependence(["x", "town"]),
+    "bars in panels": lambda b, t: b.plot_partial_dependence(["town", "kind"]),
+    "history": lambda b, t: b.plot_history(),
+    "tree": lambda b, t: b.plot_tree(),
+    "last tree": lambda b, t: b.plot_tree(-1),
+    "summary": lambda b, t: b.plot_shap_summary(FRAME, background=FRAME.iloc[:3]),
+    "attribution": lambda b, t: b.plot_shap_dependence("size", FRAME),
+    "levels": lambda b, t: b.plot_shap_dependence("town", FRAME),
+    "waterfall": lambda b, t: b.plot_waterfall(FRAME, 5),
+    "short waterfall": lambda b, t: b.plot_waterfall(FRAME, -1, max_features=3),
+    "calibration": lambda b, t: b.plot_calibration(FRAME, t) if t != "y" else b.plot_residuals(FRAME, t),
+    "lift": lambda b, t: b.plot_lift(FRAME, t) if t != "y" else b.plot_residuals(mixed_frame(4000), t),
+}
+
+
+@pytest.mark.parametrize("target", ["y", "late", "grade"])
+@pytest.mark.parametrize("what", DRAW)
+def test_every_picture_is_drawn_and_says_what_it_shows(what: str, target: str) -> None:
+    axes = axes_of(DRAW[what](booster(target), target))
+    assert all(ax.get_title(loc="left") for ax in axes if "history" not in what) or axes[0].get_title(loc="left")
+    figure = axes[0].figure
+    if "tree" not in what:
+        shown = [ax for ax in axes if ax.get_subplotspec().is_last_row()]
+        assert all(ax.get_xlabel() for ax in shown)
+    for kind in ("svg", "png"):
+        file = BytesIO()
+        figure.savefig(file, format=kind)
+        assert len(file.getvalue()) > 3000
+    # Nothing is drawn off the figure.
+    figure.canvas.draw()
+    box = axes[0].get_tightbbox()
+    assert box.x0 > -2 and box.y0 > -2 and box.x1 < figure.bbox.width + 2 and box.y1 < figure.bbox.height + 2
+
+
+def test_bars_are_the_importances() -> None:
+    ax = booster("y").plot_importance(max_features=3)
+    expected = booster("y").importance().iloc[:3]
+    assert [bar.get_width() for bar in ax.patches][::-1] == pytest.approx(expected.tolist())
+    assert [label.get_text() for label in ax.get_yticklabels()][::-1] == expected.index.tolist()
+    assert "3 largest of 7" in ax.get_title(loc="left")
+
+
+def test_lines_are_the_dependence_and_the_deciles_are_marked() -> None:
+    table = booster("y").partial_dependence("x", FRAME)
+    ax = booster("y").plot_partial_dependence("x", FRAME)
+    line = max(ax.lines, key=lambda line: len(line.get_xdata()))
+    assert np.array_equal(line.get_xdata(), table["x"]) and np.array_equal(line.get_ydata(), table["value"])
+    marked = {line.get_xdata()[0] for line in ax.lines if len(line.get_xdata()) == 2}
+    assert marked == set(table.attrs["deciles"]["x"])
+    assert ax.get_xlabel() == "x" and ax.get_ylabel() == "prediction"
+    levels = booster("late").partial_dependence("town")
+    bars = booster("late").plot_partial_dependence("town")
+    ends = [bar.get_x() + bar.get_width() for bar in bars.patches][::-1]
+    assert ends == pytest.approx(levels["value"].tolist()) and bars.get_xlabel() == "log odds of 1"
+
+
+def test_surfaces_are_the_dependence() -> None:
+    table = booster("y").partial_dependence(["x", "age"], grid=4)
+    ax = booster("y").plot_partial_dependence(["x", "age"], grid=4)
+    shown = np.asarray(ax.collections[0].get_array()).reshape(table["age"].nunique(), -1)
+    assert shown.T.ravel() == pytest.approx(table["value"].to_numpy())
+
+
+def test_the_best_iteration_is_marked() -> None:
+    ax = axes_of(booster("late").plot_history())[0]
+    best = booster("late").best_iteration
+    assert any(list(line.get_xdata()) == [best, best] for line in ax.lines)
+    assert {text.get_text() for text in ax.get_legend().get_texts()} == {"training rows", "held-out rows"}
+    assert ax.get_ylabel() == "log loss" and ax.get_xlabel() == "iteration"
+
+
+def test_waterfalls_lead_from_the_expected_score_to_the_rows() -> None:
+    ax = booster("late").plot_waterfall(FRAME, 7, max_features=4)
+    bars = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in ax.patches]
+    assert bars[0][0] == pytest.approx(booster("late").expected_value)
+    assert bars[-1][1] == pytest.approx(booster("late").predict(FRAME.iloc[7:8], raw_score=True).iloc[0])
+    assert len(bars) == 4 and all(a[1] == pytest.approx(b[0]) for a, b in pairwise(bars))
+
+
+def test_calibration_and_lift_are_counted() -> None:
+    probability, truth = booster("late").predict_proba(FRAME)[1].to_numpy(), FRAME["late"].to_numpy()
+    ax = booster("late").plot_calibration(FRAME, "late", n_bins=3)
+    groups = np.array_split(np.argsort(probability, kind="stable"), 3)
+    points = ax.lines[1].get_xydata()
+    assert points == pytest.approx(np.array([(probability[g].mean(), truth[g].mean()) for g in groups]))
+    lift = booster("late").plot_lift(FRAME, "late")
+    first = np.argsort(-probability, kind="stable")[:30]
+    assert lift.lines[-1].get_ydata()[0] == pytest.approx(truth[first].sum() / truth.sum())
+
+
+def test_drawing_on_axes_of_the_caller() -> None:
+    from matplotlib.figure import Figure
+
+    ax = Figure().subplots()
+    assert booster("y").plot_importance(ax=ax) is ax and ax.patches
+    assert booster("y").plot_tree(ax=Figure().subplots()).texts
+    with pytest.raises(ParameterError, match="leave ax out"):
+        booster("y").plot_partial_dependence(["town", "x"], ax=ax)
+
+
+@pytest.mark.parametrize(
+    ("draw", "complaint"),
+    [
+        (lambda b: b.plot_tree(99), "no tree 99"),
+        (lambda b: b.plot_importance(max_features=0), "max_features"),
+        (lambda b: b.plot_partial_dependence(["x", "age"], FRAME, "individual"), "one feature"),
+        (lambda b: b.plot_calibration(FRAME, "y"), "predicts numbers"),
+        (lambda b: b.plot_waterfall(FRAME, 300), "no row 300"),
+        (lambda b: b.plot_shap_summary(FRAME, output="high"), "'high'"),
+        (lambda b: b.plot_importance(kind="gain", data=1), "no data"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(draw: Any, complaint: str) -> None:
+    with pytest.raises(ParameterError, match=complaint):
+        draw(booster("y"))
+
+
+def test_no_residuals_of_classes_and_no_history_of_nothing() -> None:
+    with pytest.raises(ParameterError, match="predicts classes"):
+        booster("late").plot_residuals(FRAME, "late")
+    with pytest.raises(DBoostError, match="no history"):
+        Booster(random_ensemble(0), history=pd.DataFrame({"iteration": []})).plot_history()
+
+
+def test_matplotlib_is_loaded_when_something_is_drawn_and_missed_politely() -> None:
+    code = """
+import sys, dboost
+from tests.forests import random_ensemble
+assert "matplotlib" not in sys.modules
+sys.modules["matplotlib"] = None
+try:
+    dboost.Booster(random_ensemble(0)).plot_importance()
+except dboost.DBoostError as error:
+    assert "dboost[plots]" in str(error)
+else:
+    raise SystemExit("drawn without matplotlib")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
