@@ -40,14 +40,27 @@ class CodedTable:
         return stored
 
     def shard(
-        self, gradient: np.ndarray, hessian: np.ndarray | None, *, max_leaves: int = 31, rows: slice = slice(None)
+        self,
+        gradient: np.ndarray,
+        hessian: np.ndarray | None,
+        *,
+        times: np.ndarray | None = None,
+        max_leaves: int = 31,
+        rows: slice = slice(None),
     ) -> Shard:
         """Some of the rows as a shard, with gradients and Hessians already worked out."""
         codes = self.stored().part(rows)
         contiguous = Codes(np.ascontiguousarray(codes.narrow), np.ascontiguousarray(codes.wide), codes.row_of)
         target = np.zeros(codes.n_rows)
         shard = Shard(
-            contiguous, self.layout, target, None, target.copy(), constant_hessian=hessian is None, max_leaves=max_leaves
+            contiguous,
+            self.layout,
+            target,
+            None if times is None else times[rows].astype(np.float64),
+            target.copy(),
+            constant_hessian=hessian is None,
+            max_leaves=max_leaves,
+            whole_weights=times is not None,
         )
         shard.gradient[:] = gradient[rows]
         if shard.hessian is not None and hessian is not None:

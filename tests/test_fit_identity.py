@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import dboost
@@ -200,21 +200,60 @@ def test_weights_of_one_are_no_weights(target: str, min_samples_leaf: int) -> No
     assert saved(found) == expected
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("seed", range(3))
-def test_a_row_of_weight_two_is_the_row_twice(target: str, seed: int) -> None:
-    """Predictions agree to 1e-7, where neither limits on rows nor Hessians of one unit stand between."""
-    frame = mixed_frame(400, seed=seed)
-    weight = np.random.default_rng(seed).integers(0, 4, 400)
-    repeated = frame.loc[np.repeat(np.arange(400), weight)].reset_index(drop=True)
-    settings = {"features": FEATURES, "min_samples_leaf": 1, "max_iter": 20}
-    once = fit(frame.assign(w=weight.astype(float)), target, sample_weight="w", **settings)
-    twice = fit(repeated, target, **settings)
-    for a, b in zip(once.ensemble.edges, twice.ensemble.edges, strict=True):
+@given(
+    target=st.sampled_from(TARGETS),
+    seed=st.integers(0, 2**32),
+    n_rows=st.sampled_from([60, 300, 700]),
+    heaviest=st.sampled_from([2, 3, 15]),
+    options=st.fixed_dictionaries(
+        {
+            "max_leaf_nodes": st.sampled_from([4, 31, None]),
+            "max_depth": st.sampled_from([3, 8]),
+            "growth": st.sampled_from(["best_first", "depth_wise"]),
+            "l2_regularization": st.sampled_from([0.0, 1.0]),
+            "max_bins": st.sampled_from([16, 255]),
+        }
+    ),
+)
+@settings(max_examples=25)
+def test_a_row_of_whole_weight_is_so_many_rows(
+    target: str, seed: int, n_rows: int, heaviest: int, options: dict[str, Any]
+) -> None:
+    """The same splits, and predictions that agree to the rounding of the first score; only numbers of rows differ."""
+    frame = mixed_frame(n_rows, seed)
+    weight = np.random.default_rng(seed).integers(0, heaviest + 1, n_rows)
+    weight[:3] = 1, 2, heaviest
+    assume(frame.loc[weight > 0, target].nunique() >= 3 - (target == "late"))
+    repeated = frame.loc[np.repeat(np.arange(n_rows), weight)].reset_index(drop=True)
+    common = {"features": FEATURES, "min_samples_leaf": 1, "max_iter": 30, **options}
+    once = fit(frame.assign(w=weight.astype(float)), target, sample_weight="w", **common)
+    often = fit(repeated, target, **common)
+    for a, b in zip(once.ensemble.edges, often.ensemble.edges, strict=True):
         assert (a is None and b is None) or np.array_equal(a, b)
-    assert once.ensemble.baseline == pytest.approx(twice.ensemble.baseline, rel=1e-12)
-    a, b = (np.asarray(model.predict(frame, raw_score=True)) for model in (once, twice))
-    assert np.abs(a - b).max() <= 1e-7
+    assert once.ensemble.baseline == pytest.approx(often.ensemble.baseline, rel=1e-13, abs=1e-15)
+    for a, b in zip(once.ensemble.trees, often.ensemble.trees, strict=True):
+        assert a.feature.tolist() == b.feature.tolist()
+        assert a.threshold.tobytes() == b.threshold.tobytes()
+        assert a.cover == pytest.approx(b.cover, rel=1e-9)
+    a, b = (np.asarray(model.predict(frame[weight > 0], raw_score=True)) for model in (once, often))
+    assert np.abs(a - b).max() <= 1e-9 * np.abs(b).max()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_fractions_and_heavy_rows_are_weights_too(target: str) -> None:
+    """Weights that are no whole numbers, or large ones: the same model but for rounding, and for any partitions."""
+    X = np.random.default_rng(3).normal(size=(500, 2))
+    frame = pd.DataFrame(X, columns=["a", "b"]).assign(**{target: FRAME[target][:500]})
+    frame["w"] = np.random.default_rng(4).integers(1, 4, 500) * 1.0
+    common = {"min_samples_leaf": 1, "max_iter": 1, "max_leaf_nodes": 4, "learning_rate": 0.5}
+    whole = fit(frame, target, sample_weight="w", min_hessian=1.0, l2_regularization=1.0, **common)
+    for factor in (0.7, 1000.0):
+        scaled = frame.assign(w=frame["w"] * factor)
+        limits = {"min_hessian": factor, "l2_regularization": factor}
+        found = fit(scaled, target, sample_weight="w", **limits, **common)
+        a, b = (np.asarray(model.predict(frame, raw_score=True)) for model in (found, whole))
+        assert np.abs(a - b).max() <= 1e-6 * np.abs(b).max()
+        assert saved(fit(cut(scaled, [70, 300]), target, sample_weight="w", n_threads=3, **limits, **common)) == saved(found)
 
 
 # Saving, loading, predicting.

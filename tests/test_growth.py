@@ -42,7 +42,16 @@ def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 class Problem:
     """A table with gradients and Hessians, and the parameters to grow a tree by."""
 
-    def __init__(self, table: CodedTable, parameters: Parameters, seed: int, *, with_hessian: bool, levels: int = 0) -> None:
+    def __init__(
+        self,
+        table: CodedTable,
+        parameters: Parameters,
+        seed: int,
+        *,
+        with_hessian: bool,
+        levels: int = 0,
+        times: np.ndarray | None = None,
+    ) -> None:
         self.table, self.parameters = table, parameters
         rng = np.random.default_rng(seed)
         # Gradients that some of the features explain, and noise; few distinct ones make ties.
@@ -54,7 +63,9 @@ class Problem:
         self.hessian = None
         if with_hessian:
             self.hessian = (rng.integers(1, 4, table.n_rows) if levels else rng.random(table.n_rows)).astype(np.float32)
-        self.precision = precision_of(parameters, constant_hessian=not with_hessian)
+        self.times = times
+        heaviest = 1 if times is None else int(times.max())
+        self.precision = precision_of(parameters, not with_hessian, heaviest)
         self.rule = rule_of(parameters, table.n_rows)
         edges = (
             None if c else np.arange(n - 1) + 0.5 for n, c in zip(table.layout.n_bins, table.layout.is_categorical, strict=True)
@@ -68,7 +79,8 @@ class Problem:
 
     def _task(self) -> TreeTask:
         """What the trainer asks for."""
-        parameters, packing, n = self.parameters, self.precision.packing, self.table.n_rows
+        parameters, packing = self.parameters, self.precision.packing
+        n = self.table.n_rows if self.times is None else int(self.times.sum())
         max_g = float(np.abs(self.gradient).max())
         scale_g, scale_h, unit_h = float(np.float32(packing.max_gradient / (max_g or 1.0))), 1.0, 1.0
         if self.hessian is not None:
@@ -102,7 +114,7 @@ class Problem:
 
     @contextmanager
     def in_process(self, n_threads: int) -> Iterator[InProcessEngine]:
-        shard = self.table.shard(self.gradient, self.hessian, max_leaves=self.rule.max_leaves)
+        shard = self.table.shard(self.gradient, self.hessian, times=self.times, max_leaves=self.rule.max_leaves)
         engine = InProcessEngine(
             shard, TERMS, rule=self.rule, n_planes=self.precision.n_planes, coarse=1.0, n_threads=n_threads
         )
@@ -124,7 +136,7 @@ class Problem:
         """The tree grown over several shards, each row's leaf, and how many questions were asked."""
         borders = [0, *sorted(min(cut, self.n_rows) for cut in cuts), self.n_rows]
         shards = [
-            self.table.shard(self.gradient, self.hessian, max_leaves=self.rule.max_leaves, rows=slice(a, b))
+            self.table.shard(self.gradient, self.hessian, times=self.times, max_leaves=self.rule.max_leaves, rows=slice(a, b))
             for a, b in pairwise(borders)
         ]
         engine = ShardedEngine(shards, TERMS, n_planes=self.precision.n_planes, coarse=1.0, width=width)
@@ -135,7 +147,11 @@ class Problem:
 
     def naive(self) -> tuple[Tree, np.ndarray]:
         grower = NaiveGrower(
-            self.table, self.task, self.gradient.tolist(), None if self.hessian is None else self.hessian.tolist()
+            self.table,
+            self.task,
+            self.gradient.tolist(),
+            None if self.hessian is None else self.hessian.tolist(),
+            None if self.times is None else self.times.tolist(),
         )
         root = grower.grow()[0]
         leaf = np.full(self.n_rows, -1)
@@ -209,6 +225,25 @@ def test_three_ways_to_grow_are_one(problem: Problem, n_threads: int, data: st.D
     tree, found, _ = problem.by_questions(cuts, data.draw(st.integers(1, 100), label="width"))
     assert_equal(tree, expected)
     assert found.tolist() == leaf.tolist()
+
+
+@given(
+    table=PLAIN,
+    parameters=PARAMETERS,
+    seed=st.integers(0, 2**32),
+    with_hessian=st.booleans(),
+    heaviest=st.sampled_from([2, 3, 16]),
+)
+@settings(max_examples=40)
+def test_rows_that_count_several_times(
+    table: CodedTable, parameters: Parameters, seed: int, with_hessian: bool, heaviest: int
+) -> None:
+    times = np.random.default_rng(seed).integers(1, heaviest + 1, table.n_rows).astype(np.uint8)
+    problem = Problem(table, parameters, seed, with_hessian=with_hessian, times=times)
+    expected, leaf = problem.naive()
+    for tree, found in (problem.whole(1), problem.whole(2), problem.by_questions([50, 120], 4)[:2]):
+        assert_equal(tree, expected)
+        assert found.tolist() == leaf.tolist()
 
 
 #: Tables of several tiles: with four or more for two threads, threads share out tiles instead of rows.

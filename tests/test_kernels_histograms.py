@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numba import njit
 
 from dboost.kernels import histograms as kernels
-from dboost.kernels.histograms import COLUMN_STRIDE, PAIR, TRIPLE, Packing
+from dboost.kernels.histograms import COLUMN_STRIDE, PAIR, TRIPLE, WEIGHED, Packing
 from tests.compiled import compiled
 from tests.naive.histograms import histogram
 from tests.naive.rows import record
@@ -19,7 +19,6 @@ add_tile = compiled(kernels.add_tile)
 add_wide = compiled(kernels.add_wide)
 
 PACKINGS = pytest.mark.parametrize("packing", [PAIR, TRIPLE], ids=["pair", "triple"])
-N_PLANES = {PAIR: 2, TRIPLE: 3}
 
 
 def random_sums(packing: Packing, n_rows: int, seed: int) -> tuple[list[int], list[int]]:
@@ -54,7 +53,7 @@ def test_one_tile(packing: Packing, n_columns: int) -> None:
     g, h = random_sums(packing, n_rows, n_columns)
     # The table's columns, those that round their number up to a multiple of four, and a fence.
     buckets = np.zeros(COLUMN_STRIDE * (n_columns + 4), np.int64)
-    add_tile(tile, n_columns, records_of(g, h, rows), buckets, packing)
+    add_tile(tile, n_columns, records_of(g, h, rows), None, buckets, packing)
     for column in range(n_columns):
         expected = [0] * COLUMN_STRIDE
         for row in rows:
@@ -72,7 +71,7 @@ def test_one_wide_column(packing: Packing) -> None:
     rows = [int(row) for row in rng.permutation(90)[:80]]
     g, h = random_sums(packing, 90, 1)
     buckets = np.zeros(701, np.int64)
-    add_wide(codes, records_of(g, h, rows), buckets, packing)
+    add_wide(codes, records_of(g, h, rows), None, buckets, packing)
     expected = [0] * 701
     for row in rows:
         expected[codes[row]] += word(g[row], h[row], packing)
@@ -80,14 +79,14 @@ def test_one_wide_column(packing: Packing) -> None:
 
 
 @njit(error_model="numpy")
-def sum_up(tiles, wide_codes, records, layout, packing, first, last, packed, planes, scratch, pieces):
+def sum_up(tiles, wide_codes, records, times, layout, packing, first, last, packed, planes, scratch, pieces):
     """What engines do: clear, add piece by piece, flush the rest."""
     for k in range(packed.size):
         packed[k] = 0
     pending = flushed = np.int64(0)
     for k in range(pieces.size - 1):
         pending, flushed = kernels.add_records(
-            tiles, wide_codes, records[pieces[k] : pieces[k + 1]], layout, packing, first, last, packed, planes,
+            tiles, wide_codes, records[pieces[k] : pieces[k + 1]], times, layout, packing, first, last, packed, planes,
             pending, flushed, scratch,
         )  # fmt: skip
     kernels.flush(layout, packing, first, last, layout.start[first], packed, planes, flushed == 0, scratch)
@@ -100,6 +99,7 @@ def planes_of(
     packing: Packing,
     columns: tuple[int, int] | None = None,
     pieces: list[int] | None = None,
+    times: np.ndarray | None = None,
 ) -> tuple[np.ndarray, int]:
     """Planes of some columns from records, and how many rows were flushed on the way."""
     layout = table.layout
@@ -107,21 +107,27 @@ def planes_of(
     first, last = columns or (0, n_columns)
     shard = table.shard(np.zeros(table.n_rows), None)
     wide = shard.codes.wide if len(shard.codes.wide) else None
-    planes = np.full((N_PLANES[packing], int(layout.offset[-1])), 12345.0)  # from the last node
+    planes = np.full((2 if packing.one == 0 else 3, int(layout.offset[-1])), 12345.0)  # from the last node
     packed = np.full(int(layout.start[last] - layout.start[first]), 99, np.int64)
     scratch = np.full(max(table.n_codes), 7, np.int64)
     flushed = sum_up(
-        shard.tiles, wide, records, layout, packing, first, last, packed, planes, scratch,
+        shard.tiles, wide, records, times, layout, packing, first, last, packed, planes, scratch,
         np.array([0, len(records)] if pieces is None else pieces),
     )  # fmt: skip
     return planes, int(flushed)
 
 
 def assert_planes(
-    planes: np.ndarray, table: CodedTable, g: list[int], h: list[int], rows: list[int], features: list[int]
+    planes: np.ndarray,
+    table: CodedTable,
+    g: list[int],
+    h: list[int],
+    rows: list[int],
+    features: list[int],
+    times: list[int] | None = None,
 ) -> None:
     for feature in features:
-        expected = histogram(table.codes[feature].tolist(), table.n_codes[feature], g, h, rows)
+        expected = histogram(table.codes[feature].tolist(), table.n_codes[feature], g, h, rows, times)
         start = int(table.layout.offset[feature])
         for plane in range(len(planes)):
             found = planes[plane, start : start + len(expected)].tolist()
@@ -136,6 +142,21 @@ def test_histograms_of_any_layout(packing: Packing, table: CodedTable, seed: int
     g, h = random_sums(packing, table.n_rows, seed)
     planes, _ = planes_of(table, records_of(g, h, rows), packing)
     assert_planes(planes, table, g, h, rows, list(range(len(table.n_codes))))
+
+
+@pytest.mark.parametrize("packing", [PAIR, TRIPLE, WEIGHED], ids=["pair", "triple", "weighed"])
+@pytest.mark.parametrize("heaviest", [2, 3, 16, 255])
+def test_rows_that_count_several_times(packing: Packing, heaviest: int) -> None:
+    """Sums are those of the rows so many times; no field overflows, for buckets are flushed the more often."""
+    heaviest = min(heaviest, packing.rows // 256)
+    packing = packing._replace(rows=packing.rows // heaviest)
+    n_rows = 2 * packing.rows + 3 if heaviest > 3 else 500
+    table = make_table([5, 3, 3, 300], n_rows)
+    g, h = random_sums(packing, n_rows, heaviest)
+    times = np.random.default_rng(1).integers(1, heaviest + 1, n_rows).astype(np.uint8)
+    times[::2] = heaviest
+    planes, _ = planes_of(table, records_of(g, h, list(range(n_rows))), packing, times=times)
+    assert_planes(planes, table, g, h, list(range(n_rows)), [0, 1, 2, 3], times.tolist())
 
 
 @PACKINGS
@@ -192,7 +213,7 @@ def test_flushes_come_when_fields_are_full(packing: Packing, extra: int) -> None
 
 
 def test_packings_hold_what_they_promise() -> None:
-    for packing in (PAIR, TRIPLE):
+    for packing in (PAIR, TRIPLE, WEIGHED):
         sums = packing.rows * packing.max_gradient, packing.rows * packing.max_hessian
         assert sums[0] < 1 << (63 - packing.high)
         assert sums[1] <= packing.hessian_mask

@@ -93,26 +93,32 @@ def test_labelling_rows(dtype: type) -> None:
 @given(
     gradient=st.lists(FLOAT32, min_size=1, max_size=60),
     with_hessian=st.booleans(),
+    with_times=st.booleans(),
     seed=st.integers(0, 2**32),
     cut=st.integers(0, 60),
 )
-def test_adding_up_leaves(gradient: list[float], with_hessian: bool, seed: int, cut: int) -> None:
+def test_adding_up_leaves(gradient: list[float], with_hessian: bool, with_times: bool, seed: int, cut: int) -> None:
     rng = np.random.default_rng(seed)
     g = np.array(gradient, np.float32)
     h = rng.exponential(size=len(g)).astype(np.float32) if with_hessian else None
     leaf = rng.integers(3, size=len(g)).astype(np.uint8)
-    units = (unit_for(float(np.abs(g).max()), len(g)), 1.0 if h is None else unit_for(float(h.max()), len(g)))
-    expected = naive.leaf_sums(leaf.tolist(), g.tolist(), None if h is None else h.tolist(), units, 3)
+    times = rng.integers(1, 256, len(g)).astype(np.uint8) if with_times else None
+    weight = np.ones(len(g)) if times is None else times.astype(np.float64)
+    n = int(weight.sum())
+    units = (unit_for(float(np.abs(g).max()), n), 1.0 if h is None else unit_for(float(h.max()), n))
+    expected = naive.leaf_sums(
+        leaf.tolist(), g.tolist(), None if h is None else h.tolist(), units, 3, None if times is None else times.tolist()
+    )
     at_once, in_parts = np.zeros((3, 2)), np.zeros((3, 2))
-    add_leaves(leaf, g, h, 0, len(g), *units, at_once)
+    add_leaves(leaf, g, h, times, 0, len(g), *units, at_once)
     assert [tuple(map(int, sums)) for sums in at_once.tolist()] == expected
     for first, last in ((min(cut, len(g)), len(g)), (0, min(cut, len(g)))):
-        add_leaves(leaf, g, h, first, last, *units, in_parts)
+        add_leaves(leaf, g, h, times, first, last, *units, in_parts)
     assert np.array_equal(in_parts, at_once)
     # Far finer than the histograms: the error is below a unit in the last place of the largest row's float32.
     for k in range(3):
-        exact = math.fsum(g[leaf == k].tolist())
-        assert abs(at_once[k, 0] / units[0] - exact) <= np.abs(g).max() * 2.0**-40
+        exact = math.fsum((g.astype(np.float64) * weight)[leaf == k].tolist())
+        assert abs(at_once[k, 0] / units[0] - exact) <= np.abs(g).max() * weight.max() * 2.0**-40
 
 
 @given(seed=st.integers(0, 2**63), first=st.integers(0, 2**40), n=st.integers(0, 200), cut=st.integers(0, 200))

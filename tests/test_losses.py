@@ -235,8 +235,10 @@ def test_the_list_is_complete() -> None:
 
 
 @EVERY
-@given(n=st.integers(1, 2500), seed=st.integers(0, 2**32), weighted=st.booleans(), cut=st.integers(0, 2500))
-def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, cut: int) -> None:
+@given(
+    n=st.integers(1, 2500), seed=st.integers(0, 2**32), weighted=st.booleans(), weigh=st.booleans(), cut=st.integers(0, 2500)
+)
+def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh: bool, cut: int) -> None:
     """Scores take in the leaves, terms follow, weights multiply, extremes and sums are exact for any cut into ranges."""
     loss, k = case.loss, case.n_outputs
     rng = np.random.default_rng(seed)
@@ -255,6 +257,7 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, cut: 
             (advance if k == 1 else advance_outputs)(
                 loss.terms(), score, leaf, values, y, weight, gradient, hessian, gradient.view(np.int32),
                 hessian.view(np.int32), first, last, coarse, np.empty((2, BLOCK)), np.empty(BLOCK, np.float32), sums, top,
+                weigh,
             )  # fmt: skip
             tops.append(top.view(np.float32))
         return score, gradient, hessian, sums, np.max(tops, axis=0)
@@ -268,7 +271,7 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, cut: 
     parts = [kernel_terms(loss, y[s : s + BLOCK], score.T[s : s + BLOCK]) for s in starts]
     g, h, value = (np.concatenate([part[i] for part in parts]) for i in range(3))
     if weight is not None:
-        w = weight.astype(np.float32)
+        w = weight.astype(np.float32) if weigh else np.ones(n, np.float32)
         g, h, value = (g.T * w).T, (h.T * w).T, value * weight
     assert np.array_equal(gradient.T, g)
     assert np.array_equal(hessian.T, h)
@@ -284,5 +287,6 @@ def test_a_gradient_that_is_no_number_is_noticed() -> None:
     advance(
         SquaredError().terms(), raw, np.zeros(3, np.uint8), np.zeros(1), np.zeros(3), None, gradient, None,
         gradient.view(np.int32), None, 0, 3, 1.0, np.empty((2, BLOCK)), np.empty(BLOCK, np.float32), sums, top,
+        True,
     )  # fmt: skip
     assert np.isnan(top.view(np.float32)[0])

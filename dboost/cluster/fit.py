@@ -129,6 +129,7 @@ def fit_on_cluster(
                 baseline=prepared.baseline,
                 start_from=start_from,
                 weighted=prepared.weighted,
+                whole_weights=prepared.heaviest is not None,
                 constant_hessian=prepared.constant_hessian,
                 max_leaves=prepared.rule.max_leaves,
                 n_planes=prepared.n_planes,

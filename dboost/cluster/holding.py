@@ -218,6 +218,7 @@ class Holding:
                 raw,
                 constant_hessian=recipe.constant_hessian,
                 max_leaves=recipe.max_leaves,
+                whole_weights=recipe.whole_weights,
             )
             in_ranges(shard.fill_tiles, len(some), self._n_threads)
             part = _Part(Rounds(shard, recipe.n_planes), Scratch())

@@ -30,6 +30,8 @@ class Recipe:
         The model whose scores take the place of the baseline.
     weighted : bool
         False when all weights are 1, which is the same as none at all.
+    whole_weights : bool
+        Whether a row counts as often as its weight says, see `Shard`.
     constant_hessian : bool
     max_leaves, n_planes : int
     coarse : float
@@ -43,6 +45,7 @@ class Recipe:
     baseline: np.ndarray
     start_from: Ensemble | None
     weighted: bool
+    whole_weights: bool
     constant_hessian: bool
     max_leaves: int
     n_planes: int

@@ -84,7 +84,7 @@ class InProcessEngine:
         def work(thread: int) -> int:
             return grow_tree(
                 thread, team.n_threads, team.control, shard.tiles, shard.codes.narrow, wide, shard.codes.row_of,
-                gradient, hessian, leaf, shard.layout, task.packing, task.limits, task.rule,
+                gradient, hessian, shard.times, leaf, shard.layout, task.packing, task.limits, task.rule,
                 self._frontiers[thread], self._shared, self._own[thread], task.scales, task.allowed, self._by_unit,
                 self._categorical,
             )  # fmt: skip

@@ -84,17 +84,17 @@ class Own(NamedTuple):
 
 @kernel
 def grow_tree(
-    thread, n_threads, control, tiles, codes, wide_codes, code_row, gradient, hessian, leaf, layout, packing, limits, rule,
-    frontier, shared, own, scales, allowed, by_unit, categorical,
+    thread, n_threads, control, tiles, codes, wide_codes, code_row, gradient, hessian, times, leaf, layout, packing, limits,
+    rule, frontier, shared, own, scales, allowed, by_unit, categorical,
 ):  # fmt: skip
     """Grow one tree. Returns the number of nodes, or -1 when the team was told to abort.
 
     tiles : uint64[n_tiles, n_rows, words]; codes : uint8[n_narrow, n_rows]; wide_codes : uint16[n_wide, n_rows] or None;
     code_row : int64[n_features], see `shard.layout.code_rows`; gradient, hessian : float32[n_rows], hessian None when it
-    is 1 for all rows; leaf : uint8 or int32[n_rows], receives where each row ended; scales : float64[4] (what gradients and
-    Hessians are multiplied by before rounding, for histograms and for the exact sums of leaves);
-    allowed : uint8[n_features]; by_unit : whether units of columns are shared out instead of rows;
-    categorical : None when no feature is, which compiles that part away.
+    is 1 for all rows; times : uint8[n_rows], how often each row counts, or None (once); leaf : uint8 or int32[n_rows],
+    receives where each row ended; scales : float64[4] (what gradients and Hessians are multiplied by before rounding, for
+    histograms and for the exact sums of leaves); allowed : uint8[n_features]; by_unit : whether units of columns are shared
+    out instead of rows; categorical : None when no feature is, which compiles that part away.
     """
     # Unpacked once: every access through a record costs the compiler a pair of reference counts.
     slot, free, begins, ends, side_of = own.slot, own.free, own.begin, own.end, own.side
@@ -168,7 +168,7 @@ def grow_tree(
                         quantise(gradient, hessian, scales[0], scales[1], first, first + n, piece)
                         first += n_threads * STRIPE
                     pending, flushed = add_records(
-                        tiles, wide_codes, piece, layout, packing, first_column, last_column, packed, destination,
+                        tiles, wide_codes, piece, times, layout, packing, first_column, last_column, packed, destination,
                         pending, flushed, order,
                     )  # fmt: skip
             if by_unit:
@@ -331,5 +331,5 @@ def grow_tree(
         leaf_sums[k, 0] = leaf_sums[k, 1] = 0.0
     for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
         last = first + STRIPE if first + STRIPE < n_rows else n_rows
-        add_leaves(leaf, gradient, hessian, first, last, scales[2], scales[3], leaf_sums)
+        add_leaves(leaf, gradient, hessian, times, first, last, scales[2], scales[3], leaf_sums)
     return n_nodes

@@ -12,6 +12,9 @@ gradient and Hessian are integers (see `rows.py`), so sums over rows are exact, 
 rows, see `Packing`) the packed buckets are *flushed* into planes of float64, which hold integers exactly up to 2**53. With
 a constant Hessian (or when nobody asks for counts) the word has two fields and the flush comes every 65,536 rows only.
 
+**Whole weights.** A row whose weight is a whole number n is added n times, by one multiplication of its word: sums are to
+the last bit those of a table that holds the row n times. (Other weights are multiplied in before rounding, see `rows.py`.)
+
 **Planes.** A node's histogram is ``planes[p, bucket]``: p = 0 sums gradients, 1 Hessians, 2 (if there) counts rows.
 Buckets are ordered by feature; each has `n_bins` of them and one more for missing values.
 
@@ -69,13 +72,18 @@ class Packing(NamedTuple):
 PAIR = Packing(32, 0, (1 << 32) - 1, 0, 0, 65_536, 32_767, 32_767)
 #: Gradient, Hessian and row count: 13 bits each for the first two.
 TRIPLE = Packing(38, 13, (1 << 25) - 1, 1, (1 << 13) - 1, 4_096, 8_191, 8_191)
+#: The same where a row's Hessian is 1 and is only multiplied by whole weights: then the gradient has its 15 bits.
+WEIGHED = Packing(32, 13, (1 << 19) - 1, 1, (1 << 13) - 1, 4_096, 32_767, 1)
 
 
 @inlined
-def _packed(record, packing):
+def _packed(record, packing, times):
     """The word that a row adds to its buckets."""
     both = I(record) >> I(32)
-    return ((both >> I(16)) << I(packing.high)) + ((both & I(0xFFFF)) << I(packing.low)) + I(packing.one)
+    word = ((both >> I(16)) << I(packing.high)) + ((both & I(0xFFFF)) << I(packing.low))
+    if times is not None:
+        word *= I(times[record & U(0xFFFFFFFF)])
+    return word + I(packing.one)
 
 
 @inlined
@@ -87,10 +95,11 @@ def _add_4(buckets, word, at, value):
 
 
 @internal
-def add_tile(tile, n_columns, records, buckets, packing):
+def add_tile(tile, n_columns, records, times, buckets, packing):
     """Add records to the packed buckets of one tile.
 
     tile : uint64[n_rows, words]; n_columns : columns used, at most 32; records : uint64[...];
+    times : uint8[n_rows], how often each row counts, or None (once);
     buckets : int64[>= 264 * n_columns rounded up to a multiple of 4]: columns are taken by fours, those beyond the last one
     hold zeros and end in buckets that nobody reads.
 
@@ -102,7 +111,7 @@ def add_tile(tile, n_columns, records, buckets, packing):
     for i in range(n):
         record = records[i]
         prefetch(tile, (records[i + _AHEAD if i + _AHEAD < n else n - 1] & U(0xFFFFFFFF)) * words)
-        value = _packed(record, packing)
+        value = _packed(record, packing, times)
         row = record & U(0xFFFFFFFF)
         word = tile[row, U(0)]
         _add_4(buckets, word, U(0), value)
@@ -126,11 +135,11 @@ def add_tile(tile, n_columns, records, buckets, packing):
 
 
 @internal
-def add_wide(codes, records, buckets, packing):
+def add_wide(codes, records, times, buckets, packing):
     """Add records to the packed buckets of one 16-bit column (codes : uint16[n_rows])."""
     for i in range(records.size):
         record = records[i]
-        buckets[U(codes[record & U(0xFFFFFFFF)])] += _packed(record, packing)
+        buckets[U(codes[record & U(0xFFFFFFFF)])] += _packed(record, packing, times)
 
 
 @internal
@@ -178,7 +187,7 @@ def flush(layout, packing, first_column, last_column, base, packed, planes, clea
 
 @internal
 def add_records(
-    tiles, wide_codes, records, layout, packing, first_column, last_column, packed, planes, pending, flushed, scratch
+    tiles, wide_codes, records, times, layout, packing, first_column, last_column, packed, planes, pending, flushed, scratch
 ):  # fmt: skip
     """Add records to the packed buckets of some columns, flushing into planes before a field could overflow.
 
@@ -205,11 +214,11 @@ def add_records(
             tile = column // TILE_COLUMNS
             upper = (tile + 1) * TILE_COLUMNS
             upper = upper if upper < tiled else tiled
-            add_tile(tiles[tile], upper - column, piece, packed[layout.start[column] - base :], packing)
+            add_tile(tiles[tile], upper - column, piece, times, packed[layout.start[column] - base :], packing)
             column = upper
         if wide_codes is not None:
             for wide in range(first_column if first_column > tiled else tiled, last_column):
-                add_wide(wide_codes[wide - layout.n_tiled], piece, packed[layout.start[wide] - base :], packing)
+                add_wide(wide_codes[wide - layout.n_tiled], piece, times, packed[layout.start[wide] - base :], packing)
         pending += n
         at += n
     return pending, flushed

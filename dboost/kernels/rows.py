@@ -73,20 +73,23 @@ def label_rows(records, leaf, label):
 
 
 @internal
-def add_leaves(leaf, gradient, hessian, first, last, gradient_unit, hessian_unit, sums):
+def add_leaves(leaf, gradient, hessian, times, first, last, gradient_unit, hessian_unit, sums):
     """Exact sums of gradients and Hessians by leaf over rows first…last-1, far finer than the histograms'.
 
     sums : float64[n_leaves, 2], integers in units of 1 / gradient_unit and 1 / hessian_unit (powers of two chosen so that
     the total stays below 2**53, which makes float64 addition exact). With a constant Hessian (None) the second sum is a
-    multiple of the number of rows.
+    multiple of the number of rows. times : uint8[n_rows], how often each row counts, or None (once).
     """
     for i in range(first, last):
         k = leaf[i]
-        sums[k, 0] += (np.float64(gradient[i]) * gradient_unit + ROUNDER64) - ROUNDER64
+        g, h = (np.float64(gradient[i]) * gradient_unit + ROUNDER64) - ROUNDER64, hessian_unit
         if hessian is not None:
-            sums[k, 1] += (np.float64(hessian[i]) * hessian_unit + ROUNDER64) - ROUNDER64
-        else:
-            sums[k, 1] += hessian_unit
+            h = (np.float64(hessian[i]) * hessian_unit + ROUNDER64) - ROUNDER64
+        if times is not None:
+            g *= times[i]
+            h *= times[i]
+        sums[k, 0] += g
+        sums[k, 1] += h
 
 
 @inlined

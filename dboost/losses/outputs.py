@@ -15,7 +15,7 @@ from dboost.losses.passes import BLOCK, add_exactly, block_terms
 @kernel
 def advance_outputs(
     loss, raw, leaf, values, target, weight, gradient, hessian, gradient_bits, hessian_bits,
-    first_row, last_row, coarse, terms, scratch, sums, extremes,
+    first_row, last_row, coarse, terms, scratch, sums, extremes, weigh,
 ):  # fmt: skip
     """Add leaf values to raw scores, then write gradients and Hessians and add up the loss, for rows first_row…last_row-1.
 
@@ -39,7 +39,7 @@ def advance_outputs(
             w = weight[first:last]
             for i in range(n):
                 value[i] *= w[i]
-            for k in range(n_outputs):
+            for k in range(n_outputs if weigh else 0):
                 g, h = gradient[k, first:last], hessian[k, first:last]
                 for i in range(n):
                     g[i] *= np.float32(w[i])

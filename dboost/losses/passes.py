@@ -48,7 +48,7 @@ def _part_of(array, first, last):
 @kernel
 def advance(
     loss, raw, leaf, values, target, weight, gradient, hessian, gradient_bits, hessian_bits,
-    first_row, last_row, coarse, terms, scratch, sums, extremes,
+    first_row, last_row, coarse, terms, scratch, sums, extremes, weigh,
 ):  # fmt: skip
     """Add leaf values to raw scores, then write gradients and Hessians and add up the loss, for rows first_row…last_row-1.
 
@@ -57,6 +57,7 @@ def advance(
     gradient_bits, hessian_bits : the same memory as int32, in which magnitudes order like numbers and maxima vectorise;
     terms : float64[2, BLOCK] and scratch : float32[BLOCK], scratch; sums : float64[2], added to: coarse and fine sums of
     the weighted loss;
+    weigh : whether gradients and Hessians are multiplied by the weights too, and not the loss alone;
     extremes : int32[2], receives the bits of the largest |gradient| and Hessian (a NaN is larger than all numbers).
     """
     top_gradient = top_hessian = np.int32(0)
@@ -70,12 +71,14 @@ def advance(
         if weight is not None:
             w = weight[first:last]
             for i in range(score.size):
-                g[i] *= np.float32(w[i])
                 value[i] *= w[i]
-            if hessian is not None:
-                h = hessian[first:last]
+            if weigh:
                 for i in range(score.size):
-                    h[i] *= np.float32(w[i])
+                    g[i] *= np.float32(w[i])
+                if hessian is not None:
+                    h = hessian[first:last]
+                    for i in range(score.size):
+                        h[i] *= np.float32(w[i])
         bits = gradient_bits[first:last]
         for i in range(bits.size):
             magnitude = bits[i] & np.int32(0x7FFFFFFF)

@@ -45,7 +45,7 @@ def advance_rows(
     (advance if one else advance_outputs)(
         loss_terms, shard.raw, shard.leaf, values[0] if one else values, shard.target, shard.weight, shard.gradient,
         shard.hessian, gradient_bits, hessian_bits, first, last, coarse, scratch.terms, scratch.single, sums,
-        top.ravel() if one else top,
+        top.ravel() if one else top, shard.times is None,
     )  # fmt: skip
     max_gradient, max_hessian = top.view(np.float32).astype(np.float64)
     if shard.hessian is None:

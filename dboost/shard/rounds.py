@@ -57,8 +57,8 @@ class Rounds:
         for k, opening in enumerate(question.openings):
             side, begin, end = self._place[opening.small]
             _add_up(
-                self.shard.tiles, wide, self._records[side, begin:end], layout, self._task.packing, self._packed,
-                planes[k], self._scratch,
+                self.shard.tiles, wide, self._records[side, begin:end], self.shard.times, layout, self._task.packing,
+                self._packed, planes[k], self._scratch,
             )  # fmt: skip
         sums = None if question.leaves is None else self._settle(question.leaves)
         return Answer(planes, counts, sums)
@@ -69,7 +69,7 @@ class Rounds:
             side, begin, end = self._place[node]
             _label(self._records[side, begin:end], leaf, label)
         sums = np.zeros((max(leaves.values()) + 1, 2))
-        _sum_leaves(leaf, gradient, hessian, self._task.scales, sums)
+        _sum_leaves(leaf, gradient, hessian, self.shard.times, self._task.scales, sums)
         return sums
 
 
@@ -84,13 +84,13 @@ def _split(codes, goes_left, source, target):
 
 
 @kernel
-def _add_up(tiles, wide_codes, records, layout: Layout, packing, packed, planes, scratch):
+def _add_up(tiles, wide_codes, records, times, layout: Layout, packing, packed, planes, scratch):
     """Sum records into planes (float64[n_planes, n_buckets])."""
     for k in range(packed.size):
         packed[k] = 0
     n_columns = layout.first.size - 1
     _, flushed = add_records(
-        tiles, wide_codes, records, layout, packing, np.int64(0), np.int64(n_columns), packed, planes,
+        tiles, wide_codes, records, times, layout, packing, np.int64(0), np.int64(n_columns), packed, planes,
         np.int64(0), np.int64(0), scratch,
     )  # fmt: skip
     flush(layout, packing, np.int64(0), np.int64(n_columns), np.int64(0), packed, planes, flushed == 0, scratch)
@@ -102,5 +102,5 @@ def _label(records, leaf, label):
 
 
 @kernel
-def _sum_leaves(leaf, gradient, hessian, scales, sums):
-    add_leaves(leaf, gradient, hessian, 0, leaf.size, scales[2], scales[3], sums)
+def _sum_leaves(leaf, gradient, hessian, times, scales, sums):
+    add_leaves(leaf, gradient, hessian, times, 0, leaf.size, scales[2], scales[3], sums)

@@ -61,7 +61,10 @@ class Shard:
     raw : float64[n_rows] or float64[n_outputs, n_rows]
         Raw scores to start from; the shard owns and updates them.
     constant_hessian : bool
-        True when the Hessian is 1 for every row (constant by the loss, and no weights).
+        True when the Hessian is 1 for every row (constant by the loss, and no weights but whole ones).
+    whole_weights : bool
+        The weights of all rows, here and on other shards, are whole numbers of at most 255: each row counts so many times.
+        Gradients and Hessians are then those of a single such row. Otherwise the weights are multiplied into them.
     max_leaves : int
         Decides the type of the rows' leaf numbers.
     """
@@ -76,11 +79,13 @@ class Shard:
         *,
         constant_hessian: bool,
         max_leaves: int,
+        whole_weights: bool = False,
     ) -> None:
         self.codes = codes
         self.layout = layout
         self.target = target
         self.weight = weight
+        self.times = weight.astype(np.uint8) if whole_weights and weight is not None else None
         self.raw = raw
         n_rows = codes.n_rows
         self.n_rows = n_rows

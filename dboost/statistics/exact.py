@@ -37,11 +37,14 @@ class ExactSum:
     fine: float = 0.0
 
     @classmethod
-    def of(cls, values: np.ndarray, unit: float) -> ExactSum:
-        """Sum of a float64 array (chunk step)."""
+    def of(cls, values: np.ndarray, unit: float, times: np.ndarray | None = None) -> ExactSum:
+        """Sum of a float64 array (chunk step); with `times` (whole numbers) each value is added so many times."""
         scaled = values * unit
         whole = np.rint(scaled)
-        return cls(unit, float(whole.sum()), float(np.rint((scaled - whole) * FINE).sum()))
+        fine = np.rint((scaled - whole) * FINE)
+        if times is not None:
+            whole, fine = whole * times, fine * times
+        return cls(unit, float(whole.sum()), float(fine.sum()))
 
     def merge(self, other: ExactSum) -> ExactSum:
         assert self.unit == other.unit

@@ -29,7 +29,7 @@ from dboost.training.held_out import Judge
 from dboost.training.monitor import Callback, EarlyStopping, Progress
 from dboost.training.start import Start
 from dboost.training.target import Target
-from dboost.training.trainer import Training, precision_of, rule_of
+from dboost.training.trainer import Training, heaviest_of, precision_of, rule_of
 
 
 @dataclass
@@ -102,12 +102,17 @@ class Prepared:
         return self.start.baseline if self.start_from is None else self.start_from.baseline
 
     @property
+    def heaviest(self) -> int | None:
+        """How often a row counts at most, see `trainer.heaviest_of`."""
+        return heaviest_of(self.start, self.parameters, self.target.loss.constant_hessian)
+
+    @property
     def constant_hessian(self) -> bool:
-        return self.target.loss.constant_hessian and not self.weighted
+        return self.target.loss.constant_hessian and self.heaviest is not None
 
     @property
     def n_planes(self) -> int:
-        return precision_of(self.parameters, self.constant_hessian).n_planes
+        return precision_of(self.parameters, self.constant_hessian, self.heaviest or 1).n_planes
 
     @property
     def empty(self) -> Ensemble:
@@ -147,6 +152,7 @@ def boost(
         constant_hessian=prepared.constant_hessian,
         start=start,
         rule=prepared.rule,
+        heaviest=prepared.heaviest,
         held_out=held_out,
         metrics=prepared.metrics,
         early_stopping=stopping,

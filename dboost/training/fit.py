@@ -121,7 +121,16 @@ def fit_table(
         ]
     del table
     rule = prepared.rule
-    shard = Shard(codes, layout, y, weight, raw, constant_hessian=prepared.constant_hessian, max_leaves=rule.max_leaves)
+    shard = Shard(
+        codes,
+        layout,
+        y,
+        weight,
+        raw,
+        constant_hessian=prepared.constant_hessian,
+        max_leaves=rule.max_leaves,
+        whole_weights=prepared.heaviest is not None,
+    )
     in_ranges(shard.fill_tiles, len(y), n_threads)
     clock.lap("bin")
     with reading():

@@ -46,6 +46,8 @@ class Start:
         About how large a row's loss can be, and how far a target is from the mean at most.
     loss_unit : float
         Unit of exact sums of the weighted loss.
+    whole_weights : bool
+        Whether all weights are whole numbers, so that a row of weight n stands for n rows.
     """
 
     baseline: np.ndarray
@@ -55,17 +57,23 @@ class Start:
     magnitude: float
     spread: float
     loss_unit: float
+    whole_weights: bool
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many rows there are, and how large what they hold: merged by sums, minima and maxima."""
+    """How many rows there are, and how large what they hold: merged by sums, minima and maxima.
+
+    n_counted : where weights are whole numbers, the number of rows that they stand for.
+    """
 
     n_rows: int
     heaviest: float
     lowest: float
     highest: float
     has_offset: bool
+    is_whole: bool
+    n_counted: float
 
     def merge(self, other: Sizes) -> Sizes:
         return Sizes(
@@ -74,6 +82,8 @@ class Sizes:
             min(self.lowest, other.lowest),
             max(self.highest, other.highest),
             self.has_offset or other.has_offset,
+            self.is_whole and other.is_whole,
+            self.n_counted + other.n_counted,
         )
 
 
@@ -91,7 +101,8 @@ def start_of(loss: Loss, ask: Ask) -> Start:
         When no score is best for these targets.
     """
     sizes = reduce(Sizes.merge, ask(_sizes))
-    n, heaviest = sizes.n_rows, sizes.heaviest
+    # Whole weights repeat rows: sums and their units are those of the rows so many times.
+    n, heaviest = (int(sizes.n_counted), 1.0) if sizes.is_whole else (sizes.n_rows, sizes.heaviest)
     weight_unit = unit_for(heaviest, n)
     mean = 0.0
     magnitude: float | None
@@ -103,7 +114,8 @@ def start_of(loss: Loss, ask: Ask) -> Start:
         spread, magnitude = 1.0, loss.magnitude(0.0, 0.0)
     else:
         target_unit = unit_for(max(abs(sizes.lowest), abs(sizes.highest)) * heaviest, n)
-        of_targets, of_weights = (reduce(ExactSum.merge, of) for of in zip(*ask(_sums, target_unit, weight_unit), strict=True))
+        answers = ask(_sums, target_unit, weight_unit, sizes.is_whole)
+        of_targets, of_weights = (reduce(ExactSum.merge, of) for of in zip(*answers, strict=True))
         weights = of_weights.finish()
         mean = of_targets.finish() / weights
         if loss.target_range == "non-negative" and not mean > 0:
@@ -124,7 +136,8 @@ def start_of(loss: Loss, ask: Ask) -> Start:
             magnitude, spread = (max(of) for of in zip(*largest, strict=True))
             # A sum of nothing but zeros needs a unit all the same.
             magnitude, spread = max(magnitude, 1e-200), max(spread, 1e-200)
-    return Start(baseline, loss, weights, heaviest, magnitude, spread, unit_for(magnitude * heaviest, n, spare_bits=10))
+    loss_unit = unit_for(magnitude * heaviest, n, spare_bits=10)
+    return Start(baseline, loss, weights, sizes.heaviest, magnitude, spread, loss_unit, sizes.is_whole)
 
 
 def _quantile(ask: Ask, level: float, unit: float) -> float:
@@ -196,18 +209,23 @@ def _moved(y: np.ndarray, offset: np.ndarray | None, at: float) -> np.ndarray:
 
 def _sizes(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None) -> Sizes:
     if not len(y):
-        return Sizes(0, 0.0, np.inf, -np.inf, False)
-    heaviest = 1.0 if weight is None else float(weight.max())
-    return Sizes(len(y), heaviest, float(y.min()), float(y.max()), offset is not None)
+        return Sizes(0, 0.0, np.inf, -np.inf, False, True, 0.0)
+    has_offset = offset is not None
+    if weight is None:
+        return Sizes(len(y), 1.0, float(y.min()), float(y.max()), has_offset, True, float(len(y)))
+    is_whole = bool((weight == np.rint(weight)).all() and weight.max() <= 2.0**20)
+    n_counted = float(weight.sum()) if is_whole else 0.0
+    return Sizes(len(y), float(weight.max()), float(y.min()), float(y.max()), has_offset, is_whole, n_counted)
 
 
 def _sums(
-    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, target_unit: float, weight_unit: float
+    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, target_unit: float, weight_unit: float, is_whole: bool
 ) -> tuple[ExactSum, ExactSum]:
     """Sums of the weighted target and of the weights."""
     if weight is None:
         return ExactSum.of(y, target_unit), ExactSum(weight_unit, float(len(y)) * weight_unit)
-    return ExactSum.of(y * weight, target_unit), ExactSum.of(weight, weight_unit)
+    targets = ExactSum.of(y, target_unit, weight) if is_whole else ExactSum.of(y * weight, target_unit)
+    return targets, ExactSum.of(weight, weight_unit)
 
 
 def _shares(

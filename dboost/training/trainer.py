@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from dboost.errors import DBoostError
 from dboost.growth.finish import Harvest
 from dboost.growth.frontier import ANY_ORDER, BEST_FIRST, DEPTH_WISE, Rule, limits_of
 from dboost.growth.task import Extremes, TreeTask
-from dboost.kernels.histograms import PAIR, TRIPLE, Packing
+from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
 from dboost.losses import Loss
 from dboost.params import Parameters
 from dboost.statistics.exact import FINE, unit_for
@@ -59,13 +59,30 @@ class Precision:
     count_plane: int
 
 
-def precision_of(parameters: Parameters, constant_hessian: bool) -> Precision:
-    """Counts are kept only when somebody looks at them, and not separately when Hessians are counts."""
+def precision_of(parameters: Parameters, constant_hessian: bool, heaviest: int = 1) -> Precision:
+    """Counts are kept only when somebody looks at them, and not separately when Hessians are counts.
+
+    heaviest : how often a row counts at most, where weights are whole numbers.
+    """
     if parameters.min_samples_leaf <= 1:
-        return Precision(PAIR, 2, -1)
-    if constant_hessian:
-        return Precision(PAIR, 2, 1)
-    return Precision(TRIPLE, 3, 2)
+        found = Precision(PAIR, 2, -1)
+    elif not constant_hessian:
+        found = Precision(TRIPLE, 3, 2)
+    else:
+        found = Precision(PAIR, 2, 1) if heaviest == 1 else Precision(WEIGHED, 3, 2)
+    return replace(found, packing=found.packing._replace(rows=found.packing.rows // heaviest))
+
+
+def heaviest_of(start: Start, parameters: Parameters, constant_hessian: bool) -> int | None:
+    """How often a row counts at most, when all weights are whole numbers; else None.
+
+    Packed buckets are flushed the more often the heavier a row may be. Where that would cost more than adding up the rows,
+    weights are treated like fractions.
+    """
+    if not start.whole_weights or start.heaviest > 255:
+        return None
+    rows = precision_of(parameters, constant_hessian, int(start.heaviest)).packing.rows
+    return int(start.heaviest) if rows >= 256 else None
 
 
 @dataclass
@@ -74,6 +91,8 @@ class Training:
 
     Attributes
     ----------
+    heaviest : int or None
+        How often a row counts at most, see `heaviest_of`.
     n_before : int
         Iterations that the scores to start from hold already; the first one here is the next.
     harvest : list of Harvest
@@ -91,6 +110,7 @@ class Training:
     constant_hessian: bool
     start: Start
     rule: Rule
+    heaviest: int | None = 1
     held_out: Sequence[Judge] = ()
     metrics: Sequence[Metric] = ()
     early_stopping: EarlyStopping | None = None
@@ -109,7 +129,7 @@ class Training:
         assemble : called without arguments, returns the `Ensemble` so far (for callbacks).
         """
         n_iterations = self.parameters.max_iter
-        precision = precision_of(self.parameters, self.constant_hessian)
+        precision = precision_of(self.parameters, self.constant_hessian, self.heaviest or 1)
         scores = [f"{held.name}_{metric.name}" for held in self.held_out for metric in self.metrics] or ["train_loss"]
         extremes = self.steps.advance(np.zeros((self.loss.n_outputs, 1)))
         self.before = self._judge() | {"train_loss": self._loss(extremes, self.n_before)}
@@ -161,7 +181,7 @@ class Training:
         max_gradient, max_hessian = float(extremes.max_gradient[output]), float(extremes.max_hessian[output])
         scale_g = _scale(packing.max_gradient, max_gradient)
         scale_h = 1.0 if self.constant_hessian else _scale(packing.max_hessian, max_hessian)
-        n = self.engine.n_rows
+        n = self.engine.n_rows if self.heaviest is None else int(self.start.total_weight)
         exact_h = 1.0 if self.constant_hessian else unit_for(max_hessian, n)
         scales = np.array([scale_g, scale_h, unit_for(max_gradient, n), exact_h])
         max_step = parameters.max_delta_step

@@ -42,6 +42,7 @@ class NaiveGrower:
     task: TreeTask
     gradient: Sequence[float]
     hessian: Sequence[float] | None
+    times: Sequence[int] | None = None
     nodes: list[Node] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -50,6 +51,7 @@ class NaiveGrower:
         n = self.table.n_rows
         self.h = [1] * n if self.hessian is None else [naive_rows.quantised_hessian(h, scale_h) for h in self.hessian]
         self.codes = self.table.codes.tolist()
+        self.weight = [1] * n if self.times is None else self.times
 
     def grow(self) -> list[Node]:
         """All nodes, the k-th split's children at 2k + 1 and 2k + 2."""
@@ -71,7 +73,7 @@ class NaiveGrower:
         return (node.depth, -node.gain) if rule.order == DEPTH_WISE else (-node.gain,)
 
     def _histogram(self, node: Node, feature: int) -> Histogram:
-        return histogram(self.codes[feature], self.table.n_codes[feature], self.g, self.h, node.rows)
+        return histogram(self.codes[feature], self.table.n_codes[feature], self.g, self.h, node.rows, self.times)
 
     def _looked_at(self, node: Node) -> Node:
         """Find the best split, and keep it if it gains enough."""
@@ -82,7 +84,7 @@ class NaiveGrower:
                 search = splits.categorical_candidates if is_categorical else splits.numeric_candidates
                 candidates += list(search(self._histogram(node, feature), feature, limits))
         best = splits.best(iter(candidates))
-        total = sum(self.g[row] for row in node.rows), sum(self.h[row] for row in node.rows)
+        total = tuple(sum(self.weight[row] * values[row] for row in node.rows) for values in (self.g, self.h))
         parent = splits.side_score(*total, limits.l2, limits.l1, limits.max_step)
         if best is not None and best.score - parent > max(limits.threshold, 1e-12 * parent):
             node.candidate, node.gain = best, best.score - parent
@@ -127,10 +129,11 @@ def to_tree(grower: NaiveGrower, binning: Binning, parameters: Parameters) -> Tr
     scale_g, scale_h, unit_g, unit_h = grower.task.scales.tolist()
     features, thresholds, categories, missing_left, lefts, rights, gains, covers, counts, values = ([] for _ in range(10))
     for node in order:
-        g = sum(naive_rows.nearest(float(grower.gradient[row]) * unit_g) for row in node.rows) / unit_g
-        h = float(len(node.rows))
+        weight = grower.weight
+        g = sum(weight[row] * naive_rows.nearest(float(grower.gradient[row]) * unit_g) for row in node.rows) / unit_g
+        h = float(sum(weight[row] for row in node.rows))
         if grower.hessian is not None:
-            h = sum(naive_rows.nearest(float(grower.hessian[row]) * unit_h) for row in node.rows) / unit_h
+            h = sum(weight[row] * naive_rows.nearest(float(grower.hessian[row]) * unit_h) for row in node.rows) / unit_h
         covers.append(h)
         counts.append(len(node.rows))
         values.append(leaf_value(g, h, parameters))

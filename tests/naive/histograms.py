@@ -9,11 +9,17 @@ Histogram = list[tuple[int, int, int]]
 
 
 def histogram(
-    codes: Sequence[int], n_codes: int, gradient: Sequence[int], hessian: Sequence[int], rows: Sequence[int]
+    codes: Sequence[int],
+    n_codes: int,
+    gradient: Sequence[int],
+    hessian: Sequence[int],
+    rows: Sequence[int],
+    times: Sequence[int] | None = None,
 ) -> Histogram:
-    """Sums over some rows by the code of one feature."""
+    """Sums over some rows by the code of one feature; a row may count several times, but is one row."""
     sums = [(0, 0, 0)] * n_codes
     for row in rows:
         g, h, n = sums[codes[row]]
-        sums[codes[row]] = (g + gradient[row], h + hessian[row], n + 1)
+        k = 1 if times is None else times[row]
+        sums[codes[row]] = (g + k * gradient[row], h + k * hessian[row], n + 1)
     return sums

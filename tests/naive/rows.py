@@ -41,13 +41,15 @@ def leaf_sums(
     hessian: Sequence[float] | None,
     units: tuple[float, float],
     n_leaves: int,
+    times: Sequence[int] | None = None,
 ) -> list[tuple[int, int]]:
-    """Integer sums of gradients and Hessians by leaf; a Hessian that is not there is 1."""
+    """Integer sums of gradients and Hessians by leaf; a Hessian that is not there is 1. A row may count several times."""
     sums = [(0, 0)] * n_leaves
     for row, k in enumerate(leaf):
         g = nearest(float(gradient[row]) * units[0])
         h = nearest((1.0 if hessian is None else float(hessian[row])) * units[1])
-        sums[k] = (sums[k][0] + g, sums[k][1] + h)
+        n = 1 if times is None else times[row]
+        sums[k] = (sums[k][0] + n * g, sums[k][1] + n * h)
     return sums
 
 
