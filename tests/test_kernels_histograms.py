@@ -174,6 +174,35 @@ def test_some_columns_only(packing: Packing) -> None:
             assert (planes[:, layout.offset[other] : layout.offset[other + 1]] == 12345.0).all()
 
 
+@njit(error_model="numpy")
+def keep_packed(tiles, wide_codes, records, layout, packing, packed, planes, words, clear, scratch):
+    for k in range(packed.size):
+        packed[k] = 0
+    last = layout.first.size - 1
+    kernels.add_records(
+        tiles, wide_codes, records, None, layout, packing, 0, last, packed, planes, np.int64(0), np.int64(0), scratch
+    )
+    kernels.accumulate(layout, 0, last, np.int64(0), packed, words, clear, scratch)
+
+
+@given(table=tables(max_features=10, max_rows=60), seed=st.integers(0, 2**32), cut=st.integers(0, 60))
+def test_prefix_sums_of_packed_buckets(table: CodedTable, seed: int, cut: int) -> None:
+    """Of some rows, and then of the others added to them, as from two threads."""
+    g, h = random_sums(PAIR, table.n_rows, seed)
+    rows, layout = list(range(table.n_rows)), table.layout
+    shard = table.shard(np.zeros(table.n_rows), None)
+    wide = shard.codes.wide if len(shard.codes.wide) else None
+    words = np.full(int(layout.offset[-1]), 99)
+    packed, scratch = np.zeros(int(layout.start[-1]), np.int64), np.zeros(max(table.n_codes), np.int64)
+    for part, clear in ((rows[:cut], True), (rows[cut:], False)):
+        records = np.array(records_of(g, h, part), np.uint64)
+        keep_packed(shard.tiles, wide, records, layout, PAIR, packed, np.zeros((2, 1)), words, clear, scratch)
+    for feature, codes in enumerate(table.codes.tolist()):
+        sums = histogram(codes, table.n_codes[feature], g, h, rows)
+        expected = np.cumsum([(a << 32) + b for a, b, _ in sums]).tolist()
+        assert words[layout.offset[feature] : layout.offset[feature + 1]].tolist() == expected
+
+
 @PACKINGS
 @pytest.mark.parametrize("sign", [-1, 1, 0])
 @pytest.mark.parametrize("n_bins", [[1], [3, 3, 3], [300], [20, 2, 2]], ids=str)

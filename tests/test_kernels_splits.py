@@ -159,6 +159,30 @@ def test_scores_are_what_they_say(histograms: list[Histogram], limits: Limits) -
     assert best[SCORE] == pytest.approx(float(max(exact)), rel=1e-12, abs=1e-12)
 
 
+@njit(error_model="numpy")
+def search_packed(words, offset, total, limits, scratch, bits, best):
+    kernels.forget(best)
+    for k in range(len(offset)):
+        feature, at, n_bins = offset[k]
+        kernels.search_words(words, at, n_bins, feature, total, limits, scratch, bits, best)
+
+
+@given(histograms=nodes(), limits=LIMITS, data=st.data())
+def test_packed_prefix_sums_give_the_same_split(histograms: list[Histogram], limits: Limits, data: st.DataObject) -> None:
+    limits = limits._replace(l1=0.0, max_step=math.inf, count_plane=min(limits.count_plane, 1))
+    order = data.draw(st.permutations(range(len(histograms))))
+    expected = found(histograms, [False] * len(histograms), limits, order)
+    words = np.concatenate([np.cumsum([(g << 32) + h for g, h, _ in node]) for node in histograms])
+    starts = np.cumsum([0, *map(len, histograms)])
+    offset = np.array([(feature, starts[feature], len(histograms[feature]) - 1) for feature in order])
+    total = np.array(naive.added(histograms[0]), np.float64)
+    scratch, best = np.full((4, max(map(len, histograms))), np.nan), np.full(SPLIT_SIZE, np.nan)
+    search_packed(words, offset, total, limits, scratch, scratch.view(np.int64), best)
+    assert best[SCORE] == expected[SCORE]
+    if expected[SCORE] != NO_SPLIT:
+        assert best[: LEFT_N + (limits.count_plane == 1)].tolist() == expected[: LEFT_N + (limits.count_plane == 1)].tolist()
+
+
 @given(histograms=nodes())
 def test_prefixes_are_the_best_of_all_subsets(histograms: list[Histogram]) -> None:
     """Without smoothing and λ, the best prefix is the best subset (Fisher's theorem)."""

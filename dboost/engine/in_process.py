@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -48,7 +49,10 @@ class InProcessEngine:
         self.team = Team(n_threads, in_caller=is_small(shard.n_rows, len(shard.layout.n_bins)))
         self._by_unit = (shard.layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS >= 2 * n_threads
         self._shared = _shared(shard, rule, n_planes, n_threads, self._by_unit)
-        self._own = [_own(shard, rule, n_threads, len(self._shared.pool)) for _ in range(n_threads)]
+        self._n_slots = min(rule.max_leaves, _SLOTS_ANY_ORDER) if rule.order == ANY_ORDER else rule.max_leaves
+        self._pool: np.ndarray | None = None
+        self._words: np.ndarray | None = None
+        self._own = [_own(shard, rule, n_threads, self._n_slots) for _ in range(n_threads)]
         self._frontiers = [new_frontier(rule.max_leaves) for _ in range(n_threads)]
         self._scratch = [Scratch() for _ in range(n_threads)]
         self._categorical = True if shard.layout.is_categorical.any() else None
@@ -80,13 +84,14 @@ class InProcessEngine:
         gradient, hessian, leaf = shard.for_tree(task.output)
         team.control[:] = 0
         wide = shard.codes.wide if len(shard.codes.wide) else None
+        pool, words = self._histograms_for(task)
 
         def work(thread: int) -> int:
             return grow_tree(
                 thread, team.n_threads, team.control, shard.tiles, shard.codes.narrow, wide, shard.codes.row_of,
                 gradient, hessian, shard.times, leaf, shard.layout, task.packing, task.limits, task.rule,
                 self._frontiers[thread], self._shared, self._own[thread], task.scales, task.allowed, self._by_unit,
-                self._categorical,
+                pool, words, self._categorical,
             )  # fmt: skip
 
         n_nodes = team.run(work)[0]
@@ -102,12 +107,29 @@ class InProcessEngine:
             left_codes=self._shared.left_codes,
         )
 
+    def _histograms_for(self, task: TreeTask) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Room for the open leaves' histograms: as planes, or packed."""
+        n_buckets = int(self.shard.layout.offset[-1])
+        if self._categorical is None and can_stay_packed(task, self.shard.n_rows):
+            if self._words is None:
+                self._words = np.zeros((self._n_slots, n_buckets), np.int64)
+            return None, self._words
+        if self._pool is None:
+            self._pool = np.zeros((self._n_slots, self._shared.parts.shape[1], n_buckets))
+        return self._pool, None
+
     def report(self) -> dict[str, float]:
         """Nothing: all seconds are work."""
         return {}
 
     def close(self) -> None:
         self.team.close()
+
+
+def can_stay_packed(task: TreeTask, n_rows: int) -> bool:
+    """Whether histograms of numeric features may stay packed: when the buckets never overflow, and scores are plain."""
+    limits = task.limits
+    return n_rows <= task.packing.rows and limits.count_plane < 2 and limits.l1 == 0.0 and limits.max_step == math.inf
 
 
 def is_small(n_rows: int, n_features: int) -> bool:
@@ -126,7 +148,6 @@ def _shared(shard: Shard, rule: Rule, n_planes: int, n_threads: int, by_unit: bo
     owned = [sum(min(STRIPE, n - s) for s in range(t * STRIPE, n, p * STRIPE)) for t in range(p)]
     units = [*range(0, layout.n_tiled, TILE_COLUMNS), *range(layout.n_tiled, len(layout.first))]
     words = int(np.diff(layout.start[units]).max()) if by_unit else int(layout.start[-1])
-    n_slots = min(rule.max_leaves, _SLOTS_ANY_ORDER) if rule.order == ANY_ORDER else rule.max_leaves
     categorical = bool(layout.is_categorical.any())
     return Shared(
         records=np.empty((2, n), np.uint64),
@@ -134,7 +155,6 @@ def _shared(shard: Shard, rule: Rule, n_planes: int, n_threads: int, by_unit: bo
         packed=np.zeros((p, words), np.int64),
         parts=np.zeros((p, n_planes, 1 if by_unit else n_buckets)),
         flushed=np.zeros(p, np.int64),
-        pool=np.zeros((n_slots, n_planes, n_buckets)),
         counts=np.zeros((2, p), np.int64),
         found=np.zeros((p, 2, SPLIT_SIZE)),
         left_codes=np.zeros((n_nodes, int(layout.n_bins.max()) + 1 if categorical else 1), np.uint8),

@@ -29,8 +29,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.growth.frontier import divide, note_best, pick, plant
-from dboost.kernels import kernel
-from dboost.kernels.histograms import add_records, flush
+from dboost.kernels import uncounted
+from dboost.kernels.histograms import accumulate, add_records, flush
 from dboost.kernels.rows import STRIPE, add_leaves, label_rows, quantise, split_records
 from dboost.kernels.splits import (
     FEATURE,
@@ -39,6 +39,7 @@ from dboost.kernels.splits import (
     forget,
     search_categorical,
     search_numeric,
+    search_words,
     send_left,
 )
 from dboost.kernels.team import barrier
@@ -54,7 +55,6 @@ class Shared(NamedTuple):
     packed: np.ndarray  # int64[P, words]: packed buckets, of all columns or of one unit when units are shared out
     parts: np.ndarray  # float64[P, n_planes, n_buckets]: flushed buckets (narrow tables only)
     flushed: np.ndarray  # int64[P]: whether `parts` holds anything
-    pool: np.ndarray  # float64[n_slots, n_planes, n_buckets]: histograms of open leaves
     counts: np.ndarray  # int64[2, P]: where the right rows begin, of this split and of the last
     found: np.ndarray  # float64[P, 2, SPLIT_SIZE]: best splits of the two new leaves in each thread's columns
     left_codes: np.ndarray  # uint8[n_nodes, n_codes]: which codes of a categorical split go left
@@ -82,10 +82,10 @@ class Own(NamedTuple):
     total: np.ndarray  # float64[3]
 
 
-@kernel
+@uncounted
 def grow_tree(
     thread, n_threads, control, tiles, codes, wide_codes, code_row, gradient, hessian, times, leaf, layout, packing, limits,
-    rule, frontier, shared, own, scales, allowed, by_unit, categorical,
+    rule, frontier, shared, own, scales, allowed, by_unit, pool, words, categorical,
 ):  # fmt: skip
     """Grow one tree. Returns the number of nodes, or -1 when the team was told to abort.
 
@@ -94,14 +94,16 @@ def grow_tree(
     is 1 for all rows; times : uint8[n_rows], how often each row counts, or None (once); leaf : uint8 or int32[n_rows],
     receives where each row ended; scales : float64[4] (what gradients and Hessians are multiplied by before rounding, for
     histograms and for the exact sums of leaves); allowed : uint8[n_features]; by_unit : whether units of columns are shared
-    out instead of rows; categorical : None when no feature is, which compiles that part away.
+    out instead of rows; pool : float64[n_slots, n_planes, n_buckets], histograms of open leaves, or None when these are in
+    words : int64[n_slots, n_buckets], as packed prefix sums, or None; categorical : None when no feature is. What belongs to
+    a None is compiled away.
     """
     # Unpacked once: every access through a record costs the compiler a pair of reference counts.
     slot, free, begins, ends, side_of = own.slot, own.free, own.begin, own.end, own.side
     scratch, scratch_bits, keys, order, goes_left = own.scratch, own.scratch_bits, own.keys, own.order, own.goes_left
     leaf_sums, stack, best, total = own.leaf_sums, own.stack, own.best, own.total
     records, starts, all_packed, parts, flushed_of = shared.records, shared.starts, shared.packed, shared.parts, shared.flushed
-    pool, counts, all_found, left_codes = shared.pool, shared.counts, shared.found, shared.left_codes
+    counts, all_found, left_codes = shared.counts, shared.found, shared.left_codes
     rows_of, leaf_of, units = shared.n_rows, shared.leaf_of, shared.units
     offset, first_of, features, start_of = layout.offset, layout.first, layout.features, layout.start
     is_category, bins_of = layout.is_categorical, layout.n_bins
@@ -110,7 +112,7 @@ def grow_tree(
 
     n_rows = gradient.size
     n_columns = first_of.size - 1
-    n_planes = pool.shape[1]
+    n_planes = parts.shape[1]
     packed = all_packed[thread]
     n_free = free.size
     for k in range(n_free):
@@ -147,7 +149,6 @@ def grow_tree(
 
         # Add up the smaller child: one pass over my rows for all columns, or one over all rows for each of my units.
         side = side_of[small]
-        planes = pool[slot[small]]
         for unit in range(thread if by_unit else I(0), n_units if by_unit else I(1), n_threads if by_unit else I(1)):
             first_column = units[unit] if by_unit else I(0)
             last_column = units[unit + 1] if by_unit else I(n_columns)
@@ -155,7 +156,10 @@ def grow_tree(
             n_words = start_of[last_column] - base
             for k in range(n_words):
                 packed[k] = 0
-            destination = planes if by_unit else parts[thread]
+            destination = parts[thread]
+            if pool is not None:
+                if by_unit:
+                    destination = pool[slot[small]]
             pending, flushed = I(0), I(0)
             for q in range(I(0) if by_unit else thread, n_threads if by_unit else thread + 1):
                 begin, end = begins[small, q], ends[small, q]
@@ -171,10 +175,13 @@ def grow_tree(
                         tiles, wide_codes, piece, times, layout, packing, first_column, last_column, packed, destination,
                         pending, flushed, order,
                     )  # fmt: skip
-            if by_unit:
-                flush(layout, packing, first_column, last_column, base, packed, planes, flushed == 0, order)
-            else:
+            if not by_unit:
                 flushed_of[thread] = flushed
+                break
+            if pool is not None:
+                flush(layout, packing, first_column, last_column, base, packed, destination, flushed == 0, order)
+            if words is not None:
+                accumulate(layout, first_column, last_column, base, packed, words[slot[small]], True, order)
         if not by_unit:
             epoch = barrier(control, n_threads, epoch)
             if epoch < 0:
@@ -185,21 +192,29 @@ def grow_tree(
             forget(all_found[thread, which])
         if not by_unit:
             for q in range(n_threads):
-                flush(layout, packing, my_first, my_last, I(0), all_packed[q], planes, q == 0, order)
-                if flushed_of[q] != 0:
-                    for k in range(first_of[my_first], first_of[my_last]):
-                        for bucket in range(offset[features[k]], offset[features[k] + 1]):
-                            for plane in range(n_planes):
-                                planes[plane, bucket] += parts[q, plane, bucket]
+                if words is not None:
+                    accumulate(layout, my_first, my_last, I(0), all_packed[q], words[slot[small]], q == 0, order)
+                if pool is not None:
+                    planes = pool[slot[small]]
+                    flush(layout, packing, my_first, my_last, I(0), all_packed[q], planes, q == 0, order)
+                    if flushed_of[q] != 0:
+                        for k in range(first_of[my_first], first_of[my_last]):
+                            for bucket in range(offset[features[k]], offset[features[k] + 1]):
+                                for plane in range(n_planes):
+                                    planes[plane, bucket] += parts[q, plane, bucket]
         if large < 0:
             epoch = barrier(control, n_threads, epoch)
             if epoch < 0:
                 return I(-1)
             # Every row is in exactly one bucket of each feature: feature 0 gives the sums over all.
-            for plane in range(n_planes):
-                total[plane] = 0.0
-                for b in range(offset[0], offset[1]):
-                    total[plane] += planes[plane, b]
+            if pool is not None:
+                for plane in range(n_planes):
+                    total[plane] = 0.0
+                    for b in range(offset[1]):
+                        total[plane] += pool[slot[small], plane, b]
+            if words is not None:
+                word = words[slot[small], offset[1] - 1]
+                total[0], total[1] = np.float64(word >> I(32)), np.float64(word & I(0xFFFFFFFF))
             plant(frontier, total[0], total[1], total[2] if n_planes == 3 else total[1])
         for unit in range(thread if by_unit else my_first, n_units if by_unit else my_last, n_threads if by_unit else I(1)):
             first_column = units[unit] if by_unit else I(unit)
@@ -208,26 +223,36 @@ def grow_tree(
                 feature = features[k]
                 start, stop = offset[feature], offset[feature + 1]
                 if large >= 0:
-                    rest = pool[slot[large]]
-                    for plane in range(n_planes):
-                        for bucket in range(start, stop):
-                            rest[plane, bucket] -= planes[plane, bucket]
+                    if words is not None:
+                        rest, part = words[slot[large], start:stop], words[slot[small], start:stop]
+                        for bucket in range(part.size):
+                            rest[bucket] -= part[bucket]
+                    if pool is not None:
+                        for plane in range(n_planes):
+                            rest, part = pool[slot[large], plane, start:stop], pool[slot[small], plane, start:stop]
+                            for bucket in range(part.size):
+                                rest[bucket] -= part[bucket]
                 if not allowed[feature]:
                     continue
                 for child in range(left, n_nodes):
-                    histogram = pool[slot[child]]
                     found = all_found[thread, child - left]
-                    if categorical is not None:
-                        if is_category[feature] != 0:
-                            search_categorical(
-                                histogram, start, stop - start - 1, feature, total_of[child], limits,
-                                keys, order, found,
-                            )  # fmt: skip
-                            continue
-                    search_numeric(
-                        histogram, start, stop - start - 1, feature, total_of[child], limits,
-                        scratch, scratch_bits, found,
-                    )  # fmt: skip
+                    if words is not None:
+                        search_words(
+                            words[slot[child]], start, stop - start - 1, feature, total_of[child], limits,
+                            scratch, scratch_bits, found,
+                        )  # fmt: skip
+                    if pool is not None:
+                        if categorical is not None:
+                            if is_category[feature] != 0:
+                                search_categorical(
+                                    pool[slot[child]], start, stop - start - 1, feature, total_of[child], limits,
+                                    keys, order, found,
+                                )  # fmt: skip
+                                continue
+                        search_numeric(
+                            pool[slot[child]], start, stop - start - 1, feature, total_of[child], limits,
+                            scratch, scratch_bits, found,
+                        )  # fmt: skip
         epoch = barrier(control, n_threads, epoch)
         if epoch < 0:
             return I(-1)
@@ -258,12 +283,15 @@ def grow_tree(
             n_nodes += 2
             feature = feature_of[node]
             n_bins = bins_of[feature]
-            parent = pool[slot[node]]
-            missing_h = parent[1, offset[feature] + n_bins]
+            at_missing, missing_h = offset[feature] + n_bins, 0.0
+            if pool is not None:
+                missing_h = pool[slot[node], 1, at_missing]
+            if words is not None:
+                missing_h = np.float64(np.int32(words[slot[node], at_missing] - words[slot[node], at_missing - 1]))
             is_categorical = is_category[feature] != 0
             if categorical is not None:
                 if is_categorical:
-                    send_left(parent, offset[feature], n_bins, cut_of[node], limits, keys, order, goes_left)
+                    send_left(pool[slot[node]], offset[feature], n_bins, cut_of[node], limits, keys, order, goes_left)
                     missing_left_of[node] = goes_left[n_bins]
                     if thread == 0:
                         for code in range(n_bins + 1):

@@ -18,6 +18,10 @@ the last bit those of a table that holds the row n times. (Other weights are mul
 **Planes.** A node's histogram is ``planes[p, bucket]``: p = 0 sums gradients, 1 Hessians, 2 (if there) counts rows.
 Buckets are ordered by feature; each has `n_bins` of them and one more for missing values.
 
+**Small tables.** As long as all rows of the table fit between two flushes, histograms may stay packed, and are kept as
+prefix sums over the bins (`accumulate` instead of `flush`): these are what the search wants, and the larger child's are the
+parent's minus the smaller child's just like the sums themselves.
+
 The 264 words between columns (not 256) keep the first buckets of all columns from falling into the same cache set.
 """
 
@@ -143,6 +147,19 @@ def add_wide(codes, records, times, buckets, packing):
 
 
 @internal
+def _sum_others(buckets, stride, repeats, marginal):
+    """Packed buckets of a feature in a shared column, summed over the codes of the others."""
+    n = marginal.size
+    for code in range(n):
+        marginal[code] = 0
+    for repeat in range(repeats):
+        for code in range(n):
+            base = (repeat * n + code) * stride
+            for k in range(stride):
+                marginal[code] += buckets[base + k]
+
+
+@internal
 def unpack(buckets, start, feature, layout, packing, planes, clear, marginal):
     """Add one feature's packed buckets to its planes (float64[2 or 3, n_buckets]), or with `clear` write them there.
 
@@ -151,17 +168,10 @@ def unpack(buckets, start, feature, layout, packing, planes, clear, marginal):
     at = layout.offset[feature]
     n = layout.n_bins[feature] + 1
     stride, repeats = layout.stride[feature], layout.repeats[feature]
-    if repeats == 1 and stride == 1:
-        words = buckets[start : start + n]
-    else:
-        for code in range(n):
-            marginal[code] = 0
-        for repeat in range(repeats):
-            for code in range(n):
-                base = start + (repeat * n + code) * stride
-                for k in range(stride):
-                    marginal[code] += buckets[base + k]
+    words = buckets[start : start + n]
+    if repeats * stride > 1:
         words = marginal[:n]
+        _sum_others(buckets[start:], stride, repeats, words)
     # 32-bit conversions vectorise everywhere, 64-bit ones do not: all fields are cut to 32 bits first.
     shift = np.int32(packing.high - 32)
     low, mask, count_mask = I(packing.low), I(packing.hessian_mask), I(packing.count_mask)
@@ -183,6 +193,28 @@ def flush(layout, packing, first_column, last_column, base, packed, planes, clea
     for column in range(first_column, last_column):
         for k in range(layout.first[column], layout.first[column + 1]):
             unpack(packed, layout.start[column] - base, layout.features[k], layout, packing, planes, clear, scratch)
+
+
+@internal
+def accumulate(layout, first_column, last_column, base, packed, words, clear, scratch):
+    """What `flush` does, for histograms that stay packed.
+
+    words : int64[n_buckets], receives the prefix sums of each feature's buckets: what is left of each cut.
+    """
+    for column in range(first_column, last_column):
+        for k in range(layout.first[column], layout.first[column + 1]):
+            feature = layout.features[k]
+            n, start = layout.n_bins[feature] + 1, layout.start[column] - base
+            stride, repeats = layout.stride[feature], layout.repeats[feature]
+            source = packed[start : start + n]
+            if repeats * stride > 1:
+                source = scratch[:n]
+                _sum_others(packed[start:], stride, repeats, source)
+            target = words[layout.offset[feature] : layout.offset[feature] + n]
+            running = I(0)
+            for b in range(n):
+                running += source[b]
+                target[b] = running if clear else target[b] + running
 
 
 @internal

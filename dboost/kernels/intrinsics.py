@@ -4,7 +4,8 @@
   histogram kernel waits for memory two thirds of its time.
 * `atomic_add`, `atomic_load`, `atomic_store`, `yield_processor` carry the barrier with which a few threads walk through
   one tree together (see `team.py`).
-* `bits_to_float32`, `bits_to_float64` reinterpret an integer's bits, for exponential and logarithm (`elementary.py`).
+* `bits_to_float32` reinterprets an integer's bits, for exponential and logarithm (`elementary.py`); `float64_to_bits` does
+  the reverse, for maxima of scores (`splits.py`).
 """
 
 from __future__ import annotations
@@ -85,5 +86,16 @@ def bits_to_float32(typingctx, bits):
 
     def codegen(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.FloatType())
+
+    return signature, codegen
+
+
+@intrinsic
+def float64_to_bits(typingctx, value):
+    """The int64 whose bits are those of a float64; of non-negative numbers it orders like they do."""
+    signature = types.int64(types.float64)
+
+    def codegen(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.IntType(64))
 
     return signature, codegen

@@ -26,6 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.kernels import inlined, internal
+from dboost.kernels.intrinsics import float64_to_bits
 
 I = np.int64  # noqa: E741
 
@@ -125,10 +126,17 @@ def _argmax(bits, n):
     top = I(-1)
     for b in range(n):
         top = bits[b] if bits[b] > top else top
+    return _position(bits, n, top)
+
+
+@internal
+def _position(values, n, wanted):
+    """First position of a value among n; 0 when it is not there. A whole pass that vectorises beats half a one that stops."""
+    found = I(n)
     for b in range(n):
-        if bits[b] == top:
-            return b
-    return 0
+        here = I(b) if values[b] == wanted else I(n)
+        found = here if here < found else found
+    return found if found < n else I(0)
 
 
 @inlined
@@ -175,6 +183,64 @@ def search_numeric(planes, at, n_bins, feature, total, limits, scratch, scratch_
             best[LEFT_G] = left_g[b] + extra_g
             best[LEFT_H] = left_h[b] + extra_h
             best[LEFT_N] = left_n[b] + extra_n if plane >= 0 else 0.0
+
+
+@internal
+def _score_words(left, extra, total, l2, min_hessian, scores):
+    """Score of the split after each bin as `_scores` has it; -1 where not allowed. Returns the bits of the largest.
+
+    left : int64[n], prefix sums of packed words ``G << 32 | H``, to all of which `extra` is added.
+    """
+    total_g, total_h = total[0], total[1]
+    top = I(-1)
+    for b in range(left.size):
+        word = left[b] + extra
+        # Sums of 32 bits: their conversion vectorises everywhere.
+        gl, hl = np.float64(np.int32(word >> I(32))), np.float64(np.int32(word))
+        gr, hr = total_g - gl, total_h - hl
+        dl, dr = hl + l2, hr + l2
+        score = (gl * gl * dr + gr * gr * dl) / (dl * dr)
+        score = score if (hl >= min_hessian) & (hr >= min_hessian) else NO_SPLIT
+        scores[b] = score
+        bits = float64_to_bits(score)
+        top = bits if bits > top else top
+    return top
+
+
+@internal
+def search_words(words, at, n_bins, feature, total, limits, scratch, scratch_bits, best):
+    """`search_numeric` for a histogram of packed prefix sums, in trees without an L1 penalty, a bound on steps or counts of
+    rows.
+
+    words : int64[n_buckets], sums ``G << 32 | H``. Counts are Hessians where `count_plane` is 1.
+    """
+    scores, score_bits = scratch[3], scratch_bits[3]
+    missing = words[at + n_bins] - words[at + n_bins - 1]
+    has_missing = np.int32(missing) != 0
+    n = n_bins if has_missing else n_bins - 1
+    min_hessian = limits.min_hessian if limits.min_hessian > 1.0 else 1.0
+    if limits.count_plane == 1 and limits.min_rows > min_hessian:
+        min_hessian = limits.min_rows
+    for missing_left in range(2 if has_missing else 1):
+        if missing_left == 1:
+            n = n_bins - 1
+        if n < 1:
+            return
+        extra = missing * missing_left
+        top = _score_words(words[at : at + n], extra, total, limits.l2, min_hessian, scores)
+        # Most features are no better than the best so far: nobody asks where their best bin is.
+        if top < 0 or top < float64_to_bits(best[SCORE]):
+            continue
+        b = _position(score_bits, n, top)
+        if _beats(scores[b], feature, best):
+            word = words[at + b] + extra
+            best[SCORE] = scores[b]
+            best[FEATURE] = feature
+            best[CUT] = b
+            best[MISSING_LEFT] = missing_left
+            best[LEFT_G] = np.float64(np.int32(word >> I(32)))
+            best[LEFT_H] = np.float64(np.int32(word))
+            best[LEFT_N] = best[LEFT_H] if limits.count_plane == 1 else 0.0
 
 
 @internal
