@@ -4,8 +4,8 @@
   histogram kernel waits for memory two thirds of its time.
 * `atomic_add`, `atomic_load`, `atomic_store`, `yield_processor` carry the barrier with which a few threads walk through
   one tree together (see `team.py`).
-* `bits_to_float32` reinterprets an integer's bits, for exponential and logarithm (`elementary.py`); `float64_to_bits` does
-  the reverse, for maxima of scores (`splits.py`).
+* `bits_to_float32`, `bits_to_float64`, `float64_to_bits` reinterpret bits, for exponential and logarithm (`elementary.py`)
+  and for maxima of scores (`splits.py`).
 """
 
 from __future__ import annotations
@@ -86,6 +86,17 @@ def bits_to_float32(typingctx, bits):
 
     def codegen(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.FloatType())
+
+    return signature, codegen
+
+
+@intrinsic
+def bits_to_float64(typingctx, bits):
+    """The float64 whose bits are those of a uint64."""
+    signature = types.float64(types.uint64)
+
+    def codegen(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.DoubleType())
 
     return signature, codegen
 
