@@ -17,7 +17,7 @@ from dboost.binning import Binning
 from dboost.engine import in_process
 from dboost.engine.in_process import InProcessEngine
 from dboost.engine.rounds import ShardedEngine
-from dboost.growth.finish import Harvest
+from dboost.growth.finish import Harvest, leaf_values
 from dboost.growth.frontier import ANY_ORDER, limits_of
 from dboost.growth.task import GrownTree, TreeTask
 from dboost.kernels.histograms import TILE_COLUMNS
@@ -110,7 +110,8 @@ class Problem:
 
     def finished(self, grown: GrownTree) -> Tree:
         gain_unit = 0.5 * self.task.scales[1] / self.task.scales[0] ** 2
-        return Harvest.of(grown, float(gain_unit)).to_tree(self.binning, self.parameters, SquaredError())
+        values = leaf_values(grown.leaf_sums, self.parameters, SquaredError())
+        return Harvest.of(grown, values, float(gain_unit)).to_tree(self.binning, self.parameters, SquaredError())
 
     @contextmanager
     def in_process(self, n_threads: int) -> Iterator[InProcessEngine]:
