@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pandas as pd
-
 from dboost.booster import Booster
 from dboost.cluster.choice import client_for
 from dboost.params import make_parameters
@@ -115,6 +113,6 @@ def fit(
                 callbacks=callbacks,
                 progress=progress,
             )
-    booster = Booster(fitted.ensemble, history=pd.DataFrame(fitted.history))
+    booster = Booster(fitted.ensemble, history=fitted.history)
     booster.timings = fitted.timings
     return booster

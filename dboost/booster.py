@@ -14,11 +14,11 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from dboost import losses
 from dboost.errors import ParameterError
 from dboost.inspection.drawing import Drawing
+from dboost.late import pd
 from dboost.losses.base import Loss
 from dboost.model import files, storage
 from dboost.model.ensemble import Ensemble
@@ -47,7 +47,7 @@ class Booster(Drawing):
     ----------
     ensemble : Ensemble
         What was learned.
-    history : DataFrame, optional
+    history : DataFrame or list of dict, optional
         What the fit recorded, one row per iteration. Default: the metrics that the ensemble holds.
     timings : dict of str to float, optional
         Seconds of the fit by phase; empty for a loaded model.
@@ -62,13 +62,22 @@ class Booster(Drawing):
     """
 
     def __init__(
-        self, ensemble: Ensemble, *, history: pd.DataFrame | None = None, timings: dict[str, float] | None = None
+        self,
+        ensemble: Ensemble,
+        *,
+        history: pd.DataFrame | list[dict[str, Any]] | None = None,
+        timings: dict[str, float] | None = None,
     ) -> None:
         self.ensemble = ensemble
-        self.history = _history(ensemble) if history is None else history
+        self._history = history
         self.timings = dict(timings or {})
 
     # What it is.
+
+    @cached_property
+    def history(self) -> pd.DataFrame:
+        """What the fit recorded, or the metrics that the ensemble holds."""
+        return _metrics(self.ensemble) if self._history is None else pd.DataFrame(self._history)
 
     @property
     def features(self) -> tuple[Feature, ...]:
@@ -315,7 +324,7 @@ def _restore(stored: bytes, history: pd.DataFrame, timings: dict[str, float]) ->
     return Booster(storage.loads(stored, "the pickled model"), history=history, timings=timings)
 
 
-def _history(ensemble: Ensemble) -> pd.DataFrame:
+def _metrics(ensemble: Ensemble) -> pd.DataFrame:
     metrics = pd.DataFrame({name: list(values) for name, values in ensemble.metrics.items()})
     metrics.insert(0, "iteration", np.arange(1, len(metrics) + 1))
     return metrics

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "dboost"
 
 #: From the ground up.
 FLOORS: list[set[str]] = [
-    {"errors", "schema", "version"},
+    {"errors", "schema", "version", "late"},
     {"params"},
     {"kernels"},
     {"losses"},

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -22,6 +21,7 @@ from dboost.cluster.choice import client_for
 from dboost.errors import InputTypeError, ParameterError
 from dboost.estimators.checks import as_targets, check_lengths, check_pair, check_settings, outline
 from dboost.estimators.watching import Watching
+from dboost.late import pd
 from dboost.params import make_parameters
 from dboost.sources import Table, open_table
 from dboost.sources.frame import is_lazy, is_path

@@ -19,10 +19,10 @@ All are relative: the largest is 100. What 100 stands for is in ``attrs["unit"]`
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 from dboost.errors import ParameterError
 from dboost.inspection.naming import class_names
+from dboost.late import pd
 from dboost.model.ensemble import Ensemble
 
 KINDS = ("friedman", "gain", "cover", "count")

@@ -6,10 +6,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from dboost.errors import ParameterError
 from dboost.inspection import dependence, diagnostics, importance, permutation, shapley
+from dboost.late import pd
 from dboost.model.ensemble import Ensemble
 from dboost.sources import feature_block
 from dboost.sources.frame import is_lazy, is_path

@@ -17,11 +17,11 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from dboost import losses
 from dboost.errors import ParameterError
 from dboost.inspection.importance import ranked
+from dboost.late import pd
 from dboost.model.ensemble import Ensemble
 from dboost.model.flat import FlatEnsemble
 from dboost.sources import Table, open_table

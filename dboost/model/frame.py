@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
+from dboost.late import pd
 from dboost.model.ensemble import Ensemble
 from dboost.model.tree import Tree
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from dboost.errors import DBoostError
+from dboost.late import is_a, pd
 from dboost.schema import Feature
 from dboost.sources.chunk import CategoryColumn, Column
 from dboost.sources.columns import Rule
@@ -54,7 +54,7 @@ def feature_block(data: Any, features: tuple[Feature, ...], named: bool, *, what
     rules = tuple(Rule(feature.name, feature.is_categorical, known=True) for feature in features)
     try:
         columns = columns_like(frame.names, frame.named, features, named)
-        if isinstance(data, pd.DataFrame) and columns == frame.names and _is_plain(data, features):
+        if is_a(data, "pandas", "DataFrame") and columns == frame.names and _is_plain(data, features):
             return np.ascontiguousarray(data.to_numpy())
         chunk = read_partition(frame, Plan(rules, columns, known=features))
     except DBoostError as error:

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
 
 from dboost.errors import DataError, InputTypeError
+from dboost.late import is_a, pa, pd
 from dboost.schema import MAX_LEVELS, Level
 from dboost.sources.chunk import CategoryColumn, Column
 from dboost.sources.levels import apply, too_many
@@ -67,9 +66,9 @@ def to_column(values: Any, rule: Rule) -> Column:
     """
     if type(values).__module__.partition(".")[0] == "polars":
         values = _polars_to_arrow(values, rule)
-    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+    if is_a(values, "pyarrow", "Array", "ChunkedArray"):
         column = _from_arrow(values, rule)
-    elif isinstance(values, (pd.Series, pd.Index)):
+    elif is_a(values, "pandas", "Series", "Index"):
         column = _from_pandas(values, rule)
     else:
         column = _from_numpy(values, rule)

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
 
 from dboost.errors import DataError, InputTypeError
+from dboost.late import is_a, pa
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,17 +82,17 @@ def as_frame(data: Any) -> Frame:
         For arrays that are not two-dimensional, and for repeated names.
     """
     kind = library(data)
-    if isinstance(data, pd.DataFrame):
+    if is_a(data, "pandas", "DataFrame"):
         return Frame(names_of(data.columns), True, len(data), lambda j: data.iloc[:, j])
     if kind == "polars" and hasattr(data, "collect"):
         data = data.collect()
     if kind == "polars" and hasattr(data, "to_series"):
         return Frame(names_of(data.columns), True, data.height, data.to_series)
-    if isinstance(data, (pa.Table, pa.RecordBatch)):
+    if is_a(data, "pyarrow", "Table", "RecordBatch"):
         return Frame(names_of(data.schema.names), True, data.num_rows, data.column)
     if kind == "scipy" or hasattr(data, "tocsr"):
         raise InputTypeError("sparse data are not supported: pass X.toarray(), or the columns that matter")
-    if isinstance(data, pd.Series) or (kind == "polars" and hasattr(data, "to_frame")):
+    if is_a(data, "pandas", "Series") or (kind == "polars" and hasattr(data, "to_frame")):
         raise one_dimensional((len(data),))
     if not isinstance(data, np.ndarray) and hasattr(data, "__arrow_c_stream__"):
         return as_frame(pa.table(data))

@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
 
 from dboost.errors import DataError, InputTypeError
+from dboost.late import is_a
 from dboost.sources.chunk import CategoryColumn, Chunk, Column
 from dboost.sources.columns import Rule, to_column
 from dboost.sources.frame import Frame, as_frame, library
@@ -139,11 +138,11 @@ def role_column(values: Any, role: str, name: str | None, n_rows: int | None) ->
 def one_column(values: Any, role: str) -> Any:
     """The single column of what a user gave as target, weight or offset."""
     kind = library(values)
-    if isinstance(values, (pd.Series, pd.Index, pa.Array, pa.ChunkedArray)):
+    if is_a(values, "pandas", "Series", "Index") or is_a(values, "pyarrow", "Array", "ChunkedArray"):
         return values
     if kind == "polars" and hasattr(values, "to_frame"):
         return values
-    if isinstance(values, (pd.DataFrame, pa.Table)) or kind == "polars":
+    if is_a(values, "pandas", "DataFrame") or is_a(values, "pyarrow", "Table") or kind == "polars":
         frame = as_frame(values)
         if len(frame.names) != 1:
             raise DataError(f"{role} has {len(frame.names)} columns, one is needed")

@@ -16,12 +16,11 @@ from typing import Any
 
 import dask.dataframe as dd
 import fsspec
-import pandas as pd
-import pyarrow as pa
 from dask.utils import natural_sort_key
 from fsspec.utils import read_block
 
 from dboost.errors import DataError, DBoostError
+from dboost.late import pa, pd
 
 #: Bytes of text per partition.
 BLOCK_BYTES = 32 * 2**20

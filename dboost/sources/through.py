@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
-import pyarrow as pa
 
+from dboost.late import is_a, pa, pd
 from dboost.schema import Feature
 from dboost.sources.blocks import feature_block
 from dboost.sources.frame import is_lazy, is_path, library
@@ -95,11 +94,11 @@ def like_input(values: np.ndarray, data: Any, names: tuple[Any, ...] | None) -> 
     if values.dtype.kind == "U":
         values = values.astype(object)
     kind = library(data)
-    if isinstance(data, pd.DataFrame):
+    if is_a(data, "pandas", "DataFrame"):
         if values.ndim == 1:
             return pd.Series(values, index=data.index, dtype=values.dtype)
         return pd.DataFrame(values, index=data.index, columns=None if names is None else list(names))
-    if kind != "polars" and not isinstance(data, (pa.Table, pa.RecordBatch)):
+    if kind != "polars" and not is_a(data, "pyarrow", "Table", "RecordBatch"):
         return values
     parts = [values] if values.ndim == 1 else list(values.T)
     labels = [str(j) for j in range(len(parts))] if names is None else list(map(str, names))
