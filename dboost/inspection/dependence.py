@@ -24,7 +24,6 @@ from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from dboost import losses
 from dboost.errors import ParameterError
@@ -33,6 +32,7 @@ from dboost.inspection.blocks import over_blocks, sample
 from dboost.inspection.grids import Axis, axes, points
 from dboost.inspection.naming import class_names, positions
 from dboost.inspection.paths import Path, edge_answers, paths_of
+from dboost.late import pd
 from dboost.model.ensemble import Ensemble
 from dboost.model.flat import FlatEnsemble
 

@@ -18,13 +18,13 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from dboost.errors import ParameterError
 from dboost.inspection.blocks import sample
 from dboost.inspection.dependence import Traversal
 from dboost.inspection.importance import importance
 from dboost.inspection.naming import class_names, positions
+from dboost.late import pd
 from dboost.model.ensemble import Ensemble
 from dboost.model.flat import FlatEnsemble
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from dboost import losses
 from dboost.errors import ParameterError
@@ -20,6 +19,7 @@ from dboost.inspection.plots import attributions, quality, training, trees
 from dboost.inspection.plots.features import draw_dependence, draw_importance
 from dboost.inspection.shapley import Shapley
 from dboost.inspection.truth import Truth
+from dboost.late import pd
 from dboost.model.ensemble import Ensemble
 
 

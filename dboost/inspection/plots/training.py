@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from dboost.errors import DBoostError, ParameterError
 from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import GREY
+from dboost.late import pd
 from dboost.losses.base import Loss
 from dboost.statistics.metrics import find_metrics
 
