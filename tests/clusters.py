@@ -143,3 +143,8 @@ def held_fits(dask_worker: Any = None) -> int:
 def allow_no_failures(dask_scheduler: Any = None) -> None:
     """For `Client.run_on_scheduler`: a task whose worker dies is not tried again."""
     dask_scheduler.allowed_failures = 0
+
+
+def held_rows(dask_worker: Any = None) -> int:
+    """For `Client.run`: how many rows a worker trains on, in all its fits."""
+    return sum(holding.n_rows for holding in dask_worker.plugins["dboost"]._holdings.values())

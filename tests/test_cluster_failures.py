@@ -24,7 +24,7 @@ from distributed import Client, LocalCluster
 from distributed.security import Security
 
 import dboost
-from tests.clusters import ROOT, Processes, a_table, after, allow_no_failures, held_fits, scheduler_plugin
+from tests.clusters import ROOT, Processes, a_table, after, allow_no_failures, held_fits, held_rows, scheduler_plugin
 
 FRAME = a_table(4000)[["a", "b", "c", "e", "z"]]
 OPTIONS: dict[str, Any] = {"max_iter": 25, "progress": False, "max_leaf_nodes": 8}
@@ -132,6 +132,27 @@ def test_all_workers_die_and_another_one_comes(cluster: Processes, expected: str
         after(1.0, cluster.add_worker)
 
     assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=at(5, disaster), **OPTIONS).sha256 == expected
+
+
+def test_a_worker_that_joins_is_given_rows(cluster: Processes, expected: str) -> None:
+    before: dict[str, int] = {}
+    latest: dict[str, int] = {}
+
+    def watch(now: dboost.Iteration) -> None:
+        if now.iteration == 3:
+            before.update(cluster.client.run(held_rows))
+            cluster.add_worker()
+            cluster.client.wait_for_workers(4, timeout=60)
+        if now.iteration > 3:
+            time.sleep(0.1)
+            latest.update(cluster.client.run(held_rows))
+
+    booster = dboost.fit(lazily(n_partitions=12), "z", client=cluster.client, callbacks=watch, **OPTIONS)
+    assert booster.sha256 == expected
+    (newcomer,) = set(latest) - set(before)
+    assert sum(before.values()) == sum(latest.values()) == len(FRAME)
+    assert latest[newcomer] > len(FRAME) / 8
+    cluster.client.retire_workers([newcomer])
 
 
 def test_a_partition_that_kills_its_workers_is_named(cluster: Processes) -> None:

@@ -110,6 +110,8 @@ class Connection:
     client : distributed.Client
     fit : str
         A name for this fit that nobody else has.
+    roster : list of str
+        Addresses of all workers of the cluster, as of the last answer.
 
     Raises
     ------
@@ -129,7 +131,9 @@ class Connection:
             raise DBoostError(
                 f"the scheduler at {where} cannot run dboost {__version__}; is it installed there? {error}"
             ) from error
+        self.roster: list[str] = []
         reply = self._call("dboost_open", client_id=client.id)
+        self.roster = list(reply["workers"])
         if reply["version"] != __version__:
             raise DBoostError(f"the scheduler at {where} has dboost {reply['version']}, this process {__version__}")
         for address, version in reply["workers"].items():
@@ -181,6 +185,7 @@ class Connection:
         self.end()
 
     def _results(self, reply: dict[str, Any]) -> dict[str, Any]:
+        self.roster = list(reply["workers"])
         return {address: unpack(result) for address, result in reply["results"].items()}
 
     def _call(self, operation: str, **arguments: Any) -> dict[str, Any]:

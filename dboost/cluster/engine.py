@@ -18,6 +18,7 @@ import numpy as np
 
 from dboost.cluster.connection import Connection
 from dboost.cluster.messages import LostWorkers, Timing, pack
+from dboost.cluster.newcomers import Newcomers
 from dboost.cluster.recipe import Past
 from dboost.cluster.table import ClusterTable
 from dboost.engine.team import Team
@@ -63,6 +64,7 @@ class ClusterEngine:
         self._iterations: list[tuple[ValuedTree, ...]] = []
         self._pending: list[ValuedTree] = []
         self._n_advanced = 0
+        self._newcomers: Newcomers | None = None
 
     def past(self) -> Past:
         """What shards that are built now have missed."""
@@ -86,6 +88,9 @@ class ClusterEngine:
         self._pending = []
         self._n_advanced += 1
         self._terms = terms
+        if self._newcomers is None:
+            self._newcomers = Newcomers(self.connection, self._training)
+        self._newcomers.welcome()
         compute = max(seconds for _, seconds in answers)
         self.timing += Timing(1, compute, 0.0, time.perf_counter() - began - compute)
         return reduce(Extremes.merge, (extremes for extremes, _ in answers if extremes is not None))

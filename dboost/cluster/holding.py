@@ -49,9 +49,11 @@ RETAIN_BYTES = 256 * 2**20
 
 @dataclass(eq=False)
 class _Part:
-    """A shard with its state between calls."""
+    """A shard with its state between calls; `owned` says which of its rows are of which partition of which batch."""
 
     rounds: Rounds
+    batch: str
+    owned: np.ndarray  # int64[n_rows]
     scratch: Scratch
     applied: int = -1
     extremes: Extremes | None = None
@@ -194,6 +196,7 @@ class Holding:
         weight = table.weight
         kept = kept_rows(weight)
         rows = np.arange(table.n_rows) if kept is None else kept
+        numbers = np.repeat(np.array(table.numbers, np.int64), table.lengths)
         cells = len(rows) * len(recipe.features)
         n_shards = 1 if is_small(len(rows), len(recipe.features)) else min(self._n_threads, max(cells, 1))
         for k in range(n_shards):
@@ -221,7 +224,7 @@ class Holding:
                 whole_weights=recipe.whole_weights,
             )
             in_ranges(shard.fill_tiles, len(some), self._n_threads)
-            part = _Part(Rounds(shard, recipe.n_planes), Scratch())
+            part = _Part(Rounds(shard, recipe.n_planes), batch, numbers[some], Scratch())
             self._catch_up(part, past)
             self._parts.append(part)
         self._batches.pop(batch).close()
@@ -241,12 +244,28 @@ class Holding:
         for tree in past.pending:
             shard.for_tree(tree.output)[2][:] = leaves_of(shard.codes, shard.layout, tree.grown)
 
-    def drop(self, batch: str) -> None:
-        """Forget a batch or a table."""
-        self._tables.pop(batch, None)
-        self._targets.pop(batch, None)
-        if batch in self._batches:
+    def keep(self, batch: str, numbers: Sequence[int]) -> None:
+        """Let go of the rows of this batch's other partitions: somebody else has them now."""
+        if batch in self._batches:  # never built
+            self._tables.pop(batch, None)
+            self._targets.pop(batch, None)
             self._batches.pop(batch).close()
+        parts = []
+        for part in self._parts:
+            kept = np.isin(part.owned, numbers) if part.batch == batch else np.ones(len(part.owned), bool)
+            if kept.all():
+                parts.append(part)
+            elif kept.any():
+                parts.append(self._some_rows(part, np.flatnonzero(kept)))
+        self._parts = parts
+
+    def _some_rows(self, part: _Part, rows: np.ndarray) -> _Part:
+        recipe = self._recipe
+        assert recipe is not None
+        shard = part.shard.some_rows(rows)
+        in_ranges(shard.fill_tiles, shard.n_rows, self._n_threads)
+        # What it said of its rows after the last iteration is said no more; nobody asks again before the next one.
+        return _Part(Rounds(shard, recipe.n_planes), part.batch, part.owned[rows], part.scratch, part.applied)
 
     # Training.
 
@@ -286,6 +305,11 @@ class Holding:
     def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
         """``function(shard, first, last, *arguments)`` of every shard."""
         return self._each(lambda part: function(part.shard, 0, part.shard.n_rows, *arguments))
+
+    @property
+    def n_rows(self) -> int:
+        """Rows that are trained on here."""
+        return sum(part.shard.n_rows for part in self._parts)
 
     def _each(self, work: Callable[[_Part], Any]) -> list[Any]:
         if len(self._parts) == 1:

@@ -155,7 +155,8 @@ class Reducer(SchedulerPlugin):
             return {"status": CANCELLED}
 
     async def _ask(self, name: str, workers: Sequence[str], method: str, arguments: Any) -> dict[str, Any]:
-        return {"results": await self._fan_out(name, workers, method, arguments)}
+        results = await self._fan_out(name, workers, method, arguments)
+        return {"results": results, "workers": list(self._scheduler.workers)}
 
     async def _fan_out(self, name: str, workers: Sequence[str], method: str, arguments: Any) -> dict[str, bytes]:
         """The workers' packed results by address."""

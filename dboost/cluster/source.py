@@ -101,8 +101,10 @@ class Source:
     def n_parts(self) -> int:
         return len(self._bundles)
 
-    def read(self, connection: Connection, batch: str, numbers: Sequence[int], plan: Plan) -> list[Receipt]:
-        """Have partitions read into a batch.
+    def read(
+        self, connection: Connection, batch: str, numbers: Sequence[int], plan: Plan, workers: Sequence[str] | None = None
+    ) -> list[Receipt]:
+        """Have partitions read into a batch, by these workers if they can.
 
         Raises
         ------
@@ -115,7 +117,9 @@ class Source:
         graph[plan_key] = (_given, pack(plan))
         for i, key in keys.items():
             graph[key] = (_read_part, connection.fit, batch, i, plan_key, self._filled, self._bundles[i])
-        futures = connection.client.get(graph, list(keys.values()), sync=False, priority=_PRIORITY)
+        # A worker may go at any time: a wish, never a condition.
+        wish = {} if workers is None else {"workers": list(workers), "allow_other_workers": True}
+        futures = connection.client.get(graph, list(keys.values()), sync=False, priority=_PRIORITY, **wish)
         try:
             return _receipts(connection, dict(zip(futures, numbers, strict=True)))
         finally:

@@ -155,6 +155,34 @@ class ClusterTable:
                         f"{self.name}, the last of them {lost}: giving up"
                     ) from lost
 
+    def take_over(self, shares: list[Share]) -> None:
+        """Let new shares have the partitions that others hold; those let go of them.
+
+        When workers are lost meanwhile, the new shares come to nothing, or the lost ones' partitions are missing for a while;
+        no row is ever held twice.
+        """
+        try:
+            self._bring(shares)
+        except LostWorkers as lost:
+            self.forget(lost.addresses)
+            self._keep([share for share in shares if share.worker not in lost.addresses], set())
+            return
+        moved = {i for share in shares for i in share.numbers}
+        givers = [share for share in self.shares if moved & set(share.numbers)]
+        self.shares += shares
+        for giver in givers:
+            self._keep([giver], set(giver.numbers) - moved)
+        self.shares = [share for share in self.shares if share.numbers]
+
+    def _keep(self, givers: list[Share], numbers: set[int]) -> None:
+        """Have shares let go of all their partitions but these."""
+        for share in givers:
+            share.numbers = tuple(sorted(numbers))
+            try:
+                self._answers([share], "keep", lambda share: (share.numbers,))
+            except LostWorkers as lost:  # with all their rows, and that is as good
+                self.forget(lost.addresses)
+
     def _stage(self, work: Callable[[list[Share]], object]) -> None:
         self.stages.append(work)
         self.complete()
@@ -168,9 +196,8 @@ class ClusterTable:
                     share.stage = number + 1
 
     def _read(self, numbers: list[int]) -> list[Share]:
-        batch = f"{self.name}/{self._n_batches}"
-        self._n_batches += 1
-        receipts = self.source.read(self.connection, batch, numbers, self._plan())
+        batch = self.new_batch()
+        receipts = self.source.read(self.connection, batch, numbers, self.plan())
         self.lengths |= {receipt.number: receipt.n_rows for receipt in receipts}
         by_worker: dict[str, list[int]] = {}
         for receipt in receipts:
@@ -181,7 +208,12 @@ class ClusterTable:
             self._attach(shares)
         return shares
 
-    def _plan(self) -> Plan:
+    def new_batch(self) -> str:
+        """A name that no other batch of this fit has."""
+        self._n_batches += 1
+        return f"{self.name}/{self._n_batches}"
+
+    def plan(self) -> Plan:
         """How to read: as the user says, or with the levels that are known by now."""
         return self.source.plan if self._known is None else replace(self.source.plan, known=self._known)
 

@@ -98,6 +98,27 @@ class Shard:
     def n_outputs(self) -> int:
         return 1 if self.raw.ndim == 1 else len(self.raw)
 
+    def some_rows(self, rows: np.ndarray) -> Shard:
+        """A shard of some of the rows (int64), in the state that they are in; its tiles are still to be filled."""
+        codes = Codes(
+            np.ascontiguousarray(self.codes.narrow[:, rows]), np.ascontiguousarray(self.codes.wide[:, rows]), self.codes.row_of
+        )
+        shard = Shard(
+            codes,
+            self.layout,
+            self.target[rows],
+            None if self.weight is None else self.weight[rows],
+            np.ascontiguousarray(self.raw[..., rows]),
+            constant_hessian=self.hessian is None,
+            max_leaves=256 if self.leaf.dtype == np.uint8 else 257,
+            whole_weights=self.times is not None,
+        )
+        shard.gradient[...] = self.gradient[..., rows]
+        if self.hessian is not None and shard.hessian is not None:
+            shard.hessian[...] = self.hessian[..., rows]
+        shard.leaf[...] = self.leaf[..., rows]
+        return shard
+
     def for_tree(self, output: int) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
         """Gradients, Hessians and leaves of one output, each [n_rows]."""
         if self.raw.ndim == 1:
