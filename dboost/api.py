@@ -113,6 +113,5 @@ def fit(
                 callbacks=callbacks,
                 progress=progress,
             )
-    booster = Booster(fitted.ensemble, history=fitted.history)
-    booster.timings = fitted.timings
-    return booster
+    own = None if isinstance(checked.loss, str) else checked.loss
+    return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=own)

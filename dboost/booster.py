@@ -51,6 +51,8 @@ class Booster(Drawing):
         What the fit recorded, one row per iteration. Default: the metrics that the ensemble holds.
     timings : dict of str to float, optional
         Seconds of the fit by phase; empty for a loaded model.
+    loss : Loss, optional
+        The loss of the user's own that the model was trained with. Default: the one that the ensemble names.
 
     Attributes
     ----------
@@ -67,9 +69,11 @@ class Booster(Drawing):
         *,
         history: pd.DataFrame | list[dict[str, Any]] | None = None,
         timings: dict[str, float] | None = None,
+        loss: Loss | None = None,
     ) -> None:
         self.ensemble = ensemble
         self._history = history
+        self._own_loss = loss
         self.timings = dict(timings or {})
 
     # What it is.
@@ -118,8 +122,14 @@ class Booster(Drawing):
 
     @cached_property
     def loss(self) -> Loss:
-        """The loss that the model was trained with."""
-        return losses.from_dict(self.ensemble.loss)
+        """The loss that the model was trained with.
+
+        Raises
+        ------
+        ParameterError
+            When that was one of the user's own, and it is not known in this process; see `dboost.losses.register`.
+        """
+        return losses.from_dict(self.ensemble.loss) if self._own_loss is None else self._own_loss
 
     @cached_property
     def sha256(self) -> str:
@@ -223,7 +233,7 @@ class Booster(Drawing):
             files.write_whole(f"{os.fspath(path)}.history.csv", self.history.to_csv(index=False).encode())
 
     def __reduce__(self) -> tuple[Callable[..., Booster], tuple[Any, ...]]:
-        return _restore, (storage.dumps(self.ensemble), self.history, self.timings)
+        return _restore, (storage.dumps(self.ensemble), self.history, self.timings, self._own_loss)
 
     def __dask_tokenize__(self) -> tuple[str, str]:
         return type(self).__qualname__, self.sha256
@@ -305,23 +315,32 @@ class Booster(Drawing):
         return self.classes_[self._probabilities(raw).argmax(axis=1)]
 
 
-def load(path: str | os.PathLike[str]) -> Booster:
+def load(path: str | os.PathLike[str], loss: Loss | None = None) -> Booster:
     """Read a model from its file. Nothing in the file is run.
 
     Parameters
     ----------
     path : path or URL
+    loss : Loss, optional
+        The loss of your own that the model was trained with, if it is not registered (see `dboost.losses.register`).
 
     Raises
     ------
     ModelFileError
         Naming the file: it does not exist, is damaged or cut short, or was written by a newer dboost.
+    ParameterError
+        When the model was trained with another loss than the one given.
     """
-    return Booster(storage.load(path))
+    ensemble = storage.load(path)
+    if loss is not None and loss.name != ensemble.loss["name"]:
+        raise ParameterError(
+            f"the model in {os.fspath(path)} was trained with loss {ensemble.loss['name']!r}, not {loss.name!r}"
+        )
+    return Booster(ensemble, loss=loss)
 
 
-def _restore(stored: bytes, history: pd.DataFrame, timings: dict[str, float]) -> Booster:
-    return Booster(storage.loads(stored, "the pickled model"), history=history, timings=timings)
+def _restore(stored: bytes, history: pd.DataFrame, timings: dict[str, float], loss: Loss | None = None) -> Booster:
+    return Booster(storage.loads(stored, "the pickled model"), history=history, timings=timings, loss=loss)
 
 
 def _metrics(ensemble: Ensemble) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -40,7 +40,7 @@ class Parameters:
 
     Attributes
     ----------
-    loss : str
+    loss : str, or a dboost.losses.Loss of the user's own
         "squared_error", "absolute_error", "quantile", "huber", "poisson", "gamma" or "tweedie" for numbers, "log_loss" or
         "exponential" (two classes only) for classes; "auto": log_loss for truth values, text, categories and zeros and ones,
         else squared_error.
@@ -84,7 +84,7 @@ class Parameters:
     random_state : int
     """
 
-    loss: str = "auto"
+    loss: Any = "auto"
     quantile: float | None = None
     huber_alpha: float = 0.9
     tweedie_power: float = 1.5
@@ -109,10 +109,15 @@ class Parameters:
     random_state: int = 0
 
     def __post_init__(self) -> None:
-        _choice(self, "loss", LOSSES)
+        if isinstance(self.loss, str) or not hasattr(self.loss, "inverse_link"):
+            _choice(self, "loss", LOSSES, "or a dboost.losses.Loss of your own")
+        elif isinstance(self.loss, type):
+            raise ParameterError(f"loss is the class {self.loss.__name__}: give an instance, {self.loss.__name__}()")
+        elif self.loss.name in LOSSES:
+            raise ParameterError(f"a loss of your own must not be called {self.loss.name!r}, which is one of dboost's")
         for name, (loss, neutral) in OF_ONE_LOSS.items():
             if getattr(self, name) != neutral and self.loss != loss:
-                raise ParameterError(f"{name}={getattr(self, name)!r} is for loss={loss!r}, not for loss={self.loss!r}")
+                raise ParameterError(f"{name}={getattr(self, name)!r} is for loss={loss!r}, not for loss={self.loss_name!r}")
         if self.loss == "quantile" and self.quantile is None:
             raise ParameterError("loss='quantile' needs the level: quantile=0.9, say")
         _number(self, "quantile", above=0.0, below=1.0, optional=True)
@@ -136,9 +141,17 @@ class Parameters:
 
     def to_dict(self) -> dict[str, Any]:
         """Parameters as JSON types, for the model file."""
-        stored = asdict(self)
+        stored = {field.name: getattr(self, field.name) for field in fields(self)} | {"loss": self.loss_name}
         # The parameters of other losses say nothing.
-        return {name: value for name, value in stored.items() if OF_ONE_LOSS.get(name, (self.loss,))[0] == self.loss}
+        return {name: value for name, value in stored.items() if OF_ONE_LOSS.get(name, (self.loss_name,))[0] == self.loss_name}
+
+    @property
+    def loss_name(self) -> str:
+        return self.loss if isinstance(self.loss, str) else self.loss.name
+
+    def with_loss(self, name: str) -> Parameters:
+        """The same, where "auto" turned out to be the loss of that name."""
+        return replace(self, loss=name) if isinstance(self.loss, str) else self
 
 
 #: Keywords of `dboost.fit` that later versions will support, with the only value that means the same as not having them.
@@ -198,10 +211,10 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _choice(record: Parameters, name: str, choices: tuple[str, ...]) -> None:
+def _choice(record: Parameters, name: str, choices: tuple[str, ...], more: str = "") -> None:
     value = getattr(record, name)
     if value not in choices:
-        raise ParameterError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
+        raise ParameterError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))} {more}".rstrip())
 
 
 def _integer(record: Parameters, name: str, least: int, most: int | None = None, *, optional: bool = False) -> None:

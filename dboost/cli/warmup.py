@@ -28,20 +28,22 @@ def run(arguments: argparse.Namespace) -> None:
         for target in targets().values():
             for weighted in (False, True):
                 _use(data, target, weighted)
+        for loss, (target, options) in losses().items():
+            _use(data, target, False, loss=loss, **options)
         print(f"{name}: {time.perf_counter() - began:.1f} s", flush=True)
     print(f"warm after {time.perf_counter() - start:.1f} s")
 
 
-def _use(data: Any, target: np.ndarray, weighted: bool) -> None:
+def _use(data: Any, target: np.ndarray, weighted: bool, **options: Any) -> None:
     weight: Any = np.linspace(0.5, 1.5, ROWS) if weighted else None
     if isinstance(data, pd.DataFrame):  # target and weight are columns then, which may look different in memory
         frame = data.assign(target=target, weight=np.linspace(0.5, 1.5, ROWS))
         features = [str(name) for name in data.columns]
         weight = "weight" if weighted else None
-        booster = dboost.fit(frame, "target", features=features, sample_weight=weight, eval_set=frame, **FEW)
+        booster = dboost.fit(frame, "target", features=features, sample_weight=weight, eval_set=frame, **FEW, **options)
     else:
         held_out = (data, target, weight) if weighted else (data, target)
-        booster = dboost.fit(data, target, sample_weight=weight, eval_set=held_out, **FEW)
+        booster = dboost.fit(data, target, sample_weight=weight, eval_set=held_out, **FEW, **options)
     booster.predict(data)
     booster.apply(data)
 
@@ -64,6 +66,15 @@ def tables() -> dict[str, Any]:
 
 
 def targets() -> dict[str, np.ndarray]:
-    """A target for every loss."""
+    """A target for every loss that is chosen by the target."""
     number = np.random.default_rng(1).standard_normal(ROWS)
     return {"number": number, "two classes": number > 0, "three classes": np.digitize(number, [-0.5, 0.5]).astype(str)}
+
+
+def losses() -> dict[str, tuple[np.ndarray, dict[str, Any]]]:
+    """Targets and options of the losses that are asked for by name."""
+    amount = np.random.default_rng(2).gamma(2.0, size=ROWS)
+    found: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
+        name: (amount, {}) for name in ("absolute_error", "huber", "poisson", "gamma", "tweedie")
+    }
+    return found | {"quantile": (amount, {"quantile": 0.9}), "exponential": (amount > 1, {})}

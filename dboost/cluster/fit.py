@@ -7,7 +7,6 @@ very same.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -92,7 +91,7 @@ def fit_on_cluster(
             table.encode_target(learned)
             clock.lap("load")
 
-            parameters = replace(parameters, loss=learned.loss.name)
+            parameters = parameters.with_loss(learned.loss.name)
             metrics = find_metrics(eval_metric, learned.loss)
             plan = Supervision(None)
             unit_weights = all(survey.unit_weights for survey in table.surveys)

@@ -84,7 +84,7 @@ def unite_target(surveys: Sequence[Survey], parameters: Parameters) -> Target:
     DataError
         As `choose_target`, or when there are too many classes.
     """
-    loss_name = parameters.loss
+    loss_name = parameters.loss_name
     told = [survey.target for survey in surveys if survey.target is not None]
     if any(target.levels is not None for target in told):
         distinct = _levels(told)

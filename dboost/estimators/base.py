@@ -61,7 +61,7 @@ class Boosting(BaseEstimator):
         for name in self._get_param_names():
             setattr(self, name, given[name])
 
-    def _loss(self) -> str:
+    def _loss(self) -> Any:
         """The loss to train with."""
         raise NotImplementedError
 
@@ -163,7 +163,8 @@ class Boosting(BaseEstimator):
         if model is not None:
             history = pd.concat([model.history[model.history["iteration"] <= model.n_iter_], history], ignore_index=True)
         self._seeds, self._before = seeds, before
-        self._take(Booster(fitted.ensemble, history=history, timings=fitted.timings))
+        own = None if isinstance(parameters.loss, str) else parameters.loss
+        self._take(Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=own))
         self.do_early_stopping_ = watching.stops
         self.train_score_ = watching.scores("train", before, fitted.ensemble)
         self.validation_score_ = watching.scores("validation", before, fitted.ensemble)

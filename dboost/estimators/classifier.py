@@ -18,7 +18,7 @@ class DBoostClassifier(ClassifierMixin, Boosting):
 
     Parameters
     ----------
-    loss : str
+    loss : str or dboost.losses.Loss
         "log_loss" ("auto" is the same here), or "exponential" for two classes.
     learning_rate, max_iter, max_leaf_nodes, max_depth, min_samples_leaf, min_hessian, l2_regularization, l1_regularization, \
     leaf_penalty, min_gain, max_delta_step, growth, max_bins, categorical_smoothing, categorical_l2, max_category_group, \
@@ -75,7 +75,7 @@ class DBoostClassifier(ClassifierMixin, Boosting):
 
     def __init__(
         self,
-        loss: str = "auto",
+        loss: Any = "auto",
         *,
         quantile: float | None = None,
         huber_alpha: float = 0.9,
@@ -131,7 +131,9 @@ class DBoostClassifier(ClassifierMixin, Boosting):
     ) -> None:
         self._store(locals())
 
-    def _loss(self) -> str:
+    def _loss(self) -> Any:
+        if getattr(self.loss, "is_classification", False):
+            return self.loss
         if not (isinstance(self.loss, str) and self.loss in ("auto", "log_loss", "exponential")):
             raise ParameterError(
                 f"loss={self.loss!r}: a classifier is trained with 'log_loss' (or 'auto', the same) or 'exponential'"

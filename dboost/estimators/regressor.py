@@ -17,7 +17,7 @@ class DBoostRegressor(RegressorMixin, Boosting):
 
     Parameters
     ----------
-    loss : str
+    loss : str or dboost.losses.Loss
         "squared_error" ("auto" is the same here), "absolute_error", "quantile", "huber", "poisson", "gamma" or "tweedie".
     quantile, huber_alpha, tweedie_power : float
         As in `dboost.params.Parameters`.
@@ -71,7 +71,7 @@ class DBoostRegressor(RegressorMixin, Boosting):
 
     def __init__(
         self,
-        loss: str = "auto",
+        loss: Any = "auto",
         *,
         quantile: float | None = None,
         huber_alpha: float = 0.9,
@@ -126,7 +126,9 @@ class DBoostRegressor(RegressorMixin, Boosting):
     ) -> None:
         self._store(locals())
 
-    def _loss(self) -> str:
+    def _loss(self) -> Any:
+        if getattr(self.loss, "is_classification", False):
+            raise ParameterError(f"loss={self.loss.name!r} is for classes: use DBoostClassifier")
         if isinstance(self.loss, str) and self.loss in ("log_loss", "exponential"):
             raise ParameterError(f"loss={self.loss!r} is for classes: use DBoostClassifier")
         return "squared_error" if isinstance(self.loss, str) and self.loss == "auto" else self.loss

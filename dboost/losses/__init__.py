@@ -10,6 +10,7 @@ from dboost.losses.base import Loss
 from dboost.losses.deviance import Gamma, Poisson, Tweedie
 from dboost.losses.exponential import Exponential
 from dboost.losses.log_loss import LogLoss
+from dboost.losses.own import own_from_dict, register
 from dboost.losses.softmax import SoftmaxLogLoss
 from dboost.losses.squared_error import SquaredError
 
@@ -40,6 +41,8 @@ __all__ = [
     "Tweedie",
     "by_name",
     "from_dict",
+    "is_own",
+    "register",
 ]
 
 
@@ -58,5 +61,12 @@ def by_name(name: str, n_classes: int = 2, **options: Any) -> Loss:
 
 def from_dict(stored: dict[str, Any]) -> Loss:
     """The loss that a model file names (the inverse of `Loss.to_dict`)."""
+    if all(loss.name != stored["name"] for loss in BUILT_IN):
+        return own_from_dict(stored)
     stored = dict(stored)
     return by_name(stored.pop("name"), stored.pop("n_classes", 2), **stored)
+
+
+def is_own(loss: Loss) -> bool:
+    """Whether a loss is the user's, not one of dboost's."""
+    return not isinstance(loss, (*BUILT_IN, SoftmaxLogLoss))

@@ -20,11 +20,22 @@ class Loss:
     """Base class of all losses, built in or a user's own.
 
     A user's loss defines `value`, `gradient` and `hessian` (arrays in, arrays out, with respect to the raw score) and, if
-    predictions are not raw scores, `link` and `inverse_link`.
+    predictions are not raw scores, `link` and `inverse_link`; see `losses.own`. With ``is_classification = True`` its
+    targets are 0 and 1, and `inverse_link` tells the probability of 1.
+
+    Examples
+    --------
+    >>> class LogCosh(Loss):
+    ...     def value(self, y, raw):
+    ...         return np.log(np.cosh(raw - y))
+    ...     def gradient(self, y, raw):
+    ...         return np.tanh(raw - y)
+    ...     def hessian(self, y, raw):
+    ...         return 1 - np.tanh(raw - y) ** 2
     """
 
-    #: Name in files and in the `loss=` parameter.
-    name: ClassVar[str] = "custom"
+    #: Name in files and in the `loss=` parameter; by default that of the class.
+    name: ClassVar[str] = ""
     #: True when d²L/dF² is 1 for every row, so that Hessian sums are counts (or sums of weights).
     constant_hessian: ClassVar[bool] = False
     #: False when `hessian` is a stand-in, because the second derivative vanishes or is no guide.
@@ -50,9 +61,18 @@ class Loss:
     #: The level of quantiles.
     level: float = 0.5
 
+    def __init_subclass__(cls) -> None:
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
+
     def terms(self) -> tuple[Any, ...]:
-        """The `NamedTuple` for which this loss overloads `passes.block_terms`; its fields are the loss's parameters."""
-        raise NotImplementedError
+        """The `NamedTuple` for which this loss overloads `passes.block_terms`; its fields are the loss's parameters.
+
+        Of a user's loss one that holds the loss itself.
+        """
+        from dboost.losses.own import OwnTerms
+
+        return OwnTerms(self)
 
     def best_constant(self, mean: float) -> float | None:
         """The raw score that minimises the loss over all rows, from the weighted mean of the target.
@@ -71,7 +91,9 @@ class Loss:
 
     def to_dict(self) -> dict[str, Any]:
         """Name and parameters, as stored in model files."""
-        return {"name": self.name}
+        from dboost.losses.own import own_to_dict
+
+        return own_to_dict(self)
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         """Loss of each row."""

@@ -21,7 +21,7 @@ FINE = np.float64(2.0**26)
 #: Rows are passed over in blocks of this many.
 BLOCK = 1024
 #: Beyond this a row's loss is cut off, so that its integer stays exact.
-_LARGEST = np.float64(2.0**50)
+LARGEST = np.float64(2.0**50)
 
 
 def block_terms(loss, y, raw, gradient, hessian, value, scratch):
@@ -97,7 +97,7 @@ def add_exactly(terms, wholes, n, coarse, sums):
     """Add n values to an exact sum (sums : float64[2], coarse and fine integers). Both arrays are overwritten."""
     for i in range(n):
         scaled = terms[i] * coarse
-        scaled = scaled if scaled < _LARGEST else _LARGEST
+        scaled = scaled if scaled < LARGEST else LARGEST
         whole = (scaled + ROUNDER64) - ROUNDER64
         wholes[i] = whole
         terms[i] = ((scaled - whole) * FINE + ROUNDER64) - ROUNDER64

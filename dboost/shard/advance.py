@@ -8,9 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from dboost.growth.task import Extremes
+from dboost.losses import Loss
 from dboost.losses.outputs import advance_outputs
-from dboost.losses.passes import BLOCK, advance
+from dboost.losses.own import OwnTerms, told
+from dboost.losses.passes import BLOCK, LARGEST, advance
 from dboost.shard.shard import Shard
+from dboost.statistics.exact import ExactSum
 
 
 class Scratch:
@@ -38,6 +41,8 @@ def advance_rows(
     scratch : Scratch
     first, last : int
     """
+    if isinstance(loss_terms, OwnTerms):
+        return _by_methods(shard, loss_terms.loss, values[0], coarse, first, last)
     sums, top = np.zeros(2), np.zeros((2, shard.n_outputs), np.int32)
     gradient_bits = shard.gradient.view(np.int32)
     hessian_bits = None if shard.hessian is None else shard.hessian.view(np.int32)
@@ -51,3 +56,22 @@ def advance_rows(
     if shard.hessian is None:
         max_hessian = np.ones_like(max_hessian)
     return Extremes(max_gradient, max_hessian, float(sums[0]), float(sums[1]))
+
+
+def _by_methods(shard: Shard, loss: Loss, values: np.ndarray, coarse: float, first: int, last: int) -> Extremes:
+    """The same by the methods of a user's loss."""
+    raw, y = shard.raw[first:last], shard.target[first:last]
+    raw += values[shard.leaf[first:last]]
+    with np.errstate(all="ignore"):
+        value, gradient, hessian = (told(loss, what, y, raw) for what in ("value", "gradient", "hessian"))
+        if shard.weight is not None:
+            weight = shard.weight[first:last]
+            value, gradient, hessian = value * weight, gradient * weight, hessian * weight
+        shard.gradient[first:last] = gradient
+        if shard.hessian is not None:
+            shard.hessian[first:last] = np.maximum(hessian, 0.0)
+    loss_sum = ExactSum.of(np.nan_to_num(np.clip(value * coarse, -LARGEST, LARGEST)), 1.0)
+    tops = [0.0 if of is None or first == last else np.abs(of[first:last]).max() for of in (shard.gradient, shard.hessian)]
+    if shard.hessian is None:
+        tops[1] = 1.0
+    return Extremes(np.array(tops[:1], np.float64), np.array(tops[1:], np.float64), loss_sum.coarse, loss_sum.fine)

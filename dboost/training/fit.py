@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -76,7 +75,7 @@ def fit_table(
     with reading(), open_training() as table:
         target = read_target(table, parameters)
         loss = target.loss
-        parameters = replace(parameters, loss=loss.name)
+        parameters = parameters.with_loss(loss.name)
         if start_from is not None:
             check_continues(start_from, table.features, target)
         plan = Supervision(table.weight) if supervise is None else supervise(table, target, lambda: so_far[0]())

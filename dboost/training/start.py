@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from dboost.errors import DataError
+from dboost.errors import DataError, ParameterError
 from dboost.kernels.ranks import count_digits, next_keys
-from dboost.losses import Huber, Loss
+from dboost.losses import Huber, Loss, is_own, register
+from dboost.losses.own import check_derivatives
 from dboost.losses.softmax import SoftmaxLogLoss
 from dboost.statistics.exact import ExactSum, as_float, total, unit_for
 from dboost.statistics.quantiles import exact_level, find_quantiles, find_size, rank_unit
@@ -99,7 +100,14 @@ def start_of(loss: Loss, ask: Ask) -> Start:
     ------
     DataError
         When no score is best for these targets.
+    ParameterError
+        When the derivatives of a user's loss are wrong.
     """
+    if is_own(loss):
+        wrong = [complaint for complaint in ask(_checked, loss) if complaint is not None]
+        if wrong:
+            raise ParameterError(wrong[0])
+        register(loss)
     sizes = reduce(Sizes.merge, ask(_sizes))
     # Whole weights repeat rows: sums and their units are those of the rows so many times.
     n, heaviest = (int(sizes.n_counted), 1.0) if sizes.is_whole else (sizes.n_rows, sizes.heaviest)
@@ -138,6 +146,10 @@ def start_of(loss: Loss, ask: Ask) -> Start:
             magnitude, spread = max(magnitude, 1e-200), max(spread, 1e-200)
     loss_unit = unit_for(magnitude * heaviest, n, spare_bits=10)
     return Start(baseline, loss, weights, sizes.heaviest, magnitude, spread, loss_unit, sizes.is_whole)
+
+
+def _checked(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, loss: Loss) -> str | None:
+    return check_derivatives(loss, y) if len(y) else None
 
 
 def _quantile(ask: Ask, level: float, unit: float) -> float:

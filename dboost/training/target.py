@@ -42,7 +42,7 @@ def choose_target(table: Table, parameters: Parameters) -> Target:
         One class only, more than two for a loss of two, or a target of text or categories for a loss that wants numbers.
     """
     column = _counted(table)
-    loss_name = parameters.loss
+    loss_name = parameters.loss_name
     if loss_name == "auto":
         is_class = isinstance(column, CategoryColumn) or table.target_is_bool or _is_zero_one(column)
         loss_name = "log_loss" if is_class else "squared_error"
@@ -73,7 +73,10 @@ def loss_for(parameters: Parameters, name: str, n_classes: int = 2) -> Loss:
     DataError
         For more classes than the loss knows.
     """
-    loss = by_name(name, n_classes, **{option: getattr(parameters, option) for option in OF_ONE_LOSS})
+    own = not isinstance(parameters.loss, str)
+    loss = (
+        parameters.loss if own else by_name(name, n_classes, **{option: getattr(parameters, option) for option in OF_ONE_LOSS})
+    )
     if loss.n_outputs == 1 and n_classes > 2:
         raise DataError(f"loss={name!r} is for two classes, but the target has {n_classes}; log_loss takes any number")
     return loss
