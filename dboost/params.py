@@ -70,6 +70,10 @@ class Parameters:
         What a split must gain beyond that.
     max_delta_step : float > 0 or None
         Bound of a leaf's step before the learning rate.
+    criterion : "newton" or "gradient"
+        What trees fit: Newton's steps, with Hessians as weights, or the gradients by least squares.
+    step : "leaf", "line_search" or "constant"
+        What is added: a constant for each leaf that makes the loss small, the tree times the best multiplier, or the tree.
     growth : "best_first" or "depth_wise"
     max_bins : int, 2…255
         Bins of a numeric feature, without the one for missing values.
@@ -99,6 +103,8 @@ class Parameters:
     leaf_penalty: float = 0.0
     min_gain: float = 0.0
     max_delta_step: float | None = None
+    criterion: str = "newton"
+    step: str = "leaf"
     growth: str = "best_first"
     max_bins: int = 255
     categorical_smoothing: float = 10.0
@@ -123,6 +129,8 @@ class Parameters:
         _number(self, "quantile", above=0.0, below=1.0, optional=True)
         _number(self, "huber_alpha", above=0.0, below=1.0)
         _number(self, "tweedie_power", above=1.0, below=2.0)
+        _choice(self, "criterion", ("newton", "gradient"))
+        _choice(self, "step", ("leaf", "line_search", "constant"))
         _choice(self, "growth", ("best_first", "depth_wise"))
         _number(self, "learning_rate", above=0.0)
         _integer(self, "max_iter", 1)
@@ -156,8 +164,6 @@ class Parameters:
 
 #: Keywords of `dboost.fit` that later versions will support, with the only value that means the same as not having them.
 RESERVED: dict[str, Any] = {
-    "criterion": "newton",
-    "step": "leaf",
     "split_proposal": "global",
     "subsample": 1.0,
     "max_features": 1.0,

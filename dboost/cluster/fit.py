@@ -131,6 +131,7 @@ def fit_on_cluster(
                 whole_weights=prepared.heaviest is not None,
                 constant_hessian=prepared.constant_hessian,
                 max_leaves=prepared.rule.max_leaves,
+                by_weight=prepared.by_weight,
                 n_planes=prepared.n_planes,
                 coarse=prepared.start.loss_unit,
             )

@@ -222,6 +222,7 @@ class Holding:
                 constant_hessian=recipe.constant_hessian,
                 max_leaves=recipe.max_leaves,
                 whole_weights=recipe.whole_weights,
+                by_weight=recipe.by_weight,
             )
             in_ranges(shard.fill_tiles, len(some), self._n_threads)
             part = _Part(Rounds(shard, recipe.n_planes), batch, numbers[some], Scratch())

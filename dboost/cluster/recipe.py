@@ -32,7 +32,8 @@ class Recipe:
         False when all weights are 1, which is the same as none at all.
     whole_weights : bool
         Whether a row counts as often as its weight says, see `Shard`.
-    constant_hessian : bool
+    constant_hessian, by_weight : bool
+        See `Shard`.
     max_leaves, n_planes : int
     coarse : float
         Unit of exact loss sums.
@@ -47,6 +48,7 @@ class Recipe:
     weighted: bool
     whole_weights: bool
     constant_hessian: bool
+    by_weight: bool
     max_leaves: int
     n_planes: int
     coarse: float

@@ -13,19 +13,32 @@ from dboost.model.tree import Tree
 from dboost.params import Parameters
 
 
-def leaf_values(sums: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
-    """-ν T_α(G) / (H + λ), bounded by the largest step: what each leaf adds to the raw score.
+def newton_steps(sums: np.ndarray, parameters: Parameters) -> np.ndarray:
+    """-T_α(G) / (H + λ), the step that each leaf's sums suggest: float64[n].
 
     sums : float64[n, 2], exact sums of gradients and Hessians. Where H + λ vanishes there is nothing to go by: 0.
-    loss : whose `step_factor` and `longest_step` count.
     """
     g, h = sums[:, 0], sums[:, 1] + parameters.l2_regularization
     if parameters.l1_regularization:
         g = np.sign(g) * np.maximum(np.abs(g) - parameters.l1_regularization, 0.0)
-    step = np.divide(-g, h, out=np.zeros(len(g)), where=h > 0)
+    return np.divide(-g, h, out=np.zeros(len(g)), where=h > 0)
+
+
+def leaf_values(sums: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
+    """-ν T_α(G) / (H + λ), bounded by the largest step: what each leaf adds to the raw score.
+
+    sums : as in `newton_steps`; loss : whose `step_factor` and `longest_step` count.
+    """
+    step = newton_steps(sums, parameters)
     if loss.step_factor != 1.0:
         step *= loss.step_factor
     return bounded(step, parameters, loss)
+
+
+def follow_sums(parameters: Parameters, loss: Loss) -> bool:
+    """Whether leaf values are Newton steps by the very sums that the tree was grown by."""
+    by_sums = loss.constant_hessian or parameters.criterion == "newton"
+    return by_sums and parameters.step == "leaf" and loss.leaf_statistic == "newton"
 
 
 def bounded(step: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
@@ -128,7 +141,7 @@ class Harvest:
     def _values(self, sums: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
         """Of all nodes in growth order. What a split would add were it a leaf: by its sums, or the mean over its rows."""
         values = leaf_values(sums, parameters, loss)
-        by_mean = loss.leaf_statistic != "newton"
+        by_mean = not follow_sums(parameters, loss)
         for node in range(len(values) - 1, -1, -1):
             left = self.child[node]
             if left < 0:

@@ -45,15 +45,16 @@ def advance_rows(
         return _by_methods(shard, loss_terms.loss, values[0], coarse, first, last)
     sums, top = np.zeros(2), np.zeros((2, shard.n_outputs), np.int32)
     gradient_bits = shard.gradient.view(np.int32)
-    hessian_bits = None if shard.hessian is None else shard.hessian.view(np.int32)
+    hessian = shard.hessian if shard.curvature is None else shard.curvature
+    hessian_bits = None if hessian is None else hessian.view(np.int32)
     one = shard.raw.ndim == 1
     (advance if one else advance_outputs)(
         loss_terms, shard.raw, shard.leaf, values[0] if one else values, shard.target, shard.weight, shard.gradient,
-        shard.hessian, gradient_bits, hessian_bits, first, last, coarse, scratch.terms, scratch.single, sums,
+        hessian, gradient_bits, hessian_bits, first, last, coarse, scratch.terms, scratch.single, sums,
         top.ravel() if one else top, shard.times is None,
     )  # fmt: skip
     max_gradient, max_hessian = top.view(np.float32).astype(np.float64)
-    if shard.hessian is None:
+    if hessian is None:
         max_hessian = np.ones_like(max_hessian)
     return Extremes(max_gradient, max_hessian, float(sums[0]), float(sums[1]))
 
@@ -61,6 +62,7 @@ def advance_rows(
 def _by_methods(shard: Shard, loss: Loss, values: np.ndarray, coarse: float, first: int, last: int) -> Extremes:
     """The same by the methods of a user's loss."""
     raw, y = shard.raw[first:last], shard.target[first:last]
+    kept = shard.hessian if shard.curvature is None else shard.curvature
     raw += values[shard.leaf[first:last]]
     with np.errstate(all="ignore"):
         value, gradient, hessian = (told(loss, what, y, raw) for what in ("value", "gradient", "hessian"))
@@ -68,10 +70,10 @@ def _by_methods(shard: Shard, loss: Loss, values: np.ndarray, coarse: float, fir
             weight = shard.weight[first:last]
             value, gradient, hessian = value * weight, gradient * weight, hessian * weight
         shard.gradient[first:last] = gradient
-        if shard.hessian is not None:
-            shard.hessian[first:last] = np.maximum(hessian, 0.0)
+        if kept is not None:
+            kept[first:last] = np.maximum(hessian, 0.0)
     loss_sum = ExactSum.of(np.nan_to_num(np.clip(value * coarse, -LARGEST, LARGEST)), 1.0)
-    tops = [0.0 if of is None or first == last else np.abs(of[first:last]).max() for of in (shard.gradient, shard.hessian)]
-    if shard.hessian is None:
+    tops = [0.0 if of is None or first == last else np.abs(of[first:last]).max() for of in (shard.gradient, kept)]
+    if kept is None:
         tops[1] = 1.0
     return Extremes(np.array(tops[:1], np.float64), np.array(tops[1:], np.float64), loss_sum.coarse, loss_sum.fine)

@@ -65,6 +65,8 @@ class Shard:
     whole_weights : bool
         The weights of all rows, here and on other shards, are whole numbers of at most 255: each row counts so many times.
         Gradients and Hessians are then those of a single such row. Otherwise the weights are multiplied into them.
+    by_weight : bool
+        Trees are grown with weights in the place of Hessians, which are kept as `curvature`.
     max_leaves : int
         Decides the type of the rows' leaf numbers.
     """
@@ -80,6 +82,7 @@ class Shard:
         constant_hessian: bool,
         max_leaves: int,
         whole_weights: bool = False,
+        by_weight: bool = False,
     ) -> None:
         self.codes = codes
         self.layout = layout
@@ -91,6 +94,9 @@ class Shard:
         self.n_rows = n_rows
         self.gradient = np.empty(raw.shape, np.float32)
         self.hessian = None if constant_hessian else np.empty(raw.shape, np.float32)
+        self.curvature = np.empty(raw.shape, np.float32) if by_weight else None
+        if by_weight and self.hessian is not None:
+            self.hessian[:] = weight
         self.leaf = np.zeros(raw.shape, np.uint8 if max_leaves <= 256 else np.int32)
         self.tiles = _aligned_zeros(tile_shape(layout, n_rows))
 

@@ -8,6 +8,7 @@ last bit. `unit_for` chooses the unit; what is lost is below 2**-50 of the large
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,3 +89,9 @@ def as_float(total: int) -> float:
         return total / (1 << TOTAL_BITS)
     except OverflowError:
         return math.copysign(math.inf, total)
+
+
+def merged_float(totals: Iterable[int | None]) -> float:
+    """The sum of the totals of all parts; NaN if one of them is not finite."""
+    known = list(totals)
+    return math.nan if any(one is None for one in known) else as_float(sum(one for one in known if one is not None))

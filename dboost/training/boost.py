@@ -104,11 +104,16 @@ class Prepared:
     @property
     def heaviest(self) -> int | None:
         """How often a row counts at most, see `trainer.heaviest_of`."""
-        return heaviest_of(self.start, self.parameters, self.target.loss.constant_hessian)
+        return heaviest_of(self.start, self.parameters, self.target.loss.constant_hessian or self.by_weight)
 
     @property
     def constant_hessian(self) -> bool:
-        return self.target.loss.constant_hessian and self.heaviest is not None
+        return (self.target.loss.constant_hessian or self.by_weight) and self.heaviest is not None
+
+    @property
+    def by_weight(self) -> bool:
+        """Whether weights take the place of Hessians when trees are grown, and Hessians are needed as well."""
+        return self.parameters.criterion == "gradient" and not self.target.loss.constant_hessian
 
     @property
     def n_planes(self) -> int:

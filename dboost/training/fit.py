@@ -129,6 +129,7 @@ def fit_table(
         constant_hessian=prepared.constant_hessian,
         max_leaves=rule.max_leaves,
         whole_weights=prepared.heaviest is not None,
+        by_weight=prepared.by_weight,
     )
     in_ranges(shard.fill_tiles, len(y), n_threads)
     clock.lap("bin")

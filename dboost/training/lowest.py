@@ -15,7 +15,7 @@ from collections.abc import Callable
 _MOST_STEPS = 1100
 
 
-def lowest_point(slopes: Callable[[float], tuple[float, float]], start: float) -> float:
+def lowest_point(slopes: Callable[[float], tuple[float, float]], start: float, tolerance: float = 0.0) -> float:
     """Where a convex function is least, to the last few bits.
 
     Parameters
@@ -23,6 +23,8 @@ def lowest_point(slopes: Callable[[float], tuple[float, float]], start: float) -
     slopes : callable
         Returns the first and the second derivative at a point. A first one that is NaN means too far from `start`.
     start : float
+    tolerance : float
+        The relative error that will do.
 
     Returns
     -------
@@ -42,11 +44,11 @@ def lowest_point(slopes: Callable[[float], tuple[float, float]], start: float) -
             step = math.copysign(stride, step)
             stride *= 4.0
         following = at + step
-        if following == at or abs(following) > 1e300:
-            return at
+        if abs(following - at) <= tolerance * abs(following) or abs(following) > 1e300:
+            return following if following != at and abs(following) <= 1e300 and low < following < high else at
         if not low < following < high:
             following = low + (high - low) / 2
-            if not low < following < high:
+            if not low < following < high or high - low <= tolerance * abs(following):
                 return at
         before, at = at, following
     return at

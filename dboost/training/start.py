@@ -23,7 +23,7 @@ from dboost.kernels.ranks import count_digits, next_keys
 from dboost.losses import Huber, Loss, is_own, register
 from dboost.losses.own import check_derivatives
 from dboost.losses.softmax import SoftmaxLogLoss
-from dboost.statistics.exact import ExactSum, as_float, total, unit_for
+from dboost.statistics.exact import ExactSum, merged_float, total, unit_for
 from dboost.statistics.quantiles import exact_level, find_quantiles, find_size, rank_unit
 from dboost.training.lowest import lowest_point
 
@@ -190,10 +190,8 @@ def _next(
 
 def _slopes(ask: Ask, loss: Loss, at: float) -> tuple[float, float]:
     """First and second derivative of the weighted loss, as the raw score of all rows moves away from their offsets."""
-    slopes, bends = zip(*ask(_derivatives, loss, at), strict=True)
-    if any(part is None for part in slopes + bends):
-        return np.nan, np.nan
-    return as_float(sum(slopes)), as_float(sum(bends))
+    slope, bend = map(merged_float, zip(*ask(_derivatives, loss, at), strict=True))
+    return slope, bend
 
 
 def _derivatives(

@@ -1,9 +1,14 @@
 """From a grown tree to what its leaves add to the scores, and from scores to the next gradients.
 
-A loss declares what its leaf values are. Newton steps come out of the sums that growing the tree ends with. Quantiles of the
-residuals are found by asking all rows, in nine rounds at most for all leaves together (`statistics.quantiles`); Huber's step
-takes one more. Huber's δ is such a quantile too, of the sizes of all residuals, and is chosen when the last trees are in the
-scores: so its iteration takes the pass over the rows twice.
+With ``step="leaf"`` (TreeBoost) every leaf gets a constant of its own, and the loss declares which. Newton steps come out of
+the sums that growing the tree ends with; where trees are grown by least squares (``criterion="gradient"``), the second
+derivatives are asked for. Quantiles of the residuals are found by asking all rows, in nine rounds at most for all leaves
+together (`statistics.quantiles`); Huber's step takes one more. Huber's δ is such a quantile too, of the sizes of all
+residuals, and is chosen when the last trees are in the scores: so its iteration takes the pass over the rows twice.
+
+With ``step="line_search"`` (Algorithm 1) the tree stays what it was fitted to be, and is multiplied by the one number that
+makes the loss smallest: the root of an exact sum over the rows, a round for each step of the search. With
+``step="constant"`` it is added as it is.
 """
 
 from __future__ import annotations
@@ -15,13 +20,17 @@ from typing import Any
 import numpy as np
 
 from dboost.engine.contract import Engine
-from dboost.growth.finish import bounded, leaf_values
+from dboost.growth.finish import bounded, leaf_values, newton_steps
 from dboost.growth.task import Extremes, GrownTree
 from dboost.losses import Huber, Loss
 from dboost.params import Parameters
-from dboost.shard import residuals
-from dboost.statistics.exact import unit_for
+from dboost.shard import line, residuals
+from dboost.statistics.exact import merged_float, unit_for
 from dboost.statistics.quantiles import exact_level, find_quantiles, find_size, rank_unit
+from dboost.training.lowest import lowest_point
+
+#: A line search ends when the multiplier is known this well.
+_LINE_TOLERANCE = 1e-10
 
 
 class Steps:
@@ -43,6 +52,7 @@ class Steps:
         self._heaviest = heaviest
         self._rank_unit = rank_unit(heaviest, engine.n_rows)
         self._delta = 0.0
+        self._curvature = np.zeros(loss.n_outputs)
 
     def advance(self, values: np.ndarray) -> Extremes:
         """Let the scores take in the last trees (float64[n_outputs, n_leaves]); gradients and Hessians follow."""
@@ -54,12 +64,35 @@ class Steps:
                 lambda keys: reduce(np.minimum, self._engine.ask(residuals.size_next, keys)),
             )
             extremes = self._engine.advance(np.zeros_like(values), self._loss.terms_with(self._delta))
+        self._curvature = extremes.max_hessian
         return extremes
 
-    def values(self, grown: GrownTree) -> np.ndarray:
-        """What each leaf of the tree grown last adds to the scores: float64[n_leaves]."""
-        if self._loss.leaf_statistic == "newton":
-            return leaf_values(grown.leaf_sums, self._parameters, self._loss)
+    def values(self, grown: GrownTree, output: int) -> np.ndarray:
+        """What each leaf of the tree grown last, of this output, adds to the scores: float64[n_leaves]."""
+        parameters, loss = self._parameters, self._loss
+        if parameters.step == "leaf":
+            if loss.leaf_statistic != "newton":
+                return bounded(self._residual_steps(grown), parameters, loss)
+            return leaf_values(self._newton_sums(grown, output), parameters, loss)
+        steps = newton_steps(grown.leaf_sums, parameters)
+        if parameters.criterion == "newton":
+            steps = steps * loss.step_factor
+        if parameters.step == "line_search":
+            # Where nothing bounds the multiplier (a tree that separates all classes), the longest step does.
+            most = loss.longest_step / (parameters.learning_rate * max(float(np.abs(steps).max()), 1e-300))
+            steps = steps * min(self._multiplier(steps, output), most)
+        return bounded(steps, parameters, loss)
+
+    def _newton_sums(self, grown: GrownTree, output: int) -> np.ndarray:
+        """Sums of gradients and second derivatives: float64[n_leaves, 2]."""
+        if self._parameters.criterion == "newton" or self._loss.constant_hessian:
+            return grown.leaf_sums
+        unit = unit_for(float(self._curvature[output]), self._engine.n_rows)
+        sums = reduce(np.add, self._engine.ask(line.curvature_sums, output, grown.n_leaves, unit))
+        return np.column_stack([grown.leaf_sums[:, 0], sums / unit])
+
+    def _residual_steps(self, grown: GrownTree) -> np.ndarray:
+        """Quantiles of the leaves' residuals, or Huber's step from their medians: float64[n_leaves]."""
         ask: Callable[..., list[Any]] = self._engine.ask
         steps = find_quantiles(
             lambda *place: reduce(np.add, ask(residuals.leaf_digits, grown.n_leaves, self._rank_unit, *place)),
@@ -69,6 +102,17 @@ class Steps:
         )
         if self._loss.leaf_statistic == "huber":
             unit, weight_unit = (unit_for(large * self._heaviest, self._engine.n_rows) for large in (self._delta, 1.0))
-            sums = sum(ask(residuals.leaf_clipped, steps, self._delta, unit, weight_unit))
+            sums = reduce(np.add, ask(residuals.leaf_clipped, steps, self._delta, unit, weight_unit))
             steps = steps + (sums[:, 0] / unit) / (sums[:, 1] / weight_unit)
-        return bounded(steps, self._parameters, self._loss)
+        return steps
+
+    def _multiplier(self, steps: np.ndarray, output: int) -> float:
+        """ρ = argmin Σ w L(y, F + ρ h(x)) for a tree h that says `steps` in its leaves."""
+        loss = self._loss.with_delta(self._delta) if isinstance(self._loss, Huber) else self._loss
+
+        def slopes(at: float) -> tuple[float, float]:
+            told = self._engine.ask(line.line_slopes, loss, output, steps, at)
+            slope, bend = map(merged_float, zip(*told, strict=True))
+            return slope, bend
+
+        return lowest_point(slopes, 0.0, _LINE_TOLERANCE)

@@ -23,7 +23,7 @@ import numpy as np
 from dboost.binning import Binning
 from dboost.engine.contract import Engine
 from dboost.errors import DBoostError
-from dboost.growth.finish import Harvest
+from dboost.growth.finish import Harvest, follow_sums
 from dboost.growth.frontier import ANY_ORDER, BEST_FIRST, DEPTH_WISE, Rule, limits_of
 from dboost.growth.task import Extremes, TreeTask
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
@@ -156,7 +156,7 @@ class Training:
         """Grow one output's next tree; returns its leaf values."""
         task = self._task(extremes, precision, output)
         grown = self.engine.grow(task)
-        values = self.steps.values(grown)
+        values = self.steps.values(grown, output)
         self.harvest.append(Harvest.of(grown, values, _gain_unit(task)))
         for held in self.held_out:
             held.add(grown, values, output)
@@ -179,12 +179,14 @@ class Training:
     def _task(self, extremes: Extremes, precision: Precision, output: int) -> TreeTask:
         packing, parameters = precision.packing, self.parameters
         max_gradient, max_hessian = float(extremes.max_gradient[output]), float(extremes.max_hessian[output])
+        if parameters.criterion == "gradient":
+            max_hessian = self.start.heaviest  # trees are grown by weights
         scale_g = _scale(packing.max_gradient, max_gradient)
         scale_h = 1.0 if self.constant_hessian else _scale(packing.max_hessian, max_hessian)
         n = self.engine.n_rows if self.heaviest is None else int(self.start.total_weight)
         exact_h = 1.0 if self.constant_hessian else unit_for(max_hessian, n)
         scales = np.array([scale_g, scale_h, unit_for(max_gradient, n), exact_h])
-        max_step = parameters.max_delta_step
+        max_step = parameters.max_delta_step if follow_sums(parameters, self.loss) else None
         limits = limits_of(
             l2=parameters.l2_regularization,
             l1=parameters.l1_regularization,
