@@ -29,7 +29,7 @@ def _block_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is LogLossTerms:
 
         def terms(loss, y, raw, gradient, hessian, value, scratch):
-            one, zero = np.float32(1), np.float32(0)
+            one, zero, two = np.float32(1), np.float32(0), np.float32(2)
             # The outputs serve as float32 copies of the inputs, so that the long loop is of one width.
             for i in range(raw.size):
                 gradient[i] = np.float32(raw[i])
@@ -40,7 +40,9 @@ def _block_terms(loss, y, raw, gradient, hessian, value, scratch):
                 e = exp32(-abs(score))
                 inverse = one / (one + e)
                 scratch[i] = (score if score > zero else zero) - label * score + log1p32(e)
-                gradient[i] = (inverse if score >= zero else e * inverse) - label
+                # p for the first class, -(1 - p) for the second, neither of them as a difference: that would be 0 too soon.
+                side = one - two * label
+                gradient[i] = side * (inverse if side * score >= zero else e * inverse)
                 hessian[i] = e * inverse * inverse
             for i in range(raw.size):
                 value[i] = scratch[i]
