@@ -20,6 +20,7 @@ from dboost.errors import ParameterError
 from dboost.inspection.drawing import Drawing
 from dboost.late import pd
 from dboost.losses.base import Loss
+from dboost.losses.costs import cheapest, read_costs
 from dboost.model import files, storage
 from dboost.model.ensemble import Ensemble
 from dboost.model.flat import FlatEnsemble
@@ -186,6 +187,32 @@ class Booster(Drawing):
         """
         return self._through(X, self._probability(), iteration_range, n_threads)
 
+    def decide(self, X: Any, costs: Any, iteration_range: Range | None = None, n_threads: int | None = None) -> Any:
+        """Choose the class that costs least on average, by the predicted probabilities.
+
+        Parameters
+        ----------
+        X : as in `predict`
+        costs : float[n_classes, n_classes]
+            ``costs[k, j]`` is the cost of saying class k where the truth is class j, in the order of `classes_`.
+        iteration_range, n_threads
+            As in `predict`.
+
+        Returns
+        -------
+        Classes in the kind that X is
+            argmin over k of Σ_j costs[k, j] p_j; of classes that cost the same, the first.
+
+        Raises
+        ------
+        ParameterError
+            When the model predicts numbers, or `costs` is no matrix of finite numbers, one row and column for each class.
+        """
+        self._probability()  # refuses models of numbers
+        assert self.classes_ is not None
+        answer = _Answer(partial(self._cheapest, read_costs(costs, len(self.classes_))), None, self.classes_.dtype)
+        return self._through(X, answer, iteration_range, n_threads)
+
     def staged_predict(self, X: Any, raw_score: bool = False, n_threads: int | None = None) -> Iterator[Any]:
         """Yield what `predict` would give after one iteration, after two, and so on.
 
@@ -307,6 +334,10 @@ class Booster(Drawing):
             return self.loss.inverse_link(raw)
         second = self.loss.inverse_link(raw[:, 0])
         return np.column_stack([1.0 - second, second])
+
+    def _cheapest(self, costs: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        assert self.classes_ is not None
+        return self.classes_[cheapest(self._probabilities(raw), costs)]
 
     def _decisions(self, raw: np.ndarray) -> np.ndarray:
         """Predictions that belong to raw scores."""
