@@ -84,6 +84,18 @@ def test_partitions_and_threads_make_no_difference(name: str, settings: dict[str
     assert saved(whole) == saved(pieces)
 
 
+@EVERY
+@pytest.mark.parametrize("criterion", ["newton", "gradient"])
+def test_a_row_of_weight_n_is_n_rows(name: str, criterion: str) -> None:
+    weight = np.random.default_rng(6).integers(0, 4, N)
+    common: dict[str, Any] = {
+        "loss": name, "max_iter": 5, "min_samples_leaf": 1, "max_leaf_nodes": 8, "criterion": criterion, **OPTIONS.get(name, {}),
+    }  # fmt: skip
+    weighted = dboost.fit(X, TARGET[name], sample_weight=weight, **common)
+    repeated = dboost.fit(np.repeat(X, weight, axis=0), np.repeat(TARGET[name], weight), **common)
+    assert weighted.predict(X, raw_score=True) == pytest.approx(repeated.predict(X, raw_score=True), abs=1e-7)
+
+
 @pytest.mark.parametrize(("name", "metric"), [("poisson", "mean_poisson_deviance"), ("gamma", "mean_gamma_deviance")])
 def test_beside_scikit_learn(name: str, metric: str) -> None:
     """The same greedy trees: predictions agree closely, though bins and rounding differ."""

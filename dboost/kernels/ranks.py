@@ -63,9 +63,10 @@ def next_keys(target, raw, group, absolute, first, last, keys, following):
 
 
 @kernel
-def add_clipped(target, raw, weight, group, centre, bound, first, last, unit, weight_unit, sums):
+def add_clipped(target, raw, weight, times, group, centre, bound, first, last, unit, weight_unit, sums):
     """Add up, by group, residuals relative to the group's centre, none of them larger than `bound`; and weights.
 
+    weight : float64[n] or None; times : uint8[n], how often a row counts in the place of its weight, or None;
     centre : float64[n_groups]; unit, weight_unit : powers of two by which terms and weights are multiplied before they are
     rounded; sums : float64[n_groups, 2], integers, added to. All else as in `count_digits`.
     """
@@ -74,8 +75,12 @@ def add_clipped(target, raw, weight, group, centre, bound, first, last, unit, we
         term = target[i] - raw[i] - centre[g]
         term = -bound if term < -bound else term
         term = bound if term > bound else term
-        w = 1.0
-        if weight is not None:
-            w = weight[i]
-        sums[g, 0] += (w * term * unit + ROUNDER64) - ROUNDER64
-        sums[g, 1] += (w * weight_unit + ROUNDER64) - ROUNDER64
+        if times is not None:
+            sums[g, 0] += times[i] * ((term * unit + ROUNDER64) - ROUNDER64)
+            sums[g, 1] += times[i] * weight_unit
+        else:
+            w = 1.0
+            if weight is not None:
+                w = weight[i]
+            sums[g, 0] += (w * term * unit + ROUNDER64) - ROUNDER64
+            sums[g, 1] += (w * weight_unit + ROUNDER64) - ROUNDER64

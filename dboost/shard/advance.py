@@ -68,7 +68,9 @@ def _by_methods(shard: Shard, loss: Loss, values: np.ndarray, coarse: float, fir
         value, gradient, hessian = (told(loss, what, y, raw) for what in ("value", "gradient", "hessian"))
         if shard.weight is not None:
             weight = shard.weight[first:last]
-            value, gradient, hessian = value * weight, gradient * weight, hessian * weight
+            value = value * weight
+            if shard.times is None:
+                gradient, hessian = gradient * weight, hessian * weight
         shard.gradient[first:last] = gradient
         if kept is not None:
             kept[first:last] = np.maximum(hessian, 0.0)

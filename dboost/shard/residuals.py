@@ -33,7 +33,9 @@ def leaf_clipped(
 ) -> np.ndarray:
     """Sums by leaf of residuals relative to a centre and clipped, and of weights: float64[n_leaves, 2], integers."""
     sums = np.zeros((len(centre), 2))
-    add_clipped(shard.target, shard.raw, shard.weight, shard.leaf, centre, bound, first, last, unit, weight_unit, sums)
+    add_clipped(
+        shard.target, shard.raw, shard.weight, shard.times, shard.leaf, centre, bound, first, last, unit, weight_unit, sums
+    )
     return sums
 
 

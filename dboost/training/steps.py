@@ -41,16 +41,19 @@ class Steps:
     engine : Engine
     loss : Loss
     parameters : Parameters
+    n_counted : int
+        Rows, or where weights are whole numbers the rows that they stand for.
     heaviest : float
-        The largest weight.
+        The largest weight, 1 where weights are whole numbers.
     """
 
-    def __init__(self, engine: Engine, loss: Loss, parameters: Parameters, heaviest: float) -> None:
+    def __init__(self, engine: Engine, loss: Loss, parameters: Parameters, n_counted: int, heaviest: float) -> None:
         self._engine = engine
         self._loss = loss
         self._parameters = parameters
+        self._n_counted = n_counted
         self._heaviest = heaviest
-        self._rank_unit = rank_unit(heaviest, engine.n_rows)
+        self._rank_unit = rank_unit(heaviest, n_counted)
         self._delta = 0.0
         self._curvature = np.zeros(loss.n_outputs)
 
@@ -87,7 +90,7 @@ class Steps:
         """Sums of gradients and second derivatives: float64[n_leaves, 2]."""
         if self._parameters.criterion == "newton" or self._loss.constant_hessian:
             return grown.leaf_sums
-        unit = unit_for(float(self._curvature[output]), self._engine.n_rows)
+        unit = unit_for(float(self._curvature[output]), self._n_counted)
         sums = reduce(np.add, self._engine.ask(line.curvature_sums, output, grown.n_leaves, unit))
         return np.column_stack([grown.leaf_sums[:, 0], sums / unit])
 
@@ -101,7 +104,7 @@ class Steps:
             grown.n_leaves,
         )
         if self._loss.leaf_statistic == "huber":
-            unit, weight_unit = (unit_for(large * self._heaviest, self._engine.n_rows) for large in (self._delta, 1.0))
+            unit, weight_unit = (unit_for(large * self._heaviest, self._n_counted) for large in (self._delta, 1.0))
             sums = reduce(np.add, ask(residuals.leaf_clipped, steps, self._delta, unit, weight_unit))
             steps = steps + (sums[:, 0] / unit) / (sums[:, 1] / weight_unit)
         return steps

@@ -121,7 +121,8 @@ class Training:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.steps = Steps(self.engine, self.loss, self.parameters, self.start.heaviest)
+        counted = (self.engine.n_rows, self.start.heaviest) if self.heaviest is None else (int(self.start.total_weight), 1.0)
+        self.steps = Steps(self.engine, self.loss, self.parameters, *counted)
 
     def run(self, assemble: Any, progress: Progress) -> None:
         """Boost until the last iteration, or until early stopping or a callback ends it.
