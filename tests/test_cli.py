@@ -283,6 +283,34 @@ def test_inspect_shows_what_was_learned(here: Path, capsys: pytest.CaptureFixtur
         assert expected in said
 
 
+def test_inspect_shows_what_matters_and_how(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(*TRAIN, "--set", "max_iter=3") == 0
+    booster = dboost.load("model.json")
+    first = booster.importance().index[0]
+    capsys.readouterr()
+    assert status_of("inspect", "model.json", "--importance", "--dependence", first) == 0
+    said = capsys.readouterr().out
+    assert "100.0" in said and f"Dependence on {first}" in said and "learning_rate" not in said
+    assert f"{booster.partial_dependence(first, grid=20)['value'].iloc[0]:.6g}" in said
+    assert status_of("inspect", "model.json", "--dependence", "a,shop", "--data", "rows.parquet") == 0
+    assert "Dependence on a and shop" in capsys.readouterr().out
+    assert status_of("inspect", "model.json", "--dependence", "a,sho") == 2
+    assert "'shop'" in capsys.readouterr().err
+
+
+def test_inspect_writes_a_report(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    assert status_of(*TRAIN, "--set", "max_iter=3", "--history", "model.json.history.csv") == 0
+    capsys.readouterr()
+    assert status_of("inspect", "model.json", "--html", "report.html", "--data", "rows.parquet", "--target", "price") == 0
+    assert "report.html" in capsys.readouterr().out
+    page = Path("report.html").read_text()
+    assert "Residuals" in page and "seconds in iterations" in page and page.endswith("</html>\n")
+    before = files(here)
+    assert status_of("inspect", "model.json", "--html", "report.html", "--data", "nowhere.parquet") == 2
+    assert files(here) == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -302,8 +330,10 @@ def test_inspect_shows_what_was_learned(here: Path, capsys: pytest.CaptureFixtur
         (("predict", "nowhere.json", "rows.parquet", "--output", "o.parquet"), "nowhere.json"),
         (("predict", "rows.csv", "rows.parquet", "--output", "o.parquet"), "rows.csv"),
         (("inspect", "nowhere.json"), "nowhere.json"),
-        (("inspect", "nowhere.json", "--html", "report.html"), "--html is not supported yet"),
-        (("inspect", "nowhere.json", "--dependence", "a,b"), "--dependence is not supported yet"),
+        (("inspect", "nowhere.json", "--html", "report.html"), "nowhere.json"),
+        (("inspect", "nowhere.json", "--html", "nowhere/report.html"), "there is no folder"),
+        (("inspect", "nowhere.json", "--data", "rows.parquet"), "--data"),
+        (("inspect", "nowhere.json", "--html", "report.html", "--target", "price"), "--target"),
     ],
 )
 def test_what_cannot_be_used_leaves_nothing_behind(

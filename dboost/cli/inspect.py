@@ -6,13 +6,17 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+import fsspec
+import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
 import dboost
-from dboost.cli import later
+from dboost.cli import outputs
+from dboost.errors import ParameterError
 
 if TYPE_CHECKING:
+    from dboost.booster import Booster
     from dboost.model.ensemble import Ensemble
 
 #: Of a model with more features, only those with the most splits are listed.
@@ -20,18 +24,62 @@ SHOWN = 50
 
 
 def run(arguments: argparse.Namespace) -> None:
-    later.refuse(arguments, "importance", "dependence", "html")
-    ensemble = dboost.load(arguments.model).ensemble
+    _check(arguments)
+    booster = _load(arguments.model)
     console = Console(highlight=False)
-    for table in (
-        _outline(ensemble),
-        _parameters(ensemble),
-        _metrics(ensemble),
-        _sources(ensemble),
-        _features(ensemble),
-    ):
+    asked = [_importance(booster)] if arguments.importance else []
+    if arguments.dependence:
+        asked.append(_dependence(booster, arguments.dependence, arguments.data))
+    if arguments.html:
+        booster.report(arguments.html, arguments.data, arguments.target)
+        console.print(f"report in {arguments.html}", soft_wrap=True)
+    ensemble = booster.ensemble
+    if not asked and not arguments.html:
+        asked = [_outline(ensemble), _parameters(ensemble), _metrics(ensemble), _sources(ensemble), _features(ensemble)]
+    for table in asked:
         if table.row_count:
             console.print(table)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse what could not be done, or would do nothing, before the work begins."""
+    if arguments.html:
+        outputs.check(arguments.html, "--html")
+        if arguments.html.endswith("/"):
+            raise ParameterError(f"--html {arguments.html} is a folder: name a file")
+    if arguments.data and not (arguments.html or arguments.dependence):
+        raise ParameterError("--data is looked at for --dependence and --html only")
+    if arguments.target and not (arguments.data and arguments.html):
+        raise ParameterError("--target needs --data and --html")
+
+
+def _load(path: str) -> Booster:
+    """The model, with the history that was written beside it, if there is one."""
+    booster = dboost.load(path)
+    beside = f"{path}.history.csv"
+    files, name = fsspec.url_to_fs(beside)
+    if files.isfile(name):
+        with files.open(name, "rb") as file:
+            return dboost.Booster(booster.ensemble, history=pd.read_csv(file))
+    return booster
+
+
+def _importance(booster: Booster) -> Table:
+    importance, splits = booster.importance(), booster.importance("count")
+    title = "Importance" if len(importance) <= SHOWN else f"Importance (the first {SHOWN} of {len(importance)} features)"
+    table = _table(title, "", "relative", "splits")
+    for name, value in importance.iloc[:SHOWN].items():
+        table.add_row(str(name), f"{value:.1f}", f"{splits[name] * splits.attrs['unit'] / 100:.0f}")
+    return table
+
+
+def _dependence(booster: Booster, wanted: str, data: str | None) -> Table:
+    names = [wanted] if wanted in booster.feature_names_in_ else [name.strip() for name in wanted.split(",")]
+    found = booster.partial_dependence(names, data, grid=20 if len(names) == 1 else 8)
+    table = _table(f"Dependence on {' and '.join(names)}", *map(str, found.columns))
+    for row in found.itertuples(index=False):
+        table.add_row(*(f"{value:.6g}" if isinstance(value, float) else str(value) for value in row))
+    return table
 
 
 def _outline(ensemble: Ensemble) -> Table:

@@ -8,6 +8,7 @@ too large.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +19,13 @@ from dboost.sources import feature_block
 from dboost.sources.frame import is_lazy, is_path
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Rows that are a block already (see `feature_block`), in the place of data."""
+
+    block: np.ndarray
 
 
 def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[int, np.ndarray], T]) -> list[T]:
@@ -39,7 +47,8 @@ def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[int, np.ndarr
     if is_path(data) or is_lazy(data):
         parts = _lazily(data, ensemble, _Task(function, ensemble))
     else:
-        parts = [_Task(function, ensemble)(data, 0)]
+        block = block_of(data, ensemble)
+        parts = [[function(0, block)] if len(block) else []]
     found = [part[0] for part in parts if part]
     if not found:
         raise DataError("inspect: the data have no rows")
@@ -56,7 +65,7 @@ def sample(data: Any, ensemble: Ensemble, n_rows: int) -> tuple[np.ndarray, np.n
     block : float32 or float64 [n, n_features]
     """
     if not (is_path(data) or is_lazy(data)):
-        block = feature_block(data, ensemble.features, ensemble.named, what="inspect")
+        block = block_of(data, ensemble)
         if not len(block):
             raise DataError("inspect: the data have no rows")
         numbers = _spaced(len(block), n_rows)
@@ -68,6 +77,13 @@ def sample(data: Any, ensemble: Ensemble, n_rows: int) -> tuple[np.ndarray, np.n
         of_part[part] = numbers[(numbers >= start) & (numbers < start + length)] - start
         start += length
     return numbers, np.concatenate(over_blocks(data, ensemble, _Pick(of_part)))
+
+
+def block_of(data: Any, ensemble: Ensemble) -> np.ndarray:
+    """A table in memory as a block."""
+    if isinstance(data, Block):
+        return data.block
+    return feature_block(data, ensemble.features, ensemble.named, what="inspect")
 
 
 def _spaced(n: int, wanted: int) -> np.ndarray:

@@ -6,6 +6,7 @@ panels); ``ax.figure.savefig("name.svg")`` keeps one, in whatever format the nam
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from dboost.inspection.methods import Inspection
 from dboost.inspection.naming import class_names, positions
 from dboost.inspection.plots import attributions, quality, training, trees
 from dboost.inspection.plots.features import draw_dependence, draw_importance
+from dboost.inspection.report import card, page
 from dboost.inspection.shapley import Shapley
 from dboost.inspection.truth import Truth
 from dboost.late import pd
@@ -48,7 +50,8 @@ class Drawing(Inspection):
 
     def plot_history(self, *, ax: Any = None) -> Any:
         """Metrics over the iterations, a panel per metric, the best iteration marked."""
-        return training.draw_history(self.history, losses.from_dict(self.ensemble.loss), self.ensemble.best_iteration, ax)
+        metrics = self.history[["iteration", *(name for name in self.ensemble.metrics if name in self.history)]]
+        return training.draw_history(metrics, losses.from_dict(self.ensemble.loss), self.ensemble.best_iteration, ax)
 
     def plot_tree(self, i: int = 0, *, ax: Any = None) -> Any:
         """One tree, on its side. With K classes, tree i belongs to class i modulo K; −1 is the last tree.
@@ -136,6 +139,31 @@ class Drawing(Inspection):
         truth, prediction = Truth(self.ensemble, data, target).numbers()
         name = target if isinstance(target, str) else "the target"
         return quality.draw_residuals(truth, prediction, name, ax)
+
+    def report(self, path: str | os.PathLike[str], data: Any = None, target: Any = None) -> None:
+        """Write one self-contained HTML page: what the model is, how it was trained, how good it is, what matters and how.
+
+        Parameters
+        ----------
+        path : path or URL
+            Written whole or not at all, over an older one if there is one.
+        data : as in `predict`, optional
+            Rows, best held-out ones, on which Shapley values, dependence and interactions are shown (2000 of them, evenly
+            spaced). Without, importance and dependence are told by the trees.
+        target : as in `dboost.fit`, optional
+            The rows' target, for metrics, calibration and lift, or residuals.
+
+        Raises
+        ------
+        ParameterError
+            A target without data.
+        DataError, ModelFileError
+            As of `predict` and of `save`.
+        """
+        page.write(self, path, data, target)
+
+    def _repr_html_(self) -> str:
+        return card.card(self)
 
     def _output(self, output: Any) -> int:
         names = class_names(self.ensemble)

@@ -3,8 +3,9 @@
 Without data, the model's own split points are the guide: they are quantiles of the training rows, or lie half-way
 between neighbouring values where there were few of these. A point in the middle between two of them stands for the values
 of that bin, so codes like 1, 2, …, 7 are met exactly, and of many bins some are taken, evenly by rank. With data, the
-points are the values themselves when there are few, else quantiles between the first and the last percent. All levels of
-a categorical feature are looked at, or with data the most frequent ones.
+points are the values themselves when there are few, else values between the first and the last percent: half of them
+evenly by rows, half evenly by distinct values. All levels of a categorical feature are looked at, or with data the most
+frequent ones.
 """
 
 from __future__ import annotations
@@ -143,7 +144,13 @@ def _of_rows(column: np.ndarray, n_points: int) -> np.ndarray:
     distinct = np.unique(column)
     if len(distinct) <= n_points:
         return distinct
-    return np.unique(np.quantile(column, np.linspace(0.01, 0.99, n_points)))
+    # Half of the points where the rows are, half where the values are: a value that most rows share must not be all there is.
+    low, high = np.quantile(column, (0.01, 0.99), method="nearest")
+    between = distinct[(distinct >= low) & (distinct <= high)]
+    n_values = n_points // 2
+    of_rows = np.quantile(column, np.linspace(0.01, 0.99, n_points - n_values), method="nearest")
+    of_values = between[np.round(np.linspace(0, len(between) - 1, n_values)).astype(np.int64)]
+    return np.unique(np.concatenate([of_rows, of_values]))
 
 
 def _of_bins(cuts: np.ndarray, n_points: int) -> np.ndarray:

@@ -223,7 +223,7 @@ def _panels(table: pd.DataFrame, names: list[str], numeric: list[bool], label: s
         part = table[table[split].isna()] if level is None else table[table[split] == level]
         part.attrs = table.attrs
         (_curve if is_numeric else _bars)(ax, part, other, label, legend=i == 0)
-        ax.set_title(f"{_user_name(split)}: {canvas.short(level)}")
+        ax.set_title(f"{canvas.short(_user_name(split), 12)}: {canvas.short(level, 12)}", fontsize=9)
         ax.label_outer()
     if len(levels) > len(shown):
         grid[0].figure.suptitle(f"the first {len(shown)} of {len(levels)} levels", fontsize=8.5, color=GREY)

@@ -73,13 +73,20 @@ def draw_lift(truth: np.ndarray, probability: np.ndarray, label: str, ax: Any) -
     return ax
 
 
+def _fog() -> Any:
+    """Grey that is denser where there are more rows; it can be seen on white and on black."""
+    from matplotlib.colors import LinearSegmentedColormap, to_rgb
+
+    return LinearSegmentedColormap.from_list("fog", [(*to_rgb(GREY), 0.06), (*to_rgb(GREY), 0.9)])
+
+
 def draw_residuals(truth: np.ndarray, prediction: np.ndarray, label: str, ax: Any) -> Any:
     """Target minus prediction over the prediction: rows as a density, and quartiles in groups of equally many rows."""
     residual = truth - prediction
     with canvas.style():
         ax = canvas.axes_for(ax, height=3.4)
         if len(truth) > 3000:
-            ax.hexbin(prediction, residual, gridsize=45, bins="log", cmap="Greys", linewidths=0, alpha=0.75, rasterized=True)
+            ax.hexbin(prediction, residual, gridsize=45, bins="log", cmap=_fog(), linewidths=0, rasterized=True)
         else:
             ax.plot(prediction, residual, "o", color=GREY, markersize=2, alpha=0.4, markeredgewidth=0, rasterized=True)
         ax.axhline(0, color=GREY, linewidth=0.9)

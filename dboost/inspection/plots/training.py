@@ -13,12 +13,11 @@ from dboost.late import pd
 from dboost.losses.base import Loss
 from dboost.statistics.metrics import find_metrics
 
-#: Columns of the history that are no metrics.
-BESIDE = ("iteration", "seconds", "rows_kept", "bytes_read")
-
 
 def draw_history(history: pd.DataFrame, loss: Loss, best: int | None, ax: Any) -> Any:
     """One panel per metric, with a line for the training rows and for each evaluation set.
+
+    history : ``iteration``, and metrics as ``<set>_<metric>``.
 
     Returns
     -------
@@ -26,7 +25,7 @@ def draw_history(history: pd.DataFrame, loss: Loss, best: int | None, ax: Any) -
     """
     panels: dict[str, list[tuple[str, str]]] = {}
     for column in history.columns:
-        if column not in BESIDE:
+        if column != "iteration":
             rows, metric = set_and_metric(column, loss)
             panels.setdefault(metric, []).append((rows, column))
     if not panels or not len(history):

@@ -1,0 +1,197 @@
+"""The report is one page that needs nothing else, says what is true, and fits a phone; the card fits a notebook."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import dboost
+from dboost import Booster
+from dboost.errors import DataError, ModelFileError, ParameterError
+from dboost.inspection.report.page import Subject, page
+from tests.fits import FEATURES, cut, mixed_frame
+
+pytest.importorskip("matplotlib")
+FRAME = mixed_frame(200)
+#: Elements that have no end.
+VOID = {"meta", "br", "hr", "img", "link", "use"}
+
+
+@cache
+def booster(target: str) -> Booster:
+    held_out = mixed_frame(100, seed=1)[[*FEATURES, target]]
+    return dboost.fit(FRAME[[*FEATURES, target]], target, max_iter=4, max_leaf_nodes=5, eval_set=held_out)
+
+
+@cache
+def with_rows(target: str) -> str:
+    return page(Subject(booster(target), FRAME, target))
+
+
+class Reader(HTMLParser):
+    """Checks that elements are nested, and collects ids, references and text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.addresses: list[str] = []
+        self.tags: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            text = value or ""
+            if name == "id":
+                self.ids.append(text)
+            if name in ("href", "xlink:href", "src", "srcset", "action", "poster"):
+                self.addresses.append(text)
+            self.references += re.findall(r"url\(#([^)]+)\)", text)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert tag in VOID or self.open.pop() == tag, f"</{tag}> closes nothing"
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read(html: str) -> Reader:
+    reader = Reader()
+    reader.feed(html)
+    assert not reader.open
+    return reader
+
+
+@pytest.mark.parametrize("target", ["y", "late", "grade"])
+def test_the_page_needs_nothing_else(target: str) -> None:
+    reader = read(with_rows(target))
+    assert not reader.tags & {"script", "link", "iframe", "img", "object"}
+    local = [address.removeprefix("#") for address in reader.addresses if address.startswith("#")]
+    assert all(address.startswith(("#", "data:image/png;base64,")) for address in reader.addresses)
+    assert len(reader.ids) == len(set(reader.ids))
+    assert set(local) | set(reader.references) <= set(reader.ids)
+    assert "@import" not in with_rows(target) and not re.search(r"url\((?!#)", with_rows(target))
+
+
+@pytest.mark.parametrize("target", ["y", "late", "grade"])
+def test_the_page_says_what_is_true(target: str) -> None:
+    model, text = booster(target), read(with_rows(target)).text
+    sections = "How it was trained|How good it is|What matters|How predictions depend on it|What acts together|The first tree"
+    for said in sections.split("|"):
+        assert said in text
+    for said in (model.sha256, model.loss.name.replace("_", " "), "seconds in iterations", "held-out rows", *FEATURES[:3]):
+        assert said in text
+    kept = model.ensemble.metrics["train_loss"][-1]
+    assert f"{kept:.4g}" in text
+    assert "On 200 rows" in text
+    if target == "y":
+        error = np.abs(model.predict(FRAME) - FRAME["y"]).mean()
+        assert f"{error:.4g}" in text and "Residuals" in text
+    else:
+        accuracy = (model.predict(FRAME) == FRAME[target]).mean()
+        assert f"{accuracy:.4g}" in text and "Calibration" in text and "Lift" in text
+
+
+def test_a_loaded_model_without_rows_says_what_it_does_not_know(tmp_path: Path) -> None:
+    booster("late").save(tmp_path / "model.json")
+    dboost.load(tmp_path / "model.json").report(tmp_path / "report.html")
+    text = read((tmp_path / "report.html").read_text(encoding="utf-8")).text
+    assert "holds no times" in text and "pass data and target" in text and "What acts together" not in text
+
+
+def test_names_cannot_break_out_of_the_page() -> None:
+    evil = "<script>alert('x')</script>&\""
+    rows = pd.DataFrame({evil: ["</svg><b>", "ok"] * 50, "b": np.arange(100.0)}).assign(y=np.arange(100.0) % 2 * 3.0)
+    model = dboost.fit(rows, "y", loss="squared_error", max_iter=2)
+    for html in (page(Subject(model, rows, "y")), model._repr_html_()):
+        reader = read(html)
+        assert not reader.tags & {"script", "b"} or html.startswith("<div")
+        assert "<script" not in html and "</svg><b>" not in html
+
+
+def test_dask_rows_and_a_model_without_splits(tmp_path: Path) -> None:
+    booster("y").report(tmp_path / "lazy.html", cut(FRAME, [60, 60]), "y")
+    lazy, whole = (tmp_path / "lazy.html").read_text(encoding="utf-8"), with_rows("y")
+
+    def numbered_afresh(html: str) -> str:
+        return re.sub(r"d\d+-", "d-", html)
+
+    assert numbered_afresh(lazy) == numbered_afresh(whole)
+    flat = dboost.fit(pd.DataFrame({"a": np.zeros(50), "y": np.arange(50.0)}), "y", max_iter=1)
+    flat.report(tmp_path / "flat.html", pd.DataFrame({"a": [0.0]}))
+    assert "no tree has a split" in (tmp_path / "flat.html").read_text(encoding="utf-8")
+    read(flat._repr_html_())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "complaint"),
+    [
+        ({"target": "y"}, ParameterError, "data="),
+        ({"data": FRAME, "target": "nothing"}, DataError, "nothing"),
+        ({"data": FRAME.drop(columns="age")}, DataError, "age"),
+        ({"path": "nowhere/report.html"}, ModelFileError, "there is no folder"),
+    ],
+)
+def test_what_cannot_be_done_leaves_nothing_behind(
+    arguments: dict[str, Any], error: type[Exception], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=complaint):
+        booster("y").report(**({"path": "report.html"} | arguments))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_card_is_small_and_whole() -> None:
+    html = booster("grade")._repr_html_()
+    reader = read(html)
+    assert len(html) < 4000 and not reader.tags & {"script", "style"}
+    assert "4 iterations, 7 features" in reader.text and "3 classes" in reader.text
+    assert booster("grade").importance().index[0] in reader.text
+
+
+MEASURE = """<script>
+document.body.style.width = "WIDTHpx";
+document.documentElement.dataset.overflow = document.body.scrollWidth - WIDTH;
+document.documentElement.dataset.drawn = [...document.querySelectorAll("svg")].filter(
+  svg => svg.getBoundingClientRect().width > 200 && svg.getBoundingClientRect().height > 60).length;
+document.documentElement.dataset.fetched = performance.getEntriesByType("resource").filter(
+  entry => !entry.name.startsWith("data:")).length;
+</script></body>"""
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("target", ["y", "grade"])
+def test_a_real_browser_opens_it_at_phone_and_desktop_width(target: str, width: int, tmp_path: Path) -> None:
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+    if browser is None:
+        pytest.skip("no chromium to open the report with")
+    html = with_rows(target)
+    (tmp_path / "report.html").write_text(html.replace("</body>", MEASURE.replace("WIDTH", str(width))), encoding="utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile", "--window-size=1400,900"]
+    shown = subprocess.run(
+        [browser, *flags, "--dump-dom", (tmp_path / "report.html").as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stdout
+    found = {name: int(value) for name, value in re.findall(r'data-(overflow|drawn|fetched)="(-?\d+)"', shown)}
+    assert found == {"overflow": 0, "drawn": html.count("<svg"), "fetched": 0}
