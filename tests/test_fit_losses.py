@@ -89,7 +89,8 @@ def test_partitions_and_threads_make_no_difference(name: str, settings: dict[str
 def test_a_row_of_weight_n_is_n_rows(name: str, criterion: str) -> None:
     weight = np.random.default_rng(6).integers(0, 4, N)
     common: dict[str, Any] = {
-        "loss": name, "max_iter": 5, "min_samples_leaf": 1, "max_leaf_nodes": 8, "criterion": criterion, **OPTIONS.get(name, {}),
+        "loss": name, "max_iter": 5, "min_samples_leaf": 1, "max_leaf_nodes": 8, "criterion": criterion,
+        **OPTIONS.get(name, {}),
     }  # fmt: skip
     weighted = dboost.fit(X, TARGET[name], sample_weight=weight, **common)
     repeated = dboost.fit(np.repeat(X, weight, axis=0), np.repeat(TARGET[name], weight), **common)

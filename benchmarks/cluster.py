@@ -1,0 +1,208 @@
+"""Whole fits on a Dask cluster, beside xgboost.dask and lightgbm.dask, and what a round of ours costs.
+
+    python -m benchmarks.cluster [--rows 1000000] [--trees 100] [--workers 2] [--rounds 3] [--quick] [--output FILE.json]
+
+Scheduler and workers are processes of their own on this machine, one thread each; every fit has a fresh cluster, so that the
+workers' peak memory is its own. A fit is timed from a persisted frame to a model in the client. The engines take turns, and
+the ratios are those of the same round.
+
+The second part looks at our rounds: how many a tree takes, where their seconds go, how many bytes travel, and the
+processor time that the scheduler's process spends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dask.dataframe as dd
+import pandas as pd
+from distributed import Client, wait
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import workloads
+from benchmarks.workloads import Workload
+
+Fit = Callable[[Client, Any, int], None]
+
+
+def fit_dboost(client: Client, frame: Any, trees: int) -> None:
+    import dboost
+
+    dboost.fit(frame, "y", client=client, max_iter=trees, min_samples_leaf=1, loss="log_loss", progress=False)
+
+
+def fit_xgboost(client: Client, frame: Any, trees: int) -> None:
+    import xgboost.dask as xdask
+
+    data = xdask.DaskQuantileDMatrix(client, frame.drop(columns="y"), frame["y"], max_bin=255)
+    settings = {
+        "objective": "binary:logistic", "tree_method": "hist", "grow_policy": "lossguide", "max_leaves": 31, "max_depth": 0,
+        "eta": 0.1, "max_bin": 255, "min_child_weight": 1.0, "lambda": 1.0, "nthread": 1,
+    }  # fmt: skip
+    xdask.train(client, settings, data, num_boost_round=trees)
+
+
+def fit_lightgbm(client: Client, frame: Any, trees: int) -> None:
+    import lightgbm as lgb
+
+    lgb.DaskLGBMClassifier(
+        client=client, n_estimators=trees, num_leaves=31, learning_rate=0.1, max_bin=255, min_child_samples=1,
+        min_child_weight=1.0, reg_lambda=1.0, n_jobs=1, verbose=-1,
+    ).fit(frame.drop(columns="y"), frame["y"])  # fmt: skip
+
+
+ENGINES: dict[str, Fit] = {"dboost": fit_dboost, "xgboost": fit_xgboost, "lightgbm": fit_lightgbm}
+
+
+@contextmanager
+def cluster(n_workers: int) -> Iterator[Client]:
+    """A scheduler and single-threaded workers as processes."""
+    processes = [_start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")]
+    try:
+        address = _address(processes[0])
+        processes += [
+            _start("dask_worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard") for _ in range(n_workers)
+        ]
+        with Client(address) as client:
+            client.wait_for_workers(n_workers, timeout=120)
+            yield client
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+        for process in processes:
+            process.wait()
+
+
+def _start(command: str, *arguments: str) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE if command == "dask_scheduler" else subprocess.DEVNULL
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
+    return subprocess.Popen(
+        [sys.executable, "-m", f"distributed.cli.{command}", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=pipe,
+        env=environment,
+    )
+
+
+def _address(scheduler: subprocess.Popen[bytes]) -> str:
+    assert scheduler.stderr is not None
+    for line in scheduler.stderr:
+        if b"Scheduler at:" in line:
+            threading.Thread(target=scheduler.stderr.read, daemon=True).start()
+            return line.decode().split("Scheduler at:")[1].strip()
+    raise RuntimeError("the scheduler did not start")
+
+
+def _peak_mib() -> float:
+    """On a worker: the most memory it ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _cpu_seconds() -> float:
+    return time.process_time()
+
+
+def frame_of(client: Client, workload: Workload, n_partitions: int) -> Any:
+    """The workload's table, persisted on the workers."""
+    table = workloads.load(workload)
+    features = pd.DataFrame(table.X, columns=[f"x{j}" for j in range(table.X.shape[1])])
+    frame = dd.from_pandas(features.assign(y=table.y), npartitions=n_partitions)
+    persisted = client.persist(frame)
+    wait(persisted)
+    return persisted
+
+
+def race(
+    workload: Workload, engines: Sequence[str], *, workers: int, rounds: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Seconds and peak memory of every engine in every round."""
+    found: dict[str, Any] = {engine: {"seconds": [], "peak_mib": []} for engine in engines}
+    for i in range(rounds):
+        for engine in engines if i % 2 == 0 else reversed(engines):
+            with cluster(workers) as client:
+                frame = frame_of(client, workload, 2 * workers)
+                ENGINES[engine](client, frame, 2)  # imports and compilation
+                began = time.perf_counter()
+                ENGINES[engine](client, frame, workload.trees)
+                seconds = time.perf_counter() - began
+                peak = max(client.run(_peak_mib).values())
+            found[engine]["seconds"].append(seconds)
+            found[engine]["peak_mib"].append(peak)
+            say(f"round {i + 1}/{rounds} {engine}: {seconds:.2f} s, {peak:.0f} MiB")
+    return found
+
+
+def rounds_of(workload: Workload, *, workers: int) -> dict[str, float]:
+    """What the rounds of one of our fits cost: figures a tree, and a round."""
+    with cluster(workers) as client:
+        frame = frame_of(client, workload, 2 * workers)
+        fit_dboost(client, frame, 2)
+        before = client.run_on_scheduler(_cpu_seconds)
+        fit_dboost(client, frame, workload.trees)
+        cpu = client.run_on_scheduler(_cpu_seconds) - before
+        trees = [event for _, event in client.get_events("dboost") if event["action"] == "tree"][-workload.trees :]
+    n_rounds = sum(tree["n_rounds"] for tree in trees)
+    of_round = {
+        f"{part} ms a round": 1000 * sum(tree[part] for tree in trees) / n_rounds for part in ("compute", "reduce", "wait")
+    }
+    return {
+        "rounds a tree": n_rounds / len(trees),
+        **of_round,
+        "scheduler CPU ms a round": 1000 * cpu / n_rounds,
+        "MiB a tree": sum(tree["n_bytes"] for tree in trees) / len(trees) / 2**20,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster", description="Compare whole fits on a Dask cluster.")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--features", type=int, default=28)
+    parser.add_argument("--trees", type=int, default=100)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--engines", default="dboost,xgboost,lightgbm", help="separated by commas")
+    parser.add_argument("--quick", action="store_true", help="a tiny table, to see that everything runs")
+    parser.add_argument("--output", metavar="FILE.json")
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.rows, options.features, options.trees, options.rounds = 20_000, 12, 5, 1
+    workload = Workload("cluster", options.rows, options.features, "binary", options.trees)
+    engines = options.engines.split(",")
+    console = Console()
+    found = race(workload, engines, workers=options.workers, rounds=options.rounds, say=lambda text: console.print(text))
+    table = Table(
+        title=f"{options.rows:,} × {options.features}, {options.trees} trees, {options.workers} workers of one thread"
+    )
+    for column in ("", "seconds", "× dboost", "peak MiB a worker"):
+        table.add_column(column, justify="left" if not column else "right")
+    for engine in engines:
+        pairs = zip(found[engine]["seconds"], found.get("dboost", found[engine])["seconds"], strict=True)
+        ratios = [theirs / ours for theirs, ours in pairs]
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+        seconds = f"{statistics.median(found[engine]['seconds']):.2f}"
+        table.add_row(engine, seconds, "" if engine == "dboost" else spread, f"{max(found[engine]['peak_mib']):.0f}")
+    console.print(table)
+    if "dboost" in engines:
+        found["rounds"] = rounds_of(workload, workers=options.workers)
+        for name, value in found["rounds"].items():
+            console.print(f"{name}: {value:.2f}")
+    if options.output:
+        Path(options.output).write_text(json.dumps(found, indent=1), encoding="utf-8")
+    return found
+
+
+if __name__ == "__main__":
+    main()
