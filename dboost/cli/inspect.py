@@ -7,13 +7,13 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import fsspec
-import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
 import dboost
 from dboost.cli import outputs
 from dboost.errors import ParameterError
+from dboost.late import pd
 
 if TYPE_CHECKING:
     from dboost.booster import Booster

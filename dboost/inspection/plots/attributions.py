@@ -32,7 +32,7 @@ def draw_summary(
             ax.plot(x[np.isnan(level)], y[np.isnan(level)], "o", color=GREY, markersize=2.2, markeredgewidth=0, alpha=0.6)
             seen = ~np.isnan(level)
             if is_number:
-                dots = {"s": 5, "cmap": canvas.SURFACE, "vmin": 0, "vmax": 1, "linewidths": 0, "rasterized": True}
+                dots = {"s": 5, "cmap": canvas.dots(), "vmin": 0, "vmax": 1, "linewidths": 0, "rasterized": True}
                 mesh = ax.scatter(x[seen], y[seen], c=level[seen], alpha=0.8, **dots)
             else:
                 ax.plot(x[seen], y[seen], "o", color=VERMILION, markersize=2.2, markeredgewidth=0, alpha=0.5, rasterized=True)

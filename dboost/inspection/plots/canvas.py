@@ -103,6 +103,14 @@ def bars(ax: Any) -> None:
     ax.grid(axis="x")
 
 
+def dots() -> Any:
+    """The middle of `SURFACE`, for dots: its ends could hardly be seen on black or on white."""
+    import matplotlib
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap(matplotlib.colormaps[SURFACE]([0.25 + 0.65 * i / 255 for i in range(256)]), "dots")
+
+
 def note(ax: Any, text: str, at: tuple[float, float], offset: tuple[float, float], **how: Any) -> None:
     """A small text beside a place, offset in points."""
     how = {"fontsize": 8, "va": "center", "textcoords": "offset points"} | how

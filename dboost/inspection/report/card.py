@@ -36,5 +36,5 @@ def card(booster: Drawing) -> str:
         f"<div><b>dboost model</b>: {escape(str(ensemble.loss['name']).replace('_', ' '))}, {kind}</div>"
         f'<div style="opacity:.75">{facts}</div>'
         f"<div>{' · '.join(metrics)}</div>"
-        f'<table style="margin:6px 0 0;border-collapse:collapse">{bars}</table></div>'
+        f'<table style="margin:6px 0 0;border-collapse:collapse;font-size:inherit">{bars}</table></div>'
     )

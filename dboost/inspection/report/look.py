@@ -14,9 +14,9 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from dboost.inspection.plots import canvas
+from dboost.late import pd
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1b1f24; --grey: #6b7280; --faint: #dde1e6; --panel: #f6f7f9;

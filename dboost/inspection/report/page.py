@@ -14,12 +14,12 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from dboost.errors import ParameterError
 from dboost.inspection.blocks import Block, sample
 from dboost.inspection.report import look
 from dboost.inspection.truth import Truth
+from dboost.late import pd
 from dboost.model import files
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _title(subject: Subject) -> str:
 def _head(subject: Subject) -> str:
     ensemble = subject.booster.ensemble
     leaves = [tree.n_leaves for tree in ensemble.trees]
-    rest = ", ".join(f"{key} = {value}" for key, value in ensemble.loss.items() if key != "name")
+    rest = ", ".join(f"{key} = {value}" for key, value in ensemble.loss.items() if key not in ("name", "n_classes"))
     items: list[tuple[str, Any]] = [("loss", f"{ensemble.loss['name']}{f' ({rest})' if rest else ''}".replace("_", " "))]
     if ensemble.classes is not None:
         names = [str(name) for name in ensemble.classes]

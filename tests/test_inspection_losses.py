@@ -1,0 +1,66 @@
+"""Whatever was minimised, the model can be asked what it learned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dboost
+from dboost import Booster
+from dboost.losses import BUILT_IN
+from tests.fits import FEATURES, mixed_frame
+
+LOSSES = [loss.name for loss in BUILT_IN]
+#: Losses whose raw score is the logarithm of the prediction.
+LOG_LINK = {"poisson", "gamma", "tweedie"}
+
+
+def fitted(loss: str) -> tuple[Any, Booster, str]:
+    frame = mixed_frame(300)
+    target = "late" if loss in ("log_loss", "exponential") else "y"
+    if loss in LOG_LINK:
+        frame["y"] = np.exp(frame["y"] / 2)
+    settings = {"quantile": 0.7} if loss == "quantile" else {}
+    return frame, dboost.fit(frame[[*FEATURES, target]], target, loss=loss, max_iter=8, min_samples_leaf=5, **settings), target
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_values_add_up_and_dependences_are_means_of_predictions(loss: str) -> None:
+    frame, booster, target = fitted(loss)
+    values = booster.shap_values(frame).to_numpy()
+    raw = booster.predict(frame, raw_score=True).to_numpy()
+    assert np.abs(values.sum(axis=1) + booster.expected_value - raw).max() < 1e-9
+    assert booster.importance().iloc[0] == 100
+    found = booster.partial_dependence("x", frame, grid=[0.5], scale="prediction")["value"].item()
+    changed = frame.assign(x=0.5)
+    predicted = booster.predict_proba(changed)[1] if target == "late" else booster.predict(changed)
+    assert found == pytest.approx(predicted.mean())
+    worst = booster.importance("permutation", data=frame, target=target, n_repeats=1)
+    assert worst.attrs["score"] == pytest.approx(booster.loss.value(frame[target].to_numpy(np.float64), raw).mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["quantile", "poisson", "exponential"])
+def test_pictures_and_the_report_know_the_scale(loss: str) -> None:
+    pytest.importorskip("matplotlib")
+    from dboost.inspection.report.page import Subject, page
+
+    frame, booster, target = fitted(loss)
+    label = booster.plot_partial_dependence("x").get_ylabel()
+    expected = {"quantile": "prediction", "poisson": "raw score (logarithm of the prediction)", "exponential": "raw score of 1"}
+    assert label == expected[loss]
+    html = page(Subject(booster, frame, target))
+    assert ("Residuals" if target == "y" else "Calibration") in html and loss in html
+
+
+def test_a_model_learned_by_several_fits_is_one_model() -> None:
+    """Trees of a warm start count like any others."""
+    frame = mixed_frame(300)
+    X, y = frame[FEATURES[:3]], frame["y"]
+    estimator = dboost.DBoostRegressor(max_iter=4, warm_start=True, min_samples_leaf=5).fit(X, y)
+    booster = estimator.set_params(max_iter=9).fit(X, y).booster_
+    assert booster.n_iter_ == 9
+    at_once = dboost.DBoostRegressor(max_iter=9, min_samples_leaf=5).fit(X, y).booster_
+    assert booster.importance().equals(at_once.importance())
+    assert np.array_equal(booster.shap_values(X), at_once.shap_values(X))
