@@ -179,6 +179,11 @@ def test_grids_without_data_meet_the_codes() -> None:
     assert booster.partial_dependence("town")["town"].tolist() == sorted(TOWNS)
     x = booster.partial_dependence("x", grid=11)
     assert len(x) == 11 and x["x"].is_monotonic_increasing and frame["x"].between(x["x"].min(), x["x"].max()).mean() > 0.9
+    spread = booster.partial_dependence("x", frame, grid=5)["x"]
+    assert len(spread) == 5 and set(spread) <= set(frame["x"])
+    # Most rows share a value: the others are looked at all the same.
+    heavy = frame.assign(x=np.where(np.arange(len(frame)) % 10 < 8, 0.0, frame["x"]))
+    assert len(booster.partial_dependence("x", heavy, grid=20)["x"]) > 9
     frequent = booster.partial_dependence("town", frame, grid=2)["town"]
     assert set(frequent) == set(frame["town"].value_counts().index[:2])
     assert booster.partial_dependence("x", frame).attrs["deciles"]["x"] == pytest.approx(

@@ -96,6 +96,7 @@ def test_two_classes_have_one_column_and_no_split_no_importance() -> None:
         ({"kind": "gain", "data": 1}, "no data"),
         ({"kind": "permutation", "data": mixed_frame(60), "target": "y", "metric": "roc_auc"}, "roc_auc"),
         ({"kind": "permutation", "data": mixed_frame(60), "target": "y", "n_repeats": 0}, "n_repeats"),
+        ({"kind": "permutation", "data": mixed_frame(60), "target": "y", "random_state": -1}, "random_state"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: dict[str, object], complaint: str) -> None:

@@ -19,6 +19,7 @@ from dboost import Booster
 from dboost.errors import DataError, ModelFileError, ParameterError
 from dboost.inspection.report.page import Subject, page
 from tests.fits import FEATURES, cut, mixed_frame
+from tests.forests import random_ensemble
 
 pytest.importorskip("matplotlib")
 FRAME = mixed_frame(200)
@@ -157,6 +158,15 @@ def test_what_cannot_be_done_leaves_nothing_behind(
     with pytest.raises(error, match=complaint):
         booster("y").report(**({"path": "report.html"} | arguments))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_without_trees_is_one_too() -> None:
+    empty = Booster(random_ensemble(0, n_iterations=0))
+    assert "Nothing: no tree has a split" in page(Subject(empty, None, None))
+    assert "0 iterations" in empty._repr_html_()
+    rows = pd.DataFrame(np.zeros((3, 5)), columns=empty.feature_names_in_)
+    assert np.asarray(empty.shap_values(rows)).tolist() == [[0.0] * 5] * 3
+    assert empty.partial_dependence("x0")["value"].eq(empty.ensemble.baseline[0]).all()
 
 
 def test_the_card_is_small_and_whole() -> None:

@@ -149,7 +149,7 @@ def _of_rows(column: np.ndarray, n_points: int) -> np.ndarray:
     between = distinct[(distinct >= low) & (distinct <= high)]
     n_values = n_points // 2
     of_rows = np.quantile(column, np.linspace(0.01, 0.99, n_points - n_values), method="nearest")
-    of_values = between[np.round(np.linspace(0, len(between) - 1, n_values)).astype(np.int64)]
+    of_values = between[np.round(np.linspace(0, len(between) - 1, n_values + 2)[1:-1]).astype(np.int64)]
     return np.unique(np.concatenate([of_rows, of_values]))
 
 

@@ -69,6 +69,8 @@ def permutation_importance(
     """
     if not isinstance(n_repeats, int) or n_repeats < 1:
         raise ParameterError(f"n_repeats={n_repeats!r} must be an integer of at least 1")
+    if not isinstance(random_state, int) or random_state < 0:
+        raise ParameterError(f"random_state={random_state!r} must be an integer of at least 0")
     loss = losses.from_dict(ensemble.loss)
     judge = find_metrics(metric, loss)[0]
     used = sorted({int(j) for tree in ensemble.trees for j in tree.feature[tree.feature >= 0]})
