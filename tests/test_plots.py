@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from io import BytesIO
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,14 @@ def booster(target: str) -> Booster:
         {"eval_set": mixed_frame(200, seed=1)[[*FEATURES, target]], "early_stopping_rounds": 2} if target != "grade" else {}
     )
     return dboost.fit(FRAME[[*FEATURES, target]], target, max_iter=12, max_leaf_nodes=7, **settings)
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    """Where some other test imported pyplot, it keeps the figures of these tests."""
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 def axes_of(drawn: Any) -> list[Any]:
@@ -142,6 +152,17 @@ def test_drawing_on_axes_of_the_caller() -> None:
     assert booster("y").plot_tree(ax=Figure().subplots()).texts
     with pytest.raises(ParameterError, match="leave ax out"):
         booster("y").plot_partial_dependence(["town", "x"], ax=ax)
+
+
+def test_pyplot_shows_pictures_but_not_those_of_a_report(tmp_path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    before = plt.get_fignums()
+    ax = booster("y").plot_importance()
+    assert len(plt.get_fignums()) == len(before) + 1
+    plt.close(ax.figure)
+    booster("y").report(tmp_path / "report.html")
+    assert plt.get_fignums() == before
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def draw_summary(
                 ax.plot(x[seen], y[seen], "o", color=VERMILION, markersize=2.2, markeredgewidth=0, alpha=0.5, rasterized=True)
         ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
         ax.set_yticks(np.arange(len(order)), [canvas.short(features[j].name) for j in order[::-1]])
-        ax.set(xlabel=label, ylim=(-0.6, max(3, len(order)) - 0.4))
+        ax.set(xlabel=f"effect on the {label}", ylim=(-0.6, max(3, len(order)) - 0.4))
         ax.set_title("What moved the predictions (Shapley values)")
         canvas.bars(ax)
         if mesh is not None:
@@ -125,7 +125,7 @@ def draw_attribution(values: np.ndarray, x: np.ndarray, feature: Feature, label:
                 mean = values[~present].mean()
                 ax.axhline(mean, color=INK, linewidth=0.9, linestyle=(0, (1, 2)), label="missing, on average")
                 ax.legend(loc="best")
-            ax.set(xlabel=feature.name, ylabel=label)
+            ax.set(xlabel=feature.name, ylabel=f"effect on the {label}")
             ax.grid(axis="y")
         else:
             codes = np.unique(x[present]).astype(np.int64)[::-1]
@@ -137,7 +137,7 @@ def draw_attribution(values: np.ndarray, x: np.ndarray, feature: Feature, label:
                 )
             ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
             ax.set_yticks(np.arange(len(codes)), [canvas.short(feature.levels[code]) for code in codes])
-            ax.set(xlabel=label, ylabel=feature.name)
+            ax.set(xlabel=f"effect on the {label}", ylabel=feature.name)
             canvas.bars(ax)
         ax.set_title(f"Shapley values of {canvas.short(feature.name)}")
     return ax

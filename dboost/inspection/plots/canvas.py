@@ -12,6 +12,9 @@ notebook or window shows it, else one of its own that no global list keeps alive
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from dboost.errors import DBoostError
@@ -78,9 +81,22 @@ def style() -> Any:
     return matplotlib.rc_context(STYLE)
 
 
+_aside = ContextVar("_aside", default=False)
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """A context in which figures are nobody's but the caller's: no window or notebook shows them, no list keeps them."""
+    token = _aside.set(True)
+    try:
+        yield
+    finally:
+        _aside.reset(token)
+
+
 def new_axes(n_rows: int = 1, n_columns: int = 1, *, width: float = WIDTH, height: float = 3.1, **how: Any) -> Any:
     """A grid of axes [n_rows, n_columns] on a figure of its own; call it in `style()`."""
-    if "IPython" in sys.modules or "matplotlib.pyplot" in sys.modules:
+    if not _aside.get() and ("IPython" in sys.modules or "matplotlib.pyplot" in sys.modules):
         import matplotlib.pyplot
 
         figure = matplotlib.pyplot.figure(figsize=(width, height), layout="constrained")

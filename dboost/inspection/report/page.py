@@ -17,6 +17,7 @@ import numpy as np
 
 from dboost.errors import ParameterError
 from dboost.inspection.blocks import Block, sample
+from dboost.inspection.plots import canvas
 from dboost.inspection.report import look
 from dboost.inspection.truth import Truth
 from dboost.late import pd
@@ -67,7 +68,8 @@ def write(booster: Drawing, path: str | os.PathLike[str], data: Any, target: Any
 def page(subject: Subject) -> str:
     """The report as HTML."""
     sections: list[Callable[[Subject], str]] = [_head, _training, _quality, _importance, _dependence, _trees, _details]
-    body = "\n".join(section(subject) for section in sections)
+    with canvas.aside():
+        body = "\n".join(section(subject) for section in sections)
     title = escape(_title(subject))
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
