@@ -10,6 +10,7 @@ import numpy as np
 
 from dboost.kernels import inlined, kernel
 from dboost.kernels.elementary64 import to_bits
+from dboost.kernels.intrinsics import bits_to_float32
 from dboost.kernels.rows import ROUNDER64
 
 U = np.uint64
@@ -84,3 +85,20 @@ def add_clipped(target, raw, weight, times, group, centre, bound, first, last, u
                 w = weight[i]
             sums[g, 0] += (w * term * unit + ROUNDER64) - ROUNDER64
             sums[g, 1] += (w * weight_unit + ROUNDER64) - ROUNDER64
+
+
+@kernel
+def count_influence(influence, times, first, last, prefix, shift, unit, sums):
+    """Add up numbers that are not negative by the next byte of their bits, of those that share the bytes found so far.
+
+    influence : float32[n] as int32 bits, which order like the numbers; times : uint8[n], how often a row counts, or None;
+    prefix, shift : the bytes found so far, and the bits below the next one; unit : what numbers are multiplied by before they
+    are rounded, at least to 1; sums : int64[256], added to.
+    """
+    for i in range(first, last):
+        key = I(influence[i]) >> shift
+        if key >> I(8) == prefix:
+            whole = max(I(np.float64(bits_to_float32(influence[i])) * unit), I(1))
+            if times is not None:
+                whole *= I(times[i])
+            sums[key & I(255)] += whole
