@@ -234,6 +234,7 @@ def test_the_exponential_loss_tells_probabilities() -> None:
         ("gamma", "mean_gamma_deviance", {}),
         ("gamma", "mean_poisson_deviance", {}),
         ("tweedie", "mean_tweedie_deviance", {"power": 1.5}),
+        ("quantile", "mean_pinball_loss", {"alpha": 0.7}),
     ],
 )
 def test_deviances_are_those_of_scikit_learn(name: str, metric: str, arguments: dict[str, float]) -> None:

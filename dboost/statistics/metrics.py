@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dboost.errors import ParameterError
-from dboost.losses import Exponential, Gamma, LogLoss, Loss, Poisson, Tweedie
+from dboost.losses import Exponential, Gamma, LogLoss, Loss, Poisson, Quantile, Tweedie
 from dboost.statistics.exact import ExactSum, unit_for
 
 
@@ -169,6 +169,7 @@ _TWO_CLASSES = (
 #: By loss, beside those of its kind.
 _OF_LOSS: dict[type[Loss], tuple[Metric, ...]] = {
     Exponential: (_mean_of("log_loss", _log_loss, lambda size: size.loss),),
+    Quantile: (_mean_of("mean_pinball_loss", lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss),),
     Poisson: (_POISSON,),
     Gamma: (_POISSON, _GAMMA),
     Tweedie: (_POISSON, _mean_of("mean_tweedie_deviance", _twice_the_loss, lambda size: size.loss)),
