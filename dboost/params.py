@@ -68,6 +68,8 @@ class Parameters:
         γ: what a split must gain for its additional leaf.
     min_gain : float >= 0
         What a split must gain beyond that.
+    subsample : float, 0 < … <= 1
+        Share of the rows that take part in each iteration's trees.
     max_delta_step : float > 0 or None
         Bound of a leaf's step before the learning rate.
     criterion : "newton" or "gradient"
@@ -102,6 +104,7 @@ class Parameters:
     l1_regularization: float = 0.0
     leaf_penalty: float = 0.0
     min_gain: float = 0.0
+    subsample: float = 1.0
     max_delta_step: float | None = None
     criterion: str = "newton"
     step: str = "leaf"
@@ -140,6 +143,7 @@ class Parameters:
         for name in ("min_hessian", "l2_regularization", "l1_regularization", "leaf_penalty", "min_gain"):
             _number(self, name, least=0.0)
         _number(self, "max_delta_step", above=0.0, optional=True)
+        _number(self, "subsample", above=0.0, most=1.0)
         _integer(self, "max_bins", 2, 255)
         for name in ("categorical_smoothing", "categorical_l2", "min_category_hessian"):
             _number(self, name, least=0.0)
@@ -165,7 +169,6 @@ class Parameters:
 #: Keywords of `dboost.fit` that later versions will support, with the only value that means the same as not having them.
 RESERVED: dict[str, Any] = {
     "split_proposal": "global",
-    "subsample": 1.0,
     "max_features": 1.0,
     "influence_trimming": None,
     "monotonic_cst": None,
@@ -239,13 +242,21 @@ def _number(
     least: float | None = None,
     above: float | None = None,
     below: float = math.inf,
+    most: float = math.inf,
     optional: bool = False,
 ) -> None:
     value = getattr(record, name)
     if value is None and optional:
         return
     wrong = isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
-    if wrong or (least is not None and value < least) or (above is not None and value <= above) or value >= below:
+    if (
+        wrong
+        or (least is not None and value < least)
+        or (above is not None and value <= above)
+        or value >= below
+        or value > most
+    ):
         limit = f"at least {least:g}" if least is not None else f"greater than {above:g}"
         limit += f" and less than {below:g}" if below < math.inf else ""
+        limit += f" and at most {most:g}" if most < math.inf else ""
         raise ParameterError(f"{name}={value!r} must be a number {limit}{' or None' if optional else ''}")

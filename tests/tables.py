@@ -61,6 +61,7 @@ class CodedTable:
             constant_hessian=hessian is None,
             max_leaves=max_leaves,
             whole_weights=times is not None,
+            ranges=np.array([[rows.start or 0, codes.n_rows]]),
         )
         shard.gradient[:] = gradient[rows]
         if shard.hessian is not None and hessian is not None:

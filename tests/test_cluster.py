@@ -51,6 +51,7 @@ KINDS = {
     "two classes, weights": ("z", ["a", "b", "c", "e", "w"], {"sample_weight": "w", "min_samples_leaf": 1}),
     "three classes": ("t", ["a", "b", "d"], {}),
     "depth-wise": ("y", ["a", "b", "c", "d", "e"], {"growth": "depth_wise", "max_depth": 4}),
+    "a sample of rows": ("z", ["a", "b", "c", "e", "w"], {"sample_weight": "w", "subsample": 0.5}),
     "count": ("y", ["a", "e"], {"loss": "poisson"}),
 }
 

@@ -19,7 +19,7 @@ from dboost.engine.in_process import InProcessEngine
 from dboost.engine.rounds import ShardedEngine
 from dboost.growth.finish import Harvest, leaf_values
 from dboost.growth.frontier import ANY_ORDER, limits_of
-from dboost.growth.task import GrownTree, TreeTask
+from dboost.growth.task import GrownTree, Sample, TreeTask
 from dboost.kernels.histograms import TILE_COLUMNS
 from dboost.losses import SquaredError
 from dboost.model.tree import Tree
@@ -51,6 +51,7 @@ class Problem:
         with_hessian: bool,
         levels: int = 0,
         times: np.ndarray | None = None,
+        sample: Sample | None = None,
     ) -> None:
         self.table, self.parameters = table, parameters
         rng = np.random.default_rng(seed)
@@ -63,7 +64,7 @@ class Problem:
         self.hessian = None
         if with_hessian:
             self.hessian = (rng.integers(1, 4, table.n_rows) if levels else rng.random(table.n_rows)).astype(np.float32)
-        self.times = times
+        self.times, self.sample = times, sample
         heaviest = 1 if times is None else int(times.max())
         self.precision = precision_of(parameters, not with_hessian, heaviest)
         self.rule = rule_of(parameters, table.n_rows)
@@ -102,7 +103,7 @@ class Problem:
             hessian_unit=1.0 / scale_h,
         )
         scales = np.array([scale_g, scale_h, unit_for(max_g, n), unit_h])
-        return TreeTask(limits, packing, self.rule, scales, np.ones(len(self.table.codes), np.uint8))
+        return TreeTask(limits, packing, self.rule, scales, np.ones(len(self.table.codes), np.uint8), sample=self.sample)
 
     @property
     def n_rows(self) -> int:
@@ -154,10 +155,14 @@ class Problem:
             None if self.hessian is None else self.hessian.tolist(),
             None if self.times is None else self.times.tolist(),
         )
-        root = grower.grow()[0]
+        chosen = self.table.shard(self.gradient, self.hessian).chosen(self.sample)
+        root = grower.grow(None if chosen is None else chosen.tolist())[0]
         leaf = np.full(self.n_rows, -1)
         for k, node in enumerate(leaves_of(root)):
             leaf[node.rows] = k
+        for row in range(self.n_rows):
+            if leaf[row] < 0:
+                leaf[row] = leaves_of(root).index(grower.leaf_of(root, row))
         return to_tree(grower, self.binning, self.parameters), leaf
 
 

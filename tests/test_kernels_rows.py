@@ -38,7 +38,7 @@ def test_quantising(packing: Packing, gradient: list[float], hessian: list[float
     g_scale = _scale(packing.max_gradient, float(np.abs(g).max()))
     h_scale = 1.0 if h is None else _scale(packing.max_hessian, float(h.max()))
     records = np.zeros(len(g) - first, np.uint64)
-    quantise(g, h, g_scale, h_scale, first, len(g), records)
+    quantise(g, h, None, g_scale, h_scale, first, len(g), records)
     for i, record in enumerate(records.tolist()):
         row = first + i
         expected_g = naive.quantised(g[row], g_scale)
@@ -55,7 +55,7 @@ def test_the_largest_gradient_becomes_the_largest_integer(packing: Packing, maxi
     g = np.array([maximum, -maximum, maximum / 2, 0.0], np.float32)
     scale = _scale(packing.max_gradient, float(g[0]))
     records = np.zeros(4, np.uint64)
-    quantise(g, None, scale, 1.0, 0, 4, records)
+    quantise(g, None, None, scale, 1.0, 0, 4, records)
     top = packing.max_gradient
     found = [naive.fields(r)[0] for r in records.tolist()]
     assert found == [top, -top, top // 2 if found[2] == top // 2 else top // 2 + 1, 0]  # a half may go either way
@@ -110,10 +110,10 @@ def test_adding_up_leaves(gradient: list[float], with_hessian: bool, with_times:
         leaf.tolist(), g.tolist(), None if h is None else h.tolist(), units, 3, None if times is None else times.tolist()
     )
     at_once, in_parts = np.zeros((3, 2)), np.zeros((3, 2))
-    add_leaves(leaf, g, h, times, 0, len(g), *units, at_once)
+    add_leaves(leaf, g, h, times, None, 0, len(g), *units, at_once)
     assert [tuple(map(int, sums)) for sums in at_once.tolist()] == expected
     for first, last in ((min(cut, len(g)), len(g)), (0, min(cut, len(g)))):
-        add_leaves(leaf, g, h, times, first, last, *units, in_parts)
+        add_leaves(leaf, g, h, times, None, first, last, *units, in_parts)
     assert np.array_equal(in_parts, at_once)
     # Far finer than the histograms: the error is below a unit in the last place of the largest row's float32.
     for k in range(3):

@@ -14,7 +14,7 @@ from distributed import Client
 
 from dboost.cluster.connection import Connection
 from dboost.cluster.engine import ClusterEngine, ClusterHeldOut
-from dboost.cluster.loading import check, propose, unite_features, unite_target
+from dboost.cluster.loading import check, propose, starts_of, unite_features, unite_target
 from dboost.cluster.recipe import Recipe
 from dboost.cluster.source import Source
 from dboost.cluster.supervision import all_rows, give_roles, refuse_scorers
@@ -134,6 +134,7 @@ def fit_on_cluster(
                 by_weight=prepared.by_weight,
                 n_planes=prepared.n_planes,
                 coarse=prepared.start.loss_unit,
+                starts=starts_of(table.n_kept),
             )
             engine = ClusterEngine(connection, table, prepared.layout, prepared.n_rows, prepared.target.loss.terms(), n_threads)
             chosen = _hold_out_chosen(table, plan, prepared, recipe)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from dboost.shard.advance import Scratch, advance_rows
 from dboost.shard.catch_up import ValuedTree, add_grown, leaves_of
 from dboost.shard.loading import encode_table, in_ranges, kept_rows, sampled
 from dboost.shard.rounds import Rounds
-from dboost.shard.shard import Shard
+from dboost.shard.shard import Shard, runs_of
 from dboost.sources import Table
 from dboost.sources.plan import Plan
 from dboost.statistics.metrics import Rows, Size, find_metrics
@@ -197,6 +198,7 @@ class Holding:
         kept = kept_rows(weight)
         rows = np.arange(table.n_rows) if kept is None else kept
         numbers = np.repeat(np.array(table.numbers, np.int64), table.lengths)
+        in_all = _global_numbers(table, rows, recipe.starts)
         cells = len(rows) * len(recipe.features)
         n_shards = 1 if is_small(len(rows), len(recipe.features)) else min(self._n_threads, max(cells, 1))
         for k in range(n_shards):
@@ -223,6 +225,7 @@ class Holding:
                 max_leaves=recipe.max_leaves,
                 whole_weights=recipe.whole_weights,
                 by_weight=recipe.by_weight,
+                ranges=runs_of(in_all[first:last]),
             )
             in_ranges(shard.fill_tiles, len(some), self._n_threads)
             part = _Part(Rounds(shard, recipe.n_planes), batch, numbers[some], Scratch())
@@ -378,3 +381,10 @@ class Holding:
                 chunks = [metric.chunk(judged.rows) for metric in find_metrics(names, judged.rows.loss)]
                 found.setdefault(name, []).append(chunks)
         return found
+
+
+def _global_numbers(table: Table, rows: np.ndarray, starts: dict[int, int]) -> np.ndarray:
+    """Numbers of a table's rows of positive weight among those of all partitions: int64[len(rows)]."""
+    borders = np.searchsorted(rows, np.cumsum((0, *table.lengths)))
+    parts = [starts[i] + np.arange(b - a) for i, (a, b) in zip(table.numbers, pairwise(borders.tolist()), strict=True)]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)

@@ -112,7 +112,7 @@ def _levels(told: Sequence[TargetSurvey]) -> _Distinct:
 def propose(table: ClusterTable, features: tuple[Feature, ...], *, max_bins: int, seed: int, n_threads: int) -> Binning:
     """Split points from a sample of the rows, the only ones that ever leave their worker."""
     n_kept = table.n_kept
-    starts = dict(zip(n_kept, np.concatenate(([0], np.cumsum(list(n_kept.values())))).tolist(), strict=False))
+    starts = starts_of(n_kept)
     n_rows = sum(n_kept.values())
     parts: dict[int, Any] = {}
     of_share = {i: starts[i] for i in starts}
@@ -122,3 +122,8 @@ def propose(table: ClusterTable, features: tuple[Feature, ...], *, max_bins: int
     weights = [weight for _, weight in ordered]
     weight = None if any(one is None for one in weights) else np.concatenate(weights)
     return propose_from(features, [columns for columns, _ in ordered], weight, max_bins, n_threads)
+
+
+def starts_of(n_kept: dict[int, int]) -> dict[int, int]:
+    """Number of each partition's first row among all rows of positive weight."""
+    return dict(zip(n_kept, np.concatenate(([0], np.cumsum(list(n_kept.values())))).tolist(), strict=False))

@@ -37,6 +37,8 @@ class Recipe:
     max_leaves, n_planes : int
     coarse : float
         Unit of exact loss sums.
+    starts : dict of int to int
+        Number of each partition's first row among all rows that are trained on.
     """
 
     features: tuple[Feature, ...]
@@ -52,6 +54,7 @@ class Recipe:
     max_leaves: int
     n_planes: int
     coarse: float
+    starts: dict[int, int]
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ from dboost.kernels.histograms import TILE_COLUMNS
 from dboost.kernels.rows import STRIPE
 from dboost.kernels.splits import SPLIT_SIZE
 from dboost.shard.advance import Scratch, advance_rows
+from dboost.shard.catch_up import add_grown
 from dboost.shard.shard import Shard
 
 #: Below this many cells (rows times features) one thread is faster than two.
@@ -82,6 +83,9 @@ class InProcessEngine:
         """Grow one tree from the present gradients and Hessians."""
         team, shard = self.team, self.shard
         gradient, hessian, leaf = shard.for_tree(task.output)
+        chosen = shard.chosen(task.sample)
+        n = shard.n_rows if chosen is None else len(chosen)
+        self._shared.starts[:] = _starts(n, team.n_threads)
         team.control[:] = 0
         wide = shard.codes.wide if len(shard.codes.wide) else None
         pool, words = self._histograms_for(task)
@@ -89,7 +93,7 @@ class InProcessEngine:
         def work(thread: int) -> int:
             return grow_tree(
                 thread, team.n_threads, team.control, shard.tiles, shard.codes.narrow, wide, shard.codes.row_of,
-                gradient, hessian, shard.times, leaf, shard.layout, task.packing, task.limits, task.rule,
+                gradient, hessian, shard.times, chosen, leaf, shard.layout, task.packing, task.limits, task.rule,
                 self._frontiers[thread], self._shared, self._own[thread], task.scales, task.allowed, self._by_unit,
                 pool, words, self._categorical,
             )  # fmt: skip
@@ -97,7 +101,7 @@ class InProcessEngine:
         n_nodes = team.run(work)[0]
         n_leaves = (n_nodes + 1) // 2
         sums = sum(own.leaf_sums[:n_leaves] for own in self._own) / task.scales[2:]
-        return GrownTree(
+        grown = GrownTree(
             frontier=self._frontiers[0],
             n_nodes=n_nodes,
             n_leaves=n_leaves,
@@ -106,6 +110,11 @@ class InProcessEngine:
             leaf_sums=sums,
             left_codes=self._shared.left_codes,
         )
+        if chosen is not None:
+            reached, numbers = np.zeros(shard.n_rows), np.arange(n_leaves, dtype=np.float64)
+            team.run(lambda t: add_grown(shard.codes, shard.layout, grown, numbers, reached, *self._range(t)))
+            leaf[:] = reached
+        return grown
 
     def _histograms_for(self, task: TreeTask) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Room for the open leaves' histograms: as planes, or packed."""
@@ -144,14 +153,12 @@ def _shared(shard: Shard, rule: Rule, n_planes: int, n_threads: int, by_unit: bo
     layout, n, p = shard.layout, shard.n_rows, n_threads
     n_buckets = int(layout.offset[-1])
     n_nodes = 2 * rule.max_leaves - 1
-    # Where each thread's records begin: it owns every P-th stripe.
-    owned = [sum(min(STRIPE, n - s) for s in range(t * STRIPE, n, p * STRIPE)) for t in range(p)]
     units = [*range(0, layout.n_tiled, TILE_COLUMNS), *range(layout.n_tiled, len(layout.first))]
     words = int(np.diff(layout.start[units]).max()) if by_unit else int(layout.start[-1])
     categorical = bool(layout.is_categorical.any())
     return Shared(
         records=np.empty((2, n), np.uint64),
-        starts=np.concatenate(([0], np.cumsum(owned))).astype(np.int64),
+        starts=_starts(n, p),
         packed=np.zeros((p, words), np.int64),
         parts=np.zeros((p, n_planes, 1 if by_unit else n_buckets)),
         flushed=np.zeros(p, np.int64),
@@ -162,6 +169,12 @@ def _shared(shard: Shard, rule: Rule, n_planes: int, n_threads: int, by_unit: bo
         leaf_of=np.zeros(n_nodes, np.int64),
         units=np.array(units, np.int64),
     )
+
+
+def _starts(n: int, p: int) -> np.ndarray:
+    """Where each thread's records of n rows begin: it owns every p-th stripe."""
+    owned = [sum(min(STRIPE, n - s) for s in range(t * STRIPE, n, p * STRIPE)) for t in range(p)]
+    return np.concatenate(([0], np.cumsum(owned))).astype(np.int64)
 
 
 def _own(shard: Shard, rule: Rule, n_threads: int, n_slots: int) -> Own:

@@ -84,14 +84,15 @@ class Own(NamedTuple):
 
 @uncounted
 def grow_tree(
-    thread, n_threads, control, tiles, codes, wide_codes, code_row, gradient, hessian, times, leaf, layout, packing, limits,
-    rule, frontier, shared, own, scales, allowed, by_unit, pool, words, categorical,
+    thread, n_threads, control, tiles, codes, wide_codes, code_row, gradient, hessian, times, sampled, leaf, layout, packing,
+    limits, rule, frontier, shared, own, scales, allowed, by_unit, pool, words, categorical,
 ):  # fmt: skip
     """Grow one tree. Returns the number of nodes, or -1 when the team was told to abort.
 
     tiles : uint64[n_tiles, n_rows, words]; codes : uint8[n_narrow, n_rows]; wide_codes : uint16[n_wide, n_rows] or None;
     code_row : int64[n_features], see `shard.layout.code_rows`; gradient, hessian : float32[n_rows], hessian None when it
-    is 1 for all rows; times : uint8[n_rows], how often each row counts, or None (once); leaf : uint8 or int32[n_rows],
+    is 1 for all rows; times : uint8[n_rows], how often each row counts, or None (once);
+    sampled : int64[...], rows that take part, ascending, or None (all); leaf : uint8 or int32[n_rows],
     receives where each row ended; scales : float64[4] (what gradients and Hessians are multiplied by before rounding, for
     histograms and for the exact sums of leaves); allowed : uint8[n_features]; by_unit : whether units of columns are shared
     out instead of rows; pool : float64[n_slots, n_planes, n_buckets], histograms of open leaves, or None when these are in
@@ -110,7 +111,7 @@ def grow_tree(
     total_of, gain_of, child_of, depth_of = frontier.total, frontier.gain, frontier.child, frontier.depth
     missing_left_of, feature_of, cut_of = frontier.missing_left, frontier.feature, frontier.cut
 
-    n_rows = gradient.size
+    n_rows = starts[n_threads]
     n_columns = first_of.size - 1
     n_planes = parts.shape[1]
     packed = all_packed[thread]
@@ -140,7 +141,7 @@ def grow_tree(
             at = starts[thread]
             for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
                 last = first + STRIPE if first + STRIPE < n_rows else n_rows
-                quantise(gradient, hessian, scales[0], scales[1], first, last, records[0, at : at + last - first])
+                quantise(gradient, hessian, sampled, scales[0], scales[1], first, last, records[0, at : at + last - first])
                 at += last - first
             epoch = barrier(control, n_threads, epoch)
             if epoch < 0:
@@ -169,7 +170,7 @@ def grow_tree(
                     n = step if s + step < end else end - s
                     piece = records[side, s : s + n]
                     if not quantised:
-                        quantise(gradient, hessian, scales[0], scales[1], first, first + n, piece)
+                        quantise(gradient, hessian, sampled, scales[0], scales[1], first, first + n, piece)
                         first += n_threads * STRIPE
                     pending, flushed = add_records(
                         tiles, wide_codes, piece, times, layout, packing, first_column, last_column, packed, destination,
@@ -324,7 +325,7 @@ def grow_tree(
             side_of[left] = side_of[right] = 1 - side
             if missing_h == 0.0:
                 # Nothing was missing here: at prediction, missing values follow the larger child.
-                missing_left_of[node] = 1 if rows_left > rows_right else 0
+                missing_left_of[node] = 1 if total_of[left, 1] > total_of[right, 1] else 0
             rows_of[left], rows_of[right] = rows_left, rows_right
             if n_nodes < last_node and depth_of[left] < rule.max_depth:
                 opened = True
@@ -359,5 +360,5 @@ def grow_tree(
         leaf_sums[k, 0] = leaf_sums[k, 1] = 0.0
     for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
         last = first + STRIPE if first + STRIPE < n_rows else n_rows
-        add_leaves(leaf, gradient, hessian, times, first, last, scales[2], scales[3], leaf_sums)
+        add_leaves(leaf, gradient, hessian, times, sampled, first, last, scales[2], scales[3], leaf_sums)
     return n_nodes

@@ -60,7 +60,8 @@ class Answer:
 
     Integers, in the smallest type that holds them (see `compact`) or as float64.
 
-    planes : float64[len(openings), n_planes, n_buckets]; n_rows : int64[len(splits), 2], rows that went left and right;
+    planes : float64[len(openings), n_planes, n_buckets]; n_rows : int64[len(splits), 2], rows that went left and right, or
+    of the root's opening, the number of its rows and 0;
     leaf_sums : float64[n_leaves, 2], integers in units of 1 / scales[2:] (with `leaves`).
     """
 
@@ -131,7 +132,7 @@ class _Grower:
 
     def run(self) -> Generator[Question, Reply, GrownTree]:
         reply = yield Question(openings=(Opening(-1, 0, -1, None),))
-        root = _Node(0, 0, reply.found[0].total, n_rows=self.n_rows)
+        root = _Node(0, 0, reply.found[0].total, n_rows=int(reply.n_rows[0, 0]))
         _plant(self.frontier, root.total)
         self._look_at(root, reply.found[0])
         self.nodes.append(root)
@@ -154,7 +155,10 @@ class _Grower:
         by_number = {node.number: node for node in self.nodes}
         for split, counts in zip(late, reply.n_rows, strict=True):
             self._count(by_number[split.node], counts)
-        self._direct_missing()
+        for number, node in enumerate(self.nodes):
+            if self.frontier.child[number] >= 0:
+                assert node.found is not None
+                self.frontier.missing_left[number] = node.found.goes_left[-1]
         return GrownTree(
             frontier=self.frontier,
             n_nodes=self.n_committed,
@@ -272,16 +276,6 @@ class _Grower:
                     below += node.children
             n_leaves += 1
         return leaf_of, labels, n_leaves
-
-    def _direct_missing(self) -> None:
-        """Where a node had no missing values, they follow the larger child; where its split is categorical, their bucket."""
-        for number, node in enumerate(self.nodes):
-            if self.frontier.child[number] < 0:
-                continue
-            assert node.found is not None and node.children is not None
-            left, right = node.children
-            missing_left = node.found.goes_left[-1] if node.found.has_missing else left.n_rows > right.n_rows
-            self.frontier.missing_left[number] = missing_left
 
     def _left_codes(self) -> np.ndarray:
         """Which codes go left, for categorical splits: uint8[n_nodes, n_codes]."""

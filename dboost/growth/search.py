@@ -19,6 +19,7 @@ from dboost.kernels.histograms import Layout
 from dboost.kernels.splits import (
     CUT,
     FEATURE,
+    LEFT_H,
     MISSING_LEFT,
     SCORE,
     SPLIT_SIZE,
@@ -46,12 +47,11 @@ class Opening:
 @dataclass(frozen=True, eq=False)
 class Found:
     """The best split of a node: best float64[SPLIT_SIZE] (see `kernels.splits`), total float64[3], and of the chosen
-    feature, where its codes go (uint8[n_codes]) and whether the node has missing values of it."""
+    feature, where its codes go (uint8[n_codes]), the last of which is "missing"."""
 
     best: np.ndarray
     total: np.ndarray
     goes_left: np.ndarray
-    has_missing: bool
 
     def merge(self, other: Found) -> Found:
         """The better of two features' splits; of equals, the one of the lower feature."""
@@ -125,7 +125,7 @@ class Searcher:
             self._scratch.view(np.int64), self._keys, self._order, best,
         )  # fmt: skip
         if best[SCORE] < 0:
-            return Found(best, total, np.empty(0, np.uint8), False)
+            return Found(best, total, np.empty(0, np.uint8))
         self._planes[node] = planes
         feature = int(best[FEATURE])
         n_bins, at = int(layout.n_bins[feature]), int(layout.offset[feature]) - self.buckets.start
@@ -135,7 +135,10 @@ class Searcher:
         else:
             goes_left[: int(best[CUT]) + 1] = 1
             goes_left[n_bins] = int(best[MISSING_LEFT])
-        return Found(best, total, goes_left, bool(planes[1, at + n_bins] != 0.0))
+        if planes[1, at + n_bins] == 0.0:
+            # Nothing was missing here: at prediction, missing values follow the larger child.
+            goes_left[n_bins] = best[LEFT_H] > total[1] - best[LEFT_H]
+        return Found(best, total, goes_left)
 
 
 @kernel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,38 @@ class Extremes:
         )
 
 
+class Sample(NamedTuple):
+    """Which rows take part in a tree: those whose hash of seed and global number is below `threshold` (of 2**64)."""
+
+    seed: int
+    threshold: int
+
+    @classmethod
+    def of(cls, share: float, seed: int, iteration: int) -> Sample | None:
+        """A share of the rows, others in every iteration; None for all of them."""
+        if share >= 1.0:
+            return None
+        return cls(mixed(seed, _ROWS, iteration), int(share * 2.0**64))
+
+
+#: What hashes are for, so that those for different purposes differ.
+_ROWS, FEATURES = 1, 2
+
+
+def mixed(*numbers: int) -> int:
+    """One 64-bit number from several (SplitMix64 over them)."""
+    x = 0
+    for number in numbers:
+        x = (x + number + 0x9E3779B97F4A7C15) & _MASK
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+        x ^= x >> 31
+    return x
+
+
+_MASK = (1 << 64) - 1
+
+
 @dataclass(frozen=True, eq=False)
 class TreeTask:
     """Everything an engine needs to grow one tree."""
@@ -40,6 +73,7 @@ class TreeTask:
     scales: np.ndarray  # float64[4]: multipliers of gradients and Hessians, for histograms and for exact leaf sums
     allowed: np.ndarray  # uint8[n_features]
     output: int = 0  # which output's gradients and Hessians
+    sample: Sample | None = None  # rows that take part, None for all
 
 
 @dataclass(frozen=True, eq=False)

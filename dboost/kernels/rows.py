@@ -26,13 +26,23 @@ STRIPE = 4096
 
 
 @internal
-def quantise(gradient, hessian, gradient_scale, hessian_scale, first, last, records):
-    """Write the records of rows first…last-1.
+def quantise(gradient, hessian, rows, gradient_scale, hessian_scale, first, last, records):
+    """Write the records of rows first…last-1, or with `rows` (int64[...]) of rows[first], …, rows[last-1].
 
     The quantised gradient is round(gradient * gradient_scale); the Hessian likewise but at least 1, so that a bucket is
     empty exactly when its Hessian sum is 0. With a constant Hessian (`hessian` is None) it is 1.
     """
     g_scale, h_scale = np.float32(gradient_scale), np.float32(hessian_scale)
+    if rows is not None:
+        for i in range(last - first):
+            row = rows[first + i]
+            g = np.int32((gradient[row] * g_scale + ROUNDER) - ROUNDER)
+            h = np.int32(1)
+            if hessian is not None:
+                h = np.int32((hessian[row] * h_scale + ROUNDER) - ROUNDER)
+                h = h if h > np.int32(1) else np.int32(1)
+            records[i] = (U(np.uint32((g << np.int32(16)) | h)) << U(32)) | U(row)
+        return
     g_of = gradient[first:last]
     if hessian is None:
         for i in range(g_of.size):
@@ -73,14 +83,17 @@ def label_rows(records, leaf, label):
 
 
 @internal
-def add_leaves(leaf, gradient, hessian, times, first, last, gradient_unit, hessian_unit, sums):
-    """Exact sums of gradients and Hessians by leaf over rows first…last-1, far finer than the histograms'.
+def add_leaves(leaf, gradient, hessian, times, rows, first, last, gradient_unit, hessian_unit, sums):
+    """Exact sums of gradients and Hessians by leaf over rows first…last-1 (or rows[first], …), far finer than histograms'.
 
     sums : float64[n_leaves, 2], integers in units of 1 / gradient_unit and 1 / hessian_unit (powers of two chosen so that
     the total stays below 2**53, which makes float64 addition exact). With a constant Hessian (None) the second sum is a
     multiple of the number of rows. times : uint8[n_rows], how often each row counts, or None (once).
     """
-    for i in range(first, last):
+    for at in range(first, last):
+        i = at
+        if rows is not None:
+            i = rows[at]
         k = leaf[i]
         g, h = (np.float64(gradient[i]) * gradient_unit + ROUNDER64) - ROUNDER64, hessian_unit
         if hessian is not None:

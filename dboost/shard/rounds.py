@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dboost.growth.grower import Answer, Question
+from dboost.growth.grower import Answer, Question, Split
 from dboost.growth.task import TreeTask
 from dboost.kernels import kernel
 from dboost.kernels.histograms import Layout, add_records, flush
@@ -33,25 +33,34 @@ class Rounds:
         self._packed = np.zeros(int(shard.layout.start[-1]), np.int64)
         self._scratch = np.zeros(int(shard.layout.n_bins.max()) + 1, np.int64)
         self._place: dict[int, tuple[int, int, int]] = {}  # node -> (buffer, begin, end)
+        self._others: dict[int, tuple[int, int, int]] = {}  # the same of the rows that do not take part
+        self._chosen: np.ndarray | None = None
 
     def begin(self, task: TreeTask) -> None:
-        """Quantise gradients and Hessians: all rows belong to node 0."""
+        """Quantise gradients and Hessians: all rows that take part belong to node 0."""
         self._task = task
         gradient, hessian, _ = self.shard.for_tree(task.output)
-        _quantise(gradient, hessian, task.scales, self._records[0])
-        self._place = {0: (0, 0, self.shard.n_rows)}
+        self._chosen = self.shard.chosen(task.sample)
+        n = self.shard.n_rows if self._chosen is None else len(self._chosen)
+        _quantise(gradient, hessian, self._chosen, n, task.scales, self._records[0])
+        self._place, self._others = {0: (0, 0, n)}, {}
+        if n < self.shard.n_rows:
+            # The other rows take no part, but must know their leaf in the end: their records are split along with the rest,
+            # behind them in the same buffers.
+            assert self._chosen is not None
+            self._records[0, n:] = np.delete(np.arange(self.shard.n_rows, dtype=np.uint64), self._chosen)
+            self._others = {0: (0, n, self.shard.n_rows)}
 
     def answer(self, question: Question) -> Answer:
         """This shard's part of the answer."""
         layout = self.shard.layout
         counts = np.zeros((len(question.splits), 2), np.int64)
+        if question.openings and question.openings[0].parent < 0:
+            counts = np.array([[self._place[0][2], 0]])  # how many rows there are
         for k, split in enumerate(question.splits):
-            side, begin, end = self._place[split.node]
-            codes = self.shard.codes.of(split.feature)
-            middle = begin + _split(codes, split.goes_left, self._records[side, begin:end], self._records[1 - side, begin:end])
-            self._place[split.left] = (1 - side, begin, middle)
-            self._place[split.right] = (1 - side, middle, end)
-            counts[k] = middle - begin, end - middle
+            counts[k] = self._split(self._place, split)
+            if self._others:
+                self._split(self._others, split)
         planes = np.zeros((len(question.openings), self.n_planes, int(layout.offset[-1])))
         wide = self.shard.codes.wide if len(self.shard.codes.wide) else None
         for k, opening in enumerate(question.openings):
@@ -63,19 +72,30 @@ class Rounds:
         sums = None if question.leaves is None else self._settle(question.leaves)
         return Answer(planes, counts, sums)
 
+    def _split(self, place: dict[int, tuple[int, int, int]], split: Split) -> tuple[int, int]:
+        """Send a node's records to its children; returns how many went left and right."""
+        side, begin, end = place[split.node]
+        codes = self.shard.codes.of(split.feature)
+        middle = begin + _split(codes, split.goes_left, self._records[side, begin:end], self._records[1 - side, begin:end])
+        place[split.left] = (1 - side, begin, middle)
+        place[split.right] = (1 - side, middle, end)
+        return middle - begin, end - middle
+
     def _settle(self, leaves: dict[int, int]) -> np.ndarray:
         gradient, hessian, leaf = self.shard.for_tree(self._task.output)
         for node, label in leaves.items():
-            side, begin, end = self._place[node]
-            _label(self._records[side, begin:end], leaf, label)
+            for place in (self._place, self._others) if self._others else (self._place,):
+                side, begin, end = place[node]
+                _label(self._records[side, begin:end], leaf, label)
         sums = np.zeros((max(leaves.values()) + 1, 2))
-        _sum_leaves(leaf, gradient, hessian, self.shard.times, self._task.scales, sums)
+        n = self.shard.n_rows if self._chosen is None else len(self._chosen)
+        _sum_leaves(leaf, gradient, hessian, self.shard.times, self._chosen, n, self._task.scales, sums)
         return sums
 
 
 @kernel
-def _quantise(gradient, hessian, scales, records):
-    quantise(gradient, hessian, scales[0], scales[1], 0, gradient.size, records)
+def _quantise(gradient, hessian, rows, n, scales, records):
+    quantise(gradient, hessian, rows, scales[0], scales[1], 0, n, records)
 
 
 @kernel
@@ -102,5 +122,5 @@ def _label(records, leaf, label):
 
 
 @kernel
-def _sum_leaves(leaf, gradient, hessian, times, scales, sums):
-    add_leaves(leaf, gradient, hessian, times, 0, leaf.size, scales[2], scales[3], sums)
+def _sum_leaves(leaf, gradient, hessian, times, rows, n, scales, sums):
+    add_leaves(leaf, gradient, hessian, times, rows, 0, n, scales[2], scales[3], sums)

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dboost.growth.task import Sample
 from dboost.kernels.bins import fill_tiles
 from dboost.kernels.histograms import Layout
+from dboost.kernels.rows import select_rows
 from dboost.shard.layout import NARROW_BINS, code_rows, tile_shape
 
 
@@ -60,6 +62,8 @@ class Shard:
     weight : float64[n_rows] or None
     raw : float64[n_rows] or float64[n_outputs, n_rows]
         Raw scores to start from; the shard owns and updates them.
+    ranges : int64[n_ranges, 2], optional
+        (global number of the first row, number of rows) of each run of consecutive rows; default: rows 0, 1, 2, …
     constant_hessian : bool
         True when the Hessian is 1 for every row (constant by the loss, and no weights but whole ones).
     whole_weights : bool
@@ -83,6 +87,7 @@ class Shard:
         max_leaves: int,
         whole_weights: bool = False,
         by_weight: bool = False,
+        ranges: np.ndarray | None = None,
     ) -> None:
         self.codes = codes
         self.layout = layout
@@ -92,6 +97,7 @@ class Shard:
         self.raw = raw
         n_rows = codes.n_rows
         self.n_rows = n_rows
+        self._ranges = [(0, n_rows)] if ranges is None else [(int(first), int(n)) for first, n in ranges]
         self.gradient = np.empty(raw.shape, np.float32)
         self.hessian = None if constant_hessian else np.empty(raw.shape, np.float32)
         self.curvature = np.empty(raw.shape, np.float32) if by_weight else None
@@ -118,12 +124,25 @@ class Shard:
             constant_hessian=self.hessian is None,
             max_leaves=256 if self.leaf.dtype == np.uint8 else 257,
             whole_weights=self.times is not None,
+            ranges=runs_of(np.concatenate([np.arange(first, first + n) for first, n in self._ranges])[rows]),
         )
         shard.gradient[...] = self.gradient[..., rows]
         if self.hessian is not None and shard.hessian is not None:
             shard.hessian[...] = self.hessian[..., rows]
         shard.leaf[...] = self.leaf[..., rows]
         return shard
+
+    def chosen(self, sample: Sample | None) -> np.ndarray | None:
+        """Numbers of the rows here that take part in a tree, ascending (int64); None for all."""
+        if sample is None:
+            return None
+        parts, at = [], 0
+        for first, n in self._ranges:
+            rows = np.empty(n, np.int64)
+            k = select_rows(np.uint64(sample.seed), first, n, np.uint64(sample.threshold), rows)
+            parts.append(rows[:k] + (at - first))
+            at += n
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def for_tree(self, output: int) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
         """Gradients, Hessians and leaves of one output, each [n_rows]."""
@@ -135,6 +154,14 @@ class Shard:
         """Copy the codes of rows first…last-1 into tiles, the histogram kernel's own order."""
         as_bytes = self.tiles.view(np.uint8)
         fill_tiles(self.codes.narrow, self.layout, self.codes.row_of, first, last, as_bytes)
+
+
+def runs_of(numbers: np.ndarray) -> np.ndarray:
+    """Rows' global numbers as runs of consecutive ones, (first, how many): int64[n_runs, 2]."""
+    if not len(numbers):
+        return np.empty((0, 2), np.int64)
+    begins = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 2) != 1)
+    return np.stack((numbers[begins], np.diff(begins, append=len(numbers))), axis=1)
 
 
 def _aligned_zeros(shape: tuple[int, ...]) -> np.ndarray:

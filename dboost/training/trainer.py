@@ -25,7 +25,7 @@ from dboost.engine.contract import Engine
 from dboost.errors import DBoostError
 from dboost.growth.finish import Harvest, follow_sums
 from dboost.growth.frontier import ANY_ORDER, BEST_FIRST, DEPTH_WISE, Rule, limits_of
-from dboost.growth.task import Extremes, TreeTask
+from dboost.growth.task import Extremes, Sample, TreeTask
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
 from dboost.losses import Loss
 from dboost.params import Parameters
@@ -121,6 +121,7 @@ class Training:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.rows_kept = self.engine.n_rows  # rows that took part in the last tree
         counted = (self.engine.n_rows, self.start.heaviest) if self.heaviest is None else (int(self.start.total_weight), 1.0)
         self.steps = Steps(self.engine, self.loss, self.parameters, *counted)
 
@@ -138,8 +139,8 @@ class Training:
         self.engine.report()  # what came before the first iteration belongs to none
         for iteration in range(self.n_before + 1, (self.n_before if is_over else n_iterations) + 1):
             began = time.perf_counter()
-            values = [self._add_tree(extremes, precision, output) for output in range(self.loss.n_outputs)]
-            record: dict[str, Any] = {"iteration": iteration, "seconds": 0.0, "rows_kept": self.engine.n_rows, "bytes_read": 0}
+            values = [self._add_tree(extremes, precision, iteration, output) for output in range(self.loss.n_outputs)]
+            record: dict[str, Any] = {"iteration": iteration, "seconds": 0.0, "rows_kept": self.rows_kept, "bytes_read": 0}
             record |= self._judge()
             extremes = self.steps.advance(_in_rows(values))
             record["train_loss"] = self._loss(extremes, iteration)
@@ -153,10 +154,11 @@ class Training:
             if stop:
                 break
 
-    def _add_tree(self, extremes: Extremes, precision: Precision, output: int) -> np.ndarray:
+    def _add_tree(self, extremes: Extremes, precision: Precision, iteration: int, output: int) -> np.ndarray:
         """Grow one output's next tree; returns its leaf values."""
-        task = self._task(extremes, precision, output)
+        task = self._task(extremes, precision, iteration, output)
         grown = self.engine.grow(task)
+        self.rows_kept = int(grown.n_rows[0])
         values = self.steps.values(grown, output)
         self.harvest.append(Harvest.of(grown, values, _gain_unit(task)))
         for held in self.held_out:
@@ -177,7 +179,7 @@ class Training:
             )
         return (extremes.coarse_loss + extremes.fine_loss / FINE) / self.start.loss_unit / self.start.total_weight
 
-    def _task(self, extremes: Extremes, precision: Precision, output: int) -> TreeTask:
+    def _task(self, extremes: Extremes, precision: Precision, iteration: int, output: int) -> TreeTask:
         packing, parameters = precision.packing, self.parameters
         max_gradient, max_hessian = float(extremes.max_gradient[output]), float(extremes.max_hessian[output])
         if parameters.criterion == "gradient":
@@ -204,7 +206,8 @@ class Training:
             hessian_unit=1.0 / scale_h,
         )
         allowed = np.ones(len(self.binning.features), np.uint8)
-        return TreeTask(limits, packing, self.rule, scales, allowed, output)
+        sample = Sample.of(parameters.subsample, parameters.random_state, iteration)
+        return TreeTask(limits, packing, self.rule, scales, allowed, output, sample)
 
 
 def _in_rows(values: list[np.ndarray]) -> np.ndarray:

@@ -53,10 +53,10 @@ class NaiveGrower:
         self.codes = self.table.codes.tolist()
         self.weight = [1] * n if self.times is None else self.times
 
-    def grow(self) -> list[Node]:
-        """All nodes, the k-th split's children at 2k + 1 and 2k + 2."""
+    def grow(self, rows: list[int] | None = None) -> list[Node]:
+        """All nodes, the k-th split's children at 2k + 1 and 2k + 2. rows : those to grow from; default: all."""
         rule = self.task.rule
-        self.nodes = [self._looked_at(Node(list(range(self.table.n_rows)), 0))]
+        self.nodes = [self._looked_at(Node(list(range(self.table.n_rows)) if rows is None else rows, 0))]
         while len(self.nodes) < 2 * rule.max_leaves - 1:
             open_leaves = [
                 node
@@ -67,6 +67,16 @@ class NaiveGrower:
                 break
             self._split(min(open_leaves, key=lambda node: self._order(node, rule)))
         return self.nodes
+
+    def leaf_of(self, node: Node, row: int) -> Node:
+        """Where a row ends, whether it took part or not."""
+        if node.children is None:
+            return node
+        assert node.candidate is not None
+        feature = node.candidate.feature
+        code = self.codes[feature][row]
+        left = node.missing_left if code == self.table.n_codes[feature] - 1 else code in node.goes_left
+        return self.leaf_of(node.children[0 if left else 1], row)
 
     def _order(self, node: Node, rule: Rule) -> tuple[float, ...]:
         """What comes first is split first; `min` takes the older of equals."""
@@ -102,7 +112,8 @@ class NaiveGrower:
         if any(self.codes[feature][row] == missing for row in node.rows):
             node.missing_left = missing in goes_left
         else:
-            node.missing_left = len(sides[0]) > len(sides[1])
+            hessians = [sum(self.weight[row] * self.h[row] for row in side) for side in sides]
+            node.missing_left = hessians[0] > hessians[1]
         left, right = (self._looked_at(Node(side, node.depth + 1)) for side in sides)
         node.children = left, right
         self.nodes += node.children

@@ -1,0 +1,140 @@
+"""A share of the rows for each tree: which ones depends on seed, iteration and row number, and on nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import xgboost
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dboost
+from dboost.engine import in_process
+from dboost.errors import ParameterError
+from dboost.growth.task import Sample
+from dboost.params import Parameters
+from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+from tests.tables import CodedTable, make_table
+from tests.test_growth import PARAMETERS, PLAIN, Problem, assert_equal
+
+FRAME = mixed_frame()
+SETTINGS: dict[str, Any] = {"features": FEATURES, "max_iter": 6, "max_leaf_nodes": 8, "min_samples_leaf": 5}
+
+
+@pytest.fixture(autouse=True)
+def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_process, "SMALL", 0)
+
+
+@given(
+    table=PLAIN,
+    parameters=PARAMETERS,
+    seed=st.integers(0, 2**32),
+    share=st.sampled_from([0.01, 0.3, 0.5, 0.9]),
+    with_hessian=st.booleans(),
+)
+@settings(max_examples=30)
+def test_three_ways_to_grow_from_a_sample_are_one(
+    table: CodedTable, parameters: Parameters, seed: int, share: float, with_hessian: bool
+) -> None:
+    """The naive tree is grown from the chosen rows alone; every row, chosen or not, knows its leaf."""
+    sample = Sample.of(share, seed, 3)
+    problem = Problem(table, parameters, seed, with_hessian=with_hessian, sample=sample)
+    expected, leaf = problem.naive()
+    for tree, found in (problem.whole(1), problem.whole(2), problem.by_questions([50, 120], 4)[:2]):
+        assert_equal(tree, expected)
+        assert found.tolist() == leaf.tolist()
+
+
+def test_many_rows() -> None:
+    """Several stripes for each thread, and flushes in between."""
+    table = make_table([20, 255, 4], 150_000, missing=0.3)
+    problem = Problem(table, Parameters(max_leaf_nodes=12), 0, with_hessian=True, sample=Sample.of(0.7, 1, 1))
+    expected, leaf = problem.whole(1)
+    assert expected.count[0] == pytest.approx(105_000, rel=0.02)
+    for tree, found in (problem.whole(3), problem.by_questions([1, 70_000], 8)[:2]):
+        assert_equal(tree, expected)
+        assert np.array_equal(found, leaf)
+
+
+def test_samples_differ_between_iterations_and_seeds_and_are_fair() -> None:
+    table = make_table([5], 20_000)
+    shard = table.shard(np.zeros(20_000), None)
+    drawn = [shard.chosen(Sample.of(0.3, seed, iteration)) for seed in (0, 1) for iteration in (1, 2, 3)]
+    for a in range(len(drawn)):
+        rows = drawn[a]
+        assert rows is not None
+        assert (np.diff(rows) > 0).all()
+        assert abs(len(rows) - 6000) < 5 * np.sqrt(20_000 * 0.3 * 0.7)
+        for b in range(a):
+            both = len(np.intersect1d(rows, drawn[b]))
+            assert abs(both - 1800) < 5 * np.sqrt(20_000 * 0.09 * 0.91)
+    assert shard.chosen(Sample.of(1.0, 0, 1)) is None
+
+
+@given(
+    cuts=st.lists(st.integers(0, len(FRAME)), max_size=8),
+    n_threads=st.integers(1, 3),
+    target=st.sampled_from(TARGETS),
+    weighted=st.booleans(),
+)
+@settings(max_examples=12)
+def test_partitions_and_threads_do_not_matter(cuts: list[int], n_threads: int, target: str, weighted: bool) -> None:
+    options = SETTINGS | {"subsample": 0.6} | ({"sample_weight": "w"} if weighted else {})
+    expected = dboost.fit(FRAME, target, n_threads=1, **options)
+    assert saved(dboost.fit(cut(FRAME, cuts), target, n_threads=n_threads, **options)) == saved(expected)
+    n_rows = int((FRAME["w"] > 0).sum()) if weighted else len(FRAME)
+    kept = expected.history["rows_kept"]
+    assert (abs(kept - 0.6 * n_rows) < 5 * np.sqrt(n_rows * 0.24)).all()
+    assert kept.nunique() > 1
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_of_weight_zero_are_not_counted(target: str) -> None:
+    strange = mixed_frame(80, seed=9).assign(w=0.0)
+    counted = FRAME[FRAME["w"] > 0]
+    both = pd.concat([strange[:40], counted, strange[40:]], ignore_index=True)
+    options = SETTINGS | {"subsample": 0.5, "sample_weight": "w"}
+    assert saved(dboost.fit(both, target, **options)) == saved(dboost.fit(counted, target, **options))
+
+
+def test_a_sample_makes_another_model_and_random_state_decides_which() -> None:
+    whole, half, again, other = (
+        dboost.fit(FRAME, "y", **SETTINGS, **options)
+        for options in ({}, {"subsample": 0.5}, {"subsample": 0.5}, {"subsample": 0.5, "random_state": 1})
+    )
+    assert saved(half) == saved(again)
+    assert len({saved(model) for model in (whole, half, other)}) == 3
+
+
+@pytest.mark.parametrize("share", [0.2, 0.6])
+def test_samples_do_what_they_do_elsewhere(share: float) -> None:
+    """Held-out error beside XGBoost's with the same trees and the same share of rows."""
+    rng = np.random.default_rng(0)
+    X, test = rng.normal(size=(3000, 5)), rng.normal(size=(5000, 5))
+    y = X[:, 0] + np.abs(X[:, 1]) + rng.normal(size=3000)
+    ours = dboost.fit(X, y, max_iter=60, max_depth=4, max_leaf_nodes=None, min_samples_leaf=1, subsample=share).predict(test)
+    theirs = xgboost.train(
+        {
+            "max_depth": 4,
+            "eta": 0.1,
+            "lambda": 1.0,
+            "min_child_weight": 1,
+            "subsample": share,
+            "tree_method": "hist",
+            "max_bin": 255,
+        },
+        xgboost.QuantileDMatrix(X, y, max_bin=255),
+        60,
+    ).inplace_predict(test)
+    errors = [np.mean((found - test[:, 0] - np.abs(test[:, 1])) ** 2) for found in (ours, theirs)]
+    assert errors[0] == pytest.approx(errors[1], rel=0.15)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -0.5, 1.5, "half", None, True])
+def test_what_is_no_share(wrong: Any) -> None:
+    with pytest.raises(ParameterError, match=r"subsample=.* must be a number greater than 0 and at most 1"):
+        dboost.fit(FRAME, "y", subsample=wrong)
