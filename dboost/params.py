@@ -200,7 +200,10 @@ def make_parameters(given: dict[str, Any]) -> Parameters:
             near = difflib.get_close_matches(name, [*known, *RESERVED], n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise ParameterError(f"unknown parameter {name!r}{hint}")
-    return Parameters(**{name: _plain(value) for name, value in given.items() if name in known})
+    real = {field.name for field in fields(Parameters) if str(field.type).startswith("float")}
+    plain = {name: _plain(value) for name, value in given.items() if name in known}
+    # 1 and 1.0 are the same parameter, and give the same file.
+    return Parameters(**{name: float(v) if name in real and type(v) is int else v for name, v in plain.items()})
 
 
 def _short(value: Any) -> str:
