@@ -150,6 +150,10 @@ class Parameters:
         _integer(self, "max_category_group", 1)
         _integer(self, "early_stopping_rounds", 1, optional=True)
         _integer(self, "random_state", 0, 2**63 - 1)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if str(field.type).startswith("float") and type(value) is int:
+                object.__setattr__(self, field.name, float(value))  # 1 and 1.0 give the same file
 
     def to_dict(self) -> dict[str, Any]:
         """Parameters as JSON types, for the model file."""
@@ -200,10 +204,7 @@ def make_parameters(given: dict[str, Any]) -> Parameters:
             near = difflib.get_close_matches(name, [*known, *RESERVED], n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise ParameterError(f"unknown parameter {name!r}{hint}")
-    real = {field.name for field in fields(Parameters) if str(field.type).startswith("float")}
-    plain = {name: _plain(value) for name, value in given.items() if name in known}
-    # 1 and 1.0 are the same parameter, and give the same file.
-    return Parameters(**{name: float(v) if name in real and type(v) is int else v for name, v in plain.items()})
+    return Parameters(**{name: _plain(value) for name, value in given.items() if name in known})
 
 
 def _short(value: Any) -> str:
