@@ -40,9 +40,9 @@ def threads_cluster(n_workers: int = 3, threads_per_worker: int = 2) -> Iterator
 class Processes:
     """A scheduler and workers, each a process that a test may kill. Use as a context manager."""
 
-    def __init__(self, n_workers: int, *, nanny: bool = False) -> None:
+    def __init__(self, n_workers: int, *, nanny: bool = False, environment: dict[str, str] | None = None) -> None:
         self._nanny = nanny
-        self._environment = os.environ | ENVIRONMENT
+        self._environment = os.environ | ENVIRONMENT | (environment or {})
         self._processes: list[subprocess.Popen[bytes]] = []
         self.scheduler = self._start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
         self.address = self._address()

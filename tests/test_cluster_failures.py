@@ -281,8 +281,9 @@ def test_over_encrypted_connections(expected: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("nanny", [False, True], ids=["no nannies", "nannies"])
 def test_chaos(nanny: bool, expected: str) -> None:
-    """Kills at random moments of fit after fit."""
-    with Processes(3, nanny=nanny) as processes:
+    """Kills at random moments of fit after fit; with nannies also while workers exchange slices of their histograms."""
+    exchange = {"DASK_DBOOST__GATHER_BYTES": "0B", "DASK_DBOOST__OWNER_BYTES": "1B"}
+    with Processes(3, nanny=nanny, environment=exchange if nanny else {}) as processes:
         dboost.fit(lazily(), "z", client=processes.client, **OPTIONS)
         began = time.monotonic()
         dboost.fit(lazily(0.05), "z", client=processes.client, **OPTIONS)

@@ -14,8 +14,9 @@ from typing import Any
 from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
+from dboost.cluster.exchange import Inbox
 from dboost.cluster.holding import Holding
-from dboost.cluster.messages import FAILED, NAME, OK, UNKNOWN, pack, unpack
+from dboost.cluster.messages import FAILED, LOST, NAME, OK, STALE, UNKNOWN, pack, unpack
 from dboost.version import __version__
 
 #: Fits whose calls may run on a worker at the same time.
@@ -33,7 +34,16 @@ class ShardHolder(WorkerPlugin):
         self._ended: set[str] = set()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(_FITS_AT_A_TIME, "dboost-calls")
-        worker.handlers.update({"dboost_hello": self.hello, "dboost_call": self.call, "dboost_drop": self.drop})
+        self._inbox = Inbox()
+        worker.handlers.update(
+            {
+                "dboost_hello": self.hello,
+                "dboost_call": self.call,
+                "dboost_exchange": self.exchange,
+                "dboost_slice": self.slice,
+                "dboost_drop": self.drop,
+            }
+        )
 
     def teardown(self, worker: Worker) -> None:
         for fit in list(self._holdings):
@@ -53,18 +63,66 @@ class ShardHolder(WorkerPlugin):
                 self._holdings[fit] = Holding(self._worker.state.nthreads)
             return self._holdings[fit]
 
-    async def call(self, fit: str, method: str, arguments: bytes) -> dict[str, Any]:
-        """Call a method of a fit's holding."""
+    async def call(self, fit: str, number: int, method: str, arguments: bytes) -> dict[str, Any]:
+        """Call a method of a fit's holding.
+
+        number : of the round, ascending. A call of a round that was given up may arrive after those of the next one; it is
+        not carried out any more.
+        """
         if fit not in self._holdings:
             return {"status": UNKNOWN}
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._call, fit, method, arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._call, fit, number, method, arguments)
 
-    def _call(self, fit: str, method: str, arguments: bytes) -> dict[str, Any]:
+    async def exchange(self, fit: str, number: int, senders: list[str], arguments: bytes) -> dict[str, Any]:
+        """Answer a question, the histograms to their owners, and what was found in ours to the reducer.
+
+        senders : all workers that take part.
+        """
+        self._inbox.begin(fit, number)
+        reply = await self.call(fit, number, "answer_in_slices", arguments)
+        if reply["status"] != OK:
+            return reply
+        answer, slices, seconds = unpack(reply["result"])
+        owners = list(slices)
+        sent = await asyncio.gather(*(self._send(owner, fit, number, slices[owner]) for owner in owners))
+        gone = [owner for owner, arrived in zip(owners, sent, strict=True) if not arrived]
+        if gone:
+            return {"status": LOST, "workers": gone}
+        found = None
+        if self._worker.address in slices:
+            parts = await self._inbox.all_of(fit, number, len(senders))
+            reply = await self.call(fit, number, "search_slices", pack((self._worker.address, arguments, parts)))
+            if reply["status"] != OK:
+                return reply
+            found, more = unpack(reply["result"])
+            seconds += more
+        return {"status": OK, "result": pack((answer, found, seconds))}
+
+    async def _send(self, owner: str, fit: str, number: int, content: bytes) -> bool:
+        if owner == self._worker.address:
+            self._inbox.put(fit, number, owner, content)
+            return True
+        try:
+            message = {"fit": fit, "number": number, "sender": self._worker.address, "content": content}
+            reply = await self._worker.rpc(owner).dboost_slice(**message)
+        except OSError:
+            return False
+        return reply is not None and reply["status"] == OK
+
+    def slice(self, fit: str, number: int, sender: str, content: bytes) -> dict[str, str]:
+        """Take in another worker's slice of our features."""
+        self._inbox.put(fit, number, sender, content)
+        return {"status": OK}
+
+    def _call(self, fit: str, number: int, method: str, arguments: bytes) -> dict[str, Any]:
         holding = self._holdings.get(fit)
         if holding is None:
             return {"status": UNKNOWN}
         try:
             with holding.lock:
+                if number < holding.latest:
+                    return {"status": STALE}
+                holding.latest = number
                 return {"status": OK, "result": pack(getattr(holding, method)(*unpack(arguments)))}
         except Exception as error:  # whatever it is belongs to the user, who is elsewhere
             if fit not in self._holdings:
@@ -76,6 +134,7 @@ class ShardHolder(WorkerPlugin):
         with self._lock:
             self._ended.add(fit)
             holding = self._holdings.pop(fit, None)
+        self._inbox.drop(fit)
         if holding is not None:
             # A call under way ends by itself; its files and arrays go then.
             self._pool.submit(_close, holding)

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
 from typing import Any
@@ -26,10 +26,13 @@ import numpy as np
 
 from dboost.binning import sample_rows
 from dboost.cluster.batch import Batch, Survey
+from dboost.cluster.exchange import Owner
+from dboost.cluster.messages import pack, unpack
 from dboost.cluster.recipe import Past, Recipe, RowRoles
 from dboost.engine.in_process import is_small
 from dboost.engine.team import Team
 from dboost.growth.grower import Answer, Question
+from dboost.growth.search import Findings, Searcher
 from dboost.growth.task import Extremes, TreeTask
 from dboost.shard.advance import Scratch, advance_rows
 from dboost.shard.catch_up import ValuedTree, add_grown, leaves_of
@@ -84,6 +87,8 @@ class Holding:
 
     def __init__(self, n_threads: int) -> None:
         self.lock = threading.Lock()
+        #: Number of the last round that was heard of.
+        self.latest = -1
         self._n_threads = n_threads
         self._guard = threading.Lock()
         self._batches: dict[str, Batch] = {}
@@ -305,6 +310,37 @@ class Holding:
         answers = self._each(one)
         merged = reduce(Answer.merge, answers).compact() if answers else None
         return merged, time.perf_counter() - began
+
+    def answer_in_slices(
+        self, task: TreeTask | None, question: Question, owners: Sequence[Owner]
+    ) -> tuple[Answer | None, dict[str, bytes], float]:
+        """The same, the histograms cut into packed slices for their owners."""
+        answer, seconds = self.answer(task, question)
+        began = time.perf_counter()
+        slices: dict[str, bytes] = {}
+        if question.openings:
+            for owner in owners:
+                part = None
+                if answer is not None and self._recipe is not None:
+                    part = np.ascontiguousarray(answer.planes[:, :, owner.buckets(self._recipe.layout)])
+                slices[owner.worker] = pack(part)
+        if answer is not None:
+            answer = replace(answer, planes=np.empty(0))
+        return answer, slices, seconds + time.perf_counter() - began
+
+    def search_slices(self, here: str, arguments: bytes, parts: Sequence[bytes]) -> tuple[Findings, float]:
+        """Add the slices of our features up, and search them. arguments : those of `answer_in_slices`, packed."""
+        began = time.perf_counter()
+        task, question, owners = unpack(arguments)
+        assert self._recipe is not None
+        if task is not None:
+            own = next(owner for owner in owners if owner.worker == here)
+            self._searcher = Searcher(task, self._recipe.layout, own.first, own.last)
+        arrays = [array for array in map(unpack, parts) if array is not None]
+        planes = arrays[0].astype(np.float64)
+        for array in arrays[1:]:
+            planes += array
+        return self._searcher.look(question.openings, planes), time.perf_counter() - began
 
     def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
         """``function(shard, first, last, *arguments)`` of every shard."""

@@ -15,7 +15,8 @@ from distributed.protocol import pickle
 
 #: Name of both plugins, and prefix of all calls and log topics.
 NAME = "dboost"
-OK, LOST, FAILED, UNKNOWN, CANCELLED, SILENT = "OK", "lost", "failed", "unknown", "cancelled", "silent"
+OK, LOST, FAILED, UNKNOWN, STALE = "OK", "lost", "failed", "unknown", "stale"
+CANCELLED, SILENT = "cancelled", "silent"
 
 
 class LostWorkers(Exception):

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import reduce
 from typing import Any
@@ -27,6 +27,7 @@ from dask.utils import parse_timedelta
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from dboost.cluster.exchange import Owner, choose_owners
 from dboost.cluster.messages import (
     CANCELLED,
     FAILED,
@@ -34,6 +35,7 @@ from dboost.cluster.messages import (
     NAME,
     OK,
     SILENT,
+    STALE,
     UNKNOWN,
     FitCancelled,
     LostWorkers,
@@ -42,8 +44,8 @@ from dboost.cluster.messages import (
     unpack,
 )
 from dboost.growth.grower import Answer, Question, Reply, grow_tree
-from dboost.growth.search import Searcher
-from dboost.growth.task import GrownTree
+from dboost.growth.search import Searcher, merge_findings
+from dboost.growth.task import GrownTree, TreeTask
 from dboost.version import __version__
 
 
@@ -78,6 +80,7 @@ class Reducer(SchedulerPlugin):
         self._scheduler = scheduler
         self._fits: dict[str, _Fit] = {}
         self._chores: set[asyncio.Task[Any]] = set()
+        self._n_rounds = 0  # of all fits: by its number, what belongs to an abandoned round is recognised
         scheduler.handlers.update(
             {
                 "dboost_open": self.open_fit,
@@ -155,11 +158,17 @@ class Reducer(SchedulerPlugin):
             return {"status": CANCELLED}
 
     async def _ask(self, name: str, workers: Sequence[str], method: str, arguments: Any) -> dict[str, Any]:
-        results = await self._fan_out(name, workers, method, arguments)
+        number = self._next_round()
+
+        def call(address: str) -> Any:
+            packed = arguments[address] if isinstance(arguments, dict) else arguments
+            return self._scheduler.rpc(address).dboost_call(fit=name, number=number, method=method, arguments=packed)
+
+        results = await self._fan_out(name, workers, call)
         return {"results": results, "workers": list(self._scheduler.workers)}
 
-    async def _fan_out(self, name: str, workers: Sequence[str], method: str, arguments: Any) -> dict[str, bytes]:
-        """The workers' packed results by address."""
+    async def _fan_out(self, name: str, workers: Sequence[str], call: Callable[[str], Any]) -> dict[str, bytes]:
+        """The workers' packed results by address. call : makes the call to one of them."""
         fit = self._fits.get(name)
         if fit is None:
             raise FitCancelled
@@ -169,16 +178,15 @@ class Reducer(SchedulerPlugin):
         gone = [address for address in workers if address not in self._scheduler.workers]
         if gone:
             raise LostWorkers(gone)
-        calls: dict[str, asyncio.Future[bytes]] = {}
-        for address in workers:
-            packed = arguments[address] if isinstance(arguments, dict) else arguments
-            calls[address] = asyncio.ensure_future(self._call(address, name, method, packed))
+        calls: dict[str, asyncio.Future[bytes]] = {
+            address: asyncio.ensure_future(_result(address, call(address))) for address in workers
+        }
         try:
             await self._wait(fit, calls)
             return {address: call.result() for address, call in calls.items()}
         finally:
-            for call in calls.values():
-                _abandon(call)
+            for waiting in calls.values():
+                _abandon(waiting)
 
     async def _wait(self, fit: _Fit, calls: dict[str, asyncio.Future[bytes]]) -> None:
         """Until all calls are answered; raises when that will not be."""
@@ -189,7 +197,8 @@ class Reducer(SchedulerPlugin):
                 done, _ = await asyncio.wait({*pending, disturbed}, timeout=patience(), return_when=asyncio.FIRST_COMPLETED)
                 if fit.cancelled:
                     raise FitCancelled
-                lost = [a for a, call in calls.items() if a not in self._scheduler.workers or (call.done() and _is_lost(call))]
+                lost = [a for a in calls if a not in self._scheduler.workers]
+                lost += [a for call in calls.values() for a in _lost(call) if a not in lost]
                 if lost:
                     raise LostWorkers(lost)
                 for call in done & pending:
@@ -212,17 +221,6 @@ class Reducer(SchedulerPlugin):
         for address in hung:
             await self._remove(address)
         return hung
-
-    async def _call(self, address: str, name: str, method: str, arguments: bytes) -> bytes:
-        try:
-            reply = await self._scheduler.rpc(address).dboost_call(fit=name, method=method, arguments=arguments)
-        except OSError as error:  # the connection broke, perhaps before Dask notices that the worker is gone
-            raise LostWorkers([address]) from error
-        if reply is None or reply["status"] == UNKNOWN:
-            raise LostWorkers([address])
-        if reply["status"] == FAILED:
-            raise _WorkerFailed(address, reply["error"])
-        return reply["result"]
 
     async def _hello(self, address: str) -> str | None:
         with contextlib.suppress(OSError, asyncio.TimeoutError):
@@ -256,33 +254,68 @@ class Reducer(SchedulerPlugin):
 
     async def _grow(self, name: str, workers: list[str], order: bytes) -> dict[str, Any]:
         task, layout, n_rows, width = unpack(order)
+        owners = choose_owners(workers, task, layout, width)
         grower, searcher = grow_tree(task, layout, n_rows, width), Searcher(task, layout)
         question, begin, timing = next(grower), task, Timing()
 
         def advance(results: dict[str, bytes]) -> tuple[Question | GrownTree, float, float]:
             """Merge, search and decide; the next question or the tree, the slowest worker's seconds, and ours."""
             began = time.perf_counter()
-            answers = [unpack(result) for result in results.values()]
-            merged = reduce(Answer.merge, (answer.whole() for answer, _ in answers if answer is not None))
-            found = searcher.look(question.openings, merged.planes)
+            told = [unpack(result) for result in results.values()]
+            merged = reduce(Answer.merge, (answer.whole() for answer, *_ in told if answer is not None))
+            if owners:
+                parts = [found for _, found, _ in told if found is not None]
+                found = merge_findings(parts) if parts else []
+            else:
+                found = searcher.look(question.openings, merged.planes)
             try:
                 following: Any = grower.send(Reply(found, merged.n_rows, merged.leaf_sums))
             except StopIteration as end:
                 following = end.value
-            return following, max(seconds for _, seconds in answers), time.perf_counter() - began
+            return following, max(seconds for *_, seconds in told), time.perf_counter() - began
 
         while True:
             began = time.perf_counter()
-            results = await self._fan_out(name, workers, "answer", pack((begin, question)))
+            results = await self._fan_out(name, workers, self._round(name, workers, begin, question, owners))
             following, compute, reducing = await asyncio.to_thread(advance, results)
             elapsed = time.perf_counter() - began
             n_bytes = sum(map(len, results.values()))
             timing += Timing(1, compute, reducing, elapsed - compute - reducing, n_bytes)
             if isinstance(following, GrownTree):
                 event = {"action": "tree", "fit": name, "workers": len(workers), "leaves": following.n_leaves}
-                self._scheduler.log_event(NAME, event | asdict(timing))
+                self._scheduler.log_event(NAME, event | {"owners": len(owners)} | asdict(timing))
                 return {"tree": pack((following.copy(), timing))}
             question, begin = following, None
+
+    def _next_round(self) -> int:
+        self._n_rounds += 1
+        return self._n_rounds
+
+    def _round(
+        self, name: str, workers: list[str], task: TreeTask | None, question: Question, owners: list[Owner]
+    ) -> Callable[[str], Any]:
+        """The call that puts a question to a worker."""
+        rpc, number = self._scheduler.rpc, self._next_round()
+        if not owners:
+            packed = pack((task, question))
+            return lambda address: rpc(address).dboost_call(fit=name, number=number, method="answer", arguments=packed)
+        packed = pack((task, question, owners))
+        return lambda address: rpc(address).dboost_exchange(fit=name, number=number, senders=workers, arguments=packed)
+
+
+async def _result(address: str, call: Any) -> bytes:
+    """A worker's packed result, or what happened instead."""
+    try:
+        reply = await call
+    except OSError as error:  # the connection broke, perhaps before Dask notices that the worker is gone
+        raise LostWorkers([address]) from error
+    if reply is None or reply["status"] in (UNKNOWN, STALE):
+        raise LostWorkers([address])
+    if reply["status"] == LOST:  # it could not reach another one
+        raise LostWorkers(list(reply["workers"]))
+    if reply["status"] == FAILED:
+        raise _WorkerFailed(address, reply["error"])
+    return reply["result"]
 
 
 class _Courier:
@@ -301,8 +334,10 @@ class _Courier:
         return plugin, ()
 
 
-def _is_lost(call: asyncio.Future[bytes]) -> bool:
-    return not call.cancelled() and isinstance(call.exception(), LostWorkers)
+def _lost(call: asyncio.Future[bytes]) -> list[str]:
+    """Whom a call that has ended says to be lost."""
+    error = None if not call.done() or call.cancelled() else call.exception()
+    return error.addresses if isinstance(error, LostWorkers) else []
 
 
 def _abandon(future: asyncio.Future[Any]) -> None:

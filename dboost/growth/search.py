@@ -124,9 +124,9 @@ class Searcher:
             planes, layout, self._first, self._last, total, limits, self._task.allowed, self._scratch,
             self._scratch.view(np.int64), self._keys, self._order, best,
         )  # fmt: skip
+        self._planes[node] = planes  # also where nothing is found here: another range of features may split the node
         if best[SCORE] < 0:
             return Found(best, total, np.empty(0, np.uint8))
-        self._planes[node] = planes
         feature = int(best[FEATURE])
         n_bins, at = int(layout.n_bins[feature]), int(layout.offset[feature]) - self.buckets.start
         goes_left = np.zeros(n_bins + 1, np.uint8)
