@@ -42,7 +42,7 @@ class Asked:
         for first, last in self.ranges:
             answers.append(np.zeros((self.n_groups, 256), np.int64))
             count_digits(
-                self.values, np.zeros(len(self.values)), self.weight, self.group, self.sizes, first, last, prefix, shift,
+                self.values, np.zeros(len(self.values)), self.weight, self.group, self.sizes, None, first, last, prefix, shift,
                 self.unit, answers[-1],
             )  # fmt: skip
         return reduce(np.add, answers)
@@ -52,7 +52,7 @@ class Asked:
         answers = []
         for first, last in self.ranges:
             answers.append(np.full(self.n_groups, ~np.uint64(0)))
-            next_keys(self.values, np.zeros(len(self.values)), self.group, self.sizes, first, last, keys, answers[-1])
+            next_keys(self.values, np.zeros(len(self.values)), self.group, self.sizes, None, first, last, keys, answers[-1])
         return reduce(np.minimum, answers)
 
 

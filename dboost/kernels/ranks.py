@@ -34,16 +34,18 @@ def _residual(target, raw, absolute, i):
 
 
 @kernel
-def count_digits(target, raw, weight, group, absolute, first, last, prefix, shift, unit, counts):
+def count_digits(target, raw, weight, group, absolute, rows, first, last, prefix, shift, unit, counts):
     """Add up the weights of residuals target - raw by group and by the next digit of their rank key.
 
     Only residuals count whose higher digits are those of `prefix`.
 
     target, raw : float64[n]; weight : float64[n] or None; group : uint8 or int32[n], or None when there is only one;
-    absolute : whether |target - raw| is meant; first, last : range of rows; prefix : uint64[n_groups]; shift : uint64, bits
+    absolute : whether |target - raw| is meant; rows : int64[...], those that count, or None (all); first, last : range of
+    rows, or of places in `rows`; prefix : uint64[n_groups]; shift : uint64, bits
     below the digit; unit : what weights are multiplied by; counts : int64[n_groups, 256], added to. A row has at least 1.
     """
-    for i in range(first, last):
+    for at in range(first, last):
+        i = I(at) if rows is None else rows[at]
         key = rank_key(_residual(target, raw, absolute, i)) >> shift
         g = I(0) if group is None else I(group[i])
         if key >> U(8) == prefix[g]:
@@ -54,9 +56,10 @@ def count_digits(target, raw, weight, group, absolute, first, last, prefix, shif
 
 
 @kernel
-def next_keys(target, raw, group, absolute, first, last, keys, following):
+def next_keys(target, raw, group, absolute, rows, first, last, keys, following):
     """The smallest rank key above that of the group: following : uint64[n_groups], lowered; else as in `count_digits`."""
-    for i in range(first, last):
+    for at in range(first, last):
+        i = I(at) if rows is None else rows[at]
         key = rank_key(_residual(target, raw, absolute, i))
         g = I(0) if group is None else I(group[i])
         if key > keys[g] and key < following[g]:
@@ -64,14 +67,15 @@ def next_keys(target, raw, group, absolute, first, last, keys, following):
 
 
 @kernel
-def add_clipped(target, raw, weight, times, group, centre, bound, first, last, unit, weight_unit, sums):
+def add_clipped(target, raw, weight, times, group, centre, bound, rows, first, last, unit, weight_unit, sums):
     """Add up, by group, residuals relative to the group's centre, none of them larger than `bound`; and weights.
 
     weight : float64[n] or None; times : uint8[n], how often a row counts in the place of its weight, or None;
     centre : float64[n_groups]; unit, weight_unit : powers of two by which terms and weights are multiplied before they are
     rounded; sums : float64[n_groups, 2], integers, added to. All else as in `count_digits`.
     """
-    for i in range(first, last):
+    for at in range(first, last):
+        i = I(at) if rows is None else rows[at]
         g = I(group[i])
         term = target[i] - raw[i] - centre[g]
         term = -bound if term < -bound else term

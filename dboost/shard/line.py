@@ -16,7 +16,7 @@ def curvature_sums(shard: Shard, first: int, last: int, output: int, n_leaves: i
     leaf = shard.for_tree(output)[2]
     assert shard.curvature is not None
     curvature = shard.curvature if shard.curvature.ndim == 1 else shard.curvature[output]
-    sum_by_leaf(leaf, curvature, shard.times, first, last, unit, sums)
+    sum_by_leaf(leaf, curvature, shard.times, None, first, last, unit, sums)
     return sums
 
 

@@ -17,14 +17,14 @@ def leaf_digits(
 ) -> np.ndarray:
     """Weights of residuals by leaf and by the next byte of their rank keys: int64[n_leaves, 256]; see `kernels.ranks`."""
     counts = np.zeros((n_leaves, 256), np.int64)
-    count_digits(shard.target, shard.raw, shard.weight, shard.leaf, False, first, last, prefix, shift, unit, counts)
+    count_digits(shard.target, shard.raw, shard.weight, shard.leaf, False, None, first, last, prefix, shift, unit, counts)
     return counts
 
 
 def leaf_next(shard: Shard, first: int, last: int, keys: np.ndarray) -> np.ndarray:
     """The smallest rank keys above these in each leaf: uint64[n_leaves]."""
     following = np.full(len(keys), ~np.uint64(0))
-    next_keys(shard.target, shard.raw, shard.leaf, False, first, last, keys, following)
+    next_keys(shard.target, shard.raw, shard.leaf, False, None, first, last, keys, following)
     return following
 
 
@@ -34,7 +34,19 @@ def leaf_clipped(
     """Sums by leaf of residuals relative to a centre and clipped, and of weights: float64[n_leaves, 2], integers."""
     sums = np.zeros((len(centre), 2))
     add_clipped(
-        shard.target, shard.raw, shard.weight, shard.times, shard.leaf, centre, bound, first, last, unit, weight_unit, sums
+        shard.target,
+        shard.raw,
+        shard.weight,
+        shard.times,
+        shard.leaf,
+        centre,
+        bound,
+        None,
+        first,
+        last,
+        unit,
+        weight_unit,
+        sums,
     )
     return sums
 
@@ -42,12 +54,12 @@ def leaf_clipped(
 def size_digits(shard: Shard, first: int, last: int, unit: float, prefix: np.ndarray, shift: np.uint64) -> np.ndarray:
     """Weights of all residuals by the next byte of the rank keys of their sizes |y - F|: int64[1, 256]."""
     counts = np.zeros((1, 256), np.int64)
-    count_digits(shard.target, shard.raw, shard.weight, None, True, first, last, prefix, shift, unit, counts)
+    count_digits(shard.target, shard.raw, shard.weight, None, True, None, first, last, prefix, shift, unit, counts)
     return counts
 
 
 def size_next(shard: Shard, first: int, last: int, keys: np.ndarray) -> np.ndarray:
     """The smallest rank key of a residual's size above this one: uint64[1]."""
     following = np.full(1, ~np.uint64(0))
-    next_keys(shard.target, shard.raw, None, True, first, last, keys, following)
+    next_keys(shard.target, shard.raw, None, True, None, first, last, keys, following)
     return following

@@ -176,7 +176,7 @@ def _digits(
     y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, at: float, sizes: bool, unit: float, *place: Any
 ) -> np.ndarray:
     counts = np.zeros((1, 256), np.int64)
-    count_digits(y, _moved(y, offset, at), weight, None, sizes, 0, len(y), *place, unit, counts)
+    count_digits(y, _moved(y, offset, at), weight, None, sizes, None, 0, len(y), *place, unit, counts)
     return counts
 
 
@@ -184,7 +184,7 @@ def _next(
     y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, at: float, sizes: bool, keys: np.ndarray
 ) -> np.ndarray:
     following = np.full(1, ~np.uint64(0))
-    next_keys(y, _moved(y, offset, at), None, sizes, 0, len(y), keys, following)
+    next_keys(y, _moved(y, offset, at), None, sizes, None, 0, len(y), keys, following)
     return following
 
 
