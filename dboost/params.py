@@ -70,6 +70,9 @@ class Parameters:
         What a split must gain beyond that.
     subsample : float, 0 < … <= 1
         Share of the rows that take part in each iteration's trees.
+    influence_trimming : float between 0 and 1, or None
+        α: the rows of least influence (second derivative) sit out a tree, as many as have at most this share of all
+        influence. For the log loss only.
     max_delta_step : float > 0 or None
         Bound of a leaf's step before the learning rate.
     criterion : "newton" or "gradient"
@@ -105,6 +108,7 @@ class Parameters:
     leaf_penalty: float = 0.0
     min_gain: float = 0.0
     subsample: float = 1.0
+    influence_trimming: float | None = None
     max_delta_step: float | None = None
     criterion: str = "newton"
     step: str = "leaf"
@@ -143,6 +147,7 @@ class Parameters:
         for name in ("min_hessian", "l2_regularization", "l1_regularization", "leaf_penalty", "min_gain"):
             _number(self, name, least=0.0)
         _number(self, "max_delta_step", above=0.0, optional=True)
+        _number(self, "influence_trimming", above=0.0, below=1.0, optional=True)
         _number(self, "subsample", above=0.0, most=1.0)
         _integer(self, "max_bins", 2, 255)
         for name in ("categorical_smoothing", "categorical_l2", "min_category_hessian"):
@@ -174,7 +179,6 @@ class Parameters:
 RESERVED: dict[str, Any] = {
     "split_proposal": "global",
     "max_features": 1.0,
-    "influence_trimming": None,
     "monotonic_cst": None,
     "interaction_cst": None,
     "start_from": None,

@@ -55,6 +55,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "own": ("number", {"loss": Fair()}),
     "TreeBoost": ("late", {"loss": "log_loss", "criterion": "gradient", "l2_regularization": 0.0}),
     "TreeBoost of classes": ("grade", {"criterion": "gradient"}),
+    "trimmed": ("grade", {"influence_trimming": 0.2, "learning_rate": 0.5}),
+    "sampled medians": ("number", {"loss": "absolute_error", "subsample": 0.6}),
+    "sampled TreeBoost": ("late", {"loss": "log_loss", "criterion": "gradient", "subsample": 0.6}),
     "Algorithm 1": ("number", {"loss": "huber", "criterion": "gradient", "step": "line_search"}),
 }
 

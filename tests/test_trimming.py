@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dboost
 from dboost.kernels.ranks import count_influence
 from dboost.statistics.quantiles import rank_unit
 from dboost.statistics.trimming import find_cut
+from tests.fits import cut, saved
 
 
 def kept(influence: np.ndarray, share: float, times: np.ndarray | None = None, cuts: tuple[int, ...] = ()) -> np.ndarray:
@@ -55,3 +60,98 @@ def test_whole_weights_repeat_rows() -> None:
     rng = np.random.default_rng(0)
     influence, times = rng.exponential(size=80), rng.integers(1, 4, 80).astype(np.uint8)
     assert np.array_equal(np.repeat(kept(influence, 0.2, times), times), kept(np.repeat(influence, times), 0.2))
+
+
+rng = np.random.default_rng(0)
+N = 4000
+X = np.round(rng.normal(size=(N, 4)), 2)
+SIGNAL = 3 * np.sin(2 * X[:, 0]) + 2 * X[:, 1]
+TWO = (SIGNAL + rng.logistic(size=N) > 0).astype(int)
+THREE = np.digitize(SIGNAL + rng.logistic(size=N), [-1.0, 1.5])
+
+
+def fit(y: np.ndarray, **settings: Any) -> dboost.Booster:
+    return dboost.fit(X, y, loss="log_loss", **{"max_iter": 30, "learning_rate": 0.3, "max_leaf_nodes": 8, **settings})
+
+
+@pytest.mark.parametrize("criterion", ["newton", "gradient"])
+@pytest.mark.parametrize("y", [TWO, THREE], ids=["two", "three"])
+def test_trimmed_rows_shape_neither_tree_nor_leaves(y: np.ndarray, criterion: str) -> None:
+    """The naive twin: second derivatives of the scores before a tree say who stays; leaves are sums over those."""
+    booster = fit(y, influence_trimming=0.2, criterion=criterion, l2_regularization=0.5, max_iter=12)
+    k_all = booster.ensemble.n_outputs
+    baseline = booster.ensemble.baseline if k_all > 1 else booster.ensemble.baseline[0]
+    before = [np.broadcast_to(baseline, (N, k_all) if k_all > 1 else N), *booster.staged_predict(X, raw_score=True)]
+    leaves, loss = booster.apply(X), booster.loss
+    for iteration in (1, 6, 12):
+        raw = np.array(before[iteration - 1])
+        gradient, hessian = (of(y.astype(float), raw).reshape(N, k_all) for of in (loss.gradient, loss.hessian))
+        counts = []
+        for k in range(k_all):
+            order = np.argsort(hessian[:, k], kind="stable")
+            reached = np.cumsum(hessian[order, k])
+            level = hessian[order[np.searchsorted(reached, 0.2 * reached[-1], side="right")], k]
+            stays = hessian[:, k] >= level * (1 - 1e-6)
+            counts.append(stays.sum())
+            number = (iteration - 1) * k_all + k
+            tree = booster.ensemble.trees[number]
+            values = tree.value[tree.feature < 0]
+            for leaf, value in enumerate(values):
+                rows = stays & (leaves[:, number] == leaf)
+                step = -0.3 * loss.step_factor * gradient[rows, k].sum() / (hessian[rows, k].sum() + 0.5)
+                assert value == pytest.approx(step, rel=1e-3, abs=1e-6)
+            assert tree.count[0] == pytest.approx(counts[-1], abs=2)
+        kept_rows = booster.history["rows_kept"].iloc[iteration - 1]
+        assert kept_rows == pytest.approx(np.mean(counts), abs=2)
+        if iteration > 1:
+            assert kept_rows < 0.8 * N
+
+
+@pytest.mark.parametrize("y", [TWO, THREE], ids=["two", "three"])
+def test_scores_of_trimmed_rows_are_updated_all_the_same(y: np.ndarray) -> None:
+    booster = fit(y, influence_trimming=0.3, eval_set=(X, y))
+    raw = booster.predict(X, raw_score=True)
+    assert booster.history["train_loss"].iloc[-1] == pytest.approx(booster.loss.value(y.astype(float), raw).mean(), rel=1e-6)
+    assert booster.history["eval_log_loss"].iloc[-1] == pytest.approx(booster.history["train_loss"].iloc[-1], rel=1e-6)
+
+
+def test_little_is_lost() -> None:
+    half = N // 2
+    scores = {}
+    for share in (None, 0.1):
+        booster = dboost.fit(
+            X[:half], TWO[:half], loss="log_loss", max_iter=60, max_leaf_nodes=8, influence_trimming=share,
+            eval_set=(X[half:], TWO[half:]),
+        )  # fmt: skip
+        scores[share] = booster.history["eval_log_loss"].min()
+        kept_rows = booster.history["rows_kept"]
+    assert scores[0.1] < 1.02 * scores[None]
+    assert kept_rows.iloc[0] == half, "at first all rows count alike"
+    assert kept_rows.iloc[-1] < 0.75 * half
+
+
+@pytest.mark.parametrize("settings", [{}, {"criterion": "gradient"}, {"subsample": 0.7}, {"sample_weight": "w"}], ids=str)
+@pytest.mark.parametrize("y", [TWO, THREE], ids=["two", "three"])
+def test_partitions_and_threads_make_no_difference(y: np.ndarray, settings: dict[str, Any]) -> None:
+    frame = pd.DataFrame(X, columns=list("abcd")).assign(y=y, w=np.random.default_rng(1).integers(0, 9, N) / 8)
+    common: dict[str, Any] = {
+        "features": list("abcd"), "loss": "log_loss", "influence_trimming": 0.15, "max_iter": 8, "learning_rate": 0.5,
+        **settings,
+    }  # fmt: skip
+    whole = dboost.fit(frame, "y", n_threads=1, **common)
+    pieces = dboost.fit(cut(frame, [1, 1, 1500, 3100]), "y", n_threads=2, **common)
+    assert saved(whole) == saved(pieces)
+    assert whole.history["rows_kept"].equals(pieces.history["rows_kept"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"influence_trimming": 1.0}, "influence_trimming=1.0 must be a number greater than 0 and less than 1 or None"),
+        ({"influence_trimming": 0.1, "loss": "squared_error"}, "influence_trimming is for loss='log_loss', not for"),
+        ({"influence_trimming": 0.1, "loss": "exponential"}, "influence_trimming is for loss='log_loss', not for"),
+    ],
+)
+def test_what_is_refused(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(dboost.ParameterError, match=complaint):
+        fit(TWO, **settings) if "loss" not in settings else dboost.fit(X, TWO, **settings)

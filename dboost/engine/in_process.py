@@ -83,7 +83,7 @@ class InProcessEngine:
         """Grow one tree from the present gradients and Hessians."""
         team, shard = self.team, self.shard
         gradient, hessian, leaf = shard.for_tree(task.output)
-        chosen = shard.chosen(task.sample)
+        chosen = shard.chosen(*task.part)
         n = shard.n_rows if chosen is None else len(chosen)
         self._shared.starts[:] = _starts(n, team.n_threads)
         team.control[:] = 0

@@ -63,6 +63,17 @@ def mixed(*numbers: int) -> int:
 _MASK = (1 << 64) - 1
 
 
+class Part(NamedTuple):
+    """Which rows take part in a tree: of a sample, those whose influence is not below a bound.
+
+    sample : None for all rows; least_influence : bits of a float32, 0 for no bound; output : whose influence is meant.
+    """
+
+    sample: Sample | None
+    least_influence: int
+    output: int
+
+
 @dataclass(frozen=True, eq=False)
 class TreeTask:
     """Everything an engine needs to grow one tree."""
@@ -74,6 +85,12 @@ class TreeTask:
     allowed: np.ndarray  # uint8[n_features]
     output: int = 0  # which output's gradients and Hessians
     sample: Sample | None = None  # rows that take part, None for all
+    least_influence: int = 0  # of rows that take part, as the bits of a float32
+
+    @property
+    def part(self) -> Part:
+        """The rows that take part."""
+        return Part(self.sample, self.least_influence, self.output)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,35 +1,38 @@
 """What a shard says of its residuals y - F, leaf by leaf: questions that `Engine.ask` carries to where the rows are.
 
-The leaves are those of the tree grown last, the scores those before it. All answers are sums of integers (or minima), so
-they merge exactly.
+The leaves are those of the tree grown last, the scores those before it, and the rows those that took part in it. All
+answers are sums of integers (or minima), so they merge exactly.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from dboost.kernels.ranks import add_clipped, count_digits, next_keys
+from dboost.growth.task import Part
+from dboost.kernels.ranks import add_clipped, count_digits, count_influence, next_keys
 from dboost.shard.shard import Shard
 
 
 def leaf_digits(
-    shard: Shard, first: int, last: int, n_leaves: int, unit: float, prefix: np.ndarray, shift: np.uint64
+    shard: Shard, first: int, last: int, part: Part, n_leaves: int, unit: float, prefix: np.ndarray, shift: np.uint64
 ) -> np.ndarray:
     """Weights of residuals by leaf and by the next byte of their rank keys: int64[n_leaves, 256]; see `kernels.ranks`."""
     counts = np.zeros((n_leaves, 256), np.int64)
-    count_digits(shard.target, shard.raw, shard.weight, shard.leaf, False, None, first, last, prefix, shift, unit, counts)
+    count_digits(
+        shard.target, shard.raw, shard.weight, shard.leaf, False, *shard.places(part, first, last), prefix, shift, unit, counts
+    )
     return counts
 
 
-def leaf_next(shard: Shard, first: int, last: int, keys: np.ndarray) -> np.ndarray:
+def leaf_next(shard: Shard, first: int, last: int, part: Part, keys: np.ndarray) -> np.ndarray:
     """The smallest rank keys above these in each leaf: uint64[n_leaves]."""
     following = np.full(len(keys), ~np.uint64(0))
-    next_keys(shard.target, shard.raw, shard.leaf, False, None, first, last, keys, following)
+    next_keys(shard.target, shard.raw, shard.leaf, False, *shard.places(part, first, last), keys, following)
     return following
 
 
 def leaf_clipped(
-    shard: Shard, first: int, last: int, centre: np.ndarray, bound: float, unit: float, weight_unit: float
+    shard: Shard, first: int, last: int, part: Part, centre: np.ndarray, bound: float, unit: float, weight_unit: float
 ) -> np.ndarray:
     """Sums by leaf of residuals relative to a centre and clipped, and of weights: float64[n_leaves, 2], integers."""
     sums = np.zeros((len(centre), 2))
@@ -63,3 +66,10 @@ def size_next(shard: Shard, first: int, last: int, keys: np.ndarray) -> np.ndarr
     following = np.full(1, ~np.uint64(0))
     next_keys(shard.target, shard.raw, None, True, None, first, last, keys, following)
     return following
+
+
+def influence_digits(shard: Shard, first: int, last: int, output: int, unit: float, prefix: int, shift: int) -> np.ndarray:
+    """Influence by the next byte of its bits, of the rows that share the bytes found so far: int64[256]."""
+    sums = np.zeros(256, np.int64)
+    count_influence(shard.influence(output), shard.times, first, last, prefix, shift, unit, sums)
+    return sums

@@ -40,7 +40,7 @@ class Rounds:
         """Quantise gradients and Hessians: all rows that take part belong to node 0."""
         self._task = task
         gradient, hessian, _ = self.shard.for_tree(task.output)
-        self._chosen = self.shard.chosen(task.sample)
+        self._chosen = self.shard.chosen(*task.part)
         n = self.shard.n_rows if self._chosen is None else len(self._chosen)
         _quantise(gradient, hessian, self._chosen, n, task.scales, self._records[0])
         self._place, self._others = {0: (0, 0, n)}, {}

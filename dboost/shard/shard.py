@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dboost.growth.task import Sample
+from dboost.growth.task import Part, Sample
 from dboost.kernels.bins import fill_tiles
 from dboost.kernels.histograms import Layout
 from dboost.kernels.rows import select_rows
@@ -124,18 +124,26 @@ class Shard:
             constant_hessian=self.hessian is None,
             max_leaves=256 if self.leaf.dtype == np.uint8 else 257,
             whole_weights=self.times is not None,
+            by_weight=self.curvature is not None,
             ranges=runs_of(np.concatenate([np.arange(first, first + n) for first, n in self._ranges])[rows]),
         )
         shard.gradient[...] = self.gradient[..., rows]
         if self.hessian is not None and shard.hessian is not None:
             shard.hessian[...] = self.hessian[..., rows]
+        if self.curvature is not None and shard.curvature is not None:
+            shard.curvature[...] = self.curvature[..., rows]
         shard.leaf[...] = self.leaf[..., rows]
         return shard
 
-    def chosen(self, sample: Sample | None) -> np.ndarray | None:
-        """Numbers of the rows here that take part in a tree, ascending (int64); None for all."""
-        if sample is None:
-            return None
+    def chosen(self, sample: Sample | None, least_influence: int = 0, output: int = 0) -> np.ndarray | None:
+        """Numbers of the rows here that take part in a tree, ascending (int64); None for all. See `growth.task.Part`."""
+        rows = None if sample is None else self._sampled(sample)
+        if least_influence == 0:
+            return rows
+        stays = self.influence(output) >= least_influence
+        return np.flatnonzero(stays) if rows is None else rows[stays[rows]]
+
+    def _sampled(self, sample: Sample) -> np.ndarray:
         parts, at = [], 0
         for first, n in self._ranges:
             rows = np.empty(n, np.int64)
@@ -143,6 +151,20 @@ class Shard:
             parts.append(rows[:k] + (at - first))
             at += n
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def places(self, part: Part, first: int, last: int) -> tuple[np.ndarray | None, int, int]:
+        """The rows that take part in a tree (or None for all), and which of them are among rows first…last-1."""
+        rows = self.chosen(*part)
+        if rows is None:
+            return None, first, last
+        begin, end = np.searchsorted(rows, (first, last))
+        return rows, int(begin), int(end)
+
+    def influence(self, output: int) -> np.ndarray:
+        """Of each row on the next tree of an output: its second derivative, as the bits of a float32 (int32[n_rows])."""
+        influence = self.hessian if self.curvature is None else self.curvature
+        assert influence is not None
+        return (influence if influence.ndim == 1 else influence[output]).view(np.int32)
 
     def for_tree(self, output: int) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
         """Gradients, Hessians and leaves of one output, each [n_rows]."""

@@ -6,6 +6,9 @@ derivatives are asked for. Quantiles of the residuals are found by asking all ro
 together (`statistics.quantiles`); Huber's step takes one more. Huber's δ is such a quantile too, of the sizes of all
 residuals, and is chosen when the last trees are in the scores: so its iteration takes the pass over the rows twice.
 
+With ``influence_trimming`` the rows that all together would hardly move a tree sit it out, in growing it and in the values of
+its leaves; which ones is found by four more rounds.
+
 With ``step="line_search"`` (Algorithm 1) the tree stays what it was fitted to be, and is multiplied by the one number that
 makes the loss smallest: the root of an exact sum over the rows, a round for each step of the search. With
 ``step="constant"`` it is added as it is.
@@ -21,12 +24,13 @@ import numpy as np
 
 from dboost.engine.contract import Engine
 from dboost.growth.finish import bounded, leaf_values, newton_steps
-from dboost.growth.task import Extremes, GrownTree
+from dboost.growth.task import Extremes, GrownTree, Part
 from dboost.losses import Huber, Loss
 from dboost.params import Parameters
 from dboost.shard import line, residuals
 from dboost.statistics.exact import merged_float, unit_for
 from dboost.statistics.quantiles import exact_level, find_quantiles, find_size, rank_unit
+from dboost.statistics.trimming import find_cut
 from dboost.training.lowest import lowest_point
 
 #: A line search ends when the multiplier is known this well.
@@ -70,51 +74,63 @@ class Steps:
         self._curvature = extremes.max_hessian
         return extremes
 
-    def values(self, grown: GrownTree, output: int) -> np.ndarray:
-        """What each leaf of the tree grown last, of this output, adds to the scores: float64[n_leaves]."""
+    def values(self, grown: GrownTree, part: Part) -> np.ndarray:
+        """What each leaf of the tree grown last adds to the scores, by the rows that took part: float64[n_leaves]."""
         parameters, loss = self._parameters, self._loss
         if parameters.step == "leaf":
             if loss.leaf_statistic != "newton":
-                return bounded(self._residual_steps(grown), parameters, loss)
-            return leaf_values(self._newton_sums(grown, output), parameters, loss)
+                return bounded(self._residual_steps(grown, part), parameters, loss)
+            return leaf_values(self._newton_sums(grown, part), parameters, loss)
         steps = newton_steps(grown.leaf_sums, parameters)
         if parameters.criterion == "newton":
             steps = steps * loss.step_factor
         if parameters.step == "line_search":
             # Where nothing bounds the multiplier (a tree that separates all classes), the longest step does.
             most = loss.longest_step / (parameters.learning_rate * max(float(np.abs(steps).max()), 1e-300))
-            steps = steps * min(self._multiplier(steps, output), most)
+            steps = steps * min(self._multiplier(steps, part), most)
         return bounded(steps, parameters, loss)
 
-    def _newton_sums(self, grown: GrownTree, output: int) -> np.ndarray:
+    def least_influence(self, output: int) -> int:
+        """The influence of the first row that is not trimmed from an output's next tree, as the bits of a float32."""
+        share = self._parameters.influence_trimming
+        largest = float(self._curvature[output])
+        if share is None or not largest > 0:
+            return 0
+        unit = rank_unit(largest, self._n_counted)
+        return find_cut(
+            lambda *place: reduce(np.add, self._engine.ask(residuals.influence_digits, output, unit, *place)),
+            exact_level(share),
+        )
+
+    def _newton_sums(self, grown: GrownTree, part: Part) -> np.ndarray:
         """Sums of gradients and second derivatives: float64[n_leaves, 2]."""
         if self._parameters.criterion == "newton" or self._loss.constant_hessian:
             return grown.leaf_sums
-        unit = unit_for(float(self._curvature[output]), self._n_counted)
-        sums = reduce(np.add, self._engine.ask(line.curvature_sums, output, grown.n_leaves, unit))
+        unit = unit_for(float(self._curvature[part.output]), self._n_counted)
+        sums = reduce(np.add, self._engine.ask(line.curvature_sums, part, grown.n_leaves, unit))
         return np.column_stack([grown.leaf_sums[:, 0], sums / unit])
 
-    def _residual_steps(self, grown: GrownTree) -> np.ndarray:
+    def _residual_steps(self, grown: GrownTree, part: Part) -> np.ndarray:
         """Quantiles of the leaves' residuals, or Huber's step from their medians: float64[n_leaves]."""
         ask: Callable[..., list[Any]] = self._engine.ask
         steps = find_quantiles(
-            lambda *place: reduce(np.add, ask(residuals.leaf_digits, grown.n_leaves, self._rank_unit, *place)),
-            lambda keys: reduce(np.minimum, ask(residuals.leaf_next, keys)),
+            lambda *place: reduce(np.add, ask(residuals.leaf_digits, part, grown.n_leaves, self._rank_unit, *place)),
+            lambda keys: reduce(np.minimum, ask(residuals.leaf_next, part, keys)),
             exact_level(self._loss.level),
             grown.n_leaves,
         )
         if self._loss.leaf_statistic == "huber":
             unit, weight_unit = (unit_for(large * self._heaviest, self._n_counted) for large in (self._delta, 1.0))
-            sums = reduce(np.add, ask(residuals.leaf_clipped, steps, self._delta, unit, weight_unit))
+            sums = reduce(np.add, ask(residuals.leaf_clipped, part, steps, self._delta, unit, weight_unit))
             steps = steps + (sums[:, 0] / unit) / (sums[:, 1] / weight_unit)
         return steps
 
-    def _multiplier(self, steps: np.ndarray, output: int) -> float:
+    def _multiplier(self, steps: np.ndarray, part: Part) -> float:
         """ρ = argmin Σ w L(y, F + ρ h(x)) for a tree h that says `steps` in its leaves."""
         loss = self._loss.with_delta(self._delta) if isinstance(self._loss, Huber) else self._loss
 
         def slopes(at: float) -> tuple[float, float]:
-            told = self._engine.ask(line.line_slopes, loss, output, steps, at)
+            told = self._engine.ask(line.line_slopes, part, loss, steps, at)
             slope, bend = map(merged_float, zip(*told, strict=True))
             return slope, bend
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dboost.errors import DataError
-from dboost.losses import Loss, by_name
+from dboost.errors import DataError, ParameterError
+from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, by_name
 from dboost.params import OF_ONE_LOSS, Parameters
 from dboost.schema import Level
 from dboost.sources import CategoryColumn, Column, Table
@@ -72,6 +72,8 @@ def loss_for(parameters: Parameters, name: str, n_classes: int = 2) -> Loss:
     ------
     DataError
         For more classes than the loss knows.
+    ParameterError
+        For a parameter that does not go with the loss.
     """
     own = not isinstance(parameters.loss, str)
     loss = (
@@ -79,6 +81,8 @@ def loss_for(parameters: Parameters, name: str, n_classes: int = 2) -> Loss:
     )
     if loss.n_outputs == 1 and n_classes > 2:
         raise DataError(f"loss={name!r} is for two classes, but the target has {n_classes}; log_loss takes any number")
+    if parameters.influence_trimming is not None and not isinstance(loss, LogLoss | SoftmaxLogLoss):
+        raise ParameterError(f"influence_trimming is for loss='log_loss', not for loss={loss.name!r}")
     return loss
 
 

@@ -121,7 +121,6 @@ class Training:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.rows_kept = self.engine.n_rows  # rows that took part in the last tree
         counted = (self.engine.n_rows, self.start.heaviest) if self.heaviest is None else (int(self.start.total_weight), 1.0)
         self.steps = Steps(self.engine, self.loss, self.parameters, *counted)
 
@@ -139,8 +138,14 @@ class Training:
         self.engine.report()  # what came before the first iteration belongs to none
         for iteration in range(self.n_before + 1, (self.n_before if is_over else n_iterations) + 1):
             began = time.perf_counter()
-            values = [self._add_tree(extremes, precision, iteration, output) for output in range(self.loss.n_outputs)]
-            record: dict[str, Any] = {"iteration": iteration, "seconds": 0.0, "rows_kept": self.rows_kept, "bytes_read": 0}
+            kept: list[int] = []
+            values = [self._add_tree(extremes, precision, iteration, output, kept) for output in range(self.loss.n_outputs)]
+            record: dict[str, Any] = {
+                "iteration": iteration,
+                "seconds": 0.0,
+                "rows_kept": round(sum(kept) / len(kept)),
+                "bytes_read": 0,
+            }
             record |= self._judge()
             extremes = self.steps.advance(_in_rows(values))
             record["train_loss"] = self._loss(extremes, iteration)
@@ -154,12 +159,12 @@ class Training:
             if stop:
                 break
 
-    def _add_tree(self, extremes: Extremes, precision: Precision, iteration: int, output: int) -> np.ndarray:
-        """Grow one output's next tree; returns its leaf values."""
+    def _add_tree(self, extremes: Extremes, precision: Precision, iteration: int, output: int, kept: list[int]) -> np.ndarray:
+        """Grow one output's next tree; returns its leaf values, and adds to `kept` how many rows took part."""
         task = self._task(extremes, precision, iteration, output)
         grown = self.engine.grow(task)
-        self.rows_kept = int(grown.n_rows[0])
-        values = self.steps.values(grown, output)
+        kept.append(int(grown.n_rows[0]))
+        values = self.steps.values(grown, task.part)
         self.harvest.append(Harvest.of(grown, values, _gain_unit(task)))
         for held in self.held_out:
             held.add(grown, values, output)
@@ -207,7 +212,7 @@ class Training:
         )
         allowed = np.ones(len(self.binning.features), np.uint8)
         sample = Sample.of(parameters.subsample, parameters.random_state, iteration)
-        return TreeTask(limits, packing, self.rule, scales, allowed, output, sample)
+        return TreeTask(limits, packing, self.rule, scales, allowed, output, sample, self.steps.least_influence(output))
 
 
 def _in_rows(values: list[np.ndarray]) -> np.ndarray:
