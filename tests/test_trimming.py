@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost.kernels.ranks import count_influence
 from dboost.statistics.quantiles import rank_unit
-from dboost.statistics.trimming import find_cut
+from dboost.statistics.trimming import N_DIGITS, find_cut
 from tests.fits import cut, saved
 
 
@@ -25,10 +25,10 @@ def kept(influence: np.ndarray, share: float, times: np.ndarray | None = None, c
     unit = rank_unit(float(influence.max()), 10 * len(influence))
     borders = [0, *sorted(min(c, len(bits)) for c in cuts), len(bits)]
 
-    def count(prefix: int, shift: int) -> np.ndarray:
-        sums = np.zeros(256, np.int64)
+    def count(prefix: int, shift: int, width: int) -> np.ndarray:
+        sums = np.zeros(N_DIGITS, np.int64)
         for first, last in pairwise(borders):
-            count_influence(bits, times, first, last, prefix, shift, unit, sums)
+            count_influence(bits, times, first, last, prefix, shift, width, unit, sums)
         return sums
 
     return bits >= find_cut(count, Fraction(repr(share)))

@@ -17,7 +17,7 @@ from dboost.kernels.histograms import TILE_COLUMNS
 from dboost.kernels.rows import STRIPE
 from dboost.kernels.splits import SPLIT_SIZE
 from dboost.shard.advance import Scratch, advance_rows
-from dboost.shard.catch_up import add_grown
+from dboost.shard.catch_up import leaf_finder
 from dboost.shard.shard import Shard
 
 #: Below this many cells (rows times features) one thread is faster than two.
@@ -111,9 +111,8 @@ class InProcessEngine:
             left_codes=self._shared.left_codes,
         )
         if chosen is not None:
-            reached, numbers = np.zeros(shard.n_rows), np.arange(n_leaves, dtype=np.float64)
-            team.run(lambda t: add_grown(shard.codes, shard.layout, grown, numbers, reached, *self._range(t)))
-            leaf[:] = reached
+            find = leaf_finder(shard.codes, shard.layout, grown)
+            team.run(lambda t: find(leaf, *self._range(t)))
         return grown
 
     def _histograms_for(self, task: TreeTask) -> tuple[np.ndarray | None, np.ndarray | None]:

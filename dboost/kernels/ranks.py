@@ -92,17 +92,17 @@ def add_clipped(target, raw, weight, times, group, centre, bound, rows, first, l
 
 
 @kernel
-def count_influence(influence, times, first, last, prefix, shift, unit, sums):
-    """Add up numbers that are not negative by the next byte of their bits, of those that share the bytes found so far.
+def count_influence(influence, times, first, last, prefix, shift, width, unit, sums):
+    """Add up numbers that are not negative by the next digit of their bits, of those that share the digits found so far.
 
     influence : float32[n] as int32 bits, which order like the numbers; times : uint8[n], how often a row counts, or None;
-    prefix, shift : the bytes found so far, and the bits below the next one; unit : what numbers are multiplied by before they
-    are rounded, at least to 1; sums : int64[256], added to.
+    prefix, shift, width : the digits found so far, the bits below the next one, and its own; unit : what numbers are
+    multiplied by before they are rounded, at least to 1; sums : int64[2048], added to.
     """
     for i in range(first, last):
         key = I(influence[i]) >> shift
-        if key >> I(8) == prefix:
+        if key >> width == prefix:
             whole = max(I(np.float64(bits_to_float32(influence[i])) * unit), I(1))
             if times is not None:
                 whole *= I(times[i])
-            sums[key & I(255)] += whole
+            sums[key & ((I(1) << width) - I(1))] += whole

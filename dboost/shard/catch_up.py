@@ -7,12 +7,14 @@ in their order: ``((baseline + v1) + v2) + …`` are the very sums that training
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from dboost.growth.task import GrownTree
 from dboost.kernels.histograms import Layout
+from dboost.kernels.labels import label_by_tables
 from dboost.kernels.routing import add_tree
 from dboost.shard.shard import Codes
 
@@ -37,6 +39,37 @@ def add_grown(
         codes.narrow, codes.wide, codes.row_of, frontier.feature, frontier.cut, frontier.missing_left, frontier.child,
         layout.n_bins, grown.left_codes, layout.is_categorical, of_node, first, last, raw,
     )  # fmt: skip
+
+
+def leaf_finder(codes: Codes, layout: Layout, grown: GrownTree) -> Callable[[np.ndarray, int, int], None]:
+    """A function that writes the leaves that rows first…last-1 reach into an array of leaf numbers."""
+    n, frontier = grown.n_nodes, grown.frontier
+    child, feature = frontier.child[:n], frontier.feature[:n]
+    splits = np.flatnonzero(child >= 0)
+    step = codes.row_of[np.maximum(feature, 0)]
+    if (step[splits] < 0).any():  # codes of two bytes
+        numbers = np.arange(grown.n_leaves, dtype=np.float64)
+
+        def slowly(leaf: np.ndarray, first: int, last: int) -> None:
+            reached = np.zeros(len(leaf))
+            add_grown(codes, layout, grown, numbers, reached, first, last)
+            leaf[first:last] = reached[first:last]
+
+        return slowly
+    follows = np.repeat(np.arange(n, dtype=np.int32)[:, None], 256, axis=1)
+    for node in splits:
+        f, left = int(feature[node]), np.zeros(256, bool)
+        n_bins = int(layout.n_bins[f])
+        if layout.is_categorical[f]:
+            left[:n_bins] = grown.left_codes[node, :n_bins]
+        else:
+            left[: int(frontier.cut[node]) + 1] = True
+        left[n_bins] = frontier.missing_left[node]
+        follows[node] = child[node] + ~left
+    depth = int(frontier.depth[:n].max())
+    return lambda leaf, first, last: label_by_tables(
+        codes.narrow, np.maximum(step, 0), follows, grown.leaf_of[:n], depth, first, last, leaf
+    )
 
 
 def leaves_of(codes: Codes, layout: Layout, grown: GrownTree) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 from dboost.growth.task import Part
 from dboost.kernels.ranks import add_clipped, count_digits, count_influence, next_keys
 from dboost.shard.shard import Shard
+from dboost.statistics.trimming import N_DIGITS
 
 
 def leaf_digits(
@@ -68,8 +69,10 @@ def size_next(shard: Shard, first: int, last: int, keys: np.ndarray) -> np.ndarr
     return following
 
 
-def influence_digits(shard: Shard, first: int, last: int, output: int, unit: float, prefix: int, shift: int) -> np.ndarray:
-    """Influence by the next byte of its bits, of the rows that share the bytes found so far: int64[256]."""
-    sums = np.zeros(256, np.int64)
-    count_influence(shard.influence(output), shard.times, first, last, prefix, shift, unit, sums)
+def influence_digits(
+    shard: Shard, first: int, last: int, output: int, unit: float, prefix: int, shift: int, width: int
+) -> np.ndarray:
+    """Influence by the next digit of its bits, of the rows that share the digits found so far: int64[N_DIGITS]."""
+    sums = np.zeros(N_DIGITS, np.int64)
+    count_influence(shard.influence(output), shard.times, first, last, prefix, shift, width, unit, sums)
     return sums

@@ -7,7 +7,7 @@ together (`statistics.quantiles`); Huber's step takes one more. Huber's δ is su
 residuals, and is chosen when the last trees are in the scores: so its iteration takes the pass over the rows twice.
 
 With ``influence_trimming`` the rows that all together would hardly move a tree sit it out, in growing it and in the values of
-its leaves; which ones is found by four more rounds.
+its leaves; which ones is found by three more rounds.
 
 With ``step="line_search"`` (Algorithm 1) the tree stays what it was fitted to be, and is multiplied by the one number that
 makes the loss smallest: the root of an exact sum over the rows, a round for each step of the search. With
