@@ -18,7 +18,7 @@ def label_by_tables(codes, step, follows, label, depth, first, last, leaf):
     """leaf[i] = label of the leaf that row i reaches, for rows first…last-1.
 
     codes : uint8[n_narrow, n]; step : int64[n_nodes], which row of `codes` a node looks at (any in leaves);
-    follows : int32[n_nodes, 256], the node that each code goes to, of leaves themselves; label : int64[n_nodes];
+    follows : uint8 or int32[n_nodes, 256], the node that each code goes to, of leaves themselves; label : int64[n_nodes];
     depth : steps from the root to the deepest leaf; leaf : uint8 or int32[n].
     """
     quarter = (last - first) >> 2

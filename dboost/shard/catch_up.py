@@ -56,7 +56,8 @@ def leaf_finder(codes: Codes, layout: Layout, grown: GrownTree) -> Callable[[np.
             leaf[first:last] = reached[first:last]
 
         return slowly
-    follows = np.repeat(np.arange(n, dtype=np.int32)[:, None], 256, axis=1)
+    # Of bytes where that will do: then the table fits the fastest cache.
+    follows = np.repeat(np.arange(n, dtype=np.uint8 if n <= 256 else np.int32)[:, None], 256, axis=1)
     for node in splits:
         f, left = int(feature[node]), np.zeros(256, bool)
         n_bins = int(layout.n_bins[f])
