@@ -73,6 +73,12 @@ class Parameters:
     influence_trimming : float between 0 and 1, or None
         α: the rows of least influence (second derivative) sit out a tree, as many as have at most this share of all
         influence. For the log loss only.
+    max_features : float, 0 < … <= 1
+        Share of the features that are looked at for each split, chosen anew for every node.
+    monotonic_cst : dict of str to int, list of int, or None
+        By name or one for each feature: 1 where the prediction may only rise with the feature, -1 only fall, 0 either.
+    interaction_cst : list of lists of names or numbers, "pairwise", "no_interactions" or None
+        Features that may meet on a path; those not listed form a group of their own.
     max_delta_step : float > 0 or None
         Bound of a leaf's step before the learning rate.
     criterion : "newton" or "gradient"
@@ -109,6 +115,9 @@ class Parameters:
     min_gain: float = 0.0
     subsample: float = 1.0
     influence_trimming: float | None = None
+    max_features: float = 1.0
+    monotonic_cst: Any = None
+    interaction_cst: Any = None
     max_delta_step: float | None = None
     criterion: str = "newton"
     step: str = "leaf"
@@ -149,6 +158,14 @@ class Parameters:
         _number(self, "max_delta_step", above=0.0, optional=True)
         _number(self, "influence_trimming", above=0.0, below=1.0, optional=True)
         _number(self, "subsample", above=0.0, most=1.0)
+        _number(self, "max_features", above=0.0, most=1.0)
+        if self.monotonic_cst is not None and not isinstance(self.monotonic_cst, dict | list):
+            raise ParameterError(
+                f"monotonic_cst={_short(self.monotonic_cst)} must be a dict of names or one number per feature"
+            )
+        _groups(self.interaction_cst)
+        if self.monotonic_cst is not None and self.step != "leaf":
+            raise ParameterError("monotonic_cst needs step='leaf', since other steps move all leaves at once")
         _integer(self, "max_bins", 2, 255)
         for name in ("categorical_smoothing", "categorical_l2", "min_category_hessian"):
             _number(self, name, least=0.0)
@@ -178,9 +195,6 @@ class Parameters:
 #: Keywords of `dboost.fit` that later versions will support, with the only value that means the same as not having them.
 RESERVED: dict[str, Any] = {
     "split_proposal": "global",
-    "max_features": 1.0,
-    "monotonic_cst": None,
-    "interaction_cst": None,
     "start_from": None,
     "source_name": None,
     "checkpoint": None,
@@ -225,7 +239,24 @@ def _plain(value: Any) -> Any:
         return int(value)
     if isinstance(value, Real):
         return float(value)
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(map(_plain, value), key=lambda item: (isinstance(item, str), item))
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return list(map(_plain, value))
     return value
+
+
+def _groups(given: Any) -> None:
+    if given is None or given in ("pairwise", "no_interactions"):
+        return
+    if not isinstance(given, list) or not all(isinstance(group, list) for group in given):
+        raise ParameterError(
+            f"interaction_cst={_short(given)} must be a list of groups of names or numbers, 'pairwise' or 'no_interactions'"
+        )
 
 
 def _choice(record: Parameters, name: str, choices: tuple[str, ...], more: str = "") -> None:

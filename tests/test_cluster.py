@@ -52,6 +52,8 @@ KINDS = {
     "three classes": ("t", ["a", "b", "d"], {}),
     "depth-wise": ("y", ["a", "b", "c", "d", "e"], {"growth": "depth_wise", "max_depth": 4}),
     "a sample of rows": ("z", ["a", "b", "c", "e", "w"], {"sample_weight": "w", "subsample": 0.5}),
+    "samples of features": ("t", ["a", "b", "c", "d", "e"], {"max_features": 0.5}),
+    "constraints": ("y", ["a", "b", "c", "e"], {"monotonic_cst": {"a": 1, "b": -1}, "interaction_cst": [["a", "e"]]}),
     "count": ("y", ["a", "e"], {"loss": "poisson"}),
 }
 

@@ -19,7 +19,7 @@ from dboost.engine.in_process import InProcessEngine
 from dboost.engine.rounds import ShardedEngine
 from dboost.growth.finish import Harvest, leaf_values
 from dboost.growth.frontier import ANY_ORDER, limits_of
-from dboost.growth.task import GrownTree, Sample, TreeTask
+from dboost.growth.task import Choice, GrownTree, Sample, TreeTask
 from dboost.kernels.histograms import TILE_COLUMNS
 from dboost.losses import SquaredError
 from dboost.model.tree import Tree
@@ -52,6 +52,8 @@ class Problem:
         levels: int = 0,
         times: np.ndarray | None = None,
         sample: Sample | None = None,
+        choice: Choice | None = None,
+        direction: np.ndarray | None = None,
     ) -> None:
         self.table, self.parameters = table, parameters
         rng = np.random.default_rng(seed)
@@ -64,7 +66,8 @@ class Problem:
         self.hessian = None
         if with_hessian:
             self.hessian = (rng.integers(1, 4, table.n_rows) if levels else rng.random(table.n_rows)).astype(np.float32)
-        self.times, self.sample = times, sample
+        self.times = times
+        self.rest = {"sample": sample, "choice": choice, "direction": direction}
         heaviest = 1 if times is None else int(times.max())
         self.precision = precision_of(parameters, not with_hessian, heaviest)
         self.rule = rule_of(parameters, table.n_rows)
@@ -99,11 +102,12 @@ class Problem:
             category_l2=parameters.categorical_l2,
             max_categories=parameters.max_category_group,
             min_category_hessian=parameters.min_category_hessian,
+            is_bounded=self.rest["direction"] is not None,
             gradient_unit=1.0 / scale_g,
             hessian_unit=1.0 / scale_h,
         )
         scales = np.array([scale_g, scale_h, unit_for(max_g, n), unit_h])
-        return TreeTask(limits, packing, self.rule, scales, np.ones(len(self.table.codes), np.uint8), sample=self.sample)
+        return TreeTask(limits, packing, self.rule, scales, np.ones(len(self.table.codes), np.uint8), **self.rest)
 
     @property
     def n_rows(self) -> int:
@@ -155,7 +159,7 @@ class Problem:
             None if self.hessian is None else self.hessian.tolist(),
             None if self.times is None else self.times.tolist(),
         )
-        chosen = self.table.shard(self.gradient, self.hessian).chosen(self.sample)
+        chosen = self.table.shard(self.gradient, self.hessian).chosen(self.task.sample)
         root = grower.grow(None if chosen is None else chosen.tolist())[0]
         leaf = np.full(self.n_rows, -1)
         for k, node in enumerate(leaves_of(root)):

@@ -11,6 +11,7 @@ import numpy as np
 
 from dboost.engine.team import Team
 from dboost.engine.whole_tree import Own, Shared, grow_tree
+from dboost.growth.choice import Paths, new_paths
 from dboost.growth.frontier import ANY_ORDER, Rule, new_frontier
 from dboost.growth.task import Extremes, GrownTree, TreeTask
 from dboost.kernels.histograms import TILE_COLUMNS
@@ -53,6 +54,7 @@ class InProcessEngine:
         self._n_slots = min(rule.max_leaves, _SLOTS_ANY_ORDER) if rule.order == ANY_ORDER else rule.max_leaves
         self._pool: np.ndarray | None = None
         self._words: np.ndarray | None = None
+        self._paths: list[Paths | None] = [None] * n_threads
         self._own = [_own(shard, rule, n_threads, self._n_slots) for _ in range(n_threads)]
         self._frontiers = [new_frontier(rule.max_leaves) for _ in range(n_threads)]
         self._scratch = [Scratch() for _ in range(n_threads)]
@@ -89,13 +91,15 @@ class InProcessEngine:
         team.control[:] = 0
         wide = shard.codes.wide if len(shard.codes.wide) else None
         pool, words = self._histograms_for(task)
+        if task.choice is not None and self._paths[0] is None:
+            self._paths = [new_paths(task.choice, 2 * task.rule.max_leaves - 1) for _ in range(team.n_threads)]
 
         def work(thread: int) -> int:
             return grow_tree(
                 thread, team.n_threads, team.control, shard.tiles, shard.codes.narrow, wide, shard.codes.row_of,
                 gradient, hessian, shard.times, chosen, leaf, shard.layout, task.packing, task.limits, task.rule,
                 self._frontiers[thread], self._shared, self._own[thread], task.scales, task.allowed, self._by_unit,
-                pool, words, self._categorical,
+                pool, words, self._categorical, task.choice, self._paths[thread], task.direction,
             )  # fmt: skip
 
         n_nodes = team.run(work)[0]
@@ -137,7 +141,8 @@ class InProcessEngine:
 def can_stay_packed(task: TreeTask, n_rows: int) -> bool:
     """Whether histograms of numeric features may stay packed: when the buckets never overflow, and scores are plain."""
     limits = task.limits
-    return n_rows <= task.packing.rows and limits.count_plane < 2 and limits.l1 == 0.0 and limits.max_step == math.inf
+    is_plain = limits.l1 == 0.0 and limits.max_step == math.inf and limits.is_bounded == 0
+    return n_rows <= task.packing.rows and limits.count_plane < 2 and is_plain
 
 
 def is_small(n_rows: int, n_features: int) -> bool:

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dboost.growth.choice import open_features, set_out, turn
 from dboost.growth.frontier import divide, note_best, pick, plant
 from dboost.kernels import uncounted
 from dboost.kernels.histograms import accumulate, add_records, flush
@@ -37,6 +38,7 @@ from dboost.kernels.splits import (
     SCORE,
     SPLIT_SIZE,
     forget,
+    search_bounded,
     search_categorical,
     search_numeric,
     search_words,
@@ -86,6 +88,7 @@ class Own(NamedTuple):
 def grow_tree(
     thread, n_threads, control, tiles, codes, wide_codes, code_row, gradient, hessian, times, sampled, leaf, layout, packing,
     limits, rule, frontier, shared, own, scales, allowed, by_unit, pool, words, categorical,
+    choice, paths, direction,
 ):  # fmt: skip
     """Grow one tree. Returns the number of nodes, or -1 when the team was told to abort.
 
@@ -96,8 +99,9 @@ def grow_tree(
     receives where each row ended; scales : float64[4] (what gradients and Hessians are multiplied by before rounding, for
     histograms and for the exact sums of leaves); allowed : uint8[n_features]; by_unit : whether units of columns are shared
     out instead of rows; pool : float64[n_slots, n_planes, n_buckets], histograms of open leaves, or None when these are in
-    words : int64[n_slots, n_buckets], as packed prefix sums, or None; categorical : None when no feature is. What belongs to
-    a None is compiled away.
+    words : int64[n_slots, n_buckets], as packed prefix sums, or None; categorical : None when no feature is; choice, paths :
+    see `growth.choice`, or None; direction : int8[n_features], see `frontier.share`, or None. What belongs to a None is
+    compiled away.
     """
     # Unpacked once: every access through a record costs the compiler a pair of reference counts.
     slot, free, begins, ends, side_of = own.slot, own.free, own.begin, own.end, own.side
@@ -133,6 +137,9 @@ def grow_tree(
     n_free -= 1
     slot[0] = free[n_free]
     rows_of[0] = n_rows
+    if choice is not None:
+        set_out(choice, paths)
+        open_features(choice, allowed, paths, I(0), I(0))
 
     while True:
         # The root's rows must be quantised first. In a narrow table that is done piece by piece, just before adding up.
@@ -236,6 +243,9 @@ def grow_tree(
                 if not allowed[feature]:
                     continue
                 for child in range(left, n_nodes):
+                    if choice is not None:
+                        if paths.open[child - left, feature] == 0:
+                            continue
                     found = all_found[thread, child - left]
                     if words is not None:
                         search_words(
@@ -250,6 +260,12 @@ def grow_tree(
                                     keys, order, found,
                                 )  # fmt: skip
                                 continue
+                        if direction is not None:
+                            search_bounded(
+                                pool[slot[child]], start, stop - start - 1, feature, direction[feature], total_of[child],
+                                limits, found,
+                            )  # fmt: skip
+                            continue
                         search_numeric(
                             pool[slot[child]], start, stop - start - 1, feature, total_of[child], limits,
                             scratch, scratch_bits, found,
@@ -280,7 +296,7 @@ def grow_tree(
                 break
             left = n_nodes
             right = left + 1
-            divide(frontier, node, n_nodes)
+            divide(frontier, node, n_nodes, limits, direction)
             n_nodes += 2
             feature = feature_of[node]
             n_bins = bins_of[feature]
@@ -333,6 +349,10 @@ def grow_tree(
                 slot[large] = slot[node]
                 n_free -= 1
                 slot[small] = free[n_free]
+                if choice is not None:
+                    for side_of_split in range(2):
+                        turn(choice, paths, node, feature, left + side_of_split, side_of_split)
+                        open_features(choice, allowed, paths, left + side_of_split, side_of_split)
             else:
                 # The children can only be leaves: no histograms are needed and the parent's slot is free.
                 free[n_free] = slot[node]

@@ -48,6 +48,13 @@ def bounded(step: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
     return np.clip(parameters.learning_rate * step, -loss.longest_step, loss.longest_step)
 
 
+def within_bounds(values: np.ndarray, grown: GrownTree, unit: float) -> None:
+    """Keep leaf values (float64[n_leaves]) between the bounds of a tree under constraints, which come in units of `unit`."""
+    leaves = np.flatnonzero(grown.frontier.child[: grown.n_nodes] < 0)
+    at, bounds = grown.leaf_of[leaves], grown.frontier.total[leaves, 3:] * unit
+    values[at] = np.clip(values[at], bounds[:, 0], bounds[:, 1])
+
+
 @dataclass(frozen=True, eq=False)
 class Harvest:
     """Copies of what is needed of a grown tree; turned into a `Tree` when somebody wants to see it."""

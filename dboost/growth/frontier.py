@@ -14,12 +14,15 @@ import numpy as np
 
 from dboost.kernels import internal
 from dboost.kernels.splits import (
+    FEATURE,
     LEFT_G,
     LEFT_H,
     LEFT_N,
     SCORE,
     SPLIT_SIZE,
     Limits,
+    bounded_score,
+    bounded_step,
     side_score,
 )
 
@@ -45,7 +48,7 @@ class Frontier(NamedTuple):
     child: np.ndarray  # int64: left child (the right one follows), -1 in a leaf
     depth: np.ndarray  # int64
     gain: np.ndarray  # float64: score gained by the best split; negative when there is none worth making
-    total: np.ndarray  # float64[:, 3]: G, H, N
+    total: np.ndarray  # float64[:, 5]: G, H, N, and the lowest and highest step that constraints allow
     best: np.ndarray  # float64[:, SPLIT_SIZE]: the best split found
 
 
@@ -59,7 +62,7 @@ def new_frontier(max_leaves: int) -> Frontier:
         child=np.full(n, -1, np.int64),
         depth=np.zeros(n, np.int64),
         gain=np.full(n, -1.0),
-        total=np.zeros((n, 3)),
+        total=np.zeros((n, 5)),
         best=np.zeros((n, SPLIT_SIZE)),
     )
 
@@ -74,6 +77,7 @@ def plant(frontier, g, h, n):
     frontier.total[0, 0] = g
     frontier.total[0, 1] = h
     frontier.total[0, 2] = n
+    frontier.total[0, 3], frontier.total[0, 4] = -np.inf, np.inf
 
 
 @internal
@@ -83,9 +87,11 @@ def note_best(frontier, node, best, limits):
         frontier.best[node, k] = best[k]
     total = frontier.total[node]
     parent = side_score(total[0], total[1], limits.l2, limits.l1, limits.max_step)
+    if limits.is_bounded != 0:
+        parent = bounded_score(total[0], total[1], limits, limits.l2, total[3], total[4])
     gained = best[SCORE] - parent
     # A gain within rounding of zero is none: splitting rows of equal gradient helps nobody.
-    least = limits.threshold if limits.threshold > 1e-12 * parent else 1e-12 * parent
+    least = limits.threshold if limits.threshold > 1e-12 * abs(parent) else 1e-12 * abs(parent)
     frontier.gain[node] = gained if gained > least else -1.0
 
 
@@ -118,8 +124,8 @@ def pick(frontier, n_nodes, rule):
 
 
 @internal
-def divide(frontier, node, n_nodes):
-    """Split a leaf by its best split; its children are nodes n_nodes and n_nodes + 1."""
+def divide(frontier, node, n_nodes, limits, direction):
+    """Split a leaf by its best split; its children are nodes n_nodes and n_nodes + 1. direction : see `share`."""
     best = frontier.best[node]
     left, right = n_nodes, n_nodes + 1
     frontier.feature[node] = I(best[1])
@@ -132,11 +138,30 @@ def divide(frontier, node, n_nodes):
         frontier.child[child] = -1
         frontier.depth[child] = frontier.depth[node] + 1
         frontier.gain[child] = -1.0
-    frontier.total[left, 0] = best[LEFT_G]
-    frontier.total[left, 1] = best[LEFT_H]
-    frontier.total[left, 2] = best[LEFT_N]
+    share(frontier.total[node], best, limits, direction, frontier.total[left], frontier.total[right])
+
+
+@internal
+def share(total, best, limits, direction, left, right):
+    """What each child has of its parent's sums, and how far its steps may go (all float64[5], as in `Frontier.total`).
+
+    direction : int8[n_features] or None. Children of a split whose feature has one meet in the middle of their steps, which
+    neither of them nor anything below may cross: so no later split can undo the order.
+    """
+    left[0], left[1], left[2] = best[LEFT_G], best[LEFT_H], best[LEFT_N]
     for k in range(3):
-        frontier.total[right, k] = frontier.total[node, k] - frontier.total[left, k]
+        right[k] = total[k] - left[k]
+    left[3], left[4] = total[3], total[4]
+    right[3], right[4] = total[3], total[4]
+    if direction is not None:
+        way = direction[I(best[FEATURE])]
+        if way != 0:
+            middle = bounded_step(left[0], left[1], limits, limits.l2, total[3], total[4])
+            middle = 0.5 * (middle + bounded_step(right[0], right[1], limits, limits.l2, total[3], total[4]))
+            if way > 0:
+                left[4] = right[3] = middle
+            else:
+                left[3] = right[4] = middle
 
 
 def limits_of(
@@ -152,6 +177,7 @@ def limits_of(
     category_l2: float,
     max_categories: int,
     min_category_hessian: float,
+    is_bounded: bool = False,
     gradient_unit: float,
     hessian_unit: float,
 ) -> Limits:
@@ -171,4 +197,5 @@ def limits_of(
         category_l2=category_l2 / hessian_unit,
         max_categories=max_categories,
         min_category_hessian=min_category_hessian / hessian_unit,
+        is_bounded=int(is_bounded),
     )

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dboost.growth.frontier import DEPTH_WISE, Frontier, divide, new_frontier, note_best, pick, plant
+from dboost.growth.choice import new_paths, open_children, open_root
+from dboost.growth.frontier import DEPTH_WISE, Frontier, divide, new_frontier, note_best, pick, plant, share
 from dboost.growth.search import Found, Opening
 from dboost.growth.task import GrownTree, TreeTask
 from dboost.kernels import kernel
@@ -99,11 +100,13 @@ class _Node:
 
     number: int
     depth: int
-    total: np.ndarray  # float64[3]
+    total: np.ndarray  # float64[5], as in `Frontier.total`
     found: Found | None = None  # once it has been looked at
     gain: float = -1.0
     n_rows: int = -1
     children: tuple[_Node, _Node] | None = None
+    place: int = 0  # see `growth.choice`
+    active: np.ndarray | None = None
 
 
 def grow_tree(task: TreeTask, layout: Layout, n_rows: int, width: int) -> Generator[Question, Reply, GrownTree]:
@@ -131,7 +134,7 @@ class _Grower:
         self.n_rows = n_rows
 
     def run(self) -> Generator[Question, Reply, GrownTree]:
-        reply = yield Question(openings=(Opening(-1, 0, -1, None),))
+        reply = yield Question(openings=(Opening(-1, 0, -1, None, self._open_root()),))
         root = _Node(0, 0, reply.found[0].total, n_rows=int(reply.n_rows[0, 0]))
         _plant(self.frontier, root.total)
         self._look_at(root, reply.found[0])
@@ -185,7 +188,7 @@ class _Grower:
                 late.append(self._split(node))
             assert node.children is not None
             left = self.n_committed
-            _divide(frontier, number, left)
+            _divide(frontier, number, left, self.task.limits, self.task.direction)
             self.n_committed += 2
             self.nodes += node.children
             if not is_final:
@@ -222,10 +225,9 @@ class _Grower:
         """Give a node's children numbers and sums."""
         found = node.found
         assert found is not None
-        left_total = found.best[4:7].copy()
-        left, right = (
-            _Node(self.n_numbers + k, node.depth + 1, total) for k, total in enumerate((left_total, node.total - left_total))
-        )
+        totals = np.empty((2, 5))
+        _share(node.total, found.best, self.task.limits, self.task.direction, *totals)
+        left, right = (_Node(self.n_numbers + k, node.depth + 1, total) for k, total in enumerate(totals))
         self.n_numbers += 2
         node.children = left, right
         return Split(node.number, int(found.best[FEATURE]), found.goes_left, left.number, right.number)
@@ -239,7 +241,32 @@ class _Grower:
 
     def _opening(self, node: _Node) -> Opening:
         small, large = self._by_size(node)
-        return Opening(node.number, small.number, large.number, np.stack((small.total, large.total)))
+        totals = np.stack((small.total, large.total))
+        return Opening(node.number, small.number, large.number, totals, self._open_children(node))
+
+    def _open_root(self) -> np.ndarray | None:
+        """What the root may split by."""
+        choice = self.task.choice
+        if choice is None:
+            return None
+        self.paths = new_paths(choice, 3)
+        open_root(choice, self.task.allowed, self.paths)
+        return self.paths.open.copy()
+
+    def _open_children(self, node: _Node) -> np.ndarray | None:
+        """What a node's children may split by, the small one first."""
+        choice, children = self.task.choice, node.children
+        if choice is None:
+            return None
+        assert node.found is not None and children is not None
+        if node.number > 0:
+            self.paths.place[0], self.paths.active[0] = node.place, node.active
+        else:
+            open_root(choice, self.task.allowed, self.paths)
+        open_children(choice, self.task.allowed, self.paths, int(node.found.best[FEATURE]))
+        for k, child in enumerate(children):
+            child.place, child.active = self.paths.place[1 + k], self.paths.active[1 + k].copy()
+        return self.paths.open[:: 1 if self._by_size(node)[0] is children[0] else -1].copy()
 
     @staticmethod
     def _count(node: _Node, n_rows: np.ndarray) -> None:
@@ -308,5 +335,10 @@ def _pick(frontier, n_nodes, rule):
 
 
 @kernel
-def _divide(frontier, node, n_nodes):
-    divide(frontier, node, n_nodes)
+def _divide(frontier, node, n_nodes, limits, direction):
+    divide(frontier, node, n_nodes, limits, direction)
+
+
+@kernel
+def _share(total, best, limits, direction, left, right):
+    share(total, best, limits, direction, left, right)

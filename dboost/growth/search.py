@@ -21,9 +21,11 @@ from dboost.kernels.splits import (
     FEATURE,
     LEFT_H,
     MISSING_LEFT,
+    NO_SPLIT,
     SCORE,
     SPLIT_SIZE,
     forget,
+    search_bounded,
     search_categorical,
     search_numeric,
     send_left,
@@ -34,19 +36,21 @@ from dboost.kernels.splits import (
 class Opening:
     """A node whose children are to be looked at: `small` is added up, `large` is the parent minus that.
 
-    totals : float64[2, 3], sums of gradients, Hessians and rows of the small and the large child. The root is the small
-    child of nobody: parent = large = -1, and its totals are not known yet.
+    totals : float64[2, 5], sums of gradients, Hessians and rows of the small and the large child, and the bounds of their
+    steps. The root is the small child of nobody: parent = large = -1, and its totals are not known yet.
+    open : uint8[2, n_features], what the small and the large child may split by; None for what the tree may.
     """
 
     parent: int
     small: int
     large: int
     totals: np.ndarray | None
+    open: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The best split of a node: best float64[SPLIT_SIZE] (see `kernels.splits`), total float64[3], and of the chosen
+    """The best split of a node: best float64[SPLIT_SIZE] (see `kernels.splits`), total float64[5], and of the chosen
     feature, where its codes go (uint8[n_codes]), the last of which is "missing"."""
 
     best: np.ndarray
@@ -100,32 +104,33 @@ class Searcher:
         """
         found: Findings = []
         for opening, small in zip(openings, planes, strict=True):
+            allowed = (self._task.allowed,) * 2 if opening.open is None else opening.open
             if opening.totals is None:
-                found.append(self._search(opening.small, small, self._sum(small)))
+                found.append(self._search(opening.small, small, self._sum(small), allowed[0]))
                 continue
             large = self._planes.pop(opening.parent)
             large -= small
-            found.append(self._search(opening.small, small, opening.totals[0]))
-            found.append(self._search(opening.large, large, opening.totals[1]))
+            found.append(self._search(opening.small, small, opening.totals[0], allowed[0]))
+            found.append(self._search(opening.large, large, opening.totals[1], allowed[1]))
         return found
 
     def _sum(self, planes: np.ndarray) -> np.ndarray:
         """A node's sums, which are those of any one feature's buckets."""
         n_codes = int(self._layout.offset[self._first + 1] - self._layout.offset[self._first])
-        total = np.zeros(3)
+        total = np.array([0.0, 0.0, 0.0, -np.inf, np.inf])
         total[: len(planes)] = planes[:, :n_codes].sum(axis=1)
         if len(planes) == 2:
             total[2] = total[1]
         return total
 
-    def _search(self, node: int, planes: np.ndarray, total: np.ndarray) -> Found:
+    def _search(self, node: int, planes: np.ndarray, total: np.ndarray, allowed: np.ndarray) -> Found:
         best, layout, limits = np.empty(SPLIT_SIZE), self._layout, self._task.limits
         _search_node(
-            planes, layout, self._first, self._last, total, limits, self._task.allowed, self._scratch,
-            self._scratch.view(np.int64), self._keys, self._order, best,
+            planes, layout, self._first, self._last, total, limits, allowed, self._task.direction,
+            self._scratch, self._scratch.view(np.int64), self._keys, self._order, best,
         )  # fmt: skip
         self._planes[node] = planes  # also where nothing is found here: another range of features may split the node
-        if best[SCORE] < 0:
+        if best[SCORE] == NO_SPLIT:
             return Found(best, total, np.empty(0, np.uint8))
         feature = int(best[FEATURE])
         n_bins, at = int(layout.n_bins[feature]), int(layout.offset[feature]) - self.buckets.start
@@ -142,7 +147,7 @@ class Searcher:
 
 
 @kernel
-def _search_node(planes, layout, first, last, total, limits, allowed, scratch, scratch_bits, keys, order, best):
+def _search_node(planes, layout, first, last, total, limits, allowed, direction, scratch, scratch_bits, keys, order, best):
     """The best split of a node over some features, whose buckets begin at 0."""
     forget(best)
     base = layout.offset[first]
@@ -152,6 +157,9 @@ def _search_node(planes, layout, first, last, total, limits, allowed, scratch, s
         at, n_bins = layout.offset[feature] - base, layout.n_bins[feature]
         if layout.is_categorical[feature] != 0:
             search_categorical(planes, at, n_bins, feature, total, limits, keys, order, best)
+            continue
+        if direction is not None:
+            search_bounded(planes, at, n_bins, feature, direction[feature], total, limits, best)
         else:
             search_numeric(planes, at, n_bins, feature, total, limits, scratch, scratch_bits, best)
 

@@ -45,6 +45,17 @@ class Sample(NamedTuple):
         return cls(mixed(seed, _ROWS, iteration), int(share * 2.0**64))
 
 
+class Choice(NamedTuple):
+    """How the features that a node may split by are chosen, see `growth.choice`."""
+
+    share: float  # of the features that are open to a node
+    seed: np.ndarray  # uint64[1]
+    first_member: np.ndarray  # int64[n_groups + 1]: where a group's features begin in `members`
+    members: np.ndarray  # int64[...]
+    first_group: np.ndarray  # int64[n_features + 1]: where a feature's groups begin in `groups`
+    groups: np.ndarray  # int64[...]
+
+
 #: What hashes are for, so that those for different purposes differ.
 _ROWS, FEATURES = 1, 2
 
@@ -86,6 +97,8 @@ class TreeTask:
     output: int = 0  # which output's gradients and Hessians
     sample: Sample | None = None  # rows that take part, None for all
     least_influence: int = 0  # of rows that take part, as the bits of a float32
+    choice: Choice | None = None  # features that nodes may split by, None for all
+    direction: np.ndarray | None = None  # int8[n_features]: 1 where scores may only rise with the feature, -1 only fall
 
     @property
     def part(self) -> Part:

@@ -50,12 +50,13 @@ class Limits(NamedTuple):
     category_l2: float
     max_categories: int
     min_category_hessian: float
+    is_bounded: int = 0  # whether steps have bounds (`total[3]` and `total[4]` of a node)
 
 
 # Fields of a candidate split (float64[SPLIT_SIZE]).
 SCORE, FEATURE, CUT, MISSING_LEFT, LEFT_G, LEFT_H, LEFT_N = range(7)
 SPLIT_SIZE = 8
-NO_SPLIT = -1.0
+NO_SPLIT = -np.inf
 #: A level with this share of its node's Hessian is never rare.
 RARE_SHARE = 0.02
 
@@ -106,7 +107,7 @@ def _prefix(values, n, sums):
 
 @internal
 def _scores(left_g, left_h, n, extra_g, extra_h, total, limits, min_hessian, scores):
-    """Score of the split after each of n bins; -1 where a side has too little Hessian."""
+    """Score of the split after each of n bins; NO_SPLIT where a side has too little Hessian."""
     l1, l2, max_step = limits.l1, limits.l2, limits.max_step
     total_g, total_h = total[0], total[1]
     if max_step == np.inf:
@@ -265,6 +266,64 @@ def search_words(words, at, n_bins, feature, total, limits, scratch, scratch_bit
             best[LEFT_N] = best[LEFT_H] if limits.count_plane == 1 else 0.0
 
 
+@inlined
+def bounded_step(g, h, limits, l2, low, high):
+    """The best step of a side between two bounds."""
+    t = abs(g) - limits.l1
+    t = t if t > 0.0 else 0.0
+    d = h + l2
+    step = t / d if d > 0.0 else 0.0
+    step = step if step < limits.max_step else limits.max_step
+    step = -step if g > 0.0 else step
+    step = step if step > low else low
+    return step if step < high else high
+
+
+@inlined
+def bounded_score(g, h, limits, l2, low, high):
+    """What a side is worth whose step is kept between bounds: -(2 G w + (H + λ) w² + 2 α |w|)."""
+    step = bounded_step(g, h, limits, l2, low, high)
+    return -step * (2.0 * g + (h + l2) * step) - 2.0 * limits.l1 * abs(step)
+
+
+@internal
+def search_bounded(planes, at, n_bins, feature, way, total, limits, best):
+    """`search_numeric` where steps have bounds, and where they may only rise (way 1) or fall (way -1) with the feature.
+
+    One bin after the other: a tree under constraints costs more.
+    """
+    missing_h = planes[1, at + n_bins]
+    plane = limits.count_plane
+    min_hessian = limits.min_hessian if limits.min_hessian > 1.0 else 1.0
+    low, high = total[3], total[4]
+    for missing_left in range(2 if missing_h > 0.0 else 1):
+        g = planes[0, at + n_bins] * missing_left
+        h = missing_h * missing_left
+        n = planes[plane, at + n_bins] * missing_left if plane >= 0 else 0.0
+        for b in range(n_bins if missing_h > 0.0 and missing_left == 0 else n_bins - 1):
+            g += planes[0, at + b]
+            h += planes[1, at + b]
+            n += planes[plane, at + b] if plane >= 0 else 0.0
+            if h < min_hessian or total[1] - h < min_hessian:
+                continue
+            if plane >= 0 and (n < limits.min_rows or total[2] - n < limits.min_rows):
+                continue
+            left = bounded_step(g, h, limits, limits.l2, low, high)
+            right = bounded_step(total[0] - g, total[1] - h, limits, limits.l2, low, high)
+            if (right - left) * way < 0.0:
+                continue
+            score = bounded_score(g, h, limits, limits.l2, low, high)
+            score += bounded_score(total[0] - g, total[1] - h, limits, limits.l2, low, high)
+            if _beats(score, feature, best):
+                best[SCORE] = score
+                best[FEATURE] = feature
+                best[CUT] = b
+                best[MISSING_LEFT] = missing_left
+                best[LEFT_G] = g
+                best[LEFT_H] = h
+                best[LEFT_N] = n
+
+
 @internal
 def sort_levels(planes, at, n_levels, limits, keys, order):
     """Order of the levels that may go left, by G / (H + smoothing); ties by code. Returns their number.
@@ -332,8 +391,12 @@ def search_categorical(planes, at, n_levels, feature, total, limits, keys, order
                 continue
             if total[1] - h < min_hessian or (plane >= 0 and total[2] - n < limits.min_rows):
                 break
-            score = side_score(g, h, l2, limits.l1, limits.max_step)
-            score += side_score(total[0] - g, total[1] - h, l2, limits.l1, limits.max_step)
+            if limits.is_bounded != 0:
+                score = bounded_score(g, h, limits, l2, total[3], total[4])
+                score += bounded_score(total[0] - g, total[1] - h, limits, l2, total[3], total[4])
+            else:
+                score = side_score(g, h, l2, limits.l1, limits.max_step)
+                score += side_score(total[0] - g, total[1] - h, l2, limits.l1, limits.max_step)
             if _beats(score, feature, best):
                 best[SCORE] = score
                 best[FEATURE] = feature

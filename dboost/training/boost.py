@@ -18,6 +18,7 @@ import numpy as np
 from dboost.binning import Binning
 from dboost.engine.contract import Engine
 from dboost.errors import FitInterrupted, InputTypeError, ParameterError
+from dboost.growth.choice import choice_of
 from dboost.growth.frontier import Rule
 from dboost.kernels.histograms import Layout
 from dboost.model.ensemble import Ensemble
@@ -25,6 +26,7 @@ from dboost.params import Parameters
 from dboost.shard.layout import plan_layout
 from dboost.statistics.metrics import Metric
 from dboost.training.assembly import assemble
+from dboost.training.constraints import directions_of, groups_of
 from dboost.training.held_out import Judge
 from dboost.training.monitor import Callback, EarlyStopping, Progress
 from dboost.training.start import Start
@@ -95,6 +97,9 @@ class Prepared:
         self.target = replace(self.target, loss=self.start.loss)
         self.layout: Layout = plan_layout(self.binning.n_bins, self.binning.is_categorical)
         self.rule: Rule = rule_of(self.parameters, self.n_rows)
+        features = self.binning.features
+        self.direction = directions_of(self.parameters, features, self.target.loss)
+        self.choice = choice_of(self.parameters.max_features, groups_of(self.parameters, features), len(features))
 
     @property
     def baseline(self) -> np.ndarray:
@@ -158,6 +163,8 @@ def boost(
         start=start,
         rule=prepared.rule,
         heaviest=prepared.heaviest,
+        choice=prepared.choice,
+        direction=prepared.direction,
         held_out=held_out,
         metrics=prepared.metrics,
         early_stopping=stopping,

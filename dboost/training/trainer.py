@@ -23,9 +23,9 @@ import numpy as np
 from dboost.binning import Binning
 from dboost.engine.contract import Engine
 from dboost.errors import DBoostError
-from dboost.growth.finish import Harvest, follow_sums
+from dboost.growth.finish import Harvest, follow_sums, within_bounds
 from dboost.growth.frontier import ANY_ORDER, BEST_FIRST, DEPTH_WISE, Rule, limits_of
-from dboost.growth.task import Extremes, Sample, TreeTask
+from dboost.growth.task import FEATURES, Choice, Extremes, Sample, TreeTask, mixed
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
 from dboost.losses import Loss
 from dboost.params import Parameters
@@ -93,6 +93,8 @@ class Training:
     ----------
     heaviest : int or None
         How often a row counts at most, see `heaviest_of`.
+    choice, direction
+        Constraints, see `growth.task.TreeTask`.
     n_before : int
         Iterations that the scores to start from hold already; the first one here is the next.
     harvest : list of Harvest
@@ -111,6 +113,8 @@ class Training:
     start: Start
     rule: Rule
     heaviest: int | None = 1
+    choice: Choice | None = None
+    direction: np.ndarray | None = None
     held_out: Sequence[Judge] = ()
     metrics: Sequence[Metric] = ()
     early_stopping: EarlyStopping | None = None
@@ -165,6 +169,8 @@ class Training:
         grown = self.engine.grow(task)
         kept.append(int(grown.n_rows[0]))
         values = self.steps.values(grown, task.part)
+        if self.direction is not None:
+            within_bounds(values, grown, self.parameters.learning_rate * task.scales[1] / task.scales[0])
         self.harvest.append(Harvest.of(grown, values, _gain_unit(task)))
         for held in self.held_out:
             held.add(grown, values, output)
@@ -207,12 +213,17 @@ class Training:
             category_l2=parameters.categorical_l2,
             max_categories=parameters.max_category_group,
             min_category_hessian=parameters.min_category_hessian,
+            is_bounded=self.direction is not None,
             gradient_unit=1.0 / scale_g,
             hessian_unit=1.0 / scale_h,
         )
         allowed = np.ones(len(self.binning.features), np.uint8)
         sample = Sample.of(parameters.subsample, parameters.random_state, iteration)
-        return TreeTask(limits, packing, self.rule, scales, allowed, output, sample, self.steps.least_influence(output))
+        choice = self.choice
+        if choice is not None:
+            choice = choice._replace(seed=np.array([mixed(parameters.random_state, FEATURES, iteration, output)], np.uint64))
+        least = self.steps.least_influence(output)
+        return TreeTask(limits, packing, self.rule, scales, allowed, output, sample, least, choice, self.direction)
 
 
 def _in_rows(values: list[np.ndarray]) -> np.ndarray:

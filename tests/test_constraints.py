@@ -1,0 +1,221 @@
+"""Which features a node may split by, and which way scores may go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+import lightgbm
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.ensemble import HistGradientBoostingRegressor
+
+import dboost
+from dboost import DBoostClassifier, DBoostRegressor
+from dboost.engine import in_process
+from dboost.errors import ParameterError
+from dboost.growth.choice import choice_of
+from dboost.model.tree import Tree
+from dboost.params import Parameters
+from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+from tests.tables import CodedTable, make_table
+from tests.test_growth import PARAMETERS, PLAIN, Problem, assert_equal
+
+FRAME = mixed_frame()
+SETTINGS: dict[str, Any] = {"features": FEATURES, "max_iter": 6, "max_leaf_nodes": 8, "min_samples_leaf": 5}
+
+
+@pytest.fixture(autouse=True)
+def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_process, "SMALL", 0)
+
+
+def paths(tree: Tree) -> Iterator[tuple[int, ...]]:
+    """The features that a row meets on each way down."""
+    stack: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+    while stack:
+        node, above = stack.pop()
+        feature = int(tree.feature[node])
+        if feature < 0:
+            yield above
+        else:
+            stack += [(int(child), (*above, feature)) for child in (tree.left[node], tree.right[node])]
+
+
+# One tree.
+
+
+@given(
+    table=PLAIN,
+    parameters=PARAMETERS,
+    seed=st.integers(0, 2**32),
+    with_hessian=st.booleans(),
+    share=st.sampled_from([0.1, 0.5, 1.0]),
+    data=st.data(),
+)
+@settings(max_examples=30)
+def test_engines_choose_the_same_features(
+    table: CodedTable, parameters: Parameters, seed: int, with_hessian: bool, share: float, data: st.DataObject
+) -> None:
+    n = len(table.codes)
+    groups = data.draw(st.none() | st.lists(st.sets(st.integers(0, n - 1), min_size=1), min_size=1, max_size=5))
+    choice = choice_of(share, groups, n, seed)
+    problem = Problem(table, parameters, seed, with_hessian=with_hessian, choice=choice)
+    expected, leaf = problem.whole(1)
+    for tree, found in (problem.whole(2), problem.by_questions([50, 120], 1)[:2], problem.by_questions([9], 30)[:2]):
+        assert_equal(tree, expected)
+        assert found.tolist() == leaf.tolist()
+    for path in paths(expected):
+        assert groups is None or not path or any(set(path) <= group for group in groups)
+
+
+@given(table=PLAIN, parameters=PARAMETERS, seed=st.integers(0, 2**32), with_hessian=st.booleans(), data=st.data())
+@settings(max_examples=30)
+def test_engines_obey_the_same_directions(
+    table: CodedTable, parameters: Parameters, seed: int, with_hessian: bool, data: st.DataObject
+) -> None:
+    n = len(table.codes)
+    direction = np.array(data.draw(st.lists(st.sampled_from([-1, 0, 1]), min_size=n, max_size=n)), np.int8)
+    problem = Problem(table, parameters, seed, with_hessian=with_hessian, direction=direction)
+    expected, leaf = problem.whole(1)
+    for tree, found in (problem.whole(2), problem.by_questions([50, 120], 1)[:2], problem.by_questions([9], 30)[:2]):
+        assert_equal(tree, expected)
+        assert found.tolist() == leaf.tolist()
+    if not direction.any():
+        problem = Problem(table, parameters, seed, with_hessian=with_hessian)
+        free, _ = problem.whole(1)
+        assert np.array_equal(free.feature, expected.feature)
+        assert np.array_equal(free.threshold, expected.threshold, equal_nan=True)
+
+
+def test_a_share_of_the_features_is_taken_at_every_node() -> None:
+    """As many as asked for, all equally often, others in other nodes and trees."""
+    table = make_table([9] * 10, 400, 3)
+    roots = []
+    for seed in range(300):
+        problem = Problem(table, Parameters(min_samples_leaf=1), 1, with_hessian=True, choice=choice_of(0.25, None, 10, seed))
+        roots.append(int(problem.whole(1)[0].feature[0]))
+    counts = np.bincount(roots, minlength=10)
+    # Of ten features three are looked at: the best one is seen in 30 % of the trees and then taken; eight never win more.
+    best = np.sort(counts)[::-1]
+    assert best[0] == pytest.approx(90, abs=40)
+    assert (best[:6] > 0).all()
+    assert best[8:].sum() == 0, "a feature wins only when the two better ones are not looked at"
+
+
+# Whole fits.
+
+
+@given(
+    cuts=st.lists(st.integers(0, len(FRAME)), max_size=8),
+    n_threads=st.integers(1, 3),
+    target=st.sampled_from(TARGETS),
+    options=st.sampled_from(
+        [
+            {"max_features": 0.4},
+            {"interaction_cst": [["x", "town"], ["size", "age"]], "max_features": 0.6},
+            {"interaction_cst": "pairwise"},
+            {"monotonic_cst": {"x": 1, "age": -1}},
+        ]
+    ),
+)
+@settings(max_examples=20)
+def test_partitions_and_threads_do_not_matter(cuts: list[int], n_threads: int, target: str, options: dict[str, Any]) -> None:
+    if target == "grade":
+        options = {name: value for name, value in options.items() if name != "monotonic_cst"}
+    expected = dboost.fit(FRAME, target, n_threads=1, **SETTINGS, **options)
+    assert saved(dboost.fit(cut(FRAME, cuts), target, n_threads=n_threads, **SETTINGS, **options)) == saved(expected)
+
+
+GROUPS = {
+    "listed, the rest together": ([["x", "town"], [1, 2, "x"]], [{0, 4}, {1, 2, 0}, {3, 5, 6}]),
+    "pairwise": ("pairwise", [set(pair) for pair in combinations(range(7), 2)]),
+    "none": ("no_interactions", [{f} for f in range(7)]),
+}
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_only_features_of_a_group_meet(kind: str) -> None:
+    given, groups = GROUPS[kind]
+    booster = dboost.fit(FRAME, "y", features=FEATURES, max_iter=30, min_samples_leaf=2, interaction_cst=given)
+    met = [set(path) for tree in booster.ensemble.trees for path in paths(tree)]
+    assert all(any(path <= group for group in groups) for path in met)
+    assert max(map(len, met)) == max(map(len, groups)), "as many as may"
+    free = dboost.fit(FRAME, "y", features=FEATURES, max_iter=30, min_samples_leaf=2)
+    assert not all(any(set(p) <= g for g in groups) for tree in free.ensemble.trees for p in paths(tree))
+
+
+def wave(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-1, 1, size=(n, 3))
+    X[rng.random(n) < 0.05, 2] = np.nan
+    y = 2 * X[:, 0] + np.sin(6 * X[:, 0]) - X[:, 1] ** 3 - np.cos(5 * X[:, 1]) / 3 + np.nan_to_num(X[:, 2]) * X[:, 0]
+    return X, y + rng.normal(size=n) / 3
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "log_loss", "absolute_error", "poisson"])
+@pytest.mark.parametrize("growth", ["best_first", "depth_wise"])
+def test_predictions_are_monotonic(loss: str, growth: str) -> None:
+    X, y = wave(1500, 0)
+    target = {"log_loss": y > 0, "poisson": np.exp(y / 2)}.get(loss, y)
+    booster = dboost.fit(
+        X, target, loss=loss, max_iter=30, growth=growth, min_samples_leaf=3, monotonic_cst=[1, -1, 0], max_features=0.8
+    )
+    free = dboost.fit(X, target, loss=loss, max_iter=30, growth=growth, min_samples_leaf=3)
+    steps = np.linspace(-1.2, 1.2, 300)
+    falls = {"bound": 0, "free": 0}
+    for row in X[:40]:
+        for feature, way in ((0, 1), (1, -1)):
+            ladder = np.repeat(row[None], len(steps), axis=0)
+            ladder[:, feature] = steps
+            for name, model in (("bound", booster), ("free", free)):
+                falls[name] += int((np.diff(model.predict(ladder, raw_score=True)) * way < 0).sum())
+    assert falls["bound"] == 0
+    assert falls["free"] > 0
+
+
+def test_constrained_models_are_as_good_as_elsewhere() -> None:
+    X, y = wave(4000, 1)
+    test, truth = wave(4000, 2)
+    common = {"learning_rate": 0.1, "max_leaf_nodes": 15, "min_samples_leaf": 20, "l2_regularization": 1.0}
+    ours = dboost.fit(X, y, max_iter=60, monotonic_cst={"f0": 1, "f1": -1}, **common).predict(test)
+    sklearn = HistGradientBoostingRegressor(max_iter=60, monotonic_cst=[1, -1, 0], early_stopping=False, **common).fit(X, y)
+    parameters = {"num_leaves": 15, "min_data_in_leaf": 20, "lambda_l2": 1.0, "monotone_constraints": [1, -1, 0], "verbose": -1}
+    light = lightgbm.train(parameters, lightgbm.Dataset(X, y), 60)
+    errors = [float(np.mean((found - truth) ** 2)) for found in (ours, sklearn.predict(test), light.predict(test))]
+    assert errors[0] <= 1.03 * min(errors[1:])
+
+
+def test_estimators_take_constraints() -> None:
+    X, y = wave(500, 3)
+    constraints: dict[str, Any] = {"monotonic_cst": np.array([1, 0, 0]), "interaction_cst": [{0, 1}], "max_features": 0.5}
+    regressor = DBoostRegressor(max_iter=5, subsample=0.5, random_state=0, **constraints).fit(X, y)
+    direct = dboost.fit(X, y, max_iter=5, subsample=0.5, loss="squared_error", **constraints)
+    assert np.array_equal(regressor.predict(X), direct.predict(X))
+    with pytest.raises(ParameterError, match="several classes"):
+        DBoostClassifier(monotonic_cst=[1, 0, 0]).fit(X, np.arange(500) % 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"monotonic_cst": {"x": 2}}, "monotonic_cst of 'x' is 2: it must be -1, 0 or 1"),
+        ({"monotonic_cst": {"y": 1}}, "monotonic_cst names 'y', which is no feature"),
+        ({"monotonic_cst": [1, 0]}, "monotonic_cst has 2 values, but there are 7 features"),
+        ({"monotonic_cst": {"town": 1}}, "monotonic_cst of 'town': categorical"),
+        ({"monotonic_cst": "up"}, "monotonic_cst='up' must be a dict"),
+        ({"monotonic_cst": {"x": 1}, "step": "line_search"}, "monotonic_cst needs step='leaf'"),
+        ({"interaction_cst": [["x", "nowhere"]]}, "interaction_cst holds 'nowhere', which is no feature"),
+        ({"interaction_cst": [[0, 7]]}, "interaction_cst holds 7, which is no feature"),
+        ({"interaction_cst": "some"}, "interaction_cst='some' must be a list of groups"),
+        ({"interaction_cst": [1, 2]}, r"interaction_cst=\[1, 2\] must be a list of groups"),
+        ({"max_features": 0.0}, "max_features=0.0 must be a number greater than 0 and at most 1"),
+        ({"max_features": 2}, "max_features=2 must be a number greater than 0 and at most 1"),
+    ],
+)
+def test_what_cannot_be_obeyed(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        dboost.fit(FRAME, "y", features=FEATURES, **options)
