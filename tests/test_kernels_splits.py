@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
+from dboost.kernels import levels, packed
 from dboost.kernels import splits as kernels
 from dboost.kernels.splits import (
     CUT,
@@ -28,7 +29,7 @@ from tests.compiled import compiled
 from tests.naive import splits as naive
 from tests.naive.histograms import Histogram
 
-sort_levels = compiled(kernels.sort_levels)
+sort_levels = compiled(levels.sort_levels)
 side_score = compiled(kernels.side_score)
 
 
@@ -39,14 +40,14 @@ def search(planes, offset, categorical, total, limits, scratch, bits, keys, orde
     for k in range(len(offset)):
         feature, at, n_bins = offset[k]
         if categorical[feature]:
-            kernels.search_categorical(planes, at, n_bins, feature, total, limits, keys, order, best)
+            levels.search_categorical(planes, at, n_bins, feature, total, limits, keys, order, best)
         else:
             kernels.search_numeric(planes, at, n_bins, feature, total, limits, scratch, bits, best)
 
 
 @njit(error_model="numpy")
 def send_left(planes, at, n_levels, cut, limits, keys, order, goes_left):
-    kernels.send_left(planes, at, n_levels, cut, limits, keys, order, goes_left)
+    levels.send_left(planes, at, n_levels, cut, limits, keys, order, goes_left)
 
 
 def limits_of(**changed: float) -> Limits:
@@ -164,7 +165,7 @@ def search_packed(words, offset, total, limits, scratch, bits, best):
     kernels.forget(best)
     for k in range(len(offset)):
         feature, at, n_bins = offset[k]
-        kernels.search_words(words, at, n_bins, feature, total, limits, scratch, bits, best)
+        packed.search_words(words, at, n_bins, feature, total, limits, scratch, bits, best)
 
 
 @given(histograms=nodes(), limits=LIMITS, data=st.data())

@@ -31,19 +31,12 @@ import numpy as np
 from dboost.growth.choice import open_features, set_out, turn
 from dboost.growth.frontier import divide, note_best, pick, plant
 from dboost.kernels import uncounted
+from dboost.kernels.bounded import search_bounded
 from dboost.kernels.histograms import accumulate, add_records, flush
+from dboost.kernels.levels import search_categorical, send_left
+from dboost.kernels.packed import search_words
 from dboost.kernels.rows import STRIPE, add_leaves, label_rows, quantise, split_records
-from dboost.kernels.splits import (
-    FEATURE,
-    SCORE,
-    SPLIT_SIZE,
-    forget,
-    search_bounded,
-    search_categorical,
-    search_numeric,
-    search_words,
-    send_left,
-)
+from dboost.kernels.splits import FEATURE, SCORE, SPLIT_SIZE, forget, search_numeric
 from dboost.kernels.team import barrier
 
 I = np.int64  # noqa: E741

@@ -13,18 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.kernels import internal
-from dboost.kernels.splits import (
-    FEATURE,
-    LEFT_G,
-    LEFT_H,
-    LEFT_N,
-    SCORE,
-    SPLIT_SIZE,
-    Limits,
-    bounded_score,
-    bounded_step,
-    side_score,
-)
+from dboost.kernels.bounded import bounded_score, bounded_step
+from dboost.kernels.splits import FEATURE, LEFT_G, LEFT_H, LEFT_N, SCORE, SPLIT_SIZE, Limits, side_score
 
 I = np.int64  # noqa: E741
 

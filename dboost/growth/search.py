@@ -15,21 +15,10 @@ import numpy as np
 
 from dboost.growth.task import TreeTask
 from dboost.kernels import kernel
+from dboost.kernels.bounded import search_bounded
 from dboost.kernels.histograms import Layout
-from dboost.kernels.splits import (
-    CUT,
-    FEATURE,
-    LEFT_H,
-    MISSING_LEFT,
-    NO_SPLIT,
-    SCORE,
-    SPLIT_SIZE,
-    forget,
-    search_bounded,
-    search_categorical,
-    search_numeric,
-    send_left,
-)
+from dboost.kernels.levels import search_categorical, send_left
+from dboost.kernels.splits import CUT, FEATURE, LEFT_H, MISSING_LEFT, NO_SPLIT, SCORE, SPLIT_SIZE, forget, search_numeric
 
 
 @dataclass(frozen=True, eq=False)

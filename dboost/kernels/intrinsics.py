@@ -5,7 +5,7 @@
 * `atomic_add`, `atomic_load`, `atomic_store`, `yield_processor` carry the barrier with which a few threads walk through
   one tree together (see `team.py`).
 * `bits_to_float32`, `bits_to_float64`, `float64_to_bits` reinterpret bits, for exponential and logarithm (`elementary.py`)
-  and for maxima of scores (`splits.py`).
+  and for scores (`packed.py`).
 """
 
 from __future__ import annotations
