@@ -17,10 +17,11 @@ import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.engine import in_process
 from dboost.errors import ParameterError
-from dboost.growth.choice import choice_of
+from dboost.growth.choice import choice_of, new_paths, open_children, open_root
 from dboost.model.tree import Tree
 from dboost.params import Parameters
 from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+from tests.naive import bounded as naive
 from tests.tables import CodedTable, make_table
 from tests.test_growth import PARAMETERS, PLAIN, Problem, assert_equal
 
@@ -70,6 +71,34 @@ def test_engines_choose_the_same_features(
         assert found.tolist() == leaf.tolist()
     for path in paths(expected):
         assert groups is None or not path or any(set(path) <= group for group in groups)
+
+
+@given(
+    n=st.integers(1, 12),
+    share=st.sampled_from([0.01, 0.3, 0.5, 0.99, 1.0]),
+    seed=st.integers(0, 2**64 - 1),
+    turns=st.lists(st.integers(0, 1), max_size=4),
+    data=st.data(),
+)
+def test_what_a_node_may_split_by(n: int, share: float, seed: int, turns: list[int], data: st.DataObject) -> None:
+    """Step by step down a way, as the naive twin has it from the whole way at once."""
+    groups = data.draw(st.none() | st.lists(st.sets(st.integers(0, n - 1), min_size=1), min_size=1, max_size=5))
+    choice, allowed, way = choice_of(share, groups, n, seed), np.ones(n, np.uint8), []
+    if choice is None:
+        return
+    paths = new_paths(choice, 3)
+    open_root(choice, allowed, paths)
+    found = set(np.flatnonzero(paths.open[0]).tolist())
+    assert found == naive.open_features(n, groups, share, seed, [])
+    for side in turns:
+        if not found:
+            break
+        feature = data.draw(st.sampled_from(sorted(found)))
+        way.append((feature, side))
+        open_children(choice, allowed, paths, feature)
+        found = set(np.flatnonzero(paths.open[side]).tolist())
+        assert found == naive.open_features(n, groups, share, seed, way)
+        paths.place[0], paths.active[0] = paths.place[1 + side], paths.active[1 + side]
 
 
 @given(table=PLAIN, parameters=PARAMETERS, seed=st.integers(0, 2**32), with_hessian=st.booleans(), data=st.data())

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from dboost.kernels import levels, packed
+from dboost.kernels import bounded, levels, packed
 from dboost.kernels import splits as kernels
 from dboost.kernels.splits import (
     CUT,
@@ -26,6 +26,7 @@ from dboost.kernels.splits import (
     Limits,
 )
 from tests.compiled import compiled
+from tests.naive import bounded as naive_bounded
 from tests.naive import splits as naive
 from tests.naive.histograms import Histogram
 
@@ -182,6 +183,35 @@ def test_packed_prefix_sums_give_the_same_split(histograms: list[Histogram], lim
     assert best[SCORE] == expected[SCORE]
     if expected[SCORE] != NO_SPLIT:
         assert best[: LEFT_N + (limits.count_plane == 1)].tolist() == expected[: LEFT_N + (limits.count_plane == 1)].tolist()
+
+
+@njit(error_model="numpy")
+def search_within(planes, at, n_bins, way, total, limits, best):
+    kernels.forget(best)
+    bounded.search_bounded(planes, at, n_bins, 0, way, total, limits, best)
+
+
+@given(
+    histograms=nodes(),
+    limits=LIMITS,
+    way=st.sampled_from([-1, 0, 1]),
+    bounds=st.tuples(st.sampled_from([-math.inf, -0.5, 0.1]), st.sampled_from([math.inf, 0.2, 0.5])),
+)
+def test_steps_between_bounds(histograms: list[Histogram], limits: Limits, way: int, bounds: tuple[float, float]) -> None:
+    limits = limits._replace(is_bounded=1)
+    node = histograms[0]
+    planes, total = np.array(node, np.float64).T.copy(), np.array([*naive.added(node), *bounds], np.float64)
+    if limits.count_plane == 1:
+        total[2] = total[1]
+    best = np.full(SPLIT_SIZE, np.nan)
+    search_within(planes, 0, len(node) - 1, way, total, limits, best)
+    expected = naive.best(naive_bounded.bounded_candidates(node, 0, limits, way, *bounds))
+    if expected is None:
+        assert best[SCORE] == NO_SPLIT
+        return
+    assert best[SCORE] == pytest.approx(expected.score, rel=1e-12, abs=1e-9)
+    assert (best[CUT], best[MISSING_LEFT]) == (expected.cut, expected.missing_left)
+    assert (best[LEFT_G], best[LEFT_H]) == expected.sums[:2]
 
 
 @given(histograms=nodes())
