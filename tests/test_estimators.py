@@ -76,9 +76,9 @@ def test_every_keyword_of_fit_that_is_no_data_is_there_with_the_same_default() -
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
-        ("learning_rate", 0), ("max_leaf_nodes", 1), ("max_bins", 256), ("loss", "no_such_loss"), ("max_features", 0.5),
-        ("monotonic_cst", [1]), ("interaction_cst", "pairwise"), ("memory_limit", "2GiB"),
-        ("subsample", 1.5), ("quantile", 0.5), ("checkpoint", "folder"), ("arcbites", True), ("start_from", "model.json"),
+        ("learning_rate", 0), ("max_leaf_nodes", 1), ("max_bins", 256), ("loss", "no_such_loss"), ("max_features", 1.5),
+        ("monotonic_cst", [2]), ("interaction_cst", "some"), ("memory_limit", "2GiB"),
+        ("subsample", 0.0), ("quantile", 0.5), ("checkpoint", "folder"), ("arcbites", True), ("start_from", "model.json"),
         ("early_stopping", "yes"), ("early_stopping", None), ("scoring", 3), ("tol", -1.0), ("n_iter_no_change", 0),
         ("validation_fraction", 1.0), ("validation_fraction", 0), ("validation_fraction", True), ("warm_start", "no"),
         ("verbose", -1), ("random_state", "seed"), ("n_threads", 0), ("categorical_features", ["b"]), ("features", ["a"]),
