@@ -89,7 +89,7 @@ def test_whatever_the_cluster(n_workers: int, n_threads: int) -> None:
     assert booster.sha256 == in_process(big, "z", max_iter=3).sha256
 
 
-@pytest.mark.parametrize("bytes_per_owner", [1, 150_000, 10**9], ids=["each an owner", "some", "one owner"])
+@pytest.mark.parametrize("bytes_per_owner", [1, 400_000, 10**9], ids=["each an owner", "some", "one owner"])
 def test_histograms_that_never_come_together(client: Client, bytes_per_owner: int) -> None:
     """Scheduler and workers are in this process, so what is wide is ours to say. Some owners have nothing worth splitting."""
     rare = {f"rare {i}": np.where(np.arange(len(FRAME)) % 15 == i, np.arange(len(FRAME)), 0.0) for i in range(9)}
@@ -99,7 +99,7 @@ def test_histograms_that_never_come_together(client: Client, bytes_per_owner: in
         booster = on_cluster(client, dd.from_pandas(frame, npartitions=5), "t", **options)
     assert booster.sha256 == in_process(frame, "t", **options).sha256
     owners = {event["owners"] for _, event in client.get_events("dboost") if event["action"] == "tree"}
-    assert {1: 3, 150_000: 2, 10**9: 1}[bytes_per_owner] in owners
+    assert {1: 3, 400_000: 2, 10**9: 1}[bytes_per_owner] in owners
 
 
 def test_data_of_any_kind(client: Client, tmp_path: Any) -> None:
