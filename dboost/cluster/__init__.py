@@ -3,13 +3,19 @@
 This is the only package that imports `distributed`. The client keeps the boosting loop and the lazy source of every
 partition; workers keep the rows; the scheduler's process merges and decides, a tree at a time.
 
+    choice.py       here or on a cluster                                                     client
     source.py       the user's data as loading tasks, one per partition                     client
     loading.py      from surveys to features, target, bins and first score                  client
-    members.py      which worker has which partitions; what happens when one is lost         client
+    table.py        which worker has which partitions; what happens when one is lost         client
+    fit.py          one fit, step by step                                                    client
+    supervision.py  letting an estimator say what rows are for                               client
     engine.py       the engine contract, answered by the cluster                             client
+    newcomers.py    workers that join are given rows                                         client
     connection.py   calls to the reducer                                                     client
     reducer.py      puts questions to workers, merges answers, picks splits                  scheduler
     holder.py       answers the reducer                                                      worker
     holding.py      one worker's shards of one fit                                           worker
+    exchange.py     wide histograms, reduced by feature among workers                        worker
+    intake.py       partitions until they are shards                                         worker
     batch.py        partitions being read                                                    worker
 """

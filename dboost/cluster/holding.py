@@ -1,4 +1,4 @@
-"""What one worker holds of one fit: batches while it loads, then shards and held-out rows.
+"""What one worker holds of one fit: batches while it loads (`intake.py`), then shards and held-out rows.
 
 The methods without underscore are what the reducer may call by name (see `holder.py`); their arguments come pickled and so
 do their results. Calls of one fit run one at a time, in a thread of their own; loading tasks run beside them.
@@ -24,11 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from dboost.binning import sample_rows
-from dboost.cluster.batch import Batch, Survey
 from dboost.cluster.exchange import Owner
+from dboost.cluster.intake import Intake
 from dboost.cluster.messages import pack, unpack
-from dboost.cluster.recipe import Past, Recipe, RowRoles
+from dboost.cluster.recipe import Past, Recipe
 from dboost.engine.in_process import is_small
 from dboost.engine.team import Team
 from dboost.growth.grower import Answer, Question
@@ -36,19 +35,13 @@ from dboost.growth.search import Findings, Searcher
 from dboost.growth.task import Extremes, TreeTask
 from dboost.shard.advance import Scratch, advance_rows
 from dboost.shard.catch_up import ValuedTree, add_grown, leaves_of
-from dboost.shard.loading import encode_table, in_ranges, kept_rows, sampled
+from dboost.shard.loading import encode_table, in_ranges, kept_rows
 from dboost.shard.rounds import Rounds
 from dboost.shard.shard import Shard, runs_of
 from dboost.sources import Table
-from dboost.sources.plan import Plan
 from dboost.statistics.metrics import Rows, Size, find_metrics
 from dboost.training.held_out import HeldOut, flat_scores
 from dboost.training.replay import block_of, raw_scores
-from dboost.training.supervision import HELD_OUT
-from dboost.training.target import encode_like
-
-#: Chunks beyond this total wait in files until they are encoded.
-RETAIN_BYTES = 256 * 2**20
 
 
 @dataclass(eq=False)
@@ -76,7 +69,7 @@ class _Judged:
     n_trees: int = 0
 
 
-class Holding:
+class Holding(Intake):
     """One worker's share of one fit.
 
     Parameters
@@ -86,112 +79,27 @@ class Holding:
     """
 
     def __init__(self, n_threads: int) -> None:
+        super().__init__()
         self.lock = threading.Lock()
         #: Number of the last round that was heard of.
         self.latest = -1
         self._n_threads = n_threads
-        self._guard = threading.Lock()
-        self._batches: dict[str, Batch] = {}
-        self._tables: dict[str, Table] = {}
-        self._targets: dict[str, np.ndarray] = {}
         self._parts: list[_Part] = []
         self._judged: dict[str, list[_Judged]] = {}
-        self._chosen: dict[tuple[str, str], tuple[np.ndarray, np.ndarray | None]] = {}
         self._built: set[str] = set()
         self._recipe: Recipe | None = None
         self._pool = ThreadPoolExecutor(n_threads, "dboost")
         self._team = Team(n_threads)
-        self._closed = False
-
-    def take(self, batch: str, i: int, plan: Plan, bundle: tuple[Any, Any, Any, Any]) -> int:
-        """Read partition `i` into a batch (called by loading tasks, several at a time)."""
-        with self._guard:
-            if batch not in self._batches:
-                self._batches[batch] = Batch(plan, RETAIN_BYTES)
-            found = self._batches[batch]
-        return found.take(i, bundle)
 
     def close(self) -> None:
         """Let go of everything."""
-        self._closed = True
         for batch in self._batches.values():
             batch.close()
         self._pool.shutdown(wait=False)
         self._team.close()
         self._batches, self._tables, self._parts, self._judged = {}, {}, [], {}
 
-    # Loading.
-
-    def attach(self, batch: str, role: str, values: dict[int, Any]) -> None:
-        """Take in target, weight or offset of a batch's partitions, where the user gave them for all rows at once."""
-        self._batches[batch].attach(role, values)
-
-    def survey(self, batch: str, numbers: Sequence[int]) -> Survey:
-        """What the partitions of a batch are made of; those not listed were loaded elsewhere as well, and are forgotten."""
-        return self._batches[batch].survey(numbers)
-
-    def settle(self, batch: str, features: Any, named: bool) -> None:
-        """Turn a batch into a table."""
-        self._tables[batch] = self._batches[batch].table(features, named)
-
-    def encode_target(self, batch: str, target: Any) -> None:
-        """Work out the target of a table's rows."""
-        table = self._tables[batch]
-        counts = table.n_rows > 0 and (table.weight is None or bool((table.weight > 0).any()))
-        self._targets[batch] = encode_like(table, target) if counts else np.zeros(table.n_rows)
-
-    def tell_rows(self, batch: str) -> dict[int, tuple[np.ndarray, np.ndarray | None]]:
-        """Target and weight of all rows by partition, for those who choose rows by them."""
-        table, y = self._tables[batch], self._targets[batch]
-        ends = np.cumsum(table.lengths)
-        slices = [slice(int(end) - n, int(end)) for end, n in zip(ends, table.lengths, strict=True)]
-        weights = [None if table.weight is None else table.weight[rows] for rows in slices]
-        return {i: (y[rows], weight) for i, rows, weight in zip(table.numbers, slices, weights, strict=True)}
-
-    def supervise(self, batch: str, roles: dict[int, RowRoles]) -> None:
-        """Take in what the rows of each partition are for: weights to train with, rows to hold out, rows to watch."""
-        table = self._tables[batch]
-        starts = dict(zip(table.numbers, np.cumsum((0, *table.lengths)).tolist(), strict=False))
-        of_parts = [roles[i] for i in table.numbers]
-        if of_parts and of_parts[0].weight is not None:
-            table.weight = np.concatenate([part.weight for part in of_parts])
-        for name in of_parts[0].chosen if of_parts else ():
-            chosen = [starts[i] + roles[i].chosen[name] for i in table.numbers]
-            self._chosen[batch, name] = np.concatenate(chosen), table.weight
-        held_out = self._chosen.get((batch, HELD_OUT))
-        if held_out is not None:
-            # Rows of weight zero are not trained on; their own weight is kept beside them.
-            table.weight = np.ones(table.n_rows) if table.weight is None else table.weight.copy()
-            table.weight[held_out[0]] = 0.0
-
-    def ask_rows(self, batch: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """``function(y, weight, offset, *arguments)`` of a table's rows of positive weight; None if there are none."""
-        table, y = self._tables[batch], self._targets[batch]
-        weight, offset, kept = table.weight, table.offset, kept_rows(table.weight)
-        if kept is not None:
-            y = y[kept]
-            weight, offset = (values if values is None else values[kept] for values in (weight, offset))
-        return function(y, weight, offset, *arguments) if len(y) else None
-
-    def sample(self, batch: str, starts: dict[int, int], n_rows: int, seed: int) -> dict[int, tuple[list[np.ndarray], Any]]:
-        """The sampled rows of each partition: numeric columns, and weights (or None).
-
-        starts : {partition: number of its first row among all rows of positive weight}
-        """
-        table = self._tables[batch]
-        numbers = table.numbers
-        drawn: dict[int, np.ndarray] = {}
-        first = 0
-        for i, length in zip(numbers, table.lengths, strict=True):
-            weight = None if table.weight is None else table.weight[first : first + length]
-            kept = kept_rows(weight)
-            n = length if kept is None else len(kept)
-            rows = sample_rows(n_rows, seed, starts[i], starts[i] + n) - starts[i]
-            drawn[i] = first + (rows if kept is None else kept[rows])
-            first += length
-        rows = np.concatenate(list(drawn.values())) if drawn else np.empty(0, np.int64)
-        columns = {numbers[k]: part for k, part in sampled(table, rows)}
-        return {i: (part, None if table.weight is None else table.weight[drawn[i]]) for i, part in columns.items()}
+    # Shards.
 
     def build(self, batch: str, recipe: Recipe, past: Past) -> None:
         """Turn a table into shards that know the trees so far, and let go of its raw values."""
