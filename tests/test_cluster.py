@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dboost
-from tests.clusters import a_table, held_fits, scheduler_plugin, threads_cluster
+from tests.clusters import a_table, held_fits, held_rows, scheduler_plugin, threads_cluster
 
 FRAME = a_table(3000)
 NUMBERS = FRAME[["a", "b", "c", "d"]].to_numpy()
@@ -178,6 +179,22 @@ def test_nothing_is_left_behind(client: Client) -> None:
 
 def _enough(iteration: dboost.Iteration) -> None:
     raise RuntimeError("enough")
+
+
+def test_rows_that_lie_on_one_worker_are_shared_out(client: Client) -> None:
+    frame = FRAME[["a", "b", "y"]]
+    (one, *_) = client.scheduler_info()["workers"]
+    persisted = client.persist(dd.from_pandas(frame, npartitions=12), workers=[one])
+    rows: dict[str, int] = {}
+
+    def watch(iteration: dboost.Iteration) -> None:
+        time.sleep(0.05)
+        rows.update(client.run(held_rows))
+
+    booster = on_cluster(client, persisted, "y", callbacks=watch, max_iter=12)
+    assert booster.sha256 == in_process(frame, "y", max_iter=12).sha256
+    assert sum(rows.values()) == len(frame)
+    assert max(rows.values()) < 0.75 * len(frame)
 
 
 def test_callbacks_and_history(client: Client) -> None:

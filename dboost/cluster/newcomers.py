@@ -1,4 +1,4 @@
-"""Workers that join while a fit runs are given their share of the rows.
+"""Workers that join while a fit runs, or that got nothing while it loaded, are given their share of the rows.
 
 Moving rows means to read their partitions once more, on the newcomer, while training goes on; nothing is sent from worker to
 worker. When they are there, between two trees, the new shards catch up with the trees grown so far, the old owners let go of
@@ -27,7 +27,7 @@ class Newcomers:
     def __init__(self, connection: Connection, table: ClusterTable) -> None:
         self._connection = connection
         self._table = table
-        self._met = set(connection.roster) | set(table.workers)
+        self._met = set(table.workers)  # one that got nothing while loading is as good as new
         self._reading: threading.Thread | None = None
         self._receipts: list[Receipt] = []
 

@@ -9,7 +9,7 @@ stopped, or cut off, keeps its connections and says nothing: after `dboost.patie
 and if it does not answer that within the same time, it is removed from the cluster (its nanny, if there is one, starts it
 anew). A worker that is merely slow answers pings, because its work does not run on its event loop.
 
-The scheduler's own loop does no work: merging and searching run in a thread.
+Merging and searching run in a thread, unless they take no longer than a change of threads: the scheduler's loop is everybody's.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ from dboost.growth.grower import Answer, Question, Reply, grow_tree
 from dboost.growth.search import Searcher, merge_findings
 from dboost.growth.task import GrownTree, TreeTask
 from dboost.version import __version__
+
+#: What is merged and searched in about a millisecond, the price of two changes of threads.
+_LIGHT_BYTES, _LIGHT_OPENINGS = 512 * 1024, 8
 
 
 def patience() -> float:
@@ -277,9 +280,10 @@ class Reducer(SchedulerPlugin):
         while True:
             began = time.perf_counter()
             results = await self._fan_out(name, workers, self._round(name, workers, begin, question, owners))
-            following, compute, reducing = await asyncio.to_thread(advance, results)
-            elapsed = time.perf_counter() - began
             n_bytes = sum(map(len, results.values()))
+            light = n_bytes <= _LIGHT_BYTES and len(question.openings) <= _LIGHT_OPENINGS
+            following, compute, reducing = advance(results) if light else await asyncio.to_thread(advance, results)
+            elapsed = time.perf_counter() - began
             timing += Timing(1, compute, reducing, elapsed - compute - reducing, n_bytes)
             if isinstance(following, GrownTree):
                 event = {"action": "tree", "fit": name, "workers": len(workers), "leaves": following.n_leaves}
