@@ -30,8 +30,8 @@ class Engine(Protocol):
         """What ``function(shard, first, last, *arguments)`` says of ranges of rows that together are all training rows.
 
         The function is one of a module, so that it can be sent to where the rows are, and changes nothing: when a worker is
-        lost, all are asked again. How the rows are divided is the engine's affair: what follows from the answers must not depend on
-        it, so they are merged by sums of integers, minima or maxima.
+        lost, all are asked again. How the rows are divided is the engine's affair: what follows from the answers must not
+        depend on it, so they are merged by sums of integers, minima or maxima.
         """
 
     def grow(self, task: TreeTask) -> GrownTree:
