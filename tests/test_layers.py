@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "dboost"
 
 #: From the ground up.
 FLOORS: list[set[str]] = [
-    {"errors", "schema", "version", "late"},
+    {"errors", "schema", "version", "late", "remote"},
     {"params"},
     {"kernels"},
     {"losses"},

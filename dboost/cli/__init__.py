@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from dboost.cli.arguments import parse
 from dboost.errors import DataError, InputTypeError, ModelFileError, ParameterError
+from dboost.remote import is_of_store, reason, shown
 
 DONE, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 
@@ -47,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _sentence(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    text = " ".join(str(error).split())
+    if is_of_store(error):
+        return reason(error)
+    text = " ".join(shown(error).split())
     known = type(error).__module__.startswith("dboost")
     if known and text:
         return text

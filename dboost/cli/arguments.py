@@ -60,6 +60,11 @@ def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command.add_argument("--output", metavar="FILE", default="model.json", help="where the model goes [%(default)s]")
     command.add_argument("--history", metavar="FILE.csv", help="also write score and seconds of each iteration")
     command.add_argument("--start-from", metavar="MODEL", help="continue boosting this model on the data")
+    command.add_argument(
+        "--only-new",
+        action="store_true",
+        help="train on the files that the model at --output has not seen, continuing it; nothing is done when there are none",
+    )
     command.add_argument("--checkpoint", metavar="DIR", help="save progress here; the same command resumes from it")
     command.add_argument("--memory-limit", metavar="SIZE", help="what a worker may use, for example 2GiB")
     command.add_argument("--arcbites", action="store_true", help="boost on subsets that fit the memory, one by one")

@@ -2,7 +2,8 @@
 
 What is written gets a name of its own beside the final one and is renamed when it is complete, so a run that fails or
 is stopped leaves what was there before. Whether the place can be written at all is asked before the work starts, not
-after an hour of training. Local paths and URLs (through fsspec) are treated alike.
+after an hour of training. Local paths and URLs (through fsspec) are treated alike; only that a folder in an object store
+appears file by file, in the order of names, since there are no folders to rename there.
 """
 
 from __future__ import annotations
@@ -16,12 +17,21 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from dboost.errors import ParameterError
+from dboost.errors import DBoostError, ParameterError
+from dboost.remote import is_failure, missing_bucket, reason, shown
 
 
 def check(path: str, option: str) -> None:
     """Raise a `ParameterError` when `path` cannot be written: wrong kind, a folder in use, no folder to put it in."""
-    files, name = fsspec.url_to_fs(path)
+    with _usable(option, path):
+        files, name = fsspec.url_to_fs(path)
+        _check_place(files, name, path, option)
+
+
+def _check_place(files: Any, name: str, path: str, option: str) -> None:
+    bucket = missing_bucket(files, name)
+    if bucket is not None:
+        raise ParameterError(f"{option} {shown(path)}: there is no bucket {bucket}")
     if path.endswith("/"):
         if files.isfile(name):
             raise ParameterError(f"{option} {path} is to be a folder, but there is a file of that name")
@@ -32,6 +42,19 @@ def check(path: str, option: str) -> None:
     folder = posixpath.dirname(name)
     if isinstance(files, LocalFileSystem) and not files.isdir(folder):
         raise ParameterError(f"{option} {path}: there is no folder {folder}")
+
+
+@contextmanager
+def _usable(option: str, path: str) -> Iterator[None]:
+    """What a store says becomes a sentence that names the option."""
+    try:
+        yield
+    except DBoostError:
+        raise
+    except Exception as error:
+        if not is_failure(error):
+            raise
+        raise ParameterError(f"{option} {shown(path)} cannot be used: {reason(error)}") from error
 
 
 @contextmanager
@@ -54,9 +77,13 @@ def whole_folder(path: str) -> Iterator[Callable[[str], Any]]:
     files.makedirs(draft)
     try:
         yield lambda file: files.open(posixpath.join(draft, file), "wb")
-        if files.isdir(name):
-            files.rmdir(name)
-        files.mv(draft, name, recursive=True)
+        if isinstance(files, LocalFileSystem):
+            if files.isdir(name):
+                files.rmdir(name)
+            files.mv(draft, name, recursive=True)
+        else:  # a store has no folders to rename: object by object, each of them whole
+            for file in sorted(files.find(draft)):
+                files.mv(file, name + file.removeprefix(draft))
     finally:
         if files.exists(draft):
             files.rm(draft, recursive=True)

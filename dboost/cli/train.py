@@ -1,17 +1,22 @@
 """``dboost train``: the keywords of `dboost.fit` from the command line, a saved model at the end.
 
 The model file is the one that the same call of `dboost.fit` would save. ``--history`` writes what is not in it because
-it differs from run to run: seconds and bytes per iteration, beside the scores.
+it differs from run to run: seconds and bytes per iteration, beside the scores. With ``--only-new`` the same command begins a
+model, continues it when more files have arrived, and does nothing when none have.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 import dboost
 from dboost.cli import outputs, settings
+from dboost.cli.ledger import Ledger
 from dboost.cluster.choice import cluster_at
+from dboost.errors import DataError, ParameterError
+from dboost.remote import shown
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -20,17 +25,48 @@ def run(arguments: argparse.Namespace) -> None:
         outputs.check(arguments.history, "--history")
     parameters = settings.gather(arguments.params, arguments.set, settings.parameter_names())
     parameters |= _options(arguments)
+    if arguments.only_new:
+        _train_on_new(arguments, parameters)
+    else:
+        _train(arguments, arguments.data, parameters)
+
+
+def _train(
+    arguments: argparse.Namespace, data: Any, parameters: dict[str, Any], before_saving: Callable[[Any], None] | None = None
+) -> None:
     try:
         with cluster_at(arguments.scheduler, arguments.workers) as client:
-            booster = dboost.fit(arguments.data, arguments.target, client=client, **parameters)
+            booster = dboost.fit(data, arguments.target, client=client, **parameters)
     except KeyboardInterrupt as stop:  # fit says in it how far it came
         raise KeyboardInterrupt(f"{str(stop) or 'interrupted'}; nothing was saved") from stop
+    if before_saving is not None:
+        before_saving(booster)
     booster.save(arguments.output)
     if arguments.history:
         with outputs.whole(arguments.history) as file:
             booster.history.to_csv(file, index=False)
     if not arguments.quiet:
         print(_summary(booster, arguments.output))
+
+
+def _train_on_new(arguments: argparse.Namespace, parameters: dict[str, Any]) -> None:
+    """Begin the model, or continue it on the files that it has not seen; see `dboost.cli.ledger`."""
+    if arguments.start_from:
+        raise ParameterError("--only-new continues the model at --output: --start-from has no place beside it")
+    checkpoint = parameters.get("checkpoint")
+    ledger = Ledger(arguments.output, arguments.data, checkpoint)
+    batch = ledger.open()
+    if batch is None:
+        if not ledger.seen:
+            raise DataError(f"there is no file at {shown(arguments.data)}")
+        print(f"nothing new at {shown(arguments.data)}: {shown(arguments.output)} has learned from all that is there")
+        return
+    if batch.base is not None:
+        parameters["start_from"] = arguments.output
+    if checkpoint is not None:
+        parameters["checkpoint"] = ledger.checkpoint(batch)
+    _train(arguments, ledger.urls(batch), parameters, lambda booster: ledger.promise(booster.sha256))
+    ledger.settle()
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:

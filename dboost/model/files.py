@@ -15,6 +15,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from dboost.errors import ModelFileError
+from dboost.remote import is_failure, reason, shown
 
 
 class FileMissingError(ModelFileError, FileNotFoundError):
@@ -41,7 +42,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
             _replace(Path(place), data)
         else:
             filesystem.pipe_file(place, data)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:
         raise _refusal("write", name, error) from error
 
 
@@ -57,7 +58,7 @@ def read_whole(path: str | os.PathLike[str]) -> bytes:
     try:
         filesystem, place = url_to_fs(name)
         return filesystem.cat_file(place)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:
         raise _refusal("read", name, error) from error
 
 
@@ -95,9 +96,14 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _refusal(verb: str, name: str, error: Exception) -> ModelFileError:
+def _refusal(verb: str, name: str, error: Exception) -> Exception:
+    """The error in our words; one that is not about the file is itself."""
+    if not is_failure(error):
+        return error
+    name = shown(name)
     if isinstance(error, FileNotFoundError):
-        reason = str(error) if str(error).startswith("there is no folder") else "there is no such file"
-        return FileMissingError(f"cannot {verb} {name}: {reason}")
-    reason = getattr(error, "strerror", None) or str(error)
-    return ModelFileError(f"cannot {verb} {name}: {reason}")
+        why = str(error) if str(error).startswith("there is no folder") else "there is no such file"
+        if verb == "write" and "://" in name:
+            why = "there is no such place"
+        return FileMissingError(f"cannot {verb} {name}: {why}")
+    return ModelFileError(f"cannot {verb} {name}: {reason(error)}")

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import io
 import os
+import posixpath
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import dask.dataframe as dd
@@ -21,12 +24,15 @@ from fsspec.utils import read_block
 
 from dboost.errors import DataError, DBoostError
 from dboost.late import pa, pd
+from dboost.remote import is_failure, reason, shown
 
 #: Bytes of text per partition.
 BLOCK_BYTES = 32 * 2**20
 #: Rows of the first file that decide which columns are text.
 SAMPLE_ROWS = 1000
 
+#: What makes a path a glob.
+_MAGIC = re.compile(r"[*?\[]")
 _PARQUET = (".parquet", ".parq", ".pq")
 _CSV = (".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".csv.zip", ".csv.zst")
 
@@ -55,6 +61,50 @@ def open_path(path: Any) -> dd.DataFrame:
     raise DataError(f"{_shown(path)} is neither Parquet nor CSV: its name must end in .parquet, .csv or .csv.gz")
 
 
+@dataclass(frozen=True)
+class DataFiles:
+    """The files that a path stands for, by names that stay when the folder is spelled in another way.
+
+    Attributes
+    ----------
+    root : str
+        URL of the folder that the names begin in.
+    urls : dict of str to str
+        Full URLs by name, in the order in which the rows are read.
+    sizes : dict of str to int
+        Bytes by name.
+    """
+
+    root: str
+    urls: dict[str, str]
+    sizes: dict[str, int]
+
+
+def find_files(path: Any) -> DataFiles:
+    """What files there are now; none is no error.
+
+    Parameters
+    ----------
+    path : file, folder, glob or URL
+
+    Raises
+    ------
+    DataError
+        When the place cannot be looked at.
+    """
+    with reading(path):
+        fs, place = fsspec.url_to_fs(path)
+        fs.invalidate_cache()
+        urls = _files(os.fspath(path))
+        root = place if fs.isdir(place) or not urls else posixpath.dirname(place)
+        while _MAGIC.search(root):
+            root = posixpath.dirname(root)
+        places = [fs._strip_protocol(url) for url in urls]
+        names = [posixpath.relpath(place, root) for place in places]
+        sizes = [fs.info(place)["size"] for place in places]
+        return DataFiles(fs.unstrip_protocol(root), dict(zip(names, urls, strict=True)), dict(zip(names, sizes, strict=True)))
+
+
 @contextmanager
 def reading(path: Any) -> Iterator[None]:
     """Errors of the libraries that read files become a DataError that names the path; None changes nothing."""
@@ -62,14 +112,14 @@ def reading(path: Any) -> Iterator[None]:
         yield
     except DBoostError:
         raise
-    except (OSError, EOFError, ValueError, RuntimeError, ImportError, pa.ArrowException) as error:
-        if path is None:
+    except Exception as error:
+        if path is None or not (is_failure(error) or isinstance(error, RuntimeError | pa.ArrowException)):
             raise
-        raise DataError(f"cannot read {_shown(path)}: {str(error).strip()}") from error
+        raise DataError(f"cannot read {_shown(path)}: {reason(error)}") from error
 
 
 def _shown(path: Any) -> str:
-    return ", ".join(map(os.fspath, path)) if isinstance(path, (list, tuple)) else os.fspath(path)
+    return ", ".join(map(shown, path)) if isinstance(path, (list, tuple)) else shown(path)
 
 
 def _files(path: str) -> list[str]:
