@@ -61,9 +61,12 @@ def missing_bucket(filesystem: Any, place: str) -> str | None:
     if not (bucket and slash) or ":" in bucket:
         return None
     try:
-        return None if filesystem.exists(bucket) else bucket
+        filesystem.info(bucket)  # exists() would take any failure for a no
+    except FileNotFoundError:
+        return bucket
     except PermissionError:
-        return None
+        pass
+    return None
 
 
 def _package(error: BaseException) -> str:

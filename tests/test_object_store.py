@@ -1,0 +1,186 @@
+"""Data, models and everything else in an object store, with credentials from the environment only."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import cloudpickle
+import fsspec
+import numpy as np
+import pandas as pd
+import pytest
+
+import dboost
+from dboost import remote
+from dboost.cli import main
+from dboost.errors import DataError, ModelFileError
+from dboost.params import RESERVED
+from dboost.sources.paths import open_path
+from tests.clusters import a_table, threads_cluster
+from tests.object_store import KEY_ID, SECRET, served
+
+ROWS = a_table(600)[["a", "b", "e", "y"]]
+FEW = ("--set", "max_iter=3", "--set", "max_leaf_nodes=5")
+TRAIN = ("train", "s3://lake/rows", "--target", "y", *FEW)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fsspec.AbstractFileSystem]:
+    with served(tmp_path_factory.mktemp("nowhere")):
+        for i in range(3):
+            ROWS.iloc[200 * i : 200 * i + 200].to_parquet(f"s3://lake/rows/part-{i}.parquet", index=False)
+        yield fsspec.filesystem("s3")
+
+
+def names(store: fsspec.AbstractFileSystem) -> list[str]:
+    store.invalidate_cache()
+    return [name for name in store.find("lake") if not name.startswith("lake/rows/")]
+
+
+@pytest.fixture
+def empty(store: fsspec.AbstractFileSystem) -> Iterator[fsspec.AbstractFileSystem]:
+    yield store
+    for name in names(store):
+        store.rm(name)
+
+
+def test_a_model_from_a_store_is_the_model_from_a_folder(
+    empty: fsspec.AbstractFileSystem, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main((*TRAIN, "--output", "s3://lake/model.json", "--history", "s3://lake/model.json.history.csv")) == 0
+    local = dboost.fit(ROWS, "y", max_iter=3, max_leaf_nodes=5, progress=False)
+    local.save(tmp_path / "model.json")
+    assert empty.cat_file("lake/model.json") == (tmp_path / "model.json").read_bytes()
+    booster = dboost.load("s3://lake/model.json")
+    expected = booster.predict(ROWS).to_numpy()
+
+    assert main(("predict", "s3://lake/model.json", "s3://lake/rows", "--output", "s3://lake/one.parquet")) == 0
+    np.testing.assert_array_equal(pd.read_parquet("s3://lake/one.parquet")["prediction"], expected)
+    assert main(("predict", "s3://lake/model.json", "s3://lake/rows", "--output", "s3://lake/many/")) == 0
+    np.testing.assert_array_equal(pd.read_parquet("s3://lake/many/")["prediction"], expected)
+    assert main(("inspect", "s3://lake/model.json", "--html", "s3://lake/report.html")) == 0
+    assert "seconds in iterations" in empty.cat_file("lake/report.html").decode()
+    assert names(empty) == [
+        f"lake/{name}"
+        for name in (
+            "many/part-00000.parquet", "many/part-00001.parquet", "many/part-00002.parquet",
+            "model.json", "model.json.history.csv", "one.parquet", "report.html",
+        )
+    ]  # fmt: skip
+
+
+def test_on_a_cluster_and_nothing_secret_anywhere(
+    empty: fsspec.AbstractFileSystem, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    alone = dboost.fit("s3://lake/rows", "y", max_iter=3, progress=False)
+    with caplog.at_level(logging.INFO, "distributed"), threads_cluster(2, 1) as client:
+        booster = dboost.fit("s3://lake/rows", "y", eval_set="s3://lake/rows", max_iter=3, client=client, progress=True)
+        events = str(client.get_events())
+        tasks = pickle.dumps(cloudpickle.dumps(open_path("s3://lake/rows").optimize().__dask_graph__()))
+    assert booster.predict(ROWS).equals(alone.predict(ROWS))
+    booster.save("s3://lake/model.json")
+    shown = capfd.readouterr()
+    for text in (shown.out, shown.err, caplog.text, events, empty.cat_file("lake/model.json").decode()):
+        assert SECRET not in text and KEY_ID not in text
+    assert SECRET.encode() not in tasks and KEY_ID.encode() not in tasks
+
+
+@pytest.mark.skipif("checkpoint" in RESERVED, reason="checkpoints are not there yet")
+def test_checkpoints(empty: fsspec.AbstractFileSystem) -> None:
+    options = {"max_iter": 6, "max_leaf_nodes": 5, "checkpoint": "s3://lake/kept", "checkpoint_every": 1, "progress": False}
+    whole = dboost.fit("s3://lake/rows", "y", **options | {"checkpoint": None})
+
+    def stop(now: dboost.Iteration) -> None:
+        if now.iteration == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        dboost.fit("s3://lake/rows", "y", callbacks=stop, **options)
+    kept = names(empty)
+    assert kept and all(name.startswith("lake/kept/") for name in kept)
+    assert all(SECRET.encode() not in empty.cat_file(name) for name in kept)
+    seen: list[int] = []
+    resumed = dboost.fit("s3://lake/rows", "y", callbacks=lambda now: seen.append(now.iteration), **options)
+    assert resumed.sha256 == whole.sha256
+    assert min(seen) > 1
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ((*TRAIN, "--output", "s3://nolake/model.json"), "--output s3://nolake/model.json: there is no bucket nolake"),
+        ((*TRAIN, "--output", "s3://lake/rows/"), "--output s3://lake/rows/: the folder exists and is not empty"),
+        ((*TRAIN, "--output", "s3://lake/rows"), "--output s3://lake/rows is a folder"),
+        (("train", "s3://nolake/rows", "--target", "y", "--output", "s3://lake/m.json"), "no file at s3://nolake/rows"),
+        (("train", "s3://lake/row", "--target", "y", "--output", "s3://lake/m.json"), "there is no file at s3://lake/row"),
+        (("inspect", "s3://lake/m.json"), "cannot read s3://lake/m.json: there is no such file"),
+        (("inspect", "s3://nolake/m.json"), "cannot read s3://nolake/m.json: there is no such file"),
+        (("predict", "s3://lake/rows/part-0.parquet", "s3://lake/rows", "--output", "s3://lake/p"), "not a dboost model"),
+    ],
+)
+def test_what_is_not_there(
+    store: fsspec.AbstractFileSystem, command: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 2
+    shown = capsys.readouterr()
+    (line,) = shown.err.splitlines()
+    assert complaint in line
+    assert names(store) == []
+
+
+def test_a_bucket_that_is_not_there_is_noticed_at_save(store: fsspec.AbstractFileSystem) -> None:
+    booster = dboost.fit(ROWS, "y", max_iter=1, progress=False)
+    with pytest.raises(ModelFileError, match=r"^cannot write s3://nolake/model\.json: there is no such place$"):
+        booster.save("s3://nolake/model.json")
+
+
+def test_no_credentials(
+    store: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    type(store).clear_instance_cache()
+    try:
+        for command in (
+            (*TRAIN, "--output", "s3://lake/m.json"),
+            (*TRAIN, "--output", "m.json"),
+            ("inspect", "s3://lake/m.json"),
+        ):
+            assert main(command) == 2
+            (line,) = capsys.readouterr().err.splitlines()
+            assert "s3://lake" in line and "there are no credentials in the environment" in line
+    finally:
+        type(store).clear_instance_cache()
+
+
+def test_access_denied_is_said_of_the_place(store: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("Forbidden")
+
+    monkeypatch.setattr(type(store), "cat_file", refuse)
+    monkeypatch.setattr(type(store), "exists", refuse)
+    monkeypatch.setattr(type(store), "info", refuse)
+    with pytest.raises(ModelFileError, match=r"cannot read s3://lake/model\.json: access is denied"):
+        dboost.load("s3://lake/model.json")
+    with pytest.raises(DataError, match="cannot read s3://lake/rows: access is denied"):
+        dboost.fit("s3://lake/rows", "y")
+    # Whoever may not look at the bucket may still be allowed to write into it.
+    assert remote.missing_bucket(store, "lake/model.json") is None
+
+
+def test_addresses_are_shown_without_what_is_secret() -> None:
+    for address, shown in {
+        "s3://lake/rows": "s3://lake/rows",
+        "https://me:word@host/rows.csv": "https://host/rows.csv",
+        "https://host/rows.csv?X-Amz-Signature=word&X-Amz-Date=1": "https://host/rows.csv",
+        "could not open https://me:word@host/a?sig=word: refused": "could not open https://host/a refused",
+        "folder/a?b.csv": "folder/a?b.csv",
+        "user@example/rows": "user@example/rows",
+    }.items():
+        assert remote.shown(address) == shown
+    with pytest.raises(DataError) as error:
+        open_path("ftp://me:word@127.0.0.1:1/rows.csv")
+    assert "word" not in str(error.value)
