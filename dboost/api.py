@@ -9,6 +9,7 @@ from dboost.booster import Booster
 from dboost.cluster.choice import client_for
 from dboost.params import make_parameters
 from dboost.sources import open_table
+from dboost.training.budget import Budget, parse_limit, reading_within
 from dboost.training.fit import available_threads, fit_table
 from dboost.training.monitor import Callback
 
@@ -27,6 +28,7 @@ def fit(
     n_threads: int | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
+    memory_limit: int | str | None = None,
     **parameters: Any,
 ) -> Booster:
     """Train a boosted model.
@@ -57,6 +59,9 @@ def fit(
         Called with an `Iteration` after every iteration; returning True stops the fit.
     progress : bool, optional
         True: a bar on a terminal, lines elsewhere; False: nothing; default: a bar if there is a terminal.
+    memory_limit : int or str, optional
+        What the fit may add to the memory of this process, in bytes or as "2GiB". Rows that do not fit go to temporary files
+        and are streamed; the model is the same. Default: all rows stay in memory.
     **parameters
         See `dboost.params.Parameters`.
 
@@ -73,6 +78,8 @@ def fit(
     """
     checked = make_parameters(parameters)
     threads = available_threads(n_threads)
+    limit = parse_limit(memory_limit)
+    budget = None if limit is None else Budget(limit)
     with client_for(data, client) as cluster:
         if cluster is not None:
             from dboost.cluster.fit import fit_on_cluster
@@ -101,7 +108,7 @@ def fit(
                     offset=offset,
                     features=features,
                     categorical_features=categorical_features,
-                    n_threads=threads,
+                    **reading_within(budget, threads),
                 ),
                 checked,
                 target_name=target,
@@ -112,6 +119,7 @@ def fit(
                 n_threads=threads,
                 callbacks=callbacks,
                 progress=progress,
+                budget=budget,
             )
     own = None if isinstance(checked.loss, str) else checked.loss
     return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=own)

@@ -199,7 +199,6 @@ RESERVED: dict[str, Any] = {
     "source_name": None,
     "checkpoint": None,
     "checkpoint_every": 10,
-    "memory_limit": None,
     "arcbites": None,
 }
 

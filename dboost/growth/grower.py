@@ -10,6 +10,9 @@ once, and the best-first order is replayed afterwards over what is known: a spli
 left and its children have been looked at. What was opened for nothing is dropped. The tree is the one that opening a single
 leaf at a time would have given, in about log-many rounds.
 
+What is opened stays bounded, too: beyond `MOST_OPENED` leaves for each that the tree may have, a round opens only the leaf that
+it must. Then shards can keep the node of each row in a small number.
+
 Of two children only one is added up, the one with fewer rows (or the smaller Hessian where rows are not counted); the other
 is its parent minus that.
 """
@@ -28,6 +31,9 @@ from dboost.growth.task import GrownTree, TreeTask
 from dboost.kernels import kernel
 from dboost.kernels.histograms import Layout
 from dboost.kernels.splits import FEATURE
+
+#: How many leaves may be opened for each that the tree may have, before guessing stops.
+MOST_OPENED = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +225,8 @@ class _Grower:
         key = (lambda n: (n.depth, -n.gain, n.number)) if rule.order == DEPTH_WISE else (lambda n: (0, -n.gain, n.number))
         n_left = rule.max_leaves - (self.n_committed + 1) // 2
         likely = [node for node in sorted(known, key=key)[: 3 * n_left // 2] if node.children is None]
-        return [first, *likely[: self.width - 1]]
+        room = min(self.width - 1, MOST_OPENED * rule.max_leaves - self.n_numbers // 2)
+        return [first, *likely[: max(room, 0)]]
 
     def _split(self, node: _Node) -> Split:
         """Give a node's children numbers and sums."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -34,8 +34,10 @@ def propose_binning(table: Table, kept: np.ndarray | None, *, max_bins: int, see
     return propose_from(table.features, [part for _, part in sampled(table, rows)], weight, max_bins, n_threads)
 
 
-def sampled(table: Table, rows: np.ndarray) -> Iterator[tuple[int, list[np.ndarray]]]:
-    """Some rows (int64, ascending) of a table, chunk by chunk: the chunk's number and its numeric columns."""
+def sampled(table: Table, rows: np.ndarray, numeric: Sequence[int] | None = None) -> Iterator[tuple[int, list[np.ndarray]]]:
+    """Some rows (int64, ascending) of a table, chunk by chunk: the chunk's number and its numeric columns, or some of them."""
+    if numeric is None:
+        numeric = [j for j, feature in enumerate(table.features) if not feature.is_categorical]
     whole = len(rows) == table.n_rows
     start = 0
     for i, length in enumerate(table.lengths):
@@ -43,8 +45,7 @@ def sampled(table: Table, rows: np.ndarray) -> Iterator[tuple[int, list[np.ndarr
         if low < high:
             chunk = table.chunk(i)
             local: Any = slice(None) if whole else rows[low:high] - start
-            numeric = [j for j, feature in enumerate(table.features) if not feature.is_categorical]
-            if chunk.matrix is not None and not whole:
+            if chunk.matrix is not None and not whole and len(numeric) == len(table.features):
                 columns = np.ascontiguousarray(np.take(chunk.matrix, local, axis=0).T)
                 yield i, [columns[j] for j in numeric]
             else:
@@ -79,7 +80,7 @@ def encode_table(
     codes = empty_codes(layout, n_rows)
     position = start = 0
     with ThreadPoolExecutor(n_threads) as pool:
-        encoder = _Encoder(binning, codes, pool, n_threads)
+        encoder = Encoder(binning, codes, pool, n_threads)
         for i, length in enumerate(table.lengths):
             if length:
                 chunk = table.chunk(i)
@@ -98,7 +99,7 @@ def encode_table(
     return codes
 
 
-class _Encoder:
+class Encoder:
     """Encodes chunk after chunk into the rows of `codes`."""
 
     def __init__(self, binning: Binning, codes: Codes, pool: ThreadPoolExecutor, n_threads: int) -> None:

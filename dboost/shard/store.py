@@ -6,17 +6,18 @@ A *block file* keeps fields of consecutive rows, blocks of `block_rows` rows one
     | tiles … | wide … |                      | tiles … | wide … |       …
     ^ 0       ^ the same place in each block  ^ stride
 
-Within a block each field is one array, ``[before…, rows, after…]`` in C order and the machine's byte order, at a multiple of 64
-bytes. All blocks have the same stride; the last one, which may hold fewer rows, is as long as the others and ends in zeros. So
-the place of everything follows from the list of fields and the number of rows, and a file is read with a few lines of NumPy.
+Within a block each field is one array, ``[before…, rows, after…]`` in C order and the machine's byte order, at a multiple
+of 64 bytes. All blocks have the same stride; the last one, which may hold fewer rows, is as long as the others and ends
+in zeros. So the place of everything follows from the list of fields and the number of rows, and a file is read with a few
+lines of NumPy.
 
 Blocks of a *sealed* file never change once they are written. Each has a checksum, which is verified whenever the block is
-read: a flipped bit, a file cut short or one that was exchanged is an error that names file and block, never a wrong model.
-Other files hold what changes with every tree; their fields can be read and written one by one.
+read: a flipped bit, a file cut short or one that was exchanged is an error that names file and block, never a wrong
+model. Other files hold what changes with every tree; their fields can be read and written one by one.
 
-Files are read with `preadv` into buffers that are used again, never mapped: mapped pages count as memory of the process, and
-Dask pauses and kills workers by that. The space of a file is reserved when it is made, so a full disk is noticed at once and
-not in the middle of training.
+Files are read with `preadv` into buffers that are used again, never mapped: mapped pages count as memory of the process,
+and Dask pauses and kills workers by that. The space of a file is reserved when it is made, so a full disk is noticed at
+once and not in the middle of training.
 """
 
 from __future__ import annotations

@@ -125,10 +125,13 @@ class Spool:
     ----------
     retain_bytes : int
         How much may stay in memory, in total.
+    most_bytes : int, optional
+        Lists that are larger are refused.
     """
 
-    def __init__(self, retain_bytes: int) -> None:
+    def __init__(self, retain_bytes: int, most_bytes: int | None = None) -> None:
         self._allowance = retain_bytes
+        self._most_bytes = most_bytes
         self._kept: dict[int, _Kept] = {}
         self._directory: PrivateDirectory | None = None
         self._lock = threading.Lock()
@@ -142,6 +145,12 @@ class Spool:
     def put(self, number: int, arrays: list[np.ndarray]) -> None:
         """Keep arrays under a number. Those kept in memory are copied if they are views of something larger."""
         size = sum(array.nbytes for array in arrays)
+        if self._most_bytes is not None and size > self._most_bytes:
+            found, most = (f"{n_bytes / 2**20:.1f} MiB" for n_bytes in (size, self._most_bytes))
+            raise DBoostError(
+                f"partition {number} has {found} of columns, but memory_limit leaves {most} for one: make the partitions smaller "
+                f"or the limit {size / self._most_bytes:.2g} times as large"
+            )
         with self._lock:
             fits = size <= self._allowance
             if fits:

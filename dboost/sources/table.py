@@ -41,6 +41,7 @@ def open_table(
     like: tuple[Feature, ...] | None = None,
     n_threads: int | None = None,
     retain_bytes: int = 64 * 2**20,
+    most_bytes: int | None = None,
     require_target: bool = True,
 ) -> Table:
     """Read a table of any kind, once.
@@ -63,6 +64,8 @@ def open_table(
         Threads that compute Dask partitions. Default: Dask's.
     retain_bytes : int
         Chunks of Dask collections beyond this total are kept in temporary files.
+    most_bytes : int, optional
+        A partition whose columns are larger is an error.
     require_target : bool
         False allows tables without a target.
 
@@ -98,7 +101,7 @@ def open_table(
     given = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
     plan = make_plan(names, named, roles=given, features=features, categorical_features=categorical_features, like=like)
     separate = separate_roles(plan, given)
-    spool = Spool(retain_bytes)
+    spool = Spool(retain_bytes, most_bytes)
     try:
         reader = Reader(plan, spool)
         if in_partitions:

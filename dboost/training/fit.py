@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dboost.engine.in_process import InProcessEngine
+from dboost.engine.streamed import StreamedEngine
 from dboost.errors import ParameterError
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
@@ -17,12 +20,16 @@ from dboost.shard.shard import Shard
 from dboost.sources import Table
 from dboost.statistics.metrics import find_metrics
 from dboost.training.boost import Clock, Fitted, Prepared, boost, checked, reading, stopping_rule, with_columns
+from dboost.training.budget import Budget, in_words
 from dboost.training.held_out import Yardstick, flat_scores, named_sets
 from dboost.training.monitor import Callback
 from dboost.training.replay import check_continues, raw_scores
 from dboost.training.start import in_one_part, start_of
+from dboost.training.streamed import propose_within, stream_table, traits_of
 from dboost.training.supervision import HELD_OUT, WATCHED, Supervise, Supervision
 from dboost.training.target import read_target
+
+_log = logging.getLogger("dboost")
 
 
 def available_threads(wanted: int | None) -> int:
@@ -48,6 +55,7 @@ def fit_table(
     progress: bool | None = None,
     supervise: Supervise | None = None,
     start_from: Ensemble | None = None,
+    budget: Budget | None = None,
 ) -> Fitted:
     """Load, bin and train.
 
@@ -65,6 +73,8 @@ def fit_table(
     start_from : Ensemble, optional
         A model of the same data. Training goes on where it ended, until `max_iter` iterations in total; with the
         parameters that it had the result is, to the last bit, that of a single fit.
+    budget : Budget, optional
+        What the fit may add to the process's memory. Rows that do not fit are streamed from files; the model is the same.
     """
     sets = list(named_sets(eval_set))
     callbacks = checked(callbacks)
@@ -86,7 +96,8 @@ def fit_table(
         kept = _training_rows(plan, table.n_rows)
         clock.lap("load")
 
-        binning = propose_binning(table, kept, max_bins=parameters.max_bins, seed=parameters.random_state, n_threads=n_threads)
+        proposing = propose_binning if budget is None else partial(propose_within, budget=budget)
+        binning = proposing(table, kept, max_bins=parameters.max_bins, seed=parameters.random_state, n_threads=n_threads)
         y = target.values if kept is None else target.values[kept]
         weight = table.weight if kept is None or table.weight is None else table.weight[kept]
         if weight is not None and (weight == 1.0).all():
@@ -98,10 +109,23 @@ def fit_table(
         )
         layout, baseline = prepared.layout, prepared.baseline
         target, loss = prepared.target, start.loss
-        codes = encode_table(table, binning, layout, kept, n_threads)
-        raw = flat_scores(baseline, len(y)) if start_from is None else raw_scores(start_from, table, kept, n_threads)
-        if offset is not None:
-            raw += offset
+        engine: InProcessEngine | StreamedEngine
+        if budget is None or budget.holds_rows(traits_of(prepared), len(y), n_threads):
+            _log.info("%d rows are trained on in memory", len(y))
+            shard = _in_memory(table, prepared, kept, y, weight, offset, start_from, n_threads)
+            engine = InProcessEngine(
+                shard,
+                loss.terms(),
+                rule=prepared.rule,
+                n_planes=prepared.n_planes,
+                coarse=start.loss_unit,
+                n_threads=n_threads,
+            )
+        else:
+            _log.info("%d rows do not fit memory_limit=%s and are streamed from files", len(y), in_words(budget.limit))
+            engine = stream_table(
+                table, prepared, kept, y, weight, offset, start_from=start_from, n_threads=n_threads, budget=budget
+            )
         yardstick = Yardstick(
             target,
             binning,
@@ -118,35 +142,48 @@ def fit_table(
             for name, rows in ((HELD_OUT, plan.held_out), (WATCHED, plan.watched))
             if rows is not None
         ]
-    del table
-    rule = prepared.rule
+    del table, y, weight, offset
+    clock.lap("bin")
+    try:
+        with reading():
+            judged += [yardstick.data(*one) for one in with_columns(sets, target_name, weight_name, offset_name)]
+    except BaseException:
+        engine.close()
+        raise
+    clock.lap("load")
+
+    held_out = [hold_out(engine.team) for hold_out in judged]
+    return boost(prepared, engine, held_out, callbacks=callbacks, progress=progress, clock=clock, so_far=so_far)
+
+
+def _in_memory(
+    table: Table,
+    prepared: Prepared,
+    kept: np.ndarray | None,
+    y: np.ndarray,
+    weight: np.ndarray | None,
+    offset: np.ndarray | None,
+    start_from: Ensemble | None,
+    n_threads: int,
+) -> Shard:
+    """The rows of a table, or those kept, as one shard; y, weight and offset are of these rows."""
+    codes = encode_table(table, prepared.binning, prepared.layout, kept, n_threads)
+    raw = flat_scores(prepared.baseline, len(y)) if start_from is None else raw_scores(start_from, table, kept, n_threads)
+    if offset is not None:
+        raw += offset
     shard = Shard(
         codes,
-        layout,
+        prepared.layout,
         y,
         weight,
         raw,
         constant_hessian=prepared.constant_hessian,
-        max_leaves=rule.max_leaves,
+        max_leaves=prepared.rule.max_leaves,
         whole_weights=prepared.heaviest is not None,
         by_weight=prepared.by_weight,
     )
     in_ranges(shard.fill_tiles, len(y), n_threads)
-    clock.lap("bin")
-    with reading():
-        judged += [yardstick.data(*one) for one in with_columns(sets, target_name, weight_name, offset_name)]
-    clock.lap("load")
-
-    engine = InProcessEngine(
-        shard,
-        loss.terms(),
-        rule=rule,
-        n_planes=prepared.n_planes,
-        coarse=start.loss_unit,
-        n_threads=n_threads,
-    )
-    held_out = [hold_out(engine.team) for hold_out in judged]
-    return boost(prepared, engine, held_out, callbacks=callbacks, progress=progress, clock=clock, so_far=so_far)
+    return shard
 
 
 def _training_rows(plan: Supervision, n_rows: int) -> np.ndarray | None:

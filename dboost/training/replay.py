@@ -24,11 +24,11 @@ def blocks(table: Table, rows: np.ndarray | None) -> Iterator[np.ndarray]:
     start = 0
     for i, length in enumerate(table.lengths):
         if rows is None:
-            yield _matrix(table.chunk(i))
+            yield matrix_of(table.chunk(i))
         else:
             low, high = np.searchsorted(rows, (start, start + length))
             if low < high:
-                yield _matrix(table.chunk(i))[rows[low:high] - start]
+                yield matrix_of(table.chunk(i))[rows[low:high] - start]
         start += length
 
 
@@ -76,7 +76,7 @@ def _same_loss(model: Ensemble, loss: Loss) -> bool:
     return model.loss == model.loss | loss.to_dict()
 
 
-def _matrix(chunk: Chunk) -> np.ndarray:
+def matrix_of(chunk: Chunk) -> np.ndarray:
     """Numbers as they are, categories as codes, NaN where missing."""
     if chunk.matrix is not None:
         return chunk.matrix

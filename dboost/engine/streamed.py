@@ -1,0 +1,106 @@
+"""The engine for rows in files: several streamed shards, one for each thread, asked at the same time.
+
+It drives the grower's generator as `engine.rounds` does, but each question is a pass over the files. So it opens as many
+nodes at once as the memory for their histograms allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from dboost.engine.team import Team
+from dboost.growth.grower import Question, Reply, grow_tree
+from dboost.growth.search import Searcher
+from dboost.growth.task import Extremes, GrownTree, TreeTask
+from dboost.kernels.team import ABORT
+from dboost.shard.blocks import Blocks
+from dboost.shard.streamed import StreamedShard
+
+
+class StreamedEngine:
+    """Trains on rows in files.
+
+    Parameters
+    ----------
+    blocks : Blocks
+        Their files are removed in the end.
+    loss_terms : NamedTuple
+    n_threads : int
+    histogram_bytes : int
+        What the histograms of the nodes that are opened at once may take.
+    release : callable
+        Called in the end, to let go of the folder that the files are in.
+    """
+
+    def __init__(
+        self, blocks: Blocks, loss_terms: tuple, *, n_threads: int, histogram_bytes: int, release: Callable[[], None]
+    ) -> None:
+        n_threads = max(min(n_threads, blocks.n_blocks), 1)
+        self._blocks, self._terms, self._release = blocks, loss_terms, release
+        self.team = Team(n_threads)
+        n = blocks.n_blocks
+        self.shards = [
+            StreamedShard(blocks, n * t // n_threads, n * (t + 1) // n_threads, halted=self._halted) for t in range(n_threads)
+        ]
+        self.width = opened_at_once(blocks, histogram_bytes, n_threads)
+        self.n_questions = 0
+        self._reported = 0
+
+    def _halted(self) -> bool:
+        return bool(self.team.control[ABORT])
+
+    @property
+    def n_rows(self) -> int:
+        return self._blocks.n_rows
+
+    def advance(self, values: np.ndarray, terms: tuple | None = None) -> Extremes:
+        self._terms = self._terms if terms is None else terms
+        told = self.team.run(lambda t: self.shards[t].advance(self._terms, values))
+        return reduce(Extremes.merge, [one for one in told if one is not None])
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Answers for blocks, or for each thread's where they can be added up."""
+        return [one for told in self.team.run(lambda t: self.shards[t].ask(function, *arguments)) for one in told]
+
+    def grow(self, task: TreeTask) -> GrownTree:
+        for shard in self.shards:
+            shard.begin(task)
+        layout = self._blocks.traits.layout
+        grower, searcher = grow_tree(task, layout, self.n_rows, self.width), Searcher(task, layout)
+        question: Question = next(grower)
+        while True:
+            self.n_questions += 1
+            answer = reduce(lambda a, b: a.merge(b), self._answers(question))
+            found = searcher.look(question.openings, answer.planes)
+            try:
+                question = grower.send(Reply(found, answer.n_rows, answer.leaf_sums))
+            except StopIteration as end:
+                return end.value
+
+    def _answers(self, question: Question) -> Sequence[Any]:
+        return self.team.run(lambda t: self.shards[t].answer(question))
+
+    def report(self) -> dict[str, float]:
+        """Bytes read from files."""
+        before, self._reported = self._reported, sum(shard.bytes_read for shard in self.shards)
+        return {"bytes_read": self._reported - before}
+
+    def close(self) -> None:
+        self.team.close()
+        for shard in self.shards:
+            shard.close()
+        self._blocks.close()
+        self._release()
+
+
+def opened_at_once(blocks: Blocks, histogram_bytes: int, n_threads: int) -> int:
+    """How many nodes may be opened at once: each thread has their packed buckets and planes; the sums of leaves are kept."""
+    layout, traits = blocks.traits.layout, blocks.traits
+    planes = 8 * traits.n_planes * int(layout.offset[-1])
+    kept = planes * traits.max_leaves  # a lower bound: speculation keeps those of more
+    each = n_threads * (planes + 8 * int(layout.start[-1])) + planes
+    return int(min(max((histogram_bytes - kept) // each, 1), max(traits.max_leaves, 1)))

@@ -1,0 +1,252 @@
+"""The rows of a place in files, and a block of them in memory.
+
+Three block files (`store.py`) hold the rows: ``codes`` (tiles of the histogram kernel and wide columns) and ``rows``
+(target and weight), which are sealed, and ``state`` (scores, leaves, gradients, Hessians), which changes. Files begin
+with the first row of the place; rows are divided among threads by blocks.
+
+A block in memory is a `Shard` like any other, only a short one. So whatever can be asked of rows in memory is asked of
+streamed ones, block by block, by the very same functions; all answers are sums of integers, maxima or minima, and do not
+tell how rows were divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dboost.kernels.histograms import Layout
+from dboost.shard.layout import NARROW_BINS, code_rows, tile_shape
+from dboost.shard.shard import Codes, Shard
+from dboost.shard.store import BLOCK_ROWS, BlockFile, Field, Wish
+
+#: A block of a wide table has fewer rows, so that it is not larger than this.
+_BLOCK_BYTES = 4 * 2**20
+#: Slots of a growing tree per leaf that it may have in the end, see `growth.grower.MOST_OPENED`.
+_SLOTS_PER_LEAF = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Traits:
+    """What all shards of a fit have in common; see `Shard`."""
+
+    layout: Layout
+    n_outputs: int
+    weighted: bool
+    whole_weights: bool
+    constant_hessian: bool
+    by_weight: bool
+    max_leaves: int
+    n_planes: int
+    coarse: float
+
+    @property
+    def leaf_type(self) -> str:
+        """Rows hold the slots of nodes while a tree grows, of which there may be more than leaves."""
+        return "<u1" if _SLOTS_PER_LEAF * self.max_leaves <= 256 else "<i4"
+
+    @property
+    def has_times(self) -> bool:
+        """Whether rows count so many times, see `Shard`."""
+        return self.whole_weights and self.weighted
+
+    def code_fields(self) -> list[Field]:
+        n_tiles, _, words = tile_shape(self.layout, 0)
+        n_wide = int((self.layout.n_bins > NARROW_BINS).sum())
+        return [Field("tiles", "<u8", (n_tiles,), (words,)), *([Field("wide", "<u2", (n_wide,))] if n_wide else [])]
+
+    def row_fields(self) -> list[Field]:
+        return [Field("target", "<f8"), *([Field("weight", "<f8")] if self.weighted else [])]
+
+    def state_fields(self) -> list[Field]:
+        """In the order in which they are read together: a pass of growth needs those in the middle, one of scores all."""
+        outputs = () if self.n_outputs == 1 else (self.n_outputs,)
+        fields = [Field("raw", "<f8", outputs), Field("leaf", self.leaf_type, outputs), Field("gradient", "<f4", outputs)]
+        if not self.constant_hessian:
+            fields.append(Field("hessian", "<f4", outputs))
+        if self.has_times:
+            fields.append(Field("times", "<u1"))
+        if self.by_weight:
+            fields.append(Field("curvature", "<f4", outputs))
+        return fields
+
+    def bytes_per_row(self) -> int:
+        """What a row takes in the files."""
+        return sum(field.n_bytes(1) for field in (*self.code_fields(), *self.row_fields(), *self.state_fields()))
+
+    def room_bytes(self) -> int:
+        """What a thread that streams blocks needs for them: two rooms, and records."""
+        return self.block_rows() * (2 * self.bytes_per_row() + 16)
+
+    def block_rows(self) -> int:
+        """Rows of a block: a power of two."""
+        rows = BLOCK_ROWS
+        while rows > 1024 and rows * self.bytes_per_row() > _BLOCK_BYTES:
+            rows //= 2
+        return rows
+
+
+class Blocks:
+    """The files of one place.
+
+    Parameters
+    ----------
+    traits : Traits
+    codes, rows, state : BlockFile
+    ranges : int64[n_ranges, 2] or None
+        As of `Shard`.
+    """
+
+    def __init__(
+        self, traits: Traits, codes: BlockFile, rows: BlockFile, state: BlockFile, ranges: np.ndarray | None = None
+    ) -> None:
+        self.traits, self.codes, self.rows, self.state = traits, codes, rows, state
+        self.n_rows, self.n_blocks = state.n_rows, state.n_blocks
+        self._ranges = np.array([[0, self.n_rows]], np.int64) if ranges is None else np.asarray(ranges, np.int64)
+        self._ends = np.cumsum(self._ranges[:, 1])
+        self._row_of = code_rows(traits.layout)
+
+    @classmethod
+    def new(
+        cls,
+        folder: Path,
+        name: str,
+        traits: Traits,
+        n_rows: int,
+        *,
+        block_rows: int | None = None,
+        ranges: np.ndarray | None = None,
+    ) -> Blocks:
+        """Make files in a folder that is there, to be filled by a `Writer`."""
+        size = traits.block_rows() if block_rows is None else block_rows
+        made: dict[str, BlockFile] = {}
+        kinds = (
+            ("codes", traits.code_fields(), True),
+            ("rows", traits.row_fields(), True),
+            ("state", traits.state_fields(), False),
+        )
+        try:
+            for kind, fields, sealed in kinds:
+                made[kind] = BlockFile(folder / f"{name}{kind}", fields, n_rows, sealed=sealed, block_rows=size)
+        except BaseException:
+            for file in made.values():
+                file.remove()
+            raise
+        return cls(traits, made["codes"], made["rows"], made["state"], ranges)
+
+    def ranges_of(self, block: int) -> list[tuple[int, int]]:
+        """Global numbers of a block's rows, as runs (first, how many)."""
+        first = block * self.state.block_rows
+        last = first + self.state.rows_of(block)
+        found = []
+        for k in range(int(np.searchsorted(self._ends, first, "right")), len(self._ends)):
+            begin = int(self._ends[k] - self._ranges[k, 1])
+            if begin >= last:
+                break
+            low, high = max(first, begin), min(last, int(self._ends[k]))
+            found.append((int(self._ranges[k, 0]) + low - begin, high - low))
+        return found
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in (self.codes, self.rows, self.state):
+            file.close()
+
+    def remove(self) -> None:
+        """Remove the files."""
+        for file in (self.codes, self.rows, self.state):
+            file.remove()
+
+
+class Room:
+    """Buffers for one block."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self.codes, self.rows, self.state = blocks.codes.buffer(), blocks.rows.buffer(), blocks.state.buffer()
+
+    def fill(self, block: int, *, codes: bool, rows: bool, state: Sequence[Wish]) -> int:
+        """Read what is wanted of a block; returns the number of bytes."""
+        n_bytes = 0
+        if codes:
+            n_bytes += self._blocks.codes.read(block, self.codes)
+        if rows:
+            n_bytes += self._blocks.rows.read(block, self.rows)
+        if state:
+            n_bytes += self._blocks.state.read(block, self.state, state)
+        return n_bytes
+
+    def shard(self, block: int) -> BlockShard:
+        """The block as a shard; what has not been read holds anything."""
+        return BlockShard(self._blocks, self, block)
+
+
+class BlockShard(Shard):
+    """A block of rows in its room. Codes of one byte are in tiles only."""
+
+    def __init__(self, blocks: Blocks, room: Room, block: int) -> None:
+        traits, n = blocks.traits, blocks.state.rows_of(block)
+        codes, rows = blocks.codes.views(room.codes, block), blocks.rows.views(room.rows, block)
+        state = blocks.state.views(room.state, block)
+        wide = codes.get("wide", np.empty((0, n), np.uint16))
+        self.codes = Codes(np.empty((0, n), np.uint8), wide, blocks._row_of)
+        self.layout = traits.layout
+        self.tiles = codes["tiles"]
+        self.target, self.weight = rows["target"], rows.get("weight")
+        self.times, self.raw, self.leaf = state.get("times"), state["raw"], state["leaf"]
+        self.gradient, self.hessian, self.curvature = state["gradient"], state.get("hessian"), state.get("curvature")
+        self.n_rows = n
+        self._ranges = blocks.ranges_of(block)
+
+
+class Writer:
+    """Fills new files with rows that come in pieces of any length.
+
+    Parameters
+    ----------
+    blocks : Blocks
+    """
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self._room = Room(blocks)
+        self._block, self._filled = 0, 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._room.state[:] = 0
+        if self._block < self._blocks.n_blocks:
+            views: dict[str, np.ndarray] = {}
+            for file, buffer in self._files():
+                views |= file.views(buffer, self._block)
+            self._views = views
+
+    def _files(self) -> Iterator[tuple[BlockFile, np.ndarray]]:
+        room, blocks = self._room, self._blocks
+        return iter(((blocks.codes, room.codes), (blocks.rows, room.rows), (blocks.state, room.state)))
+
+    def append(self, n: int, fields: Mapping[str, np.ndarray]) -> None:
+        """Add n rows: the fields' arrays as in the files, but of n rows. Fields of the state may be left out; they are 0."""
+        done = 0
+        rows_axis = {field.name: len(field.before) for file, _ in self._files() for field in file.fields}
+        while done < n:
+            room = self._blocks.state.rows_of(self._block) - self._filled
+            some = min(room, n - done)
+            for name, values in fields.items():
+                axis = (slice(None),) * rows_axis[name]
+                here, there = slice(done, done + some), slice(self._filled, self._filled + some)
+                self._views[name][(*axis, there)] = values[(*axis, here)]
+            done += some
+            self._filled += some
+            if some == room:
+                for file, buffer in self._files():
+                    file.write(self._block, buffer)
+                self._block, self._filled = self._block + 1, 0
+                self._clear()
+
+    def finish(self) -> Blocks:
+        """The files, now that all rows are there."""
+        assert self._block == self._blocks.n_blocks and not self._filled, "fewer rows than were promised"
+        return self._blocks

@@ -1,0 +1,207 @@
+"""A shard whose rows are streamed: some blocks of a place, worked on one after the other by one thread.
+
+There are two rooms. While the thread works on the block in one of them, a reader fills the other, so the disk and the
+kernels are busy at once. What is worked out goes back to the file before its room is used again.
+
+A tree grows by passes (`kernels.passes`): each question of the grower is answered by one walk over all blocks, in which
+rows go to the nodes that were split last and are added to the histograms of those to be opened. The grower opens many
+nodes at a time here, since a pass over the files costs more than histograms made for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from dboost.growth.grower import Answer, Question, Split
+from dboost.growth.task import Extremes, TreeTask
+from dboost.kernels.histograms import TILE_COLUMNS, Layout
+from dboost.kernels.passes import finish_openings, open_nodes, route, settle
+from dboost.shard.advance import Scratch, advance_rows
+from dboost.shard.blocks import Blocks, BlockShard, Room
+from dboost.shard.store import Wish
+
+
+class Halted(Exception):
+    """Another thread failed, or the user has had enough."""
+
+
+class StreamedShard:
+    """Blocks first…last-1 of a place.
+
+    Parameters
+    ----------
+    blocks : Blocks
+    first, last : int
+        Default: all blocks.
+    halted : callable
+        Asked between blocks whether to stop.
+    """
+
+    def __init__(
+        self, blocks: Blocks, first: int = 0, last: int | None = None, *, halted: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.blocks, self._halted = blocks, halted
+        self._blocks = range(first, blocks.n_blocks if last is None else last)
+        self.n_rows = sum(blocks.state.rows_of(block) for block in self._blocks)
+        self.layout = blocks.traits.layout
+        self.bytes_read = 0
+        self._rooms = (Room(blocks), Room(blocks))
+        self._scratch = Scratch()
+        self._tree: _Tree | None = None
+
+    def walk(
+        self, *, codes: bool = False, rows: bool = False, reads: Sequence[Wish] = (), writes: Sequence[Wish] = ()
+    ) -> Iterator[BlockShard]:
+        """The blocks, one after the other, each with what is read of it; afterwards some of it is written."""
+        with ThreadPoolExecutor(1, "dboost-read") as reader:
+
+            def fetch(k: int) -> Any:
+                if k == len(self._blocks):
+                    return None
+                return reader.submit(self._rooms[k % 2].fill, self._blocks[k], codes=codes, rows=rows, state=reads)
+
+            coming = fetch(0)
+            for k, block in enumerate(self._blocks):
+                if self._halted():
+                    raise Halted
+                self.bytes_read += coming.result()
+                coming = fetch(k + 1)
+                room = self._rooms[k % 2]
+                yield room.shard(block)
+                if writes:
+                    self.blocks.state.write(block, room.state, writes)
+
+    def advance(self, terms: tuple, values: np.ndarray) -> Extremes | None:
+        """As `shard.advance.advance_rows`, over all blocks; None where there are none."""
+        traits = self.blocks.traits
+        writes = ["raw", "gradient"]
+        if traits.by_weight or not traits.constant_hessian:
+            writes.append("curvature" if traits.by_weight else "hessian")
+        found: Extremes | None = None
+        for shard in self.walk(rows=True, reads=("raw", "leaf"), writes=writes):
+            told = advance_rows(shard, terms, values, traits.coarse, self._scratch, 0, shard.n_rows)
+            found = told if found is None else found.merge(told)
+        return found
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """``function(shard, first, last, *arguments)`` of every block; added up where the function says how (`merge`)."""
+        everything = [field.name for field in self.blocks.state.fields]
+        answers = (function(shard, 0, shard.n_rows, *arguments) for shard in self.walk(rows=True, reads=everything))
+        merge = getattr(function, "merge", None)
+        if merge is None or not self._blocks:
+            return list(answers)
+        return [reduce(merge, answers)]
+
+    def begin(self, task: TreeTask) -> None:
+        """Begin a tree: all rows belong to its root."""
+        self._tree = _Tree(self, task)
+
+    def answer(self, question: Question) -> Answer:
+        """This shard's part of the answer, by one pass over its blocks."""
+        assert self._tree is not None
+        return self._tree.answer(question)
+
+    def close(self) -> None:
+        """Let go of buffers; the files are somebody else's."""
+        self._rooms = ()  # type: ignore[assignment]
+        self._tree = None
+
+
+class _Tree:
+    """A tree under way: which slot belongs to which node."""
+
+    def __init__(self, shard: StreamedShard, task: TreeTask) -> None:
+        self._shard, self._task = shard, task
+        self._slot_of = {0: 0}
+        self._scratch = np.zeros(int(shard.layout.n_bins.max()) + 1, np.int64)
+        self._records = np.empty((2, shard.blocks.state.block_rows), np.uint64)
+
+    def answer(self, question: Question) -> Answer:
+        shard, task, traits = self._shard, self._task, self._shard.blocks.traits
+        layout = traits.layout
+        is_first = bool(question.openings) and question.openings[0].parent < 0
+        turns = _Turns(layout, question.splits, self._slot_of, traits.leaf_type)
+        n_slots, n_openings = len(self._slot_of), len(question.openings)
+        opening_of = np.full(n_slots, -1, np.int64)
+        for k, opening in enumerate(question.openings):
+            opening_of[self._slot_of[opening.small]] = k
+        counts = np.zeros(n_slots, np.int64)
+        packed = np.zeros((n_openings, int(layout.start[-1])), np.int64)
+        planes = np.zeros((n_openings, traits.n_planes, int(layout.offset[-1])))
+        pending, flushed = np.zeros(n_openings, np.int64), np.zeros(n_openings, np.int64)
+        number_of = np.zeros(n_slots, traits.leaf_type)
+        sums = None
+        if question.leaves is not None:
+            sums = np.zeros((max(question.leaves.values()) + 1, 2))
+            for node, number in question.leaves.items():
+                number_of[self._slot_of[node]] = number
+
+        named = ["gradient", *([] if traits.constant_hessian else ["hessian"])]
+        if traits.by_weight and task.least_influence:
+            named.append("curvature")
+        wishes = [self._of_output(name) for name in named] + (["times"] if traits.has_times else [])
+        leaf = [self._of_output("leaf")]
+        for block in shard.walk(
+            codes=bool(question.splits or question.openings),
+            reads=wishes if is_first else [*wishes, *leaf],
+            writes=leaf if is_first or question.splits or sums is not None else (),
+        ):
+            gradient, hessian, slots = block.for_tree(task.output)
+            rows = block.chosen(*task.part)
+            n = block.n_rows if rows is None else len(rows)
+            if is_first:
+                slots[:] = 0
+            if question.splits:
+                turns.make(block, slots)
+            wide = block.codes.wide if len(block.codes.wide) else None
+            if question.splits or question.openings:
+                open_nodes(
+                    block.tiles, wide, slots, gradient, hessian, block.times, rows, n, task.scales, layout, task.packing,
+                    opening_of, counts, self._records, packed, planes, pending, flushed, self._scratch,
+                )  # fmt: skip
+            if sums is not None:
+                settle(slots, gradient, hessian, block.times, rows, n, task.scales, number_of, sums)
+        finish_openings(layout, task.packing, packed, planes, flushed, self._scratch)
+        if is_first:
+            return Answer(planes, np.array([[counts[0], 0]]), sums)
+        n_rows = [(counts[self._slot_of[split.left]], counts[self._slot_of[split.right]]) for split in question.splits]
+        return Answer(planes, np.array(n_rows, np.int64).reshape(-1, 2), sums)
+
+    def _of_output(self, name: str) -> Wish:
+        return name if self._shard.blocks.traits.n_outputs == 1 else (name, self._task.output)
+
+
+class _Turns:
+    """The splits of one question, as tables that rows look up by their slot and their code; takes note of the new slots."""
+
+    def __init__(self, layout: Layout, splits: Sequence[Split], slot_of: dict[int, int], leaf_type: str) -> None:
+        column_of = np.empty(len(layout.n_bins), np.int64)
+        for column in range(len(layout.first) - 1):
+            column_of[layout.features[layout.first[column] : layout.first[column + 1]]] = column
+        before, n_slots = len(slot_of), len(slot_of) + len(splits)
+        n_codes = 256
+        for split in splits:
+            if column_of[split.feature] >= layout.n_tiled:
+                n_codes = max(n_codes, len(split.goes_left))
+        self._follows = np.repeat(np.arange(n_slots, dtype=leaf_type)[:, None], n_codes, axis=1)
+        self._tile, self._column = np.zeros(n_slots, np.int64), np.zeros(n_slots, np.int64)
+        for k, split in enumerate(splits):
+            slot = slot_of.pop(split.node)
+            slot_of[split.left], slot_of[split.right] = slot, before + k
+            feature, column = split.feature, int(column_of[split.feature])
+            codes = np.arange(n_codes)
+            if column < layout.n_tiled:
+                self._tile[slot], self._column[slot] = divmod(column, TILE_COLUMNS)
+                codes = codes // layout.stride[feature] % (layout.n_bins[feature] + 1)
+            else:
+                self._tile[slot], self._column[slot] = -1, column - layout.n_tiled
+                codes = np.minimum(codes, layout.n_bins[feature])
+            self._follows[slot] = np.where(split.goes_left[codes], slot, before + k)
+
+    def make(self, block: BlockShard, slots: np.ndarray) -> None:
+        route(block.tiles.view(np.uint8), block.codes.wide, slots, self._tile, self._column, self._follows)

@@ -1,0 +1,125 @@
+"""What a fit may add to the memory of its process, and how that is divided.
+
+``memory_limit`` is a promise about peaks, so it is divided beforehand among the things that exist at the same time:
+
+    while the data are read     a partition at a time (it exists twice: as it came and as plain columns), chunks that wait
+                                in memory for the next step, the sample that proposes split points
+    while trees grow            the rows, or two rooms for a block of rows for each thread; histograms of open leaves
+
+When the rows fit beside the histograms they stay in memory, and else they go to files (`shard.blocks`). Both ways lead to the
+same model. Code that is loaded or compiled for the first time is not counted: that is a constant, of about 150 MiB in a process
+that has done nothing yet.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dboost.binning import SAMPLE_ROWS
+from dboost.errors import ParameterError
+from dboost.shard.blocks import Traits
+from dboost.shard.layout import NARROW_BINS
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_limit(given: Any) -> int | None:
+    """Bytes from a number or a text like "2GiB", "512 MB" or "1.5g"; None for none.
+
+    Raises
+    ------
+    ParameterError
+    """
+    if given is None:
+        return None
+    wrong = ParameterError(f"memory_limit={given!r} must be a positive number of bytes or a size like '2GiB' or '512MB'")
+    if isinstance(given, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", given.lower())
+        if match is None or match[2] not in _UNITS:
+            raise wrong
+        n_bytes = int(float(match[1]) * _UNITS[match[2]])
+    elif isinstance(given, bool) or not isinstance(given, int | float | np.integer) or not given < 2**60:
+        raise wrong
+    else:
+        n_bytes = int(given)
+    if n_bytes < 1:
+        raise wrong
+    return n_bytes
+
+
+def in_words(n_bytes: float) -> str:
+    """A number of bytes for a sentence."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:.3g} {unit}" if n_bytes < 1000 * size else f"{n_bytes / size:.0f} {unit}"
+    return f"{n_bytes / 2**10:.0f} KiB"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A limit in bytes, and its parts."""
+
+    limit: int
+
+    @property
+    def retained(self) -> int:
+        """Chunks that may wait in memory."""
+        return self.limit // 8
+
+    @property
+    def chunk(self) -> int:
+        """The largest chunk: it may exist twice, and half the limit is for other things."""
+        return self.limit // 4
+
+    @property
+    def sampled(self) -> int:
+        """Sampled values at a time."""
+        return self.limit // 4
+
+    def columns_at_once(self, n_rows: int) -> int:
+        """From how many columns at a time the sample is drawn: its values exist twice."""
+        return int(max(self.sampled // (16 * min(n_rows, SAMPLE_ROWS + SAMPLE_ROWS // 8)), 1))
+
+    def holds_rows(self, traits: Traits, n_rows: int, n_threads: int) -> bool:
+        """Whether the rows may stay in memory."""
+        return resident_bytes(traits, n_rows) + histogram_bytes(traits, n_threads) + self.retained <= self.limit
+
+    def histograms(self, traits: Traits, n_threads: int) -> int:
+        """What is left for histograms beside the rooms of streamed rows.
+
+        Raises
+        ------
+        ParameterError
+            When that is too little for a tree.
+        """
+        rooms = n_threads * traits.room_bytes()
+        least = rooms + histogram_bytes(traits, n_threads)
+        if least > self.limit:
+            raise ParameterError(
+                f"memory_limit of {in_words(self.limit)} is too small for trees of {traits.max_leaves} leaves over "
+                f"{len(traits.layout.n_bins)} features: it would take {in_words(least)} with {n_threads} threads"
+            )
+        return self.limit - rooms
+
+
+def resident_bytes(traits: Traits, n_rows: int) -> int:
+    """What rows take in memory: the fields of the files, their codes once more as columns, and two records."""
+    n_narrow = int((traits.layout.n_bins <= NARROW_BINS).sum())
+    return n_rows * (traits.bytes_per_row() + n_narrow + 16)
+
+
+def histogram_bytes(traits: Traits, n_threads: int) -> int:
+    """Histograms of all leaves of a tree, and of one more that is being added up by each thread."""
+    planes = 8 * traits.n_planes * int(traits.layout.offset[-1])
+    return planes * (traits.max_leaves + 1 + n_threads) + n_threads * 8 * int(traits.layout.start[-1])
+
+
+def reading_within(budget: Budget | None, n_threads: int) -> dict[str, Any]:
+    """How `open_table` reads: with a budget one partition at a time."""
+    if budget is None:
+        return {"n_threads": n_threads}
+    return {"n_threads": 1, "retain_bytes": budget.retained, "most_bytes": budget.chunk}
