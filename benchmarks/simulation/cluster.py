@@ -1,0 +1,232 @@
+"""Scheduler, workers and client that are objects in one process, around the plugins and the client's code as they are.
+
+A worker reads its partition as a loading task would, and keeps its few rows in a `ShardHolder` of its own. What it does with
+them is done for real; how long that takes is worked out for the many rows that each of them stands for. The scheduler's
+merging and deciding is done for real too, and takes as long as it takes here.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import dask
+from distributed import Client
+
+from benchmarks.simulation.clock import CountedLoop
+from benchmarks.simulation.costs import Costs
+from benchmarks.simulation.network import Host, Line, Network, Wire
+from dboost.cluster import reducer
+from dboost.cluster.connection import Connection
+from dboost.cluster.fit import fit_on_cluster
+from dboost.cluster.holder import ShardHolder
+from dboost.cluster.holding import Holding
+from dboost.cluster.messages import unpack
+from dboost.cluster.source import Receipt, Source
+from dboost.kernels.histograms import PAIR
+from dboost.sources import lazy
+from dboost.sources.plan import Plan
+from dboost.training.boost import Fitted
+
+
+class Worker:
+    """What a `ShardHolder` knows of the worker that it lives in."""
+
+    def __init__(self, address: str, simulated: Simulated) -> None:
+        self.address = address
+        self.handlers: dict[str, Any] = {}
+        self.plugins: dict[str, Any] = {}
+        self.state = SimpleNamespace(nthreads=1, nanny=None)
+        self._simulated = simulated
+        self.holder = ShardHolder()
+        self.holder.setup(self)  # type: ignore[arg-type]
+
+    def rpc(self, address: str) -> Line:
+        return self._simulated.line(self.address, address)
+
+
+class Scheduler:
+    """What a `Reducer` knows of the scheduler that it lives in."""
+
+    address = "scheduler"
+
+    def __init__(self, simulated: Simulated) -> None:
+        self.handlers: dict[str, Any] = {}
+        self.workers: dict[str, Any] = {address: worker.state for address, worker in simulated.workers.items()}
+        self.idle_since: float | None = None
+        self._simulated = simulated
+
+    async def register_worker_plugin(self, *arguments: Any, **keywords: Any) -> None:
+        """They have it already."""
+
+    def rpc(self, address: str) -> Line:
+        return self._simulated.line(self.address, address)
+
+    def log_event(self, topic: str, message: dict[str, Any]) -> None:
+        self._simulated.events.append(message)
+
+
+@dataclass(eq=False)
+class Simulated:
+    """A cluster of `n_workers` workers of one thread.
+
+    Attributes
+    ----------
+    many : float
+        Rows that each real row stands for.
+    seconds : float
+        Counted time of growing trees and advancing, from the client's question to the answer.
+    computing : dict of int to float
+        Of these, the slowest worker's by round.
+    deciding : float
+        Of these, merging and deciding in the scheduler's process.
+    """
+
+    n_workers: int
+    network: Network
+    costs: Costs
+    many: float = 1.0
+    workers: dict[str, Worker] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    computing: dict[int, float] = field(default_factory=dict)
+    deciding: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.loop = CountedLoop()
+        self.loop.charge = self._charge
+        self.wire = Wire(self.network)
+        self._trains = False
+        self._of_pool: dict[Any, Worker] = {}
+        for k in range(self.n_workers):
+            worker = Worker(f"worker-{k:04d}", self)
+            self.workers[worker.address] = worker
+            self._of_pool[worker.holder._pool] = worker
+        self.scheduler = Scheduler(self)
+
+    def line(self, sender: str, receiver: str) -> Line:
+        handlers = self.scheduler.handlers if receiver == "scheduler" else self.workers[receiver].handlers
+        return self.wire.rpc(self.host(sender), self.host(receiver), handlers)
+
+    def host(self, address: str) -> Host:
+        return self.wire.host(address)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Do something in counted time."""
+        return self.loop.run_until_complete(work)
+
+    async def train(self, call: Coroutine[Any, Any, Any]) -> Any:
+        """Do something that belongs to training."""
+        began = self.loop.time()
+        self._trains = True
+        try:
+            return await call
+        finally:
+            self._trains = False
+            self.seconds += self.loop.time() - began
+
+    def _charge(self, executor: Any, function: Any, arguments: tuple[Any, ...], took: float) -> float:
+        worker = self._of_pool.get(executor)
+        if worker is None:
+            self.deciding += took if self._trains else 0.0
+            return took
+        fit, number, method, packed = arguments
+        holding = worker.holder._holdings.get(fit)
+        seconds = took if holding is None else self._of_rows(holding, method, packed, took)
+        if self._trains:
+            self.computing[number] = max(self.computing.get(number, 0.0), seconds)
+        return seconds
+
+    def _of_rows(self, holding: Holding, method: str, packed: bytes, took: float) -> float:
+        """What a method costs a worker with many rows."""
+        if method == "advance":
+            return holding.n_rows * self.many * self.costs.advance
+        if method in ("answer", "answer_in_slices"):
+            task, question, *_ = unpack(packed)
+            parts = holding._parts
+            return sum(self.costs.of_answer(part.rounds, task is not None, question, self.many) for part in parts)
+        return took
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.holder.teardown(worker)  # type: ignore[arg-type]
+        self.loop.close()
+
+
+class _Client(Client):
+    """What a fit needs of a client."""
+
+    def __init__(self, simulated: Simulated) -> None:
+        self.simulated = simulated
+        self.id = uuid.uuid4().hex
+        self.status = "running"
+        self.scheduler = _ToScheduler(simulated)  # type: ignore[assignment]
+
+    def __del__(self) -> None:
+        """There is nothing to close."""
+
+    def __repr__(self) -> str:
+        return f"a client of {self.simulated.n_workers} simulated workers"
+
+    def register_plugin(self, plugin: Any, *arguments: Any, **keywords: Any) -> None:  # type: ignore[override]
+        self.simulated.run(plugin.start(self.simulated.scheduler))
+
+    def nthreads(self, workers: Any = None) -> dict[str, int]:
+        return dict.fromkeys(self.simulated.workers, 1)
+
+    def sync(self, func: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        return self.simulated.run(func(*args, **kwargs))
+
+
+class _ToScheduler:
+    """The client's line to the scheduler."""
+
+    address = "scheduler"
+
+    def __init__(self, simulated: Simulated) -> None:
+        self._simulated = simulated
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._simulated.line("client", "scheduler"), name)
+
+        def noted(**arguments: Any) -> Any:
+            trains = name == "dboost_grow" or arguments.get("method") == "advance"
+            return self._simulated.train(call(**arguments)) if trains else call(**arguments)
+
+        return noted
+
+
+class _Source(Source):
+    """Partitions that are read without Dask's scheduler, the k-th by the k-th worker."""
+
+    def read(
+        self, connection: Connection, batch: str, numbers: Sequence[int], plan: Plan, workers: Sequence[str] | None = None
+    ) -> list[Receipt]:
+        simulated = connection.client.simulated  # type: ignore[attr-defined]
+        addresses = sorted(simulated.workers)
+        receipts = []
+        for i in numbers:
+            address = addresses[i % len(addresses)]
+            (bundle,) = dask.get(self._graph | {"bundle": self._bundles[i]}, ["bundle"])
+            holding = simulated.workers[address].holder.holding(connection.fit)
+            n_rows = holding.take(batch, i, plan, lazy.in_place(bundle, self._filled))
+            receipts.append(Receipt(i, n_rows, address))
+        return receipts
+
+
+def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows: float) -> Fitted:
+    """Train as if the data had `n_rows` rows; counts the seconds of training in `simulated`."""
+    real = sum(map(len, data.partitions)) if hasattr(data, "partitions") else len(data)
+    simulated.many = n_rows / real
+    # Sums of so many rows no longer fit 32 bits, so histograms travel in 64.
+    simulated.wire.scale = 2.0 if n_rows / simulated.n_workers * PAIR.max_hessian > 2**31 else 1.0
+    with (
+        patch("dboost.cluster.fit.Source", _Source),
+        patch.object(reducer, "_LIGHT_BYTES", -math.inf),  # all merging is done where its seconds are counted
+    ):
+        return fit_on_cluster(_Client(simulated), data, target, parameters, n_threads=1, progress=False)

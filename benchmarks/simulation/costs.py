@@ -1,0 +1,130 @@
+"""What work on rows costs, measured here on one thread, so that a worker with few real rows can be charged for many."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+import dboost
+from dboost.engine.rounds import ShardedEngine
+from dboost.engine.team import Team
+from dboost.growth.grower import Answer, Question
+from dboost.growth.task import Extremes, TreeTask
+from dboost.shard.rounds import Rounds
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of one thread.
+
+    Attributes
+    ----------
+    cell : float
+        To add one row's value of one feature to a histogram.
+    split : float
+        To send one row to a child.
+    begin, settle, advance : float
+        A row, to quantise its gradient; to be added to its leaf's sums; to take in a tree and get new gradients.
+    opening : float
+        To begin and hand over one histogram, whatever the rows.
+    """
+
+    cell: float
+    split: float
+    begin: float
+    settle: float
+    advance: float
+    opening: float
+
+    def of_answer(self, rounds: Rounds, begins: bool, question: Question, many: float) -> float:
+        """Of answering a question, when each real row stands for `many`."""
+        n_split, n_cells, n_openings, n_settled = _work(rounds, question)
+        fixed = n_openings * self.opening
+        rows = n_split * self.split + n_cells * self.cell + n_settled * self.settle
+        return fixed + many * (rows + (rounds.shard.n_rows * self.begin if begins else 0.0))
+
+
+def _work(rounds: Rounds, question: Question) -> tuple[int, int, int, int]:
+    """What an answer takes: rows to split, cells to add up, histograms, rows to settle. To be asked once it is answered."""
+    n_split = sum(_length(rounds, split.node) for split in question.splits)
+    n_rows = sum(_length(rounds, opening.small) for opening in question.openings)
+    n_settled = 0 if question.leaves is None else rounds.shard.n_rows
+    return n_split, n_rows * len(rounds.shard.layout.n_bins), len(question.openings), n_settled
+
+
+def _length(rounds: Rounds, node: int) -> int:
+    _, begin, end = rounds._place[node]
+    return end - begin
+
+
+class _Clocked(Rounds):
+    """Rounds that answer the parts of a question one after the other, and note the work and the seconds of each."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        super().__init__(rounds.shard, rounds.n_planes)
+        self.begins: list[float] = []
+        self.parts: list[tuple[float, ...]] = []
+
+    def begin(self, task: TreeTask) -> None:
+        began = time.perf_counter()
+        super().begin(task)
+        self.begins.append(time.perf_counter() - began)
+
+    def answer(self, question: Question) -> Answer:
+        moved = self._part(Question(splits=question.splits))
+        added = self._part(Question(openings=question.openings))
+        sums = None if question.leaves is None else self._part(Question(leaves=question.leaves)).leaf_sums
+        is_root = bool(question.openings) and question.openings[0].parent < 0
+        return Answer(added.planes, added.n_rows if is_root else moved.n_rows, sums)
+
+    def _part(self, question: Question) -> Answer:
+        began = time.perf_counter()
+        answer = super().answer(question)
+        self.parts.append((*_work(self, question), time.perf_counter() - began))
+        return answer
+
+
+class _Clock(ShardedEngine):
+    """An engine of one shard and one thread that is timed."""
+
+    def __init__(self, shard: Any, terms: tuple, *, rule: Any, n_planes: int, coarse: float, n_threads: int) -> None:
+        super().__init__([shard], terms, n_planes=n_planes, coarse=coarse)
+        self.clocked = _Clocked(self._rounds[0])
+        self._rounds = [self.clocked]
+        self.team = Team(1, in_caller=True)
+        self.advances: list[float] = []
+
+    def advance(self, values: np.ndarray, terms: tuple | None = None) -> Extremes:
+        began = time.perf_counter()
+        extremes = super().advance(values, terms)
+        self.advances.append(time.perf_counter() - began)
+        return extremes
+
+
+def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:
+    """Grow a few trees with one thread; what each kind of work costs follows from the rounds by least squares."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((n_rows, n_features), dtype=np.float32)
+    y = (X[:, 0] * X[:, 1] + X[:, 2] + rng.standard_normal(n_rows) > 0).astype(np.float64)
+    engines: list[_Clock] = []
+
+    def engine(*arguments: Any, **settings: Any) -> _Clock:
+        engines.append(_Clock(*arguments, **settings))
+        return engines[-1]
+
+    with patch("dboost.training.fit.InProcessEngine", engine):
+        dboost.fit(X, y, loss="log_loss", max_iter=8, min_samples_leaf=1, n_threads=1, progress=False)
+    clock = engines[0]
+    parts = np.array(clock.clocked.parts[len(clock.clocked.parts) // 4 :])  # the first ones compile
+    n_split, n_cells, n_openings, n_settled, seconds = parts.T
+    opened = n_openings > 0
+    of_openings = np.stack((n_cells, n_openings), axis=1)[opened] / seconds[opened, None]
+    cell, opening = np.linalg.lstsq(of_openings, np.ones(opened.sum()), rcond=None)[0]
+    split = np.median((seconds / np.maximum(n_split, 1))[n_split > n_rows / 4])
+    settle = np.median(seconds[n_settled > 0]) / n_rows
+    begin, advance = (float(np.median(told)) / n_rows for told in (clock.clocked.begins, clock.advances))
+    return Costs(*map(float, (cell, split, begin, settle, advance, opening)))

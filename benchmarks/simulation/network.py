@@ -1,0 +1,118 @@
+"""Hosts that talk: every message takes its latency, and its bytes a place in the queue of both hosts' links.
+
+A host has one link in each direction and one event loop. What it sends goes out one message after the other, what it receives
+comes in one after the other, and its loop spends some time with each message: these three queues are what saturates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Bytes of a message beside what it carries.
+_ENVELOPE = 600
+
+
+@dataclass(frozen=True)
+class Network:
+    """What the hosts are connected by.
+
+    Attributes
+    ----------
+    bandwidth : float
+        Bytes a second of one host's link, each direction.
+    latency : float
+        Seconds from host to host.
+    handling : float
+        Seconds of a host's event loop for each message that it sends or receives.
+    """
+
+    bandwidth: float = 10e9 / 8
+    latency: float = 100e-6
+    handling: float = 36e-6
+
+
+@dataclass(eq=False)
+class Host:
+    """One end of messages; the times are when its loop and its links will be free."""
+
+    address: str
+    loop_free: float = 0.0
+    out_free: float = 0.0
+    in_free: float = 0.0
+    n_messages: int = 0
+    handled: float = 0.0
+    received: float = 0.0
+
+
+@dataclass(eq=False)
+class Wire:
+    """Sends messages between hosts in counted time.
+
+    Attributes
+    ----------
+    scale : float
+        What the bytes of answers are multiplied by, where the real rows are too few to need wide numbers.
+    """
+
+    network: Network
+    scale: float = 1.0
+    hosts: dict[str, Host] = field(default_factory=dict)
+
+    def host(self, address: str) -> Host:
+        return self.hosts.setdefault(address, Host(address))
+
+    async def handle(self, host: Host) -> None:
+        """Spend the time of a host's loop that a message takes."""
+        now = asyncio.get_running_loop().time()
+        host.loop_free = max(host.loop_free, now) + self.network.handling
+        host.n_messages += 1
+        host.handled += self.network.handling
+        await asyncio.sleep(host.loop_free - now)
+
+    async def carry(self, sender: Host, receiver: Host, content: Any) -> None:
+        """Until a message has arrived and been taken in."""
+        await self.handle(sender)
+        now = asyncio.get_running_loop().time()
+        size = _ENVELOPE + _size(content) * self.scale
+        begin = max(now, sender.out_free)
+        sender.out_free = begin + size / self.network.bandwidth
+        there = max(begin + self.network.latency, receiver.in_free) + size / self.network.bandwidth
+        receiver.in_free = there
+        receiver.received += size
+        await asyncio.sleep(there - now)
+        await self.handle(receiver)
+
+    def rpc(self, sender: Host, receiver: Host, handlers: dict[str, Callable[..., Any]]) -> Line:
+        return Line(self, sender, receiver, handlers)
+
+
+class Line:
+    """What `scheduler.rpc(address)` and `worker.rpc(address)` return: each attribute is a handler at the other end."""
+
+    def __init__(self, wire: Wire, sender: Host, receiver: Host, handlers: dict[str, Callable[..., Any]]) -> None:
+        self._wire, self._sender, self._receiver, self._handlers = wire, sender, receiver, handlers
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        async def call(**arguments: Any) -> Any:
+            await self._wire.carry(self._sender, self._receiver, arguments)
+            reply = self._handlers[name](**arguments)
+            if asyncio.iscoroutine(reply):
+                reply = await reply
+            await self._wire.carry(self._receiver, self._sender, reply)
+            return reply
+
+        return call
+
+
+def _size(content: Any) -> int:
+    """Bytes of what a message carries: those of its packed parts."""
+    if isinstance(content, bytes):
+        return len(content)
+    if isinstance(content, dict):
+        return sum(map(_size, content.values()))
+    if isinstance(content, list | tuple):
+        return sum(map(_size, content))
+    return 16

@@ -1,0 +1,85 @@
+"""The simulated cluster: its models are those of one process, and its clock adds up."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import dboost
+from benchmarks.simulation.__main__ import frame, main
+from benchmarks.simulation.clock import CountedLoop
+from benchmarks.simulation.cluster import Simulated, fit
+from benchmarks.simulation.costs import Costs
+from benchmarks.simulation.network import Host, Network, Wire
+from dboost.booster import Booster
+from dboost.params import make_parameters
+
+COSTS = Costs(cell=1e-9, split=2e-9, begin=1e-9, settle=3e-9, advance=5e-9, opening=6e-5)
+
+
+@pytest.mark.parametrize(("n_workers", "n_features"), [(3, 5), (11, 40)])
+def test_the_model_is_that_of_one_process(n_workers: int, n_features: int) -> None:
+    data = frame(n_workers, n_features)
+    settings = {"max_iter": 3, "loss": "log_loss", "max_leaf_nodes": 15}
+    simulated = Simulated(n_workers, Network(), COSTS)
+    try:
+        fitted = fit(simulated, data, "y", make_parameters(settings), n_rows=1e9)
+    finally:
+        simulated.close()
+    here = dboost.fit(data, "y", progress=False, **settings)
+    assert Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings).sha256 == here.sha256
+    owners = {event["owners"] for event in simulated.events if event["action"] == "tree"}
+    assert owners == ({0} if n_features == 5 else {2})  # small histograms are gathered, large ones reduced by feature
+    assert simulated.seconds > sum(simulated.computing.values()) + simulated.deciding > 0
+
+
+def test_seconds_are_counted_not_waited_for() -> None:
+    loop = CountedLoop()
+    loop.charge = lambda executor, function, arguments, took: 3600.0
+
+    async def work() -> int:
+        await asyncio.sleep(86_400)
+        return await loop.run_in_executor(None, int, "7")
+
+    assert loop.run_until_complete(work()) == 7
+    assert loop.time() == pytest.approx(90_000)
+    loop.close()
+
+
+def test_links_and_loops_are_queues() -> None:
+    """Ten messages to one host: its link takes one after the other, whoever sends them."""
+    wire = Wire(Network(bandwidth=1e6, latency=0.5, handling=0.0))
+    loop = CountedLoop()
+    there = Host("there")
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(wire.carry(Host(str(k)), there, b"x" * (10**6 - 600)) for k in range(10)))
+
+    loop.run_until_complete(all_of_them())
+    assert loop.time() == pytest.approx(10.5)
+    loop.close()
+
+
+def test_more_rows_take_longer_and_more_workers_less() -> None:
+    def seconds(n_workers: int, n_rows: float) -> float:
+        simulated = Simulated(n_workers, Network(), COSTS)
+        try:
+            parameters = make_parameters({"max_iter": 1, "loss": "log_loss"})
+            fit(simulated, frame(n_workers, 4), "y", parameters, n_rows=n_rows)
+            return simulated.seconds
+        finally:
+            simulated.close()
+
+    few, many, shared = seconds(2, 1e9), seconds(2, 1e10), seconds(8, 1e10)
+    assert 9 < many / few < 10.5
+    assert 3.5 < many / shared < 4.2
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    found = main(["--quick", "--features", "6", "--trees", "1"])
+    assert [(one["workers"], one["rows"]) for one in found] == [(2, 1e8), (9, 1e8)]
+    assert all(one["s a tree"] > one["computing"] > 0 and one["messages"] > 0 for one in found)
+    assert "Gbit/s" in capsys.readouterr().out
+    assert np.isfinite([list(one.values()) for one in found]).all()
