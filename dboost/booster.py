@@ -17,6 +17,7 @@ import numpy as np
 
 from dboost import losses
 from dboost.errors import ParameterError
+from dboost.exports.exporting import Exporting
 from dboost.inspection.drawing import Drawing
 from dboost.late import pd
 from dboost.losses.base import Loss
@@ -41,7 +42,7 @@ class _Answer(NamedTuple):
     dtype: np.dtype = np.dtype(np.float64)
 
 
-class Booster(Drawing):
+class Booster(Drawing, Exporting):
     """A trained model. Made by `dboost.fit` and `dboost.load`.
 
     Parameters

@@ -30,7 +30,7 @@ FLOORS: list[set[str]] = [
     {"engine"},
     {"training"},
     {"cluster"},
-    {"inspection"},
+    {"inspection", "exports", "imports"},
     {"booster"},
     {"api"},
     {"estimators"},

@@ -54,6 +54,9 @@ class Loss:
     #: No leaf moves a raw score by more at a time (times the learning rate). Where the raw score is a logarithm, a Newton
     #: step from far away is meaningless: with a Hessian near zero it would be thousands.
     longest_step: ClassVar[float] = math.inf
+    #: Form of `inverse_link`, for formats of others: "identity", "exp", "sigmoid" or "softmax" of the raw score times a factor.
+    response: ClassVar[str] = "identity"
+    response_factor: ClassVar[float] = 1.0
     #: Raw scores of a row, which is also the number of trees an iteration.
     n_outputs: int = 1
     #: What a Newton step is multiplied by, where the diagonal Hessian is known to overstate the curvature.

@@ -92,6 +92,7 @@ class _LogLink(Loss):
     """What the three have in common."""
 
     longest_step = 4.0
+    response = "exp"
 
     def best_constant(self, mean: float) -> float:
         return float(np.log(max(mean, 1e-300)))

@@ -53,6 +53,8 @@ class Exponential(Loss):
     name = "exponential"
     is_classification = True
     longest_step = 4.0
+    response = "sigmoid"
+    response_factor = 2.0
 
     def terms(self) -> ExponentialTerms:
         return ExponentialTerms()

@@ -56,6 +56,7 @@ class LogLoss(Loss):
     name = "log_loss"
     is_classification = True
     longest_step = 4.0
+    response = "sigmoid"
 
     def terms(self) -> LogLossTerms:
         return LogLossTerms()

@@ -91,6 +91,7 @@ class SoftmaxLogLoss(Loss):
     name = "log_loss"
     is_classification = True
     longest_step = 4.0
+    response = "softmax"
 
     def __init__(self, n_classes: int) -> None:
         self.n_outputs = n_classes
