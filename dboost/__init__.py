@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dboost.adopt import from_lightgbm, from_xgboost
 from dboost.api import fit
 from dboost.booster import Booster, load
 from dboost.errors import DataError, DBoostError, FitInterrupted, InputTypeError, ModelFileError, ParameterError
@@ -32,6 +33,8 @@ __all__ = [
     "ParameterError",
     "__version__",
     "fit",
+    "from_lightgbm",
+    "from_xgboost",
     "load",
 ]
 

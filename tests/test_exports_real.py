@@ -1,4 +1,4 @@
-"""On real tables, models in the formats of others predict what ours do."""
+"""On real tables, models in the formats of others predict what ours do, and theirs as ours what they did there."""
 
 from __future__ import annotations
 
@@ -36,3 +36,24 @@ def test_every_format_agrees(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(by_onnx(booster, matrix, tmp_path)[-1], expected, rtol=2e-6, atol=1e-7)
     np.testing.assert_allclose(by_treelite(booster, matrix).reshape(of_second.shape), of_second, rtol=1e-12, atol=1e-7)
     np.testing.assert_allclose(by_xgboost(booster, matrix, tmp_path), of_second, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adult", "california", "covtype"])
+def test_imports_agree(name: str) -> None:
+    xgboost, lightgbm = pytest.importorskip("xgboost"), pytest.importorskip("lightgbm")
+    train, test = table_of(name).take(np.arange(20_000)).split(0)
+    n_classes = int(train.y.max()) + 1 if train.is_classification else 0
+    objective = {} if not n_classes else {"objective": "binary:logistic" if n_classes == 2 else "multi:softprob"}
+    settings = {"nthread": 1, "verbosity": 0, **objective, **({"num_class": n_classes} if n_classes > 2 else {})}
+    theirs = xgboost.train(settings, xgboost.DMatrix(train.X, train.y, enable_categorical=True), 20)
+    expected = theirs.predict(xgboost.DMatrix(test.X, enable_categorical=True))
+    ours = dboost.from_xgboost(theirs)
+    found = np.asarray(ours.predict_proba(test.X) if n_classes else ours.predict(test.X))
+    np.testing.assert_allclose(found[:, 1] if n_classes == 2 else found, expected, rtol=1e-4, atol=2e-6)
+
+    objective = {} if not n_classes else {"objective": "binary" if n_classes == 2 else "multiclass"}
+    settings = {"num_threads": 1, "verbose": -1, **objective, **({"num_class": n_classes} if n_classes > 2 else {})}
+    theirs = lightgbm.train(settings, lightgbm.Dataset(train.X, train.y), 20)
+    ours = dboost.from_lightgbm(theirs)
+    found = np.asarray(ours.predict_proba(test.X) if n_classes else ours.predict(test.X))
+    np.testing.assert_allclose(found[:, 1] if n_classes == 2 else found, theirs.predict(test.X), rtol=1e-9)

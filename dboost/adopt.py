@@ -1,0 +1,60 @@
+"""`dboost.from_xgboost` and `dboost.from_lightgbm`: models of others, to predict with and to continue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dboost.booster import Booster
+from dboost.imports.lightgbm_models import from_lightgbm as _from_lightgbm
+from dboost.imports.xgboost_models import from_xgboost as _from_xgboost
+from dboost.schema import Level
+
+
+def from_xgboost(model: Any, levels: dict[str, Sequence[Level] | int] | None = None) -> Booster:
+    """A model of XGBoost as a Booster that predicts the same.
+
+    Trees and DART models of one target with the objectives reg:squarederror, reg:absoluteerror, reg:quantileerror,
+    reg:pseudohubererror (continued as huber), count:poisson, reg:gamma, reg:tweedie, binary:logistic, binary:logitraw,
+    multi:softprob and multi:softmax. Predictions agree to the rounding of XGBoost's float32 sums. Classes are the numbers
+    0, 1, ….
+
+    Parameters
+    ----------
+    model : xgboost.Booster, estimator of xgboost, or path or URL of a model file
+        JSON is read without XGBoost; a binary file (UBJ) needs it installed.
+    levels : dict of column names (f0, f1, … where there are none), optional
+        The levels of categorical columns in the order of their codes, or their number if they are the codes themselves.
+        Needed where the model does not keep them (before XGBoost 3.1, and for matrices).
+
+    Raises
+    ------
+    ParameterError
+        Naming what cannot be carried: other boosters, objectives or several targets; or the column whose levels are needed.
+    ModelFileError
+        Naming the file that is not there or not a model.
+    """
+    return Booster(_from_xgboost(model, dict(levels or {})))
+
+
+def from_lightgbm(model: Any, levels: dict[str, Sequence[Level] | int] | None = None) -> Booster:
+    """A model of LightGBM as a Booster that predicts the same.
+
+    Models of gbdt, dart, goss and rf with the objectives regression, regression_l1, quantile, huber, poisson, gamma, tweedie,
+    binary and multiclass. Predictions agree to the rounding of float64. Classes are the numbers 0, 1, ….
+
+    Parameters
+    ----------
+    model : lightgbm.Booster, estimator of lightgbm, or path or URL of a model file in text
+    levels : dict of column names (f0, f1, … where there are none), optional
+        The levels of categorical columns in the order of their codes, or their number if they are the codes themselves.
+        Needed where some categorical columns were pandas categories and others numbers.
+
+    Raises
+    ------
+    ParameterError
+        Naming what cannot be carried: linear trees, other objectives, zeros as missing; or the columns whose levels are needed.
+    ModelFileError
+        Naming the file that is not there or not a model.
+    """
+    return Booster(_from_lightgbm(model, dict(levels or {})))
