@@ -248,6 +248,7 @@ class Booster(Drawing, Exporting):
         Parameters
         ----------
         path : path or URL
+            A name that ends in ".dboost" asks for the compact form, which takes a fraction of the room; else it is JSON.
         history : bool
             Also write the history, of which the model's file holds only the metrics, to ``<path>.history.csv``.
 
@@ -348,7 +349,7 @@ class Booster(Drawing, Exporting):
 
 
 def load(path: str | os.PathLike[str], loss: Loss | None = None) -> Booster:
-    """Read a model from its file. Nothing in the file is run.
+    """Read a model from its file, in either form. Nothing in the file is run.
 
     Parameters
     ----------

@@ -107,6 +107,9 @@ def _sequence(value: Any, what: str) -> list[Any]:
 
 
 def _floats(value: Any, what: str, length: int | None = None) -> np.ndarray:
+    if isinstance(value, np.ndarray):  # from the compact form: numbers already
+        _check(length is None or len(value) == length, f"{what} has {len(value)} entries instead of {length}")
+        return value.astype(np.float64)
     numbers = []
     for number in _sequence(value, what):
         if type(number) is not float:
@@ -119,6 +122,10 @@ def _floats(value: Any, what: str, length: int | None = None) -> np.ndarray:
 
 def _integers(value: Any, what: str, low: int, high: int, dtype: type, length: int | None = None) -> np.ndarray:
     """Integers from `low` to `high`, both included."""
+    if isinstance(value, np.ndarray):
+        _check(not len(value) or bool(value.min() >= low and value.max() <= high), f"{what} is not within {low} to {high}")
+        _check(length is None or len(value) == length, f"{what} has {len(value)} entries instead of {length}")
+        return value.astype(dtype)
     for number in _sequence(value, what):
         _check(type(number) is int and low <= number <= high, f"{what} holds {number!r}")
     _check(length is None or len(value) == length, f"{what} has {len(value)} entries instead of {length}")

@@ -39,12 +39,14 @@ import math
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import replace
+from importlib.resources import files as files_of
 from typing import Any
 
 import numpy as np
 
 from dboost.errors import ModelFileError
-from dboost.model import files
+from dboost.model import arrays, files
 from dboost.model.ensemble import Ensemble
 from dboost.model.parsing import Refused, depth_first_children, parse_ensemble
 from dboost.model.tree import Tree
@@ -81,14 +83,12 @@ def loads(data: bytes, name: str = "the model file") -> Ensemble:
     ------
     ModelFileError
     """
+    if arrays.is_arrays(data):
+        return _loads_arrays(data, name)
     first_lines = _FIRST_LINES.match(data)
     if first_lines is None:
         raise ModelFileError(f"{name} is not a dboost model, or its first lines are damaged")
-    version = int(first_lines[1])
-    if version > VERSION:
-        raise ModelFileError(
-            f"{name} has format version {version}, written by a newer dboost; this one reads versions up to {VERSION}"
-        )
+    _check_version(int(first_lines[1]), name)
     digest_line = _DIGEST_LINE.match(data, first_lines.end())
     if digest_line is None:
         raise ModelFileError(f"{name} is damaged or cut short: the line with its checksum cannot be read")
@@ -101,6 +101,44 @@ def loads(data: bytes, name: str = "the model file") -> Ensemble:
         raise ModelFileError(f"{name} does not hold a valid model: {error}") from error
 
 
+def dumps_arrays(ensemble: Ensemble) -> bytes:
+    """The model as the bytes of its file in the compact form."""
+    _check_order(ensemble)
+    header = json.loads(b"{" + _content(replace(ensemble, trees=())))
+    is_categorical = np.array([feature.is_categorical for feature in ensemble.features], bool)
+    return arrays.pack(header, ensemble.trees, is_categorical, VERSION)
+
+
+def _loads_arrays(data: bytes, name: str) -> Ensemble:
+    version = arrays.version_of(data)
+    if version is None:
+        raise ModelFileError(f"{name} is not a dboost model, or its first lines are damaged")
+    _check_version(version, name)
+    try:
+        return parse_ensemble(arrays.unpack(data, _is_categorical))
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(f"{name} does not hold a valid model: {error}") from error
+
+
+def _is_categorical(header: Any) -> np.ndarray:
+    features = header.get("features")
+    if not isinstance(features, list):
+        raise Refused("its header has no features")
+    return np.array([isinstance(feature, dict) and "levels" in feature for feature in features], bool)
+
+
+def _check_version(version: int, name: str) -> None:
+    if version > VERSION:
+        raise ModelFileError(
+            f"{name} has format version {version}, written by a newer dboost; this one reads versions up to {VERSION}"
+        )
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of the JSON form, as shipped beside this module."""
+    return json.loads(files_of(__package__).joinpath("model.schema.json").read_text(encoding="utf-8"))
+
+
 def save(ensemble: Ensemble, path: str | os.PathLike[str]) -> None:
     """Write the model's file, whole or not at all, over an older one if there is one.
 
@@ -108,13 +146,15 @@ def save(ensemble: Ensemble, path: str | os.PathLike[str]) -> None:
     ----------
     ensemble : Ensemble
     path : path, or URL that fsspec knows
+        A name that ends in ".dboost" asks for the compact form.
 
     Raises
     ------
     ModelFileError
         Naming the file, when it cannot be written.
     """
-    files.write_whole(path, dumps(ensemble))
+    is_compact = os.fspath(path).endswith(arrays.SUFFIX)
+    files.write_whole(path, dumps_arrays(ensemble) if is_compact else dumps(ensemble))
 
 
 def load(path: str | os.PathLike[str]) -> Ensemble:
@@ -138,6 +178,7 @@ def _refuse_constant(constant: str) -> None:
 
 def _content(ensemble: Ensemble) -> bytes:
     """Everything below the digest."""
+    _check_order(ensemble)
     entries = {
         "loss": _line(_sorted(ensemble.loss)),
         "classes": _line(ensemble.classes),
@@ -152,7 +193,7 @@ def _content(ensemble: Ensemble) -> bytes:
         "sources": _list(_line(_sorted(source)) for source in ensemble.sources),
         "metrics": _dict((key, _line(_floats(values))) for key, values in ensemble.metrics.items()),
         "edges": _list(_line(None if edges is None else _floats(edges)) for edges in ensemble.edges),
-        "trees": _list(_line(_tree(tree, number)) for number, tree in enumerate(ensemble.trees)),
+        "trees": _list(_line(_tree(tree)) for tree in ensemble.trees),
     }
     text = ",\n".join(f' "{key}": {value}' for key, value in entries.items()) + "\n}\n"
     # What UTF-8 cannot hold (half of a surrogate pair) becomes "\udcff": in a string, the very escape that JSON has.
@@ -197,13 +238,16 @@ def _floats(values: Any) -> list[float | str | None]:
     ]
 
 
-def _tree(tree: Tree, number: int) -> dict[str, Any]:
-    feature = tree.feature.tolist()
-    left, right = depth_first_children(feature)
-    if not (np.array_equal(left, tree.left) and np.array_equal(right, tree.right)):
-        raise ModelFileError(f"the model cannot be stored: the nodes of tree {number} are not in depth-first order")
+def _check_order(ensemble: Ensemble) -> None:
+    for number, tree in enumerate(ensemble.trees):
+        left, right = depth_first_children(tree.feature.tolist())
+        if not (np.array_equal(left, tree.left) and np.array_equal(right, tree.right)):
+            raise ModelFileError(f"the model cannot be stored: the nodes of tree {number} are not in depth-first order")
+
+
+def _tree(tree: Tree) -> dict[str, Any]:
     return {
-        "feature": feature,
+        "feature": tree.feature.tolist(),
         "threshold": _floats(tree.threshold),
         "categories": {str(node): codes.tolist() for node, codes in enumerate(tree.categories) if codes is not None},
         "missing_left": tree.missing_left.astype(int).tolist(),
