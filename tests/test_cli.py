@@ -383,14 +383,15 @@ def test_a_run_that_fails(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert not (here / "model.json").exists()
 
 
-def test_interrupting_says_how_far_it_came(here: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupting_says_how_far_it_came(here: Path, number: int, status: int) -> None:
     command = [sys.executable, "-m", "dboost", *TRAIN, "--set", "max_iter=1000000"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         first = process.stderr.readline()
         while first.startswith("compiling"):
             first = process.stderr.readline()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         try:
             rest = process.communicate(timeout=60)[1]
         except subprocess.TimeoutExpired:
@@ -399,7 +400,7 @@ def test_interrupting_says_how_far_it_came(here: Path) -> None:
     assert first.startswith("iteration 1/1000000: train_loss")
     assert re.search(r"^dboost: interrupted after \d+ of 1000000 iterations; nothing was saved$", rest, re.MULTILINE)
     assert "Traceback" not in rest
-    assert process.returncode == 130
+    assert process.returncode == status
     assert not (here / "model.json").exists()
 
 

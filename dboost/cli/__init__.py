@@ -2,21 +2,25 @@
 
 Each command is a module with a function `run(arguments)` that either finishes or raises. What the shell sees is
 decided here, once: exit status 0 when the command did what it was asked, 2 when the arguments or the data cannot be
-used, 1 when the run failed for another reason, 130 after ^C; and on stderr one sentence instead of a traceback, which
-``--debug`` shows.
+used, 1 when the run failed for another reason, 130 after ^C, 143 when the system asks the process to end (as it does before
+a node is taken away); and on stderr one sentence instead of a traceback, which ``--debug`` shows.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from dboost.cli.arguments import parse
 from dboost.errors import DataError, InputTypeError, ModelFileError, ParameterError
 from dboost.remote import is_of_store, reason, shown
 
-DONE, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, UNUSABLE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
 #: Mistakes in what the user gave, as opposed to a run that went wrong.
 MISTAKES = (DataError, ParameterError, InputTypeError, ModelFileError, FileNotFoundError, PermissionError)
@@ -31,10 +35,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         The arguments after the program's name; default: those of the process.
     """
     arguments = parse(argv)
+    with _termination() as terminated:
+        return _run(arguments, terminated)
+
+
+@contextmanager
+def _termination() -> Iterator[list[int]]:
+    """While this is open, SIGTERM ends the work as ^C does; the list is then no longer empty.
+
+    The first process of a container would not hear of it otherwise, since for that one the system has no default.
+    """
+    heard: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # only there may signals be handled
+        yield heard
+        return
+
+    def stop(number: int, frame: object) -> None:
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield heard
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(arguments: Any, terminated: list[int]) -> int:
     try:
         arguments.run(arguments)
     except KeyboardInterrupt as stop:
-        return _say(arguments, str(stop) or "interrupted", INTERRUPTED)
+        return _say(arguments, str(stop) or "interrupted", TERMINATED if terminated else INTERRUPTED)
     except MISTAKES as error:
         return _say(arguments, _sentence(error), UNUSABLE)
     except BrokenPipeError:  # the reader of our output has seen enough, as in `dboost inspect … | head`
@@ -58,7 +89,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _say(arguments: object, text: str, status: int) -> int:
-    if getattr(arguments, "debug", False) and status != INTERRUPTED:
+    if getattr(arguments, "debug", False) and status not in (INTERRUPTED, TERMINATED):
         traceback.print_exc()
     print(f"dboost: {text}", file=sys.stderr)
     return status

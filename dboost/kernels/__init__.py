@@ -11,35 +11,55 @@ records of arrays are looped over rather than assigned by slices; and references
 where nobody needs it, which costs a tenth of the time on small tables besides.
 
 A cached kernel contains its callees, but Numba only looks at the date of the file that the kernel itself is in. So the
-stamp of every kernel here covers all files that hold kernels: none outlives a change in any of them.
+stamp of every kernel here covers all files that hold kernels: none outlives a change in any of them. It is a digest of what
+is in the files; their dates change when they are packed into an image.
+
+In such an image the cache is part of the file system that nobody may write to. Numba would turn away from a folder like that,
+even if everything needed is in it. Here a `NUMBA_CACHE_DIR` that can be read but not written is *sealed*: kernels are taken
+from it, and those that are not there are compiled and not kept.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numba
-from numba.core import event
+from numba.core import caching, event
 
 _PACKAGE = Path(__file__).parent.parent
 _WITH_KERNELS = ("kernels", "losses", "growth", "engine", "shard")
 
 
 def _stamp() -> str:
-    """Digest of the dates and sizes of all files that hold kernels."""
+    """Digest of all files that hold kernels."""
     digest = hashlib.sha256()
     for folder in _WITH_KERNELS:
         for file in sorted((_PACKAGE / folder).glob("*.py")):
-            status = file.stat()
-            digest.update(f"{folder}/{file.name} {status.st_mtime_ns} {status.st_size}\n".encode())
+            content = file.read_bytes()
+            digest.update(f"{folder}/{file.name} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 
+def _is_sealed(folder: str) -> bool:
+    """Whether a folder of kernels can be read but not written."""
+    if not os.path.isdir(folder):
+        return False
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return True
+    return False
+
+
 _STAMP = _stamp()
+_SEALED = _is_sealed(os.environ.get("NUMBA_CACHE_DIR", ""))
 
 
 class _Notice(event.Listener):
@@ -61,16 +81,35 @@ class _Notice(event.Listener):
 event.register("numba:compile", _Notice())
 
 
+@contextmanager
+def _unwritten() -> Iterator[None]:
+    """Numba chooses a folder for its cache without trying whether it can be written."""
+    locator: Any = caching._CacheLocator
+    tries = locator.ensure_cache_path
+    locator.ensure_cache_path = _keep_nothing
+    try:
+        yield
+    finally:
+        locator.ensure_cache_path = tries
+
+
+def _keep_nothing(*_: Any) -> None:
+    """In the place of what would write into a cache."""
+
+
 def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     compile_: Any = numba.njit
 
     def decorate(function: Callable[..., Any]) -> Any:
         try:
-            dispatcher = compile_(nogil=True, no_cfunc_wrapper=True, cache=True, **options)(function)
+            with _unwritten() if _SEALED else nullcontext():
+                dispatcher = compile_(nogil=True, no_cfunc_wrapper=True, cache=True, **options)(function)
         except RuntimeError:
             # Nowhere to keep a cache (a read-only file system, no NUMBA_CACHE_DIR): compile in every process.
             return compile_(nogil=True, no_cfunc_wrapper=True, **options)(function)
         dispatcher._cache._cache_file._source_stamp = _STAMP
+        if _SEALED:
+            dispatcher._cache.save_overload = _keep_nothing
         return dispatcher
 
     return decorate

@@ -1,0 +1,74 @@
+"""Compiled kernels are kept, outlive what does not change them, and are read from a folder that nobody may write to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "dboost"
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the package, of which one small kernel is used; and an empty folder for compiled ones."""
+    shutil.copytree(PACKAGE, tmp_path / "code" / "dboost", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "code" / "dboost" / "kernels" / "one.py").write_text(
+        "from dboost.kernels import kernel\n\n\n@kernel\ndef twice(x):\n    return 2 * x\n"
+    )
+    (tmp_path / "cache").mkdir()
+    return tmp_path
+
+
+def use(folder: Path, *before: str) -> tuple[int, bool]:
+    """What the kernel says in a process of its own, and whether it was compiled there."""
+    environment = os.environ | {
+        "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(folder / "code"), "PYTHONDONTWRITEBYTECODE": "1",
+    }  # fmt: skip
+    command = [*before, sys.executable, "-c", "from dboost.kernels.one import twice; print(twice(21))"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout), "compiling kernels" in done.stderr
+
+
+def kept(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in (folder / "cache").rglob("*.nb?")}
+
+
+def test_kernels_are_kept_until_a_file_with_kernels_changes(copy: Path) -> None:
+    assert use(copy) == (42, True)
+    assert use(copy) == (42, False)
+    for file in (copy / "code").rglob("*.py"):  # as in an image, where times are cut to seconds
+        os.utime(file, (0, 0))
+    assert use(copy) == (42, False)
+    (copy / "code" / "dboost" / "losses" / "base.py").open("a").write("# changed\n")
+    assert use(copy) == (42, True)
+
+
+def test_a_folder_that_nobody_may_write_to_is_read(copy: Path) -> None:
+    assert use(copy) == (42, True)
+    before = kept(copy)
+    seal: tuple[str, ...] = ()
+    folders = [copy / "cache", *(path for path in (copy / "cache").rglob("*") if path.is_dir())]
+    if os.geteuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("root may write everywhere, and there is no setpriv to give that up")
+        seal = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
+        for path in folders:
+            os.chown(path, 65532, 65532)
+    for path in folders:
+        path.chmod(0o555)
+    try:
+        assert subprocess.run([*seal, "touch", str(folders[-1] / "new")], capture_output=True).returncode != 0
+        assert use(copy, *seal) == (42, False)
+        # What is not in it is compiled, and the folder stays as it is.
+        (copy / "code" / "dboost" / "losses" / "base.py").open("a").write("# changed\n")
+        assert use(copy, *seal) == (42, True)
+        assert kept(copy) == before
+    finally:
+        for path in folders:
+            path.chmod(0o755)
