@@ -13,6 +13,7 @@ from dboost.adopt import from_lightgbm, from_xgboost
 from dboost.api import fit
 from dboost.booster import Booster, load
 from dboost.errors import DataError, DBoostError, FitInterrupted, InputTypeError, ModelFileError, ParameterError
+from dboost.preparing import prepare
 from dboost.training.monitor import Iteration
 from dboost.version import __version__
 
@@ -36,6 +37,7 @@ __all__ = [
     "from_lightgbm",
     "from_xgboost",
     "load",
+    "prepare",
 ]
 
 

@@ -7,10 +7,13 @@ from typing import Any
 
 from dboost.booster import Booster
 from dboost.cluster.choice import client_for
+from dboost.errors import ParameterError
 from dboost.params import make_parameters
 from dboost.sources import open_table
+from dboost.training.boost import Fitted
 from dboost.training.budget import Budget, parse_limit, reading_within
-from dboost.training.fit import available_threads, fit_table
+from dboost.training.fit import available_threads, fit_binned, fit_table
+from dboost.training.folder import check_same, is_binned, open_folder
 from dboost.training.monitor import Callback
 
 
@@ -36,9 +39,9 @@ def fit(
     Parameters
     ----------
     data : dask DataFrame or Array, pandas or polars frame, pyarrow Table, array (n, F), or path
-        A path is a file, folder, glob or URL of Parquet or CSV.
+        A path is a file, folder, glob or URL of Parquet or CSV, or a folder that `dboost.prepare` has written.
     target : str, or one value per row
-        The target column's name, or the targets.
+        The target column's name, or the targets. Of prepared data the same name again, or None.
     sample_weight : str, or one value per row, optional
     offset : str, or one value per row, optional
         Where each row's raw score starts, beside the constant that is best for all: log exposure for loss="poisson", say.
@@ -80,7 +83,25 @@ def fit(
     threads = available_threads(n_threads)
     limit = parse_limit(memory_limit)
     budget = None if limit is None else Budget(limit)
+    if is_binned(data):
+        given = {"sample_weight": sample_weight, "offset": offset, "features": features, "target": target}
+        given |= {"categorical_features": None if categorical_features == "from_dtype" else categorical_features}
+        fitted = _fit_prepared(
+            data,
+            {name: value for name, value in given.items() if value is not None},
+            parameters,
+            eval_set=eval_set,
+            eval_metric=eval_metric,
+            n_threads=threads,
+            callbacks=callbacks,
+            progress=progress,
+            budget=budget,
+        )
+        own = None if isinstance(checked.loss, str) else checked.loss
+        return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=own)
     with client_for(data, client) as cluster:
+        if cluster is not None and budget is not None:
+            raise ParameterError("memory_limit is not supported on a cluster by this version of dboost")
         if cluster is not None:
             from dboost.cluster.fit import fit_on_cluster
 
@@ -123,3 +144,20 @@ def fit(
             )
     own = None if isinstance(checked.loss, str) else checked.loss
     return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=own)
+
+
+def _fit_prepared(path: Any, given: dict[str, Any], parameters: dict[str, Any], **common: Any) -> Fitted:
+    """Train on a folder that `prepare` has written.
+
+    given, parameters : what the user has given, of what shaped the data and of what shapes the learning.
+    """
+    data = open_folder(path)
+    try:
+        check_same(data, given | {name: parameters[name] for name in ("max_bins",) if name in parameters})
+        checked = make_parameters(parameters | {"max_bins": data.settings["max_bins"]})
+    except BaseException:
+        data.close()
+        raise
+    names = (data.settings[name] for name in ("target", "sample_weight", "offset"))
+    target, weight, offset = (None if name is None or str(name).startswith("<") else name for name in names)
+    return fit_binned(data, checked, columns=(target, weight, offset), **common)

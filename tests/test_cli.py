@@ -325,7 +325,7 @@ def test_inspect_writes_a_report(here: Path, capsys: pytest.CaptureFixture[str])
         ((*TRAIN, "--history", "nowhere/h.csv"), "there is no folder"),
         ((*TRAIN, "--checkpoint", "kept"), "checkpoint"),
         ((*TRAIN, "--start-from", "old.json"), "start_from"),
-        ((*TRAIN, "--memory-limit", "2GiB"), "memory_limit"),
+        ((*TRAIN, "--memory-limit", "2 elephants"), "memory_limit"),
         ((*TRAIN, "--arcbites"), "arcbites"),
         (("predict", "nowhere.json", "rows.parquet", "--output", "o.parquet"), "nowhere.json"),
         (("predict", "rows.csv", "rows.parquet", "--output", "o.parquet"), "rows.csv"),

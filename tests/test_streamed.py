@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dboost
-from dboost.shard.blocks import Traits
-from dboost.training.budget import Budget
+from dboost.shard import blocks
+from dboost.training.budget import Budget, parse_limit
 from tests.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
 
 LIMIT = "64MiB"
@@ -24,7 +24,7 @@ LIMIT = "64MiB"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Every limit is too small for the rows, blocks are short, and temporary files go here."""
     monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(Traits, "block_rows", lambda *_: 64)
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
     with dask.config.set({"temporary-directory": str(tmp_path / "temporary")}):
         yield tmp_path / "temporary"
 
@@ -77,7 +77,7 @@ def test_however_rows_are_divided(folder: Path, n: int, at: list[int], block: in
     frame = mixed_frame(n, seed=n)
     options = {"features": NUMERIC, "sample_weight": "w", "subsample": 0.7, "max_leaf_nodes": 6, "min_samples_leaf": 3}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Traits, "block_rows", lambda *_: block)
+        patch.setattr(blocks, "BLOCK_ROWS", block)
         kept = dboost.fit(frame, "y", max_iter=2, **options)
         streamed = dboost.fit(cut(frame, at), "y", max_iter=2, n_threads=n_threads, memory_limit=LIMIT, **options)
     assert saved(kept) == saved(streamed)
@@ -110,3 +110,129 @@ def test_early_stopping_and_history(folder: Path) -> None:
 def test_a_limit_that_holds_the_rows_leaves_them_in_memory() -> None:
     booster = dboost.fit(mixed_frame(300), "y", features=NUMERIC, max_iter=2, memory_limit="1GiB")
     assert (booster.history["bytes_read"] == 0).all()
+
+
+@pytest.mark.parametrize("target", ["y", "late", "grade"])
+def test_targets_in_files_too(folder: Path, target: str) -> None:
+    """Of a lazy frame nothing is kept in memory for all rows."""
+    frame = mixed_frame(300)
+    features = ["x", "town", "kind"]
+    options = {"features": features, "sample_weight": "w", "offset": "rooms" if target == "y" else None, "max_iter": 2}
+    frame["rooms"] = frame["rooms"].fillna(0.0)
+    kept = dboost.fit(frame, target, **options)
+    streamed = dboost.fit(cut(frame, [100, 100, 170]), target, memory_limit=LIMIT, **options)
+    assert saved(kept) == saved(streamed)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_lazy_frame_that_fits_is_gathered() -> None:
+    frame = mixed_frame(300)
+    kept = dboost.fit(frame, "grade", features=NUMERIC, sample_weight="w", max_iter=2)
+    gathered = dboost.fit(cut(frame, [100]), "grade", features=NUMERIC, sample_weight="w", max_iter=2, memory_limit="1GiB")
+    assert saved(kept) == saved(gathered)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_prepared_data_give_the_same_model(tmp_path: Path, folder: Path, streams: bool) -> None:
+    frame = mixed_frame(400)
+    place = tmp_path / "prepared"
+    for target, options in (("late", {"sample_weight": "w"}), ("grade", {}), ("y", {"offset": "x"})):
+        features = [name for name in FEATURES if name != "x"]
+        dboost.prepare(cut(frame, [150]), target, place, features=features, **options)
+        before = {file.name: file.read_bytes() for file in place.iterdir()}
+        assert set(before) == {"binned.json", "codes", "rows"}
+        for learning in ({}, {"criterion": "gradient", "subsample": 0.7}, {"max_leaf_nodes": 5, "eval_set": frame[:100]}):
+            whole = dboost.fit(frame, target, features=features, max_iter=2, **options, **learning)
+            limit = {"memory_limit": LIMIT} if streams else {}
+            again = dboost.fit(place, target, max_iter=2, **learning, **limit)
+            assert saved(whole) == saved(again)
+        assert {file.name: file.read_bytes() for file in place.iterdir()} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["prepared", "temporary"]
+
+
+def test_what_shaped_prepared_data_cannot_be_changed(tmp_path: Path) -> None:
+    frame = mixed_frame(200)
+    place = tmp_path / "prepared"
+    dboost.prepare(frame, "y", place, features=NUMERIC, max_bins=32)
+    dboost.fit(str(place), "y", features=NUMERIC, max_bins=32, max_iter=1)
+    for change in ({"max_bins": 33}, {"features": NUMERIC[:2]}, {"sample_weight": "w"}, {"offset": "x"}):
+        ((name, _),) = change.items()
+        with pytest.raises(dboost.ParameterError, match=f"{name}=.* does not fit the data: .*prepared was prepared with"):
+            dboost.fit(place, "y", **change)
+    with pytest.raises(dboost.ParameterError, match="target='late' does not fit the data"):
+        dboost.fit(place, "late")
+
+
+def test_prepare_overwrites_only_what_it_made(tmp_path: Path) -> None:
+    frame = mixed_frame(200)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter").write_text("dear")
+    with pytest.raises(dboost.DataError, match="mine is there already and holds no prepared data"):
+        dboost.prepare(frame, "y", tmp_path / "mine", features=NUMERIC)
+    with pytest.raises(dboost.DBoostError, match=r"cannot write .*absent/here"):
+        dboost.prepare(frame, "y", tmp_path / "absent" / "here", features=NUMERIC)
+    frame.loc[7, "x"] = np.inf
+    with pytest.raises(dboost.DataError, match=r"column 'x' holds an infinite value \(row 7\)"):
+        dboost.prepare(frame, "y", tmp_path / "new", features=NUMERIC)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "complaint"),
+    [
+        ("codes", lambda raw: raw[:1000] + bytes([raw[1000] ^ 4]) + raw[1001:], "codes is damaged: block 0"),
+        ("rows", lambda raw: raw[:-1], "rows is cut short: block 0 of 1"),
+        ("rows", lambda raw: bytes([raw[0] ^ 1]) + raw[1:], "rows is damaged"),
+        ("binned.json", lambda raw: raw.replace(b'"n_rows": 200', b'"n_rows": 100'), "binned.json is damaged"),
+        ("binned.json", lambda raw: raw[:-9], "binned.json is damaged"),
+        ("binned.json", lambda raw: raw.replace(b'"version": 1', b'"version": 9'), "format version 9"),
+    ],
+)
+def test_damaged_data_are_no_data(tmp_path: Path, name: str, damage: Any, complaint: str) -> None:
+    place = tmp_path / "prepared"
+    dboost.prepare(mixed_frame(200), "y", place, features=NUMERIC)
+    file = place / name
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(dboost.DBoostError, match=complaint):
+        dboost.fit(place, "y", max_iter=1)
+
+
+@pytest.mark.parametrize(
+    ("limit", "n_bytes"), [("2GiB", 2**31), ("512 MB", 512 * 10**6), ("1.5g", 1_500_000_000), (4096, 4096), ("64kib", 2**16)]
+)
+def test_limits_are_sizes(limit: Any, n_bytes: int) -> None:
+    assert parse_limit(limit) == n_bytes
+
+
+@pytest.mark.parametrize("limit", ["", "two", "-1GiB", 0, -5, True, "1XB", float("nan"), [1], "1e3"])
+def test_what_is_no_size_is_refused(limit: Any) -> None:
+    with pytest.raises(dboost.ParameterError, match="memory_limit="):
+        dboost.fit(mixed_frame(50), "y", features=NUMERIC, memory_limit=limit)
+
+
+def test_a_budget_that_is_too_small_says_what_it_would_take(folder: Path) -> None:
+    frame = mixed_frame(500)
+    with pytest.raises(dboost.ParameterError, match=r"memory_limit of 100 KiB is too small .*: it would take .* MiB"):
+        dboost.fit(frame, "y", features=NUMERIC, memory_limit="100KiB")
+    with pytest.raises(dboost.DBoostError, match=r"partition 0 .* but memory_limit leaves .* for one"):
+        dboost.fit(cut(frame, [250]), "y", features=NUMERIC, memory_limit="8KiB")
+    assert not folder.exists() or list(folder.iterdir()) == []
+
+
+def test_estimators_stream(folder: Path) -> None:
+    frame = mixed_frame(400)
+    X, y = frame[["x", "age", "town"]], frame["late"]
+    options = {"max_iter": 8, "early_stopping": True, "n_iter_no_change": 2, "class_weight": "balanced", "random_state": 0}
+    kept = dboost.DBoostClassifier(**options).fit(X, y)
+    streamed = dboost.DBoostClassifier(memory_limit=LIMIT, **options).fit(X, y)
+    assert saved(kept.booster_) == saved(streamed.booster_)
+    assert (streamed.booster_.history["bytes_read"] > 0).all()
+
+
+def test_warm_starts_stream(folder: Path) -> None:
+    frame = mixed_frame(300)
+    X, y = frame[["x", "age", "town"]], frame["y"]
+    once = dboost.DBoostRegressor(max_iter=5, random_state=0).fit(X, y)
+    twice = dboost.DBoostRegressor(max_iter=2, random_state=0, warm_start=True, memory_limit=LIMIT).fit(X, y)
+    twice.set_params(max_iter=5).fit(X, y)
+    assert saved(once.booster_) == saved(twice.booster_)

@@ -15,38 +15,13 @@ from typing import Any
 import numpy as np
 
 from dboost.schema import Feature, Level
-from dboost.sources.chunk import CategoryColumn
 from dboost.sources.levels import Dictionary
 from dboost.sources.plan import Plan
 from dboost.sources.reader import Piece, Reader
 from dboost.sources.roles import Complaint, Roles, Rows
 from dboost.sources.spool import Spool
 from dboost.sources.table import Table
-
-#: A target of more distinct values than this is no class.
-MAX_CLASSES = 4096
-
-
-@dataclass(frozen=True, eq=False)
-class TargetSurvey:
-    """A target's values, as far as the choice of the loss and of the classes wants to know them.
-
-    Attributes
-    ----------
-    levels : tuple of levels or None
-        Those that occur in rows of positive weight, where the target is text or categories.
-    distinct : float64[...]
-        Otherwise the distinct numbers in these rows, or some of them if there are `too_many`.
-    too_many : bool
-    dtype : str
-    is_bool : bool
-    """
-
-    levels: tuple[Level, ...] | None
-    distinct: np.ndarray
-    too_many: bool
-    dtype: str
-    is_bool: bool
+from dboost.training.target_survey import TargetSurvey, survey_target
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +103,7 @@ class Batch:
             n_bytes={i: self._spool.n_bytes(i) for i in numbers},
             kinds=self._reader.kinds(),
             levels=self._reader.levels(),
-            target=_survey_target(roles),
+            target=survey_target(roles.target, weight, str(roles.target_dtype), roles.target_is_bool),
             complaints=roles.complaints,
             heaviest=1.0 if weight is None or not len(weight) else float(weight.max()),
             unit_weights=weight is None or bool(((weight == 1.0) | (weight == 0.0)).all()),
@@ -153,21 +128,3 @@ class Batch:
 
     def close(self) -> None:
         self._spool.close()
-
-
-def _survey_target(roles: Roles) -> TargetSurvey | None:
-    target, weight = roles.target, roles.weight
-    if target is None:
-        return None
-    dtype, is_bool = str(roles.target_dtype), roles.target_is_bool
-    if isinstance(target, CategoryColumn):
-        codes = target.codes if weight is None else target.codes[weight > 0]
-        occurs = np.bincount(codes[codes >= 0], minlength=len(target.levels)) > 0
-        levels = tuple(level for level, there in zip(target.levels, occurs, strict=True) if there)
-        return TargetSurvey(levels, np.empty(0), False, dtype, is_bool)
-    values = target if weight is None else target[weight > 0]
-    if not len(values):
-        return None
-    some = np.unique(values[: 4 * MAX_CLASSES])
-    distinct = some if len(some) > MAX_CLASSES else np.unique(values)
-    return TargetSurvey(None, distinct[:MAX_CLASSES], len(distinct) > MAX_CLASSES, dtype, is_bool)

@@ -8,24 +8,23 @@ that of one process, to the bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dboost.binning import Binning
-from dboost.cluster.batch import MAX_CLASSES, Survey, TargetSurvey
+from dboost.cluster.batch import Survey
 from dboost.cluster.table import ClusterTable
 from dboost.errors import DataError
 from dboost.params import Parameters
-from dboost.schema import Feature, Level
+from dboost.schema import Feature
 from dboost.shard.loading import propose_from
-from dboost.sources.chunk import CategoryColumn, Column
 from dboost.sources.levels import Dictionary
 from dboost.sources.plan import Plan
 from dboost.sources.reader import disagree
-from dboost.sources.roles import label, levels_dtype, nothing_left, refuse, result_dtype
-from dboost.training.target import Target, choose_target, loss_for
+from dboost.sources.roles import label, nothing_left, refuse
+from dboost.training.target import Target
+from dboost.training.target_survey import unite_targets
 
 
 def check(table: ClusterTable) -> None:
@@ -63,50 +62,9 @@ def unite_features(plan: Plan, surveys: Sequence[Survey]) -> tuple[Feature, ...]
     return tuple(features)
 
 
-@dataclass(frozen=True, eq=False)
-class _Distinct:
-    """What `choose_target` looks at, with every value once (or some of them, where they are too many to be classes)."""
-
-    target: Column
-    target_dtype: str
-    target_is_bool: bool
-    weight: None = None
-
-    def row_name(self, row: int) -> str:
-        return "some row"
-
-
 def unite_target(surveys: Sequence[Survey], parameters: Parameters) -> Target:
-    """The loss, and the classes of all partitions; holds no rows.
-
-    Raises
-    ------
-    DataError
-        As `choose_target`, or when there are too many classes.
-    """
-    loss_name = parameters.loss_name
-    told = [survey.target for survey in surveys if survey.target is not None]
-    if any(target.levels is not None for target in told):
-        distinct = _levels(told)
-    else:
-        dtype = result_dtype(target.dtype for target in told)
-        values = np.unique(np.concatenate([target.distinct for target in told]))
-        distinct = _Distinct(values, dtype, all(target.is_bool for target in told))
-        classification = loss_name != "auto" and loss_for(parameters, loss_name).is_classification
-        if classification and (any(target.too_many for target in told) or len(values) > MAX_CLASSES):
-            fractions = not (values == np.rint(values)).all()
-            what = "Unknown label type: continuous. A classifier wants classes, but the target holds fractions"
-            raise DataError(what if fractions else f"the target has more than {MAX_CLASSES} classes")
-    target = choose_target(distinct, parameters)  # type: ignore[arg-type]
-    return Target(target.loss, np.empty(0), target.classes, target.classes_dtype)
-
-
-def _levels(told: Sequence[TargetSurvey]) -> _Distinct:
-    dictionary = Dictionary("target")
-    for target in told:
-        dictionary.translate(target.levels if target.levels is not None else ())
-    levels: tuple[Level, ...] = dictionary.finish()[0]
-    return _Distinct(CategoryColumn(np.arange(len(levels), dtype=np.int32), levels), levels_dtype(levels), False)
+    """The loss, and the classes of all partitions; holds no rows. See `training.target_survey.unite_targets`."""
+    return unite_targets([survey.target for survey in surveys if survey.target is not None], parameters)
 
 
 def propose(table: ClusterTable, features: tuple[Feature, ...], *, max_bins: int, seed: int, n_threads: int) -> Binning:

@@ -25,6 +25,7 @@ from dboost.late import pd
 from dboost.params import make_parameters
 from dboost.sources import Table, open_table
 from dboost.sources.frame import is_lazy, is_path
+from dboost.training.budget import Budget, parse_limit, reading_within
 from dboost.training.fit import available_threads, fit_table
 from dboost.training.held_out import named_sets
 from dboost.training.supervision import HELD_OUT, WATCHED
@@ -35,7 +36,7 @@ Range = tuple[int, int]
 _OWN = {
     "loss", "random_state", "features", "categorical_features", "eval_metric", "n_threads", "callbacks", "progress",
     "early_stopping", "scoring", "tol", "n_iter_no_change", "validation_fraction", "class_weight", "verbose", "warm_start",
-    "client",
+    "client", "memory_limit",
 }  # fmt: skip
 
 
@@ -122,6 +123,8 @@ class Boosting(BaseEstimator):
                 f"max_iter={parameters.max_iter} must be larger than or equal to n_iter_={model.n_iter_} when warm_start==True"
             )
         threads = available_threads(settings["n_threads"])
+        limit = parse_limit(settings["memory_limit"])
+        budget = None if limit is None else Budget(limit)
         watching = Watching(self, seeds.split, judge=list(sets)[-1] if sets else None)
 
         asked = {
@@ -141,7 +144,7 @@ class Boosting(BaseEstimator):
 
         def open_training() -> Table:
             check_lengths(X, y, sample_weight)
-            table = open_table(X, y, n_threads=threads, **asked)
+            table = open_table(X, y, **reading_within(budget, threads), **asked)
             try:
                 self._note_features(X)
             except BaseException:
@@ -151,9 +154,12 @@ class Boosting(BaseEstimator):
 
         with client_for(X, settings["client"]) as client:
             if client is None:
-                fitted = fit_table(open_training, parameters, target_name=None, weight_name=None, **common)
+                fitted = fit_table(open_training, parameters, target_name=None, weight_name=None, budget=budget, **common)
             else:
                 from dboost.cluster.fit import fit_on_cluster
+
+                if budget is not None:
+                    raise ParameterError("memory_limit is not supported on a cluster by this version of dboost")
 
                 check_lengths(X, y, sample_weight)
                 self._note_features(X)

@@ -11,7 +11,7 @@ tell how rows were divided.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,9 +53,7 @@ class Traits:
         return self.whole_weights and self.weighted
 
     def code_fields(self) -> list[Field]:
-        n_tiles, _, words = tile_shape(self.layout, 0)
-        n_wide = int((self.layout.n_bins > NARROW_BINS).sum())
-        return [Field("tiles", "<u8", (n_tiles,), (words,)), *([Field("wide", "<u2", (n_wide,))] if n_wide else [])]
+        return code_fields(self.layout)
 
     def row_fields(self) -> list[Field]:
         return [Field("target", "<f8"), *([Field("weight", "<f8")] if self.weighted else [])]
@@ -78,14 +76,22 @@ class Traits:
 
     def room_bytes(self) -> int:
         """What a thread that streams blocks needs for them: two rooms, and records."""
-        return self.block_rows() * (2 * self.bytes_per_row() + 16)
+        return rows_that_fit(self.code_fields()) * (2 * self.bytes_per_row() + 16)
 
-    def block_rows(self) -> int:
-        """Rows of a block: a power of two."""
-        rows = BLOCK_ROWS
-        while rows > 1024 and rows * self.bytes_per_row() > _BLOCK_BYTES:
-            rows //= 2
-        return rows
+
+def code_fields(layout: Layout) -> list[Field]:
+    """How the codes of a layout lie in a file."""
+    n_tiles, _, words = tile_shape(layout, 0)
+    n_wide = int((layout.n_bins > NARROW_BINS).sum())
+    return [Field("tiles", "<u8", (n_tiles,), (words,)), *([Field("wide", "<u2", (n_wide,))] if n_wide else [])]
+
+
+def rows_that_fit(codes: Sequence[Field]) -> int:
+    """Rows of a block with these codes: a power of two."""
+    rows = BLOCK_ROWS
+    while rows > 1024 and rows * sum(field.n_bytes(1) for field in codes) > _BLOCK_BYTES:
+        rows //= 2
+    return rows
 
 
 class Blocks:
@@ -109,32 +115,32 @@ class Blocks:
         self._row_of = code_rows(traits.layout)
 
     @classmethod
-    def new(
-        cls,
-        folder: Path,
-        name: str,
-        traits: Traits,
-        n_rows: int,
-        *,
-        block_rows: int | None = None,
-        ranges: np.ndarray | None = None,
-    ) -> Blocks:
-        """Make files in a folder that is there, to be filled by a `Writer`."""
-        size = traits.block_rows() if block_rows is None else block_rows
+    def around(cls, folder: Path, name: str, traits: Traits, codes: BlockFile, ranges: np.ndarray | None = None) -> Blocks:
+        """New files of rows and state, in a folder that is there, for codes that are there; to be filled by a `Writer`."""
         made: dict[str, BlockFile] = {}
-        kinds = (
-            ("codes", traits.code_fields(), True),
-            ("rows", traits.row_fields(), True),
-            ("state", traits.state_fields(), False),
-        )
+        kinds = (("rows", traits.row_fields(), True), ("state", traits.state_fields(), False))
         try:
             for kind, fields, sealed in kinds:
-                made[kind] = BlockFile(folder / f"{name}{kind}", fields, n_rows, sealed=sealed, block_rows=size)
+                path = folder / f"{name}{kind}"
+                made[kind] = BlockFile(path, fields, codes.n_rows, sealed=sealed, block_rows=codes.block_rows)
         except BaseException:
             for file in made.values():
                 file.remove()
             raise
-        return cls(traits, made["codes"], made["rows"], made["state"], ranges)
+        return cls(traits, codes, made["rows"], made["state"], ranges)
+
+    def constants(self, weight: np.ndarray | None, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+        """Fields of the state that follow from the weights (float64[n]) and stay; shape : of raw scores."""
+        traits, found = self.traits, {}
+        if weight is not None and traits.has_times:
+            found["times"] = weight.astype(np.uint8)
+        if weight is not None and traits.by_weight and not traits.constant_hessian:
+            found["hessian"] = np.broadcast_to(weight.astype(np.float32), shape)
+        return found
+
+    @property
+    def files(self) -> tuple[BlockFile, BlockFile, BlockFile]:
+        return self.codes, self.rows, self.state
 
     def ranges_of(self, block: int) -> list[tuple[int, int]]:
         """Global numbers of a block's rows, as runs (first, how many)."""
@@ -151,12 +157,12 @@ class Blocks:
 
     def close(self) -> None:
         """Close the files."""
-        for file in (self.codes, self.rows, self.state):
+        for file in self.files:
             file.close()
 
     def remove(self) -> None:
         """Remove the files."""
-        for file in (self.codes, self.rows, self.state):
+        for file in self.files:
             file.remove()
 
 
@@ -202,51 +208,44 @@ class BlockShard(Shard):
 
 
 class Writer:
-    """Fills new files with rows that come in pieces of any length.
+    """Fills new files, whose blocks have equally many rows, with rows that come in pieces of any length.
 
     Parameters
     ----------
-    blocks : Blocks
+    files : sequence of BlockFile
     """
 
-    def __init__(self, blocks: Blocks) -> None:
-        self._blocks = blocks
-        self._room = Room(blocks)
+    def __init__(self, files: Sequence[BlockFile]) -> None:
+        self._files = [(file, file.buffer()) for file in files]
+        self._axes = {field.name: len(field.before) for file in files for field in file.fields}
         self._block, self._filled = 0, 0
+        self._views: dict[str, np.ndarray] = {}
         self._clear()
 
     def _clear(self) -> None:
-        self._room.state[:] = 0
-        if self._block < self._blocks.n_blocks:
-            views: dict[str, np.ndarray] = {}
-            for file, buffer in self._files():
-                views |= file.views(buffer, self._block)
-            self._views = views
-
-    def _files(self) -> Iterator[tuple[BlockFile, np.ndarray]]:
-        room, blocks = self._room, self._blocks
-        return iter(((blocks.codes, room.codes), (blocks.rows, room.rows), (blocks.state, room.state)))
+        for file, buffer in self._files:
+            buffer[:] = 0
+            if self._block < file.n_blocks:
+                self._views |= file.views(buffer, self._block)
 
     def append(self, n: int, fields: Mapping[str, np.ndarray]) -> None:
-        """Add n rows: the fields' arrays as in the files, but of n rows. Fields of the state may be left out; they are 0."""
+        """Add n rows: the fields' arrays as in the files, but of n rows. What is left out is 0."""
         done = 0
-        rows_axis = {field.name: len(field.before) for file, _ in self._files() for field in file.fields}
         while done < n:
-            room = self._blocks.state.rows_of(self._block) - self._filled
+            room = self._files[0][0].rows_of(self._block) - self._filled
             some = min(room, n - done)
             for name, values in fields.items():
-                axis = (slice(None),) * rows_axis[name]
+                axis = (slice(None),) * self._axes[name]
                 here, there = slice(done, done + some), slice(self._filled, self._filled + some)
                 self._views[name][(*axis, there)] = values[(*axis, here)]
             done += some
             self._filled += some
             if some == room:
-                for file, buffer in self._files():
+                for file, buffer in self._files:
                     file.write(self._block, buffer)
                 self._block, self._filled = self._block + 1, 0
                 self._clear()
 
-    def finish(self) -> Blocks:
-        """The files, now that all rows are there."""
-        assert self._block == self._blocks.n_blocks and not self._filled, "fewer rows than were promised"
-        return self._blocks
+    def finish(self) -> None:
+        """Make sure that all rows have come."""
+        assert self._block == self._files[0][0].n_blocks and not self._filled, "fewer rows than were promised"

@@ -7,10 +7,12 @@ import numpy as np
 from dboost.growth.task import Part
 from dboost.kernels.leaves import sum_by_leaf
 from dboost.losses import Loss
+from dboost.shard.merging import merged_by
 from dboost.shard.shard import Shard
 from dboost.statistics.exact import total
 
 
+@merged_by(np.add)
 def curvature_sums(shard: Shard, first: int, last: int, part: Part, n_leaves: int, unit: float) -> np.ndarray:
     """Sums of second derivatives by leaf, where trees were not grown by them: float64[n_leaves], integers."""
     sums = np.zeros(n_leaves)

@@ -10,10 +10,12 @@ import numpy as np
 
 from dboost.growth.task import Part
 from dboost.kernels.ranks import add_clipped, count_digits, count_influence, next_keys
+from dboost.shard.merging import merged_by
 from dboost.shard.shard import Shard
 from dboost.statistics.trimming import N_DIGITS
 
 
+@merged_by(np.add)
 def leaf_digits(
     shard: Shard, first: int, last: int, part: Part, n_leaves: int, unit: float, prefix: np.ndarray, shift: np.uint64
 ) -> np.ndarray:
@@ -25,6 +27,7 @@ def leaf_digits(
     return counts
 
 
+@merged_by(np.minimum)
 def leaf_next(shard: Shard, first: int, last: int, part: Part, keys: np.ndarray) -> np.ndarray:
     """The smallest rank keys above these in each leaf: uint64[n_leaves]."""
     following = np.full(len(keys), ~np.uint64(0))
@@ -32,6 +35,7 @@ def leaf_next(shard: Shard, first: int, last: int, part: Part, keys: np.ndarray)
     return following
 
 
+@merged_by(np.add)
 def leaf_clipped(
     shard: Shard, first: int, last: int, part: Part, centre: np.ndarray, bound: float, unit: float, weight_unit: float
 ) -> np.ndarray:
@@ -55,6 +59,7 @@ def leaf_clipped(
     return sums
 
 
+@merged_by(np.add)
 def size_digits(shard: Shard, first: int, last: int, unit: float, prefix: np.ndarray, shift: np.uint64) -> np.ndarray:
     """Weights of all residuals by the next byte of the rank keys of their sizes |y - F|: int64[1, 256]."""
     counts = np.zeros((1, 256), np.int64)
@@ -62,6 +67,7 @@ def size_digits(shard: Shard, first: int, last: int, unit: float, prefix: np.nda
     return counts
 
 
+@merged_by(np.minimum)
 def size_next(shard: Shard, first: int, last: int, keys: np.ndarray) -> np.ndarray:
     """The smallest rank key of a residual's size above this one: uint64[1]."""
     following = np.full(1, ~np.uint64(0))
@@ -69,6 +75,7 @@ def size_next(shard: Shard, first: int, last: int, keys: np.ndarray) -> np.ndarr
     return following
 
 
+@merged_by(np.add)
 def influence_digits(
     shard: Shard, first: int, last: int, output: int, unit: float, prefix: int, shift: int, width: int
 ) -> np.ndarray:

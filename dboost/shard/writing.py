@@ -1,11 +1,11 @@
-"""From a table to blocks in files: chunk by chunk, piece by piece; no more rows are in memory than a chunk and a block have.
+"""From a table to codes in pieces: chunk by chunk, so that no more rows are in memory than a chunk and a piece have.
 
-The codes of a piece are made in columns, as everywhere, and go to the files in tiles.
+The codes of a piece are made in columns, as everywhere, and go to files in tiles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -15,30 +15,30 @@ from dboost.binning import Binning
 from dboost.errors import DataError
 from dboost.kernels.bins import fill_tiles
 from dboost.kernels.histograms import Layout
-from dboost.shard.blocks import Traits, Writer
 from dboost.shard.layout import tile_shape
-from dboost.shard.loading import Encoder
+from dboost.shard.loading import Encoder, kept_rows
 from dboost.shard.shard import Codes, empty_codes
-from dboost.sources import CategoryColumn, Chunk, Table
+from dboost.sources import CategoryColumn, Chunk, Column, Table
+
+Roles = tuple[Column | None, np.ndarray | None, np.ndarray | None]
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Some consecutive rows of those that are kept.
+    """Some rows of positive weight.
 
-    chunk : their raw values; first, last : their numbers among those kept; codes : theirs, valid until the next piece.
+    chunk : their raw values; roles : target, weight and offset; codes : valid until the next piece; number : of the chunk that
+    they are from.
     """
 
     chunk: Chunk
-    first: int
-    last: int
+    roles: Roles
     codes: Codes
+    number: int
 
 
-def encoded_pieces(
-    table: Table, binning: Binning, layout: Layout, kept: np.ndarray | None, n_threads: int, piece_rows: int
-) -> Iterator[Piece]:
-    """The rows of a table, or those kept (int64, ascending), in pieces of at most `piece_rows` rows.
+def encoded_pieces(table: Table, binning: Binning, layout: Layout, n_threads: int, piece_rows: int) -> Iterator[Piece]:
+    """The rows of positive weight, in pieces of at most `piece_rows` rows.
 
     Raises
     ------
@@ -46,39 +46,41 @@ def encoded_pieces(
         When a numeric feature holds an infinite value, naming column and row.
     """
     codes = empty_codes(layout, piece_rows)
-    start = position = 0
+    start = 0
     with ThreadPoolExecutor(n_threads) as pool:
         encoder = Encoder(binning, codes, pool, n_threads)
         for i, length in enumerate(table.lengths):
-            low, high = (0, length) if kept is None else np.searchsorted(kept, (start, start + length)).tolist()
-            chunk = table.chunk(i) if low < high else None
-            for first in range(low, high, piece_rows):
+            if not length:
+                continue
+            roles = table.roles(i)
+            kept = kept_rows(roles[1])
+            n = length if kept is None else len(kept)
+            chunk = table.chunk(i) if n else None
+            for first in range(0, n, piece_rows):
                 assert chunk is not None
-                last = min(first + piece_rows, high)
-                rows: slice | np.ndarray = slice(first, last) if kept is None else kept[first:last] - start
+                last = min(first + piece_rows, n)
+                rows: slice | np.ndarray = slice(first, last) if kept is None else kept[first:last]
                 piece = some_rows(chunk, rows)
                 infinite = encoder.encode(piece, None, 0)
                 if infinite is not None:
                     row, feature = infinite
-                    where = table.row_name(start + (first + row if kept is None else int(kept[first + row]) - start))
+                    where = table.row_name(start + int(np.arange(length)[rows][row]))
                     raise DataError(f"column {binning.features[feature].name!r} holds an infinite value ({where})")
-                yield Piece(piece, position, position + last - first, codes.part(slice(0, last - first)))
-                position += last - first
+                yield Piece(piece, tuple(_of(role, rows) for role in roles), codes.part(slice(0, last - first)), i)  # type: ignore[arg-type]
             start += length
 
 
 def some_rows(chunk: Chunk, rows: slice | np.ndarray) -> Chunk:
     """Some rows of a chunk; of consecutive ones views."""
     matrix = None if chunk.matrix is None else chunk.matrix[rows]
-    if matrix is not None:
-        columns: tuple = tuple(matrix.T)
-    else:
-        columns = tuple(
-            CategoryColumn(column.codes[rows], column.levels) if isinstance(column, CategoryColumn) else column[rows]
-            for column in chunk.columns
-        )
-    n_rows = len(columns[0]) if columns else len(np.arange(chunk.n_rows)[rows])
-    return Chunk(n_rows, columns, matrix=matrix)
+    columns = tuple(matrix.T) if matrix is not None else tuple(_of(column, rows) for column in chunk.columns)
+    return Chunk(len(np.arange(chunk.n_rows)[rows]), columns, matrix=matrix)  # type: ignore[arg-type]
+
+
+def _of(column: Column | None, rows: slice | np.ndarray) -> Column | None:
+    if isinstance(column, CategoryColumn):
+        return CategoryColumn(column.codes[rows], column.levels)
+    return None if column is None else column[rows]
 
 
 def tiles_of(codes: Codes, layout: Layout) -> np.ndarray:
@@ -88,28 +90,15 @@ def tiles_of(codes: Codes, layout: Layout) -> np.ndarray:
     return tiles
 
 
-#: Raw scores of a piece to start from: float64[n] or float64[n_outputs, n]
-Scores = Callable[[Piece], np.ndarray]
-
-
-def write_piece(
-    writer: Writer, traits: Traits, piece: Piece, y: np.ndarray, weight: np.ndarray | None, raw: np.ndarray
-) -> None:
-    """Add a piece to the files.
-
-    y, weight : float64[n] (weight None where rows are not weighted); raw : float64[n] or float64[n_outputs, n].
-    """
-    n = piece.last - piece.first
-    fields = {"tiles": tiles_of(piece.codes, traits.layout), "target": y, "raw": raw}
-    if len(piece.codes.wide):
-        fields["wide"] = piece.codes.wide
-    if traits.weighted:
-        assert weight is not None
-        fields["weight"] = weight
-        if traits.has_times:
-            fields["times"] = weight.astype(np.uint8)
-        if traits.by_weight and not traits.constant_hessian:
-            fields["hessian"] = np.broadcast_to(weight.astype(np.float32), raw.shape)
-    elif traits.by_weight and not traits.constant_hessian:
-        raise AssertionError("without weights, weights in the place of Hessians are constant")
-    writer.append(n, fields)
+def codes_of(tiles: np.ndarray, wide: np.ndarray | None, layout: Layout, codes: Codes) -> None:
+    """The other way round: write the codes of some rows, by columns, from tiles (uint64[n_tiles, n_rows, words])."""
+    as_bytes = tiles.view(np.uint8)
+    for column in range(layout.n_tiled):
+        joint = as_bytes[column // 32, :, column % 32]
+        for k in range(int(layout.first[column]), int(layout.first[column + 1])):
+            feature = int(layout.features[k])
+            n_codes, stride = int(layout.n_bins[feature]) + 1, int(layout.stride[feature])
+            alone = stride == 1 and int(layout.repeats[feature]) == 1
+            codes.of(feature)[:] = joint if alone else joint // stride % n_codes
+    if wide is not None:
+        codes.wide[...] = wide

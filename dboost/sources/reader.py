@@ -19,6 +19,7 @@ from dboost.sources.chunk import CategoryColumn, Chunk, Column
 from dboost.sources.levels import Dictionary, apply
 from dboost.sources.partition import ROLES, read_partition, role_column
 from dboost.sources.plan import Plan
+from dboost.sources.role_spool import RoleSpool
 from dboost.sources.roles import (
     Complaint,
     Roles,
@@ -90,9 +91,10 @@ def _all_missing(values: np.ndarray) -> bool:
 class Reader:
     """Turns partitions into pieces, and at the end says what the table is made of."""
 
-    def __init__(self, plan: Plan, spool: Spool) -> None:
+    def __init__(self, plan: Plan, spool: Spool, roles: RoleSpool | None = None) -> None:
         self._plan = plan
         self._spool = spool
+        self._role_spool = roles
         known = plan.known or (None,) * len(plan.rules)
         self._features = [
             Union(rule.name, None if feature is None else feature.levels)
@@ -126,6 +128,9 @@ class Reader:
                 continue
             if role == "target":
                 column = self._code_target(column, i)
+            if private and self._role_spool is not None:
+                self._role_spool.put(role, i, column)
+                continue
             # A view would keep the partition alive.
             copied = private and isinstance(column, np.ndarray) and column.base is not None
             self._parts[role][i] = column.copy() if copied and isinstance(column, np.ndarray) else column
@@ -170,6 +175,11 @@ class Reader:
         """Take in target, weight or offset where they did not come with partition `i`."""
         column = role_column(values, role, None, n_rows)
         self._parts[role][i] = self._code_target(column, i) if role == "target" else column
+
+    def finish_spooled(self, rows: Rows) -> None:
+        """Refuse bad values of target, weight and offset where they wait in files."""
+        assert self._role_spool is not None
+        self._role_spool.finish(self._target.dictionary, self._plan, rows)
 
     def finish_roles(self, whole: dict[str, Any], rows: Rows) -> Roles:
         """Target, weight and offset of all rows, with what is to be complained about.

@@ -148,8 +148,8 @@ class Spool:
         if self._most_bytes is not None and size > self._most_bytes:
             found, most = (f"{n_bytes / 2**20:.1f} MiB" for n_bytes in (size, self._most_bytes))
             raise DBoostError(
-                f"partition {number} has {found} of columns, but memory_limit leaves {most} for one: make the partitions smaller "
-                f"or the limit {size / self._most_bytes:.2g} times as large"
+                f"partition {number} has {found} of columns, but memory_limit leaves {most} for one: make the partitions "
+                f"smaller, or the limit {size / self._most_bytes:.2g} times as large"
             )
         with self._lock:
             fits = size <= self._allowance

@@ -26,6 +26,7 @@ from dboost.sources.levels import apply
 from dboost.sources.partition import ROLES, check_columns
 from dboost.sources.plan import Plan, make_plan
 from dboost.sources.reader import Piece, Reader
+from dboost.sources.role_spool import RoleSpool
 from dboost.sources.roles import Roles, Rows, label, nothing_left, refuse
 from dboost.sources.spool import Spool, remove_stale
 
@@ -42,6 +43,7 @@ def open_table(
     n_threads: int | None = None,
     retain_bytes: int = 64 * 2**20,
     most_bytes: int | None = None,
+    spool_roles: bool = False,
     require_target: bool = True,
 ) -> Table:
     """Read a table of any kind, once.
@@ -66,6 +68,9 @@ def open_table(
         Chunks of Dask collections beyond this total are kept in temporary files.
     most_bytes : int, optional
         A partition whose columns are larger is an error.
+    spool_roles : bool
+        Keep target, weight and offset that come with the partitions of Dask collections in files too. `roles` gives them
+        back chunk by chunk; the table's attributes for all rows are None.
     require_target : bool
         False allows tables without a target.
 
@@ -102,8 +107,9 @@ def open_table(
     plan = make_plan(names, named, roles=given, features=features, categorical_features=categorical_features, like=like)
     separate = separate_roles(plan, given)
     spool = Spool(retain_bytes, most_bytes)
+    apart = RoleSpool() if spool_roles and in_partitions and not any(not is_lazy(one) for one in separate.values()) else None
     try:
-        reader = Reader(plan, spool)
+        reader = Reader(plan, spool, apart)
         if in_partitions:
             aligned = {role: separate.pop(role) for role in ROLES if is_lazy(separate.get(role))}
             from dboost.sources.paths import reading
@@ -118,6 +124,10 @@ def open_table(
             where = f": all {len(pieces)} partitions are empty" if in_partitions else ""
             raise DataError(f"the data have no rows{where}")
         features_, translations = reader.finish_features()
+        if apart is not None:
+            reader.finish_spooled(rows)
+            none = Roles(None, apart.target_dtype, apart.target_is_bool, None, None)
+            return Table(features_, named, rows, none, spool, pieces, translations, apart)
         roles = reader.finish_roles(separate, rows)
         refuse(roles.complaints)
         if roles.weight is not None and not roles.weight.any():
@@ -125,6 +135,8 @@ def open_table(
         return Table(features_, named, rows, roles, spool, pieces, translations)
     except BaseException:
         spool.close()
+        if apart is not None:
+            apart.close()
         raise
 
 
@@ -184,6 +196,7 @@ class Table:
         spool: Spool,
         pieces: list[Piece],
         translations: list[np.ndarray | None],
+        apart: RoleSpool | None = None,
     ) -> None:
         self.features = features
         self.named = named
@@ -194,6 +207,7 @@ class Table:
         self.weight = roles.weight
         self.offset = roles.offset
         self._rows = rows
+        self._apart = apart
         self._spool = spool
         self._layouts = [(piece.is_matrix, piece.is_code) for piece in pieces]
         self._translations = translations
@@ -213,14 +227,14 @@ class Table:
         return tuple(range(self.n_chunks)) if self._rows.numbers is None else self._rows.numbers
 
     def chunk(self, i: int) -> Chunk:
-        """The rows of partition `i`; codes are those of ``features[j].levels``.
+        """The rows of partition `i`; codes are those of ``features[j].levels``. Roles that are kept in files are not with it.
 
         Raises
         ------
         DBoostError
             When the table is closed, or its temporary file is gone.
         """
-        (is_matrix, is_code), rows = self._layouts[i], slice(self._starts[i], self._starts[i + 1])
+        is_matrix, is_code = self._layouts[i]
         arrays = self._spool.get(self.numbers[i])
         matrix = arrays[0] if is_matrix else None
         if matrix is not None:
@@ -228,6 +242,14 @@ class Table:
         columns = tuple(map(_final, self.features, arrays, is_code, self._translations))
         if any(feature.is_categorical for feature in self.features):
             matrix = None
+        roles = (None, None, None) if self._apart is not None else self.roles(i)
+        return Chunk(self.lengths[i], columns, *roles, matrix)
+
+    def roles(self, i: int) -> tuple[Column | None, np.ndarray | None, np.ndarray | None]:
+        """Target, weight and offset of partition `i`."""
+        if self._apart is not None:
+            return self._apart.get(i)
+        rows = slice(self._starts[i], self._starts[i + 1])
         target: Column | None = self.target
         if isinstance(target, CategoryColumn):
             target = CategoryColumn(target.codes[rows], target.levels)
@@ -235,7 +257,22 @@ class Table:
             target = target[rows]
         weight = None if self.weight is None else self.weight[rows]
         offset = None if self.offset is None else self.offset[rows]
-        return Chunk(self.lengths[i], columns, target, weight, offset, matrix)
+        return target, weight, offset
+
+    def gather_roles(self) -> None:
+        """Bring target, weight and offset of all rows into memory, where they were in files."""
+        if self._apart is None:
+            return
+        filled = [i for i, length in enumerate(self.lengths) if length]
+        targets, weights, offsets = zip(*map(self._apart.get, filled), strict=True)
+        if isinstance(targets[0], CategoryColumn):
+            self.target = CategoryColumn(np.concatenate([target.codes for target in targets]), targets[0].levels)
+        else:
+            self.target = None if targets[0] is None else np.concatenate(targets)
+        self.weight = None if weights[0] is None else np.concatenate(weights)
+        self.offset = None if offsets[0] is None else np.concatenate(offsets)
+        self._apart.close()
+        self._apart = None
 
     def partition_name(self, i: int) -> str:
         """Where chunk `i` came from, for messages."""
@@ -250,8 +287,10 @@ class Table:
         return self._rows.name(row)
 
     def close(self) -> None:
-        """Remove temporary files. Chunks cannot be read any more; target, weight and offset stay."""
+        """Remove temporary files. Chunks cannot be read any more; target, weight and offset in memory stay."""
         self._spool.close()
+        if self._apart is not None:
+            self._apart.close()
 
     def __enter__(self) -> Table:
         return self

@@ -21,8 +21,9 @@ import numpy as np
 
 from dboost.binning import SAMPLE_ROWS
 from dboost.errors import ParameterError
+from dboost.params import Parameters
 from dboost.shard.blocks import Traits
-from dboost.shard.layout import NARROW_BINS
+from dboost.shard.layout import NARROW_BINS, plan_layout
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -65,6 +66,9 @@ class Budget:
 
     limit: int
 
+    def __str__(self) -> str:
+        return in_words(self.limit)
+
     @property
     def retained(self) -> int:
         """Chunks that may wait in memory."""
@@ -87,6 +91,22 @@ class Budget:
     def holds_rows(self, traits: Traits, n_rows: int, n_threads: int) -> bool:
         """Whether the rows may stay in memory."""
         return resident_bytes(traits, n_rows) + histogram_bytes(traits, n_threads) + self.retained <= self.limit
+
+    def holds_table(self, n_rows: int, n_bins: np.ndarray, n_outputs: int, parameters: Parameters, n_threads: int) -> bool:
+        """The same before anything is known of bins but their largest numbers, for the worst of all losses."""
+        leaves = parameters.max_leaf_nodes or max(n_rows // parameters.min_samples_leaf, 1)
+        traits = Traits(
+            layout=plan_layout(n_bins, np.zeros(len(n_bins), bool)),
+            n_outputs=n_outputs,
+            weighted=True,
+            whole_weights=True,
+            constant_hessian=False,
+            by_weight=parameters.criterion == "gradient",
+            max_leaves=min(leaves, 1 << min(parameters.max_depth or 40, 40)),
+            n_planes=3,
+            coarse=1.0,
+        )
+        return self.holds_rows(traits, n_rows, n_threads)
 
     def histograms(self, traits: Traits, n_threads: int) -> int:
         """What is left for histograms beside the rooms of streamed rows.
@@ -122,4 +142,4 @@ def reading_within(budget: Budget | None, n_threads: int) -> dict[str, Any]:
     """How `open_table` reads: with a budget one partition at a time."""
     if budget is None:
         return {"n_threads": n_threads}
-    return {"n_threads": 1, "retain_bytes": budget.retained, "most_bytes": budget.chunk}
+    return {"n_threads": 1, "retain_bytes": budget.retained, "most_bytes": budget.chunk, "spool_roles": True}

@@ -5,29 +5,21 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from dboost.engine.in_process import InProcessEngine
-from dboost.engine.streamed import StreamedEngine
 from dboost.errors import ParameterError
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
-from dboost.shard.loading import encode_table, in_ranges, kept_rows, propose_binning
-from dboost.shard.shard import Shard
 from dboost.sources import Table
-from dboost.statistics.metrics import find_metrics
-from dboost.training.boost import Clock, Fitted, Prepared, boost, checked, reading, stopping_rule, with_columns
-from dboost.training.budget import Budget, in_words
-from dboost.training.held_out import Yardstick, flat_scores, named_sets
+from dboost.training.binned import BinnedData, take_census
+from dboost.training.boost import Fitted, boost, checked, reading, with_columns
+from dboost.training.budget import Budget
+from dboost.training.held_out import named_sets
+from dboost.training.loading import Loaded, Wanted, fits_memory, load_binned, load_into_files, load_into_memory
 from dboost.training.monitor import Callback
-from dboost.training.replay import check_continues, raw_scores
-from dboost.training.start import in_one_part, start_of
-from dboost.training.streamed import propose_within, stream_table, traits_of
-from dboost.training.supervision import HELD_OUT, WATCHED, Supervise, Supervision
-from dboost.training.target import read_target
+from dboost.training.supervision import Supervise
 
 _log = logging.getLogger("dboost")
 
@@ -76,121 +68,71 @@ def fit_table(
     budget : Budget, optional
         What the fit may add to the process's memory. Rows that do not fit are streamed from files; the model is the same.
     """
-    sets = list(named_sets(eval_set))
     callbacks = checked(callbacks)
-    if parameters.early_stopping_rounds is not None and not sets:
+    wanted = Wanted(
+        parameters,
+        list(named_sets(eval_set)),
+        eval_metric,
+        n_threads,
+        supervise=supervise,
+        start_from=start_from,
+        budget=budget,
+    )
+    if parameters.early_stopping_rounds is not None and not wanted.sets:
         raise ParameterError("early_stopping_rounds needs an eval_set to judge by")
-    clock = Clock()
-    so_far: list[Callable[[], Ensemble]] = []
+    columns = (target_name, weight_name, offset_name)
     with reading(), open_training() as table:
-        target = read_target(table, parameters)
-        loss = target.loss
-        parameters = parameters.with_loss(loss.name)
-        if start_from is not None:
-            check_continues(start_from, table.features, target)
-        plan = Supervision(table.weight) if supervise is None else supervise(table, target, lambda: so_far[0]())
-        metrics = find_metrics(eval_metric, loss)
-        stopping = plan.early_stopping or stopping_rule(parameters, sets, metrics)
-        metrics += [metric for metric in plan.metrics if metric.name not in {known.name for known in metrics}]
-        table.weight = plan.weight
-        kept = _training_rows(plan, table.n_rows)
-        clock.lap("load")
-
-        proposing = propose_binning if budget is None else partial(propose_within, budget=budget)
-        binning = proposing(table, kept, max_bins=parameters.max_bins, seed=parameters.random_state, n_threads=n_threads)
-        y = target.values if kept is None else target.values[kept]
-        weight = table.weight if kept is None or table.weight is None else table.weight[kept]
-        if weight is not None and (weight == 1.0).all():
-            weight = None  # the same as none at all, and faster
-        offset = table.offset if kept is None or table.offset is None else table.offset[kept]
-        start = start_of(loss, in_one_part(y, weight, offset))
-        prepared = Prepared(
-            parameters, target, table.named, binning, start, len(y), weight is not None, metrics, stopping, start_from
-        )
-        layout, baseline = prepared.layout, prepared.baseline
-        target, loss = prepared.target, start.loss
-        engine: InProcessEngine | StreamedEngine
-        if budget is None or budget.holds_rows(traits_of(prepared), len(y), n_threads):
-            _log.info("%d rows are trained on in memory", len(y))
-            shard = _in_memory(table, prepared, kept, y, weight, offset, start_from, n_threads)
-            engine = InProcessEngine(
-                shard,
-                loss.terms(),
-                rule=prepared.rule,
-                n_planes=prepared.n_planes,
-                coarse=start.loss_unit,
-                n_threads=n_threads,
-            )
+        census = None if budget is None else take_census(table)
+        if census is None or fits_memory(table, census, wanted):
+            table.gather_roles()
+            loaded = load_into_memory(table, wanted)
         else:
-            _log.info("%d rows do not fit memory_limit=%s and are streamed from files", len(y), in_words(budget.limit))
-            engine = stream_table(
-                table, prepared, kept, y, weight, offset, start_from=start_from, n_threads=n_threads, budget=budget
-            )
-        yardstick = Yardstick(
-            target,
-            binning,
-            layout,
-            baseline,
-            start.magnitude,
-            start.spread,
-            start_from,
-            with_block=any(metric.wants_block for metric in metrics),
-            n_threads=n_threads,
-        )
-        judged = [
-            yardstick.rows(name, table, target.values, rows)
-            for name, rows in ((HELD_OUT, plan.held_out), (WATCHED, plan.watched))
-            if rows is not None
-        ]
-    del table, y, weight, offset
-    clock.lap("bin")
+            loaded = load_into_files(table, census, wanted)
+            _log.info("%d rows do not fit memory_limit=%s and are streamed from files", loaded.engine.n_rows, budget)
+    del table
+    return _finish(loaded, wanted, columns, callbacks, progress)
+
+
+def fit_binned(
+    data: BinnedData,
+    parameters: Parameters,
+    *,
+    columns: tuple[Any, Any, Any],
+    eval_set: Any = None,
+    eval_metric: Any = None,
+    n_threads: int,
+    callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
+    budget: Budget | None = None,
+) -> Fitted:
+    """Train on data that were binned before; parameters as of `fit_table`, columns : names of target, weight and offset."""
+    callbacks = checked(callbacks)
+    wanted = Wanted(parameters, list(named_sets(eval_set)), eval_metric, n_threads, budget=budget)
+    if parameters.early_stopping_rounds is not None and not wanted.sets:
+        raise ParameterError("early_stopping_rounds needs an eval_set to judge by")
+    try:
+        loaded = load_binned(data, wanted)
+    except BaseException:
+        data.close()
+        raise
+    return _finish(loaded, wanted, columns, callbacks, progress)
+
+
+def _finish(
+    loaded: Loaded, wanted: Wanted, columns: tuple[Any, Any, Any], callbacks: Sequence[Callback], progress: bool | None
+) -> Fitted:
+    """Load the evaluation sets, and boost."""
+    wanted.clock.lap("bin")
+    engine = loaded.engine
     try:
         with reading():
-            judged += [yardstick.data(*one) for one in with_columns(sets, target_name, weight_name, offset_name)]
+            sets = with_columns(wanted.sets, *columns)
+            judged = [*loaded.judged, *(loaded.yardstick.data(*one) for one in sets)]
     except BaseException:
         engine.close()
         raise
-    clock.lap("load")
-
+    wanted.clock.lap("load")
     held_out = [hold_out(engine.team) for hold_out in judged]
-    return boost(prepared, engine, held_out, callbacks=callbacks, progress=progress, clock=clock, so_far=so_far)
-
-
-def _in_memory(
-    table: Table,
-    prepared: Prepared,
-    kept: np.ndarray | None,
-    y: np.ndarray,
-    weight: np.ndarray | None,
-    offset: np.ndarray | None,
-    start_from: Ensemble | None,
-    n_threads: int,
-) -> Shard:
-    """The rows of a table, or those kept, as one shard; y, weight and offset are of these rows."""
-    codes = encode_table(table, prepared.binning, prepared.layout, kept, n_threads)
-    raw = flat_scores(prepared.baseline, len(y)) if start_from is None else raw_scores(start_from, table, kept, n_threads)
-    if offset is not None:
-        raw += offset
-    shard = Shard(
-        codes,
-        prepared.layout,
-        y,
-        weight,
-        raw,
-        constant_hessian=prepared.constant_hessian,
-        max_leaves=prepared.rule.max_leaves,
-        whole_weights=prepared.heaviest is not None,
-        by_weight=prepared.by_weight,
+    return boost(
+        loaded.prepared, engine, held_out, callbacks=callbacks, progress=progress, clock=wanted.clock, so_far=wanted.so_far
     )
-    in_ranges(shard.fill_tiles, len(y), n_threads)
-    return shard
-
-
-def _training_rows(plan: Supervision, n_rows: int) -> np.ndarray | None:
-    """Numbers of the rows to train on (int64), or None when that is all of them."""
-    kept = kept_rows(plan.weight)
-    if plan.held_out is None:
-        return kept
-    trained = np.ones(n_rows, bool) if plan.weight is None else plan.weight > 0
-    trained[plan.held_out] = False
-    return np.flatnonzero(trained)

@@ -1,0 +1,202 @@
+"""The file that makes a folder a binned data set (`training.binned`), and writing such a folder whole or not at all.
+
+A new folder is filled beside its final place and renamed when everything is on the disk; one that is there is replaced only if
+it is such a folder itself. Reading trusts nothing: the file has a digest, and every block of the others a checksum in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dboost.binning import Binning
+from dboost.errors import DataError, ParameterError
+from dboost.schema import Feature
+from dboost.shard.store import BlockFile, Field, StorageError
+from dboost.training.binned import BinnedData
+from dboost.training.target_survey import TargetSurvey
+
+VERSION = 1
+_NAME = "binned.json"
+
+
+def is_binned(path: Any) -> bool:
+    """Whether there is a binned data set (perhaps a damaged one) in a folder."""
+    return isinstance(path, str | os.PathLike) and (Path(path) / _NAME).is_file()
+
+
+def write_folder(path: str | os.PathLike[str], write: Callable[[Path], BinnedData]) -> None:
+    """Let `write` fill a new folder, and put it in its place.
+
+    Raises
+    ------
+    DataError
+        When something else is there.
+    StorageError
+        When it cannot be written.
+    """
+    final = Path(path)
+    if final.exists() and not is_binned(final):
+        raise DataError(f"{final} is there already and holds no prepared data: choose another path, or remove it")
+    try:
+        new = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
+    except OSError as error:
+        raise StorageError(f"cannot write {final}: {error.strerror}") from error
+    try:
+        data = write(new)
+        for file in (data.codes, data.rows):
+            file.sync()
+        data.close()
+        content = _content(data)
+        head = f'{{\n "format": "dboost-binned",\n "version": {VERSION},\n "sha256": "{_digest(content)}",\n "content": '
+        with open(new / _NAME, "w", encoding="utf-8", errors="backslashreplace") as description:
+            description.write(head + content + "}\n")
+            description.flush()
+            os.fsync(description.fileno())
+        if final.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{final.name}-old-", dir=final.parent))
+            os.rename(final, old / "data")
+            os.rename(new, final)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.rename(new, final)
+    except OSError as error:
+        shutil.rmtree(new, ignore_errors=True)
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"cannot write {final}: {error.strerror}") from error
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+
+
+def open_folder(path: str | os.PathLike[str]) -> BinnedData:
+    """Open a folder that `write_folder` has written.
+
+    Raises
+    ------
+    StorageError
+        When it is damaged, was written by a newer version or on a machine with another order of bytes.
+    """
+    folder = Path(path)
+    name = folder / _NAME
+    try:
+        stored = json.loads(name.read_text(encoding="utf-8"))
+        if stored["version"] > VERSION:
+            raise StorageError(f"{name} has format version {stored['version']}, this dboost reads versions up to {VERSION}")
+        content = stored["content"]
+        if _digest(_text(content)) != stored["sha256"]:
+            raise StorageError(f"{name} is damaged: its content does not match its checksum")
+        return _opened(folder, content)
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{name} is damaged or no description of prepared data: {error}") from error
+
+
+def check_same(data: BinnedData, given: dict[str, Any]) -> None:
+    """Refuse parameters that shaped the data and are other ones now; given : by name, those that the user has given.
+
+    Raises
+    ------
+    ParameterError
+        Naming the parameter.
+    """
+    for name, value in given.items():
+        known = data.settings.get(name)
+        if describe(value) != known:
+            what = f"was prepared with {name}={known!r}" if known is not None else f"was prepared without {name}"
+            raise ParameterError(f"{name}={describe(value)!r} does not fit the data: {data.codes.path.parent} {what}")
+
+
+def describe(value: Any) -> Any:
+    """A parameter as JSON: names and numbers as they are, of anything else only what it is."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list | tuple):
+        return [describe(one) for one in value]
+    return f"<{type(value).__name__}>"
+
+
+def _digest(content: str) -> str:
+    return hashlib.sha256(content.encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def _text(content: Any) -> str:
+    return json.dumps(content, ensure_ascii=False, sort_keys=True)
+
+
+def _content(data: BinnedData) -> str:
+    files = {}
+    for name, file in (("codes", data.codes), ("rows", data.rows)):
+        assert file.checksums is not None
+        files[name] = {
+            "fields": [[field.name, field.dtype, list(field.before), list(field.after)] for field in file.fields],
+            "checksums": [f"{digest:016x}" for digest in file.checksums.tolist()],
+        }
+    target = data.target
+    return _text(
+        {
+            "byte_order": sys.byteorder,
+            "n_rows": data.n_rows,
+            "block_rows": data.codes.block_rows,
+            "named": data.named,
+            "features": [{"name": feature.name, "levels": feature.levels} for feature in data.binning.features],
+            "edges": [None if edges is None else edges.tolist() for edges in data.binning.edges],
+            "target": {
+                "levels": target.levels,
+                "distinct": target.distinct.tolist(),
+                "too_many": target.too_many,
+                "dtype": target.dtype,
+                "is_bool": target.is_bool,
+            },
+            "target_levels": data.levels,
+            "settings": data.settings,
+            "files": files,
+        }
+    )
+
+
+def _opened(folder: Path, content: dict[str, Any]) -> BinnedData:
+    if content["byte_order"] != sys.byteorder:
+        raise StorageError(f"{folder} was written on a machine whose bytes have another order ({content['byte_order']}-endian)")
+    features = tuple(Feature(one["name"], _levels(one["levels"])) for one in content["features"])
+    edges = tuple(None if one is None else np.array(one, np.float64) for one in content["edges"])
+    target = dict(content["target"])
+    target |= {"levels": _levels(target["levels"]), "distinct": np.array(target["distinct"], np.float64)}
+    files = []
+    for name in ("codes", "rows"):
+        stored = content["files"][name]
+        files.append(
+            BlockFile(
+                folder / name,
+                [Field(field, dtype, tuple(before), tuple(after)) for field, dtype, before, after in stored["fields"]],
+                content["n_rows"],
+                sealed=True,
+                block_rows=content["block_rows"],
+                checksums=np.array([int(digest, 16) for digest in stored["checksums"]], np.uint64),
+            )
+        )
+    codes, rows = files
+    return BinnedData(
+        content["named"],
+        Binning(features, edges),
+        TargetSurvey(**target),
+        _levels(content["target_levels"]),
+        codes,
+        rows,
+        content["settings"],
+    )
+
+
+def _levels(stored: Any) -> Any:
+    return None if stored is None else tuple(stored)

@@ -1,0 +1,238 @@
+"""From data to an engine that is ready to boost: rows in memory, rows in files, or rows that were binned before.
+
+All three ask the same things in the same order: which loss is meant, where features are cut, where scores start; and all three
+end in a `Prepared` record, an engine, and what it takes to judge held-out rows. They differ in what is in memory meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dboost.engine.in_process import InProcessEngine
+from dboost.engine.streamed import StreamedEngine
+from dboost.engine.team import Team
+from dboost.model.ensemble import Ensemble
+from dboost.params import Parameters
+from dboost.shard.loading import encode_table, in_ranges, kept_rows, propose_binning
+from dboost.shard.shard import Shard
+from dboost.sources import Table
+from dboost.sources.spool import PrivateDirectory
+from dboost.statistics.metrics import find_metrics
+from dboost.training.binned import BinnedData, Census, propose_within, take_census, write_binned
+from dboost.training.boost import Clock, Prepared, stopping_rule
+from dboost.training.budget import Budget
+from dboost.training.held_out import HeldOut, Yardstick, flat_scores
+from dboost.training.reopened import Answers, blocks_around, shard_of, traits_of
+from dboost.training.replay import check_continues, raw_scores
+from dboost.training.start import in_one_part, start_of
+from dboost.training.supervision import HELD_OUT, WATCHED, Supervise, Supervision
+from dboost.training.target import Target, read_target
+from dboost.training.target_survey import unite_targets
+
+
+@dataclass(eq=False)
+class Wanted:
+    """What a fit is asked for; see `fit_table`."""
+
+    parameters: Parameters
+    sets: Sequence[tuple[str, Any, Any, Any, Any]]
+    eval_metric: Any
+    n_threads: int
+    supervise: Supervise | None = None
+    start_from: Ensemble | None = None
+    budget: Budget | None = None
+    clock: Clock = field(default_factory=Clock)
+    so_far: list[Callable[[], Ensemble]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Loaded:
+    """An engine and what goes with it; held-out rows still wait for the engine's team."""
+
+    prepared: Prepared
+    engine: InProcessEngine | StreamedEngine
+    yardstick: Yardstick
+    judged: list[Callable[[Team], HeldOut]] = field(default_factory=list)
+
+
+def load_into_memory(table: Table, wanted: Wanted) -> Loaded:
+    """The rows of a table as one shard."""
+    n_threads, start_from = wanted.n_threads, wanted.start_from
+    target = read_target(table, wanted.parameters)
+    parameters = wanted.parameters.with_loss(target.loss.name)
+    if start_from is not None:
+        check_continues(start_from, table.features, target)
+    plan = _supervised(table, target, wanted)
+    table.weight = plan.weight
+    kept = _training_rows(plan, table.n_rows)
+    wanted.clock.lap("load")
+
+    binning = propose_binning(table, kept, max_bins=parameters.max_bins, seed=parameters.random_state, n_threads=n_threads)
+    y = target.values if kept is None else target.values[kept]
+    weight = table.weight if kept is None or table.weight is None else table.weight[kept]
+    if weight is not None and (weight == 1.0).all():
+        weight = None  # the same as none at all, and faster
+    offset = table.offset if kept is None or table.offset is None else table.offset[kept]
+    start = start_of(target.loss, in_one_part(y, weight, offset))
+    metrics, stopping = _judged_by(wanted, parameters, target, plan)
+    prepared = Prepared(
+        parameters, target, table.named, binning, start, len(y), weight is not None, metrics, stopping, start_from
+    )
+    codes = encode_table(table, binning, prepared.layout, kept, n_threads)
+    raw = flat_scores(prepared.baseline, len(y)) if start_from is None else raw_scores(start_from, table, kept, n_threads)
+    if offset is not None:
+        raw += offset
+    yardstick = _yardstick(prepared, wanted)
+    judged = _own_sets(yardstick, table, target.values, plan)
+    shard = Shard(
+        codes,
+        prepared.layout,
+        y,
+        weight,
+        raw,
+        constant_hessian=prepared.constant_hessian,
+        max_leaves=prepared.rule.max_leaves,
+        whole_weights=prepared.heaviest is not None,
+        by_weight=prepared.by_weight,
+    )
+    in_ranges(shard.fill_tiles, len(y), n_threads)
+    return Loaded(prepared, _in_process(shard, prepared, n_threads), yardstick, judged)
+
+
+def load_into_files(table: Table, census: Census, wanted: Wanted) -> Loaded:
+    """The rows of a table in temporary files, which go with the engine."""
+    parameters, n_threads = wanted.parameters, wanted.n_threads
+    plan, values, weight = Supervision(None), np.empty(0), table.weight
+    if wanted.supervise is not None:  # whoever supervises sees all targets and weights
+        table.gather_roles()
+        target = read_target(table, parameters)
+        plan, values, weight = _supervised(table, target, wanted), target.values, table.weight
+        weight = plan.weight
+        table.weight = weight
+        if plan.held_out is not None:
+            table.weight = np.ones(table.n_rows) if weight is None else weight.copy()
+            table.weight[plan.held_out] = 0.0
+        census = take_census(table)
+    wanted.clock.lap("load")
+    folder = PrivateDirectory()
+    try:
+        binning = propose_within(
+            table, census.n_kept, max_bins=parameters.max_bins, seed=parameters.random_state,
+            n_threads=n_threads, budget=wanted.budget,
+        )  # fmt: skip
+        data = write_binned(table, census, binning, folder.path, start_from=wanted.start_from, n_threads=n_threads)
+        loaded = load_binned(data, wanted, plan, folder)
+    except BaseException:
+        folder.close()
+        raise
+    if wanted.supervise is not None:
+        table.weight = weight
+    loaded.judged += _own_sets(loaded.yardstick, table, values, plan)
+    return loaded
+
+
+def load_binned(
+    data: BinnedData, wanted: Wanted, plan: Supervision | None = None, folder: PrivateDirectory | None = None
+) -> Loaded:
+    """Rows that were binned before: into memory, or with a budget that they do not fit, streamed from where they are.
+
+    folder : for files of this fit; default: one is made when it is needed.
+    """
+    n_threads, start_from, budget = wanted.n_threads, wanted.start_from, wanted.budget
+    plan = Supervision(None) if plan is None else plan
+    target = unite_targets([data.target], wanted.parameters)
+    parameters = wanted.parameters.with_loss(target.loss.name)
+    if start_from is not None:
+        check_continues(start_from, data.binning.features, target)
+    answers = Answers(data, target)
+    start = start_of(target.loss, answers.ask)
+    metrics, stopping = _judged_by(wanted, parameters, target, plan)
+    prepared = Prepared(
+        parameters, target, data.named, data.binning, start, data.n_rows, data.has("weight"), metrics, stopping, start_from
+    )
+    traits = traits_of(prepared)
+    engine: InProcessEngine | StreamedEngine
+    if folder is None and (budget is None or budget.holds_rows(traits, data.n_rows, n_threads)):
+        engine = _in_process(shard_of(answers, prepared), prepared, n_threads)
+        data.close()
+    else:
+        assert budget is not None
+        room = budget.histograms(traits, n_threads)
+        own = PrivateDirectory() if folder is None else folder
+        try:
+            blocks = blocks_around(answers, prepared, own.path)
+            data.rows.close()
+            engine = StreamedEngine(
+                blocks, prepared.target.loss.terms(), n_threads=n_threads, histogram_bytes=room, release=own.close
+            )
+        except BaseException:
+            own.close()
+            raise
+    return Loaded(prepared, engine, _yardstick(prepared, wanted))
+
+
+def fits_memory(table: Table, census: Census, wanted: Wanted) -> bool:
+    """Whether the rows of a table fit the budget, by an estimate that knows little of the parameters."""
+    budget = wanted.budget
+    if budget is None:
+        return True
+    loss = unite_targets([census.target], wanted.parameters).loss
+    n_codes = [wanted.parameters.max_bins if f.levels is None else len(f.levels) for f in table.features]
+    return budget.holds_table(census.n_rows, np.array(n_codes), loss.n_outputs, wanted.parameters, wanted.n_threads)
+
+
+def _supervised(table: Table, target: Target, wanted: Wanted) -> Supervision:
+    supervise = wanted.supervise
+    return Supervision(table.weight) if supervise is None else supervise(table, target, lambda: wanted.so_far[0]())
+
+
+def _judged_by(wanted: Wanted, parameters: Parameters, target: Target, plan: Supervision) -> tuple[Any, Any]:
+    """The metrics, and what stops early by them."""
+    metrics = find_metrics(wanted.eval_metric, target.loss)
+    stopping = plan.early_stopping or stopping_rule(parameters, wanted.sets, metrics)
+    return metrics + [one for one in plan.metrics if one.name not in {known.name for known in metrics}], stopping
+
+
+def _in_process(shard: Shard, prepared: Prepared, n_threads: int) -> InProcessEngine:
+    return InProcessEngine(
+        shard,
+        prepared.target.loss.terms(),
+        rule=prepared.rule,
+        n_planes=prepared.n_planes,
+        coarse=prepared.start.loss_unit,
+        n_threads=n_threads,
+    )
+
+
+def _yardstick(prepared: Prepared, wanted: Wanted) -> Yardstick:
+    return Yardstick(
+        prepared.target,
+        prepared.binning,
+        prepared.layout,
+        prepared.baseline,
+        prepared.start.magnitude,
+        prepared.start.spread,
+        prepared.start_from,
+        with_block=any(metric.wants_block for metric in prepared.metrics),
+        n_threads=wanted.n_threads,
+    )
+
+
+def _own_sets(yardstick: Yardstick, table: Table, y: np.ndarray, plan: Supervision) -> list[Callable[[Team], HeldOut]]:
+    """Rows of the table itself that are judged."""
+    sets = ((HELD_OUT, plan.held_out), (WATCHED, plan.watched))
+    return [yardstick.rows(name, table, y, rows) for name, rows in sets if rows is not None]
+
+
+def _training_rows(plan: Supervision, n_rows: int) -> np.ndarray | None:
+    """Numbers of the rows to train on (int64), or None when that is all of them."""
+    kept = kept_rows(plan.weight)
+    if plan.held_out is None:
+        return kept
+    trained = np.ones(n_rows, bool) if plan.weight is None else plan.weight > 0
+    trained[plan.held_out] = False
+    return np.flatnonzero(trained)

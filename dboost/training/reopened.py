@@ -1,0 +1,119 @@
+"""Binned data seen by one fit: targets in the terms of its loss, and rows as its engine wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dboost.shard.blocks import Blocks, Traits, Writer
+from dboost.shard.shard import Shard, empty_codes
+from dboost.shard.writing import codes_of
+from dboost.training.binned import BinnedData
+from dboost.training.boost import Prepared
+from dboost.training.held_out import flat_scores
+from dboost.training.target import Target, check_range
+
+
+class Answers:
+    """Targets, weights and offsets of binned data, block by block, for `start_of` and those like it."""
+
+    def __init__(self, data: BinnedData, target: Target) -> None:
+        self.data, self._target = data, target
+        self._code_of: np.ndarray | None = None
+        if target.classes is not None and data.levels is not None:
+            known = {level: code for code, level in enumerate(target.classes)}
+            self._code_of = np.array([known.get(level, -1) for level in data.levels], np.float64)
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """``function(y, weight, offset, *arguments)`` of every block."""
+        return [
+            function(self.encode(rows["target"], block), rows.get("weight"), rows.get("offset"), *arguments)
+            for block, rows in self.data.blocks_of_rows()
+        ]
+
+    def encode(self, values: np.ndarray, block: int) -> np.ndarray:
+        """Targets in the terms of the loss: float64[n]."""
+        classes = self._target.classes
+        if self._code_of is not None:
+            return self._code_of[values.astype(np.int64)]
+        if classes is not None:
+            return np.searchsorted(np.array(classes, np.float64), values).astype(np.float64)
+        first = block * self.data.rows.block_rows
+        check_range(self._target.loss, values, lambda row: f"row {first + row} of those of positive weight")
+        return values
+
+    def starting(self, prepared: Prepared) -> Iterator[dict[str, np.ndarray]]:
+        """Block by block what training begins with: target, weight (if weighted) and raw scores."""
+        for block, rows in self.data.blocks_of_rows():
+            n = len(rows["target"])
+            raw = np.array(rows["start"]) if "start" in rows else flat_scores(prepared.baseline, n)
+            if "offset" in rows:
+                raw += rows["offset"]
+            found = {"target": self.encode(rows["target"], block), "raw": raw}
+            if prepared.weighted:
+                found["weight"] = rows["weight"]
+            yield found
+
+
+def traits_of(prepared: Prepared) -> Traits:
+    """What the shards of a fit have in common."""
+    return Traits(
+        layout=prepared.layout,
+        n_outputs=len(prepared.baseline),
+        weighted=prepared.weighted,
+        whole_weights=prepared.heaviest is not None,
+        constant_hessian=prepared.constant_hessian,
+        by_weight=prepared.by_weight,
+        max_leaves=prepared.rule.max_leaves,
+        n_planes=prepared.n_planes,
+        coarse=prepared.start.loss_unit,
+    )
+
+
+def blocks_around(answers: Answers, prepared: Prepared, folder: Path) -> Blocks:
+    """The files of a fit that streams the codes where they are; its own ones go to a folder that is there."""
+    traits = traits_of(prepared)
+    blocks = Blocks.around(folder, "fit-", traits, answers.data.codes)
+    writer = Writer((blocks.rows, blocks.state))
+    for rows in answers.starting(prepared):
+        writer.append(len(rows["target"]), rows | blocks.constants(rows.get("weight"), rows["raw"].shape))
+    writer.finish()
+    return blocks
+
+
+def shard_of(answers: Answers, prepared: Prepared) -> Shard:
+    """All rows in memory."""
+    data, layout = answers.data, prepared.layout
+    n, n_outputs = data.n_rows, len(prepared.baseline)
+    y, raw = np.empty(n), np.empty(n if n_outputs == 1 else (n_outputs, n))
+    weight = np.empty(n) if prepared.weighted else None
+    at = 0
+    for rows in answers.starting(prepared):
+        here = slice(at, at + len(rows["target"]))
+        y[here], raw[..., here] = rows["target"], rows["raw"]
+        if weight is not None:
+            weight[here] = rows["weight"]
+        at = here.stop
+    codes = empty_codes(layout, n)
+    shard = Shard(
+        codes,
+        layout,
+        y,
+        weight,
+        raw,
+        constant_hessian=prepared.constant_hessian,
+        max_leaves=prepared.rule.max_leaves,
+        whole_weights=prepared.heaviest is not None,
+        by_weight=prepared.by_weight,
+    )
+    buffer = data.codes.buffer()
+    for block in range(data.codes.n_blocks):
+        data.codes.read(block, buffer)
+        views = data.codes.views(buffer, block)
+        here = slice(block * data.codes.block_rows, block * data.codes.block_rows + data.codes.rows_of(block))
+        shard.tiles[:, here] = views["tiles"]
+        codes_of(views["tiles"], views.get("wide"), layout, codes.part(here))
+    return shard
