@@ -212,7 +212,7 @@ def test_what_is_no_size_is_refused(limit: Any) -> None:
 
 def test_a_budget_that_is_too_small_says_what_it_would_take(folder: Path) -> None:
     frame = mixed_frame(500)
-    with pytest.raises(dboost.ParameterError, match=r"memory_limit of 100 KiB is too small .*: it would take .* MiB"):
+    with pytest.raises(dboost.ParameterError, match=r"memory_limit of 100 KiB is too small .*: it would take .* KiB"):
         dboost.fit(frame, "y", features=NUMERIC, memory_limit="100KiB")
     with pytest.raises(dboost.DBoostError, match=r"partition 0 .* but memory_limit leaves .* for one"):
         dboost.fit(cut(frame, [250]), "y", features=NUMERIC, memory_limit="8KiB")
