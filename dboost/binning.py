@@ -10,8 +10,9 @@ quantiles share what is left. Rows of weight zero take no part, and a row of wei
 **Codes.** Bin b holds the values in (edge[b-1], edge[b]]; missing values have the code after the last bin. Levels of a
 categorical feature are their own codes.
 
-The rank error of a proposal from n sampled rows is at most 1.36 / sqrt(n) with 95 % probability (Kolmogorov), 0.3 % for the
-default sample: below the width of a bin, 1 / 255.
+The rank error of a proposal from n sampled rows is at most 1.36 / sqrt(n) with 95 % probability, 0.3 % for the default
+sample: below the width of a bin, 1 / 255 (see `growth.proposal`, also for bins that are proposed more often than once). Where
+every distinct value is to be a candidate, all rows are looked at, not a sample.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dboost.errors import DataError
 from dboost.kernels.bins import PADDED_EDGES
 from dboost.kernels.rows import select_rows
 from dboost.schema import Feature
 
 #: Rows that quantiles are taken from.
 SAMPLE_ROWS = 200_000
+#: Bins that two bytes can tell apart, beside "missing".
+MOST_CELLS = 65_535
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,11 +133,44 @@ def propose_all(
         return tuple(pool.map(lambda column: None if column is None else propose(column, weight, max_bins), columns))
 
 
+def distinct_values(column: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """The distinct finite numbers of a column and those known before: float64[...], ascending; no more than are too many."""
+    found = np.unique(column[np.isfinite(column)]).astype(np.float64)
+    found += 0.0  # -0.0 becomes 0.0
+    return np.union1d(known, found)[: MOST_CELLS + 1]
+
+
+def exact_binning(features: tuple[Feature, ...], distinct: Sequence[np.ndarray]) -> Binning:
+    """A bin for each distinct value.
+
+    distinct : of each numeric feature the values that occur, float64[...], ascending.
+
+    Raises
+    ------
+    DataError
+        Naming a column of too many values.
+    """
+    remaining = iter(distinct)
+    edges: list[np.ndarray | None] = []
+    for feature in features:
+        values = None if feature.is_categorical else next(remaining)
+        if values is not None and len(values) > MOST_CELLS:
+            raise DataError(
+                f"column {feature.name!r} has more than {MOST_CELLS:,} distinct values, too many for split_proposal='exact'; "
+                "'node' proposes finer bins where they matter"
+            )
+        edges.append(None if values is None else midpoints(values))
+    return Binning(features, tuple(edges))
+
+
 def padded_edges(edges: Sequence[np.ndarray | None], dtype: np.dtype) -> np.ndarray:
-    """Edges as the kernels want them: [n_features, 255], padded with infinity; float32 ones rounded down (see kernels.bins)."""
+    """Edges as the kernels want them: [n_features, 255], padded with infinity; float32 ones rounded down (see kernels.bins).
+
+    Of features that have more there are none.
+    """
     padded = np.full((len(edges), PADDED_EDGES), np.inf, dtype)
     for row, edge in zip(padded, edges, strict=True):
-        if edge is not None:
+        if edge is not None and len(edge) < PADDED_EDGES:
             row[: len(edge)] = round_down(edge, dtype)
     return padded
 

@@ -86,6 +86,9 @@ class Parameters:
     step : "leaf", "line_search" or "constant"
         What is added: a constant for each leaf that makes the loss small, the tree times the best multiplier, or the tree.
     growth : "best_first" or "depth_wise"
+    split_proposal : "global", "tree", "node" or "exact"
+        When the candidates for splits are proposed: once, for every tree by its rows' Hessians, after every split by those of
+        each node, or never: every distinct value is one (65,535 at most). See `dboost.growth.proposal`.
     max_bins : int, 2…255
         Bins of a numeric feature, without the one for missing values.
     categorical_smoothing, categorical_l2 : float >= 0
@@ -122,6 +125,7 @@ class Parameters:
     criterion: str = "newton"
     step: str = "leaf"
     growth: str = "best_first"
+    split_proposal: str = "global"
     max_bins: int = 255
     categorical_smoothing: float = 10.0
     categorical_l2: float = 10.0
@@ -148,6 +152,7 @@ class Parameters:
         _choice(self, "criterion", ("newton", "gradient"))
         _choice(self, "step", ("leaf", "line_search", "constant"))
         _choice(self, "growth", ("best_first", "depth_wise"))
+        _choice(self, "split_proposal", ("global", "tree", "node", "exact"))
         _number(self, "learning_rate", above=0.0)
         _integer(self, "max_iter", 1)
         _integer(self, "max_leaf_nodes", 2, optional=True)
@@ -167,6 +172,8 @@ class Parameters:
         if self.monotonic_cst is not None and self.step != "leaf":
             raise ParameterError("monotonic_cst needs step='leaf', since other steps move all leaves at once")
         _integer(self, "max_bins", 2, 255)
+        if self.split_proposal == "exact" and self.max_bins != 255:
+            raise ParameterError(f"max_bins={self.max_bins} says nothing with split_proposal='exact': leave it out")
         for name in ("categorical_smoothing", "categorical_l2", "min_category_hessian"):
             _number(self, name, least=0.0)
         _integer(self, "max_category_group", 1)
@@ -194,7 +201,6 @@ class Parameters:
 
 #: Keywords of `dboost.fit` that later versions will support, with the only value that means the same as not having them.
 RESERVED: dict[str, Any] = {
-    "split_proposal": "global",
     "start_from": None,
     "source_name": None,
     "checkpoint": None,

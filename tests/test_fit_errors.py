@@ -139,7 +139,7 @@ PARAMETERS: list[tuple[Callable[[], Any], str]] = [
     *(
         (lambda name=name, value=value: fit(**{name: value}), f"{name}=.* is not supported by this version of dboost")
         for name, value in {
-            "split_proposal": "node", "start_from": "model.json",
+            "start_from": "model.json",
             "source_name": "may", "checkpoint": "folder", "checkpoint_every": 5, "arcbites": True,
         }.items()
     ),

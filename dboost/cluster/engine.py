@@ -22,6 +22,7 @@ from dboost.cluster.newcomers import Newcomers
 from dboost.cluster.recipe import Past
 from dboost.cluster.table import ClusterTable
 from dboost.engine.team import Team
+from dboost.growth.proposal import in_cells
 from dboost.growth.task import Extremes, GrownTree, TreeTask
 from dboost.kernels.histograms import Layout
 from dboost.shard.catch_up import ValuedTree
@@ -36,6 +37,9 @@ class ClusterEngine:
     connection : Connection
     training : ClusterTable
     layout : Layout
+        Of the bins that trees grow by.
+    keeps_cells : bool[n_features]
+        Of each feature, whether that is what trees speak of, too.
     n_rows : int
     terms : NamedTuple
         The loss's record for kernels.
@@ -48,6 +52,7 @@ class ClusterEngine:
         connection: Connection,
         training: ClusterTable,
         layout: Layout,
+        keeps_cells: np.ndarray,
         n_rows: int,
         terms: tuple,
         n_threads: int,
@@ -60,6 +65,7 @@ class ClusterEngine:
         self._training = training
         self._tables = [training]
         self._layout = layout
+        self._keeps_cells = keeps_cells
         self._terms = terms
         self._iterations: list[tuple[ValuedTree, ...]] = []
         self._pending: list[ValuedTree] = []
@@ -100,6 +106,7 @@ class ClusterEngine:
         order = pack((task, self._layout, self.n_rows, leaves_per_round(task.rule.max_leaves)))
         grown, timing = self._surely(lambda: self.connection.grow(self._training.workers, order))
         self.timing += timing
+        in_cells(grown, task.cells, self._keeps_cells)
         self._pending.append(ValuedTree(grown, np.zeros(grown.n_leaves), task.output))
         return grown
 

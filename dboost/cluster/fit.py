@@ -20,6 +20,7 @@ from dboost.cluster.source import Source
 from dboost.cluster.supervision import all_rows, give_roles, refuse_scorers
 from dboost.cluster.table import ClusterTable
 from dboost.errors import DataError, InputTypeError, ParameterError
+from dboost.growth.proposal import cells_of
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
 from dboost.sources.frame import is_lazy, is_path
@@ -103,7 +104,14 @@ def fit_on_cluster(
                 refuse_scorers(plan)
                 unit_weights = give_roles(table, rows, plan)
                 metrics += [metric for metric in plan.metrics if metric.name not in {one.name for one in metrics}]
-            binning = propose(table, known, max_bins=parameters.max_bins, seed=parameters.random_state, n_threads=n_threads)
+            binning = propose(
+                table,
+                known,
+                max_bins=cells_of(parameters),
+                seed=parameters.random_state,
+                n_threads=n_threads,
+                exact=parameters.split_proposal == "exact",
+            )
 
             def ask(function: Callable[..., Any], *arguments: Any) -> list[Any]:
                 return [answer for answer in table.ask("ask_rows", function, arguments) if answer is not None]
@@ -124,6 +132,7 @@ def fit_on_cluster(
                 features=known,
                 binning=binning,
                 layout=prepared.layout,
+                bin_layout=prepared.bin_layout,
                 target=prepared.target,
                 baseline=prepared.baseline,
                 start_from=start_from,
@@ -136,7 +145,10 @@ def fit_on_cluster(
                 coarse=prepared.start.loss_unit,
                 starts=starts_of(table.n_kept),
             )
-            engine = ClusterEngine(connection, table, prepared.layout, prepared.n_rows, prepared.target.loss.terms(), n_threads)
+            terms = prepared.target.loss.terms()
+            engine = ClusterEngine(
+                connection, table, prepared.bin_layout, prepared.keeps_cells, prepared.n_rows, terms, n_threads
+            )
             chosen = _hold_out_chosen(table, plan, prepared, recipe)
             table.build("build", lambda: (recipe, engine.past()))
             clock.lap("bin")

@@ -134,6 +134,7 @@ class Holding(Intake):
                 y if whole else y[some],
                 weight[some] if recipe.weighted and weight is not None else np.ones(len(some)) if recipe.weighted else None,
                 raw,
+                bin_layout=recipe.bin_layout,
                 constant_hessian=recipe.constant_hessian,
                 max_leaves=recipe.max_leaves,
                 whole_weights=recipe.whole_weights,
@@ -230,7 +231,7 @@ class Holding(Intake):
             for owner in owners:
                 part = None
                 if answer is not None and self._recipe is not None:
-                    part = np.ascontiguousarray(answer.planes[:, :, owner.buckets(self._recipe.layout)])
+                    part = np.ascontiguousarray(answer.planes[:, :, owner.buckets(self._recipe.bin_layout)])
                 slices[owner.worker] = pack(part)
         if answer is not None:
             answer = replace(answer, planes=np.empty(0))
@@ -243,7 +244,7 @@ class Holding(Intake):
         assert self._recipe is not None
         if task is not None:
             own = next(owner for owner in owners if owner.worker == here)
-            self._searcher = Searcher(task, self._recipe.layout, own.first, own.last)
+            self._searcher = Searcher(task, self._recipe.bin_layout, own.first, own.last)
         arrays = [array for array in map(unpack, parts) if array is not None]
         planes = arrays[0].astype(np.float64)
         for array in arrays[1:]:

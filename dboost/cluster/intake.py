@@ -14,7 +14,7 @@ import numpy as np
 from dboost.binning import sample_rows
 from dboost.cluster.batch import Batch, Survey
 from dboost.cluster.recipe import RowRoles
-from dboost.shard.loading import kept_rows, sampled
+from dboost.shard.loading import distinct_of, kept_rows, sampled
 from dboost.sources import Table
 from dboost.sources.plan import Plan
 from dboost.training.supervision import HELD_OUT
@@ -92,6 +92,12 @@ class Intake:
             y = y[kept]
             weight, offset = (values if values is None else values[kept] for values in (weight, offset))
         return function(y, weight, offset, *arguments) if len(y) else None
+
+    def distinct(self, batch: str) -> list[np.ndarray]:
+        """The distinct values of the numeric columns, in rows of positive weight: float64[...] each."""
+        table = self._tables[batch]
+        kept = kept_rows(table.weight)
+        return distinct_of(table, np.arange(table.n_rows) if kept is None else kept)
 
     def sample(self, batch: str, starts: dict[int, int], n_rows: int, seed: int) -> dict[int, tuple[list[np.ndarray], Any]]:
         """The sampled rows of each partition: numeric columns, and weights (or None).

@@ -8,11 +8,12 @@ that of one process, to the bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from dboost.binning import Binning
+from dboost.binning import Binning, distinct_values, exact_binning
 from dboost.cluster.batch import Survey
 from dboost.cluster.table import ClusterTable
 from dboost.errors import DataError
@@ -67,8 +68,22 @@ def unite_target(surveys: Sequence[Survey], parameters: Parameters) -> Target:
     return unite_targets([survey.target for survey in surveys if survey.target is not None], parameters)
 
 
-def propose(table: ClusterTable, features: tuple[Feature, ...], *, max_bins: int, seed: int, n_threads: int) -> Binning:
-    """Split points from a sample of the rows, the only ones that ever leave their worker."""
+def propose(
+    table: ClusterTable,
+    features: tuple[Feature, ...],
+    *,
+    max_bins: int,
+    seed: int,
+    n_threads: int,
+    exact: bool = False,
+) -> Binning:
+    """Split points from a sample of the rows, the only ones that ever leave their worker.
+
+    Where every distinct value is to be a candidate, each worker tells the distinct values of each feature instead.
+    """
+    if exact:
+        told = table.ask_each("distinct", lambda share: ())
+        return exact_binning(features, [reduce(distinct_values, of_feature) for of_feature in zip(*told, strict=True)])
     n_kept = table.n_kept
     starts = starts_of(n_kept)
     n_rows = sum(n_kept.values())

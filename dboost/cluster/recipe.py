@@ -22,7 +22,8 @@ class Recipe:
     ----------
     features : tuple of Feature
     binning : Binning
-    layout : Layout
+    layout, bin_layout : Layout
+        Of the cells that rows are coded by, and of the bins that trees grow by.
     target : Target
         Loss and classes; holds no rows.
     baseline : float64[n_outputs]
@@ -44,6 +45,7 @@ class Recipe:
     features: tuple[Feature, ...]
     binning: Binning
     layout: Layout
+    bin_layout: Layout
     target: Target
     baseline: np.ndarray
     start_from: Ensemble | None

@@ -13,12 +13,14 @@ from dboost.engine.team import Team
 from dboost.engine.whole_tree import Own, Shared, grow_tree
 from dboost.growth.choice import Paths, new_paths
 from dboost.growth.frontier import ANY_ORDER, Rule, new_frontier
+from dboost.growth.proposal import in_cells, new_room
 from dboost.growth.task import Extremes, GrownTree, TreeTask
 from dboost.kernels.histograms import TILE_COLUMNS
 from dboost.kernels.rows import STRIPE
 from dboost.kernels.splits import SPLIT_SIZE
 from dboost.shard.advance import Scratch, advance_rows
 from dboost.shard.catch_up import leaf_finder
+from dboost.shard.cells import put_into_bins
 from dboost.shard.shard import Shard
 
 #: Below this many cells (rows times features) one thread is faster than two.
@@ -47,9 +49,9 @@ class InProcessEngine:
         self.shard = shard
         self._terms = loss_terms
         self._coarse = coarse
-        n_threads = choose_threads(shard.n_rows, len(shard.layout.n_bins), n_threads)
-        self.team = Team(n_threads, in_caller=is_small(shard.n_rows, len(shard.layout.n_bins)))
-        self._by_unit = (shard.layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS >= 2 * n_threads
+        n_threads = choose_threads(shard.n_rows, len(shard.bin_layout.n_bins), n_threads)
+        self.team = Team(n_threads, in_caller=is_small(shard.n_rows, len(shard.bin_layout.n_bins)))
+        self._by_unit = (shard.bin_layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS >= 2 * n_threads
         self._shared = _shared(shard, rule, n_planes, n_threads, self._by_unit)
         self._n_slots = min(rule.max_leaves, _SLOTS_ANY_ORDER) if rule.order == ANY_ORDER else rule.max_leaves
         self._pool: np.ndarray | None = None
@@ -58,7 +60,7 @@ class InProcessEngine:
         self._own = [_own(shard, rule, n_threads, self._n_slots) for _ in range(n_threads)]
         self._frontiers = [new_frontier(rule.max_leaves) for _ in range(n_threads)]
         self._scratch = [Scratch() for _ in range(n_threads)]
-        self._categorical = True if shard.layout.is_categorical.any() else None
+        self._categorical = True if shard.bin_layout.is_categorical.any() else None
 
     @property
     def n_rows(self) -> int:
@@ -89,17 +91,20 @@ class InProcessEngine:
         n = shard.n_rows if chosen is None else len(chosen)
         self._shared.starts[:] = _starts(n, team.n_threads)
         team.control[:] = 0
-        wide = shard.codes.wide if len(shard.codes.wide) else None
+        if task.cells is not None:
+            team.run(lambda thread: put_into_bins(shard, task.cells, *self._range(thread)))
+        rooms = [None if task.node_bins is None else new_room(task.node_bins) for _ in range(team.n_threads)]
+        wide = shard.bins.wide if len(shard.bins.wide) else None
         pool, words = self._histograms_for(task)
         if task.choice is not None and self._paths[0] is None:
             self._paths = [new_paths(task.choice, 2 * task.rule.max_leaves - 1) for _ in range(team.n_threads)]
 
         def work(thread: int) -> int:
             return grow_tree(
-                thread, team.n_threads, team.control, shard.tiles, shard.codes.narrow, wide, shard.codes.row_of,
-                gradient, hessian, shard.times, chosen, leaf, shard.layout, task.packing, task.limits, task.rule,
+                thread, team.n_threads, team.control, shard.tiles, shard.bins.narrow, wide, shard.bins.row_of,
+                gradient, hessian, shard.times, chosen, leaf, shard.bin_layout, task.packing, task.limits, task.rule,
                 self._frontiers[thread], self._shared, self._own[thread], task.scales, task.allowed, self._by_unit,
-                pool, words, self._categorical, task.choice, self._paths[thread], task.direction,
+                pool, words, self._categorical, task.choice, self._paths[thread], task.direction, rooms[thread],
             )  # fmt: skip
 
         n_nodes = team.run(work)[0]
@@ -115,13 +120,14 @@ class InProcessEngine:
             left_codes=self._shared.left_codes,
         )
         if chosen is not None:
-            find = leaf_finder(shard.codes, shard.layout, grown)
+            find = leaf_finder(shard.bins, shard.bin_layout, grown)
             team.run(lambda t: find(leaf, *self._range(t)))
+        in_cells(grown, task.cells, shard.keeps_cells)
         return grown
 
     def _histograms_for(self, task: TreeTask) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Room for the open leaves' histograms: as planes, or packed."""
-        n_buckets = int(self.shard.layout.offset[-1])
+        n_buckets = int(self.shard.bin_layout.offset[-1])
         if self._categorical is None and can_stay_packed(task, self.shard.n_rows):
             if self._words is None:
                 self._words = np.zeros((self._n_slots, n_buckets), np.int64)
@@ -142,7 +148,7 @@ def can_stay_packed(task: TreeTask, n_rows: int) -> bool:
     """Whether histograms of numeric features may stay packed: when the buckets never overflow, and scores are plain."""
     limits = task.limits
     is_plain = limits.l1 == 0.0 and limits.max_step == math.inf and limits.is_bounded == 0
-    return n_rows <= task.packing.rows and limits.count_plane < 2 and is_plain
+    return n_rows <= task.packing.rows and limits.count_plane < 2 and is_plain and task.node_bins is None
 
 
 def is_small(n_rows: int, n_features: int) -> bool:
@@ -154,7 +160,7 @@ def choose_threads(n_rows: int, n_features: int, n_threads: int) -> int:
 
 
 def _shared(shard: Shard, rule: Rule, n_planes: int, n_threads: int, by_unit: bool) -> Shared:
-    layout, n, p = shard.layout, shard.n_rows, n_threads
+    layout, n, p = shard.bin_layout, shard.n_rows, n_threads
     n_buckets = int(layout.offset[-1])
     n_nodes = 2 * rule.max_leaves - 1
     units = [*range(0, layout.n_tiled, TILE_COLUMNS), *range(layout.n_tiled, len(layout.first))]
@@ -183,7 +189,7 @@ def _starts(n: int, p: int) -> np.ndarray:
 
 def _own(shard: Shard, rule: Rule, n_threads: int, n_slots: int) -> Own:
     n_nodes = 2 * rule.max_leaves - 1
-    n_codes = int(shard.layout.n_bins.max()) + 1
+    n_codes = int(shard.bin_layout.n_bins.max()) + 1
     scratch = np.zeros((4, n_codes))
     return Own(
         slot=np.zeros(n_nodes, np.int64),

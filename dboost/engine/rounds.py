@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dboost.growth.grower import Question, Reply, grow_tree
+from dboost.growth.proposal import in_cells
 from dboost.growth.search import Searcher
 from dboost.growth.task import Extremes, GrownTree, TreeTask
 from dboost.shard.advance import Scratch, advance_rows
@@ -59,7 +60,8 @@ class ShardedEngine:
     def grow(self, task: TreeTask) -> GrownTree:
         for rounds in self._rounds:
             rounds.begin(task)
-        layout = self._rounds[0].shard.layout
+        shard = self._rounds[0].shard
+        layout = shard.bin_layout
         grower, searcher = grow_tree(task, layout, self.n_rows, self._width), Searcher(task, layout)
         question: Question = next(grower)
         while True:
@@ -69,6 +71,7 @@ class ShardedEngine:
             try:
                 question = grower.send(Reply(found, answer.n_rows, answer.leaf_sums))
             except StopIteration as end:
+                in_cells(end.value, task.cells, shard.keeps_cells)
                 return end.value
 
     def report(self) -> dict[str, float]:

@@ -35,6 +35,7 @@ from dboost.kernels.bounded import search_bounded
 from dboost.kernels.histograms import accumulate, add_records, flush
 from dboost.kernels.levels import search_categorical, send_left
 from dboost.kernels.packed import search_words
+from dboost.kernels.proposals import search_cells
 from dboost.kernels.rows import STRIPE, add_leaves, label_rows, quantise, split_records
 from dboost.kernels.splits import FEATURE, SCORE, SPLIT_SIZE, forget, search_numeric
 from dboost.kernels.team import barrier
@@ -81,7 +82,7 @@ class Own(NamedTuple):
 def grow_tree(
     thread, n_threads, control, tiles, codes, wide_codes, code_row, gradient, hessian, times, sampled, leaf, layout, packing,
     limits, rule, frontier, shared, own, scales, allowed, by_unit, pool, words, categorical,
-    choice, paths, direction,
+    choice, paths, direction, room,
 ):  # fmt: skip
     """Grow one tree. Returns the number of nodes, or -1 when the team was told to abort.
 
@@ -93,8 +94,8 @@ def grow_tree(
     histograms and for the exact sums of leaves); allowed : uint8[n_features]; by_unit : whether units of columns are shared
     out instead of rows; pool : float64[n_slots, n_planes, n_buckets], histograms of open leaves, or None when these are in
     words : int64[n_slots, n_buckets], as packed prefix sums, or None; categorical : None when no feature is; choice, paths :
-    see `growth.choice`, or None; direction : int8[n_features], see `frontier.share`, or None. What belongs to a None is
-    compiled away.
+    see `growth.choice`, or None; direction : int8[n_features], see `frontier.share`, or None; room : `kernels.proposals.Room`
+    where bins are proposed in every node, or None. What belongs to a None is compiled away.
     """
     # Unpacked once: every access through a record costs the compiler a pair of reference counts.
     slot, free, begins, ends, side_of = own.slot, own.free, own.begin, own.end, own.side
@@ -253,6 +254,12 @@ def grow_tree(
                                     keys, order, found,
                                 )  # fmt: skip
                                 continue
+                        if room is not None:
+                            search_cells(
+                                pool[slot[child]], start, stop - start - 1, feature, direction, total_of[child], limits,
+                                room, scratch, scratch_bits, found,
+                            )  # fmt: skip
+                            continue
                         if direction is not None:
                             search_bounded(
                                 pool[slot[child]], start, stop - start - 1, feature, direction[feature], total_of[child],

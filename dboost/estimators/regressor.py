@@ -22,11 +22,11 @@ class DBoostRegressor(RegressorMixin, Boosting):
     quantile, huber_alpha, tweedie_power : float
         As in `dboost.params.Parameters`.
     learning_rate, max_iter, max_leaf_nodes, max_depth, min_samples_leaf, min_hessian, l2_regularization, l1_regularization, \
-    leaf_penalty, min_gain, max_delta_step, criterion, step, growth, max_bins, categorical_smoothing, categorical_l2, \
-    max_category_group, min_category_hessian, subsample, influence_trimming
+    leaf_penalty, min_gain, max_delta_step, criterion, step, growth, split_proposal, max_bins, categorical_smoothing, \
+    categorical_l2, max_category_group, min_category_hessian, subsample, influence_trimming, max_features, monotonic_cst, \
+    interaction_cst
         How trees grow, see `dboost.params.Parameters`. None for `max_leaf_nodes` or `max_depth` is no limit.
-    split_proposal, max_features, monotonic_cst, interaction_cst, start_from, \
-    source_name, checkpoint, checkpoint_every, memory_limit, arcbites
+    start_from, source_name, checkpoint, checkpoint_every, memory_limit, arcbites
         As in `dboost.fit`; this version takes their defaults only, and refuses anything else.
     features, categorical_features, eval_metric, client, n_threads, callbacks
         As in `dboost.fit`.

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dboost.growth.proposal import new_room
 from dboost.growth.task import TreeTask
 from dboost.kernels import kernel
 from dboost.kernels.bounded import search_bounded
 from dboost.kernels.histograms import Layout
 from dboost.kernels.levels import search_categorical, send_left
+from dboost.kernels.proposals import search_cells
 from dboost.kernels.splits import CUT, FEATURE, LEFT_H, MISSING_LEFT, NO_SPLIT, SCORE, SPLIT_SIZE, forget, search_numeric
 
 
@@ -82,6 +84,7 @@ class Searcher:
         self.buckets = slice(int(layout.offset[self._first]), int(layout.offset[self._last]))
         n_codes = int(layout.n_bins.max()) + 1
         self._scratch = np.empty((4, n_codes))
+        self._room = None if task.node_bins is None else new_room(task.node_bins)
         self._keys, self._order = np.empty(n_codes), np.empty(n_codes, np.int64)
         self._planes: dict[int, np.ndarray] = {}
 
@@ -115,7 +118,7 @@ class Searcher:
     def _search(self, node: int, planes: np.ndarray, total: np.ndarray, allowed: np.ndarray) -> Found:
         best, layout, limits = np.empty(SPLIT_SIZE), self._layout, self._task.limits
         _search_node(
-            planes, layout, self._first, self._last, total, limits, allowed, self._task.direction,
+            planes, layout, self._first, self._last, total, limits, allowed, self._task.direction, self._room,
             self._scratch, self._scratch.view(np.int64), self._keys, self._order, best,
         )  # fmt: skip
         self._planes[node] = planes  # also where nothing is found here: another range of features may split the node
@@ -136,7 +139,9 @@ class Searcher:
 
 
 @kernel
-def _search_node(planes, layout, first, last, total, limits, allowed, direction, scratch, scratch_bits, keys, order, best):
+def _search_node(
+    planes, layout, first, last, total, limits, allowed, direction, room, scratch, scratch_bits, keys, order, best
+):  # fmt: skip
     """The best split of a node over some features, whose buckets begin at 0."""
     forget(best)
     base = layout.offset[first]
@@ -147,7 +152,9 @@ def _search_node(planes, layout, first, last, total, limits, allowed, direction,
         if layout.is_categorical[feature] != 0:
             search_categorical(planes, at, n_bins, feature, total, limits, keys, order, best)
             continue
-        if direction is not None:
+        if room is not None:
+            search_cells(planes, at, n_bins, feature, direction, total, limits, room, scratch, scratch_bits, best)
+        elif direction is not None:
             search_bounded(planes, at, n_bins, feature, direction[feature], total, limits, best)
         else:
             search_numeric(planes, at, n_bins, feature, total, limits, scratch, scratch_bits, best)

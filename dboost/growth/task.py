@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -99,6 +99,8 @@ class TreeTask:
     least_influence: int = 0  # of rows that take part, as the bits of a float32
     choice: Choice | None = None  # features that nodes may split by, None for all
     direction: np.ndarray | None = None  # int8[n_features]: 1 where scores may only rise with the feature, -1 only fall
+    cells: Any = None  # the tree's own bins (`growth.proposal.Cells`), None where they are those of the whole fit
+    node_bins: int | None = None  # how many bins are proposed in each node, None where nodes have those of the tree
 
     @property
     def part(self) -> Part:

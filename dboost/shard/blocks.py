@@ -199,6 +199,7 @@ class BlockShard(Shard):
         wide = codes.get("wide", np.empty((0, n), np.uint16))
         self.codes = Codes(np.empty((0, n), np.uint8), wide, blocks._row_of)
         self.layout = traits.layout
+        self.bins, self.bin_layout = self.codes, self.layout
         self.tiles = codes["tiles"]
         self.target, self.weight = rows["target"], rows.get("weight")
         self.times, self.raw, self.leaf = state.get("times"), state["raw"], state["leaf"]

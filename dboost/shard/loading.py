@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from dboost.binning import Binning, padded_edges, propose_all, sample_rows
+from dboost.binning import Binning, distinct_values, exact_binning, padded_edges, propose_all, sample_rows
 from dboost.errors import DataError
 from dboost.kernels.bins import encode_column, encode_matrix
 from dboost.kernels.histograms import Layout
 from dboost.schema import Feature
+from dboost.shard.layout import NARROW_BINS
 from dboost.shard.shard import Codes, empty_codes
 from dboost.sources import CategoryColumn, Chunk, Table
+
+#: Values that are looked up at once.
+_PIECE = 1 << 16
 
 
 def kept_rows(weight: np.ndarray | None) -> np.ndarray | None:
@@ -24,14 +28,27 @@ def kept_rows(weight: np.ndarray | None) -> np.ndarray | None:
     return np.flatnonzero(weight > 0)
 
 
-def propose_binning(table: Table, kept: np.ndarray | None, *, max_bins: int, seed: int, n_threads: int) -> Binning:
-    """Propose split points from a sample of the table's rows."""
+def propose_binning(
+    table: Table, kept: np.ndarray | None, *, max_bins: int, seed: int, n_threads: int, exact: bool = False
+) -> Binning:
+    """Propose split points from a sample of the table's rows, or from all of them where each value is to have its bin."""
+    if exact:
+        rows = np.arange(table.n_rows) if kept is None else kept
+        return exact_binning(table.features, distinct_of(table, rows))
     n_rows = table.n_rows if kept is None else len(kept)
     rows = sample_rows(n_rows, seed)
     if kept is not None:
         rows = kept[rows]
     weight = None if table.weight is None else table.weight[rows]
     return propose_from(table.features, [part for _, part in sampled(table, rows)], weight, max_bins, n_threads)
+
+
+def distinct_of(table: Table, rows: np.ndarray) -> list[np.ndarray]:
+    """The distinct values of the numeric columns in some rows (int64, ascending): float64[...] each."""
+    known = [np.empty(0)] * sum(not feature.is_categorical for feature in table.features)
+    for _, columns in sampled(table, rows):
+        known = [distinct_values(column, before) for column, before in zip(columns, known, strict=True)]
+    return known
 
 
 def sampled(table: Table, rows: np.ndarray, numeric: Sequence[int] | None = None) -> Iterator[tuple[int, list[np.ndarray]]]:
@@ -104,7 +121,8 @@ class Encoder:
 
     def __init__(self, binning: Binning, codes: Codes, pool: ThreadPoolExecutor, n_threads: int) -> None:
         self._n_bins = binning.n_bins
-        self._numeric = [edge is not None for edge in binning.edges]
+        self._binning = binning
+        self._narrow = [edge is not None and len(edge) < NARROW_BINS for edge in binning.edges]
         self._codes = codes
         self._pool = pool
         self._n_threads = n_threads
@@ -114,7 +132,7 @@ class Encoder:
         """Write codes from row `position` on; returns (row in chunk, feature) of an infinite value, or None."""
         matrix = chunk.matrix
         n = chunk.n_rows if rows is None else len(rows)
-        if matrix is not None and matrix.dtype in (np.float32, np.float64) and all(self._numeric):
+        if matrix is not None and matrix.dtype in (np.float32, np.float64) and all(self._narrow):
             if rows is not None:
                 matrix = matrix[rows]
             found = self._encode_matrix(matrix, slice(position, position + n))
@@ -152,9 +170,22 @@ class Encoder:
         if values.dtype not in (np.float32, np.float64):
             values = values.astype(np.float64)
         values = np.ascontiguousarray(values)
+        if not self._narrow[feature]:
+            return self._encode_wide(feature, values, target)
         edges = self._edges[values.dtype.type][feature]
         found = encode_column(values, edges, self._n_bins[feature], target)
         return None if found < 0 else (found, feature)
+
+    def _encode_wide(self, feature: int, values: np.ndarray, target: np.ndarray) -> tuple[int, int] | None:
+        """Of a numeric column with more bins than a byte tells apart, in pieces, so that little memory is needed."""
+        edges = self._binning.edges[feature]
+        assert edges is not None
+        for first in range(0, len(values), _PIECE):
+            piece = values[first : first + _PIECE]
+            codes = np.searchsorted(edges, piece, side="left")
+            target[first : first + _PIECE] = np.where(np.isnan(piece), self._n_bins[feature], codes)
+        infinite = np.flatnonzero(np.isinf(values))
+        return (int(infinite[0]), feature) if len(infinite) else None
 
 
 def _ranges(n: int, parts: int) -> Iterator[tuple[int, int]]:

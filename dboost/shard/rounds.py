@@ -14,6 +14,7 @@ from dboost.growth.task import TreeTask
 from dboost.kernels import kernel
 from dboost.kernels.histograms import Layout, add_records, flush
 from dboost.kernels.rows import add_leaves, label_rows, quantise, split_records
+from dboost.shard.cells import put_into_bins
 from dboost.shard.shard import Shard
 
 
@@ -30,8 +31,8 @@ class Rounds:
         self.shard = shard
         self.n_planes = n_planes
         self._records = np.empty((2, shard.n_rows), np.uint64)
-        self._packed = np.zeros(int(shard.layout.start[-1]), np.int64)
-        self._scratch = np.zeros(int(shard.layout.n_bins.max()) + 1, np.int64)
+        self._packed = np.zeros(int(shard.bin_layout.start[-1]), np.int64)
+        self._scratch = np.zeros(int(shard.bin_layout.n_bins.max()) + 1, np.int64)
         self._place: dict[int, tuple[int, int, int]] = {}  # node -> (buffer, begin, end)
         self._others: dict[int, tuple[int, int, int]] = {}  # the same of the rows that do not take part
         self._chosen: np.ndarray | None = None
@@ -39,6 +40,8 @@ class Rounds:
     def begin(self, task: TreeTask) -> None:
         """Quantise gradients and Hessians: all rows that take part belong to node 0."""
         self._task = task
+        if task.cells is not None:
+            put_into_bins(self.shard, task.cells, 0, self.shard.n_rows)
         gradient, hessian, _ = self.shard.for_tree(task.output)
         self._chosen = self.shard.chosen(*task.part)
         n = self.shard.n_rows if self._chosen is None else len(self._chosen)
@@ -53,7 +56,7 @@ class Rounds:
 
     def answer(self, question: Question) -> Answer:
         """This shard's part of the answer."""
-        layout = self.shard.layout
+        layout = self.shard.bin_layout
         counts = np.zeros((len(question.splits), 2), np.int64)
         if question.openings and question.openings[0].parent < 0:
             counts = np.array([[self._place[0][2], 0]])  # how many rows there are
@@ -62,7 +65,7 @@ class Rounds:
             if self._others:
                 self._split(self._others, split)
         planes = np.zeros((len(question.openings), self.n_planes, int(layout.offset[-1])))
-        wide = self.shard.codes.wide if len(self.shard.codes.wide) else None
+        wide = self.shard.bins.wide if len(self.shard.bins.wide) else None
         for k, opening in enumerate(question.openings):
             side, begin, end = self._place[opening.small]
             _add_up(
@@ -75,7 +78,7 @@ class Rounds:
     def _split(self, place: dict[int, tuple[int, int, int]], split: Split) -> tuple[int, int]:
         """Send a node's records to its children; returns how many went left and right."""
         side, begin, end = place[split.node]
-        codes = self.shard.codes.of(split.feature)
+        codes = self.shard.bins.of(split.feature)
         middle = begin + _split(codes, split.goes_left, self._records[side, begin:end], self._records[1 - side, begin:end])
         place[split.left] = (1 - side, begin, middle)
         place[split.right] = (1 - side, middle, end)

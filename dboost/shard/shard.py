@@ -58,6 +58,8 @@ class Shard:
     ----------
     codes : Codes
     layout : Layout
+    bin_layout : Layout, optional
+        Of the bins that trees grow by, where they are made of the codes anew for every tree (see `growth.proposal`).
     target : float64[n_rows]
     weight : float64[n_rows] or None
     raw : float64[n_rows] or float64[n_outputs, n_rows]
@@ -83,6 +85,7 @@ class Shard:
         weight: np.ndarray | None,
         raw: np.ndarray,
         *,
+        bin_layout: Layout | None = None,
         constant_hessian: bool,
         max_leaves: int,
         whole_weights: bool = False,
@@ -91,6 +94,10 @@ class Shard:
     ) -> None:
         self.codes = codes
         self.layout = layout
+        self.bin_layout = layout if bin_layout is None else bin_layout
+        #: Of each feature, whether trees grow by the very codes that they speak of in the end.
+        self.keeps_cells = self.bin_layout.n_bins == layout.n_bins
+        self.bins = codes if self.keeps_cells.all() else _coarse(codes, self.bin_layout, self.keeps_cells)
         self.target = target
         self.weight = weight
         self.times = weight.astype(np.uint8) if whole_weights and weight is not None else None
@@ -104,7 +111,7 @@ class Shard:
         if by_weight and self.hessian is not None:
             self.hessian[:] = weight
         self.leaf = np.zeros(raw.shape, np.uint8 if max_leaves <= 256 else np.int32)
-        self.tiles = _aligned_zeros(tile_shape(layout, n_rows))
+        self.tiles = _aligned_zeros(tile_shape(self.bin_layout, n_rows))
 
     @property
     def n_outputs(self) -> int:
@@ -121,6 +128,7 @@ class Shard:
             self.target[rows],
             None if self.weight is None else self.weight[rows],
             np.ascontiguousarray(self.raw[..., rows]),
+            bin_layout=self.bin_layout,
             constant_hessian=self.hessian is None,
             max_leaves=256 if self.leaf.dtype == np.uint8 else 257,
             whole_weights=self.times is not None,
@@ -173,9 +181,17 @@ class Shard:
         return self.gradient[output], None if self.hessian is None else self.hessian[output], self.leaf[output]
 
     def fill_tiles(self, first: int, last: int) -> None:
-        """Copy the codes of rows first…last-1 into tiles, the histogram kernel's own order."""
+        """Copy the bins of rows first…last-1 into tiles, the histogram kernel's own order."""
         as_bytes = self.tiles.view(np.uint8)
-        fill_tiles(self.codes.narrow, self.layout, self.codes.row_of, first, last, as_bytes)
+        fill_tiles(self.bins.narrow, self.bin_layout, self.bins.row_of, first, last, as_bytes)
+
+
+def _coarse(codes: Codes, layout: Layout, keeps: np.ndarray) -> Codes:
+    """Room for the bins of a tree, which are to come; features that keep their cells have them already."""
+    bins = empty_codes(layout, codes.n_rows)
+    for feature in range(len(keeps)):
+        bins.of(feature)[:] = codes.of(feature) if keeps[feature] else 0
+    return bins
 
 
 def runs_of(numbers: np.ndarray) -> np.ndarray:

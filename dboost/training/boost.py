@@ -20,6 +20,7 @@ from dboost.engine.contract import Engine
 from dboost.errors import FitInterrupted, InputTypeError, ParameterError
 from dboost.growth.choice import choice_of
 from dboost.growth.frontier import Rule
+from dboost.growth.proposal import bins_of
 from dboost.kernels.histograms import Layout
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
@@ -96,6 +97,9 @@ class Prepared:
     def __post_init__(self) -> None:
         self.target = replace(self.target, loss=self.start.loss)
         self.layout: Layout = plan_layout(self.binning.n_bins, self.binning.is_categorical)
+        n_bins = bins_of(self.parameters, self.layout.n_bins, self.binning.is_categorical)
+        #: Of the bins that trees grow by, see `growth.proposal`.
+        self.bin_layout: Layout = plan_layout(n_bins, self.binning.is_categorical)
         self.rule: Rule = rule_of(self.parameters, self.n_rows)
         features = self.binning.features
         self.direction = directions_of(self.parameters, features, self.target.loss)
@@ -121,6 +125,11 @@ class Prepared:
         return self.parameters.criterion == "gradient" and not self.target.loss.constant_hessian
 
     @property
+    def keeps_cells(self) -> np.ndarray:
+        """Of each feature, whether trees grow by its cells themselves: bool[n_features]."""
+        return self.layout.n_bins == self.bin_layout.n_bins
+
+    @property
     def n_planes(self) -> int:
         return precision_of(self.parameters, self.constant_hessian, self.heaviest or 1).n_planes
 
@@ -135,7 +144,8 @@ class Prepared:
             classes=target.classes,
             classes_dtype=target.classes_dtype,
             baseline=self.baseline,
-            edges=self.binning.edges,
+            # Cells may be very many; what trees are cut by is in the trees.
+            edges=self.binning.edges if self.parameters.split_proposal == "global" else (),
             parameters=self.parameters.to_dict(),
         )
 
@@ -163,6 +173,7 @@ def boost(
         start=start,
         rule=prepared.rule,
         heaviest=prepared.heaviest,
+        layouts=(prepared.layout, prepared.bin_layout),
         choice=prepared.choice,
         direction=prepared.direction,
         held_out=held_out,

@@ -80,6 +80,10 @@ def fit_table(
     )
     if parameters.early_stopping_rounds is not None and not wanted.sets:
         raise ParameterError("early_stopping_rounds needs an eval_set to judge by")
+    if budget is not None and parameters.split_proposal != "global":
+        raise ParameterError(
+            f"split_proposal={parameters.split_proposal!r} cannot keep a memory_limit: leave one of them out, or use 'global'"
+        )
     columns = (target_name, weight_name, offset_name)
     with reading(), open_training() as table:
         census = None if budget is None else take_census(table)
@@ -110,6 +114,10 @@ def fit_binned(
     wanted = Wanted(parameters, list(named_sets(eval_set)), eval_metric, n_threads, budget=budget)
     if parameters.early_stopping_rounds is not None and not wanted.sets:
         raise ParameterError("early_stopping_rounds needs an eval_set to judge by")
+    if parameters.split_proposal != "global":
+        raise ParameterError(
+            f"split_proposal={parameters.split_proposal!r} wants to see the values, but these data were binned before"
+        )
     try:
         loaded = load_binned(data, wanted)
     except BaseException:

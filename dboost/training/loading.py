@@ -15,6 +15,7 @@ import numpy as np
 from dboost.engine.in_process import InProcessEngine
 from dboost.engine.streamed import StreamedEngine
 from dboost.engine.team import Team
+from dboost.growth.proposal import cells_of
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
 from dboost.shard.loading import encode_table, in_ranges, kept_rows, propose_binning
@@ -71,7 +72,14 @@ def load_into_memory(table: Table, wanted: Wanted) -> Loaded:
     kept = _training_rows(plan, table.n_rows)
     wanted.clock.lap("load")
 
-    binning = propose_binning(table, kept, max_bins=parameters.max_bins, seed=parameters.random_state, n_threads=n_threads)
+    binning = propose_binning(
+        table,
+        kept,
+        max_bins=cells_of(parameters),
+        seed=parameters.random_state,
+        n_threads=n_threads,
+        exact=parameters.split_proposal == "exact",
+    )
     y = target.values if kept is None else target.values[kept]
     weight = table.weight if kept is None or table.weight is None else table.weight[kept]
     if weight is not None and (weight == 1.0).all():
@@ -94,6 +102,7 @@ def load_into_memory(table: Table, wanted: Wanted) -> Loaded:
         y,
         weight,
         raw,
+        bin_layout=prepared.bin_layout,
         constant_hessian=prepared.constant_hessian,
         max_leaves=prepared.rule.max_leaves,
         whole_weights=prepared.heaviest is not None,

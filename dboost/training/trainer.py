@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,12 @@ from dboost.engine.contract import Engine
 from dboost.errors import DBoostError
 from dboost.growth.finish import Harvest, follow_sums, within_bounds
 from dboost.growth.frontier import ANY_ORDER, BEST_FIRST, DEPTH_WISE, Rule, limits_of
+from dboost.growth.proposal import Cells
 from dboost.growth.task import FEATURES, Choice, Extremes, Sample, TreeTask, mixed
-from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
+from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Layout, Packing
 from dboost.losses import Loss
 from dboost.params import Parameters
+from dboost.shard.cells import cell_masses
 from dboost.statistics.exact import FINE, unit_for
 from dboost.statistics.metrics import Metric
 from dboost.training.held_out import Judge
@@ -93,6 +96,8 @@ class Training:
     ----------
     heaviest : int or None
         How often a row counts at most, see `heaviest_of`.
+    layouts : (Layout, Layout)
+        Of the cells that trees speak of, and of the bins that they grow by, see `growth.proposal`.
     choice, direction
         Constraints, see `growth.task.TreeTask`.
     n_before : int
@@ -112,6 +117,7 @@ class Training:
     constant_hessian: bool
     start: Start
     rule: Rule
+    layouts: tuple[Layout, Layout]
     heaviest: int | None = 1
     choice: Choice | None = None
     direction: np.ndarray | None = None
@@ -165,7 +171,7 @@ class Training:
 
     def _add_tree(self, extremes: Extremes, precision: Precision, iteration: int, output: int, kept: list[int]) -> np.ndarray:
         """Grow one output's next tree; returns its leaf values, and adds to `kept` how many rows took part."""
-        task = self._task(extremes, precision, iteration, output)
+        task = self._with_bins(self._task(extremes, precision, iteration, output))
         grown = self.engine.grow(task)
         kept.append(int(grown.n_rows[0]))
         values = self.steps.values(grown, task.part)
@@ -175,6 +181,17 @@ class Training:
         for held in self.held_out:
             held.add(grown, values, output)
         return values
+
+    def _with_bins(self, task: TreeTask) -> TreeTask:
+        """Let the tree, or each of its nodes, have bins of its own, if that is wanted; see `growth.proposal`."""
+        proposal = self.parameters.split_proposal
+        if proposal == "node":
+            return replace(task, node_bins=self.parameters.max_bins)
+        cells, bins = self.layouts
+        if proposal != "tree" or (cells.n_bins == bins.n_bins).all():
+            return task
+        mass = reduce(np.add, self.engine.ask(cell_masses, task.part, float(task.scales[1])))
+        return replace(task, cells=Cells.propose(mass, cells, bins))
 
     def _judge(self) -> dict[str, float]:
         metrics = list(self.metrics)

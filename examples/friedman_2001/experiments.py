@@ -106,8 +106,6 @@ def _classes(learning_rate_of_logitboost: float) -> Callable:
     def run(rng: np.random.Generator, sizes: Sizes) -> dict[str, float]:
         x, y, new, truth = _sample(rng, RandomTarget.draw(rng), None, sizes)
         cuts = np.quantile(np.concatenate((y, truth)), (0.2, 0.4, 0.6, 0.8))
-        # Noise-free classes go on improving for long, at K trees an iteration.
-        sizes = Sizes(sizes.train, sizes.test, sizes.score, min(sizes.iterations, 400), min(sizes.patience, 50))
         classes, truth = np.searchsorted(cuts, y), np.searchsorted(cuts, truth)
         return {
             name: float((train(x, classes, sizes, "accuracy", loss="log_loss", **settings).predict(new) != truth).mean())
