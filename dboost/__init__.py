@@ -14,6 +14,7 @@ from dboost.api import fit
 from dboost.booster import Booster, load
 from dboost.errors import DataError, DBoostError, FitInterrupted, InputTypeError, ModelFileError, ParameterError
 from dboost.preparing import prepare
+from dboost.stream import continue_on
 from dboost.training.monitor import Iteration
 from dboost.version import __version__
 
@@ -33,6 +34,7 @@ __all__ = [
     "ModelFileError",
     "ParameterError",
     "__version__",
+    "continue_on",
     "fit",
     "from_lightgbm",
     "from_xgboost",

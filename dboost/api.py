@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
-from dboost.booster import Booster
+from dboost.booster import Booster, load
 from dboost.cluster.choice import client_for
-from dboost.errors import ParameterError
+from dboost.errors import InputTypeError, ParameterError
 from dboost.params import make_parameters
 from dboost.sources import open_table
 from dboost.training.boost import Fitted
 from dboost.training.budget import Budget, parse_limit, reading_within
+from dboost.training.checkpoint import checkpoint_in
 from dboost.training.fit import available_threads, fit_binned, fit_table
 from dboost.training.folder import check_same, is_binned, open_folder
 from dboost.training.monitor import Callback
+from dboost.training.origin import NOTHING, Origin, check_options, checked_name, keywords_for
 
 
 def fit(
@@ -32,6 +35,12 @@ def fit(
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
     memory_limit: int | str | None = None,
+    start_from: Any = None,
+    source_name: str | None = None,
+    continue_bins: str = "new",
+    continue_steps: str = "damped",
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 10,
     **parameters: Any,
 ) -> Booster:
     """Train a boosted model.
@@ -65,6 +74,22 @@ def fit(
     memory_limit : int or str, optional
         What the fit may add to the memory of this process, in bytes or as "2GiB". Rows that do not fit go to temporary files
         and are streamed; the model is the same. Default: all rows stay in memory.
+    start_from : Booster, path or URL, optional
+        Go on from this model with data that came later: every row begins with the model's score, and `max_iter` counts the
+        new iterations. The columns must be the model's, the loss too (the default means the model's own); categories and
+        values that the model has never met are legal, and so is a target that lacks some classes.
+    source_name : str, optional
+        What these data are called in `Booster.sources`.
+    continue_bins : "new" or "kept"
+        With `start_from`: candidates for splits from the new data, or those of the model's last data.
+    continue_steps : "damped" or "full"
+        With `start_from`: shorter steps where the model has little to learn or the new data are few (see
+        `dboost.training.damping`), or those of a first fit.
+    checkpoint : path or URL, optional
+        A folder in which the fit is written down as it goes on. The same call finds it there after the process was killed,
+        and goes on to the very model that it would have become; a call with other data or parameters is refused.
+    checkpoint_every : int
+        Iterations between two times that it is written.
     **parameters
         See `dboost.params.Parameters`.
 
@@ -79,24 +104,37 @@ def fit(
     FitInterrupted
         On ^C; a `KeyboardInterrupt` that says how far the fit came.
     """
+    origin, own = NOTHING, None
+    if start_from is not None:
+        model = as_booster(start_from)
+        origin, own = Origin.continuation(model.ensemble, continue_bins, continue_steps), model.own_loss
+        parameters = keywords_for(model.ensemble, parameters, own)
+    check_options(continue_bins, continue_steps)
     checked = make_parameters(parameters)
     threads = available_threads(n_threads)
     limit = parse_limit(memory_limit)
     budget = None if limit is None else Budget(limit)
+    table: dict[str, Any] = {
+        "sample_weight": sample_weight,
+        "offset": offset,
+        "features": features,
+        "categorical_features": categorical_features,
+    }
+    common: dict[str, Any] = {
+        "eval_set": eval_set,
+        "eval_metric": eval_metric,
+        "n_threads": threads,
+        "callbacks": callbacks,
+        "progress": progress,
+        "origin": origin,
+        "checkpoint": checkpoint_in(checkpoint, checkpoint_every),
+        "source_name": checked_name(source_name),
+    }
     if is_binned(data):
         given = {"sample_weight": sample_weight, "offset": offset, "features": features, "target": target}
         given |= {"categorical_features": None if categorical_features == "from_dtype" else categorical_features}
-        fitted = _fit_prepared(
-            data,
-            {name: value for name, value in given.items() if value is not None},
-            parameters,
-            eval_set=eval_set,
-            eval_metric=eval_metric,
-            n_threads=threads,
-            callbacks=callbacks,
-            progress=progress,
-            budget=budget,
-        )
+        given = {name: value for name, value in given.items() if value is not None}
+        fitted = _fit_prepared(data, given, parameters, budget=budget, **common)
         own = None if isinstance(checked.loss, str) else checked.loss
         return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=own)
     with client_for(data, client) as cluster:
@@ -105,44 +143,18 @@ def fit(
         if cluster is not None:
             from dboost.cluster.fit import fit_on_cluster
 
-            fitted = fit_on_cluster(
-                cluster,
-                data,
-                target,
-                checked,
-                sample_weight=sample_weight,
-                offset=offset,
-                features=features,
-                categorical_features=categorical_features,
-                eval_set=eval_set,
-                eval_metric=eval_metric,
-                n_threads=threads,
-                callbacks=callbacks,
-                progress=progress,
-            )
+            fitted = fit_on_cluster(cluster, data, target, checked, **table, **common)
         else:
             fitted = fit_table(
-                lambda: open_table(
-                    data,
-                    target,
-                    sample_weight=sample_weight,
-                    offset=offset,
-                    features=features,
-                    categorical_features=categorical_features,
-                    **reading_within(budget, threads),
-                ),
+                lambda: open_table(data, target, **table, **origin.like, **reading_within(budget, threads)),
                 checked,
                 target_name=target,
                 weight_name=sample_weight,
                 offset_name=offset,
-                eval_set=eval_set,
-                eval_metric=eval_metric,
-                n_threads=threads,
-                callbacks=callbacks,
-                progress=progress,
                 budget=budget,
+                **common,
             )
-    own = None if isinstance(checked.loss, str) else checked.loss
+    own = own if isinstance(checked.loss, str) else checked.loss
     return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=own)
 
 
@@ -161,3 +173,20 @@ def _fit_prepared(path: Any, given: dict[str, Any], parameters: dict[str, Any], 
     names = (data.settings[name] for name in ("target", "sample_weight", "offset"))
     target, weight, offset = (None if name is None or str(name).startswith("<") else name for name in names)
     return fit_binned(data, checked, columns=(target, weight, offset), **common)
+
+
+def as_booster(model: Any) -> Booster:
+    """A model as it is, or from its file.
+
+    Raises
+    ------
+    InputTypeError
+        When it is neither.
+    ModelFileError
+        Naming the file that cannot be read.
+    """
+    if isinstance(model, Booster):
+        return model
+    if isinstance(model, str | os.PathLike):
+        return load(model)
+    raise InputTypeError(f"start_from must be a Booster, or the path or URL of its file, not {type(model).__name__}")

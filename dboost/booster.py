@@ -26,6 +26,7 @@ from dboost.model import files, storage
 from dboost.model.ensemble import Ensemble
 from dboost.model.flat import FlatEnsemble
 from dboost.model.frame import to_frame
+from dboost.offspring import Offspring
 from dboost.schema import Feature
 from dboost.sources import feature_block, predict_through
 from dboost.sources.frame import is_lazy, is_path
@@ -42,7 +43,7 @@ class _Answer(NamedTuple):
     dtype: np.dtype = np.dtype(np.float64)
 
 
-class Booster(Drawing, Exporting):
+class Booster(Drawing, Exporting, Offspring):
     """A trained model. Made by `dboost.fit` and `dboost.load`.
 
     Parameters
@@ -132,6 +133,11 @@ class Booster(Drawing, Exporting):
             When that was one of the user's own, and it is not known in this process; see `dboost.losses.register`.
         """
         return losses.from_dict(self.ensemble.loss) if self._own_loss is None else self._own_loss
+
+    @property
+    def own_loss(self) -> Loss | None:
+        """The loss of the user's own that came with the model, if one did."""
+        return self._own_loss
 
     @cached_property
     def sha256(self) -> str:
@@ -279,6 +285,9 @@ class Booster(Drawing, Exporting):
         return f"<Booster: {self.ensemble.loss['name']}, {kind}, {size}>"
 
     # How it is done.
+
+    def _instead(self, ensemble: Ensemble) -> Booster:
+        return Booster(ensemble, loss=self._own_loss)
 
     @cached_property
     def _flat(self) -> FlatEnsemble:

@@ -201,10 +201,6 @@ class Parameters:
 
 #: Keywords of `dboost.fit` that later versions will support, with the only value that means the same as not having them.
 RESERVED: dict[str, Any] = {
-    "start_from": None,
-    "source_name": None,
-    "checkpoint": None,
-    "checkpoint_every": 10,
     "arcbites": None,
 }
 

@@ -139,8 +139,7 @@ PARAMETERS: list[tuple[Callable[[], Any], str]] = [
     *(
         (lambda name=name, value=value: fit(**{name: value}), f"{name}=.* is not supported by this version of dboost")
         for name, value in {
-            "start_from": "model.json",
-            "source_name": "may", "checkpoint": "folder", "checkpoint_every": 5, "arcbites": True,
+            "arcbites": True,
         }.items()
     ),
 ]  # fmt: skip

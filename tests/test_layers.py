@@ -31,8 +31,10 @@ FLOORS: list[set[str]] = [
     {"training"},
     {"cluster"},
     {"inspection", "exports", "imports"},
+    {"offspring"},
     {"booster"},
     {"api", "preparing", "adopt"},
+    {"stream"},
     {"estimators"},
     {"__init__"},  # what `import dboost` is: a floor that only the commands stand on
     {"demo"},

@@ -38,7 +38,8 @@ def _train(
         with cluster_at(arguments.scheduler, arguments.workers) as client:
             booster = dboost.fit(data, arguments.target, client=client, **parameters)
     except KeyboardInterrupt as stop:  # fit says in it how far it came
-        raise KeyboardInterrupt(f"{str(stop) or 'interrupted'}; nothing was saved") from stop
+        kept = "" if arguments.checkpoint else "; nothing was saved"
+        raise KeyboardInterrupt(f"{str(stop) or 'interrupted'}{kept}") from stop
     if before_saving is not None:
         before_saving(booster)
     booster.save(arguments.output)
@@ -84,10 +85,11 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _summary(booster: Any, path: str) -> str:
     history = booster.history
-    last = history.iloc[(booster.best_iteration or len(history)) - 1]
-    scores = [f"{name} {last[name]:.5g}" for name in history.columns if name not in NOT_SCORES]
-    stopped = f" (the best of {len(history)})" if booster.best_iteration else ""
-    return f"{booster.n_iter_} iterations{stopped}, {', '.join(scores)}; saved as {path}"
+    # Of a model that was continued the history tells the new iterations, of which none may have been kept.
+    last = history[history["iteration"] == booster.n_iter_].to_dict("records")
+    scores = [f", {name} {last[0][name]:.5g}" for name in history.columns if last and name not in NOT_SCORES]
+    stopped = f" (the best of {history['iteration'].max()})" if booster.best_iteration and len(history) else ""
+    return f"{booster.n_iter_} iterations{stopped}{''.join(scores)}; saved as {path}"
 
 
 #: Columns of the history that are no scores.

@@ -121,7 +121,7 @@ class Batch:
         translations: list[np.ndarray | None] = []
         for feature, levels in zip(features, self._reader.levels(), strict=True):
             # A plan that knows the levels has coded them already.
-            final = feature.levels is not None and self._plan.known is None
+            final = feature.levels is not None and not self._plan.closed
             translations.append(Dictionary(feature.name, feature.levels).translate(levels) if final else None)
         pieces = [self._pieces[i] for i in self._rows.numbers or ()]
         return Table(features, named, self._rows, self._roles, self._spool, pieces, translations)

@@ -23,14 +23,18 @@ from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.growth.proposal import cells_of
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
+from dboost.schema import Level
 from dboost.sources.frame import is_lazy, is_path
 from dboost.statistics.metrics import Metric, Size, find_metrics
-from dboost.training.boost import Clock, Fitted, Prepared, boost, checked, reading, stopping_rule, with_columns
+from dboost.training.boost import Clock, Fitted, Prepared, asked, boost, checked, reading, stopping_rule, with_columns
+from dboost.training.checkpoint import Checkpoint
 from dboost.training.held_out import Judge, Yardstick, named_sets
 from dboost.training.monitor import Callback
+from dboost.training.origin import NOTHING, Origin
 from dboost.training.replay import check_continues
 from dboost.training.start import start_of
 from dboost.training.supervision import HELD_OUT, WATCHED, Supervise, Supervision
+from dboost.training.target import continued, target_for, target_of
 
 _TRAINING = "training data"
 
@@ -51,7 +55,10 @@ def fit_on_cluster(
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
     supervise: Supervise | None = None,
-    start_from: Ensemble | None = None,
+    origin: Origin = NOTHING,
+    checkpoint: Checkpoint | None = None,
+    source_name: str | None = None,
+    classes: tuple[Level, ...] | None = None,
 ) -> Fitted:
     """Load, bin and train where the partitions lie.
 
@@ -63,7 +70,7 @@ def fit_on_cluster(
     parameters : Parameters
     n_threads : int
         Threads of this process, for what is done here.
-    supervise, start_from
+    supervise, origin, checkpoint, source_name, classes
         As in `fit_table`. Whoever supervises sees the target and the weights of all rows, which come here for that.
     """
     sets = list(named_sets(eval_set))
@@ -81,6 +88,7 @@ def fit_on_cluster(
                 offset=offset,
                 features=features,
                 categorical_features=categorical_features,
+                **origin.like,
                 n_parts=max(sum(client.nthreads().values()), 1),
             )
             table = ClusterTable(connection, _TRAINING, source)
@@ -88,30 +96,44 @@ def fit_on_cluster(
             check(table)
             known = unite_features(source.plan, table.surveys)
             table.settle(known)
-            learned = unite_target(table.surveys, parameters)
-            table.encode_target(learned)
+            begun, origin = origin, origin.widened(known)
+            if origin.is_new_source and origin.model is not None:
+                learned = target_of(origin.model, parameters)
+                continued(lambda: table.encode_target(learned))
+            else:
+                learned = unite_target(table.surveys, parameters) if classes is None else target_for(classes, parameters)
+                table.encode_target(learned)
             clock.lap("load")
 
             parameters = parameters.with_loss(learned.loss.name)
             metrics = find_metrics(eval_metric, learned.loss)
             plan = Supervision(None)
             unit_weights = all(survey.unit_weights for survey in table.surveys)
-            if start_from is not None:
-                check_continues(start_from, known, learned)
+            if origin.model is not None:
+                check_continues(origin.model, known, learned)
             if supervise is not None:
                 rows, learned_of_all = all_rows(table, known, learned)
                 plan = supervise(rows, learned_of_all, lambda: so_far[0]())
                 refuse_scorers(plan)
                 unit_weights = give_roles(table, rows, plan)
                 metrics += [metric for metric in plan.metrics if metric.name not in {one.name for one in metrics}]
-            binning = propose(
-                table,
-                known,
-                max_bins=cells_of(parameters),
-                seed=parameters.random_state,
-                n_threads=n_threads,
-                exact=parameters.split_proposal == "exact",
-            )
+            stopping = plan.early_stopping or stopping_rule(parameters, sets, metrics)
+            if checkpoint is not None:
+                wishes = asked(parameters, begun, sets, metrics, stopping)
+                origin = checkpoint.resume(origin, known, learned, parameters, wishes)
+            if origin.keeps_bins:
+                binning = origin.binning(known)
+            else:
+                binning = propose(
+                    table,
+                    known,
+                    max_bins=cells_of(parameters),
+                    seed=parameters.random_state,
+                    n_threads=n_threads,
+                    exact=parameters.split_proposal == "exact",
+                )
+            if origin.is_new_source:
+                table.build("begin", lambda: (origin,))
 
             def ask(function: Callable[..., Any], *arguments: Any) -> list[Any]:
                 return [answer for answer in table.ask("ask_rows", function, arguments) if answer is not None]
@@ -121,12 +143,14 @@ def fit_on_cluster(
                 learned,
                 source.named,
                 binning,
-                start_of(learned.loss, ask),
+                start_of(learned.loss, ask, continues=origin.is_new_source),
                 sum(table.n_kept.values()),
                 not unit_weights,
                 metrics,
-                plan.early_stopping or stopping_rule(parameters, sets, metrics),
-                start_from,
+                stopping,
+                origin,
+                checkpoint,
+                source_name,
             )
             recipe = Recipe(
                 features=known,
@@ -135,7 +159,7 @@ def fit_on_cluster(
                 bin_layout=prepared.bin_layout,
                 target=prepared.target,
                 baseline=prepared.baseline,
-                start_from=start_from,
+                origin=origin,
                 weighted=prepared.weighted,
                 whole_weights=prepared.heaviest is not None,
                 constant_hessian=prepared.constant_hessian,
@@ -193,7 +217,7 @@ def _hold_out(
         recipe.baseline,
         start.magnitude,
         start.spread,
-        recipe.start_from,
+        recipe.origin,
         with_block=_wants_block(prepared.metrics),
         n_threads=n_threads,
     )

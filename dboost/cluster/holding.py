@@ -40,8 +40,8 @@ from dboost.shard.rounds import Rounds
 from dboost.shard.shard import Shard, runs_of
 from dboost.sources import Table
 from dboost.statistics.metrics import Rows, Size, find_metrics
-from dboost.training.held_out import HeldOut, flat_scores
-from dboost.training.replay import block_of, raw_scores
+from dboost.training.held_out import HeldOut
+from dboost.training.replay import add_trees, block_of, starting_scores
 
 
 @dataclass(eq=False)
@@ -79,11 +79,10 @@ class Holding(Intake):
     """
 
     def __init__(self, n_threads: int) -> None:
-        super().__init__()
+        super().__init__(n_threads)
         self.lock = threading.Lock()
         #: Number of the last round that was heard of.
         self.latest = -1
-        self._n_threads = n_threads
         self._parts: list[_Part] = []
         self._judged: dict[str, list[_Judged]] = {}
         self._built: set[str] = set()
@@ -97,7 +96,7 @@ class Holding(Intake):
             batch.close()
         self._pool.shutdown(wait=False)
         self._team.close()
-        self._batches, self._tables, self._parts, self._judged = {}, {}, [], {}
+        self._batches, self._tables, self._begun, self._parts, self._judged = {}, {}, {}, [], {}
 
     # Shards.
 
@@ -121,13 +120,7 @@ class Holding(Intake):
             some = rows[first:last]
             whole = len(some) == table.n_rows
             codes = encode_table(table, recipe.binning, recipe.layout, None if whole else some, self._n_threads)
-            raw = (
-                flat_scores(recipe.baseline, len(some))
-                if recipe.start_from is None
-                else raw_scores(recipe.start_from, table, None if whole else some, self._n_threads)
-            )
-            if table.offset is not None:
-                raw += table.offset[some]
+            raw = self._raw_scores(batch, table, None if whole else some, slice(first, last))
             shard = Shard(
                 codes,
                 recipe.layout,
@@ -146,7 +139,19 @@ class Holding(Intake):
             self._catch_up(part, past)
             self._parts.append(part)
         self._batches.pop(batch).close()
+        self._begun.pop(batch, None)
         self._built.add(batch)
+
+    def _raw_scores(self, batch: str, table: Table, rows: np.ndarray | None, places: slice) -> np.ndarray:
+        """What some rows begin with; places : which of the table's rows of positive weight they are."""
+        recipe, begun = self._recipe, self._begun.get(batch)
+        assert recipe is not None
+        origin, n_threads = recipe.origin, self._n_threads
+        if begun is None:
+            return starting_scores(recipe.baseline, origin, table, rows, n_threads)
+        raw = begun[..., places].copy()
+        add_trees(raw, origin, table, rows, n_threads, (origin.n_earlier, origin.n_before))
+        return raw
 
     def _catch_up(self, part: _Part, past: Past) -> None:
         shard, recipe = part.shard, self._recipe
@@ -299,13 +304,7 @@ class Holding(Intake):
         if not len(y):
             return
         codes = encode_table(table, recipe.binning, recipe.layout, rows, self._n_threads, allow_infinite=True)
-        raw = (
-            flat_scores(recipe.baseline, len(y))
-            if recipe.start_from is None
-            else raw_scores(recipe.start_from, table, rows, self._n_threads)
-        )
-        if table.offset is not None:
-            raw += table.offset if rows is None else table.offset[rows]
+        raw = starting_scores(recipe.baseline, recipe.origin, table, rows, self._n_threads)
         block = block_of(table, rows) if with_block else None
         seen = Rows(y, raw.T, weight, recipe.target.loss, size, block=block)
         held = HeldOut(name, codes, recipe.layout, seen, raw, self._team)

@@ -17,6 +17,8 @@ from dboost.cluster.recipe import RowRoles
 from dboost.shard.loading import distinct_of, kept_rows, sampled
 from dboost.sources import Table
 from dboost.sources.plan import Plan
+from dboost.training.origin import Origin
+from dboost.training.replay import starting_scores
 from dboost.training.supervision import HELD_OUT
 from dboost.training.target import encode_like
 
@@ -27,8 +29,10 @@ RETAIN_BYTES = 256 * 2**20
 class Intake:
     """Batches by name, as they are loaded, surveyed, settled and asked about."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_threads: int) -> None:
         self._guard = threading.Lock()
+        self._n_threads = n_threads
+        self._begun: dict[str, np.ndarray] = {}
         self._batches: dict[str, Batch] = {}
         self._tables: dict[str, Table] = {}
         self._targets: dict[str, np.ndarray] = {}
@@ -84,13 +88,24 @@ class Intake:
             table.weight = np.ones(table.n_rows) if table.weight is None else table.weight.copy()
             table.weight[held_out[0]] = 0.0
 
+    def begin(self, batch: str, origin: Origin) -> None:
+        """Work out the scores that a model of other data gives a table's rows of positive weight."""
+        if batch not in self._begun:
+            table, n_threads = self._tables[batch], self._n_threads
+            kept = kept_rows(table.weight)
+            self._begun[batch] = starting_scores(origin.baseline, origin, table, kept, n_threads, (0, origin.n_earlier))
+
     def ask_rows(self, batch: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """``function(y, weight, offset, *arguments)`` of a table's rows of positive weight; None if there are none."""
+        """``function(y, weight, offset, *arguments)`` of a table's rows of positive weight; None if there are none.
+
+        Where a model is continued its scores take the place of the offsets.
+        """
         table, y = self._tables[batch], self._targets[batch]
         weight, offset, kept = table.weight, table.offset, kept_rows(table.weight)
         if kept is not None:
             y = y[kept]
             weight, offset = (values if values is None else values[kept] for values in (weight, offset))
+        offset = self._begun.get(batch, offset)
         return function(y, weight, offset, *arguments) if len(y) else None
 
     def distinct(self, batch: str) -> list[np.ndarray]:

@@ -46,16 +46,18 @@ def unite_features(plan: Plan, surveys: Sequence[Survey]) -> tuple[Feature, ...]
     DataError
         Naming a column that holds numbers in one partition and categories in another, with both, or too many levels.
     """
-    if plan.known is not None:
+    if plan.known is not None and plan.closed:
         return plan.known
     features = []
+    known = plan.known or (None,) * len(plan.rules)
     for j, rule in enumerate(plan.rules):
         told = (survey.kinds[j] for survey in surveys)
         kinds = sorted({kind for kind in told if kind is not None}, key=lambda kind: kind[1])
         for kind in kinds[1:]:
             if kind[0] != kinds[0][0]:
                 raise disagree(rule.name, kinds[0], kind)
-        dictionary = Dictionary(rule.name)
+        of_model = known[j]
+        dictionary = Dictionary(rule.name, None if of_model is None else of_model.levels, grows=plan.grows)
         for survey in surveys:
             dictionary.translate(survey.levels[j])
         categorical = rule.categorical or len(dictionary)

@@ -8,9 +8,9 @@ import numpy as np
 
 from dboost.binning import Binning
 from dboost.kernels.histograms import Layout
-from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
 from dboost.shard.catch_up import ValuedTree
+from dboost.training.origin import Origin
 from dboost.training.target import Target
 
 
@@ -27,8 +27,8 @@ class Recipe:
     target : Target
         Loss and classes; holds no rows.
     baseline : float64[n_outputs]
-    start_from : Ensemble or None
-        The model whose scores take the place of the baseline.
+    origin : Origin
+        Whose trees the scores begin with.
     weighted : bool
         False when all weights are 1, which is the same as none at all.
     whole_weights : bool
@@ -48,7 +48,7 @@ class Recipe:
     bin_layout: Layout
     target: Target
     baseline: np.ndarray
-    start_from: Ensemble | None
+    origin: Origin
     weighted: bool
     whole_weights: bool
     constant_hessian: bool

@@ -50,7 +50,7 @@ class Source:
 
     Parameters
     ----------
-    data, target, sample_weight, offset, features, categorical_features, like
+    data, target, sample_weight, offset, features, categorical_features, like, grows
         As in `open_table`.
     n_parts : int
         Partitions to cut data in memory into.
@@ -66,6 +66,7 @@ class Source:
         features: Sequence[str] | None = None,
         categorical_features: Any = "from_dtype",
         like: tuple[Feature, ...] | None = None,
+        grows: bool = False,
         n_parts: int = 1,
     ) -> None:
         if target is None:
@@ -78,7 +79,7 @@ class Source:
         frame = None if is_lazy(data) else as_frame(data)
         names, self.named = lazy.layout(data) if frame is None else (frame.names, frame.named)
         self.plan = make_plan(
-            names, self.named, roles=given, features=features, categorical_features=categorical_features, like=like
+            names, self.named, roles=given, features=features, categorical_features=categorical_features, like=like, grows=grows
         )
         separate = separate_roles(self.plan, given)
         #: Target, weight and offset that were given for all rows at once, by role.

@@ -215,7 +215,7 @@ class ClusterTable:
 
     def plan(self) -> Plan:
         """How to read: as the user says, or with the levels that are known by now."""
-        return self.source.plan if self._known is None else replace(self.source.plan, known=self._known)
+        return self.source.plan if self._known is None else replace(self.source.plan, known=self._known, grows=False)
 
     def _attach(self, shares: list[Share]) -> None:
         """Send target, weight and offset that the user gave for all rows at once."""

@@ -16,6 +16,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from dboost.api import as_booster
 from dboost.booster import Booster
 from dboost.cluster.choice import client_for
 from dboost.errors import InputTypeError, ParameterError
@@ -26,8 +27,10 @@ from dboost.params import make_parameters
 from dboost.sources import Table, open_table
 from dboost.sources.frame import is_lazy, is_path
 from dboost.training.budget import Budget, parse_limit, reading_within
+from dboost.training.checkpoint import checkpoint_in
 from dboost.training.fit import available_threads, fit_table
 from dboost.training.held_out import named_sets
+from dboost.training.origin import Origin, check_options, checked_name
 from dboost.training.supervision import HELD_OUT, WATCHED
 
 Range = tuple[int, int]
@@ -36,7 +39,8 @@ Range = tuple[int, int]
 _OWN = {
     "loss", "random_state", "features", "categorical_features", "eval_metric", "n_threads", "callbacks", "progress",
     "early_stopping", "scoring", "tol", "n_iter_no_change", "validation_fraction", "class_weight", "verbose", "warm_start",
-    "client", "memory_limit",
+    "client", "start_from", "source_name", "continue_bins", "continue_steps", "checkpoint", "checkpoint_every",
+    "memory_limit",
 }  # fmt: skip
 
 
@@ -99,23 +103,45 @@ class Boosting(BaseEstimator):
         DataError, ParameterError, InputTypeError
             With the column, partition, rows or parameter at fault. All are ValueError or TypeError.
         """
+        return self._train(X, as_targets(y), sample_weight, eval_set, X_val, as_targets(y_val), sample_weight_val)
+
+    def _go_on(self, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> Any:
+        """What `partial_fit` does."""
+        for name in ("checkpoint", "start_from"):
+            if self.get_params(deep=False)[name] is not None:
+                raise ParameterError(f"{name} is for fit: partial_fit goes on with the estimator's own model")
+        model = getattr(self, "booster_", None)
+        if model is not None:
+            self._check_features(X)
+        return self._train(X, y, sample_weight, goes_on_from=model, classes=classes)
+
+    def _train(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        eval_set: Any = None,
+        X_val: Any = None,
+        y_val: Any = None,
+        sample_weight_val: Any = None,
+        *,
+        goes_on_from: Booster | None = None,
+        classes: Any = None,
+    ) -> Any:
         settings = self.get_params(deep=False)
         check_settings(self)
         check_pair(self.early_stopping, X_val, y_val, sample_weight_val)
         if is_path(X) or isinstance(y, str):
             raise InputTypeError("an estimator wants X and y themselves; dboost.fit takes paths and names of columns")
-        y, y_val = as_targets(y), as_targets(y_val)
         sets: dict[str, tuple[Any, ...]] = {name: tuple(given) for name, *given in named_sets(eval_set)}
         if HELD_OUT in sets or WATCHED in sets:
             raise ParameterError(f"an evaluation set may not be called {HELD_OUT!r} or {WATCHED!r}: these are the estimator's")
         if X_val is not None:
             sets[HELD_OUT] = (X_val, y_val, sample_weight_val)
-        model = self.booster_ if settings["warm_start"] and hasattr(self, "booster_") else None
-        seeds = self._draw_seeds() if model is None else self._seeds
-        parameters = make_parameters(
-            {name: value for name, value in settings.items() if name not in _OWN}
-            | {"loss": self._loss(), "random_state": seeds.learning}
-        )
+        origin, model = self._origin(settings, goes_on_from)
+        seeds = self._seeds if hasattr(self, "_seeds") and (model or goes_on_from) else self._draw_seeds()
+        given = {name: value for name, value in settings.items() if name not in _OWN} | {"loss": self._loss()}
+        parameters = make_parameters(given | {"random_state": seeds.learning})
         if model is not None and parameters.max_iter <= model.n_iter_:
             if parameters.max_iter == model.n_iter_:
                 return self
@@ -139,12 +165,15 @@ class Boosting(BaseEstimator):
             "callbacks": settings["callbacks"],
             "progress": bool(settings["verbose"]) if settings["progress"] is None else settings["progress"],
             "supervise": watching.supervise,
-            "start_from": None if model is None else model.ensemble,
+            "origin": origin,
+            "checkpoint": checkpoint_in(settings["checkpoint"], settings["checkpoint_every"]),
+            "classes": None if classes is None else tuple(np.unique(np.asarray(classes)).tolist()),
+            "source_name": checked_name(settings["source_name"]),
         }
 
         def open_training() -> Table:
             check_lengths(X, y, sample_weight)
-            table = open_table(X, y, **reading_within(budget, threads), **asked)
+            table = open_table(X, y, **asked, **origin.like, **reading_within(budget, threads))
             try:
                 self._note_features(X)
             except BaseException:
@@ -164,7 +193,9 @@ class Boosting(BaseEstimator):
                 check_lengths(X, y, sample_weight)
                 self._note_features(X)
                 fitted = fit_on_cluster(client, X, y, parameters, **asked, **common)
-        before = fitted.before if model is None else self._before
+        # Of a model that came from elsewhere nobody knows what was measured before its first tree.
+        fresh = origin.model is None
+        before = fitted.before if fresh else getattr(self, "_before", {}) if model or goes_on_from else {}
         history = pd.DataFrame(fitted.history)
         if model is not None:
             history = pd.concat([model.history[model.history["iteration"] <= model.n_iter_], history], ignore_index=True)
@@ -175,6 +206,19 @@ class Boosting(BaseEstimator):
         self.train_score_ = watching.scores("train", before, fitted.ensemble)
         self.validation_score_ = watching.scores("validation", before, fitted.ensemble)
         return self
+
+    def _origin(self, settings: dict[str, Any], goes_on_from: Booster | None) -> tuple[Origin, Booster | None]:
+        """Where the training begins; with a warm start, also the model that is gone on with."""
+        options = settings["continue_bins"], settings["continue_steps"]
+        start_from = settings["start_from"]
+        if start_from is not None and settings["warm_start"]:
+            raise ParameterError("start_from and warm_start=True go on with two models: give one")
+        if goes_on_from is not None or start_from is not None:
+            model = as_booster(start_from) if goes_on_from is None else goes_on_from
+            return Origin.continuation(model.ensemble, *options), None
+        check_options(*options)
+        own = self.booster_ if settings["warm_start"] and hasattr(self, "booster_") else None
+        return Origin.warm_start(None if own is None else own.ensemble), own
 
     def _take(self, booster: Booster) -> None:
         """Become the estimator of a model."""

@@ -10,6 +10,7 @@ from sklearn.base import ClassifierMixin
 from dboost.booster import Booster
 from dboost.errors import ParameterError
 from dboost.estimators.base import Boosting, Range
+from dboost.estimators.checks import as_targets
 from dboost.training.monitor import Callback
 
 
@@ -25,7 +26,9 @@ class DBoostClassifier(ClassifierMixin, Boosting):
     categorical_l2, max_category_group, min_category_hessian, subsample, influence_trimming, max_features, monotonic_cst, \
     interaction_cst
         How trees grow, see `dboost.params.Parameters`. None for `max_leaf_nodes` or `max_depth` is no limit.
-    start_from, source_name, checkpoint, checkpoint_every, memory_limit, arcbites, quantile, huber_alpha, tweedie_power
+    start_from, source_name, continue_bins, continue_steps, checkpoint, checkpoint_every, memory_limit
+        As in `dboost.fit`. A warm start goes on with the estimator's own model; with `start_from` there is none.
+    arcbites, quantile, huber_alpha, tweedie_power
         As in `dboost.fit`; this version takes their defaults only, and refuses anything else.
     class_weight : dict or "balanced", optional
         Weights of classes, by which the rows' weights are multiplied. "balanced": inversely proportional to the classes'
@@ -118,6 +121,8 @@ class DBoostClassifier(ClassifierMixin, Boosting):
         early_stopping_rounds: int | None = None,
         start_from: Any = None,
         source_name: str | None = None,
+        continue_bins: str = "new",
+        continue_steps: str = "damped",
         checkpoint: Any = None,
         checkpoint_every: int = 10,
         memory_limit: Any = None,
@@ -139,6 +144,29 @@ class DBoostClassifier(ClassifierMixin, Boosting):
                 f"loss={self.loss!r}: a classifier is trained with 'log_loss' (or 'auto', the same) or 'exponential'"
             )
         return "log_loss" if self.loss == "auto" else self.loss
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None, classes: Any = None) -> Any:
+        """Go on with data that came later; the first call trains a model.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in `fit`. Categories and values that were never seen are legal, and so is a y that lacks some classes.
+        classes : sequence, optional
+            All classes that there will ever be; of the first call only (later ones may repeat it). Default: those in y.
+
+        Returns
+        -------
+        self
+
+        Notes
+        -----
+        Each call adds `max_iter` iterations, with damped steps unless ``continue_steps="full"`` (see `dboost.fit`).
+        """
+        known = getattr(self, "classes_", None)
+        if classes is not None and known is not None and sorted(map(str, classes)) != sorted(map(str, known)):
+            raise ParameterError(f"classes={list(classes)!r}: the first call of partial_fit said {known.tolist()!r}")
+        return self._go_on(X, as_targets(y), sample_weight, classes)
 
     def _take(self, booster: Booster) -> None:
         super()._take(booster)

@@ -9,6 +9,7 @@ from sklearn.base import RegressorMixin
 
 from dboost.errors import ParameterError
 from dboost.estimators.base import Boosting
+from dboost.estimators.checks import as_targets
 from dboost.training.monitor import Callback
 
 
@@ -26,7 +27,9 @@ class DBoostRegressor(RegressorMixin, Boosting):
     categorical_l2, max_category_group, min_category_hessian, subsample, influence_trimming, max_features, monotonic_cst, \
     interaction_cst
         How trees grow, see `dboost.params.Parameters`. None for `max_leaf_nodes` or `max_depth` is no limit.
-    start_from, source_name, checkpoint, checkpoint_every, memory_limit, arcbites
+    start_from, source_name, continue_bins, continue_steps, checkpoint, checkpoint_every, memory_limit
+        As in `dboost.fit`. A warm start goes on with the estimator's own model; with `start_from` there is none.
+    arcbites
         As in `dboost.fit`; this version takes their defaults only, and refuses anything else.
     features, categorical_features, eval_metric, client, n_threads, callbacks
         As in `dboost.fit`.
@@ -113,6 +116,8 @@ class DBoostRegressor(RegressorMixin, Boosting):
         early_stopping_rounds: int | None = None,
         start_from: Any = None,
         source_name: str | None = None,
+        continue_bins: str = "new",
+        continue_steps: str = "damped",
         checkpoint: Any = None,
         checkpoint_every: int = 10,
         memory_limit: Any = None,
@@ -125,6 +130,24 @@ class DBoostRegressor(RegressorMixin, Boosting):
         random_state: Any = None,
     ) -> None:
         self._store(locals())
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+        """Go on with data that came later; the first call trains a model.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in `fit`. Categories and values that were never seen are legal.
+
+        Returns
+        -------
+        self
+
+        Notes
+        -----
+        Each call adds `max_iter` iterations, with damped steps unless ``continue_steps="full"`` (see `dboost.fit`).
+        """
+        return self._go_on(X, as_targets(y), sample_weight)
 
     def _loss(self) -> Any:
         if getattr(self.loss, "is_classification", False):

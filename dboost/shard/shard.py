@@ -160,6 +160,14 @@ class Shard:
             at += n
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
+    def numbers(self, first: int, last: int) -> np.ndarray:
+        """Global numbers of rows first…last-1: int64[last - first]."""
+        parts, at = [np.empty(0, np.int64)], 0
+        for begin, n in self._ranges:
+            parts.append(np.arange(begin + max(first - at, 0), begin + min(last - at, n)))
+            at += n
+        return np.concatenate(parts)
+
     def places(self, part: Part, first: int, last: int) -> tuple[np.ndarray | None, int, int]:
         """The rows that take part in a tree (or None for all), and which of them are among rows first…last-1."""
         rows = self.chosen(*part)

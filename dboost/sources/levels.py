@@ -6,7 +6,8 @@ forgotten. When the last chunk has arrived the levels are sorted (truth values, 
 permutation turns provisional codes into final ones. The final codes do not depend on the order in which the chunks
 came.
 
-A dictionary that starts from a model's levels is closed: a level that the model does not know is missing.
+A dictionary that starts from a model's levels is closed, a level that the model does not know being missing; or it grows, and
+new levels are numbered after the model's, sorted among themselves.
 """
 
 from __future__ import annotations
@@ -47,39 +48,43 @@ class Dictionary:
     name : str
         For messages.
     known : tuple of levels, optional
-        Levels of an existing model, in the order of their codes. No others are added then.
+        Levels of an existing model, in the order of their codes.
+    grows : bool
+        Whether others are added to the known ones.
     """
 
-    def __init__(self, name: str, known: tuple[Level, ...] | None = None) -> None:
+    def __init__(self, name: str, known: tuple[Level, ...] | None = None, *, grows: bool = False) -> None:
         self._name = name
-        self._closed = known is not None
-        # A closed dictionary is asked by plain equality, so that a flag read as 1 still finds the level True.
-        self._codes: dict = {} if known is None else {level: code for code, level in enumerate(known)}
+        self._closed = known is not None and not grows
+        # Known levels are asked for by plain equality, so that a flag read as 1 still finds the level True.
+        self._known: dict[Level, int] = {level: code for code, level in enumerate(known or ())}
+        self._codes: dict[tuple[int, Level], int] = {}
 
     def __len__(self) -> int:
-        return len(self._codes)
+        return len(self._known) + len(self._codes)
 
     def translate(self, levels: Iterable[Level]) -> np.ndarray:
         """Codes (int32) of levels, which are added unless the dictionary is closed (then -1)."""
+        known, codes = self._known, self._codes
         if self._closed:
-            return np.array([self._codes.get(level, -1) for level in levels], dtype=np.int32)
-        codes = self._codes
-        found = [codes.setdefault(sort_key(level), len(codes)) for level in levels]
-        if len(codes) > MAX_LEVELS:
+            return np.array([known.get(level, -1) for level in levels], dtype=np.int32)
+        n = len(known)
+        found = [known[level] if level in known else codes.setdefault(sort_key(level), n + len(codes)) for level in levels]
+        if len(self) > MAX_LEVELS:
             raise too_many(self._name)
         return np.array(found, dtype=np.int32)
 
     def levels(self) -> tuple[Level, ...]:
         """The levels in the order of their codes."""
-        return tuple(self._codes) if self._closed else tuple(level for _, level in self._codes)
+        return (*self._known, *(level for _, level in self._codes))
 
     def finish(self) -> tuple[tuple[Level, ...], np.ndarray]:
-        """The sorted levels, and for each provisional code the final one (int32)."""
-        if self._closed:
-            return tuple(self._codes), np.arange(len(self._codes), dtype=np.int32)
+        """The known levels and, sorted, the others; for each provisional code the final one (int32)."""
         levels = [level for _, level in self._codes]
+        known = tuple(self._known)
         if any(isinstance(level, bool) for level in levels) and any(sort_key(level)[0] == 1 for level in levels):
             levels = [int(level) if isinstance(level, bool) else level for level in levels]
         final = tuple(sorted(set(levels), key=sort_key))
-        position = {level: code for code, level in enumerate(final)}
-        return final, np.array([position[level] for level in levels], dtype=np.int32)
+        position = {level: code for code, level in enumerate(final, len(known))}
+        others = np.array([position[level] for level in levels], dtype=np.int32)
+        return known + final, np.concatenate([np.arange(len(known), dtype=np.int32), others])

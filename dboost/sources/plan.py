@@ -31,6 +31,8 @@ class Plan:
         Where each feature is found: by name in frames, by position in arrays.
     known : tuple of Feature, or None
         Features of a model whose levels are to be used.
+    grows : bool
+        Whether levels that the model does not know are added to its own; else they are missing.
     target, weight, offset : str or None
         Columns of the table that hold them; None when they come separately or not at all.
     all_names : tuple of str or None
@@ -44,6 +46,12 @@ class Plan:
     weight: str | None = None
     offset: str | None = None
     all_names: tuple[str, ...] | None = None
+    grows: bool = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether all levels are known already."""
+        return self.known is not None and not self.grows
 
     @property
     def named(self) -> bool:
@@ -64,6 +72,7 @@ def make_plan(
     features: Sequence[Any] | None = None,
     categorical_features: Any = "from_dtype",
     like: tuple[Feature, ...] | None = None,
+    grows: bool = False,
 ) -> Plan:
     """Decide what to read from a table with columns `names`.
 
@@ -72,7 +81,7 @@ def make_plan(
     roles : dict
         ``target``, ``sample_weight`` and ``offset`` as the user gave them; those that are text (or a column's label)
         name columns, anything else comes separately and is not looked at.
-    features, categorical_features, like
+    features, categorical_features, like, grows
         As in `open_table`.
 
     Raises
@@ -90,7 +99,11 @@ def make_plan(
         if features is not None:
             raise ParameterError("features cannot be chosen again: the model's own are used")
         columns = columns_like(free, named, like)
-        rules = tuple(Rule(feature.name, feature.is_categorical, known=True) for feature in like)
+        found = names if named else tuple(feature.name for feature in like)
+        _check_kinds(categorical_features, tuple(map(str, columns)) if named else found, named, like)
+        rules = tuple(
+            Rule(feature.name, feature.is_categorical, known=not (grows and feature.is_categorical)) for feature in like
+        )
     else:
         chosen = free if features is None else _chosen(features, names, named, given.get("target"))
         if not chosen:
@@ -106,7 +119,20 @@ def make_plan(
         given.get("sample_weight"),
         given.get("offset"),
         all_names=names if named and features is None and like is None else None,
+        grows=grows,
     )
+
+
+def _check_kinds(spec: Any, names: tuple[str, ...], named: bool, like: tuple[Feature, ...]) -> None:
+    """Refuse declarations that the model contradicts; all but the default speak about every feature."""
+    if isinstance(spec, str) and spec == "from_dtype":
+        return
+    for flag, feature in zip(declared_categorical(spec, names, named), like, strict=True):
+        if flag is not None and flag != feature.is_categorical:
+            kinds = ("numeric", "categorical")
+            raise ParameterError(
+                f"categorical_features says that {feature.name!r} is {kinds[flag]}, but to the model it is {kinds[not flag]}"
+            )
 
 
 def columns_like(

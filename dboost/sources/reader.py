@@ -55,11 +55,11 @@ class Piece:
 class Union:
     """One column over all partitions: do they agree what it is, and which levels are there?"""
 
-    def __init__(self, name: str, known: tuple[Level, ...] | None = None) -> None:
+    def __init__(self, name: str, known: tuple[Level, ...] | None = None, grows: bool = False) -> None:
         self._name = name
         self.seen: tuple[bool, int] | None = None
         self._lock = threading.Lock()
-        self.dictionary = Dictionary(name, known)
+        self.dictionary = Dictionary(name, known, grows=grows)
 
     def add(self, column: Column, i: int) -> np.ndarray:
         """Numbers as they are, categories as provisional codes. Thread-safe."""
@@ -97,7 +97,7 @@ class Reader:
         self._role_spool = roles
         known = plan.known or (None,) * len(plan.rules)
         self._features = [
-            Union(rule.name, None if feature is None else feature.levels)
+            Union(rule.name, None if feature is None else feature.levels, plan.grows)
             for rule, feature in zip(plan.rules, known, strict=True)
         ]
         self._target = Union(plan.target or "target")
@@ -157,7 +157,7 @@ class Reader:
 
     def finish_features(self) -> tuple[tuple[Feature, ...], list[np.ndarray | None]]:
         """The features, and per feature how provisional codes become final ones (None: they are final)."""
-        if self._plan.known is not None:
+        if self._plan.known is not None and self._plan.closed:
             return self._plan.known, [None] * len(self._plan.known)
         features: list[Feature] = []
         translations: list[np.ndarray | None] = []

@@ -40,6 +40,7 @@ def open_table(
     features: Sequence[str] | None = None,
     categorical_features: Any = "from_dtype",
     like: tuple[Feature, ...] | None = None,
+    grows: bool = False,
     n_threads: int | None = None,
     retain_bytes: int = 64 * 2**20,
     most_bytes: int | None = None,
@@ -62,6 +63,8 @@ def open_table(
     like : tuple of Feature, optional
         Features of an existing model or table. Columns are picked by name (for arrays by position), levels get their
         codes, unknown levels are missing.
+    grows : bool
+        With `like`: unknown levels are not missing but appended to the model's.
     n_threads : int, optional
         Threads that compute Dask partitions. Default: Dask's.
     retain_bytes : int
@@ -104,7 +107,9 @@ def open_table(
         frame = as_frame(data)
         names, named = frame.names, frame.named
     given = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
-    plan = make_plan(names, named, roles=given, features=features, categorical_features=categorical_features, like=like)
+    plan = make_plan(
+        names, named, roles=given, features=features, categorical_features=categorical_features, like=like, grows=grows
+    )
     separate = separate_roles(plan, given)
     spool = Spool(retain_bytes, most_bytes)
     apart = RoleSpool() if spool_roles and in_partitions and not any(not is_lazy(one) for one in separate.values()) else None

@@ -8,12 +8,21 @@ from dataclasses import replace
 from typing import Any
 
 from dboost.model.ensemble import Ensemble
+from dboost.training.origin import Origin
 from dboost.training.trainer import Training
 
 _NOT_METRICS = ("iteration", "seconds", "rows_kept", "bytes_read")
 
 
-def assemble(empty: Ensemble, training: Training, n_rows: int, start_from: Ensemble | None, *, whole: bool = False) -> Ensemble:
+def assemble(
+    empty: Ensemble,
+    training: Training,
+    n_rows: int,
+    origin: Origin,
+    notes: dict[str, Any] | None = None,
+    *,
+    whole: bool = False,
+) -> Ensemble:
     """The ensemble so far.
 
     Parameters
@@ -23,49 +32,64 @@ def assemble(empty: Ensemble, training: Training, n_rows: int, start_from: Ensem
     training : Training
     n_rows : int
         Rows trained on.
-    start_from : Ensemble or None
-        The model that this fit continues.
+    origin : Origin
+        Where the fit began.
+    notes : dict, optional
+        What else the source's record says.
     whole : bool
         Also the trees of an iteration that is still being judged and, with early stopping, of those after the best one.
     """
-    stopping, before = training.early_stopping, training.n_before
-    best = None if stopping is None else max(stopping.best_iteration, before)
+    stopping, model = training.early_stopping, origin.model
+    before, k = origin.n_before, training.loss.n_outputs
+    best = None if stopping is None else max(stopping.best_iteration, origin.n_earlier)
     harvest = training.harvest
+    trees = () if model is None else model.trees
     if not whole:
         # The last iteration may have been interrupted: then it is not in the history.
-        harvest = harvest[: (len(training.history) if best is None else best - before) * training.loss.n_outputs]
-    trees = tuple(h.to_tree(training.binning, training.parameters, training.loss) for h in harvest)
+        n_kept = before + len(training.history) if best is None else best
+        harvest, trees = harvest[: max(n_kept - before, 0) * k], trees[: n_kept * k]
+    trees += tuple(h.to_tree(training.binning, training.parameters, training.loss) for h in harvest)
     source = {
         "label": None,
         "rows": n_rows,
-        "first_iteration": before + 1,
-        "last_iteration": before + len(trees) // training.loss.n_outputs,
+        "first_iteration": origin.n_earlier + 1,
+        "last_iteration": len(trees) // k,
         "parameters": empty.parameters,
         "data_digest": _digest(empty, n_rows),
-    }
-    metrics = _metrics(training.history)
-    if start_from is None:
+    } | (notes or {})
+    metrics = metrics_of(training.history)
+    if model is None:
         return replace(empty, trees=trees, sources=(source,), metrics=metrics, best_iteration=best)
-    last = start_from.sources[-1]
-    goes_on = _without_length(last) == _without_length(source)
-    if goes_on:
-        source["first_iteration"] = last["first_iteration"]
+    sources = _with_source(model, source, origin)
+    is_first = source["first_iteration"] == 1
     return replace(
         empty,
-        trees=start_from.trees + trees,
-        parameters=empty.parameters if goes_on and len(start_from.sources) == 1 else start_from.parameters,
-        sources=(*start_from.sources[: len(start_from.sources) - goes_on], source),
-        metrics=_append(start_from.metrics, before, metrics, len(training.history)),
+        trees=trees,
+        parameters=empty.parameters if is_first else model.parameters,
+        sources=sources,
+        metrics=appended(model.metrics, before, metrics, len(training.history)),
         best_iteration=best,
     )
 
 
-def _metrics(history: list[dict[str, Any]]) -> dict[str, tuple[float, ...]]:
+def _with_source(model: Ensemble, source: dict[str, Any], origin: Origin) -> tuple[dict[str, Any], ...]:
+    """The sources of a model that was continued; the last one goes on if it is the same data and the same learning."""
+    if not model.sources or origin.is_new_source:
+        return (*(one for one in model.sources if one["first_iteration"] <= origin.n_earlier), source)
+    last = model.sources[-1]
+    if origin.resumes or _without_length(last) == _without_length(source):
+        source["first_iteration"] = last["first_iteration"]
+        return (*model.sources[:-1], source)
+    return (*model.sources, source)
+
+
+def metrics_of(history: list[dict[str, Any]]) -> dict[str, tuple[float, ...]]:
+    """The metrics of a history's records, by name."""
     names = [name for name in history[0] if name not in _NOT_METRICS and not name.startswith("seconds")] if history else []
     return {name: tuple(record[name] for record in history) for name in names}
 
 
-def _append(
+def appended(
     old: dict[str, tuple[float, ...]], n_old: int, new: dict[str, tuple[float, ...]], n_new: int
 ) -> dict[str, tuple[float, ...]]:
     """Metrics by iteration, NaN where one was not judged."""

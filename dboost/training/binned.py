@@ -4,6 +4,7 @@
                   every block; the last file to be written, so a folder without it is none
     codes         tiles and wide columns, see `shard.blocks`
     rows          target (numbers, or the codes of its levels), weight, offset; and where scores start if a model is continued
+                  (and where they began, if that is resumed)
 
 Both files of blocks are sealed. Rows of weight zero are left out, for they shape nothing. Fits on the folder do not change it:
 their targets in the terms of their loss, and all that changes while they run, lie elsewhere.
@@ -23,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from dboost.binning import Binning, propose_all, sample_rows
-from dboost.model.ensemble import Ensemble
 from dboost.model.flat import FlatEnsemble
 from dboost.schema import Level
 from dboost.shard.blocks import Writer, code_fields, rows_that_fit
@@ -33,7 +33,8 @@ from dboost.shard.store import BlockFile, Field
 from dboost.shard.writing import encoded_pieces, tiles_of
 from dboost.sources import CategoryColumn, Table
 from dboost.training.budget import Budget
-from dboost.training.replay import matrix_of
+from dboost.training.origin import NOTHING, Origin
+from dboost.training.replay import add_block, matrix_of
 from dboost.training.target_survey import TargetSurvey, merge_surveys, survey_target
 
 
@@ -167,7 +168,7 @@ def write_binned(
     binning: Binning,
     folder: Path,
     *,
-    start_from: Ensemble | None = None,
+    origin: Origin = NOTHING,
     n_threads: int,
 ) -> BinnedData:
     """Write the rows of a table to a folder that is there.
@@ -180,9 +181,16 @@ def write_binned(
         When a numeric feature holds an infinite value, naming column and row.
     """
     layout = plan_layout(binning.n_bins, binning.is_categorical)
-    flat = None if start_from is None else FlatEnsemble(start_from)
-    outputs = () if start_from is None or start_from.n_outputs == 1 else (start_from.n_outputs,)
-    wanted = {"weight": (census.weighted, ()), "offset": (census.has_offset, ()), "start": (flat is not None, outputs)}
+    model = origin.model
+    flat = None if model is None else FlatEnsemble(model)
+    outputs = () if model is None or model.n_outputs == 1 else (model.n_outputs,)
+    resumes = origin.is_new_source and origin.n_before > origin.n_earlier
+    wanted = {
+        "weight": (census.weighted, ()),
+        "offset": (census.has_offset, ()),
+        "begun": (resumes, outputs),
+        "start": (flat is not None, outputs),
+    }
     fields = [Field("target", "<f8"), *(Field(name, "<f8", shape) for name, (there, shape) in wanted.items() if there)]
     tiles = code_fields(layout)
     block_rows = rows_that_fit(tiles)
@@ -201,7 +209,14 @@ def write_binned(
                 "offset": offset,
             }
             if flat is not None:
-                scores = flat.raw_scores(matrix_of(piece.chunk), n_threads=n_threads).T
+                matrix = matrix_of(piece.chunk)
+                scores = np.repeat(origin.baseline[:, None], len(matrix), axis=1)
+                scores += 0.0 if offset is None else offset
+                middle = origin.n_earlier if resumes else 0
+                if resumes:
+                    add_block(scores, flat, matrix, (0, middle), n_threads)
+                    written["begun"] = scores.copy() if outputs else scores[0].copy()
+                add_block(scores, flat, matrix, (middle, origin.n_before), n_threads)
                 written["start"] = scores if outputs else scores[0]
             writer.append(piece.codes.n_rows, {name: values for name, values in written.items() if values is not None})
         writer.finish()

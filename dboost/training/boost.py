@@ -6,6 +6,7 @@ many), which ends in a `Prepared` record and an engine. From there on nothing de
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,14 +23,18 @@ from dboost.growth.choice import choice_of
 from dboost.growth.frontier import Rule
 from dboost.growth.proposal import bins_of
 from dboost.kernels.histograms import Layout
+from dboost.model import storage
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
 from dboost.shard.layout import plan_layout
 from dboost.statistics.metrics import Metric
 from dboost.training.assembly import assemble
+from dboost.training.checkpoint import Checkpoint
 from dboost.training.constraints import directions_of, groups_of
+from dboost.training.damping import damped
 from dboost.training.held_out import Judge
 from dboost.training.monitor import Callback, EarlyStopping, Progress
+from dboost.training.origin import Origin
 from dboost.training.start import Start
 from dboost.training.target import Target
 from dboost.training.trainer import Training, heaviest_of, precision_of, rule_of
@@ -79,8 +84,14 @@ class Prepared:
         False when all weights are 1.
     metrics : list of Metric
     stopping : EarlyStopping or None
-    start_from : Ensemble or None
-        The model that is continued.
+    origin : Origin
+        Where the fit begins.
+    checkpoint : Checkpoint or None
+        Where it is written down.
+    source_name : str or None
+        What the user calls the data.
+
+    `learning` is what the trees are grown with: the parameters, damped where a model is continued.
     """
 
     parameters: Parameters
@@ -92,7 +103,9 @@ class Prepared:
     weighted: bool
     metrics: Sequence[Metric]
     stopping: EarlyStopping | None
-    start_from: Ensemble | None
+    origin: Origin
+    checkpoint: Checkpoint | None = None
+    source_name: str | None = None
 
     def __post_init__(self) -> None:
         self.target = replace(self.target, loss=self.start.loss)
@@ -103,12 +116,25 @@ class Prepared:
         self.rule: Rule = rule_of(self.parameters, self.n_rows)
         features = self.binning.features
         self.direction = directions_of(self.parameters, features, self.target.loss)
+        self.learning = self.parameters
+        if self.origin.damps and self.start.unexplained is not None:
+            self.learning = damped(self.parameters, self.start.unexplained)
         self.choice = choice_of(self.parameters.max_features, groups_of(self.parameters, features), len(features))
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What the record of the source says besides counts and parameters."""
+        notes: dict[str, Any] = {"label": self.source_name}
+        if self.origin.is_new_source:
+            share = self.start.unexplained
+            notes["unexplained_loss"] = share if share is not None and math.isfinite(share) else None
+            notes["steps"] = {name: getattr(self.learning, name) for name in ("learning_rate", "l2_regularization")}
+        return notes
 
     @property
     def baseline(self) -> np.ndarray:
         """Where raw scores start: float64[n_outputs]."""
-        return self.start.baseline if self.start_from is None else self.start_from.baseline
+        return self.start.baseline if self.origin.model is None else self.origin.model.baseline
 
     @property
     def heaviest(self) -> int | None:
@@ -164,11 +190,11 @@ def boost(
 
     so_far : receives a function that returns the ensemble as far as it has come, also of an iteration under way.
     """
-    start, start_from, stopping, loss = prepared.start, prepared.start_from, prepared.stopping, prepared.target.loss
+    start, origin, stopping, loss = prepared.start, prepared.origin, prepared.stopping, prepared.target.loss
     training = Training(
         engine=engine,
         binning=prepared.binning,
-        parameters=prepared.parameters,
+        parameters=prepared.learning,
         constant_hessian=prepared.constant_hessian,
         start=start,
         rule=prepared.rule,
@@ -181,25 +207,49 @@ def boost(
         early_stopping=stopping,
         callbacks=callbacks,
         loss=loss,
-        n_before=0 if start_from is None else start_from.n_iterations,
+        origin=origin,
+        empty=prepared.empty,
+        checkpoint=prepared.checkpoint,
     )
-    if stopping is not None and start_from is not None:
-        stopping.resume(start_from)
-    collect = partial(assemble, prepared.empty, training, prepared.n_rows, start_from)
+    if stopping is not None and origin.model is not None and not (origin.is_new_source or origin.resumes):
+        stopping.resume(origin.model)
+    collect = partial(assemble, prepared.empty, training, prepared.n_rows, origin, prepared.notes)
     so_far.append(partial(collect, whole=True))
-    bar = Progress(progress, prepared.parameters.max_iter)
+    bar = Progress(progress, training.n_iterations)
     try:
         training.run(collect, bar)
     except KeyboardInterrupt as stopped:
-        done = training.n_before + len(training.history)
+        done, kept = training.n_done, ""
+        if prepared.checkpoint is not None:
+            kept = f"; the checkpoint in {prepared.checkpoint.place} holds {prepared.checkpoint.n_iterations} of this fit"
         raise FitInterrupted(
-            f"interrupted after {done} of {prepared.parameters.max_iter} iterations", collect() if done else None, done
+            f"interrupted after {done} of {training.n_iterations} iterations{kept}", collect() if done else None, done
         ) from stopped
     finally:
         bar.close()
         engine.close()
     clock.lap("train")
-    return Fitted(collect(), training.history, training.before, stopping, clock.seconds)
+    history = training.history if prepared.checkpoint is None else prepared.checkpoint.history
+    return Fitted(collect(), history, training.before, stopping, clock.seconds)
+
+
+def asked(
+    parameters: Parameters,
+    origin: Origin,
+    sets: Sequence[tuple[str, Any, Any, Any, Any]],
+    metrics: Sequence[Metric],
+    stopping: EarlyStopping | None,
+) -> dict[str, Any]:
+    """What a fit was asked for, for its checkpoint. How many iterations that is may change."""
+    told = {name: value for name, value in parameters.to_dict().items() if name != "max_iter"}
+    return told | {
+        "the model to start from": None if origin.model is None else storage.digest(origin.model),
+        "continue_bins": "kept" if origin.keeps_bins else "new",
+        "continue_steps": "damped" if origin.damps else "full",
+        "the names of the evaluation sets": [name for name, *_ in sets],
+        "eval_metric": [metric.name for metric in metrics],
+        "the rule of early stopping": None if stopping is None else stopping.rule,
+    }
 
 
 def stopping_rule(

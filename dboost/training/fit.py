@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 
 from dboost.errors import ParameterError
-from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
+from dboost.schema import Level
 from dboost.sources import Table
 from dboost.training.binned import BinnedData, take_census
 from dboost.training.boost import Fitted, boost, checked, reading, with_columns
 from dboost.training.budget import Budget
+from dboost.training.checkpoint import Checkpoint
 from dboost.training.held_out import named_sets
 from dboost.training.loading import Loaded, Wanted, fits_memory, load_binned, load_into_files, load_into_memory
 from dboost.training.monitor import Callback
+from dboost.training.origin import NOTHING, Origin
 from dboost.training.supervision import Supervise
 
 _log = logging.getLogger("dboost")
@@ -46,7 +48,10 @@ def fit_table(
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
     supervise: Supervise | None = None,
-    start_from: Ensemble | None = None,
+    origin: Origin = NOTHING,
+    checkpoint: Checkpoint | None = None,
+    source_name: str | None = None,
+    classes: tuple[Level, ...] | None = None,
     budget: Budget | None = None,
 ) -> Fitted:
     """Load, bin and train.
@@ -54,7 +59,7 @@ def fit_table(
     Parameters
     ----------
     open_training : callable
-        Opens the training table.
+        Opens the training table; where a model of other data is continued, with its features.
     parameters : Parameters
     target_name, weight_name, offset_name : str or anything else
         Columns by name, which evaluation frames have too.
@@ -62,9 +67,14 @@ def fit_table(
         As in `dboost.fit`.
     supervise : callable, optional
         See `Supervision`.
-    start_from : Ensemble, optional
-        A model of the same data. Training goes on where it ended, until `max_iter` iterations in total; with the
-        parameters that it had the result is, to the last bit, that of a single fit.
+    origin : Origin
+        Where the fit begins.
+    checkpoint : Checkpoint, optional
+        Where it is written down, and perhaps has been.
+    source_name : str, optional
+        What the data are called in `Booster.sources`.
+    classes : tuple of levels, optional
+        All classes that there will ever be; default: those in the target.
     budget : Budget, optional
         What the fit may add to the process's memory. Rows that do not fit are streamed from files; the model is the same.
     """
@@ -75,7 +85,10 @@ def fit_table(
         eval_metric,
         n_threads,
         supervise=supervise,
-        start_from=start_from,
+        origin=origin,
+        checkpoint=checkpoint,
+        source_name=source_name,
+        classes=classes,
         budget=budget,
     )
     if parameters.early_stopping_rounds is not None and not wanted.sets:
@@ -107,11 +120,17 @@ def fit_binned(
     n_threads: int,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
+    origin: Origin = NOTHING,
+    checkpoint: Checkpoint | None = None,
+    source_name: str | None = None,
     budget: Budget | None = None,
 ) -> Fitted:
     """Train on data that were binned before; parameters as of `fit_table`, columns : names of target, weight and offset."""
     callbacks = checked(callbacks)
-    wanted = Wanted(parameters, list(named_sets(eval_set)), eval_metric, n_threads, budget=budget)
+    for name, given in (("start_from", origin.model), ("checkpoint", checkpoint)):
+        if given is not None:
+            raise ParameterError(f"{name} wants to see the values, but these data were binned before")
+    wanted = Wanted(parameters, list(named_sets(eval_set)), eval_metric, n_threads, source_name=source_name, budget=budget)
     if parameters.early_stopping_rounds is not None and not wanted.sets:
         raise ParameterError("early_stopping_rounds needs an eval_set to judge by")
     if parameters.split_proposal != "global":

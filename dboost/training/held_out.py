@@ -13,13 +13,13 @@ from dboost.engine.team import Team
 from dboost.errors import DataError, InputTypeError
 from dboost.growth.task import GrownTree
 from dboost.kernels.histograms import Layout
-from dboost.model.ensemble import Ensemble
 from dboost.shard.catch_up import add_grown
 from dboost.shard.loading import encode_table, kept_rows
 from dboost.shard.shard import Codes
 from dboost.sources import Table, open_table
 from dboost.statistics.metrics import Metric, Rows, Size
-from dboost.training.replay import block_of, raw_scores
+from dboost.training.origin import Origin
+from dboost.training.replay import block_of, starting_scores
 from dboost.training.target import Target, encode_like
 
 
@@ -50,11 +50,6 @@ def named_sets(eval_set: Any) -> Iterator[tuple[str, Any, Any, Any, Any]]:
 def _is_table(data: Any) -> bool:
     """Whether something has named columns, so that a list of such is no table itself."""
     return hasattr(data, "columns") or hasattr(data, "column_names")
-
-
-def flat_scores(baseline: np.ndarray, n_rows: int) -> np.ndarray:
-    """The same raw scores for all rows: float64[n_rows], or float64[n_outputs, n_rows] where there are several."""
-    return np.full(n_rows, baseline[0]) if len(baseline) == 1 else np.repeat(baseline[:, None], n_rows, axis=1)
 
 
 class Judge(Protocol):
@@ -116,8 +111,8 @@ class Yardstick:
     baseline : float64[n_outputs]
     magnitude, spread : float
         About how large a row's loss can be, and a prediction's error.
-    start_from : Ensemble or None
-        The model whose scores take the place of the baseline.
+    origin : Origin
+        Whose trees the scores begin with.
     with_block : bool
         Whether some metric wants to see the rows.
     n_threads : int
@@ -129,7 +124,7 @@ class Yardstick:
     baseline: np.ndarray
     magnitude: float
     spread: float
-    start_from: Ensemble | None
+    origin: Origin
     with_block: bool
     n_threads: int
 
@@ -158,12 +153,7 @@ class Yardstick:
         if rows is not None:
             y, weight = y[rows], None if weight is None else weight[rows]
         n, heaviest = len(y), 1.0 if weight is None else float(weight.max())
-        if self.start_from is None:
-            raw = flat_scores(self.baseline, n)
-        else:
-            raw = raw_scores(self.start_from, table, rows, self.n_threads)
-        if table.offset is not None:
-            raw += table.offset if rows is None else table.offset[rows]
+        raw = starting_scores(self.baseline, self.origin, table, rows, self.n_threads)
         seen = Rows(
             y,
             raw.T,

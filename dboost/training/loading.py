@@ -18,21 +18,24 @@ from dboost.engine.team import Team
 from dboost.growth.proposal import cells_of
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
+from dboost.schema import Feature, Level
 from dboost.shard.loading import encode_table, in_ranges, kept_rows, propose_binning
 from dboost.shard.shard import Shard
 from dboost.sources import Table
 from dboost.sources.spool import PrivateDirectory
 from dboost.statistics.metrics import find_metrics
 from dboost.training.binned import BinnedData, Census, propose_within, take_census, write_binned
-from dboost.training.boost import Clock, Prepared, stopping_rule
+from dboost.training.boost import Clock, Prepared, asked, stopping_rule
 from dboost.training.budget import Budget
-from dboost.training.held_out import HeldOut, Yardstick, flat_scores
+from dboost.training.checkpoint import Checkpoint
+from dboost.training.held_out import HeldOut, Yardstick
+from dboost.training.origin import NOTHING, Origin
 from dboost.training.reopened import Answers, blocks_around, shard_of, traits_of
-from dboost.training.replay import check_continues, raw_scores
+from dboost.training.replay import add_trees, check_continues, starting_scores
 from dboost.training.start import in_one_part, start_of
 from dboost.training.supervision import HELD_OUT, WATCHED, Supervise, Supervision
-from dboost.training.target import Target, read_target
-from dboost.training.target_survey import unite_targets
+from dboost.training.target import Target, read_target, target_for, target_of
+from dboost.training.target_survey import TargetSurvey, unite_targets
 
 
 @dataclass(eq=False)
@@ -44,7 +47,10 @@ class Wanted:
     eval_metric: Any
     n_threads: int
     supervise: Supervise | None = None
-    start_from: Ensemble | None = None
+    origin: Origin = NOTHING
+    checkpoint: Checkpoint | None = None
+    source_name: str | None = None
+    classes: tuple[Level, ...] | None = None
     budget: Budget | None = None
     clock: Clock = field(default_factory=Clock)
     so_far: list[Callable[[], Ensemble]] = field(default_factory=list)
@@ -62,38 +68,46 @@ class Loaded:
 
 def load_into_memory(table: Table, wanted: Wanted) -> Loaded:
     """The rows of a table as one shard."""
-    n_threads, start_from = wanted.n_threads, wanted.start_from
-    target = read_target(table, wanted.parameters)
+    n_threads = wanted.n_threads
+    target = read_target(table, wanted.parameters, _continued_model(wanted), wanted.classes)
     parameters = wanted.parameters.with_loss(target.loss.name)
-    if start_from is not None:
-        check_continues(start_from, table.features, target)
     plan = _supervised(table, target, wanted)
+    metrics, stopping = _judged_by(wanted, parameters, target, plan)
+    origin = _begin(wanted, table.features, target, parameters, metrics, stopping)
     table.weight = plan.weight
     kept = _training_rows(plan, table.n_rows)
     wanted.clock.lap("load")
 
-    binning = propose_binning(
-        table,
-        kept,
-        max_bins=cells_of(parameters),
-        seed=parameters.random_state,
-        n_threads=n_threads,
-        exact=parameters.split_proposal == "exact",
-    )
+    if origin.keeps_bins:
+        binning = origin.binning(table.features)
+    else:
+        binning = propose_binning(
+            table,
+            kept,
+            max_bins=cells_of(parameters),
+            seed=parameters.random_state,
+            n_threads=n_threads,
+            exact=parameters.split_proposal == "exact",
+        )
     y = target.values if kept is None else target.values[kept]
     weight = table.weight if kept is None or table.weight is None else table.weight[kept]
     if weight is not None and (weight == 1.0).all():
         weight = None  # the same as none at all, and faster
     offset = table.offset if kept is None or table.offset is None else table.offset[kept]
-    start = start_of(target.loss, in_one_part(y, weight, offset))
-    metrics, stopping = _judged_by(wanted, parameters, target, plan)
+    begun, offsets = None, offset
+    if origin.is_new_source:
+        begun = offsets = starting_scores(origin.baseline, origin, table, kept, n_threads, (0, origin.n_earlier))
+    start = start_of(target.loss, in_one_part(y, weight, offsets), continues=origin.is_new_source)
     prepared = Prepared(
-        parameters, target, table.named, binning, start, len(y), weight is not None, metrics, stopping, start_from
-    )
+        parameters, target, table.named, binning, start, len(y), weight is not None, metrics, stopping, origin,
+        wanted.checkpoint, wanted.source_name,
+    )  # fmt: skip
     codes = encode_table(table, binning, prepared.layout, kept, n_threads)
-    raw = flat_scores(prepared.baseline, len(y)) if start_from is None else raw_scores(start_from, table, kept, n_threads)
-    if offset is not None:
-        raw += offset
+    if begun is None:
+        raw = starting_scores(prepared.baseline, origin, table, kept, n_threads)
+    else:
+        raw = begun
+        add_trees(raw, origin, table, kept, n_threads, (origin.n_earlier, origin.n_before))
     yardstick = _yardstick(prepared, wanted)
     judged = _own_sets(yardstick, table, target.values, plan)
     shard = Shard(
@@ -127,14 +141,20 @@ def load_into_files(table: Table, census: Census, wanted: Wanted) -> Loaded:
             table.weight[plan.held_out] = 0.0
         census = take_census(table)
     wanted.clock.lap("load")
+    learned = _target_of(census.target, wanted)
+    parameters = parameters.with_loss(learned.loss.name)
+    origin = _begin(wanted, table.features, learned, parameters, *_judged_by(wanted, parameters, learned, plan))
     folder = PrivateDirectory()
     try:
-        binning = propose_within(
-            table, census.n_kept, max_bins=parameters.max_bins, seed=parameters.random_state,
-            n_threads=n_threads, budget=wanted.budget,
-        )  # fmt: skip
-        data = write_binned(table, census, binning, folder.path, start_from=wanted.start_from, n_threads=n_threads)
-        loaded = load_binned(data, wanted, plan, folder)
+        if origin.keeps_bins:
+            binning = origin.binning(table.features)
+        else:
+            binning = propose_within(
+                table, census.n_kept, max_bins=parameters.max_bins, seed=parameters.random_state,
+                n_threads=n_threads, budget=wanted.budget,
+            )  # fmt: skip
+        data = write_binned(table, census, binning, folder.path, origin=origin, n_threads=n_threads)
+        loaded = load_binned(data, wanted, plan, folder, origin)
     except BaseException:
         folder.close()
         raise
@@ -145,24 +165,27 @@ def load_into_files(table: Table, census: Census, wanted: Wanted) -> Loaded:
 
 
 def load_binned(
-    data: BinnedData, wanted: Wanted, plan: Supervision | None = None, folder: PrivateDirectory | None = None
+    data: BinnedData,
+    wanted: Wanted,
+    plan: Supervision | None = None,
+    folder: PrivateDirectory | None = None,
+    origin: Origin = NOTHING,
 ) -> Loaded:
     """Rows that were binned before: into memory, or with a budget that they do not fit, streamed from where they are.
 
     folder : for files of this fit; default: one is made when it is needed.
     """
-    n_threads, start_from, budget = wanted.n_threads, wanted.start_from, wanted.budget
+    n_threads, budget = wanted.n_threads, wanted.budget
     plan = Supervision(None) if plan is None else plan
-    target = unite_targets([data.target], wanted.parameters)
+    target = _target_of(data.target, wanted)
     parameters = wanted.parameters.with_loss(target.loss.name)
-    if start_from is not None:
-        check_continues(start_from, data.binning.features, target)
-    answers = Answers(data, target)
-    start = start_of(target.loss, answers.ask)
+    answers = Answers(data, target, continues=origin.is_new_source)
+    start = start_of(target.loss, answers.ask, continues=origin.is_new_source)
     metrics, stopping = _judged_by(wanted, parameters, target, plan)
     prepared = Prepared(
-        parameters, target, data.named, data.binning, start, data.n_rows, data.has("weight"), metrics, stopping, start_from
-    )
+        parameters, target, data.named, data.binning, start, data.n_rows, data.has("weight"), metrics, stopping, origin,
+        wanted.checkpoint, wanted.source_name,
+    )  # fmt: skip
     traits = traits_of(prepared)
     engine: InProcessEngine | StreamedEngine
     if folder is None and (budget is None or budget.holds_rows(traits, data.n_rows, n_threads)):
@@ -189,9 +212,37 @@ def fits_memory(table: Table, census: Census, wanted: Wanted) -> bool:
     budget = wanted.budget
     if budget is None:
         return True
-    loss = unite_targets([census.target], wanted.parameters).loss
+    loss = _target_of(census.target, wanted).loss
     n_codes = [wanted.parameters.max_bins if f.levels is None else len(f.levels) for f in table.features]
     return budget.holds_table(census.n_rows, np.array(n_codes), loss.n_outputs, wanted.parameters, wanted.n_threads)
+
+
+def _continued_model(wanted: Wanted) -> Any:
+    """The model of other data that is continued, if there is one."""
+    return wanted.origin.model if wanted.origin.is_new_source else None
+
+
+def _target_of(survey: TargetSurvey, wanted: Wanted) -> Target:
+    """What the target means; holds no rows."""
+    model = _continued_model(wanted)
+    if model is not None:
+        return target_of(model, wanted.parameters)
+    if wanted.classes is not None:
+        return target_for(wanted.classes, wanted.parameters)
+    return unite_targets([survey], wanted.parameters)
+
+
+def _begin(
+    wanted: Wanted, features: tuple[Feature, ...], target: Target, parameters: Parameters, metrics: Any, stopping: Any
+) -> Origin:
+    """Where the fit begins, now that it is known what the data hold."""
+    origin = wanted.origin.widened(features)
+    if origin.model is not None:
+        check_continues(origin.model, features, target)
+    if wanted.checkpoint is None:
+        return origin
+    wishes = asked(parameters, wanted.origin, wanted.sets, metrics, stopping)
+    return wanted.checkpoint.resume(origin, features, target, parameters, wishes)
 
 
 def _supervised(table: Table, target: Target, wanted: Wanted) -> Supervision:
@@ -225,7 +276,7 @@ def _yardstick(prepared: Prepared, wanted: Wanted) -> Yardstick:
         prepared.baseline,
         prepared.start.magnitude,
         prepared.start.spread,
-        prepared.start_from,
+        prepared.origin,
         with_block=any(metric.wants_block for metric in prepared.metrics),
         n_threads=wanted.n_threads,
     )

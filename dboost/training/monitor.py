@@ -57,6 +57,11 @@ class EarlyStopping:
         self._mark = -float("inf")
         self._marked = 0
 
+    @property
+    def rule(self) -> list[Any]:
+        """What it goes by."""
+        return [self.column, self.rounds, self._sign > 0, self._tolerance, self._keep_latest]
+
     def should_stop(self, iteration: int, record: Mapping[str, Any]) -> bool:
         value = self._sign * record[self.column]
         if value > self._best or self.best_iteration == 0 or (self._keep_latest and value == self._best):

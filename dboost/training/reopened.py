@@ -13,15 +13,18 @@ from dboost.shard.shard import Shard, empty_codes
 from dboost.shard.writing import codes_of
 from dboost.training.binned import BinnedData
 from dboost.training.boost import Prepared
-from dboost.training.held_out import flat_scores
-from dboost.training.target import Target, check_range
+from dboost.training.target import Target, check_range, unknown_class
 
 
 class Answers:
-    """Targets, weights and offsets of binned data, block by block, for `start_of` and those like it."""
+    """Targets, weights and offsets of binned data, block by block, for `start_of` and those like it.
 
-    def __init__(self, data: BinnedData, target: Target) -> None:
-        self.data, self._target = data, target
+    continues : whether a model of other data is continued; then its scores take the place of the offsets, and a class that it
+    does not know is an error.
+    """
+
+    def __init__(self, data: BinnedData, target: Target, *, continues: bool = False) -> None:
+        self.data, self._target, self._continues = data, target, continues
         self._code_of: np.ndarray | None = None
         if target.classes is not None and data.levels is not None:
             known = {level: code for code, level in enumerate(target.classes)}
@@ -29,8 +32,14 @@ class Answers:
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """``function(y, weight, offset, *arguments)`` of every block."""
+        offsets = ("begun", "start") if self._continues else ("offset",)
         return [
-            function(self.encode(rows["target"], block), rows.get("weight"), rows.get("offset"), *arguments)
+            function(
+                self.encode(rows["target"], block),
+                rows.get("weight"),
+                next((rows[name] for name in offsets if name in rows), None),
+                *arguments,
+            )
             for block, rows in self.data.blocks_of_rows()
         ]
 
@@ -38,9 +47,17 @@ class Answers:
         """Targets in the terms of the loss: float64[n]."""
         classes = self._target.classes
         if self._code_of is not None:
-            return self._code_of[values.astype(np.int64)]
+            codes = self._code_of[values.astype(np.int64)]
+            if (codes < 0).any():
+                assert self.data.levels is not None
+                raise unknown_class(self.data.levels[int(values[np.argmax(codes < 0)])])
+            return codes
         if classes is not None:
-            return np.searchsorted(np.array(classes, np.float64), values).astype(np.float64)
+            known = np.array(classes, np.float64)
+            at = np.minimum(np.searchsorted(known, values), len(known) - 1)
+            if (known[at] != values).any():
+                raise unknown_class(float(values[np.argmax(known[at] != values)]))
+            return at.astype(np.float64)
         first = block * self.data.rows.block_rows
         check_range(self._target.loss, values, lambda row: f"row {first + row} of those of positive weight")
         return values
@@ -49,9 +66,12 @@ class Answers:
         """Block by block what training begins with: target, weight (if weighted) and raw scores."""
         for block, rows in self.data.blocks_of_rows():
             n = len(rows["target"])
-            raw = np.array(rows["start"]) if "start" in rows else flat_scores(prepared.baseline, n)
-            if "offset" in rows:
-                raw += rows["offset"]
+            if "start" in rows:
+                raw = np.array(rows["start"])
+            else:
+                raw = np.repeat(prepared.baseline[:, None], n, axis=1)
+                raw += rows.get("offset", 0.0)
+                raw = raw[0] if len(raw) == 1 else raw
             found = {"target": self.encode(rows["target"], block), "raw": raw}
             if prepared.weighted:
                 found["weight"] = rows["weight"]

@@ -1,21 +1,23 @@
 """Raw scores of rows under a model that exists already.
 
-The model walks over the rows chunk by chunk, adding its trees in their order: ``((baseline + v1) + v2) + …``. These are the
-very sums that training makes, so going on from here is the same, to the last bit, as never having stopped.
+The model walks over the rows chunk by chunk, adding its trees in their order: ``((baseline + offset) + v1) + v2 + …``. These
+are the very sums that training makes, so going on from here is the same, to the last bit, as never having stopped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from dboost.errors import DataError
 from dboost.losses import Loss
 from dboost.model.ensemble import Ensemble
-from dboost.model.flat import FlatEnsemble
+from dboost.model.flat import FlatEnsemble, Range
 from dboost.schema import Feature
 from dboost.sources import CategoryColumn, Chunk, Table
+from dboost.training.origin import Origin
 from dboost.training.target import Target
 
 
@@ -38,16 +40,65 @@ def block_of(table: Table, rows: np.ndarray | None) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def raw_scores(model: Ensemble, table: Table, rows: np.ndarray | None, n_threads: int) -> np.ndarray:
-    """Raw scores of the rows: float64[n], or float64[n_outputs, n] where there are several outputs."""
-    flat = FlatEnsemble(model)
+def starting_scores(
+    baseline: np.ndarray,
+    origin: Origin,
+    table: Table,
+    rows: np.ndarray | None,
+    n_threads: int,
+    iterations: Range | None = None,
+) -> np.ndarray:
+    """Raw scores that some rows of a table, or all, begin with.
+
+    Parameters
+    ----------
+    baseline : float64[n_outputs]
+    origin : Origin
+        With the model whose trees are added.
+    table : Table
+        Its offsets are added to the baseline.
+    rows : int64[...], ascending, or None
+    n_threads : int
+    iterations : (first, last), optional
+        Only those of the model's iterations.
+
+    Returns
+    -------
+    float64[n], or float64[n_outputs, n] where there are several outputs
+    """
     n = table.n_rows if rows is None else len(rows)
-    scores = np.empty((model.n_outputs, n))
+    scores = np.repeat(baseline[:, None], n, axis=1)
+    if table.offset is not None:
+        scores += table.offset if rows is None else table.offset[rows]
+    add_trees(scores, origin, table, rows, n_threads, iterations)
+    return scores[0] if len(baseline) == 1 else scores
+
+
+def add_trees(
+    scores: np.ndarray,
+    origin: Origin,
+    table: Table,
+    rows: np.ndarray | None,
+    n_threads: int,
+    iterations: Range | None = None,
+) -> None:
+    """Add the trees of a model, or of some of its iterations, to raw scores (as `starting_scores` returns) in place."""
+    first, last = iterations or (0, origin.n_before)
+    if origin.model is None or first == last:
+        return
+    flat = FlatEnsemble(origin.model)
+    scores = np.atleast_2d(scores)
     start = 0
     for block in blocks(table, rows):
-        scores[:, start : start + len(block)] = flat.raw_scores(block, n_threads=n_threads).T
+        add_block(scores[:, start : start + len(block)], flat, block, (first, last), n_threads)
         start += len(block)
-    return scores[0] if model.n_outputs == 1 else scores
+
+
+def add_block(scores: np.ndarray, flat: FlatEnsemble, block: np.ndarray, iterations: Range, n_threads: int) -> None:
+    """The same for the rows of one matrix; scores : float64[n_outputs, n]."""
+    of_rows = np.ascontiguousarray(scores.T)
+    flat.add_to(of_rows, block, iterations, n_threads)
+    scores[:] = of_rows.T
 
 
 def check_continues(model: Ensemble, features: tuple[Feature, ...], target: Target) -> None:
@@ -67,8 +118,19 @@ def check_continues(model: Ensemble, features: tuple[Feature, ...], target: Targ
             raise DataError(f"the data do not continue the model: column {now.name!r} has {what} the model")
     if model.classes != target.classes:
         raise DataError(f"the data do not continue the model: it knows the classes {model.classes}, they {target.classes}")
-    if not _same_loss(model, target.loss):
-        raise DataError(f"the model to continue was trained with loss {model.loss['name']!r}, not {target.loss.name!r}")
+    check_loss(model, target.loss)
+
+
+def check_loss(model: Ensemble, loss: Loss) -> None:
+    """Refuse to continue a model with another loss than its own."""
+    if not _same_loss(model, loss):
+        told = [f"loss {one['name']!r}" + _options(one) for one in (model.loss, loss.to_dict())]
+        raise DataError(f"the model to continue was trained with {told[0]}, not {told[1]}")
+
+
+def _options(loss: dict[str, Any]) -> str:
+    known = ", ".join(f"{name}={value!r}" for name, value in loss.items() if name != "name")
+    return f" ({known})" if known else ""
 
 
 def _same_loss(model: Ensemble, loss: Loss) -> bool:

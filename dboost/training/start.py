@@ -11,6 +11,7 @@ is searched for by the exact sums of the rows' first and second derivatives: a r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
@@ -49,6 +50,9 @@ class Start:
         Unit of exact sums of the weighted loss.
     whole_weights : bool
         Whether all weights are whole numbers, so that a row of weight n stands for n rows.
+    unexplained : float or None
+        Of a model that is continued: its loss on these rows as a share of the best constant's. 0 when it predicts all, 1 when
+        it knows no more than a constant, above 1 when it is wrong; infinite when the best constant predicts all.
     """
 
     baseline: np.ndarray
@@ -59,6 +63,7 @@ class Start:
     spread: float
     loss_unit: float
     whole_weights: bool
+    unexplained: float | None = None
 
 
 @dataclass(frozen=True)
@@ -93,8 +98,11 @@ def in_one_part(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | N
     return lambda function, *arguments: [function(y, weight, offset, *arguments)]
 
 
-def start_of(loss: Loss, ask: Ask) -> Start:
+def start_of(loss: Loss, ask: Ask, *, continues: bool = False) -> Start:
     """From the targets, weights and offsets of all training rows.
+
+    continues : whether a model exists already; the offsets are then its raw scores (looked at for a single output only), the
+    baseline, which nobody will ask for, is zero, and targets that would not make a model of their own are legal.
 
     Raises
     ------
@@ -112,13 +120,14 @@ def start_of(loss: Loss, ask: Ask) -> Start:
     # Whole weights repeat rows: sums and their units are those of the rows so many times.
     n, heaviest = (int(sizes.n_counted), 1.0) if sizes.is_whole else (sizes.n_rows, sizes.heaviest)
     weight_unit = unit_for(heaviest, n)
-    mean = 0.0
+    mean, classes = 0.0, np.empty(0)
     magnitude: float | None
     if isinstance(loss, SoftmaxLogLoss):
         # The same offset on the scores of all classes changes no probability.
         shares = [reduce(ExactSum.merge, of_class) for of_class in zip(*ask(_shares, loss.n_outputs, weight_unit), strict=True)]
         weights = reduce(ExactSum.merge, shares).finish()
-        baseline = loss.best_constants(np.array([share.finish() for share in shares]) / weights)
+        classes = np.array([share.finish() for share in shares]) / weights
+        baseline = np.zeros(loss.n_outputs) if continues else loss.best_constants(_possible(classes, weights))
         spread, magnitude = 1.0, loss.magnitude(0.0, 0.0)
     else:
         target_unit = unit_for(max(abs(sizes.lowest), abs(sizes.highest)) * heaviest, n)
@@ -126,13 +135,9 @@ def start_of(loss: Loss, ask: Ask) -> Start:
         of_targets, of_weights = (reduce(ExactSum.merge, of) for of in zip(*answers, strict=True))
         weights = of_weights.finish()
         mean = of_targets.finish() / weights
-        if loss.target_range == "non-negative" and not mean > 0:
+        if loss.target_range == "non-negative" and not mean > 0 and not continues:
             raise DataError(f"loss={loss.name!r} requires non-negative y and sum(y) > 0: all targets are 0")
-        best = loss.best_constant(mean)
-        if loss.leaf_statistic != "newton":
-            best = _quantile(ask, loss.level, rank_unit(heaviest, n))
-        elif best is None or sizes.has_offset:
-            best = lowest_point(lambda at: _slopes(ask, loss, at), best or 0.0)
+        best = 0.0 if continues else _best(loss, ask, mean, weights, sizes.has_offset, rank_unit(heaviest, n))
         if isinstance(loss, Huber):
             loss = loss.with_delta(_delta(ask, loss, best, rank_unit(heaviest, n)))
         baseline = np.array([best])
@@ -144,8 +149,64 @@ def start_of(loss: Loss, ask: Ask) -> Start:
             magnitude, spread = (max(of) for of in zip(*largest, strict=True))
             # A sum of nothing but zeros needs a unit all the same.
             magnitude, spread = max(magnitude, 1e-200), max(spread, 1e-200)
+            if continues:  # a score may be good for all rows, for now
+                magnitude = max(magnitude, loss.magnitude(mean, spread) or 0.0)
     loss_unit = unit_for(magnitude * heaviest, n, spare_bits=10)
-    return Start(baseline, loss, weights, sizes.heaviest, magnitude, spread, loss_unit, sizes.is_whole)
+    unexplained = _unexplained(loss, ask, mean, classes, rank_unit(heaviest, n)) if continues else None
+    return Start(baseline, loss, weights, sizes.heaviest, magnitude, spread, loss_unit, sizes.is_whole, unexplained)
+
+
+def _unexplained(loss: Loss, ask: Ask, mean: float, classes: np.ndarray, unit: float) -> float:
+    """See `Start`. mean : of the target; classes : float64[n_outputs], their shares; unit : of ranks."""
+
+    def alone(function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return ask(_without_offset, function, *arguments)
+
+    with np.errstate(divide="ignore"):
+        if isinstance(loss, SoftmaxLogLoss):
+            best = np.log(np.maximum(classes, 1e-300))
+        else:
+            if loss.is_classification and not 0 < mean < 1:
+                return math.inf
+            best = np.array([_best(loss, alone, mean, 1.0, False, unit)])
+    of_model = merged_float(ask(_total_loss, loss, np.zeros(loss.n_outputs)))
+    if not np.isfinite(best).all():
+        return math.inf
+    of_constant = merged_float(alone(_total_loss, loss, best))
+    return of_model / of_constant if of_constant > 0 else math.inf
+
+
+def _without_offset(
+    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, function: Callable[..., Any], *arguments: Any
+) -> Any:
+    return function(y, weight, None, *arguments)
+
+
+def _total_loss(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, loss: Loss, at: np.ndarray) -> int | None:
+    """The exact sum of the weighted losses, `at` (float64[n_outputs]) beyond the offsets."""
+    raw = np.repeat(at[:, None], len(y), axis=1)
+    if offset is not None:
+        raw += offset
+    with np.errstate(all="ignore"):
+        losses = loss.value(y, raw[0] if len(at) == 1 else raw.T)
+    return total(losses if weight is None else losses * weight)
+
+
+def _possible(shares: np.ndarray, weights: float) -> np.ndarray:
+    """The classes' shares of the weight; if one is known of but has not occurred yet, with a row of each added (Laplace)."""
+    return shares if shares.all() else (shares * weights + 1.0) / (weights + len(shares))
+
+
+def _best(loss: Loss, ask: Ask, mean: float, weights: float, has_offset: bool, unit: float) -> float:
+    """The constant that is best for all rows; weights : their total."""
+    if loss.leaf_statistic != "newton":
+        return _quantile(ask, loss.level, unit)
+    if loss.is_classification:
+        mean = float(_possible(np.array([mean, 1.0 - mean]), weights)[0])
+    best = loss.best_constant(mean)
+    if best is None or has_offset:
+        best = lowest_point(lambda at: _slopes(ask, loss, at), best or 0.0)
+    return best
 
 
 def _checked(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, loss: Loss) -> str | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from dboost.errors import DataError, ParameterError
 from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, by_name
+from dboost.model.ensemble import Ensemble
 from dboost.params import OF_ONE_LOSS, Parameters
 from dboost.schema import Level
 from dboost.sources import CategoryColumn, Column, Table
@@ -24,8 +26,20 @@ class Target:
     classes_dtype: str | None
 
 
-def read_target(table: Table, parameters: Parameters) -> Target:
-    """Choose the loss and encode the target for it, as `choose_target` does; refuse numbers that mean nothing to the loss."""
+def read_target(
+    table: Table, parameters: Parameters, model: Ensemble | None = None, classes: tuple[Level, ...] | None = None
+) -> Target:
+    """Choose the loss and encode the target for it, as `choose_target` does; refuse numbers that mean nothing to the loss.
+
+    model : one that is continued. Its classes are meant, of which some or all but one may be missing here.
+    classes : all that there will ever be, where somebody knows.
+    """
+    if model is not None:
+        target = target_of(model, parameters)
+        return replace(target, values=continued(lambda: encode_like(table, target)))
+    if classes is not None:
+        target = target_for(classes, parameters)
+        return replace(target, values=encode_like(table, target))
     target = choose_target(table, parameters)
     check_range(target.loss, target.values, table.row_name)
     return target
@@ -63,6 +77,28 @@ def choose_target(table: Table, parameters: Parameters) -> Target:
         raise DataError(f"the target has one class only ({classes[0]!r}); a classifier needs at least two classes")
     loss = loss_for(parameters, loss_name, len(classes))
     return Target(loss, codes.astype(np.float64), classes, dtype)
+
+
+def target_of(model: Ensemble, parameters: Parameters) -> Target:
+    """What targets mean to a model that is continued; holds no rows."""
+    n_classes = 2 if model.classes is None else len(model.classes)
+    return Target(loss_for(parameters, parameters.loss_name, n_classes), np.empty(0), model.classes, model.classes_dtype)
+
+
+def target_for(classes: tuple[Level, ...], parameters: Parameters) -> Target:
+    """What targets mean where all classes are known beforehand; holds no rows."""
+    if len(classes) < 2:
+        raise ParameterError(f"classes={list(classes)!r}: a classifier needs at least two classes")
+    loss = loss_for(parameters, parameters.loss_name, len(classes))
+    return Target(loss, np.empty(0), classes, "object" if isinstance(classes[0], str) else str(np.array(classes).dtype))
+
+
+def continued(work: Callable[[], Any]) -> Any:
+    """Do something with data that are to continue a model, and say so if it cannot be done."""
+    try:
+        return work()
+    except DataError as error:
+        raise DataError(f"the data do not continue the model: {error}") from error
 
 
 def loss_for(parameters: Parameters, name: str, n_classes: int = 2) -> Loss:
@@ -108,8 +144,13 @@ def encode_like(table: Table, target: Target) -> np.ndarray:
     present = np.bincount(codes, minlength=len(classes)) > 0
     unknown = [level for level, occurs in zip(classes, present, strict=True) if occurs and level not in known]
     if unknown:
-        raise DataError(f"the target holds a class that the training target has not: {unknown[0]!r}")
+        raise unknown_class(unknown[0])
     return np.array([known.get(level, -1) for level in classes], np.float64)[codes]
+
+
+def unknown_class(level: Level) -> DataError:
+    """That a target holds what it must not."""
+    return DataError(f"the target holds a class that the training target has not: {level!r}")
 
 
 def _counted(table: Table) -> Column:

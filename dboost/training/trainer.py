@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,14 +30,20 @@ from dboost.growth.proposal import Cells
 from dboost.growth.task import FEATURES, Choice, Extremes, Sample, TreeTask, mixed
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Layout, Packing
 from dboost.losses import Loss
+from dboost.model.ensemble import Ensemble
+from dboost.model.tree import Tree
 from dboost.params import Parameters
 from dboost.shard.cells import cell_masses
 from dboost.statistics.exact import FINE, unit_for
 from dboost.statistics.metrics import Metric
 from dboost.training.held_out import Judge
 from dboost.training.monitor import Callback, EarlyStopping, Iteration, Progress
+from dboost.training.origin import Origin
 from dboost.training.start import Start
 from dboost.training.steps import Steps
+
+if TYPE_CHECKING:
+    from dboost.training.checkpoint import Checkpoint
 
 _UNLIMITED_DEPTH = 1 << 30
 
@@ -100,8 +106,11 @@ class Training:
         Of the cells that trees speak of, and of the bins that they grow by, see `growth.proposal`.
     choice, direction
         Constraints, see `growth.task.TreeTask`.
-    n_before : int
-        Iterations that the scores to start from hold already; the first one here is the next.
+    origin : Origin
+        What the scores to start from hold already.
+    empty : Ensemble or None
+        The model without trees, for the checkpoint.
+    checkpoint : Checkpoint or None
     harvest : list of Harvest
         Trees so far, those before not included.
     before : dict
@@ -125,7 +134,9 @@ class Training:
     metrics: Sequence[Metric] = ()
     early_stopping: EarlyStopping | None = None
     callbacks: Sequence[Callback] = ()
-    n_before: int = 0
+    origin: Origin = field(default_factory=Origin)
+    empty: Ensemble | None = None
+    checkpoint: Checkpoint | None = None
     harvest: list[Harvest] = field(default_factory=list)
     before: dict[str, float] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -134,16 +145,38 @@ class Training:
         counted = (self.engine.n_rows, self.start.heaviest) if self.heaviest is None else (int(self.start.total_weight), 1.0)
         self.steps = Steps(self.engine, self.loss, self.parameters, *counted)
 
+    @property
+    def n_before(self) -> int:
+        """Iterations that the scores to start from hold already; the first one here is the next."""
+        return self.origin.n_before
+
+    @property
+    def n_done(self) -> int:
+        """The number of the last complete iteration."""
+        return self.n_before + len(self.history)
+
+    @property
+    def n_iterations(self) -> int:
+        """The number of the last iteration that is wanted."""
+        return self.origin.last_iteration(self.parameters.max_iter)
+
+    def trees(self, first: int, last: int) -> tuple[Tree, ...]:
+        """The trees of iterations first + 1, …, last, which were grown here."""
+        k, before = self.loss.n_outputs, self.n_before
+        some = self.harvest[(first - before) * k : (last - before) * k]
+        return tuple(harvest.to_tree(self.binning, self.parameters, self.loss) for harvest in some)
+
     def run(self, assemble: Any, progress: Progress) -> None:
         """Boost until the last iteration, or until early stopping or a callback ends it.
 
         assemble : called without arguments, returns the `Ensemble` so far (for callbacks).
         """
-        n_iterations = self.parameters.max_iter
+        n_iterations = self.n_iterations
         precision = precision_of(self.parameters, self.constant_hessian, self.heaviest or 1)
         scores = [f"{held.name}_{metric.name}" for held in self.held_out for metric in self.metrics] or ["train_loss"]
         extremes = self.steps.advance(np.zeros((self.loss.n_outputs, 1)))
-        self.before = self._judge() | {"train_loss": self._loss(extremes, self.n_before)}
+        now = self._judge() | {"train_loss": self._loss(extremes, self.n_before)}
+        self.before = self._begin(now)
         is_over = self.early_stopping is not None and self.early_stopping.has_waited(self.n_before)
         self.engine.report()  # what came before the first iteration belongs to none
         for iteration in range(self.n_before + 1, (self.n_before if is_over else n_iterations) + 1):
@@ -166,8 +199,26 @@ class Training:
             stop = self.early_stopping is not None and self.early_stopping.should_stop(iteration, record)
             for callback in self.callbacks:
                 stop = bool(callback(Iteration(iteration, n_iterations, record, assemble))) or stop
+            if self.checkpoint is not None:
+                self.checkpoint.note(self)
             if stop:
                 break
+        if self.checkpoint is not None:
+            self.checkpoint.write(self)
+
+    def _begin(self, now: dict[str, float]) -> dict[str, float]:
+        """What was measured before the fit's first iteration, which may be long ago; early stopping is told of all since."""
+        checkpoint, stopping = self.checkpoint, self.early_stopping
+        before, past = now, []
+        if checkpoint is not None:
+            assert self.empty is not None
+            before, past = checkpoint.begin(self, self.empty, now), checkpoint.history
+        if stopping is not None:
+            if self.origin.is_new_source:  # to add nothing may be best
+                stopping.should_stop(self.origin.n_earlier, before)
+            for record in past:
+                stopping.should_stop(record["iteration"], record)
+        return before
 
     def _add_tree(self, extremes: Extremes, precision: Precision, iteration: int, output: int, kept: list[int]) -> np.ndarray:
         """Grow one output's next tree; returns its leaf values, and adds to `kept` how many rows took part."""
@@ -199,7 +250,7 @@ class Training:
 
     def _loss(self, extremes: Extremes, iteration: int) -> float:
         if not (np.isfinite(extremes.max_gradient).all() and np.isfinite(extremes.max_hessian).all()):
-            if iteration == 0:
+            if iteration == self.origin.n_earlier == 0:
                 raise DBoostError("the targets (or their weights) are so large that gradients are infinite; scale them down")
             raise DBoostError(
                 f"training diverged in iteration {iteration}: scores are no longer finite; a smaller learning_rate, more "

@@ -1,0 +1,339 @@
+"""Checkpoints: a fit that was killed goes on where it was, to the last bit, when the same call is made again.
+
+A checkpoint is a folder (or a URL). Its trees lie in files of some iterations each, in the format of models, which are
+written once and never touched again; ``state.json`` says which of them count, what was measured in each iteration, and what
+fit this is. Every file appears whole or not at all, and the state is written after the trees that it names. So whenever the
+fit is killed, the state that is there is that of a moment: the trees of a later moment are at worst not named, and will be
+written again.
+
+Whoever resumes must be the same fit of the same data. What the user asked for is compared word by word. The data are compared
+as learning sees them: of each feature the split points, the levels and a sum of all rows' codes, each times a random number
+that belongs to the row (see `shard.fingerprint`); the sums are integers modulo 2**64, so they know nothing of partitions and
+workers. Scores are not compared but recomputed, from the trees: then the loss and every metric of every evaluation set must
+be, to the last bit, what was noted after the last iteration. What differs is named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from dboost.engine.contract import Engine
+from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError
+from dboost.model import files, storage
+from dboost.model.ensemble import Ensemble
+from dboost.params import Parameters
+from dboost.schema import Feature
+from dboost.shard.fingerprint import fingerprint
+from dboost.training.assembly import appended, metrics_of
+from dboost.training.origin import Origin
+from dboost.training.replay import check_continues
+from dboost.training.target import Target
+
+if TYPE_CHECKING:
+    from dboost.training.trainer import Training
+
+#: Of the format of `state.json`; a folder of a higher one is refused.
+VERSION = 1
+STATE = "state.json"
+_HEAD = re.compile(rb'\{"format": "dboost checkpoint", "version": (\d{1,9}), "sha256": "([0-9a-f]{64})",\n')
+
+
+@dataclass(frozen=True)
+class State:
+    """What `state.json` says.
+
+    Attributes
+    ----------
+    identity : dict
+        What the fit is, see `Checkpoint.check` and `Checkpoint.begin`.
+    parts : list of dict
+        Names of the files of trees in their order, with first and last iteration and digest.
+    before : dict
+        Losses and metrics before the fit's first iteration.
+    history : list of dict
+        One record per iteration of the fit.
+    """
+
+    identity: dict[str, Any]
+    parts: list[dict[str, Any]]
+    before: dict[str, float]
+    history: list[dict[str, Any]]
+
+
+class Checkpoint:
+    """The checkpoint of one fit.
+
+    Parameters
+    ----------
+    place : path or URL of a folder
+    every : int
+        Iterations between two times that it is written.
+
+    Raises
+    ------
+    ModelFileError
+        When the place cannot be read or is none of ours.
+    """
+
+    def __init__(self, place: str | os.PathLike[str], every: int) -> None:
+        self.place = os.fspath(place).rstrip("/")
+        self._every = every
+        self._make_folder()
+        self._state = self._read()
+        self._identity: dict[str, Any] = {}
+        self._empty: Ensemble
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """Records of the iterations that were found."""
+        return [] if self._state is None else self._state.history
+
+    @property
+    def n_iterations(self) -> int:
+        """How many iterations of this fit are written down."""
+        return len(self.history)
+
+    def resume(
+        self, origin: Origin, features: tuple[Feature, ...], target: Target, parameters: Parameters, asked: Mapping[str, Any]
+    ) -> Origin:
+        """Where the fit begins, now that it may have begun before.
+
+        Parameters
+        ----------
+        origin : Origin
+            Where it would begin without a checkpoint.
+        features, target
+            What the data hold.
+        parameters : Parameters
+            With more iterations than last time it goes on.
+        asked : mapping
+            What the user asked for, as JSON types by what messages call it.
+
+        Raises
+        ------
+        ParameterError, DataError
+            When it was another fit, naming what differs.
+        ModelFileError
+            When a file of the checkpoint is damaged.
+        """
+        self._identity = {"asked": _plain(asked)}
+        if self._state is None:
+            return origin
+        differs = _difference(self._state.identity["asked"], self._identity["asked"])
+        if differs is not None:
+            name, then, now = differs
+            raise ParameterError(f"{self._refusal}: {name} was {then} then and is {now} now")
+        n = self.n_iterations
+        if n > origin.last_iteration(parameters.max_iter) - origin.n_earlier:
+            raise ParameterError(f"{self._refusal}: it has {n} iterations already, more than max_iter={parameters.max_iter}")
+        own = self._model()
+        try:
+            check_continues(own, features, target)
+        except DataError as error:
+            raise DataError(f"{self._refusal}: {error}") from error
+        base = own if origin.model is None else origin.model
+        earlier = () if origin.model is None else base.trees
+        metrics = appended(base.metrics, origin.n_earlier, metrics_of(self.history), len(self.history))
+        return origin.resumed(replace(base, trees=earlier + own.trees, metrics=metrics))
+
+    def begin(self, training: Training, empty: Ensemble, now: dict[str, float]) -> dict[str, float]:
+        """Compare the data, when scores are where the checkpoint left them.
+
+        Parameters
+        ----------
+        training : Training
+        empty : Ensemble
+            The fit's model without trees.
+        now : dict
+            Loss and metrics before the next iteration.
+
+        Returns
+        -------
+        dict
+            Loss and metrics before the fit's first iteration.
+
+        Raises
+        ------
+        DataError
+            When they are other data, naming what differs.
+        """
+        self._identity["data"] = _describe(training)
+        self._empty = replace(empty, edges=(), parameters={}, metrics={}, sources=())
+        state = self._state
+        if state is None:
+            self._state = State(self._identity, [], now, [])
+            return now
+        differs = _difference(state.identity["data"], self._identity["data"])
+        if differs is not None:
+            name, then, current = differs
+            told = f"{name} holds other values" if name.startswith("column") else f"{name} differs"
+            if name == "rows":
+                told = f"there were {then} rows then, there are {current} now"
+            raise DataError(f"{self._refusal}: the data are not the same, {told}")
+        noted = state.history[-1] if state.history else state.before
+        for name, value in now.items():
+            if not _same(value, noted.get(name)):
+                whose = "the training data" if name == "train_loss" else "the evaluation sets"
+                raise DataError(
+                    f"{self._refusal}: {whose} are not the same, {name} is {value!r} where {noted.get(name)!r} was noted"
+                )
+        return state.before
+
+    def note(self, training: Training) -> None:
+        """After an iteration: write it down if it is time to."""
+        if training.n_done - self._n_written(training) >= self._every:
+            self.write(training)
+
+    def write(self, training: Training) -> None:
+        """Write down all iterations that are done.
+
+        Raises
+        ------
+        ModelFileError
+            Naming the file that cannot be written; what was there before still counts.
+        """
+        state = self._state
+        assert state is not None
+        first, last = self._n_written(training), training.n_done
+        if last == first:
+            return
+        name = f"trees-{first + 1:06d}-{last:06d}.json"
+        content = storage.dumps(replace(self._empty, trees=training.trees(first, last)))
+        files.write_whole(f"{self.place}/{name}", content)
+        digest = hashlib.sha256(content).hexdigest()
+        part = {"name": name, "first_iteration": first + 1, "last_iteration": last, "sha256": digest}
+        records = [_plain(record) for record in training.history[first - last :]]
+        written = State(self._identity, [*state.parts, part], state.before, [*state.history, *records])
+        files.write_whole(f"{self.place}/{STATE}", _dumps(written))
+        self._state = written
+
+    def _n_written(self, training: Training) -> int:
+        assert self._state is not None
+        return training.origin.n_earlier + len(self._state.history)
+
+    @property
+    def _refusal(self) -> str:
+        return f"the checkpoint in {self.place} is of another fit (choose another folder, or remove it)"
+
+    def _make_folder(self) -> None:
+        try:
+            filesystem, folder = url_to_fs(self.place)
+            filesystem.makedirs(folder, exist_ok=True)
+            if isinstance(filesystem, LocalFileSystem):
+                for entry in os.scandir(folder):  # drafts of a run that was killed while it wrote
+                    if entry.name.startswith((f".{STATE}.", ".trees-")):
+                        os.unlink(entry)
+        except (OSError, ValueError, ImportError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ModelFileError(f"cannot keep a checkpoint in {self.place}: {reason}") from error
+
+    def _read(self) -> State | None:
+        name = f"{self.place}/{STATE}"
+        try:
+            data = files.read_whole(name)
+        except files.FileMissingError:
+            return None
+        head = _HEAD.match(data)
+        if head is None:
+            raise ModelFileError(f"{name} is not the state of a checkpoint, or its first line is damaged")
+        if int(head[1]) > VERSION:
+            raise ModelFileError(
+                f"{name} has format version {int(head[1])}, written by a newer dboost; this one knows {VERSION}"
+            )
+        content = data[head.end() :]
+        if hashlib.sha256(content).hexdigest() != head[2].decode():
+            raise ModelFileError(f"{name} is damaged, cut short or was edited: its content does not match its checksum")
+        return State(**json.loads(b"{" + content))
+
+    def _model(self) -> Ensemble:
+        """The fit's own trees, and what was measured."""
+        assert self._state is not None
+        pieces = []
+        for part in self._state.parts:
+            name = f"{self.place}/{part['name']}"
+            data = files.read_whole(name)
+            if hashlib.sha256(data).hexdigest() != part["sha256"]:
+                raise ModelFileError(f"{name} is damaged or cut short: its content is not what {STATE} says")
+            pieces.append(storage.loads(data, name))
+        if not pieces:
+            raise ModelFileError(f"{self.place}/{STATE} names no trees")
+        return replace(pieces[-1], trees=tuple(tree for piece in pieces for tree in piece.trees))
+
+
+def checkpoint_in(place: Any, every: Any) -> Checkpoint | None:
+    """The checkpoint that a user asks for, or none.
+
+    Raises
+    ------
+    ParameterError, ModelFileError
+        See `Checkpoint`.
+    """
+    if isinstance(every, bool) or not isinstance(every, int | np.integer) or every < 1:
+        raise ParameterError(f"checkpoint_every={every!r} must be a positive integer")
+    if place is None:
+        return None
+    if not isinstance(place, str | os.PathLike):
+        raise ParameterError(f"checkpoint={place!r} must be a folder or a URL")
+    return Checkpoint(place, int(every))
+
+
+def _dumps(state: State) -> bytes:
+    text = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in vars(state).items()) + "\n}\n"
+    content = text.encode()
+    head = f'{{"format": "dboost checkpoint", "version": {VERSION}, "sha256": "{hashlib.sha256(content).hexdigest()}",\n'
+    return head.encode() + content
+
+
+def _describe(training: Training) -> dict[str, Any]:
+    """The data as learning sees them."""
+    binning, loss = training.binning, training.loss
+    sums = merged(training.engine, len(binning.features))
+    columns = {}
+    for feature, edges, code_sum in zip(binning.features, binning.edges, sums[2:], strict=True):
+        cut = [repr(level) for level in feature.levels or ()] if edges is None else [edge.hex() for edge in edges.tolist()]
+        columns[f"column {feature.name!r}"] = hashlib.sha256(json.dumps([cut, code_sum]).encode()).hexdigest()
+    shape = {"rows": training.engine.n_rows, "the order of columns": list(columns)}
+    return shape | columns | {"the target": sums[0], "the weight": sums[1], "the loss": _plain(loss.to_dict())}
+
+
+def merged(engine: Engine, n_features: int) -> list[int]:
+    """The sums of all rows: of target, weight, and the codes of each feature."""
+    answers = engine.ask(fingerprint)
+    total = reduce(np.add, answers, np.zeros(n_features + 2, np.uint64))
+    return [int(number) for number in total]
+
+
+def _difference(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first thing that differs between two records: its name, and both values."""
+    for name in [*then, *(name for name in now if name not in then)]:
+        if not _same(then.get(name), now.get(name)):
+            return name, then.get(name), now.get(name)
+    return None
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one == other or (one != one and other != other)
+
+
+def _plain(value: Any) -> Any:
+    """What comes back from JSON as it was."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise DBoostError(f"a checkpoint cannot note {value!r}")
