@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTHON ?=
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.11 python3 python3.12 python3.13 python3.14)
 
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make test    lint, types and tests (with CI=true the slow tests too)"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff format the code"
+	@echo "make docs    build the documents into docs/_build/html"
 	@echo "make bench   compare with LightGBM, XGBoost and scikit-learn (BENCH='--quick' for a minute's look)"
 	@echo "make clean   remove what was made (the environment too)"
 
@@ -34,7 +35,12 @@ format: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(BENCH)
 
+docs: $(VENV)/.dev
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
 clean:
+	rm -rf docs/_build docs/_generated
 	rm -rf $(VENV) build dist *.egg-info demo-output benchmarks/data
 	rm -rf .pytest_cache .hypothesis .ruff_cache .mypy_cache
 	find dboost tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,89 @@
+"""The pictures of the gallery, drawn when the documents are built, from rows that are made up on the spot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from sphinx.application import Sphinx
+from sphinx.util import logging
+
+MARKETING = Path(__file__).parent.parent.parent.parent / "shared" / "data" / "marketing" / "marketing.parquet"
+logger = logging.getLogger(__name__)
+
+
+def homes(n: int = 3000, seed: int = 0) -> pd.DataFrame:
+    """Homes with a price that depends on size and age together, and on the town."""
+    rng = np.random.default_rng(seed)
+    size, age, distance = rng.gamma(6.0, 20.0, n), rng.uniform(0, 80, n), rng.exponential(4.0, n)
+    town = rng.choice(["Aalst", "Brugge", "Gent", "Namur"], n, p=[0.2, 0.3, 0.4, 0.1])
+    worth = {"Aalst": 0.0, "Brugge": 40.0, "Gent": 60.0, "Namur": -20.0}
+    price = 2.0 * size * (1.0 - 0.3 * np.tanh((age - 30) / 10)) - 5.0 * distance + np.array([worth[t] for t in town])
+    price += rng.normal(0, 25, n)
+    distance[rng.random(n) < 0.1] = np.nan
+    return pd.DataFrame({"size": size, "age": age, "distance": distance, "town": pd.Categorical(town), "price": price})
+
+
+def draw(folder: Path) -> list[str]:
+    """Draw all pictures; their names."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    import dboost
+
+    folder.mkdir(parents=True, exist_ok=True)
+    data, held_out = homes(), homes(1000, seed=1)
+    booster = dboost.fit(data, "price", eval_set=held_out, max_iter=120, early_stopping_rounds=20, progress=False)
+    dear = data["price"] > data["price"].median()
+    classes = dboost.fit(data.drop(columns="price"), dear, max_iter=40, progress=False)
+    rows = held_out.drop(columns="price")
+    small = dboost.fit(data, "price", max_iter=1, max_leaf_nodes=6, learning_rate=1.0, progress=False)
+    pictures: dict[str, Any] = {
+        "importance": lambda: booster.plot_importance(),
+        "history": lambda: booster.plot_history(),
+        "dependence": lambda: booster.plot_partial_dependence("size", rows),
+        "individual": lambda: booster.plot_partial_dependence("age", rows.iloc[:60], kind="individual", centred=True),
+        "two": lambda: booster.plot_partial_dependence(["size", "age"]),
+        "town": lambda: booster.plot_partial_dependence("town", rows),
+        "summary": lambda: booster.plot_shap_summary(rows.iloc[:400]),
+        "scatter": lambda: booster.plot_shap_dependence("size", rows.iloc[:400]),
+        "waterfall": lambda: booster.plot_waterfall(rows, 3),
+        "tree": lambda: small.plot_tree(0),
+        "residuals": lambda: booster.plot_residuals(rows, held_out["price"]),
+        "calibration": lambda: classes.plot_calibration(rows, held_out["price"] > data["price"].median()),
+    }
+    if MARKETING.exists():
+        pictures["marketing"] = lambda: _marketing().plot_importance()
+    for name, picture in pictures.items():
+        axes = picture()
+        first = axes if hasattr(axes, "figure") else np.ravel(axes)[0]
+        first.figure.savefig(folder / f"{name}.svg", bbox_inches="tight", metadata={"Date": None})
+        plt.close("all")
+    return list(pictures)
+
+
+def _marketing() -> Any:
+    """The paper's own example: income predicted from thirteen answers, many of them missing."""
+    import dboost
+
+    table = pd.read_parquet(MARKETING)
+    return dboost.fit(table, table.columns[0], loss="absolute_error", max_iter=60, progress=False)
+
+
+def make(app: Sphinx) -> None:
+    folder = Path(app.srcdir) / "_generated"
+    if not (folder / "done").exists():
+        names = draw(folder)
+        (folder / "done").write_text(" ".join(names))
+        logger.info("drew %d pictures", len(names))
+    if (folder / "marketing.svg").exists():
+        app.tags.add("marketing")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("builder-inited", make)
+    return {"parallel_read_safe": True}

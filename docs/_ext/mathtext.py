@@ -1,0 +1,56 @@
+"""Formulas as pictures in the page itself, drawn by matplotlib.
+
+Sphinx's usual ways load scripts from elsewhere or need TeX. Matplotlib's mathtext knows the part of TeX that these documents use;
+a formula becomes paths in an SVG that takes the colour and the size of the text around it.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+#: Points of the font that formulas are drawn in; they are scaled to the text by giving sizes in ``em``.
+SIZE = 10.0
+
+
+def drawn(formula: str) -> str:
+    """The formula as SVG whose sizes are in the text's own unit."""
+    from matplotlib import rc_context
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.mathtext import math_to_image
+
+    file = io.StringIO()
+    with rc_context({"mathtext.fontset": "stix", "svg.hashsalt": formula, "svg.fonttype": "path"}):
+        depth = math_to_image(f"${formula}$", file, prop=FontProperties(size=SIZE), format="svg", color="#0a0b0c")
+    text = file.getvalue()
+    svg = text[text.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="patch_1">.*?</g>', "", svg, flags=re.DOTALL).replace("#0a0b0c", "currentColor")
+    width, height = (float(found) for found in re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', svg).groups())  # type: ignore[union-attr]
+    style = f"width:{width / SIZE:.3f}em;vertical-align:{-depth / SIZE:.3f}em"
+    # Names inside must differ from those of other formulas on the page.
+    prefix = f"m{abs(hash(formula)) % 10**8}-"
+    svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}", svg)
+    label = formula.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    opening = f'<svg class="formula" role="img" aria-label="{label}" style="{style}"'
+    return re.sub(r'<svg[^>]*?width="[\d.]+pt" height="[\d.]+pt"', lambda _: opening, svg, count=1)
+
+
+def _inline(self: Any, node: nodes.Element) -> None:
+    self.body.append(drawn(node.astext()))
+    raise nodes.SkipNode
+
+
+def _block(self: Any, node: nodes.Element) -> None:
+    for line in node.astext().split("\\\\"):
+        self.body.append(f'<div class="math-line">{drawn(" ".join(line.split()))}</div>')
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.add_html_math_renderer("mathtext", (_inline, None), (_block, None))
+    return {"parallel_read_safe": True}
