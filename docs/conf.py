@@ -1,4 +1,4 @@
-"""How the documents are built: ``make docs``. Nothing is loaded from elsewhere, neither when they are built nor when they are read."""
+"""How the documents are built: ``make docs``. Nothing is loaded from elsewhere, neither then nor when they are read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dboost.version import __version__  # noqa: E402
 
 project = "dboost"
 author = "the dboost developers"
-copyright = author  # noqa: A001
+copyright = author
 version = release = __version__
 
 extensions = [

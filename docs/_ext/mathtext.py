@@ -1,7 +1,7 @@
 """Formulas as pictures in the page itself, drawn by matplotlib.
 
-Sphinx's usual ways load scripts from elsewhere or need TeX. Matplotlib's mathtext knows the part of TeX that these documents use;
-a formula becomes paths in an SVG that takes the colour and the size of the text around it.
+Sphinx's usual ways load scripts from elsewhere or need TeX. Matplotlib's mathtext knows the part of TeX that these documents
+use; a formula becomes paths in an SVG that takes the colour and the size of the text around it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def drawn(formula: str) -> str:
     svg = text[text.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="patch_1">.*?</g>', "", svg, flags=re.DOTALL).replace("#0a0b0c", "currentColor")
-    width, height = (float(found) for found in re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', svg).groups())  # type: ignore[union-attr]
+    width = float(re.findall(r'width="([\d.]+)pt"', svg)[0])
     style = f"width:{width / SIZE:.3f}em;vertical-align:{-depth / SIZE:.3f}em"
     # Names inside must differ from those of other formulas on the page.
     prefix = f"m{abs(hash(formula)) % 10**8}-"
