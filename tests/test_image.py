@@ -1,0 +1,189 @@
+"""The steps of the Dockerfile, taken from it and carried out in a clean folder: no container engine is needed to know them.
+
+Paths of the image begin in that folder instead; ``python`` is the interpreter that runs the tests.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
+IGNORED = ROOT / "deploy" / "docker" / "Dockerfile.dockerignore"
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+
+#: Fits that use most kernels, on a table with gaps, categories and weights; prints the models' digests.
+FITS = """
+import numpy as np, pandas as pd, dboost
+rng = np.random.default_rng(0)
+frame = pd.DataFrame(rng.normal(size=(3000, 4)), columns=list("abcd"))
+frame["kind"] = rng.choice(list("xyz"), len(frame))
+frame.loc[::7, "b"] = np.nan
+for target in (frame["a"] + rng.normal(size=3000), frame["a"] > 0, frame["kind"].to_numpy()):
+    booster = dboost.fit(frame[list("abcd")], target, max_iter=3, progress=False)
+    booster.predict(frame)
+    print(booster.sha256)
+print(dboost.fit(frame, "a", sample_weight="d", loss="absolute_error", max_iter=3, progress=False).sha256)
+"""
+
+
+@dataclass
+class Stage:
+    """What is between two FROM lines."""
+
+    base: str
+    steps: list[tuple[str, str]] = field(default_factory=list)
+
+    def of(self, instruction: str) -> list[str]:
+        return [rest for name, rest in self.steps if name == instruction]
+
+
+def stages() -> tuple[dict[str, str], list[Stage]]:
+    """The arguments that come before the first stage, and the stages."""
+    text = re.sub(r"\\\n", " ", DOCKERFILE.read_text(encoding="utf-8"))
+    general: dict[str, str] = {}
+    found: list[Stage] = []
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, _, rest = line.partition(" ")
+        rest = " ".join(rest.split())
+        if name == "FROM":
+            found.append(Stage(rest))
+        elif found:
+            found[-1].steps.append((name, rest))
+        else:
+            assert name == "ARG"
+            key, _, value = rest.partition("=")
+            general[key] = value
+    return general, found
+
+
+def variables(stage: Stage) -> dict[str, str]:
+    """The environment at the end of a stage, where PATH is that of this process."""
+    known = {"PATH": os.environ["PATH"]}
+    arguments: dict[str, str] = {}
+    for name, rest in stage.steps:
+        if name == "ARG":
+            key, _, value = rest.partition("=")
+            arguments[key] = value
+        if name == "ENV":
+            for key, quoted, bare in re.findall(r'(\w+)=(?:"([^"]*)"|(\S*))', rest):
+                known[key] = _VARIABLE.sub(lambda match: {**arguments, **known}[match[1]], quoted or bare)
+    return known
+
+
+def test_the_image_is_small_and_runs_as_nobody() -> None:
+    general, (build, final) = stages()
+    assert (build.base, final.base) == ("${BASE} AS build", "${BASE}")
+    assert re.fullmatch(r"python:3\.\d+-slim", general["BASE"]), "a plain name that whoever builds may change"
+    assert final.of("USER") == ["65532:65532"]
+    assert final.of("RUN") == []
+    assert final.of("COPY") == ["--from=build /opt/dboost /opt/dboost"]
+    same = ("NUMBA_CACHE_DIR", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
+    assert [variables(build)[name] for name in same] == [variables(final)[name] for name in same]
+    assert all("--no-cache-dir" in step for step in build.of("RUN") if "pip install" in step)
+
+
+def test_what_is_copied_is_let_through() -> None:
+    _, (build, _) = stages()
+    rules = IGNORED.read_text(encoding="utf-8").split()
+    assert rules[0] == "*", "everything else stays outside"
+    let = [rule[1:] for rule in rules if rule.startswith("!")]
+    copied = [name for step in build.of("COPY") for name in step.split()[:-1]]
+    assert sorted(copied) == sorted(let)
+    for name in copied:
+        assert (ROOT / name).exists()
+        assert fnmatch.filter(let, name)
+
+
+@pytest.mark.slow
+def test_the_steps_make_what_runs(tmp_path: Path) -> None:
+    _, (build, final) = stages()
+    python = shutil.which(f"python{sys.version_info[0]}.{sys.version_info[1]}", path=sys.base_prefix + "/bin") or sys.executable
+    (tmp_path / "opt").mkdir()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(python)
+
+    def here(text: str) -> str:
+        return text.replace("/opt/dboost", f"{tmp_path}/opt/dboost")
+
+    def environment(stage: Stage) -> dict[str, str]:
+        own = {key: here(value) for key, value in variables(stage).items()}
+        own["PATH"] = own["PATH"].replace(os.environ["PATH"], f"{tmp_path}/bin:/usr/bin:/bin")
+        passed = {
+            key: os.environ[key]
+            for key in os.environ
+            if key.startswith(("PIP_", "SSL_", "REQUESTS_")) or "proxy" in key.lower()
+        }
+        return {**passed, "HOME": str(tmp_path), **own}
+
+    work = tmp_path / "src"
+    work.mkdir()
+    for name, rest in build.steps:
+        if name == "COPY":
+            *sources, target = rest.split()
+            for source in sources:
+                if (ROOT / source).is_dir():
+                    ignored = shutil.ignore_patterns("__pycache__")
+                    shutil.copytree(ROOT / source, work / target, ignore=ignored, dirs_exist_ok=True)
+                else:
+                    shutil.copy(ROOT / source, work / target)
+        elif name == "RUN":
+            done = subprocess.run(
+                ["/bin/sh", "-ec", here(rest)], cwd=work, env=environment(build), capture_output=True, text=True, timeout=1500
+            )
+            assert done.returncode == 0, f"{rest}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+    # What the second stage gets is read-only from here on.
+    image = tmp_path / "opt" / "dboost"
+    shutil.rmtree(work)
+    before = _all_files(image)
+    seal: list[str] = []
+    if os.geteuid() == 0:
+        assert shutil.which("setpriv"), "root may write everywhere: run this as another user"
+        seal = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+        for path in [image, *image.rglob("*")]:
+            os.chown(path, 65532, 65532, follow_symlinks=False)
+    for path in [image, *image.rglob("*")]:
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & 0o555)
+    home = tmp_path / "home"
+    home.mkdir()
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        own = environment(final) | {"HOME": str(home), "TMPDIR": str(home)}
+        return subprocess.run([*seal, *command], cwd=home, env=own, capture_output=True, text=True, timeout=300)
+
+    try:
+        assert run("touch", str(image / "new")).returncode != 0
+        assert run("dboost", "--version").stdout.startswith("dboost ")
+        for command in (("dask", "scheduler", "--version"), ("dask", "worker", "--version"), ("python", "-c", "import s3fs")):
+            assert run(*command).returncode == 0
+        fits = run("python", "-c", FITS)
+        assert fits.returncode == 0, fits.stderr
+        assert "compiling" not in fits.stderr
+        # Kernels for all processors of a level compute what those for this one do.
+        beside = subprocess.run([sys.executable, "-c", FITS], cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert fits.stdout.splitlines() == beside.stdout.splitlines()
+        assert _all_files(image) == before
+        size = sum(path.stat().st_size for path in image.rglob("*") if path.is_file() and not path.is_symlink())
+        print(f"{size / 2**20:.0f} MiB in {image.name}")
+        assert size < 1200 * 2**20
+    finally:
+        for path in [image, *image.rglob("*")]:
+            if path.is_dir() and not path.is_symlink():
+                path.chmod(0o755)
+
+
+def _all_files(folder: Path) -> set[str]:
+    return {str(path) for path in folder.rglob("*")}
