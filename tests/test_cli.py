@@ -430,6 +430,15 @@ for target in (y, y > 0, np.digitize(y, [-1, 1]).astype(str)):
 for features in (list("abcd"), ["a", "kind"], ["a", "town"]):
     dboost.fit(frame, "h", features=features, sample_weight="weight", eval_set=frame, max_iter=2).predict(frame)
 """
+ON_A_CLUSTER = """
+import dask.dataframe as dd
+from distributed import Client, LocalCluster
+with LocalCluster(n_workers=2, threads_per_worker=2, processes=False, dashboard_address=None) as cluster, Client(cluster):
+    lazy = dd.from_pandas(frame, npartitions=4)
+    for target in ("a", "kind"):
+        dboost.fit(lazy, target, features=list("bcdefgh"), eval_set=lazy, max_iter=2)
+    dboost.fit(lazy, "h", features=["a", "kind", "town"], sample_weight="weight", loss="huber", max_iter=2)
+"""
 
 
 @pytest.mark.slow
@@ -447,5 +456,5 @@ def test_after_warmup_nothing_is_compiled(tmp_path: Path) -> None:
     assert "warm after" in run("-m", "dboost", "warmup")
     warm = compiled()
     assert warm
-    run("-c", AFTER_WARMUP)
+    run("-c", AFTER_WARMUP + ON_A_CLUSTER)
     assert compiled() == warm

@@ -5,6 +5,7 @@ Paths of the image begin in that folder instead; ``python`` is the interpreter t
 
 from __future__ import annotations
 
+import faulthandler
 import fnmatch
 import os
 import re
@@ -32,7 +33,12 @@ for target in (frame["a"] + rng.normal(size=3000), frame["a"] > 0, frame["kind"]
     booster = dboost.fit(frame[list("abcd")], target, max_iter=3, progress=False)
     booster.predict(frame)
     print(booster.sha256)
+frame["d"] = np.arange(len(frame)) % 3
 print(dboost.fit(frame, "a", sample_weight="d", loss="absolute_error", max_iter=3, progress=False).sha256)
+from distributed import Client, LocalCluster
+with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster:
+    with Client(cluster) as client:
+        print(dboost.fit(frame, "a", sample_weight="d", loss="huber", max_iter=3, client=client, progress=False).sha256)
 """
 
 
@@ -108,6 +114,7 @@ def test_what_is_copied_is_let_through() -> None:
 
 @pytest.mark.slow
 def test_the_steps_make_what_runs(tmp_path: Path) -> None:
+    faulthandler.cancel_dump_traceback_later()  # every step has a deadline of its own
     _, (build, final) = stages()
     python = shutil.which(f"python{sys.version_info[0]}.{sys.version_info[1]}", path=sys.base_prefix + "/bin") or sys.executable
     (tmp_path / "opt").mkdir()

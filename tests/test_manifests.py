@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("kubernetes_validate")
 pytest.importorskip("jsonschema")
 
+from dask.utils import parse_timedelta
 from jsonschema import ValidationError
 
 from dboost.cli.arguments import parse
@@ -207,3 +208,10 @@ def test_what_the_operator_makes_of_them_is_valid() -> None:
     deployment, service, *_ = made
     assert service["spec"]["selector"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
     assert service["metadata"]["name"] == "dboost-scheduler"
+
+
+def test_durations_are_durations() -> None:
+    places = the("ConfigMap", read("shared/settings.yaml"), "places")["data"]
+    durations = {name: value for name, value in places.items() if name.startswith("DASK_") and "TIME" in name}
+    assert len(durations) == 2
+    assert all(parse_timedelta(value) >= 30 for value in durations.values())

@@ -2,8 +2,8 @@
 
 Numba compiles a kernel when it first meets the types of its arguments, and keeps the result on disk (in
 ``NUMBA_CACHE_DIR``, if that is set). Which kernels and types a fit needs depends on its table and loss, so this command
-fits and predicts tiny tables of every kind with every loss. In the image of a container it saves all later processes the
-wait.
+fits and predicts tiny tables of every kind with every loss, here and on a Dask cluster inside this process, whose rounds have
+kernels of their own. In the image of a container it saves all later processes the wait.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import argparse
 import time
 from typing import Any
 
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 
 import dboost
+from dboost.cluster.choice import small_cluster
 
 ROWS = 1_000
 FEW: dict[str, Any] = {"max_iter": 2, "progress": False}
@@ -23,24 +25,28 @@ FEW: dict[str, Any] = {"max_iter": 2, "progress": False}
 
 def run(arguments: argparse.Namespace) -> None:
     start = time.perf_counter()
-    for name, data in tables().items():
-        began = time.perf_counter()
-        for target in targets().values():
-            for weighted in (False, True):
-                _use(data, target, weighted)
-        for loss, (target, options) in losses().items():
-            _use(data, target, False, loss=loss, **options)
-        print(f"{name}: {time.perf_counter() - began:.1f} s", flush=True)
+    with small_cluster() as cluster:
+        for name, data in tables().items():
+            began = time.perf_counter()
+            for client in (None, cluster) if cluster else (None,):
+                for weighted in (False, True):
+                    for target in targets().values():
+                        _use(data, target, weighted, client=client)
+                    for loss, (target, options) in losses().items():
+                        _use(data, target, weighted, client=client, loss=loss, **options)
+            print(f"{name}: {time.perf_counter() - began:.1f} s", flush=True)
     print(f"warm after {time.perf_counter() - start:.1f} s")
 
 
 def _use(data: Any, target: np.ndarray, weighted: bool, **options: Any) -> None:
+    """A fit as small as can be; with a client the rows held out are judged on the cluster, too."""
     weight: Any = np.linspace(0.5, 1.5, ROWS) if weighted else None
     if isinstance(data, pd.DataFrame):  # target and weight are columns then, which may look different in memory
-        frame = data.assign(target=target, weight=np.linspace(0.5, 1.5, ROWS))
+        frame: Any = data.assign(target=target, weight=np.linspace(0.5, 1.5, ROWS))
         features = [str(name) for name in data.columns]
         weight = "weight" if weighted else None
-        booster = dboost.fit(frame, "target", features=features, sample_weight=weight, eval_set=frame, **FEW, **options)
+        held_out: Any = dd.from_pandas(frame, npartitions=1) if options.get("client") else frame
+        booster = dboost.fit(frame, "target", features=features, sample_weight=weight, eval_set=held_out, **FEW, **options)
     else:
         held_out = (data, target, weight) if weighted else (data, target)
         booster = dboost.fit(data, target, sample_weight=weight, eval_set=held_out, **FEW, **options)

@@ -12,6 +12,7 @@ partition; workers keep the rows; the scheduler's process merges and decides, a 
     engine.py       the engine contract, answered by the cluster                             client
     newcomers.py    workers that join are given rows                                         client
     connection.py   calls to the reducer                                                     client
+    durations.py    how long is waited for others                                            all
     reducer.py      puts questions to workers, merges answers, picks splits                  scheduler
     holder.py       answers the reducer                                                      worker
     holding.py      one worker's shards of one fit                                           worker

@@ -47,3 +47,15 @@ def cluster_at(scheduler: str | None, n_workers: int | None) -> Iterator[Any]:
 
     with connected(scheduler, n_workers) as client:
         yield client
+
+
+@contextmanager
+def small_cluster() -> Iterator[Any]:
+    """A client of a scheduler and one worker inside this process; None where the package distributed is not installed."""
+    try:
+        from dboost.cluster.connection import inside
+    except ImportError:
+        yield None
+        return
+    with inside() as client:
+        yield client

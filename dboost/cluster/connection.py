@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -9,9 +10,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import dask
-from dask.utils import parse_timedelta
 from distributed import Client, LocalCluster, get_worker, worker_client
 
+from dboost.cluster.durations import patience, worker_timeout
 from dboost.cluster.messages import CANCELLED, FAILED, LOST, OK, SILENT, LostWorkers, Timing, pack, unpack
 from dboost.cluster.reducer import Reducer
 from dboost.errors import DBoostError, InputTypeError
@@ -20,11 +21,6 @@ from dboost.version import __version__
 
 #: How long to try to reach a scheduler.
 CONNECT_TIMEOUT = "20s"
-
-
-def worker_timeout() -> float:
-    """Seconds to wait for a first worker, or for another one when all are gone."""
-    return float(parse_timedelta(dask.config.get("dboost.worker-timeout", "60s")))
 
 
 @contextmanager
@@ -78,6 +74,18 @@ def connected(scheduler: str | None, n_workers: int | None) -> Iterator[Client]:
         yield client
 
 
+@contextmanager
+def inside() -> Iterator[Client]:
+    """A client of a scheduler and one worker of one thread, all in this process, that nobody else can reach."""
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None, silence_logs=logging.ERROR
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
 def checked(client: Any) -> Client:
     if not isinstance(client, Client):
         raise InputTypeError(f"client must be a distributed.Client, not {type(client).__name__}")
@@ -119,6 +127,7 @@ class Connection:
     """
 
     def __init__(self, client: Client) -> None:
+        patience(), worker_timeout()  # a wrong setting is an error now, not in the middle of trouble
         self.client = client
         self.fit = uuid.uuid4().hex
         where = client.scheduler.address if client.scheduler is not None else "?"

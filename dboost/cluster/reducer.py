@@ -22,11 +22,10 @@ from dataclasses import asdict, dataclass, field
 from functools import reduce
 from typing import Any
 
-import dask
-from dask.utils import parse_timedelta
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from dboost.cluster.durations import patience
 from dboost.cluster.exchange import Owner, choose_owners
 from dboost.cluster.messages import (
     CANCELLED,
@@ -50,11 +49,6 @@ from dboost.version import __version__
 
 #: What is merged and searched in about a millisecond, the price of two changes of threads.
 _LIGHT_BYTES, _LIGHT_OPENINGS = 512 * 1024, 8
-
-
-def patience() -> float:
-    """Seconds of silence after which a worker is pinged, and after which a ping has failed."""
-    return float(parse_timedelta(dask.config.get("dboost.patience", "10s")))
 
 
 @dataclass
@@ -281,7 +275,8 @@ class Reducer(SchedulerPlugin):
             began = time.perf_counter()
             results = await self._fan_out(name, workers, self._round(name, workers, begin, question, owners))
             n_bytes = sum(map(len, results.values()))
-            light = n_bytes <= _LIGHT_BYTES and len(question.openings) <= _LIGHT_OPENINGS
+            # A tree's first round may have to compile, or load, what it needs.
+            light = begin is None and n_bytes <= _LIGHT_BYTES and len(question.openings) <= _LIGHT_OPENINGS
             following, compute, reducing = advance(results) if light else await asyncio.to_thread(advance, results)
             elapsed = time.perf_counter() - began
             timing += Timing(1, compute, reducing, elapsed - compute - reducing, n_bytes)

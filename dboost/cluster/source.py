@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from distributed import Future
 
-from dboost.cluster.connection import Connection, worker_timeout
+from dboost.cluster.connection import Connection
+from dboost.cluster.durations import patience, worker_timeout
 from dboost.cluster.holder import here
 from dboost.cluster.messages import pack, unpack
-from dboost.cluster.reducer import patience
 from dboost.errors import DataError, DBoostError
 from dboost.schema import Feature
 from dboost.sources import lazy
