@@ -14,9 +14,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engines import ENGINES, USUAL
+from benchmarks.engines import ENGINES, USUAL, can_fit
 from benchmarks.race import Result, peak_memory, race
-from benchmarks.workloads import WORKLOADS, Workload
+from benchmarks.workloads import MAIN, OTHERS, WORKLOADS, Workload
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -30,9 +30,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     report = {}
     for name in options.workloads:
         workload = WORKLOADS[name].quick() if options.quick else WORKLOADS[name]
-        results = race(workload, options.engines, options.rounds, options.threads, say=_progress)
+        engines = [engine for engine in options.engines if can_fit(engine, workload.loss)]
+        results = race(workload, engines, options.rounds, options.threads, say=_progress)
         if options.memory:
-            for engine in options.engines:
+            for engine in engines:
                 results[engine].peak_memory = peak_memory(workload, engine, options.threads)
         console.print(f"{workload}; threads: {options.threads}, rounds: {options.rounds}")
         console.print(draw(workload, results))
@@ -81,7 +82,14 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         return read
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Compare training speed and memory.")
-    parser.add_argument("--workloads", type=names(WORKLOADS, "workload"), default=list(WORKLOADS), metavar="W1a,W4,…")
+    chosen = parser.add_mutually_exclusive_group()
+    main = [workload.name for workload in MAIN]
+    others = [workload.name for workload in OTHERS]
+    chosen.add_argument("--workloads", type=names(WORKLOADS, "workload"), default=main, metavar="W1a,W4,…")
+    chosen.add_argument(
+        "--others", dest="workloads", action="store_const", const=others, help=f"those of other shapes: {', '.join(others)}"
+    )
+    chosen.add_argument("--all", dest="workloads", action="store_const", const=main + others, help="all of them")
     parser.add_argument("--engines", type=names(ENGINES, "engine"), default=list(USUAL), metavar="dboost,xgboost,…")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)

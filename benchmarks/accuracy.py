@@ -33,7 +33,7 @@ def measure(table: RealTable, seeds: Sequence[int], settings: Settings, engines:
         for engine in engines:
             fit = ENGINES[engine](train.X, train.y.to_numpy(), settings)
             raw = np.asarray(fit.raw_score(test.X), np.float64)
-            for name, score in scores(test.y.to_numpy(), raw, settings.is_binary).items():
+            for name, score in scores(test.y.to_numpy(), raw, settings.loss, settings.n_classes).items():
                 found[engine].setdefault(name, []).append(score)
             print(f"{table.name} seed {seed} {engine}", file=sys.stderr, flush=True)
     return {engine: {name: np.array(values) for name, values in by.items()} for engine, by in found.items()}
@@ -75,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in options.tables:
         table = load(name)
         table = replace(table, X=table.X.drop(columns=TOO_MANY_LEVELS.get(name, [])))
-        settings = Settings(is_binary=table.is_classification, trees=options.trees, threads=options.threads)
+        kind = ("log_loss", 2) if table.is_classification else ("squared_error", 0)
+        settings = Settings(*kind, trees=options.trees, threads=options.threads)
         found = measure(table, seeds, settings, options.engines)
         console.print(f"{name}: {len(table.X):,} × {table.X.shape[1]}, {len(seeds)} splits, {options.trees} trees")
         console.print(draw(name, found))

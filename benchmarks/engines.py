@@ -1,8 +1,9 @@
 """The libraries, each behind the same function: a table and settings in; seconds and a predictor out.
 
 A fit bins and trains, and times the two apart, since binning is paid once and training for every tree. Settings mean
-the same everywhere, with one exception: scikit-learn has no minimum for the Hessian sum of a leaf, so in two-class
-problems (where a row's Hessian is at most 1/4) it gets a minimum of four rows instead. No library stops early.
+the same everywhere, with two exceptions. scikit-learn has no minimum for the Hessian sum of a leaf, so for classes (where a
+row's Hessian is at most 1/4) it gets a minimum of four rows instead. And Huber's loss is not one thing: LightGBM's δ is a
+number, XGBoost has a smooth relative, scikit-learn has none; dboost chooses δ anew in every iteration. No library stops early.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from benchmarks.workloads import Workload
 class Settings:
     """What shapes learning, and the number of threads."""
 
-    is_binary: bool
+    loss: str  # by dboost's name
+    n_classes: int = 2  # 0 for regression
     trees: int = 100
     growth: str = "best_first"
     max_leaves: int = 31
@@ -35,7 +37,8 @@ class Settings:
 
 def settings_of(workload: Workload, threads: int) -> Settings:
     return Settings(
-        is_binary=workload.is_binary,
+        loss=workload.loss,
+        n_classes=workload.n_classes,
         trees=workload.trees,
         growth=workload.growth,
         max_leaves=workload.max_leaves,
@@ -62,7 +65,7 @@ def fit_dboost(X: Features, y: np.ndarray, settings: Settings) -> Fit:
     booster = dboost.fit(
         X,
         y,
-        loss="log_loss" if settings.is_binary else "squared_error",
+        loss=settings.loss,
         learning_rate=settings.learning_rate,
         max_iter=settings.trees,
         max_leaf_nodes=settings.max_leaves,
@@ -79,9 +82,26 @@ def fit_dboost(X: Features, y: np.ndarray, settings: Settings) -> Fit:
     return Fit(seconds["load"] + seconds["bin"], seconds["train"], lambda X: booster.predict(X, raw_score=True))
 
 
+#: What the losses are called elsewhere: LightGBM's objective, XGBoost's, scikit-learn's.
+_NAMES = {
+    "log_loss": ("binary", "binary:logistic", "log_loss"),
+    "squared_error": ("regression", "reg:squarederror", "squared_error"),
+    "absolute_error": ("regression_l1", "reg:absoluteerror", "absolute_error"),
+    "huber": ("huber", "reg:pseudohubererror", None),
+}
+
+
+def can_fit(engine: str, loss: str) -> bool:
+    """Whether a library has a loss."""
+    return engine != "sklearn" or _NAMES[loss][2] is not None
+
+
 def fit_lightgbm(X: Features, y: np.ndarray, settings: Settings, **quantised: Any) -> Fit:
     import lightgbm
 
+    objective: dict[str, Any] = {"objective": _NAMES[settings.loss][0]}
+    if settings.n_classes > 2:
+        objective = {"objective": "multiclass", "num_class": settings.n_classes}
     binning = {
         "max_bin": settings.bins,
         "min_data_in_bin": 1,
@@ -92,7 +112,7 @@ def fit_lightgbm(X: Features, y: np.ndarray, settings: Settings, **quantised: An
     parameters = {
         **binning,
         **quantised,
-        "objective": "binary" if settings.is_binary else "regression",
+        **objective,
         "learning_rate": settings.learning_rate,
         "num_leaves": settings.max_leaves,
         "max_depth": settings.max_depth or -1,
@@ -122,7 +142,7 @@ def fit_xgboost(X: Features, y: np.ndarray, settings: Settings) -> Fit:
     import xgboost
 
     parameters = {
-        "objective": "binary:logistic" if settings.is_binary else "reg:squarederror",
+        "objective": _NAMES[settings.loss][1],
         "tree_method": "hist",
         "eta": settings.learning_rate,
         "max_bin": settings.bins,
@@ -131,6 +151,8 @@ def fit_xgboost(X: Features, y: np.ndarray, settings: Settings) -> Fit:
         "nthread": settings.threads,
         "verbosity": 0,
     }
+    if settings.n_classes > 2:
+        parameters |= {"objective": "multi:softprob", "num_class": settings.n_classes}
     if settings.growth == "best_first":
         parameters |= {"grow_policy": "lossguide", "max_leaves": settings.max_leaves, "max_depth": 0}
     else:
@@ -148,14 +170,15 @@ def fit_sklearn(X: Features, y: np.ndarray, settings: Settings) -> Fit:
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from threadpoolctl import threadpool_limits
 
-    kind = HistGradientBoostingClassifier if settings.is_binary else HistGradientBoostingRegressor
+    kind = HistGradientBoostingClassifier if settings.n_classes else HistGradientBoostingRegressor
     model = kind(
+        loss=_NAMES[settings.loss][2],
         learning_rate=settings.learning_rate,
         max_iter=settings.trees,
         max_leaf_nodes=settings.max_leaves,
         max_depth=settings.max_depth,
         max_bins=settings.bins,
-        min_samples_leaf=4 if settings.is_binary else 1,
+        min_samples_leaf=4 if settings.n_classes else 1,
         l2_regularization=1.0,
         early_stopping=False,
     )
@@ -166,7 +189,7 @@ def fit_sklearn(X: Features, y: np.ndarray, settings: Settings) -> Fit:
 
     def raw_score(X: Features) -> np.ndarray:
         with threadpool_limits(settings.threads, user_api="openmp"):
-            return model.decision_function(X) if settings.is_binary else model.predict(X)
+            return model.decision_function(X) if settings.n_classes else model.predict(X)
 
     return Fit(binning[0], total - binning[0], raw_score)
 

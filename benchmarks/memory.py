@@ -7,15 +7,17 @@ import resource
 import sys
 from pathlib import Path
 
-import numpy as np
-
-from benchmarks.engines import ENGINES, Settings
+from benchmarks import workloads
+from benchmarks.engines import ENGINES, settings_of
+from benchmarks.workloads import Workload, read
 
 
 def main(task: str) -> None:
     wanted = json.loads(task)
-    X, y = (np.load(Path(wanted["folder"]) / f"{name}.npy") for name in ("X", "y"))
-    ENGINES[wanted["engine"]](X, y, Settings(**wanted["settings"]))
+    workloads.FOLDER = Path(wanted["folder"])
+    workload = Workload(**wanted["workload"])
+    X, y = read(workload, "X"), read(workload, "y")
+    ENGINES[wanted["engine"]](X, y, settings_of(workload, wanted["threads"]))
     print(peak())
 
 

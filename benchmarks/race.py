@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 from sklearn.metrics import log_loss, roc_auc_score, root_mean_squared_error
 
+from benchmarks import workloads
 from benchmarks.engines import ENGINES, Settings, settings_of
-from benchmarks.workloads import Table, Workload, folder_of, load
+from benchmarks.workloads import Table, Workload, load
 
 
 @dataclass
@@ -66,13 +68,16 @@ def _run(fit: Callable, table: Table, settings: Settings, result: Result) -> Non
     result.binning.append(model.binning)
     result.training.append(model.training)
     if not result.scores:
-        result.scores = scores(table.y_test, raw, settings.is_binary)
+        result.scores = scores(table.y_test, raw, settings.loss, settings.n_classes)
 
 
-def scores(y: np.ndarray, raw: np.ndarray, is_binary: bool) -> dict[str, float]:
-    """How good raw scores are: AUC and log loss, or root mean squared error."""
-    if not is_binary:
-        return {"RMSE": float(root_mean_squared_error(y, raw))}
+def scores(y: np.ndarray, raw: np.ndarray, loss: str = "log_loss", n_classes: int = 2) -> dict[str, float]:
+    """How good raw scores are: AUC and log loss, or the mean of squared (its root) or absolute errors."""
+    if n_classes > 2:
+        return {"log loss": float(log_loss(y, softmax(raw, axis=1)))}
+    if not n_classes:
+        error = {"MAE": float(np.abs(y - raw).mean())}
+        return error if loss != "squared_error" else {"RMSE": float(root_mean_squared_error(y, raw))}
     probability = np.clip(1 / (1 + np.exp(-raw)), 1e-15, 1 - 1e-15)
     return {"AUC": float(roc_auc_score(y, raw)), "log loss": float(log_loss(y, probability))}
 
@@ -80,7 +85,7 @@ def scores(y: np.ndarray, raw: np.ndarray, is_binary: bool) -> dict[str, float]:
 def peak_memory(workload: Workload, engine: str, threads: int) -> float:
     """Peak resident memory in MiB of a fresh process that loads the float32 table and fits it once."""
     load(workload)  # makes it, if need be
-    task = {"folder": str(folder_of(workload)), "engine": engine, "settings": asdict(settings_of(workload, threads))}
+    task = {"workload": asdict(workload), "folder": str(workloads.FOLDER), "engine": engine, "threads": threads}
     command = [sys.executable, "-m", "benchmarks.memory", json.dumps(task)]
     root = Path(__file__).parent.parent
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)

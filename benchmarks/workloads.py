@@ -5,6 +5,9 @@ sums of others, as in particle physics. The target depends on a handful of them 
 steps, plus a little on all of the first 24, so that there is something to find at every depth; the noise leaves an AUC
 of about 0.8.
 
+Some workloads ask what a table of another shape costs: one-hot columns, rows that come sorted, heavy ties, missing values,
+categories of many levels, several classes, losses with medians for leaves.
+
 A table is made once and kept under ``benchmarks/data`` as plain NumPy files.
 """
 
@@ -18,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 FOLDER = Path(__file__).parent / "data"
 BLOCK = 250_000
@@ -25,19 +29,31 @@ BLOCK = 250_000
 
 @dataclass(frozen=True)
 class Workload:
-    """One race: a table and how the trees grow (31 leaves best-first, or full levels down to depth 6)."""
+    """One race: a table and how the trees grow (31 leaves best-first, or full levels down to depth 6).
+
+    Attributes
+    ----------
+    kind : "binary", "regression" or "classes"
+        What the target is; "classes" are five.
+    shape : "plain", "sorted", "ties", "missing", "one-hot" or "categories"
+        What is special about the features.
+    loss : str
+        By dboost's name.
+    """
 
     name: str
     rows: int
     features: int
-    kind: str  # "binary" or "regression"
+    kind: str
     trees: int
     growth: str = "best_first"  # or "depth_wise"
     test_rows: int = 200_000
+    shape: str = "plain"
+    loss: str = "log_loss"
 
     @property
-    def is_binary(self) -> bool:
-        return self.kind == "binary"
+    def n_classes(self) -> int:
+        return {"binary": 2, "classes": 5, "regression": 0}[self.kind]
 
     @property
     def max_leaves(self) -> int:
@@ -53,35 +69,47 @@ class Workload:
 
     def __str__(self) -> str:
         shape = "31 leaves best-first" if self.growth == "best_first" else "depth 6"
-        return f"{self.name}: {self.rows:,} × {self.features} {self.kind}, {shape}, {self.trees} trees"
+        special = "" if self.shape == "plain" else f"{self.shape}, "
+        return f"{self.name}: {self.rows:,} × {self.features} {self.kind}, {special}{self.loss}, {shape}, {self.trees} trees"
 
 
-WORKLOADS = {
-    workload.name: workload
-    for workload in (
-        Workload("W1a", 1_000_000, 28, "binary", 100),
-        Workload("W1b", 1_000_000, 28, "binary", 100, growth="depth_wise"),
-        Workload("W2", 5_000_000, 28, "binary", 30),
-        Workload("W3", 200_000, 500, "binary", 30),
-        Workload("W4", 10_000, 10, "binary", 500, test_rows=50_000),
-        Workload("W5", 1_000_000, 28, "regression", 100),
-    )
-}
+#: The main ones, and those of other shapes.
+MAIN = (
+    Workload("W1a", 1_000_000, 28, "binary", 100),
+    Workload("W1b", 1_000_000, 28, "binary", 100, growth="depth_wise"),
+    Workload("W2", 5_000_000, 28, "binary", 30),
+    Workload("W3", 200_000, 500, "binary", 30),
+    Workload("W4", 10_000, 10, "binary", 500, test_rows=50_000),
+    Workload("W5", 1_000_000, 28, "regression", 100, loss="squared_error"),
+)
+OTHERS = (
+    Workload("sorted", 1_000_000, 28, "binary", 50, shape="sorted"),
+    Workload("ties", 1_000_000, 28, "binary", 50, shape="ties"),
+    Workload("missing", 1_000_000, 28, "binary", 50, shape="missing"),
+    Workload("categories", 500_000, 12, "binary", 50, shape="categories"),
+    Workload("one-hot", 300_000, 300, "binary", 30, shape="one-hot"),
+    Workload("2000 columns", 50_000, 2_000, "binary", 10, test_rows=10_000),
+    Workload("classes", 300_000, 28, "classes", 20),
+    Workload("absolute", 500_000, 28, "regression", 30, loss="absolute_error"),
+    Workload("huber", 500_000, 28, "regression", 30, loss="huber"),
+)
+WORKLOADS = {workload.name: workload for workload in MAIN + OTHERS}
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """float32 features, and a target of zeros and ones or of real numbers."""
+    """float32 features (or a frame, where there are categories), and a target of class numbers or of real numbers."""
 
-    X: np.ndarray
+    X: np.ndarray | pd.DataFrame
     y: np.ndarray
-    X_test: np.ndarray
+    X_test: np.ndarray | pd.DataFrame
     y_test: np.ndarray
 
 
 def folder_of(workload: Workload) -> Path:
     """Where the table of a workload is kept; workloads of equal tables share it."""
-    return FOLDER / f"{workload.rows}x{workload.features}-{workload.kind}-{workload.test_rows}"
+    shape = "" if workload.shape == "plain" else f"-{workload.shape}"
+    return FOLDER / f"{workload.rows}x{workload.features}-{workload.kind}-{workload.test_rows}{shape}"
 
 
 def load(workload: Workload) -> Table:
@@ -95,7 +123,23 @@ def load(workload: Workload) -> Table:
             os.rename(draft, folder)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-    return Table(**{name: np.load(folder / f"{name}.npy") for name in ("X", "y", "X_test", "y_test")})
+    return Table(*(read(workload, name) for name in ("X", "y", "X_test", "y_test")))
+
+
+def read(workload: Workload, name: str) -> np.ndarray | pd.DataFrame:
+    """One array of a table that is there, as the libraries take it."""
+    array = np.load(folder_of(workload) / f"{name}.npy")
+    if workload.shape != "categories" or not name.startswith("X"):
+        return array
+    columns = {f"x{j}": array[:, j] for j in range(array.shape[1])}
+    for j, n_levels in enumerate(_levels(workload.features)):
+        columns[f"x{j}"] = pd.Categorical.from_codes(array[:, j].astype(np.int32), categories=range(n_levels))
+    return pd.DataFrame(columns)
+
+
+def _levels(n_features: int) -> list[int]:
+    """Levels of the first third of the columns, which are categories. (scikit-learn takes 255 at most.)"""
+    return [(12, 60, 250, 250)[j % 4] for j in range(n_features // 3)]
 
 
 def _make(workload: Workload, folder: Path) -> None:
@@ -104,7 +148,11 @@ def _make(workload: Workload, folder: Path) -> None:
         y = np.empty(rows, np.float32)
         for part, rng in _blocks(rows, seed):
             X[part] = _features(part.stop - part.start, workload.features, rng)
-            y[part] = _target(X[part], workload.is_binary, rng)
+            score = _reshape(X[part], workload, rng)
+            y[part] = _target(score, workload.kind, rng)
+        if workload.shape == "sorted":
+            order = np.argsort(X[:, 0], kind="stable")
+            X, y = X[order], y[order]
         np.save(folder / f"X{suffix}.npy", X)
         np.save(folder / f"y{suffix}.npy", y)
 
@@ -126,12 +174,37 @@ def _features(rows: int, features: int, rng: np.random.Generator) -> np.ndarray:
     return X
 
 
-def _target(X: np.ndarray, is_binary: bool, rng: np.random.Generator) -> np.ndarray:
+def _reshape(X: np.ndarray, workload: Workload, rng: np.random.Generator) -> np.ndarray:
+    """Give features their shape, in place; returns what the target depends on."""
+    if workload.shape == "ties":
+        X[:] = np.round(X * 2) / 2
+    if workload.shape == "one-hot":  # groups of ten columns, one of which is 1
+        score = _score(X)
+        for first in range(0, X.shape[1], 10):
+            group = X[:, first : first + 10]
+            group[:] = np.eye(group.shape[1])[group.argmax(axis=1)]
+        return score
+    score = _score(X)
+    if workload.shape == "missing":
+        X[rng.random(X.shape, dtype=np.float32) < 0.05] = np.nan
+    if workload.shape == "categories":
+        for j, n_levels in enumerate(_levels(X.shape[1])):
+            # A level says where in the normal distribution a row lies, but levels come in no order.
+            cell = np.clip((X[:, j] + 3) / 6 * n_levels, 0, n_levels - 1).astype(np.int64)
+            X[:, j] = np.random.default_rng(j).permutation(n_levels)[cell]
+    return score
+
+
+def _score(X: np.ndarray) -> np.ndarray:
     slopes = np.random.default_rng(11).normal(scale=0.15, size=min(X.shape[1], 24)).astype(np.float32)
     score = X[:, : len(slopes)] @ slopes
     score += X[:, 0] * X[:, 1] + 0.7 * np.sin(2 * X[:, 2]) + 0.6 * np.abs(X[:, 3]) - 0.5 * np.tanh(2 * X[:, 9])
     score += np.where(X[:, 4] > 0.5, -0.6 * X[:, 5], 0.2) + 0.4 * X[:, 6] * (X[:, 7] > 0) + 0.2 * X[:, 8] ** 2
-    score -= 0.7  # about the mean of what was added, so that the classes are balanced
-    if is_binary:
-        return rng.random(len(X)) < 1 / (1 + np.exp(-score))
-    return score / 1.5 + 0.5 * rng.standard_normal(len(X), dtype=np.float32)
+    return score - 0.7  # about the mean of what was added, so that the classes are balanced
+
+
+def _target(score: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarray:
+    if kind == "binary":
+        return rng.random(len(score)) < 1 / (1 + np.exp(-score))
+    noisy = score / 1.5 + 0.5 * rng.standard_normal(len(score), dtype=np.float32)
+    return noisy if kind == "regression" else np.digitize(noisy, [-1.0, -0.3, 0.3, 1.0])

@@ -42,6 +42,23 @@ def test_the_race(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report["W5"].keys() == report["W1b"].keys()
 
 
+def test_tables_of_other_shapes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every library learns something from each of them, and about the same."""
+    output = folder / "report.json"
+    main(["--quick", "--others", "--rounds", "1", "--threads", "1", "--no-memory", "--output", str(output)])
+    report = json.loads(output.read_text())
+    assert list(report) == [workload.name for workload in workloads.OTHERS]
+    for name, results in report.items():
+        assert ("sklearn" in results) == (name != "huber")
+        score = next(iter(results["dboost"]["scores"]))
+        found = [result["scores"][score] for result in results.values()]
+        assert max(found) - min(found) < (0.1 if name in ("categories", "classes", "huber") else 0.03), name
+        nothing = {"AUC": 0.5, "log loss": np.log(5), "MAE": 0.95}[score]
+        assert (min(found) > nothing + 0.05) if score == "AUC" else (max(found) < nothing - 0.03), (name, found)
+    assert np.isnan(workloads.load(WORKLOADS["missing"].quick()).X).mean() == pytest.approx(0.05, abs=0.01)
+    assert (workloads.load(WORKLOADS["one-hot"].quick()).X.sum(axis=1) == 6).all()
+
+
 @pytest.mark.parametrize("name", ["W3", "W5"])
 def test_a_table_is_made_once(folder: Path, name: str) -> None:
     workload = WORKLOADS[name].quick()
@@ -49,7 +66,7 @@ def test_a_table_is_made_once(folder: Path, name: str) -> None:
     assert table.X.shape == (workload.rows, workload.features)
     assert table.X_test.shape == (workload.test_rows, workload.features)
     assert {array.dtype for array in (table.X, table.y, table.X_test, table.y_test)} == {np.dtype("float32")}
-    assert (set(np.unique(table.y)) == {0, 1}) == workload.is_binary
+    assert (set(np.unique(table.y)) == {0, 1}) == (workload.n_classes == 2)
     kept = workloads.folder_of(workload) / "X.npy"
     np.save(kept, table.X + 1)
     assert (workloads.load(workload).X == table.X + 1).all()
@@ -67,9 +84,9 @@ def test_depth_and_leaves_reach_every_library() -> None:
     X = rng.standard_normal((2000, 5), dtype=np.float32)
     y = (X @ np.arange(5)).astype(np.float32)
     for engine in ENGINES:
-        stumps = ENGINES[engine](X, y, Settings(is_binary=False, trees=1, max_leaves=2, threads=1)).raw_score(X)
+        stumps = ENGINES[engine](X, y, Settings("squared_error", 0, trees=1, max_leaves=2, threads=1)).raw_score(X)
         assert len(np.unique(np.round(stumps, 6))) == 2, engine
-        deep = Settings(is_binary=False, trees=1, growth="depth_wise", max_leaves=64, max_depth=2, threads=1)
+        deep = Settings("squared_error", 0, trees=1, growth="depth_wise", max_leaves=64, max_depth=2, threads=1)
         assert len(np.unique(np.round(ENGINES[engine](X, y, deep).raw_score(X), 6))) == 4, engine
 
 
