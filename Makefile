@@ -36,6 +36,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(BENCH)
 
 docs: $(VENV)/.dev
+	rm -rf docs/_generated
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 	@echo "open docs/_build/html/index.html"
 

@@ -26,6 +26,7 @@ extensions = [
 ]
 exclude_patterns = ["_build", "_ext", "_generated"]
 
+default_role = "py:obj"
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
 myst_heading_anchors = 3
 
@@ -40,6 +41,8 @@ html_title = "dboost"
 html_math_renderer = "mathtext"
 html_static_path = ["_static"]
 html_css_files = ["dboost.css"]
+#: Pages without others beside them need no list of these.
+html_sidebars: dict[str, list[str]] = {page: [] for page in ("index", "quickstart", "gallery", "changelog")}
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {

@@ -13,8 +13,8 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
-#: Points of the font that formulas are drawn in; they are scaled to the text by giving sizes in ``em``.
-SIZE = 10.0
+#: Points of the font that formulas are drawn in, and points that are shown as one ``em`` of the text: its letters are smaller.
+SIZE, EM = 10.0, 8.8
 
 
 def drawn(formula: str) -> str:
@@ -26,12 +26,12 @@ def drawn(formula: str) -> str:
     file = io.StringIO()
     with rc_context({"mathtext.fontset": "stix", "svg.hashsalt": formula, "svg.fonttype": "path"}):
         depth = math_to_image(f"${formula}$", file, prop=FontProperties(size=SIZE), format="svg", color="#0a0b0c")
-    text = file.getvalue()
+    text = file.getvalue().strip()
     svg = text[text.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="patch_1">.*?</g>', "", svg, flags=re.DOTALL).replace("#0a0b0c", "currentColor")
     width = float(re.findall(r'width="([\d.]+)pt"', svg)[0])
-    style = f"width:{width / SIZE:.3f}em;vertical-align:{-depth / SIZE:.3f}em"
+    style = f"width:{width / EM:.3f}em;vertical-align:{-depth / EM:.3f}em"
     # Names inside must differ from those of other formulas on the page.
     prefix = f"m{abs(hash(formula)) % 10**8}-"
     svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}", svg)
