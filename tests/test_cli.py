@@ -458,3 +458,21 @@ def test_after_warmup_nothing_is_compiled(tmp_path: Path) -> None:
     assert warm
     run("-c", AFTER_WARMUP + ON_A_CLUSTER)
     assert compiled() == warm
+
+
+def test_train_goes_on(here: Path, table: pd.DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
+    """--start-from continues a model, --checkpoint resumes a fit; both as `dboost.fit` does."""
+    assert main([*TRAIN, "--set", "max_iter=5", "--output", "old.json", "--checkpoint", "kept"]) == 0
+    assert main([*TRAIN, "--set", "max_iter=8", "--output", "longer.json", "--checkpoint", "kept"]) == 0
+    assert main([*TRAIN, "--set", "max_iter=8", "--output", "at_once.json"]) == 0
+    assert Path("longer.json").read_bytes() == Path("at_once.json").read_bytes()
+    capsys.readouterr()
+    columns = ["a", "b", "c", "shop"]
+    go_on = ["train", "rows.parquet", "--target", "price", "--start-from", "old.json", "--output", "new.json"]
+    assert main([*go_on, "--set", "max_iter=3", "--set", "source_name=again"]) == 0
+    assert "8 iterations, train_loss" in capsys.readouterr().out
+    expected = dboost.fit(table, "price", start_from="old.json", max_iter=3, source_name="again")
+    assert dboost.load("new.json") == expected
+    assert list(expected.feature_names_in_) == columns
+    assert main([*TRAIN, "--set", "learning_rate=0.5", "--checkpoint", "kept"]) == 2
+    assert "learning_rate was 0.1 then and is 0.5 now" in capsys.readouterr().err

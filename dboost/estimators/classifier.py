@@ -26,9 +26,9 @@ class DBoostClassifier(ClassifierMixin, Boosting):
     categorical_l2, max_category_group, min_category_hessian, subsample, influence_trimming, max_features, monotonic_cst, \
     interaction_cst
         How trees grow, see `dboost.params.Parameters`. None for `max_leaf_nodes` or `max_depth` is no limit.
-    start_from, source_name, continue_bins, continue_steps, checkpoint, checkpoint_every, memory_limit
+    start_from, source_name, continue_bins, continue_steps, checkpoint, checkpoint_every
         As in `dboost.fit`. A warm start goes on with the estimator's own model; with `start_from` there is none.
-    arcbites, quantile, huber_alpha, tweedie_power
+    memory_limit, arcbites, quantile, huber_alpha, tweedie_power
         As in `dboost.fit`; this version takes their defaults only, and refuses anything else.
     class_weight : dict or "balanced", optional
         Weights of classes, by which the rows' weights are multiplied. "balanced": inversely proportional to the classes'

@@ -27,9 +27,9 @@ class DBoostRegressor(RegressorMixin, Boosting):
     categorical_l2, max_category_group, min_category_hessian, subsample, influence_trimming, max_features, monotonic_cst, \
     interaction_cst
         How trees grow, see `dboost.params.Parameters`. None for `max_leaf_nodes` or `max_depth` is no limit.
-    start_from, source_name, continue_bins, continue_steps, checkpoint, checkpoint_every, memory_limit
+    start_from, source_name, continue_bins, continue_steps, checkpoint, checkpoint_every
         As in `dboost.fit`. A warm start goes on with the estimator's own model; with `start_from` there is none.
-    arcbites
+    memory_limit, arcbites
         As in `dboost.fit`; this version takes their defaults only, and refuses anything else.
     features, categorical_features, eval_metric, client, n_threads, callbacks
         As in `dboost.fit`.

@@ -182,7 +182,7 @@ class Checkpoint:
                 told = f"there were {then} rows then, there are {current} now"
             raise DataError(f"{self._refusal}: the data are not the same, {told}")
         noted = state.history[-1] if state.history else state.before
-        for name, value in now.items():
+        for name, value in sorted(now.items(), key=lambda item: item[0] != "train_loss"):
             if not _same(value, noted.get(name)):
                 whose = "the training data" if name == "train_loss" else "the evaluation sets"
                 raise DataError(
@@ -303,8 +303,9 @@ def _describe(training: Training) -> dict[str, Any]:
     for feature, edges, code_sum in zip(binning.features, binning.edges, sums[2:], strict=True):
         cut = [repr(level) for level in feature.levels or ()] if edges is None else [edge.hex() for edge in edges.tolist()]
         columns[f"column {feature.name!r}"] = hashlib.sha256(json.dumps([cut, code_sum]).encode()).hexdigest()
-    shape = {"rows": training.engine.n_rows, "the order of columns": list(columns)}
-    return shape | columns | {"the target": sums[0], "the weight": sums[1], "the loss": _plain(loss.to_dict())}
+    # The weights first: what they change (split points, say) is not at fault.
+    rows = {"rows": training.engine.n_rows, "the target": sums[0], "the weight": sums[1]}
+    return rows | {"the order of columns": list(columns)} | columns | {"the loss": _plain(loss.to_dict())}
 
 
 def merged(engine: Engine, n_features: int) -> list[int]:

@@ -1,0 +1,343 @@
+"""Killed at any moment, a fit goes on where it was: the same model, to the last bit, as if it had never stopped."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from distributed import Client
+
+import dboost
+from dboost import DataError, ModelFileError, ParameterError
+from dboost.engine.in_process import InProcessEngine
+from dboost.model import files
+from dboost.shard.fingerprint import fingerprint, random_numbers
+from tests.clusters import Processes, threads_cluster
+from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+from tests.tables import make_table
+
+ROOT = Path(__file__).parent.parent
+FRAME = mixed_frame(400)
+HELD = mixed_frame(150, seed=1)
+
+
+class Killed(BaseException):
+    """Stands for a process that is gone."""
+
+
+def fit(target: str = "late", frame: Any = FRAME, **options: Any) -> dboost.Booster:
+    if "start_from" not in options:
+        options = {"features": FEATURES} | options
+    return dboost.fit(frame, target, **{"max_iter": 12} | options)
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "a sample of rows": {"subsample": 0.6, "max_features": 0.5},
+    "weights and offsets": {"sample_weight": "w", "offset": "x"},
+    "early stopping": {"eval_set": {"held": HELD}, "early_stopping_rounds": 2, "learning_rate": 0.9, "eval_metric": "log_loss"},
+    "trimming": {"influence_trimming": 0.1},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("target", ["late", "grade"])
+def test_killed_between_any_two_iterations(kind: str, target: str, tmp_path: Path) -> None:
+    options = KINDS[kind]
+    whole = fit(target, **options)
+
+    def kill(now: dboost.Iteration) -> None:
+        if now.iteration in (3, 4, 8) and now.iteration not in killed:
+            killed.append(now.iteration)
+            raise Killed
+
+    killed: list[int] = []
+    booster = None
+    for _ in range(5):
+        try:
+            booster = fit(target, **options, checkpoint=tmp_path, checkpoint_every=1, callbacks=[kill])
+        except Killed:
+            continue
+    assert booster is not None and killed[:2] == [3, 4]
+    assert saved(booster) == saved(whole)
+    assert booster.history.drop(columns="seconds").equals(whole.history.drop(columns="seconds"))
+
+
+@pytest.mark.parametrize("loss", ["huber", "absolute_error", "poisson"])
+def test_losses_resume(loss: str, tmp_path: Path) -> None:
+    frame = FRAME.assign(y=FRAME["y"].abs())
+    for n in (5, 9, 12):
+        booster = fit("y", frame, loss=loss, max_iter=n, checkpoint=tmp_path, checkpoint_every=3)
+    assert saved(booster) == saved(fit("y", frame, loss=loss))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_continued_fit_resumes(target: str, tmp_path: Path) -> None:
+    old = fit(target, HELD, source_name="old")
+    options: dict[str, Any] = {"start_from": old, "offset": "w", "eval_set": HELD, "early_stopping_rounds": 3}
+    strange = FRAME.assign(town=FRAME["town"].replace("Gent", "Arlon"))
+    whole = fit(target, strange, source_name="new", **options)
+    for n in (4, 7, 12, 12):
+        booster = fit(target, strange, source_name="new", checkpoint=tmp_path, checkpoint_every=2, max_iter=n, **options)
+    assert saved(booster) == saved(whole)
+    with pytest.raises(ParameterError, match="the model to start from was"):
+        fit(target, strange, checkpoint=tmp_path, **options | {"start_from": old.truncate(11)})
+
+
+def test_rows_in_files_resume(tmp_path: Path) -> None:
+    frame = mixed_frame(3000)
+    booster = None
+    for n, limit in ((5, None), (9, "64MB"), (12, 10**10)):
+        booster = fit("y", frame, max_iter=n, checkpoint=tmp_path, checkpoint_every=2, memory_limit=limit)
+    assert booster is not None and saved(booster) == saved(fit("y", frame))
+
+
+def test_a_finished_fit_is_returned_and_can_be_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    once = fit(checkpoint=tmp_path)
+    before = files_in(tmp_path)
+
+    def never(*_: object) -> None:
+        raise AssertionError("nothing is left to be grown")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(InProcessEngine, "grow", never)
+        assert fit(checkpoint=tmp_path) == once
+    assert files_in(tmp_path) == before
+    assert saved(fit(checkpoint=tmp_path, max_iter=17)) == saved(fit(max_iter=17))
+    with pytest.raises(ParameterError, match="it has 17 iterations already, more than max_iter=12"):
+        fit(checkpoint=tmp_path)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_killed_around_any_write(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a file of trees and the state that names it, too."""
+    expected = saved(fit(subsample=0.7))
+    write = files.write_whole
+    for fatal in count():
+        folder, calls = tmp_path / str(fatal), count()
+
+        def sometimes(path: Any, data: bytes, calls: Iterator[int] = calls, fatal: int = fatal) -> None:
+            number = next(calls)
+            if number == fatal and moment == "before":
+                raise Killed
+            write(path, data)
+            if number == fatal:
+                raise Killed
+
+        options: dict[str, Any] = {"subsample": 0.7, "checkpoint": folder, "checkpoint_every": 4}
+        try:
+            with monkeypatch.context() as patched:
+                patched.setattr(files, "write_whole", sometimes)
+                fit(**options)
+        except Killed:
+            assert saved(fit(**options)) == expected
+        else:
+            break
+    assert fatal == 6, "three times trees and state"
+
+
+def test_places(tmp_path: Path) -> None:
+    expected = fit()
+    name = uuid.uuid4().hex
+    for place in (tmp_path / "a" / "b", f"file://{tmp_path}/c", f"memory://{name}/d/", str(tmp_path / "e/")):
+        for n in (7, 12):
+            booster = fit(checkpoint=place, max_iter=n)
+        assert booster == expected
+    assert {path.rpartition("/")[2] for path in fsspec.filesystem("memory").ls(f"/{name}/d", detail=False)} == {
+        "state.json", "trees-000001-000007.json", "trees-000008-000012.json"
+    }  # fmt: skip
+    (tmp_path / "file").write_text("here")
+    for place, why in ((tmp_path / "file", "File exists"), ("nothing://x/y", "nothing")):
+        with pytest.raises(ModelFileError, match=f"cannot keep a checkpoint in .*{why}"):
+            fit(checkpoint=place)
+
+
+CHANGES: list[tuple[type[Exception], str, dict[str, Any]]] = [
+    (ParameterError, r"learning_rate was 0\.1 then and is 0\.2 now", {"learning_rate": 0.2}),
+    (ParameterError, "random_state was 0 then and is 1 now", {"random_state": 1}),
+    (ParameterError, "max_depth was None then and is 3 now", {"max_depth": 3}),
+    (ParameterError, "names of the evaluation sets was", {"eval_set": {"other": HELD}}),
+    (DataError, "model has 7 features|7 features, the data have", {"features": FEATURES[:-1]}),
+    (DataError, "column 'x' holds other values", {"frame": FRAME.assign(x=FRAME["x"].replace(FRAME["x"].max(), 0.0))}),
+    (DataError, "other levels", {"frame": FRAME.assign(town=FRAME["town"].replace("Gent", "Arlon"))}),
+    (DataError, "the target differs", {"frame": FRAME.assign(late=FRAME["late"].to_numpy()[::-1])}),
+    (DataError, "there were 400 rows then, there are 399 now", {"frame": FRAME.iloc[1:]}),
+    (DataError, "the target differs", {"frame": FRAME.iloc[::-1]}),
+    (DataError, "the weight differs", {"sample_weight": np.linspace(1, 2, 400)}),
+    (DataError, "the training data are not the same, train_loss is", {"offset": "w"}),
+    (DataError, "the evaluation sets are not the same, held_log_loss is", {"eval_set": {"held": HELD.iloc[1:]}}),
+]
+
+
+@pytest.mark.parametrize(("kind", "message", "change"), CHANGES, ids=[message for _, message, _ in CHANGES])
+def test_another_fit_is_refused_by_what_differs(
+    kind: type[Exception], message: str, change: dict[str, Any], tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"eval_set": {"held": HELD}, "checkpoint": tmp_path, "max_iter": 3}
+    fit(**options)
+    before = files_in(tmp_path)
+    with pytest.raises(kind, match=f"the checkpoint in .* is of another fit .*({message})"):
+        fit(**options | {"max_iter": 5} | change)
+    assert files_in(tmp_path) == before
+    assert fit(**options | {"max_iter": 5}).n_iter_ == 5
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    fit(checkpoint=tmp_path, max_iter=4, checkpoint_every=2)
+    rng = random.Random(0)
+    for path in sorted(tmp_path.iterdir()):
+        data = path.read_bytes()
+        for _ in range(12):
+            at = rng.randrange(len(data))
+            for broken in (data[:at], data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :]):
+                path.write_bytes(broken)
+                with pytest.raises(ModelFileError, match=path.name):
+                    fit(checkpoint=tmp_path, max_iter=6)
+        path.write_bytes(data)
+    head, _, rest = (tmp_path / "state.json").read_bytes().partition(b'"version": 1')
+    (tmp_path / "state.json").write_bytes(head + b'"version": 2' + rest)
+    with pytest.raises(ModelFileError, match=r"state\.json has format version 2, written by a newer dboost"):
+        fit(checkpoint=tmp_path)
+    (tmp_path / "state.json").write_bytes(head + b'"version": 1' + rest)
+    (tmp_path / "trees-000001-000002.json").unlink()
+    with pytest.raises(ModelFileError, match=r"trees-000001-000002\.json"):
+        fit(checkpoint=tmp_path)
+
+
+def test_interrupted_the_message_says_what_is_kept(tmp_path: Path) -> None:
+    def interrupt(now: dboost.Iteration) -> None:
+        if now.iteration == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(dboost.FitInterrupted, match=r"interrupted after 7 of 12 .*; the checkpoint in .* holds 6 of this"):
+        fit(checkpoint=tmp_path, checkpoint_every=3, callbacks=interrupt)
+    assert fit(checkpoint=tmp_path) == fit()
+
+
+def test_sums_of_rows_know_no_division() -> None:
+    table = make_table([4, 255, 300], 1000)
+    whole = table.shard(np.zeros(1000, np.float32), None)
+    sums = fingerprint(whole, 0, 1000)
+    naive = [
+        sum(int(n) * (int(code) + 1) for n, code in zip(random_numbers(np.arange(1000)), codes, strict=True)) % 2**64
+        for codes in table.codes
+    ]
+    assert sums[2:].tolist() == naive
+    pieces = [table.shard(np.zeros(1000, np.float32), None, rows=rows) for rows in (slice(0, 300), slice(300, 1000))]
+    with np.errstate(over="ignore"):
+        parts = fingerprint(pieces[0], 0, 120) + fingerprint(pieces[0], 120, 300) + fingerprint(pieces[1], 0, 700)
+    assert parts.tolist() == sums.tolist()
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster(2, 2) as client:
+        yield client
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_here_and_on_a_cluster_are_one_fit(client: Client, target: str, tmp_path: Path) -> None:
+    """Begun in one process, gone on with on a cluster in other partitions, ended in one process again."""
+    options: dict[str, Any] = {"checkpoint": tmp_path, "checkpoint_every": 2, "sample_weight": "w", "subsample": 0.7}
+    options |= {"eval_set": {"held": HELD}, "early_stopping_rounds": 4}
+    fit(target, max_iter=3, **options)
+    fit(target, cut(FRAME, [100, 100, 250]), max_iter=6, client=client, **options)
+    fit(target, cut(FRAME, [10, 310]), max_iter=9, **options)
+    booster = fit(target, cut(FRAME, [399]), client=client, **options)
+    options = {name: value for name, value in options.items() if not name.startswith("checkpoint")}
+    assert saved(booster) == saved(fit(target, **options))
+
+
+TRAIN = """
+import sys, time
+import dboost
+from tests.fits import FEATURES, cut, mixed_frame
+FRAME, HELD = mixed_frame(400), mixed_frame(150, seed=1)
+client = None
+if len(sys.argv) > 2:
+    from distributed import Client
+    client = Client(sys.argv[2], set_as_default=False)
+def wait(now):
+    print(now.iteration, flush=True)
+    time.sleep(0.01)
+booster = dboost.fit(cut(FRAME, [200]), "late", features=FEATURES, max_iter=60, subsample=0.7, eval_set={"held": HELD},
+    early_stopping_rounds=50, callbacks=wait, checkpoint=sys.argv[1], checkpoint_every=2, progress=False, client=client)
+booster.save(sys.argv[1] + "/model.json")
+"""
+
+
+def killed_until_done(folder: Path, moments: list[float], *arguments: str) -> int:
+    """Run the program again and again, killing it -9 so many seconds after its first iteration; how often it died."""
+    n_died = 0
+    for moment in [*moments, None]:
+        child = subprocess.Popen(
+            [sys.executable, "-c", TRAIN, str(folder), *arguments], stdout=subprocess.PIPE, cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert child.stdout is not None
+        child.stdout.readline()
+        if moment is None:
+            child.communicate(timeout=120)
+            assert child.returncode == 0
+        else:
+            time.sleep(moment)
+            child.send_signal(signal.SIGKILL)
+            child.communicate()
+            n_died += child.returncode == -signal.SIGKILL
+    return n_died
+
+
+def uninterrupted() -> bytes:
+    return saved(fit(max_iter=60, subsample=0.7, eval_set={"held": HELD}, early_stopping_rounds=50))
+
+
+def test_a_process_is_killed(tmp_path: Path) -> None:
+    assert killed_until_done(tmp_path, [0.05, 0.2]) >= 1
+    assert (tmp_path / "model.json").read_bytes() == uninterrupted()
+
+
+@pytest.mark.slow
+def test_a_process_is_killed_at_twenty_random_moments(tmp_path: Path) -> None:
+    rng = random.Random(int.from_bytes(os.urandom(4), "big"))
+    assert killed_until_done(tmp_path, [rng.uniform(0.0, 0.15) for _ in range(20)]) >= 5
+    assert (tmp_path / "model.json").read_bytes() == uninterrupted()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")], "no draft stays behind"
+
+
+@pytest.mark.slow
+def test_client_scheduler_and_worker_are_killed(tmp_path: Path) -> None:
+    for victim in ("scheduler", "client", "worker"):
+        with Processes(2) as processes:
+            child = subprocess.Popen(
+                [sys.executable, "-c", TRAIN, str(tmp_path), processes.address], stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+            assert child.stdout is not None
+            for _ in range(5):
+                child.stdout.readline()
+            pids = list(processes.pids().values())
+            if victim == "scheduler":
+                processes.scheduler.kill()
+            elif victim == "client":
+                child.kill()
+            else:
+                os.kill(pids[0], signal.SIGKILL)
+            child.communicate(timeout=180)
+            assert (child.returncode == 0) == (victim == "worker")
+    assert (tmp_path / "model.json").read_bytes() == uninterrupted()
