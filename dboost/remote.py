@@ -11,6 +11,7 @@ since importing it to name them would cost a second.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from typing import Any
@@ -22,6 +23,16 @@ _REASONS = {
     "PartialCredentialsError": "the credentials in the environment are not complete",
     "NoAuthHandlerFound": "there are no credentials in the environment",
     "PermissionError": "access is denied; the credentials in the environment do not open it",
+}
+_PASSING = {
+    "EndpointConnectionError",
+    "ConnectTimeoutError",
+    "ReadTimeoutError",
+    "ConnectionClosedError",
+    "HTTPClientError",
+    "ClientConnectorError",
+    "ServerDisconnectedError",
+    "ServerTimeoutError",
 }
 _USER = re.compile(r"(?<=://)[^/@\s]*@")
 _SIGNED = re.compile(r"(\bhttps?://[^?\s\"']*)\?[^\s\"']*")
@@ -35,6 +46,20 @@ def is_failure(error: BaseException) -> bool:
 def is_of_store(error: BaseException) -> bool:
     """Whether it was raised by a library that talks to stores."""
     return _package(error) in _PACKAGES
+
+
+def is_passing(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, may be gone the next time: a place that did not answer, or had no time."""
+    if error is None:
+        return False
+    busy = isinstance(error, OSError) and error.errno in (
+        errno.EBUSY,
+        errno.ECONNREFUSED,
+        errno.EHOSTUNREACH,
+        errno.ENETUNREACH,
+    )
+    silent = isinstance(error, ConnectionError | TimeoutError) or (is_of_store(error) and type(error).__name__ in _PASSING)
+    return busy or silent or is_passing(error.__cause__)
 
 
 def reason(error: BaseException) -> str:

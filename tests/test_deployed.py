@@ -7,6 +7,7 @@ what a container has to itself is put elsewhere: the scheduler's name, ports, an
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import re
 import signal
@@ -130,7 +131,7 @@ def _free_port() -> str:
         return str(one.getsockname()[1])
 
 
-def until(what: Callable[[], Any], process: subprocess.Popen[bytes], machine: Machine, seconds: float = 120) -> None:
+def until(what: Callable[[], Any], process: subprocess.Popen[bytes], machine: Machine, seconds: float = 300) -> None:
     """Wait for something that a process is to bring about."""
     deadline = time.monotonic() + seconds
     while not what():
@@ -157,6 +158,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def test_train_killed_and_resumed_then_continued_then_nothing_new(machine: Machine, tmp_path: Path) -> None:
+    faulthandler.cancel_dump_traceback_later()  # every step has a deadline of its own
     store = fsspec.filesystem("s3")
     places = the("ConfigMap", MANIFESTS, "places")["data"]
     parameters = {
@@ -170,7 +172,7 @@ def test_train_killed_and_resumed_then_continued_then_nothing_new(machine: Machi
 
     def finish(manifest: Manifest) -> str:
         process, _ = machine.start(manifest)
-        process.wait(timeout=200)
+        process.wait(timeout=600)
         assert process.returncode == 0, machine.said()
         return machine.logs[-1].read_text()
 

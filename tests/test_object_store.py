@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import pickle
 from collections.abc import Iterator
@@ -154,6 +155,30 @@ def test_no_credentials(
             assert "s3://lake" in line and "there are no credentials in the environment" in line
     finally:
         type(store).clear_instance_cache()
+
+
+def test_a_store_that_does_not_answer_is_worth_another_try(
+    store: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr(type(store), "retries", 1)
+    type(store).clear_instance_cache()
+    try:
+        for command in (("inspect", "s3://lake/m.json"), (*TRAIN, "--output", str(tmp_path / "m.json"))):
+            assert main(command) == 1, "2 would tell a job not to try again"
+            (line,) = capsys.readouterr().err.splitlines()
+            assert line.startswith("dboost: cannot read s3://lake/")
+    finally:
+        type(store).clear_instance_cache()
+
+
+def test_what_may_pass() -> None:
+    inner = TimeoutError("slow")
+    outer = DataError("cannot read")
+    outer.__cause__ = inner
+    assert remote.is_passing(outer) and remote.is_passing(OSError(errno.EBUSY, "Slow down"))
+    assert not remote.is_passing(FileNotFoundError("gone")) and not remote.is_passing(PermissionError("no"))
 
 
 def test_access_denied_is_said_of_the_place(store: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:

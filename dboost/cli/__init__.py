@@ -18,7 +18,7 @@ from typing import Any
 
 from dboost.cli.arguments import parse
 from dboost.errors import DataError, InputTypeError, ModelFileError, ParameterError
-from dboost.remote import is_of_store, reason, shown
+from dboost.remote import is_of_store, is_passing, reason, shown
 
 DONE, FAILED, UNUSABLE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
@@ -67,7 +67,8 @@ def _run(arguments: Any, terminated: list[int]) -> int:
     except KeyboardInterrupt as stop:
         return _say(arguments, str(stop) or "interrupted", TERMINATED if terminated else INTERRUPTED)
     except MISTAKES as error:
-        return _say(arguments, _sentence(error), UNUSABLE)
+        # A store that does not answer is nobody's mistake, and worth another try.
+        return _say(arguments, _sentence(error), FAILED if is_passing(error) else UNUSABLE)
     except BrokenPipeError:  # the reader of our output has seen enough, as in `dboost inspect … | head`
         sys.stderr.close()
         return DONE
