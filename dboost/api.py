@@ -54,7 +54,7 @@ def fit(
     sample_weight : str, or one value per row, optional
     offset : str, or one value per row, optional
         Where each row's raw score starts, beside the constant that is best for all: log exposure for loss="poisson", say.
-        Predictions are those of an offset of 0; with offsets they are ``loss.inverse_link(raw score + offset)``.
+        Predictions are those of an offset of 0 unless `Booster.predict` is told another.
     features : sequence of str, optional
         Columns to use; default: all but target and weight.
     categorical_features : "from_dtype", None, mask, indices or names

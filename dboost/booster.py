@@ -30,6 +30,7 @@ from dboost.offspring import Offspring
 from dboost.schema import Feature
 from dboost.sources import feature_block, predict_through
 from dboost.sources.frame import is_lazy, is_path
+from dboost.sources.offset import predict_from
 from dboost.sources.through import like_input
 
 Range = tuple[int, int]
@@ -151,8 +152,9 @@ class Booster(Drawing, Exporting, Offspring):
     # What it predicts.
 
     def predict(
-        self, X: Any, raw_score: bool = False, iteration_range: Range | None = None, n_threads: int | None = None
-    ) -> Any:
+        self, X: Any, raw_score: bool = False, iteration_range: Range | None = None, n_threads: int | None = None, *,
+        offset: Any = None,
+    ) -> Any:  # fmt: skip
         """Predict a number or a class for each row.
 
         Parameters
@@ -165,6 +167,9 @@ class Booster(Drawing, Exporting, Offspring):
             Use only these iterations, counted from 0, the last one not included.
         n_threads : int, optional
             Default: all processors for data in memory, one per partition for Dask.
+        offset : str, or one number per row, optional
+            Where raw scores start, as in `dboost.fit` (log exposure, say); added to the sum of the trees. A column's name, or
+            for data in memory the values. Default: 0.
 
         Returns
         -------
@@ -178,9 +183,11 @@ class Booster(Drawing, Exporting, Offspring):
         ParameterError
             When the range is not one of the model's.
         """
-        return self._through(X, self._raw_or_prediction(raw_score), iteration_range, n_threads)
+        return self._through(X, self._raw_or_prediction(raw_score), iteration_range, n_threads, offset)
 
-    def predict_proba(self, X: Any, iteration_range: Range | None = None, n_threads: int | None = None) -> Any:
+    def predict_proba(
+        self, X: Any, iteration_range: Range | None = None, n_threads: int | None = None, *, offset: Any = None
+    ) -> Any:
         """Probabilities of the classes, in the order of `classes_`; parameters and errors as of `predict`.
 
         Returns
@@ -192,7 +199,7 @@ class Booster(Drawing, Exporting, Offspring):
         ParameterError
             When the model predicts numbers.
         """
-        return self._through(X, self._probability(), iteration_range, n_threads)
+        return self._through(X, self._probability(), iteration_range, n_threads, offset)
 
     def decide(self, X: Any, costs: Any, iteration_range: Range | None = None, n_threads: int | None = None) -> Any:
         """Choose the class that costs least on average, by the predicted probabilities.
@@ -315,13 +322,14 @@ class Booster(Drawing, Exporting, Offspring):
             raise ParameterError(f"iteration_range {first, last} is not within the model's {self.n_iter_} iterations")
         return first, last
 
-    def _through(self, X: Any, answer: _Answer, iteration_range: Range | None, n_threads: int | None) -> Any:
+    def _through(self, X: Any, answer: _Answer, iteration_range: Any, n_threads: int | None, offset: Any = None) -> Any:
         iterations = self._iterations(iteration_range)
         ask = partial(self._finished, answer.finish, iterations=iterations, n_threads=_threads_for(X, n_threads))
-        return self._ask(X, ask, answer.names, answer.dtype)
+        return self._ask(X, ask, answer.names, answer.dtype, offset)
 
-    def _ask(self, X: Any, ask: Callable[[np.ndarray], np.ndarray], names: Sequence[Any] | None, dtype: Any) -> Any:
-        return predict_through(X, ask, features=self.features, named=self.ensemble.named, names=names, dtype=dtype)
+    def _ask(self, X: Any, ask: Any, names: Sequence[Any] | None, dtype: Any, offset: Any = None) -> Any:
+        about: dict[str, Any] = {"features": self.features, "named": self.ensemble.named, "names": names, "dtype": dtype}
+        return predict_through(X, ask, **about) if offset is None else predict_from(X, offset, ask, **about)
 
     def _staged(self, X: Any, answer: _Answer, n_threads: int | None) -> Iterator[Any]:
         if is_path(X) or is_lazy(X):
@@ -333,9 +341,10 @@ class Booster(Drawing, Exporting, Offspring):
                 yield like_input(answer.finish(raw), X, answer.names)
 
     def _finished(
-        self, finish: Callable[[np.ndarray], np.ndarray], block: np.ndarray, iterations: Range, n_threads: int | None
+        self, finish: Callable[..., Any], block: np.ndarray, iterations: Range, n_threads: int | None, offset: Any = None
     ) -> np.ndarray:
-        return finish(self._flat.raw_scores(block, iterations, n_threads))
+        raw = self._flat.raw_scores(block, iterations, n_threads)
+        return finish(raw if offset is None else raw + offset[:, None])
 
     def _leaves(self, block: np.ndarray, iterations: Range, n_threads: int | None) -> np.ndarray:
         return self._flat.leaves(block, iterations, n_threads)

@@ -1,4 +1,4 @@
-"""Rows find their leaves by tables as they do by walking."""
+"""Rows find their leaves by masks and by tables as they do by walking."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def a_tree(n_bins: np.ndarray, categorical: np.ndarray, n_leaves: int, seed: int
 
 
 @pytest.mark.parametrize("bins", [[7, 40, 255], [7, 300, 20]], ids=["one byte", "two bytes"])
-@given(n=st.integers(1, 70), n_leaves=st.integers(1, 20), seed=st.integers(0, 2**32), cut=st.integers(0, 70))
+@given(n=st.integers(1, 70), n_leaves=st.integers(1, 40), seed=st.integers(0, 2**32), cut=st.integers(0, 70))
 def test_labels_are_those_of_a_walk(bins: list[int], n: int, n_leaves: int, seed: int, cut: int) -> None:
     categorical = [True, False, False]
     table = make_table(bins, n, categorical=categorical, seed=seed % 1000)

@@ -138,3 +138,50 @@ def test_samples_do_what_they_do_elsewhere(share: float) -> None:
 def test_what_is_no_share(wrong: Any) -> None:
     with pytest.raises(ParameterError, match=r"subsample=.* must be a number greater than 0 and at most 1"):
         dboost.fit(FRAME, "y", subsample=wrong)
+
+
+@pytest.mark.parametrize("loss", ["huber", "absolute_error", "poisson", "poisson by gradients", "line search"])
+def test_leaves_are_worth_what_the_sampled_rows_say(loss: str) -> None:
+    """The naive twin: rows drawn by the same hash, leaf by leaf, for every kind of step."""
+    rng = np.random.default_rng(8)
+    n, alpha = 2000, 0.8
+    X = rng.normal(size=(n, 3))
+    y = np.exp(X[:, 0] / 2) * rng.gamma(2.0, size=n)
+    options: dict[str, Any] = {"loss": loss}
+    if loss == "huber":
+        options["huber_alpha"] = alpha
+    if loss == "poisson by gradients":
+        options = {"loss": "poisson", "criterion": "gradient"}
+    if loss == "line search":
+        options = {"loss": "poisson", "criterion": "gradient", "step": "line_search"}
+    booster = dboost.fit(
+        X, y, max_iter=3, max_leaf_nodes=4, subsample=0.4, learning_rate=0.5, l2_regularization=0.0, min_samples_leaf=5,
+        progress=False, **options,
+    )  # fmt: skip
+    stages = [np.full(n, booster.ensemble.baseline[0]), *booster.staged_predict(X, raw_score=True)]
+    leaves, shard = booster.apply(X), make_table([5], n).shard(np.zeros(n), None)
+    for iteration in (1, 2, 3):
+        raw, tree = stages[iteration - 1], booster.ensemble.trees[iteration - 1]
+        values = tree.value[tree.feature < 0]
+        rows = shard.chosen(Sample.of(0.4, 0, iteration))
+        delta = np.quantile(np.abs(y - raw), alpha, method="averaged_inverted_cdf")  # of all rows
+        expected = []
+        for leaf in range(len(values)):
+            here = rows[leaves[rows, iteration - 1] == leaf]
+            residual = (y - raw)[here]
+            if loss == "huber":
+                middle = np.median(residual)
+                expected.append(middle + np.clip(residual - middle, -delta, delta).mean())
+            elif loss == "absolute_error":
+                expected.append(np.median(residual))
+            elif loss == "line search":
+                expected.append((y - np.exp(raw))[here].mean())
+            else:
+                expected.append((y - np.exp(raw))[here].sum() / np.exp(raw[here]).sum())
+        if loss == "line search":  # one multiplier for all leaves: at it, the sampled rows' slope is 0
+            direction = np.array(expected)[leaves[rows, iteration - 1]]
+            rho = values[0] / (0.5 * expected[0])
+            slope = ((np.exp(raw[rows] + rho * direction) - y[rows]) * direction).sum()
+            assert abs(slope) < 1e-4 * (np.abs(y[rows] * direction)).sum()
+            expected = [rho * one for one in expected]
+        np.testing.assert_allclose(values, 0.5 * np.array(expected), rtol=2e-3 if loss == "huber" else 1e-4)

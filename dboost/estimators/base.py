@@ -76,10 +76,12 @@ class Boosting(BaseEstimator):
         y: Any,
         sample_weight: Any = None,
         *,
+        offset: Any = None,
         eval_set: Any = None,
         X_val: Any = None,
         y_val: Any = None,
         sample_weight_val: Any = None,
+        offset_val: Any = None,
     ) -> Any:
         """Train.
 
@@ -89,9 +91,11 @@ class Boosting(BaseEstimator):
         y : one value per row
             Also a column (n, 1), or a Dask collection that aligns with X.
         sample_weight : one value per row, optional
-        eval_set : (X, y), (X, y, weight), dict or list of these, optional
+        offset : one value per row, optional
+            Where raw scores start, see `dboost.fit`; then evaluation sets and the validation pair need offsets, too.
+        eval_set : (X, y), (X, y, weight), (X, y, weight, offset), dict or list of these, optional
             Judged after every iteration by `eval_metric`. Without a validation pair, the last set decides when to stop.
-        X_val, y_val, sample_weight_val : optional
+        X_val, y_val, sample_weight_val, offset_val : optional
             Validation data that decide when to stop, instead of a fraction of X.
 
         Returns
@@ -137,7 +141,13 @@ class Boosting(BaseEstimator):
         if HELD_OUT in sets or WATCHED in sets:
             raise ParameterError(f"an evaluation set may not be called {HELD_OUT!r} or {WATCHED!r}: these are the estimator's")
         if X_val is not None:
-            sets[HELD_OUT] = (X_val, y_val, sample_weight_val)
+            sets[HELD_OUT] = (X_val, y_val, sample_weight_val, offset_val)
+            if (offset is None) != (offset_val is None):
+                raise ParameterError("offset and offset_val go together: give both or none")
+        elif offset_val is not None:
+            raise ParameterError("offset_val belongs to X_val and y_val, which are not given")
+        if offset is not None and settings["scoring"] != "loss":
+            raise ParameterError("scorers know nothing of offsets: with an offset, scoring must be 'loss'")
         origin, model = self._origin(settings, goes_on_from)
         seeds = self._seeds if hasattr(self, "_seeds") and (model or goes_on_from) else self._draw_seeds()
         given = {name: value for name, value in settings.items() if name not in _OWN} | {"loss": self._loss()}
@@ -155,6 +165,7 @@ class Boosting(BaseEstimator):
 
         asked = {
             "sample_weight": sample_weight,
+            "offset": offset,
             "features": settings["features"],
             "categorical_features": settings["categorical_features"],
         }
@@ -183,7 +194,15 @@ class Boosting(BaseEstimator):
 
         with client_for(X, settings["client"]) as client:
             if client is None:
-                fitted = fit_table(open_training, parameters, target_name=None, weight_name=None, budget=budget, **common)
+                fitted = fit_table(
+                    open_training,
+                    parameters,
+                    target_name=None,
+                    weight_name=None,
+                    offset_name=offset,
+                    budget=budget,
+                    **common,
+                )
             else:
                 from dboost.cluster.fit import fit_on_cluster
 
@@ -265,7 +284,7 @@ class Boosting(BaseEstimator):
         for answer in getattr(self.booster_, method)(X, **arguments):
             yield answer if is_lazy(X) or is_path(X) else np.asarray(answer)
 
-    def predict(self, X: Any, *, iteration_range: Range | None = None) -> Any:
+    def predict(self, X: Any, *, iteration_range: Range | None = None, offset: Any = None) -> Any:
         """Predict a number or a class for each row.
 
         Parameters
@@ -273,12 +292,14 @@ class Boosting(BaseEstimator):
         X : like the training data
         iteration_range : (first, last), optional
             Use only these iterations, counted from 0, the last one not included.
+        offset : str, or one number per row, optional
+            See `Booster.predict`.
 
         Returns
         -------
         array (n,), or a lazy Dask collection for one
         """
-        return self._ask(X, "predict", iteration_range=iteration_range)
+        return self._ask(X, "predict", iteration_range=iteration_range, offset=offset)
 
     def staged_predict(self, X: Any) -> Iterator[Any]:
         """Yield what `predict` would give after one iteration, after two, and so on."""

@@ -172,14 +172,14 @@ class DBoostClassifier(ClassifierMixin, Boosting):
         super()._take(booster)
         self.classes_ = booster.classes_
 
-    def predict_proba(self, X: Any, *, iteration_range: Range | None = None) -> Any:
+    def predict_proba(self, X: Any, *, iteration_range: Range | None = None, offset: Any = None) -> Any:
         """Probabilities of the classes, in the order of `classes_`; parameters as of `predict`.
 
         Returns
         -------
         array (n, n_classes), or a lazy Dask collection for one
         """
-        return self._ask(X, "predict_proba", iteration_range=iteration_range)
+        return self._ask(X, "predict_proba", iteration_range=iteration_range, offset=offset)
 
     def decision_function(self, X: Any, *, iteration_range: Range | None = None) -> Any:
         """Raw scores; parameters as of `predict`.

@@ -32,7 +32,7 @@ class _Present(Booster):
         self._rows = rows
         self._whole = whole
 
-    def _through(self, X: Any, answer: Any, iteration_range: Any, n_threads: int | None) -> Any:
+    def _through(self, X: Any, answer: Any, iteration_range: Any, n_threads: int | None, offset: Any = None) -> Any:
         if X is self._rows.block:
             raw = self._rows.raw.reshape(len(self._rows.target), -1)
         else:

@@ -14,7 +14,7 @@ import numpy as np
 
 from dboost.growth.task import GrownTree
 from dboost.kernels.histograms import Layout
-from dboost.kernels.labels import label_by_tables
+from dboost.kernels.labels import BLOCK, MASK_LEAVES, label_by_masks, label_by_tables
 from dboost.kernels.routing import add_tree
 from dboost.shard.shard import Codes
 
@@ -56,6 +56,8 @@ def leaf_finder(codes: Codes, layout: Layout, grown: GrownTree) -> Callable[[np.
             leaf[first:last] = reached[first:last]
 
         return slowly
+    if len(splits) < MASK_LEAVES:
+        return _by_masks(codes, layout, grown, splits)
     # Of bytes where that will do: then the table fits the fastest cache.
     follows = np.repeat(np.arange(n, dtype=np.uint8 if n <= 256 else np.int32)[:, None], 256, axis=1)
     for node in splits:
@@ -70,6 +72,39 @@ def leaf_finder(codes: Codes, layout: Layout, grown: GrownTree) -> Callable[[np.
     depth = int(frontier.depth[:n].max())
     return lambda leaf, first, last: label_by_tables(
         codes.narrow, np.maximum(step, 0), follows, grown.leaf_of[:n], depth, first, last, leaf
+    )
+
+
+def _by_masks(codes: Codes, layout: Layout, grown: GrownTree, splits: np.ndarray) -> Callable[[np.ndarray, int, int], None]:
+    """The same for small trees."""
+    n, frontier = grown.n_nodes, grown.frontier
+    child = frontier.child[:n]
+    # Leaves below each node, counted; then the place of the first of them from the left. Children come after their parents.
+    below, first_leaf = np.ones(n, np.int64), np.zeros(n, np.int64)
+    for node in splits[::-1]:
+        below[node] = below[child[node]] + below[child[node] + 1]
+    for node in splits:
+        first_leaf[child[node]] = first_leaf[node]
+        first_leaf[child[node] + 1] = first_leaf[node] + below[child[node]]
+    leaves = np.flatnonzero(child < 0)
+    label = np.empty(len(leaves), np.int64)
+    label[first_leaf[leaves]] = grown.leaf_of[leaves]
+
+    feature = frontier.feature[splits]
+    struck = ((1 << below[child[splits]]) - 1) << first_leaf[splits]
+    spared = (~struck).astype(np.int32)
+    missing = layout.n_bins[feature]
+    # A cut after the last bin sends all values left.
+    cut = np.minimum(frontier.cut[splits], missing - 1)
+    way = np.where(layout.is_categorical[feature], 2, frontier.missing_left[splits] != 0)
+    tables = np.zeros((len(splits), 256), np.int32)
+    for s in np.flatnonzero(way == 2):
+        goes_left = np.append(grown.left_codes[splits[s], : missing[s]], frontier.missing_left[splits[s]])
+        tables[s, : len(goes_left)] = np.where(goes_left, -1, spared[s])
+    splits_as_bytes = np.where(way == 2, 0, cut).astype(np.uint8), missing.astype(np.uint8)
+    step, way = codes.row_of[feature], way.astype(np.int64)
+    return lambda leaf, first, last: label_by_masks(
+        codes.narrow, step, *splits_as_bytes, way, tables, spared, label, first, last, np.empty(BLOCK, np.int32), leaf
     )
 
 

@@ -7,9 +7,11 @@ import numpy as np
 from dboost.growth.proposal import Cells
 from dboost.growth.task import Part
 from dboost.kernels.proposals import add_masses
+from dboost.shard.merging import merged_by
 from dboost.shard.shard import Shard
 
 
+@merged_by(np.add)
 def cell_masses(shard: Shard, first: int, last: int, part: Part, scale: float) -> np.ndarray:
     """Quantised Hessians of the rows that take part in a tree, by cell of each feature: int64[n_buckets], a question.
 

@@ -6,6 +6,10 @@ derivatives are asked for. Quantiles of the residuals are found by asking all ro
 together (`statistics.quantiles`); Huber's step takes one more. Huber's δ is such a quantile too, of the sizes of all
 residuals, and is chosen when the last trees are in the scores: so its iteration takes the pass over the rows twice.
 
+**Which rows count.** Only those that take part in the tree (``subsample``, ``influence_trimming``) decide what its leaves are
+worth, whatever the step: Newton sums, second derivatives, medians and quantiles, Huber's means, the slopes of a line search.
+The scores of all rows then take it in. Two numbers are of all rows: the first score, and Huber's δ.
+
 With ``influence_trimming`` the rows that all together would hardly move a tree sit it out, in growing it and in the values of
 its leaves; which ones is found by three more rounds.
 
