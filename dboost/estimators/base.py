@@ -107,7 +107,8 @@ class Boosting(BaseEstimator):
         DataError, ParameterError, InputTypeError
             With the column, partition, rows or parameter at fault. All are ValueError or TypeError.
         """
-        return self._train(X, as_targets(y), sample_weight, eval_set, X_val, as_targets(y_val), sample_weight_val)
+        validation = (X_val, as_targets(y_val), sample_weight_val, offset_val)
+        return self._train(X, as_targets(y), sample_weight, offset, eval_set, validation)
 
     def _go_on(self, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> Any:
         """What `partial_fit` does."""
@@ -124,14 +125,14 @@ class Boosting(BaseEstimator):
         X: Any,
         y: Any,
         sample_weight: Any,
+        offset: Any = None,
         eval_set: Any = None,
-        X_val: Any = None,
-        y_val: Any = None,
-        sample_weight_val: Any = None,
+        validation: tuple[Any, Any, Any, Any] = (None, None, None, None),
         *,
         goes_on_from: Booster | None = None,
         classes: Any = None,
     ) -> Any:
+        X_val, y_val, sample_weight_val, offset_val = validation
         settings = self.get_params(deep=False)
         check_settings(self)
         check_pair(self.early_stopping, X_val, y_val, sample_weight_val)
