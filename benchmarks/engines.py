@@ -4,6 +4,11 @@ A fit bins and trains, and times the two apart, since binning is paid once and t
 the same everywhere, with two exceptions. scikit-learn has no minimum for the Hessian sum of a leaf, so for classes (where a
 row's Hessian is at most 1/4) it gets a minimum of four rows instead. And Huber's loss is not one thing: LightGBM's δ is a
 number, XGBoost has a smooth relative, scikit-learn has none; dboost chooses δ anew in every iteration. No library stops early.
+
+With K > 2 classes the libraries take second derivatives to be p (1 - p) times a constant of their own: 1 (scikit-learn),
+K / (K - 1) (LightGBM; dboost's steps have the factor instead), 2 (XGBoost). At one learning rate they would take steps of
+different lengths; so learning rates, λ and the Hessians' minimum are multiplied by that constant: all take scikit-learn's
+steps.
 """
 
 from __future__ import annotations
@@ -33,6 +38,11 @@ class Settings:
     threads: int = 2
     learning_rate: float = 0.1
     bins: int = 255
+
+    @property
+    def by_classes(self) -> float:
+        """K / (K - 1), what steps are to be multiplied by with more than two classes."""
+        return self.n_classes / (self.n_classes - 1) if self.n_classes > 2 else 1.0
 
 
 def settings_of(workload: Workload, threads: int) -> Settings:
@@ -66,7 +76,7 @@ def fit_dboost(X: Features, y: np.ndarray, settings: Settings) -> Fit:
         X,
         y,
         loss=settings.loss,
-        learning_rate=settings.learning_rate,
+        learning_rate=settings.learning_rate * settings.by_classes,
         max_iter=settings.trees,
         max_leaf_nodes=settings.max_leaves,
         max_depth=settings.max_depth,
@@ -113,12 +123,12 @@ def fit_lightgbm(X: Features, y: np.ndarray, settings: Settings, **quantised: An
         **binning,
         **quantised,
         **objective,
-        "learning_rate": settings.learning_rate,
+        "learning_rate": settings.learning_rate * settings.by_classes,
         "num_leaves": settings.max_leaves,
         "max_depth": settings.max_depth or -1,
         "min_data_in_leaf": 1,
-        "min_sum_hessian_in_leaf": 1.0,
-        "lambda_l2": 1.0,
+        "min_sum_hessian_in_leaf": settings.by_classes,
+        "lambda_l2": settings.by_classes,
         # It would try both and keep the faster one; told which that is, it need not.
         "force_col_wise" if X.shape[1] > 200 else "force_row_wise": True,
     }
@@ -153,6 +163,7 @@ def fit_xgboost(X: Features, y: np.ndarray, settings: Settings) -> Fit:
     }
     if settings.n_classes > 2:
         parameters |= {"objective": "multi:softprob", "num_class": settings.n_classes}
+        parameters |= {"eta": 2 * settings.learning_rate, "min_child_weight": 2.0, "reg_lambda": 2.0}
     if settings.growth == "best_first":
         parameters |= {"grow_policy": "lossguide", "max_leaves": settings.max_leaves, "max_depth": 0}
     else:

@@ -58,8 +58,10 @@ def path(name: str) -> Path:
 
 
 def load(name: str) -> RealTable:
-    """One of ``hflights`` (arrives over 15 minutes late?), ``adult`` (income) and ``california`` (house value)."""
-    return {"hflights": _hflights, "adult": _adult, "california": _california}[name](pd.read_parquet(path(name)))
+    """One of ``hflights`` (arrives over 15 minutes late?), ``adult`` (income), ``california`` (house value), ``covtype`` (which
+    of seven kinds of trees grow there) and ``elec2`` (does the price rise?)."""
+    known = {"hflights": _hflights, "adult": _adult, "california": _california, "covtype": _covtype, "elec2": _elec2}
+    return known[name](pd.read_parquet(path(name)))
 
 
 def _hflights(table: pd.DataFrame) -> RealTable:
@@ -80,6 +82,14 @@ def _california(table: pd.DataFrame) -> RealTable:
     target = "median_house_value"
     table = table[table[target].notna()]
     return _table("california", table.drop(columns=target), table[target].astype(np.float64), False)
+
+
+def _covtype(table: pd.DataFrame) -> RealTable:
+    return _table("covtype", table.drop(columns="Cover_Type"), table["Cover_Type"].astype(np.int64) - 1, True)
+
+
+def _elec2(table: pd.DataFrame) -> RealTable:
+    return _table("elec2", table.drop(columns="class"), table["class"].astype(np.int64), True)
 
 
 def _table(name: str, X: pd.DataFrame, y: pd.Series, is_classification: bool) -> RealTable:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import accuracy, cold_start, race, workloads
+from benchmarks import accuracy, cold_start, race, trimming, workloads
 from benchmarks.__main__ import main
 from benchmarks.engines import ENGINES, Settings
 from benchmarks.workloads import WORKLOADS
@@ -105,3 +105,9 @@ def test_cold_start(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [line for line in capsys.readouterr().out.splitlines() if "dboost" in line]
     cold, cached = (float(row.split("│")[2]) for row in rows)
     assert cold > cached > 0
+
+
+def test_trimming(capsys: pytest.CaptureFixture[str]) -> None:
+    trimming.main(["--rows", "4000", "--features", "6", "--trees", "12", "--threads", "1"])
+    drawn = capsys.readouterr().out
+    assert "11…12" in drawn and "100.0%" in drawn
