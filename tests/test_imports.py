@@ -260,3 +260,28 @@ def test_what_of_lightgbm_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_text(content)
         with pytest.raises(ModelFileError, match=name):
             dboost.from_lightgbm(tmp_path / name)
+
+
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+@pytest.mark.parametrize("target", ["y", "late", "grade"])
+def test_boosting_goes_on_from_what_was_begun_elsewhere(library: str, target: str, tmp_path: Path) -> None:
+    (X, y), (new, of_new) = table(), table(seed=1)
+    if library == "xgboost":
+        objective = {
+            "y": {},
+            "late": {"objective": "binary:logistic"},
+            "grade": {"objective": "multi:softprob", "num_class": 3},
+        }
+        rows = xgboost.DMatrix(X, y[target], enable_categorical=True)
+        begun = dboost.from_xgboost(xgboost.train(QUIET | objective[target], rows, 4))
+    else:
+        objective = {"y": {}, "late": {"objective": "binary"}, "grade": {"objective": "multiclass", "num_class": 3}}
+        begun = dboost.from_lightgbm(lightgbm.train(SMALL | objective[target], lightgbm.Dataset(X, y[target]), 4))
+    longer = dboost.fit(new, of_new[target], start_from=begun, max_iter=6)
+    assert longer.n_iter_ == begun.n_iter_ + 6 and [source["label"] for source in longer.sources][0].lower() == library
+    raw = begun.predict(new, raw_score=True)
+    np.testing.assert_allclose(longer.predict(new, raw_score=True, iteration_range=(0, 4)), raw, rtol=1e-12)
+    losses = longer.history["train_loss"].to_numpy()
+    assert losses[-1] < losses[4]
+    longer.save(tmp_path / "model.dboost")
+    assert dboost.load(tmp_path / "model.dboost") == longer
