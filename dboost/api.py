@@ -8,7 +8,7 @@ from typing import Any
 
 from dboost.booster import Booster, load
 from dboost.cluster.choice import client_for
-from dboost.errors import InputTypeError, ParameterError
+from dboost.errors import InputTypeError
 from dboost.params import make_parameters
 from dboost.sources import open_table
 from dboost.training.boost import Fitted
@@ -72,8 +72,8 @@ def fit(
     progress : bool, optional
         True: a bar on a terminal, lines elsewhere; False: nothing; default: a bar if there is a terminal.
     memory_limit : int or str, optional
-        What the fit may add to the memory of this process, in bytes or as "2GiB". Rows that do not fit go to temporary files
-        and are streamed; the model is the same. Default: all rows stay in memory.
+        What the fit may add to the memory of this process, or of each worker, in bytes or as "2GiB". Rows that do not fit go
+        to temporary files and are streamed; the model is the same. Default: all rows stay in memory.
     start_from : Booster, path or URL, optional
         Go on from this model with data that came later: every row begins with the model's score, and `max_iter` counts the
         new iterations. The columns must be the model's, the loss too (the default means the model's own); categories and
@@ -138,12 +138,10 @@ def fit(
         own = None if isinstance(checked.loss, str) else checked.loss
         return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=own)
     with client_for(data, client) as cluster:
-        if cluster is not None and budget is not None:
-            raise ParameterError("memory_limit is not supported on a cluster by this version of dboost")
         if cluster is not None:
             from dboost.cluster.fit import fit_on_cluster
 
-            fitted = fit_on_cluster(cluster, data, target, checked, **table, **common)
+            fitted = fit_on_cluster(cluster, data, target, checked, budget=budget, **table, **common)
         else:
             fitted = fit_table(
                 lambda: open_table(data, target, **table, **origin.like, **reading_within(budget, threads)),

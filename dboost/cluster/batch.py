@@ -64,11 +64,13 @@ class Batch:
     plan : Plan
     retain_bytes : int
         What may stay in memory; the rest waits in files.
+    most_bytes : int, optional
+        Partitions whose columns are larger are refused.
     """
 
-    def __init__(self, plan: Plan, retain_bytes: int) -> None:
+    def __init__(self, plan: Plan, retain_bytes: int, most_bytes: int | None = None) -> None:
         self._plan = plan
-        self._spool = Spool(retain_bytes)
+        self._spool = Spool(retain_bytes, most_bytes)
         self._reader = Reader(plan, self._spool)
         self._pieces: dict[int, Piece] = {}
         self._lock = threading.Lock()

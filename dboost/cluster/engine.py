@@ -71,6 +71,9 @@ class ClusterEngine:
         self._pending: list[ValuedTree] = []
         self._n_advanced = 0
         self._newcomers: Newcomers | None = None
+        #: Whether a round may be a pass over files: then it opens as many leaves as the tree may have.
+        self.streams = False
+        self._bytes_read = 0
 
     def past(self) -> Past:
         """What shards that are built now have missed."""
@@ -97,13 +100,15 @@ class ClusterEngine:
         if self._newcomers is None:
             self._newcomers = Newcomers(self.connection, self._training)
         self._newcomers.welcome()
-        compute = max(seconds for _, seconds in answers)
+        compute = max(seconds for _, seconds, _ in answers)
+        self._bytes_read += sum(n_bytes for *_, n_bytes in answers)
         self.timing += Timing(1, compute, 0.0, time.perf_counter() - began - compute)
-        return reduce(Extremes.merge, (extremes for extremes, _ in answers if extremes is not None))
+        return reduce(Extremes.merge, (extremes for extremes, *_ in answers if extremes is not None))
 
     def grow(self, task: TreeTask) -> GrownTree:
         """Grow one tree from the present gradients and Hessians."""
-        order = pack((task, self._layout, self.n_rows, leaves_per_round(task.rule.max_leaves)))
+        width = task.rule.max_leaves if self.streams else leaves_per_round(task.rule.max_leaves)
+        order = pack((task, self._layout, self.n_rows, width))
         grown, timing = self._surely(lambda: self.connection.grow(self._training.workers, order))
         self.timing += timing
         in_cells(grown, task.cells, self._keeps_cells)
@@ -133,7 +138,9 @@ class ClusterEngine:
     def report(self) -> dict[str, float]:
         """Seconds since the last report: the slowest worker's own work, merging and deciding, and waiting (for messages)."""
         spent, self.timing = self.timing, Timing()
-        return {"seconds_compute": spent.compute, "seconds_reduce": spent.reduce, "seconds_wait": spent.wait}
+        told = {"seconds_compute": spent.compute, "seconds_reduce": spent.reduce, "seconds_wait": spent.wait}
+        n_bytes, self._bytes_read = self._bytes_read, 0
+        return told | {"bytes_read": n_bytes}
 
     def close(self) -> None:
         self.team.close()

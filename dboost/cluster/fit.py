@@ -27,6 +27,7 @@ from dboost.schema import Level
 from dboost.sources.frame import is_lazy, is_path
 from dboost.statistics.metrics import Metric, Size, find_metrics
 from dboost.training.boost import Clock, Fitted, Prepared, asked, boost, checked, reading, stopping_rule, with_columns
+from dboost.training.budget import Budget
 from dboost.training.checkpoint import Checkpoint
 from dboost.training.held_out import Judge, Yardstick, named_sets
 from dboost.training.monitor import Callback
@@ -59,6 +60,7 @@ def fit_on_cluster(
     checkpoint: Checkpoint | None = None,
     source_name: str | None = None,
     classes: tuple[Level, ...] | None = None,
+    budget: Budget | None = None,
 ) -> Fitted:
     """Load, bin and train where the partitions lie.
 
@@ -72,6 +74,8 @@ def fit_on_cluster(
         Threads of this process, for what is done here.
     supervise, origin, checkpoint, source_name, classes
         As in `fit_table`. Whoever supervises sees the target and the weights of all rows, which come here for that.
+    budget : Budget, optional
+        What the fit may add to the memory of each worker. Rows that do not fit are streamed from its local directory.
     """
     sets = list(named_sets(eval_set))
     callbacks = checked(callbacks)
@@ -90,6 +94,7 @@ def fit_on_cluster(
                 categorical_features=categorical_features,
                 **origin.like,
                 n_parts=max(sum(client.nthreads().values()), 1),
+                budget=budget,
             )
             table = ClusterTable(connection, _TRAINING, source)
             table.load()
@@ -168,11 +173,13 @@ def fit_on_cluster(
                 n_planes=prepared.n_planes,
                 coarse=prepared.start.loss_unit,
                 starts=starts_of(table.n_kept),
+                budget=budget,
             )
             terms = prepared.target.loss.terms()
             engine = ClusterEngine(
                 connection, table, prepared.bin_layout, prepared.keeps_cells, prepared.n_rows, terms, n_threads
             )
+            engine.streams = budget is not None
             chosen = _hold_out_chosen(table, plan, prepared, recipe)
             table.build("build", lambda: (recipe, engine.past()))
             clock.lap("bin")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from distributed import Worker, get_worker
@@ -60,7 +61,7 @@ class ShardHolder(WorkerPlugin):
             if fit in self._ended:
                 raise RuntimeError("this fit has ended")
             if fit not in self._holdings:
-                self._holdings[fit] = Holding(self._worker.state.nthreads)
+                self._holdings[fit] = Holding(self._worker.state.nthreads, Path(self._worker.local_directory))
             return self._holdings[fit]
 
     async def call(self, fit: str, number: int, method: str, arguments: bytes) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,37 +28,23 @@ import numpy as np
 from dboost.cluster.exchange import Owner
 from dboost.cluster.intake import Intake
 from dboost.cluster.messages import pack, unpack
+from dboost.cluster.parts import MemoryPart, Part, streamed_parts
 from dboost.cluster.recipe import Past, Recipe
 from dboost.engine.in_process import is_small
 from dboost.engine.team import Team
 from dboost.growth.grower import Answer, Question
 from dboost.growth.search import Findings, Searcher
 from dboost.growth.task import Extremes, TreeTask
-from dboost.shard.advance import Scratch, advance_rows
+from dboost.shard.advance import Scratch
 from dboost.shard.catch_up import ValuedTree, add_grown, leaves_of
 from dboost.shard.loading import encode_table, in_ranges, kept_rows
 from dboost.shard.rounds import Rounds
 from dboost.shard.shard import Shard, runs_of
 from dboost.sources import Table
+from dboost.sources.spool import temporary_root
 from dboost.statistics.metrics import Rows, Size, find_metrics
 from dboost.training.held_out import HeldOut
 from dboost.training.replay import add_trees, block_of, starting_scores
-
-
-@dataclass(eq=False)
-class _Part:
-    """A shard with its state between calls; `owned` says which of its rows are of which partition of which batch."""
-
-    rounds: Rounds
-    batch: str
-    owned: np.ndarray  # int64[n_rows]
-    scratch: Scratch
-    applied: int = -1
-    extremes: Extremes | None = None
-
-    @property
-    def shard(self) -> Shard:
-        return self.rounds.shard
 
 
 @dataclass(eq=False)
@@ -76,14 +63,18 @@ class Holding(Intake):
     ----------
     n_threads : int
         Threads for this fit's work.
+    folder : Path, optional
+        Where rows that do not fit a memory limit are kept; default: where Dask's temporary files are.
     """
 
-    def __init__(self, n_threads: int) -> None:
+    def __init__(self, n_threads: int, folder: Path | None = None) -> None:
         super().__init__(n_threads)
+        self._folder = folder or temporary_root()
+        self._bytes_read = 0
         self.lock = threading.Lock()
         #: Number of the last round that was heard of.
         self.latest = -1
-        self._parts: list[_Part] = []
+        self._parts: list[Part] = []
         self._judged: dict[str, list[_Judged]] = {}
         self._built: set[str] = set()
         self._recipe: Recipe | None = None
@@ -94,6 +85,8 @@ class Holding(Intake):
         """Let go of everything."""
         for batch in self._batches.values():
             batch.close()
+        for part in self._parts:
+            part.close()
         self._pool.shutdown(wait=False)
         self._team.close()
         self._batches, self._tables, self._begun, self._parts, self._judged = {}, {}, {}, [], {}
@@ -106,6 +99,23 @@ class Holding(Intake):
             return
         table, y = self._tables.pop(batch), self._targets.pop(batch)
         self._recipe = recipe
+        n_rows = table.n_rows if table.weight is None else int(np.count_nonzero(table.weight > 0))
+        budget = recipe.budget
+        if budget is None or budget.holds_rows(recipe.traits, n_rows + self.n_rows, self._n_threads):
+            self._parts += self._in_memory(table, y, batch, recipe, past)
+        else:
+            budget.histograms(recipe.traits, n_rows, self._n_threads)  # complains where even that is too much
+            raw = None
+            if recipe.origin.model is not None:
+                raw = self._raw_scores(batch, table, kept_rows(table.weight), slice(None))
+            self._parts += streamed_parts(
+                table, y, raw, batch, recipe, recipe.traits, past, root=self._folder, n_threads=self._n_threads
+            )
+        self._batches.pop(batch).close()
+        self._begun.pop(batch, None)
+        self._built.add(batch)
+
+    def _in_memory(self, table: Table, y: np.ndarray, batch: str, recipe: Recipe, past: Past) -> list[Part]:
         weight = table.weight
         kept = kept_rows(weight)
         rows = np.arange(table.n_rows) if kept is None else kept
@@ -113,6 +123,7 @@ class Holding(Intake):
         in_all = _global_numbers(table, rows, recipe.starts)
         cells = len(rows) * len(recipe.features)
         n_shards = 1 if is_small(len(rows), len(recipe.features)) else min(self._n_threads, max(cells, 1))
+        parts: list[Part] = []
         for k in range(n_shards):
             first, last = len(rows) * k // n_shards, len(rows) * (k + 1) // n_shards
             if first == last:
@@ -135,12 +146,11 @@ class Holding(Intake):
                 ranges=runs_of(in_all[first:last]),
             )
             in_ranges(shard.fill_tiles, len(some), self._n_threads)
-            part = _Part(Rounds(shard, recipe.n_planes), batch, numbers[some], Scratch())
-            self._catch_up(part, past)
-            self._parts.append(part)
-        self._batches.pop(batch).close()
-        self._begun.pop(batch, None)
-        self._built.add(batch)
+            rounds = Rounds(shard, recipe.n_planes)
+            part = MemoryPart(rounds, batch, numbers[some], recipe, self._n_threads, Scratch())
+            _catch_up(part, past)
+            parts.append(part)
+        return parts
 
     def _raw_scores(self, batch: str, table: Table, rows: np.ndarray | None, places: slice) -> np.ndarray:
         """What some rows begin with; places : which of the table's rows of positive weight they are."""
@@ -153,73 +163,40 @@ class Holding(Intake):
         add_trees(raw, origin, table, rows, n_threads, (origin.n_earlier, origin.n_before))
         return raw
 
-    def _catch_up(self, part: _Part, past: Past) -> None:
-        shard, recipe = part.shard, self._recipe
-        assert recipe is not None
-        for trees in past.iterations:
-            for tree in trees:
-                raw = shard.raw if shard.raw.ndim == 1 else shard.raw[tree.output]
-                add_grown(shard.codes, shard.layout, tree.grown, tree.values, raw, 0, shard.n_rows)
-        if past.applied >= 0:
-            # Gradients as they were after the last complete iteration; adding nothing changes no score.
-            self._advance(part, np.zeros((shard.n_outputs, 1)), past.terms)
-            part.applied = past.applied
-        for tree in past.pending:
-            shard.for_tree(tree.output)[2][:] = leaves_of(shard.codes, shard.layout, tree.grown)
-
     def keep(self, batch: str, numbers: Sequence[int]) -> None:
         """Let go of the rows of this batch's other partitions: somebody else has them now."""
         if batch in self._batches:  # never built
             self._tables.pop(batch, None)
             self._targets.pop(batch, None)
             self._batches.pop(batch).close()
-        parts = []
+        parts: list[Part] = []
         for part in self._parts:
-            kept = np.isin(part.owned, numbers) if part.batch == batch else np.ones(len(part.owned), bool)
-            if kept.all():
-                parts.append(part)
-            elif kept.any():
-                parts.append(self._some_rows(part, np.flatnonzero(kept)))
+            kept = part.keep(numbers) if part.batch == batch else part
+            if kept is not None:
+                parts.append(kept)
         self._parts = parts
-
-    def _some_rows(self, part: _Part, rows: np.ndarray) -> _Part:
-        recipe = self._recipe
-        assert recipe is not None
-        shard = part.shard.some_rows(rows)
-        in_ranges(shard.fill_tiles, shard.n_rows, self._n_threads)
-        # What it said of its rows after the last iteration is said no more; nobody asks again before the next one.
-        return _Part(Rounds(shard, recipe.n_planes), part.batch, part.owned[rows], part.scratch, part.applied)
 
     # Training.
 
-    def advance(self, iteration: int, values: np.ndarray, terms: tuple) -> tuple[Extremes | None, float]:
-        """Complete an iteration (0: none yet): scores take in its trees; also the seconds that took.
+    def advance(self, iteration: int, values: np.ndarray, terms: tuple) -> tuple[Extremes | None, float, int]:
+        """Complete an iteration (0: none yet): scores take in its trees; also the seconds that took, and bytes read meanwhile.
 
         Asked again, it repeats what it said. terms : the loss's record for kernels.
         """
         began = time.perf_counter()
-        parts = [part for part in self._each(lambda part: self._to(part, iteration, values, terms)) if part is not None]
-        return reduce(Extremes.merge, parts) if parts else None, time.perf_counter() - began
-
-    def _to(self, part: _Part, iteration: int, values: np.ndarray, terms: tuple) -> Extremes | None:
-        if part.applied < iteration:
-            self._advance(part, values, terms)
-            part.applied = iteration
-        return part.extremes
-
-    def _advance(self, part: _Part, values: np.ndarray, terms: tuple) -> None:
-        assert self._recipe is not None
-        shard = part.shard
-        part.extremes = advance_rows(shard, terms, values, self._recipe.coarse, part.scratch, 0, shard.n_rows)
+        parts = [part for part in self._each(lambda part: _to(part, iteration, values, terms)) if part is not None]
+        before, self._bytes_read = self._bytes_read, sum(part.bytes_read for part in self._parts)
+        read = max(self._bytes_read - before, 0)
+        return reduce(Extremes.merge, parts) if parts else None, time.perf_counter() - began, read
 
     def answer(self, task: TreeTask | None, question: Question) -> tuple[Answer | None, float]:
         """Begin a tree (with a task) and answer a question; also the seconds that took."""
         began = time.perf_counter()
 
-        def one(part: _Part) -> Answer:
+        def one(part: Part) -> Answer:
             if task is not None:
-                part.rounds.begin(task)
-            return part.rounds.answer(question)
+                part.begin(task)
+            return part.answer(question)
 
         answers = self._each(one)
         merged = reduce(Answer.merge, answers).compact() if answers else None
@@ -258,14 +235,14 @@ class Holding(Intake):
 
     def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
         """``function(shard, first, last, *arguments)`` of every shard."""
-        return self._each(lambda part: function(part.shard, 0, part.shard.n_rows, *arguments))
+        return [answer for told in self._each(lambda part: part.ask(function, *arguments)) for answer in told]
 
     @property
     def n_rows(self) -> int:
         """Rows that are trained on here."""
-        return sum(part.shard.n_rows for part in self._parts)
+        return sum(part.n_rows for part in self._parts)
 
-    def _each(self, work: Callable[[_Part], Any]) -> list[Any]:
+    def _each(self, work: Callable[[Part], Any]) -> list[Any]:
         if len(self._parts) == 1:
             return [work(self._parts[0])]
         return list(self._pool.map(work, self._parts))
@@ -325,6 +302,27 @@ class Holding(Intake):
                 chunks = [metric.chunk(judged.rows) for metric in find_metrics(names, judged.rows.loss)]
                 found.setdefault(name, []).append(chunks)
         return found
+
+
+def _catch_up(part: MemoryPart, past: Past) -> None:
+    shard = part.rounds.shard
+    for trees in past.iterations:
+        for tree in trees:
+            raw = shard.raw if shard.raw.ndim == 1 else shard.raw[tree.output]
+            add_grown(shard.codes, shard.layout, tree.grown, tree.values, raw, 0, shard.n_rows)
+    if past.applied >= 0:
+        # Gradients as they were after the last complete iteration; adding nothing changes no score.
+        part.advance(past.terms, np.zeros((shard.n_outputs, 1)))
+        part.applied = past.applied
+    for tree in past.pending:
+        shard.for_tree(tree.output)[2][:] = leaves_of(shard.codes, shard.layout, tree.grown)
+
+
+def _to(part: Part, iteration: int, values: np.ndarray, terms: tuple) -> Extremes | None:
+    if part.applied < iteration:
+        part.advance(terms, values)
+        part.applied = iteration
+    return part.extremes
 
 
 def _global_numbers(table: Table, rows: np.ndarray, starts: dict[int, int]) -> np.ndarray:

@@ -17,6 +17,7 @@ from dboost.cluster.recipe import RowRoles
 from dboost.shard.loading import distinct_of, kept_rows, sampled
 from dboost.sources import Table
 from dboost.sources.plan import Plan
+from dboost.training.budget import Budget
 from dboost.training.origin import Origin
 from dboost.training.replay import starting_scores
 from dboost.training.supervision import HELD_OUT
@@ -38,11 +39,12 @@ class Intake:
         self._targets: dict[str, np.ndarray] = {}
         self._chosen: dict[tuple[str, str], tuple[np.ndarray, np.ndarray | None]] = {}
 
-    def take(self, batch: str, i: int, plan: Plan, bundle: tuple[Any, Any, Any, Any]) -> int:
+    def take(self, batch: str, i: int, plan: Plan, bundle: tuple[Any, Any, Any, Any], budget: Budget | None = None) -> int:
         """Read partition `i` into a batch (called by loading tasks, several at a time)."""
         with self._guard:
             if batch not in self._batches:
-                self._batches[batch] = Batch(plan, RETAIN_BYTES)
+                within = (RETAIN_BYTES, None) if budget is None else (budget.retained, budget.chunk)
+                self._batches[batch] = Batch(plan, *within)
             found = self._batches[batch]
         return found.take(i, bundle)
 

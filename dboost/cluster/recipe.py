@@ -9,7 +9,9 @@ import numpy as np
 from dboost.binning import Binning
 from dboost.kernels.histograms import Layout
 from dboost.schema import Feature
+from dboost.shard.blocks import Traits
 from dboost.shard.catch_up import ValuedTree
+from dboost.training.budget import Budget
 from dboost.training.origin import Origin
 from dboost.training.target import Target
 
@@ -40,6 +42,8 @@ class Recipe:
         Unit of exact loss sums.
     starts : dict of int to int
         Number of each partition's first row among all rows that are trained on.
+    budget : Budget or None
+        What the fit may add to the memory of each worker.
     """
 
     features: tuple[Feature, ...]
@@ -57,6 +61,22 @@ class Recipe:
     n_planes: int
     coarse: float
     starts: dict[int, int]
+    budget: Budget | None = None
+
+    @property
+    def traits(self) -> Traits:
+        """What shards of rows in files have to know."""
+        return Traits(
+            layout=self.layout,
+            n_outputs=len(self.baseline),
+            weighted=self.weighted,
+            whole_weights=self.whole_weights,
+            constant_hessian=self.constant_hessian,
+            by_weight=self.by_weight,
+            max_leaves=self.max_leaves,
+            n_planes=self.n_planes,
+            coarse=self.coarse,
+        )
 
 
 @dataclass(frozen=True, eq=False)

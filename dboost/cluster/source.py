@@ -29,6 +29,7 @@ from dboost.sources.frame import Frame, as_frame, is_lazy, is_path, library
 from dboost.sources.partition import ROLES
 from dboost.sources.plan import Plan, make_plan
 from dboost.sources.table import separate_roles
+from dboost.training.budget import Budget
 
 #: Loading tasks go before the tasks that the user queued earlier.
 _PRIORITY = 10
@@ -68,7 +69,9 @@ class Source:
         like: tuple[Feature, ...] | None = None,
         grows: bool = False,
         n_parts: int = 1,
+        budget: Budget | None = None,
     ) -> None:
+        self._budget = budget
         if target is None:
             raise DataError("training requires y to be passed, but the target y is None")
         if is_path(data):
@@ -115,7 +118,7 @@ class Source:
         plan_key = f"dboost-plan-{connection.fit}-{batch}"
         keys = {i: f"dboost-read-{connection.fit}-{batch}-{i}" for i in numbers}
         graph = dict(self._graph)
-        graph[plan_key] = (_given, pack(plan))
+        graph[plan_key] = (_given, pack((plan, self._budget)))
         for i, key in keys.items():
             graph[key] = (_read_part, connection.fit, batch, i, plan_key, self._filled, self._bundles[i])
         # A worker may go at any time: a wish, never a condition.
@@ -167,7 +170,8 @@ def _given(value: Any) -> Any:
 def _read_part(fit: str, batch: str, i: int, plan: bytes, filled: Sequence[bool], bundle: tuple[Any, ...]) -> Receipt:
     """The loading task."""
     holding, address = here(fit)
-    return Receipt(i, holding.take(batch, i, unpack(plan), lazy.in_place(bundle, filled)), address)
+    how, budget = unpack(plan)
+    return Receipt(i, holding.take(batch, i, how, lazy.in_place(bundle, filled), budget), address)
 
 
 def _cut(data: Any, frame: Frame, n_parts: int) -> tuple[dict[Any, Any], list[Any]]:

@@ -207,12 +207,9 @@ class Boosting(BaseEstimator):
             else:
                 from dboost.cluster.fit import fit_on_cluster
 
-                if budget is not None:
-                    raise ParameterError("memory_limit is not supported on a cluster by this version of dboost")
-
                 check_lengths(X, y, sample_weight)
                 self._note_features(X)
-                fitted = fit_on_cluster(client, X, y, parameters, **asked, **common)
+                fitted = fit_on_cluster(client, X, y, parameters, budget=budget, **asked, **common)
         # Of a model that came from elsewhere nobody knows what was measured before its first tree.
         fresh = origin.model is None
         before = fitted.before if fresh else getattr(self, "_before", {}) if model or goes_on_from else {}

@@ -24,6 +24,8 @@ from dboost.shard.store import BLOCK_ROWS, BlockFile, Field, Wish
 
 #: A block of a wide table has fewer rows, so that it is not larger than this.
 _BLOCK_BYTES = 4 * 2**20
+#: … and there are as many blocks, as long as each has as many rows.
+_LEAST_BLOCKS, _LEAST_ROWS = 16, 1024
 #: Slots of a growing tree per leaf that it may have in the end, see `growth.grower.MOST_OPENED`.
 _SLOTS_PER_LEAF = 5
 
@@ -74,9 +76,9 @@ class Traits:
         """What a row takes in the files."""
         return sum(field.n_bytes(1) for field in (*self.code_fields(), *self.row_fields(), *self.state_fields()))
 
-    def room_bytes(self) -> int:
+    def room_bytes(self, n_rows: int) -> int:
         """What a thread that streams blocks needs for them: two rooms, and records."""
-        return rows_that_fit(self.code_fields()) * (2 * self.bytes_per_row() + 16)
+        return rows_that_fit(self.code_fields(), n_rows) * (2 * self.bytes_per_row() + 16)
 
 
 def code_fields(layout: Layout) -> list[Field]:
@@ -86,10 +88,10 @@ def code_fields(layout: Layout) -> list[Field]:
     return [Field("tiles", "<u8", (n_tiles,), (words,)), *([Field("wide", "<u2", (n_wide,))] if n_wide else [])]
 
 
-def rows_that_fit(codes: Sequence[Field]) -> int:
-    """Rows of a block with these codes: a power of two."""
-    rows = BLOCK_ROWS
-    while rows > 1024 and rows * sum(field.n_bytes(1) for field in codes) > _BLOCK_BYTES:
+def rows_that_fit(codes: Sequence[Field], n_rows: int) -> int:
+    """Rows of a block with these codes, a power of two: fewer for wide tables, and for those of few rows."""
+    rows, width = BLOCK_ROWS, sum(field.n_bytes(1) for field in codes)
+    while rows > _LEAST_ROWS and (rows * width > _BLOCK_BYTES or rows * _LEAST_BLOCKS > n_rows):
         rows //= 2
     return rows
 

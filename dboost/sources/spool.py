@@ -82,14 +82,19 @@ def _locked(folder: Path) -> bool:
 class PrivateDirectory:
     """A directory that lives as long as this object, and at most as long as the process.
 
+    Parameters
+    ----------
+    root : Path, optional
+        Where it is made; default: `temporary_root`.
+
     Raises
     ------
     DBoostError
         Naming the directory, when it cannot be made.
     """
 
-    def __init__(self) -> None:
-        root = temporary_root()
+    def __init__(self, root: Path | None = None) -> None:
+        root = temporary_root() if root is None else root
         try:
             root.mkdir(parents=True, exist_ok=True)
             self.path = Path(tempfile.mkdtemp(prefix=f"dboost-{os.getpid()}-", dir=root))

@@ -193,7 +193,7 @@ def write_binned(
     }
     fields = [Field("target", "<f8"), *(Field(name, "<f8", shape) for name, (there, shape) in wanted.items() if there)]
     tiles = code_fields(layout)
-    block_rows = rows_that_fit(tiles)
+    block_rows = rows_that_fit(tiles, census.n_rows)
     files: dict[str, BlockFile] = {}
     try:
         for name, of_file in (("codes", tiles), ("rows", fields)):

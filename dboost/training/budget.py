@@ -108,7 +108,7 @@ class Budget:
         )
         return self.holds_rows(traits, n_rows, n_threads)
 
-    def histograms(self, traits: Traits, n_threads: int) -> int:
+    def histograms(self, traits: Traits, n_rows: int, n_threads: int) -> int:
         """What is left for histograms beside the rooms of streamed rows.
 
         Raises
@@ -116,7 +116,7 @@ class Budget:
         ParameterError
             When that is too little for a tree.
         """
-        rooms = n_threads * traits.room_bytes()
+        rooms = n_threads * traits.room_bytes(n_rows)
         least = rooms + histogram_bytes(traits, n_threads)
         if least > self.limit:
             raise ParameterError(

@@ -193,7 +193,7 @@ def load_binned(
         data.close()
     else:
         assert budget is not None
-        room = budget.histograms(traits, n_threads)
+        room = budget.histograms(traits, data.n_rows, n_threads)
         own = PrivateDirectory() if folder is None else folder
         try:
             blocks = blocks_around(answers, prepared, own.path)

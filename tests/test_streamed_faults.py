@@ -1,0 +1,190 @@
+"""What goes wrong with files in the middle of a fit: faults are made for real, told in a sentence, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+
+import dboost
+from dboost.shard import blocks
+from dboost.training.budget import Budget
+
+ROOT = Path(__file__).parent.parent
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(3000, 5)).astype(np.float32)
+Y = X[:, 0] * X[:, 1]
+
+#: The beginning of a process that streams whatever it fits, to a folder of its own.
+CHILD = """
+    import resource, signal, sys, dask, numpy as np
+    import dboost
+    from dboost.shard import blocks
+    from dboost.training.budget import Budget
+    Budget.holds_rows = lambda *_: False
+    blocks.BLOCK_ROWS = 1024
+    dask.config.set({"temporary-directory": sys.argv[1]})
+    X = np.random.default_rng(0).normal(size=(40_000, 5)).astype(np.float32)
+    Y = X[:, 0] * X[:, 1]
+"""
+
+
+def child(code: str, folder: Path) -> subprocess.Popen[str]:
+    """A process that runs the code after the beginning."""
+    whole = textwrap.dedent(CHILD) + textwrap.dedent(code)
+    return subprocess.Popen(
+        [sys.executable, "-c", whole, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 1024)
+    place = tmp_path / "temporary"
+    place.mkdir()
+    with dask.config.set({"temporary-directory": str(place)}):
+        yield place
+
+
+def fit(**options: Any) -> dboost.Booster:
+    return dboost.fit(X, Y, **{"max_iter": 3, "memory_limit": "64MiB", "progress": False} | options)
+
+
+def at(iteration: int, action: Callable[[], Any]) -> Callable[[dboost.Iteration], None]:
+    def callback(now: dboost.Iteration) -> None:
+        if now.iteration == iteration:
+            action()
+
+    return callback
+
+
+def the(folder: Path, name: str) -> Path:
+    """A file of the fit under way."""
+    (found,) = folder.glob(f"dboost-*/{name}")
+    return found
+
+
+def flip(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.seek(5000)
+        byte = file.read(1)[0]
+        file.seek(5000)
+        file.write(bytes([byte ^ 16]))
+
+
+@pytest.mark.parametrize(
+    ("action", "complaint"),
+    [
+        (lambda folder: flip(the(folder, "codes")), r"codes is damaged: block 0 is not what was written"),
+        (lambda folder: flip(the(folder, "fit-rows")), r"fit-rows is damaged"),
+        (lambda folder: os.truncate(the(folder, "codes"), 100), r"codes is cut short: block 0 of 3"),
+        (lambda folder: os.truncate(the(folder, "fit-state"), 100), r"fit-state is cut short"),
+    ],
+)
+def test_files_that_change_under_a_fit(folder: Path, action: Callable[[Path], None], complaint: str) -> None:
+    with pytest.raises(dboost.DBoostError, match=complaint):
+        fit(callbacks=at(1, lambda: action(folder)))
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with (
+        dask.config.set({"temporary-directory": str(tmp_path / "file" / "below")}),
+        pytest.raises(dboost.DBoostError, match=r"cannot write temporary files in .*file/below"),
+    ):
+        fit()
+
+
+def test_a_callback_that_fails_leaves_nothing(folder: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        fit(callbacks=at(2, lambda: 1 / 0))
+    assert list(folder.iterdir()) == []
+
+
+def test_an_evaluation_set_that_fails_leaves_nothing(folder: Path) -> None:
+    with pytest.raises(dboost.DataError, match="evaluation set 'eval'"):
+        fit(eval_set=(X[:, :4], Y))
+    assert list(folder.iterdir()) == []
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """A small file system of its own where that may be mounted; else a limit on the size of files."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = (
+        os.geteuid() == 0
+        and not subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
+        ).returncode
+    )
+    limit = "" if mounted else "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))"
+    try:
+        process = child(
+            f"""
+            {limit}
+            try:
+                dboost.fit(X, Y, memory_limit="64MiB", max_iter=2)
+            except dboost.DBoostError as error:
+                print(error)
+            """,
+            folder,
+        )
+        told, errors = process.communicate(timeout=300)
+        assert "there is no room for its" in told, errors
+        assert list(folder.iterdir()) == []
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(folder)], check=True)
+
+
+UNDER_WAY = """
+    def said(now):
+        print(now.iteration, flush=True)
+
+    try:
+        dboost.fit(X, Y, memory_limit="64MiB", max_iter=100_000, progress=False, callbacks=[said])
+    except dboost.FitInterrupted as stopped:
+        print("interrupted", stopped.iterations > 0, flush=True)
+"""
+
+
+def test_an_interrupt_removes_the_files(tmp_path: Path) -> None:
+    process = child(UNDER_WAY, tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "1\n"
+    assert list(tmp_path.glob("dboost-*/codes"))
+    process.send_signal(signal.SIGINT)
+    told, errors = process.communicate(timeout=120)
+    assert "interrupted True" in told, errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_files_of_a_killed_fit_go_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = child(UNDER_WAY, tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "1\n"
+    process.kill()
+    process.communicate()
+    (left,) = tmp_path.iterdir()
+    assert (left / "codes").stat().st_size > 0
+    deadline = time.monotonic() + 60
+    with dask.config.set({"temporary-directory": str(tmp_path)}):
+        while left.exists() and time.monotonic() < deadline:  # the system may take a moment to let go of a lock
+            dboost.fit(X[:50], Y[:50], max_iter=1)
+    assert list(tmp_path.iterdir()) == []
