@@ -8,7 +8,7 @@ from typing import Any
 
 from dboost.booster import Booster, load
 from dboost.cluster.choice import client_for
-from dboost.errors import InputTypeError
+from dboost.errors import InputTypeError, ParameterError
 from dboost.params import make_parameters
 from dboost.sources import open_table
 from dboost.training.boost import Fitted
@@ -63,8 +63,8 @@ def fit(
     eval_metric : str or sequence of str, optional
         By scikit-learn's names; default: the loss.
     client : distributed.Client, optional
-        Train on its cluster. Default: for Dask collections and paths the current client, if there is one; else in this
-        process.
+        Train on its cluster (not with prepared data). Default: for Dask collections and paths the current client, if there is
+        one; else in this process.
     n_threads : int, optional
         Threads of this process. Default: all processors it may use. Workers use as many threads as they have.
     callbacks : sequence of callable
@@ -131,6 +131,8 @@ def fit(
         "source_name": checked_name(source_name),
     }
     if is_binned(data):
+        if client is not None:
+            raise ParameterError("prepared data are trained on in this process: leave the client out")
         given = {"sample_weight": sample_weight, "offset": offset, "features": features, "target": target}
         given |= {"categorical_features": None if categorical_features == "from_dtype" else categorical_features}
         given = {name: value for name, value in given.items() if value is not None}

@@ -161,6 +161,10 @@ def test_what_shaped_prepared_data_cannot_be_changed(tmp_path: Path) -> None:
             dboost.fit(place, "y", **change)
     with pytest.raises(dboost.ParameterError, match="target='late' does not fit the data"):
         dboost.fit(place, "late")
+    with pytest.raises(dboost.ParameterError, match="with a target of their own: leave yours out"):
+        dboost.fit(place, np.zeros(200))
+    with pytest.raises(dboost.ParameterError, match="prepared data are trained on in this process"):
+        dboost.fit(place, "y", client=object())
 
 
 def test_prepare_overwrites_only_what_it_made(tmp_path: Path) -> None:

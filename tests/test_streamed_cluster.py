@@ -15,16 +15,10 @@ from distributed import Client
 import dboost
 from dboost.shard import blocks
 from dboost.training.budget import Budget
-from tests.clusters import Processes, a_table, threads_cluster
+from tests.clusters import Processes, a_table, stream_everything, threads_cluster
 
 FRAME = a_table(3000)
 OPTIONS: dict[str, Any] = {"max_iter": 3, "progress": False, "max_leaf_nodes": 8, "features": ["a", "b", "c", "e"]}
-
-
-def stream_everything() -> None:
-    """Every limit is too small for the rows, and blocks are short (run on workers)."""
-    Budget.holds_rows = lambda *_: False  # type: ignore[method-assign, assignment]
-    blocks.BLOCK_ROWS = 256
 
 
 @pytest.fixture(scope="module")

@@ -228,8 +228,8 @@ def streamed_parts(
 ) -> list[StreamedPart]:
     """Write a table's rows of positive weight to files, caught up with the past; one part for each thread.
 
-    y : float64[n_rows], targets of all rows in the terms of the loss; begun : float64[n_kept] or float64[n_outputs, n_kept], what
-    rows of positive weight begin with where a model is continued, or None for the best constant.
+    y : float64[n_rows], targets of all rows in the terms of the loss; begun : float64[n_kept] or float64[n_outputs, n_kept],
+    what rows of positive weight begin with where a model is continued, or None for the best constant.
     """
     layout = recipe.layout
     kept = [int(np.count_nonzero(weight > 0)) if weight is not None else n for n, weight in _weights(table)]

@@ -32,7 +32,10 @@ _SLOTS_PER_LEAF = 5
 
 @dataclass(frozen=True, eq=False)
 class Traits:
-    """What all shards of a fit have in common; see `Shard`."""
+    """What all shards of a fit have in common; see `Shard`.
+
+    opens_more : whether nodes may be opened that are no part of the tree in the end.
+    """
 
     layout: Layout
     n_outputs: int
@@ -43,11 +46,12 @@ class Traits:
     max_leaves: int
     n_planes: int
     coarse: float
+    opens_more: bool = True
 
     @property
     def leaf_type(self) -> str:
-        """Rows hold the slots of nodes while a tree grows, of which there may be more than leaves."""
-        return "<u1" if _SLOTS_PER_LEAF * self.max_leaves <= 256 else "<i4"
+        """Rows hold the slots of nodes while a tree grows, of which there are more than leaves if more nodes are opened."""
+        return "<u1" if self.max_leaves * (_SLOTS_PER_LEAF if self.opens_more else 1) <= 256 else "<i4"
 
     @property
     def has_times(self) -> bool:

@@ -110,10 +110,12 @@ def check_same(data: BinnedData, given: dict[str, Any]) -> None:
         Naming the parameter.
     """
     for name, value in given.items():
-        known = data.settings.get(name)
-        if describe(value) != known:
+        known, now = data.settings.get(name), describe(value)
+        if str(now).startswith("<"):
+            raise ParameterError(f"{data.codes.path.parent} holds prepared data with a {name} of their own: leave yours out")
+        if now != known:
             what = f"was prepared with {name}={known!r}" if known is not None else f"was prepared without {name}"
-            raise ParameterError(f"{name}={describe(value)!r} does not fit the data: {data.codes.path.parent} {what}")
+            raise ParameterError(f"{name}={now!r} does not fit the data: {data.codes.path.parent} {what}")
 
 
 def describe(value: Any) -> Any:

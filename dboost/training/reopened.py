@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dboost.growth.frontier import ANY_ORDER
 from dboost.shard.blocks import Blocks, Traits, Writer
 from dboost.shard.shard import Shard, empty_codes
 from dboost.shard.writing import codes_of
@@ -90,6 +91,7 @@ def traits_of(prepared: Prepared) -> Traits:
         max_leaves=prepared.rule.max_leaves,
         n_planes=prepared.n_planes,
         coarse=prepared.start.loss_unit,
+        opens_more=prepared.rule.order != ANY_ORDER,
     )
 
 
