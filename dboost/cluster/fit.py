@@ -27,7 +27,7 @@ from dboost.schema import Level
 from dboost.sources.frame import is_lazy, is_path
 from dboost.statistics.metrics import Metric, Size, find_metrics
 from dboost.training.boost import Clock, Fitted, Prepared, asked, boost, checked, reading, stopping_rule, with_columns
-from dboost.training.budget import Budget
+from dboost.training.budget import Budget, check_proposal
 from dboost.training.checkpoint import Checkpoint
 from dboost.training.held_out import Judge, Yardstick, named_sets
 from dboost.training.monitor import Callback
@@ -81,6 +81,7 @@ def fit_on_cluster(
     callbacks = checked(callbacks)
     if parameters.early_stopping_rounds is not None and not sets:
         raise ParameterError("early_stopping_rounds needs an eval_set to judge by")
+    check_proposal(budget, parameters)
     clock = Clock()
     so_far: list[Callable[[], Ensemble]] = []
     with Connection(client) as connection:

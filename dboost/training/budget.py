@@ -138,6 +138,19 @@ def histogram_bytes(traits: Traits, n_threads: int) -> int:
     return planes * (traits.max_leaves + 1 + n_threads) + n_threads * 8 * int(traits.layout.start[-1])
 
 
+def check_proposal(budget: Budget | None, parameters: Parameters) -> None:
+    """Refuse split proposals that want more than bins of one byte.
+
+    Raises
+    ------
+    ParameterError
+    """
+    if budget is not None and parameters.split_proposal != "global":
+        raise ParameterError(
+            f"split_proposal={parameters.split_proposal!r} cannot keep a memory_limit: leave one of them out, or use 'global'"
+        )
+
+
 def reading_within(budget: Budget | None, n_threads: int) -> dict[str, Any]:
     """How `open_table` reads: with a budget one partition at a time."""
     if budget is None:

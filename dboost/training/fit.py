@@ -15,7 +15,7 @@ from dboost.schema import Level
 from dboost.sources import Table
 from dboost.training.binned import BinnedData, take_census
 from dboost.training.boost import Fitted, boost, checked, reading, with_columns
-from dboost.training.budget import Budget
+from dboost.training.budget import Budget, check_proposal
 from dboost.training.checkpoint import Checkpoint
 from dboost.training.held_out import named_sets
 from dboost.training.loading import Loaded, Wanted, fits_memory, load_binned, load_into_files, load_into_memory
@@ -93,10 +93,7 @@ def fit_table(
     )
     if parameters.early_stopping_rounds is not None and not wanted.sets:
         raise ParameterError("early_stopping_rounds needs an eval_set to judge by")
-    if budget is not None and parameters.split_proposal != "global":
-        raise ParameterError(
-            f"split_proposal={parameters.split_proposal!r} cannot keep a memory_limit: leave one of them out, or use 'global'"
-        )
+    check_proposal(budget, parameters)
     columns = (target_name, weight_name, offset_name)
     with reading(), open_training() as table:
         census = None if budget is None else take_census(table)
