@@ -188,3 +188,40 @@ def test_the_files_of_a_killed_fit_go_with_the_next(tmp_path: Path, monkeypatch:
         while left.exists() and time.monotonic() < deadline:  # the system may take a moment to let go of a lock
             dboost.fit(X[:50], Y[:50], max_iter=1)
     assert list(tmp_path.iterdir()) == []
+
+
+PEAK = """
+    import pathlib, dask.array as da
+
+    def fit(n_parts, limit):
+        def part(block_id):
+            table = np.random.default_rng(block_id[0]).normal(size=(25_000, 20)).astype(np.float32)
+            return table
+        X = da.map_blocks(part, chunks=((25_000,) * n_parts, (20,)), dtype=np.float32, meta=np.empty((0, 0), np.float32))
+        y = X[:, 0] * X[:, 1]
+        return dboost.fit(X, y, max_iter=2, memory_limit=limit, progress=False, max_leaf_nodes=15)
+
+    def of_process(key):
+        lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith(key)).split()[1]) / 1024
+
+    limit = 24 * 2**20
+    fit(2, limit)  # what is loaded once
+    for n_parts in (16, 64):
+        pathlib.Path("/proc/self/clear_refs").write_text("5")
+        before = of_process("VmRSS")
+        assert fit(n_parts, limit).history["bytes_read"].min() > 25_000 * n_parts * 20
+        print(of_process("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the system does not tell the peak of a while")
+def test_the_peak_does_not_grow_with_the_data(tmp_path: Path) -> None:
+    """32 and 128 MB of values with a limit of 24 MiB: both stay below it, with some room for what allocators keep."""
+    process = child(PEAK, tmp_path)
+    told, errors = process.communicate(timeout=900)
+    assert not process.returncode, errors
+    small, large = map(float, told.split())
+    assert small < 24 + 24 and large < 24 + 24, told
+    assert large - small < 12, told

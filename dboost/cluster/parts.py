@@ -28,7 +28,6 @@ from dboost.shard.streamed import StreamedShard
 from dboost.shard.writing import encoded_pieces, tiles_of
 from dboost.sources import Table
 from dboost.sources.spool import PrivateDirectory
-from dboost.training.held_out import flat_scores
 
 
 class Part(Protocol):
@@ -250,7 +249,8 @@ def streamed_parts(
             if begun is not None:
                 raw = begun[..., at : at + n].copy()
             else:
-                raw = flat_scores(recipe.baseline, n)
+                raw = np.repeat(recipe.baseline[:, None], n, axis=1)
+                raw = raw[0] if traits.n_outputs == 1 else raw
                 if offset is not None:
                     raw += offset
             fields = {"tiles": tiles_of(piece.codes, layout), "target": targets[at : at + n], "raw": raw}
