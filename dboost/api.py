@@ -39,6 +39,7 @@ def fit(
     source_name: str | None = None,
     continue_bins: str = "new",
     continue_steps: str = "damped",
+    refit_leaves: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 10,
     **parameters: Any,
@@ -85,6 +86,9 @@ def fit(
     continue_steps : "damped" or "full"
         With `start_from`: shorter steps where the model has little to learn or the new data are few (see
         `dboost.training.damping`), or those of a first fit.
+    refit_leaves : bool
+        With `start_from`: add no trees but estimate the leaf values of the model's anew from these data, see
+        `Booster.refit_leaves`, which has more options.
     checkpoint : path or URL, optional
         A folder in which the fit is written down as it goes on. The same call finds it there after the process was killed,
         and goes on to the very model that it would have become; a call with other data or parameters is refused.
@@ -104,6 +108,10 @@ def fit(
     FitInterrupted
         On ^C; a `KeyboardInterrupt` that says how far the fit came.
     """
+    if refit_leaves:
+        options = {"sample_weight": sample_weight, "offset": offset, "source_name": source_name, "n_threads": n_threads}
+        idle = {"eval_set": eval_set, "features": features, "checkpoint": checkpoint, "client": client}
+        return _refitted(start_from, data, target, options, parameters | idle | {"memory_limit": memory_limit})
     origin, own = NOTHING, None
     if start_from is not None:
         model = as_booster(start_from)
@@ -173,6 +181,16 @@ def _fit_prepared(path: Any, given: dict[str, Any], parameters: dict[str, Any], 
     names = (data.settings[name] for name in ("target", "sample_weight", "offset"))
     target, weight, offset = (None if name is None or str(name).startswith("<") else name for name in names)
     return fit_binned(data, checked, columns=(target, weight, offset), **common)
+
+
+def _refitted(start_from: Any, data: Any, target: Any, options: dict[str, Any], idle: dict[str, Any]) -> Booster:
+    """What `fit` does with ``refit_leaves=True``. idle : keywords that have nothing to do with it."""
+    if start_from is None:
+        raise ParameterError("refit_leaves=True needs start_from, the model whose leaf values are estimated anew")
+    given = [name for name, value in idle.items() if value is not None]
+    if given:
+        raise ParameterError(f"{given[0]} has nothing to do with refit_leaves=True, which adds no trees")
+    return as_booster(start_from).refit_leaves(data, target, **options)
 
 
 def as_booster(model: Any) -> Booster:

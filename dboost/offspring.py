@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
+from dboost.cluster.choice import client_for
+from dboost.errors import ParameterError
+from dboost.losses import Loss
 from dboost.model import succession
 from dboost.model.ensemble import Ensemble
+from dboost.sources import open_table
+from dboost.training.fit import available_threads
+from dboost.training.origin import checked_decay, checked_name
+from dboost.training.refresh import refresh
 
 
 class Offspring:
     """A part of `Booster`."""
 
     ensemble: Ensemble
+    _own_loss: Loss | None
 
     def _instead(self, ensemble: Ensemble) -> Self:
         """The same for another ensemble."""
@@ -36,6 +44,56 @@ class Offspring:
             When the model never had so many iterations.
         """
         return self._instead(succession.truncate(self.ensemble, n_iterations))
+
+    def refit_leaves(
+        self,
+        data: Any,
+        target: Any,
+        *,
+        sample_weight: Any = None,
+        offset: Any = None,
+        decay: float = 0.0,
+        source_name: str | None = None,
+        n_threads: int | None = None,
+    ) -> Self:
+        """The model with leaf values estimated anew from other data; the splits stay.
+
+        An alternative to adding trees (``dboost.fit(…, start_from=…)``), where what matters is the same but how much it
+        matters has changed. See `dboost.training.refresh`.
+
+        Parameters
+        ----------
+        data, target, sample_weight, offset
+            As in `dboost.fit`, with the model's columns. Levels that the model does not know count as missing.
+        decay : float, 0 <= … < 1
+            A leaf's value becomes ``decay · old + (1 - decay) · new``; leaves that no row reaches keep theirs.
+        source_name : str, optional
+            What the data are called in `sources`, where every source's record tells of them as "refreshed".
+        n_threads : int, optional
+
+        Returns
+        -------
+        Booster
+
+        Raises
+        ------
+        ParameterError
+            For a model under monotonic constraints, or whose trees were added by another step than "leaf"; and on a cluster,
+            where this version cannot do it.
+        DataError
+            When columns or target do not fit the model.
+        """
+        decay, threads = checked_decay(decay), available_threads(n_threads)
+        with client_for(data) as cluster:
+            if cluster is not None:
+                raise ParameterError("refit_leaves is not supported on a cluster by this version of dboost")
+        like = self.ensemble.features
+        options: dict[str, Any] = {"sample_weight": sample_weight, "offset": offset, "like": like, "n_threads": threads}
+        with open_table(data, target, **options) as table:
+            found = refresh(
+                self.ensemble, table, decay=decay, source_name=checked_name(source_name), own=self._own_loss, n_threads=threads
+            )
+        return self._instead(found)
 
     def drop_source(self, source: int | str) -> Self:
         """The model without the trees that one fit's data gave it.

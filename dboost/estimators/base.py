@@ -39,7 +39,7 @@ Range = tuple[int, int]
 _OWN = {
     "loss", "random_state", "features", "categorical_features", "eval_metric", "n_threads", "callbacks", "progress",
     "early_stopping", "scoring", "tol", "n_iter_no_change", "validation_fraction", "class_weight", "verbose", "warm_start",
-    "client", "start_from", "source_name", "continue_bins", "continue_steps", "checkpoint", "checkpoint_every",
+    "client", "start_from", "source_name", "continue_bins", "continue_steps", "refit_leaves", "checkpoint", "checkpoint_every",
     "memory_limit",
 }  # fmt: skip
 
@@ -228,6 +228,8 @@ class Boosting(BaseEstimator):
         """Where the training begins; with a warm start, also the model that is gone on with."""
         options = settings["continue_bins"], settings["continue_steps"]
         start_from = settings["start_from"]
+        if settings["refit_leaves"] is not False:
+            raise ParameterError("refit_leaves is for dboost.fit and Booster.refit_leaves, not for estimators")
         if start_from is not None and settings["warm_start"]:
             raise ParameterError("start_from and warm_start=True go on with two models: give one")
         if goes_on_from is not None or start_from is not None:

@@ -26,8 +26,9 @@ class DBoostClassifier(ClassifierMixin, Boosting):
     categorical_l2, max_category_group, min_category_hessian, subsample, influence_trimming, max_features, monotonic_cst, \
     interaction_cst
         How trees grow, see `dboost.params.Parameters`. None for `max_leaf_nodes` or `max_depth` is no limit.
-    start_from, source_name, continue_bins, continue_steps, checkpoint, checkpoint_every
+    start_from, source_name, continue_bins, continue_steps, refit_leaves, checkpoint, checkpoint_every
         As in `dboost.fit`. A warm start goes on with the estimator's own model; with `start_from` there is none.
+        `refit_leaves` is not for estimators.
     memory_limit, arcbites, quantile, huber_alpha, tweedie_power
         As in `dboost.fit`; this version takes their defaults only, and refuses anything else.
     class_weight : dict or "balanced", optional
@@ -123,6 +124,7 @@ class DBoostClassifier(ClassifierMixin, Boosting):
         source_name: str | None = None,
         continue_bins: str = "new",
         continue_steps: str = "damped",
+        refit_leaves: bool = False,
         checkpoint: Any = None,
         checkpoint_every: int = 10,
         memory_limit: Any = None,

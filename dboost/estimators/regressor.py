@@ -27,8 +27,9 @@ class DBoostRegressor(RegressorMixin, Boosting):
     categorical_l2, max_category_group, min_category_hessian, subsample, influence_trimming, max_features, monotonic_cst, \
     interaction_cst
         How trees grow, see `dboost.params.Parameters`. None for `max_leaf_nodes` or `max_depth` is no limit.
-    start_from, source_name, continue_bins, continue_steps, checkpoint, checkpoint_every
+    start_from, source_name, continue_bins, continue_steps, refit_leaves, checkpoint, checkpoint_every
         As in `dboost.fit`. A warm start goes on with the estimator's own model; with `start_from` there is none.
+        `refit_leaves` is not for estimators.
     memory_limit, arcbites
         As in `dboost.fit`; this version takes their defaults only, and refuses anything else.
     features, categorical_features, eval_metric, client, n_threads, callbacks
@@ -118,6 +119,7 @@ class DBoostRegressor(RegressorMixin, Boosting):
         source_name: str | None = None,
         continue_bins: str = "new",
         continue_steps: str = "damped",
+        refit_leaves: bool = False,
         checkpoint: Any = None,
         checkpoint_every: int = 10,
         memory_limit: Any = None,

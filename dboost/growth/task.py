@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -106,6 +106,17 @@ class TreeTask:
     def part(self) -> Part:
         """The rows that take part."""
         return Part(self.sample, self.least_influence, self.output)
+
+
+class Leaves(Protocol):
+    """What the values of a tree's leaves follow from."""
+
+    @property
+    def n_leaves(self) -> int: ...
+
+    @property
+    def leaf_sums(self) -> np.ndarray:
+        """Exact sums of gradients and Hessians, in the loss's units: float64[n_leaves, 2]."""
 
 
 @dataclass(frozen=True, eq=False)

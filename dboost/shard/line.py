@@ -23,6 +23,22 @@ def curvature_sums(shard: Shard, first: int, last: int, part: Part, n_leaves: in
     return sums
 
 
+@merged_by(np.add)
+def leaf_totals(
+    shard: Shard, first: int, last: int, output: int, n_leaves: int, gradient_unit: float, hessian_unit: float
+) -> np.ndarray:
+    """Sums of gradients and Hessians by leaf, and numbers of rows: float64[n_leaves, 3], integers in these units."""
+    gradient, hessian, leaf = shard.for_tree(output)
+    totals = np.zeros((3, n_leaves))
+    totals[2] = np.bincount(leaf[first:last], minlength=n_leaves)
+    sum_by_leaf(leaf, gradient, None, None, first, last, gradient_unit, totals[0])
+    if hessian is None:
+        totals[1] = totals[2] * hessian_unit
+    else:
+        sum_by_leaf(leaf, hessian, None, None, first, last, hessian_unit, totals[1])
+    return totals.T
+
+
 def line_slopes(
     shard: Shard, first: int, last: int, part: Part, loss: Loss, values: np.ndarray, at: float
 ) -> tuple[int | None, int | None]:

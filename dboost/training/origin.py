@@ -103,6 +103,13 @@ class Origin:
         return max_iter + self.n_earlier if self.is_new_source else max_iter
 
 
+def checked_decay(decay: Any) -> float:
+    """What is kept of the old leaf values."""
+    if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay < 1:
+        raise ParameterError(f"decay={decay!r} must be a number of at least 0 and below 1")
+    return float(decay)
+
+
 def keywords_for(model: Ensemble, given: dict[str, Any], own: Loss | None = None) -> dict[str, Any]:
     """Keywords of a fit that continues a model: with ``loss="auto"`` the model's own loss is meant, options and all.
 

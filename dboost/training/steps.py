@@ -28,7 +28,7 @@ import numpy as np
 
 from dboost.engine.contract import Engine
 from dboost.growth.finish import bounded, leaf_values, newton_steps
-from dboost.growth.task import Extremes, GrownTree, Part
+from dboost.growth.task import Extremes, Leaves, Part
 from dboost.losses import Huber, Loss
 from dboost.params import Parameters
 from dboost.shard import line, residuals
@@ -78,7 +78,7 @@ class Steps:
         self._curvature = extremes.max_hessian
         return extremes
 
-    def values(self, grown: GrownTree, part: Part) -> np.ndarray:
+    def values(self, grown: Leaves, part: Part) -> np.ndarray:
         """What each leaf of the tree grown last adds to the scores, by the rows that took part: float64[n_leaves]."""
         parameters, loss = self._parameters, self._loss
         if parameters.step == "leaf":
@@ -106,7 +106,7 @@ class Steps:
             exact_level(share),
         )
 
-    def _newton_sums(self, grown: GrownTree, part: Part) -> np.ndarray:
+    def _newton_sums(self, grown: Leaves, part: Part) -> np.ndarray:
         """Sums of gradients and second derivatives: float64[n_leaves, 2]."""
         if self._parameters.criterion == "newton" or self._loss.constant_hessian:
             return grown.leaf_sums
@@ -114,7 +114,7 @@ class Steps:
         sums = reduce(np.add, self._engine.ask(line.curvature_sums, part, grown.n_leaves, unit))
         return np.column_stack([grown.leaf_sums[:, 0], sums / unit])
 
-    def _residual_steps(self, grown: GrownTree, part: Part) -> np.ndarray:
+    def _residual_steps(self, grown: Leaves, part: Part) -> np.ndarray:
         """Quantiles of the leaves' residuals, or Huber's step from their medians: float64[n_leaves]."""
         ask: Callable[..., list[Any]] = self._engine.ask
         steps = find_quantiles(

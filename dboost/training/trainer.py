@@ -190,7 +190,7 @@ class Training:
                 "bytes_read": 0,
             }
             record |= self._judge()
-            extremes = self.steps.advance(_in_rows(values))
+            extremes = self.steps.advance(in_rows(values))
             record["train_loss"] = self._loss(extremes, iteration)
             record |= self.engine.report()
             record["seconds"] = time.perf_counter() - began
@@ -294,7 +294,7 @@ class Training:
         return TreeTask(limits, packing, self.rule, scales, allowed, output, sample, least, choice, self.direction)
 
 
-def _in_rows(values: list[np.ndarray]) -> np.ndarray:
+def in_rows(values: list[np.ndarray]) -> np.ndarray:
     """Leaf values of one tree per output as float64[n_outputs, n_leaves], shorter rows filled up."""
     if len(values) == 1:
         return values[0][None]
