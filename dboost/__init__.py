@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dboost.adopt import from_lightgbm, from_xgboost
+from dboost.adopt import from_lightgbm, from_xgboost, load
 from dboost.api import fit
-from dboost.booster import Booster, load
+from dboost.booster import Booster
 from dboost.errors import DataError, DBoostError, FitInterrupted, InputTypeError, ModelFileError, ParameterError
 from dboost.preparing import prepare
 from dboost.stream import continue_on

@@ -1,14 +1,42 @@
-"""`dboost.from_xgboost` and `dboost.from_lightgbm`: models of others, to predict with and to continue."""
+"""Models that come from elsewhere: from our own files, and from XGBoost and LightGBM, to predict with and to continue."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from dboost.booster import Booster
+from dboost.errors import ParameterError
 from dboost.imports.lightgbm_models import from_lightgbm as _from_lightgbm
 from dboost.imports.xgboost_models import from_xgboost as _from_xgboost
+from dboost.losses import Loss
+from dboost.model import storage
 from dboost.schema import Level
+
+
+def load(path: str | os.PathLike[str], loss: Loss | None = None) -> Booster:
+    """Read a model from its file, in either form. Nothing in the file is run.
+
+    Parameters
+    ----------
+    path : path or URL
+    loss : Loss, optional
+        The loss of your own that the model was trained with, if it is not registered (see `dboost.losses.register`).
+
+    Raises
+    ------
+    ModelFileError
+        Naming the file: it does not exist, is damaged or cut short, or was written by a newer dboost.
+    ParameterError
+        When the model was trained with another loss than the one given.
+    """
+    ensemble = storage.load(path)
+    if loss is not None and loss.name != ensemble.loss["name"]:
+        raise ParameterError(
+            f"the model in {os.fspath(path)} was trained with loss {ensemble.loss['name']!r}, not {loss.name!r}"
+        )
+    return Booster(ensemble, loss=loss)
 
 
 def from_xgboost(model: Any, levels: dict[str, Sequence[Level] | int] | None = None) -> Booster:

@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from dboost.booster import Booster, load
+from dboost.adopt import load
+from dboost.booster import Booster
 from dboost.cluster.choice import client_for
 from dboost.errors import InputTypeError, ParameterError
 from dboost.params import make_parameters

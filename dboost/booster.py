@@ -366,30 +366,6 @@ class Booster(Drawing, Exporting, Offspring):
         return self.classes_[self._probabilities(raw).argmax(axis=1)]
 
 
-def load(path: str | os.PathLike[str], loss: Loss | None = None) -> Booster:
-    """Read a model from its file, in either form. Nothing in the file is run.
-
-    Parameters
-    ----------
-    path : path or URL
-    loss : Loss, optional
-        The loss of your own that the model was trained with, if it is not registered (see `dboost.losses.register`).
-
-    Raises
-    ------
-    ModelFileError
-        Naming the file: it does not exist, is damaged or cut short, or was written by a newer dboost.
-    ParameterError
-        When the model was trained with another loss than the one given.
-    """
-    ensemble = storage.load(path)
-    if loss is not None and loss.name != ensemble.loss["name"]:
-        raise ParameterError(
-            f"the model in {os.fspath(path)} was trained with loss {ensemble.loss['name']!r}, not {loss.name!r}"
-        )
-    return Booster(ensemble, loss=loss)
-
-
 def _restore(stored: bytes, history: pd.DataFrame, timings: dict[str, float], loss: Loss | None = None) -> Booster:
     return Booster(storage.loads(stored, "the pickled model"), history=history, timings=timings, loss=loss)
 

@@ -19,7 +19,8 @@ import pytest
 from dask.base import tokenize
 
 from dboost import losses
-from dboost.booster import Booster, load
+from dboost.adopt import load
+from dboost.booster import Booster
 from dboost.errors import DataError, ModelFileError, ParameterError
 from dboost.losses.base import Loss
 from dboost.model import storage

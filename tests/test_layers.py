@@ -33,7 +33,8 @@ FLOORS: list[set[str]] = [
     {"inspection", "exports", "imports"},
     {"offspring"},
     {"booster"},
-    {"api", "preparing", "adopt"},
+    {"adopt"},
+    {"api", "preparing"},
     {"stream"},
     {"estimators"},
     {"__init__"},  # what `import dboost` is: a floor that only the commands stand on
