@@ -209,3 +209,11 @@ def test_addresses_are_shown_without_what_is_secret() -> None:
     with pytest.raises(DataError) as error:
         open_path("ftp://me:word@127.0.0.1:1/rows.csv")
     assert "word" not in str(error.value)
+
+
+def test_a_file_that_has_come_since_the_folder_was_looked_at(empty: fsspec.AbstractFileSystem) -> None:
+    empty.ls("lake")  # kept by this process
+    other = type(empty)(skip_instance_cache=True)
+    booster = dboost.fit(ROWS, "y", max_iter=1, progress=False)
+    other.pipe_file("lake/late.json", dboost.model.storage.dumps(booster.ensemble))
+    assert dboost.load("s3://lake/late.json").sha256 == booster.sha256

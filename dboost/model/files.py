@@ -57,7 +57,11 @@ def read_whole(path: str | os.PathLike[str]) -> bytes:
     name = os.fspath(path)
     try:
         filesystem, place = url_to_fs(name)
-        return filesystem.cat_file(place)
+        try:
+            return filesystem.cat_file(place)
+        except FileNotFoundError:
+            filesystem.invalidate_cache()  # it may have come since the folder was last looked at
+            return filesystem.cat_file(place)
     except Exception as error:
         raise _refusal("read", name, error) from error
 
