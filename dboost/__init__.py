@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dboost.adopt import from_lightgbm, from_xgboost, load
 from dboost.api import fit
+from dboost.arcbites import ArcBites
 from dboost.booster import Booster
 from dboost.errors import DataError, DBoostError, FitInterrupted, InputTypeError, ModelFileError, ParameterError
 from dboost.preparing import prepare
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "ArcBites",
     "Booster",
     "DBoostClassifier",
     "DBoostError",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
+from dboost.arcbites import ArcBites, read_arcbites
 from dboost.errors import ParameterError
 
 LOSSES = (
@@ -99,6 +100,8 @@ class Parameters:
         Levels with less (and with less than 2 % of their node) stay on the right side of categorical splits.
     early_stopping_rounds : int >= 1 or None
         Stop when the (last) metric of the (last) evaluation set has not improved for so many iterations.
+    arcbites : dboost.ArcBites, True or None
+        Train on one random subset of the rows after another; True: with the defaults of `ArcBites`.
     random_state : int
     """
 
@@ -132,6 +135,7 @@ class Parameters:
     max_category_group: int = 32
     min_category_hessian: float = 20.0
     early_stopping_rounds: int | None = None
+    arcbites: ArcBites | None = None
     random_state: int = 0
 
     def __post_init__(self) -> None:
@@ -178,6 +182,7 @@ class Parameters:
             _number(self, name, least=0.0)
         _integer(self, "max_category_group", 1)
         _integer(self, "early_stopping_rounds", 1, optional=True)
+        object.__setattr__(self, "arcbites", read_arcbites(self.arcbites))
         _integer(self, "random_state", 0, 2**63 - 1)
         for field in fields(self):
             value = getattr(self, field.name)
@@ -187,6 +192,9 @@ class Parameters:
     def to_dict(self) -> dict[str, Any]:
         """Parameters as JSON types, for the model file."""
         stored = {field.name: getattr(self, field.name) for field in fields(self)} | {"loss": self.loss_name}
+        arcbites = stored.pop("arcbites")
+        if arcbites is not None:
+            stored["arcbites"] = arcbites.to_dict()
         # The parameters of other losses say nothing.
         return {name: value for name, value in stored.items() if OF_ONE_LOSS.get(name, (self.loss_name,))[0] == self.loss_name}
 
@@ -200,9 +208,7 @@ class Parameters:
 
 
 #: Keywords of `dboost.fit` that later versions will support, with the only value that means the same as not having them.
-RESERVED: dict[str, Any] = {
-    "arcbites": None,
-}
+RESERVED: dict[str, Any] = {}
 
 
 def make_parameters(given: dict[str, Any]) -> Parameters:

@@ -217,6 +217,18 @@ def files(folder: Path) -> set[str]:
 TRAIN = ("train", "rows.parquet", "--target", "price", "--set", "features=[a,b,c,shop]")
 
 
+def test_arcbites_by_option_and_in_detail(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = {"features": ["a", "b", "c", "shop"], "max_iter": 5, "eval_set": "parts/1.parquet"}
+    for options, written in [
+        (["--arcbites"], True),
+        (["--set", "arcbites={n_bites=3, trees_per_visit=1}"], dboost.ArcBites(3, 1)),
+        (["--arcbites", "--set", 'arcbites={"n_bites": 3, "order": "cyclic"}'], dboost.ArcBites(3, order="cyclic")),
+    ]:
+        assert status_of(*TRAIN, "--eval", "parts/1.parquet", "--set", "max_iter=5", *options) == 0
+        assert dboost.load("model.json").sha256 == dboost.fit("rows.parquet", "price", arcbites=written, **common).sha256
+        assert "bite" not in capsys.readouterr().out, "no score"
+
+
 def test_train_saves_what_fit_would(here: Path, table: pd.DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
     before = files(here)
     settings = ["--set", "max_iter=9", "--set", "max_iter=4", "--set", "learning_rate=0.3"]
@@ -326,7 +338,6 @@ def test_inspect_writes_a_report(here: Path, capsys: pytest.CaptureFixture[str])
         ((*TRAIN, "--start-from", "old.json"), "cannot read old.json"),
         ((*TRAIN, "--checkpoint", "rows.csv"), "cannot keep a checkpoint in rows.csv"),
         ((*TRAIN, "--memory-limit", "2 elephants"), "memory_limit"),
-        ((*TRAIN, "--arcbites"), "arcbites"),
         (("predict", "nowhere.json", "rows.parquet", "--output", "o.parquet"), "nowhere.json"),
         (("predict", "rows.csv", "rows.parquet", "--output", "o.parquet"), "rows.csv"),
         (("inspect", "nowhere.json"), "nowhere.json"),

@@ -78,7 +78,7 @@ def test_every_keyword_of_fit_that_is_no_data_is_there_with_the_same_default() -
     [
         ("learning_rate", 0), ("max_leaf_nodes", 1), ("max_bins", 256), ("loss", "no_such_loss"), ("max_features", 1.5),
         ("monotonic_cst", [2]), ("interaction_cst", "some"), ("memory_limit", "2 elephants"),
-        ("subsample", 0.0), ("quantile", 0.5), ("arcbites", True),
+        ("subsample", 0.0), ("quantile", 0.5), ("arcbites", "yes"),
         ("start_from", "nowhere.json"), ("checkpoint_every", 0), ("continue_bins", "old"), ("checkpoint", 3),
         ("source_name", 1),
         ("early_stopping", "yes"), ("early_stopping", None), ("scoring", 3), ("tol", -1.0), ("n_iter_no_change", 0),

@@ -135,13 +135,6 @@ PARAMETERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: fit(eval_metric="rmse"), "eval_metric 'rmse' does not go with loss 'squared_error'; choose from squared_error,"),
     (lambda: fit(target="late", eval_metric=["log_loss", "auc"]), "eval_metric 'auc' does not go with loss 'log_loss'"),
     (lambda: fit(X, Y, eval_set=X), "evaluation set 'eval' is a table without a target: give"),
-    # what a later version will know
-    *(
-        (lambda name=name, value=value: fit(**{name: value}), f"{name}=.* is not supported by this version of dboost")
-        for name, value in {
-            "arcbites": True,
-        }.items()
-    ),
 ]  # fmt: skip
 
 TYPES: list[tuple[Callable[[], Any], str]] = [

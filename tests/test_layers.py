@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "dboost"
 #: From the ground up.
 FLOORS: list[set[str]] = [
     {"errors", "schema", "version", "late", "remote"},
+    {"arcbites"},
     {"params"},
     {"kernels"},
     {"losses"},

@@ -24,6 +24,8 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.history:
         outputs.check(arguments.history, "--history")
     parameters = settings.gather(arguments.params, arguments.set, settings.parameter_names())
+    if arguments.arcbites:
+        parameters.setdefault("arcbites", True)  # --set may have said more
     parameters |= _options(arguments)
     if arguments.only_new:
         _train_on_new(arguments, parameters)
@@ -77,7 +79,6 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
         "start_from": arguments.start_from,
         "checkpoint": arguments.checkpoint,
         "memory_limit": arguments.memory_limit,
-        "arcbites": arguments.arcbites or None,
         "progress": not arguments.quiet,
     }
     return {name: value for name, value in given.items() if value is not None}
@@ -93,4 +94,6 @@ def _summary(booster: Any, path: str) -> str:
 
 
 #: Columns of the history that are no scores.
-NOT_SCORES = {"iteration", "seconds", "rows_kept", "bytes_read", "seconds_compute", "seconds_reduce", "seconds_wait"}
+NOT_SCORES = {
+    "iteration", "bite", "visit", "seconds", "rows_kept", "bytes_read", "seconds_compute", "seconds_reduce", "seconds_wait",
+}  # fmt: skip

@@ -16,6 +16,8 @@ partition; workers keep the rows; the scheduler's process merges and decides, a 
     reducer.py      puts questions to workers, merges answers, picks splits                  scheduler
     holder.py       answers the reducer                                                      worker
     holding.py      one worker's shards of one fit                                           worker
+    resting.py      its rows where arcbites are trained on one after another                 worker
+    judged.py       held-out rows                                                            worker
     exchange.py     wide histograms, reduced by feature among workers                        worker
     intake.py       partitions until they are shards                                         worker
     batch.py        partitions being read                                                    worker

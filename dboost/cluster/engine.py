@@ -19,7 +19,7 @@ import numpy as np
 from dboost.cluster.connection import Connection
 from dboost.cluster.messages import LostWorkers, Timing, pack
 from dboost.cluster.newcomers import Newcomers
-from dboost.cluster.recipe import Past
+from dboost.cluster.recipe import Past, Turn
 from dboost.cluster.table import ClusterTable
 from dboost.engine.team import Team
 from dboost.growth.proposal import in_cells
@@ -70,6 +70,7 @@ class ClusterEngine:
         self._iterations: list[tuple[ValuedTree, ...]] = []
         self._pending: list[ValuedTree] = []
         self._n_advanced = 0
+        self._turn: Turn | None = None
         self._newcomers: Newcomers | None = None
         #: Whether a round may be a pass over files: then it opens as many leaves as the tree may have.
         self.streams = False
@@ -77,11 +78,27 @@ class ClusterEngine:
 
     def past(self) -> Past:
         """What shards that are built now have missed."""
-        return Past(self._n_advanced - 1, tuple(self._iterations), tuple(self._pending), self._terms)
+        return Past(self._n_advanced - 1, tuple(self._iterations), tuple(self._pending), self._terms, self._turn)
 
     def watch(self, table: ClusterTable) -> None:
         """Repair this table too when workers are lost."""
         self._tables.append(table)
+
+    def turn_to(self, bite: int, iterations: Sequence[Sequence[ValuedTree]]) -> None:
+        """Train on the rows of this arcbite from now on, beginning with the scores of a model of these iterations."""
+        n_known = 0 if self._turn is None else self._turn.n_kept
+        number = 0 if self._turn is None else self._turn.number + 1
+        # What late rows are told is the new turn already.
+        self._iterations, self._pending = [tuple(trees) for trees in iterations], []
+        self._turn = turn = Turn(number, bite, len(self._iterations))
+
+        def ask() -> None:
+            workers, applied = self._training.workers, self._n_advanced - 1
+            known = self.connection.ask(workers, "turn_to", turn, n_known, self._iterations[n_known:], applied)
+            if not all(known.values()):
+                self.connection.ask(workers, "turn_to", turn, 0, self._iterations, applied)
+
+        self._surely(ask)
 
     def advance(self, values: np.ndarray, terms: tuple | None = None) -> Extremes:
         """Add the last trees' leaf values (float64[n_outputs, n_leaves]) to the scores; gradients and Hessians follow."""
@@ -120,17 +137,20 @@ class ClusterEngine:
         answers = self._surely(lambda: self.connection.ask(self._training.workers, "ask", function, arguments))
         return [answer for of_worker in answers.values() for answer in of_worker]
 
-    def judge(self, trees: Sequence[ValuedTree], n_known: int, metrics: dict[str, list[str]]) -> list[dict[str, Any]]:
+    def judge(
+        self, trees: Sequence[ValuedTree], n_known: int, metrics: dict[str, list[str]], mark: int, n_cuts: int
+    ) -> list[dict[str, Any]]:
         """Statistics of held-out rows after all these trees, from every worker that has some.
 
         n_known : how many of the trees workers have been told already; rows that came late have not.
+        mark, n_cuts : see `Holding.judge`.
         """
 
         def ask() -> list[Any]:
             workers = sorted({worker for table in self._tables for worker in table.workers})
-            answers = list(self.connection.ask(workers, "judge", n_known, trees[n_known:], metrics).values())
+            answers = list(self.connection.ask(workers, "judge", n_known, trees[n_known:], metrics, mark, n_cuts).values())
             if any(answer is None for answer in answers):
-                answers = list(self.connection.ask(workers, "judge", 0, trees, metrics).values())
+                answers = list(self.connection.ask(workers, "judge", 0, trees, metrics, mark, n_cuts).values())
             return answers
 
         return self._surely(ask)
@@ -171,6 +191,7 @@ class ClusterHeldOut:
         self._names = list(names)
         self._trees: list[ValuedTree] = []
         self._n_sent = 0
+        self._mark, self._n_cuts = -1, 0
         self._latest: dict[str, float] = {}
 
     def sets(self) -> list[ClusterSet]:
@@ -180,11 +201,22 @@ class ClusterHeldOut:
     def add(self, tree: ValuedTree) -> None:
         self._trees.append(tree)
 
+    def mark(self) -> None:
+        """The trees so far are those to be cut back to; workers hear of it when they judge the next."""
+        self._mark = len(self._trees)
+
+    def rewind(self) -> None:
+        """Forget the trees since the last mark."""
+        del self._trees[self._mark :]
+        self._n_sent = min(self._n_sent, self._mark)
+        self._n_cuts += 1
+
     def judge(self, name: str, metrics: Sequence[Metric]) -> dict[str, float]:
         """The metrics of one set; the first set that is asked for asks the workers."""
         if name == self._names[0]:
             names = [metric.name for metric in metrics]
-            answers = self._engine.judge(self._trees, self._n_sent, dict.fromkeys(self._names, names))
+            wanted = dict.fromkeys(self._names, names)
+            answers = self._engine.judge(self._trees, self._n_sent, wanted, self._mark, self._n_cuts)
             self._n_sent = len(self._trees)
             self._latest = {}
             for of_set in self._names:
@@ -211,6 +243,16 @@ class ClusterSet:
     def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
         """The metrics now."""
         return self._together.judge(self.name, metrics)
+
+    def mark(self) -> None:
+        """Remember the present scores."""
+        if self._is_first:
+            self._together.mark()
+
+    def rewind(self) -> None:
+        """Forget the trees since the last mark."""
+        if self._is_first:
+            self._together.rewind()
 
 
 def leaves_per_round(max_leaves: int) -> int:

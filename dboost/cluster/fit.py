@@ -17,7 +17,7 @@ from dboost.cluster.engine import ClusterEngine, ClusterHeldOut
 from dboost.cluster.loading import check, propose, starts_of, unite_features, unite_target
 from dboost.cluster.recipe import Recipe
 from dboost.cluster.source import Source
-from dboost.cluster.supervision import all_rows, give_roles, refuse_scorers
+from dboost.cluster.supervision import all_rows, chosen_by, give_roles, hold_out_share, refuse_scorers
 from dboost.cluster.table import ClusterTable
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.growth.proposal import cells_of
@@ -26,7 +26,20 @@ from dboost.params import Parameters
 from dboost.schema import Level
 from dboost.sources.frame import is_lazy, is_path
 from dboost.statistics.metrics import Metric, Size, find_metrics
-from dboost.training.boost import Clock, Fitted, Prepared, asked, boost, checked, reading, stopping_rule, with_columns
+from dboost.training.bitten import settle_bites
+from dboost.training.boost import (
+    Clock,
+    Fitted,
+    Prepared,
+    asked,
+    boost,
+    check_bites,
+    check_watched,
+    checked,
+    reading,
+    stopping_rule,
+    with_columns,
+)
 from dboost.training.budget import Budget, check_proposal
 from dboost.training.checkpoint import Checkpoint
 from dboost.training.held_out import Judge, Yardstick, named_sets
@@ -34,8 +47,9 @@ from dboost.training.monitor import Callback
 from dboost.training.origin import NOTHING, Origin
 from dboost.training.replay import check_continues
 from dboost.training.start import start_of
-from dboost.training.supervision import HELD_OUT, WATCHED, Supervise, Supervision
+from dboost.training.supervision import HELD_OUT, Supervise, Supervision
 from dboost.training.target import continued, target_for, target_of
+from dboost.training.test_share import needs_test_set
 
 _TRAINING = "training data"
 
@@ -79,9 +93,13 @@ def fit_on_cluster(
     """
     sets = list(named_sets(eval_set))
     callbacks = checked(callbacks)
-    if parameters.early_stopping_rounds is not None and not sets:
-        raise ParameterError("early_stopping_rounds needs an eval_set to judge by")
+    check_watched(parameters, sets)
+    check_bites(parameters, origin, checkpoint)
     check_proposal(budget, parameters)
+    if budget is not None and parameters.arcbites is not None:
+        raise ParameterError(
+            "arcbites on a cluster rest in the workers' memory, which cannot keep a memory_limit: leave one of them out"
+        )
     clock = Clock()
     so_far: list[Callable[[], Ensemble]] = []
     with Connection(client) as connection:
@@ -123,7 +141,10 @@ def fit_on_cluster(
                 refuse_scorers(plan)
                 unit_weights = give_roles(table, rows, plan)
                 metrics += [metric for metric in plan.metrics if metric.name not in {one.name for one in metrics}]
-            stopping = plan.early_stopping or stopping_rule(parameters, sets, metrics)
+            judged = chosen_by(plan)
+            if needs_test_set(parameters, plan, sets):
+                judged[HELD_OUT] = hold_out_share(table, parameters.random_state)
+            stopping = stopping_rule(parameters, plan.early_stopping, sets, metrics)
             if checkpoint is not None:
                 wishes = asked(parameters, begun, sets, metrics, stopping)
                 origin = checkpoint.resume(origin, known, learned, parameters, wishes)
@@ -158,6 +179,8 @@ def fit_on_cluster(
                 checkpoint,
                 source_name,
             )
+            settle_bites(prepared, None)
+            arcbites = prepared.parameters.arcbites
             recipe = Recipe(
                 features=known,
                 binning=binning,
@@ -175,13 +198,15 @@ def fit_on_cluster(
                 coarse=prepared.start.loss_unit,
                 starts=starts_of(table.n_kept),
                 budget=budget,
+                n_bites=None if arcbites is None else arcbites.n_bites,
+                seed=parameters.random_state,
             )
             terms = prepared.target.loss.terms()
             engine = ClusterEngine(
                 connection, table, prepared.bin_layout, prepared.keeps_cells, prepared.n_rows, terms, n_threads
             )
             engine.streams = budget is not None
-            chosen = _hold_out_chosen(table, plan, prepared, recipe)
+            chosen = _hold_out_chosen(table, judged, prepared, recipe)
             table.build("build", lambda: (recipe, engine.past()))
             clock.lap("bin")
             held_out = _hold_out(
@@ -191,17 +216,14 @@ def fit_on_cluster(
         return boost(prepared, engine, held_out, callbacks=callbacks, progress=progress, clock=clock, so_far=so_far)
 
 
-def _hold_out_chosen(table: ClusterTable, plan: Supervision, prepared: Prepared, recipe: Recipe) -> list[str]:
-    """Judge the rows that were chosen from the training data; the names of their sets."""
-    names = []
-    for name, chosen in ((HELD_OUT, plan.held_out), (WATCHED, plan.watched)):
-        if chosen is None:
-            continue
-        heaviest = 1.0 if plan.weight is None else float(plan.weight[chosen].max())
-        size = Size(prepared.start.magnitude, prepared.start.spread, heaviest, len(chosen))
+def _hold_out_chosen(
+    table: ClusterTable, judged: dict[str, tuple[int, float]], prepared: Prepared, recipe: Recipe
+) -> list[str]:
+    """Judge rows that were chosen from the training data; the names of their sets."""
+    for name, (n_rows, heaviest) in judged.items():
+        size = Size(prepared.start.magnitude, prepared.start.spread, heaviest, n_rows)
         table.build("hold_out_chosen", partial(_same, (name, recipe, size, False)))
-        names.append(name)
-    return names
+    return list(judged)
 
 
 def _same(arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from itertools import pairwise
 from pathlib import Path
@@ -27,16 +27,19 @@ import numpy as np
 
 from dboost.cluster.exchange import Owner
 from dboost.cluster.intake import Intake
+from dboost.cluster.judged import Judged
 from dboost.cluster.messages import pack, unpack
 from dboost.cluster.parts import MemoryPart, Part, streamed_parts
-from dboost.cluster.recipe import Past, Recipe
+from dboost.cluster.recipe import Past, Recipe, Turn
+from dboost.cluster.resting import AtRest, Iterations, RestingBites
 from dboost.engine.in_process import is_small
 from dboost.engine.team import Team
 from dboost.growth.grower import Answer, Question
 from dboost.growth.search import Findings, Searcher
 from dboost.growth.task import Extremes, TreeTask
 from dboost.shard.advance import Scratch
-from dboost.shard.catch_up import ValuedTree, add_grown, leaves_of
+from dboost.shard.bites import Resting
+from dboost.shard.catch_up import ValuedTree, leaves_of, take_in
 from dboost.shard.loading import encode_table, in_ranges, kept_rows
 from dboost.shard.rounds import Rounds
 from dboost.shard.shard import Shard, runs_of
@@ -45,15 +48,6 @@ from dboost.sources.spool import temporary_root
 from dboost.statistics.metrics import Rows, Size, find_metrics
 from dboost.training.held_out import HeldOut
 from dboost.training.replay import add_trees, block_of, starting_scores
-
-
-@dataclass(eq=False)
-class _Judged:
-    """Held-out rows, and how many trees their scores have taken in."""
-
-    held: HeldOut
-    rows: Rows
-    n_trees: int = 0
 
 
 class Holding(Intake):
@@ -75,9 +69,10 @@ class Holding(Intake):
         #: Number of the last round that was heard of.
         self.latest = -1
         self._parts: list[Part] = []
-        self._judged: dict[str, list[_Judged]] = {}
+        self._judged: dict[str, list[Judged]] = {}
         self._built: set[str] = set()
         self._recipe: Recipe | None = None
+        self._resting = RestingBites()
         self._pool = ThreadPoolExecutor(n_threads, "dboost")
         self._team = Team(n_threads)
 
@@ -90,6 +85,7 @@ class Holding(Intake):
         self._pool.shutdown(wait=False)
         self._team.close()
         self._batches, self._tables, self._begun, self._parts, self._judged = {}, {}, {}, [], {}
+        self._resting = RestingBites()
 
     # Shards.
 
@@ -99,6 +95,8 @@ class Holding(Intake):
             return
         table, y = self._tables.pop(batch), self._targets.pop(batch)
         self._recipe = recipe
+        if past.turn is not None:
+            self._resting.take(past.turn, 0, past.iterations[: past.turn.n_kept])
         n_rows = table.n_rows if table.weight is None else int(np.count_nonzero(table.weight > 0))
         budget = recipe.budget
         if budget is None or budget.holds_rows(recipe.traits, n_rows + self.n_rows, self._n_threads):
@@ -132,11 +130,22 @@ class Holding(Intake):
             whole = len(some) == table.n_rows
             codes = encode_table(table, recipe.binning, recipe.layout, None if whole else some, self._n_threads)
             raw = self._raw_scores(batch, table, None if whole else some, slice(first, last))
+            target = y if whole else y[some]
+            weights = (
+                weight[some] if recipe.weighted and weight is not None else np.ones(len(some)) if recipe.weighted else None
+            )
+            if recipe.n_bites is not None:
+                scattered = Resting(codes, target, weights, raw, in_all[first:last])
+                for rest in self._resting.add(batch, numbers[some], scattered, recipe.seed, recipe.n_bites):
+                    part = self._enter(rest)
+                    _catch_up(part, past)
+                    parts.append(part)
+                continue
             shard = Shard(
                 codes,
                 recipe.layout,
-                y if whole else y[some],
-                weight[some] if recipe.weighted and weight is not None else np.ones(len(some)) if recipe.weighted else None,
+                target,
+                weights,
                 raw,
                 bin_layout=recipe.bin_layout,
                 constant_hessian=recipe.constant_hessian,
@@ -175,6 +184,32 @@ class Holding(Intake):
             if kept is not None:
                 parts.append(kept)
         self._parts = parts
+        self._resting.keep(batch, numbers)
+
+    # Arcbites.
+
+    def turn_to(self, turn: Turn, first: int, iterations: Iterations, applied: int) -> bool:
+        """Train on the rows of one bite from now on; False where iterations before number `first` are not known here.
+
+        iterations : that the model has kept, from number `first` on; applied : number of the last `advance`.
+        """
+        if self._resting.turn == turn:
+            return True
+        self._parts = []
+        if not self._resting.take(turn, first, iterations):
+            return False
+        for rest in self._resting.present():
+            part = self._enter(rest)
+            part.applied = applied
+            self._parts.append(part)
+        return True
+
+    def _enter(self, rest: AtRest) -> MemoryPart:
+        """A part for rows of the present bite, with the scores of what was kept before its turn."""
+        recipe = self._recipe
+        assert recipe is not None
+        shard = rest.rows.enter(recipe.build, self._resting.kept, lambda work, n: in_ranges(work, n, self._n_threads))
+        return MemoryPart(Rounds(shard, recipe.n_planes), rest.batch, rest.owned, recipe, self._n_threads, Scratch())
 
     # Training.
 
@@ -240,7 +275,7 @@ class Holding(Intake):
     @property
     def n_rows(self) -> int:
         """Rows that are trained on here."""
-        return sum(part.n_rows for part in self._parts)
+        return self._resting.n_rows or sum(part.n_rows for part in self._parts)
 
     def _each(self, work: Callable[[Part], Any]) -> list[Any]:
         if len(self._parts) == 1:
@@ -285,12 +320,18 @@ class Holding(Intake):
         block = block_of(table, rows) if with_block else None
         seen = Rows(y, raw.T, weight, recipe.target.loss, size, block=block)
         held = HeldOut(name, codes, recipe.layout, seen, raw, self._team)
-        self._judged.setdefault(name, []).append(_Judged(held, seen))
+        self._judged.setdefault(name, []).append(Judged(held, seen))
 
     def judge(
-        self, first: int, trees: Sequence[ValuedTree], metrics: dict[str, list[str]]
+        self, first: int, trees: Sequence[ValuedTree], metrics: dict[str, list[str]], mark: int, n_cuts: int
     ) -> dict[str, list[list[Any]]] | None:
-        """Statistics of the metrics (by set), after the trees from number `first` on; None where earlier ones are missing."""
+        """Statistics of the metrics (by set), after the trees from number `first` on; None where earlier ones are missing.
+
+        mark, n_cuts : to how many trees the model may be cut back, or was, and how often that has been; mark -1 for never.
+        """
+        for name in metrics:
+            for judged in self._judged.get(name, ()):
+                judged.follow(mark, n_cuts)
         if any(judged.n_trees < first for name in metrics for judged in self._judged.get(name, ())):
             return None
         found: dict[str, list[list[Any]]] = {}
@@ -299,6 +340,7 @@ class Holding(Intake):
                 for tree in trees[judged.n_trees - first :]:
                     judged.held.add(tree.grown, tree.values, tree.output)
                     judged.n_trees += 1
+                    judged.mark(mark)
                 chunks = [metric.chunk(judged.rows) for metric in find_metrics(names, judged.rows.loss)]
                 found.setdefault(name, []).append(chunks)
         return found
@@ -306,10 +348,9 @@ class Holding(Intake):
 
 def _catch_up(part: MemoryPart, past: Past) -> None:
     shard = part.rounds.shard
-    for trees in past.iterations:
-        for tree in trees:
-            raw = shard.raw if shard.raw.ndim == 1 else shard.raw[tree.output]
-            add_grown(shard.codes, shard.layout, tree.grown, tree.values, raw, 0, shard.n_rows)
+    # Rows of a bite have taken in what was kept before its turn.
+    missed = past.iterations if past.turn is None else past.iterations[past.turn.n_kept :]
+    take_in(shard.codes, shard.layout, missed, shard.raw, 0, shard.n_rows)
     if past.applied >= 0:
         # Gradients as they were after the last complete iteration; adding nothing changes no score.
         part.advance(past.terms, np.zeros((shard.n_outputs, 1)))

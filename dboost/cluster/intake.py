@@ -22,6 +22,7 @@ from dboost.training.origin import Origin
 from dboost.training.replay import starting_scores
 from dboost.training.supervision import HELD_OUT
 from dboost.training.target import encode_like
+from dboost.training.test_share import held_out_rows
 
 #: Chunks beyond this total wait in files until they are encoded.
 RETAIN_BYTES = 256 * 2**20
@@ -89,6 +90,27 @@ class Intake:
             # Rows of weight zero are not trained on; their own weight is kept beside them.
             table.weight = np.ones(table.n_rows) if table.weight is None else table.weight.copy()
             table.weight[held_out[0]] = 0.0
+
+    def hold_out_share(self, batch: str, starts: dict[int, int], seed: int, n_rows: int) -> None:
+        """Hold out a share of the rows. starts : {partition: number of its first row among all `n_rows` of positive weight}"""
+        if (batch, HELD_OUT) in self._chosen:  # asked again
+            return
+        table = self._tables[batch]
+        chosen, first = [np.empty(0, np.int64)], 0
+        for i, length in zip(table.numbers, table.lengths, strict=True):
+            weight = None if table.weight is None else table.weight[first : first + length]
+            kept = np.arange(length) if weight is None else np.flatnonzero(weight > 0)
+            chosen.append(first + kept[held_out_rows(starts[i] + np.arange(len(kept)), seed, n_rows)])
+            first += length
+        rows = np.concatenate(chosen)
+        self._chosen[batch, HELD_OUT] = rows, table.weight
+        table.weight = np.ones(table.n_rows) if table.weight is None else table.weight.copy()
+        table.weight[rows] = 0.0
+
+    def heaviest_held_out(self, batch: str) -> float:
+        """The largest weight of the rows of a table that are held out; 0 if there are none."""
+        rows, weight = self._chosen[batch, HELD_OUT]
+        return float(len(rows) > 0) if weight is None else float(weight[rows].max(initial=0.0))
 
     def begin(self, batch: str, origin: Origin) -> None:
         """Work out the scores that a model of other data gives a table's rows of positive weight."""

@@ -9,6 +9,7 @@ import numpy as np
 from dboost.binning import Binning
 from dboost.kernels.histograms import Layout
 from dboost.schema import Feature
+from dboost.shard.bites import Build
 from dboost.shard.blocks import Traits
 from dboost.shard.catch_up import ValuedTree
 from dboost.training.budget import Budget
@@ -44,6 +45,10 @@ class Recipe:
         Number of each partition's first row among all rows that are trained on.
     budget : Budget or None
         What the fit may add to the memory of each worker.
+    n_bites : int or None
+        Into how many arcbites the rows are divided, if at all.
+    seed : int
+        By which they are.
     """
 
     features: tuple[Feature, ...]
@@ -61,6 +66,8 @@ class Recipe:
     n_planes: int
     coarse: float
     starts: dict[int, int]
+    n_bites: int | None
+    seed: int
     budget: Budget | None = None
 
     @property
@@ -78,6 +85,19 @@ class Recipe:
             coarse=self.coarse,
         )
 
+    @property
+    def build(self) -> Build:
+        return Build(self.layout, self.bin_layout, self.constant_hessian, self.max_leaves, self.whole_weights, self.by_weight)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A visit to an arcbite: its number, the bite, and how many iterations of this fit the model has kept before it."""
+
+    number: int
+    bite: int
+    n_kept: int
+
 
 @dataclass(frozen=True, eq=False)
 class Past:
@@ -86,19 +106,22 @@ class Past:
     Attributes
     ----------
     applied : int
-        Number of the last complete iteration; 0 when gradients are there but no tree is, -1 before that.
+        Number of the last call of `advance`, from 0; -1 before the first.
     iterations : tuple of tuple of ValuedTree
         Complete ones.
     pending : tuple of ValuedTree
         Trees of the iteration under way, whose values are not in the scores yet.
     terms : NamedTuple
         The loss's record for kernels, as it is now.
+    turn : Turn or None
+        Which arcbite is trained on.
     """
 
     applied: int = -1
     iterations: tuple[tuple[ValuedTree, ...], ...] = ()
     pending: tuple[ValuedTree, ...] = ()
     terms: tuple = ()
+    turn: Turn | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from dboost.cluster.loading import starts_of
 from dboost.cluster.recipe import RowRoles
 from dboost.cluster.table import ClusterTable
 from dboost.errors import ParameterError
 from dboost.schema import Feature
 from dboost.training.supervision import HELD_OUT, WATCHED, Supervision
 from dboost.training.target import Target
+from dboost.training.test_share import held_out_rows, tell
 
 
 @dataclass(eq=False)
@@ -66,3 +68,29 @@ def give_roles(table: ClusterTable, rows: Any, plan: Supervision) -> bool:
         start = last
     table.supervise(roles, n_kept)
     return weight is None or bool((weight[trained] == 1.0).all())
+
+
+def chosen_by(plan: Supervision) -> dict[str, tuple[int, float]]:
+    """The sets of rows that a supervisor has chosen to be judged: how many rows, and their largest weight."""
+    chosen = {name: rows for name, rows in ((HELD_OUT, plan.held_out), (WATCHED, plan.watched)) if rows is not None}
+    weight = plan.weight
+    return {name: (len(rows), 1.0 if weight is None else float(weight[rows].max())) for name, rows in chosen.items()}
+
+
+def hold_out_share(table: ClusterTable, seed: int) -> tuple[int, float]:
+    """Hold out a share of the rows as a test set; their number and their largest weight.
+
+    Which rows follows from their numbers, so no row need be seen for that.
+
+    Raises
+    ------
+    ParameterError
+        When there are too few rows to hold some out.
+    """
+    before = table.n_kept
+    starts, n_rows = starts_of(before), sum(before.values())
+    held_out = {i: int(held_out_rows(starts[i] + np.arange(n), seed, n_rows).sum()) for i, n in before.items()}
+    n_held_out = sum(held_out.values())
+    tell(n_held_out, n_rows)
+    table.hold_out_share(starts, seed, n_rows, {i: n - held_out[i] for i, n in before.items()})
+    return n_held_out, max(table.ask("heaviest_held_out"))

@@ -83,6 +83,15 @@ class ClusterTable:
         self._chosen = n_kept
         self._stage(lambda shares: self._answers(shares, "supervise", lambda share: ({i: roles[i] for i in share.numbers},)))
 
+    def hold_out_share(self, starts: dict[int, int], seed: int, n_rows: int, n_kept: dict[int, int]) -> None:
+        """Hold out a share of the `n_rows` rows. n_kept : {partition: rows that are still trained on}"""
+
+        def arguments(share: Share) -> tuple[Any, ...]:
+            return {i: starts[i] for i in share.numbers}, seed, n_rows
+
+        self._stage(lambda shares: self._answers(shares, "hold_out_share", arguments))
+        self._chosen = n_kept
+
     def build(self, method: str, arguments: Callable[[], tuple[Any, ...]]) -> None:
         """Turn rows into what they are needed for. arguments : asked for anew for shares that come later."""
         self._stage(lambda shares: self._tell(shares, method, *arguments()))

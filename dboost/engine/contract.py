@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from dboost.growth.task import Extremes, GrownTree, TreeTask
+from dboost.shard.catch_up import ValuedTree
 
 Told = TypeVar("Told")
 
@@ -42,3 +43,13 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Let go of threads and buffers."""
+
+
+class EngineOfBites(Engine, Protocol):
+    """Holds the training rows divided into arcbites (see `shard.bites`); `n_rows` counts all of them."""
+
+    def turn_to(self, bite: int, iterations: Sequence[Sequence[ValuedTree]]) -> None:
+        """Train on the rows of this bite from now on. Comes before everything else.
+
+        iterations : those of the model as it is kept, with which the bite's scores begin.
+        """

@@ -43,14 +43,28 @@ class InProcessEngine:
     coarse : float
         Unit of the exact loss sums.
     n_threads : int
+    team : Team, optional
+        Threads that are there already and belong to somebody else, instead of `n_threads` of its own.
     """
 
-    def __init__(self, shard: Shard, loss_terms: tuple, *, rule: Rule, n_planes: int, coarse: float, n_threads: int) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        loss_terms: tuple,
+        *,
+        rule: Rule,
+        n_planes: int,
+        coarse: float,
+        n_threads: int = 1,
+        team: Team | None = None,
+    ) -> None:
         self.shard = shard
         self._terms = loss_terms
         self._coarse = coarse
-        n_threads = choose_threads(shard.n_rows, len(shard.bin_layout.n_bins), n_threads)
-        self.team = Team(n_threads, in_caller=is_small(shard.n_rows, len(shard.bin_layout.n_bins)))
+        if team is None:
+            n_threads = choose_threads(shard.n_rows, len(shard.bin_layout.n_bins), n_threads)
+            team = Team(n_threads, in_caller=is_small(shard.n_rows, len(shard.bin_layout.n_bins)))
+        self.team, n_threads = team, team.n_threads
         self._by_unit = (shard.bin_layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS >= 2 * n_threads
         self._shared = _shared(shard, rule, n_planes, n_threads, self._by_unit)
         self._n_slots = min(rule.max_leaves, _SLOTS_ANY_ORDER) if rule.order == ANY_ORDER else rule.max_leaves

@@ -30,10 +30,12 @@ class DBoostRegressor(RegressorMixin, Boosting):
     start_from, source_name, continue_bins, continue_steps, refit_leaves, checkpoint, checkpoint_every
         As in `dboost.fit`. A warm start goes on with the estimator's own model; with `start_from` there is none.
         `refit_leaves` is not for estimators.
-    memory_limit, arcbites
+    memory_limit
         As in `dboost.fit`; this version takes their defaults only, and refuses anything else.
     features, categorical_features, eval_metric, client, n_threads, callbacks
         As in `dboost.fit`.
+    arcbites : dboost.ArcBites, True or None
+        As in `dboost.fit`; early stopping, if it is on, decides when to leave a bite. Not for a warm start.
     warm_start : bool
         `fit` goes on with the present model until `max_iter` iterations in total. The validation rows stay the same, other
         arguments may change and hold for the new trees.

@@ -57,7 +57,7 @@ class Choice(NamedTuple):
 
 
 #: What hashes are for, so that those for different purposes differ.
-_ROWS, FEATURES = 1, 2
+_ROWS, FEATURES, BITES, VISITS, HOLD_OUT = 1, 2, 3, 4, 5
 
 
 def mixed(*numbers: int) -> int:
@@ -72,6 +72,14 @@ def mixed(*numbers: int) -> int:
 
 
 _MASK = (1 << 64) - 1
+
+
+def hashed(seed: int, numbers: np.ndarray) -> np.ndarray:
+    """Of a seed and each row's global number (int64[n]) a 64-bit hash: uint64[n], those of `kernels.rows.select_rows`."""
+    x = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 class Part(NamedTuple):

@@ -7,7 +7,7 @@ in their order: ``((baseline + v1) + v2) + …`` are the very sums that training
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,9 @@ from dboost.kernels.histograms import Layout
 from dboost.kernels.labels import BLOCK, MASK_LEAVES, label_by_masks, label_by_tables
 from dboost.kernels.routing import add_tree
 from dboost.shard.shard import Codes
+
+#: Rows that take in all trees before the next rows do.
+_BLOCK = 16_384
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +42,21 @@ def add_grown(
         codes.narrow, codes.wide, codes.row_of, frontier.feature, frontier.cut, frontier.missing_left, frontier.child,
         layout.n_bins, grown.left_codes, layout.is_categorical, of_node, first, last, raw,
     )  # fmt: skip
+
+
+def take_in(
+    codes: Codes, layout: Layout, iterations: Sequence[Sequence[ValuedTree]], raw: np.ndarray, first: int, last: int
+) -> None:
+    """Let the raw scores (float64[n_rows] or float64[n_outputs, n_rows]) of rows first…last-1 take in whole iterations.
+
+    Block by block, so that a block's codes and scores stay in the cache while all trees pass over them.
+    """
+    for begin in range(first, last, _BLOCK):
+        end = min(begin + _BLOCK, last)
+        for trees in iterations:
+            for tree in trees:
+                of_output = raw if raw.ndim == 1 else raw[tree.output]
+                add_grown(codes, layout, tree.grown, tree.values, of_output, begin, end)
 
 
 def leaf_finder(codes: Codes, layout: Layout, grown: GrownTree) -> Callable[[np.ndarray, int, int], None]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dboost.growth.task import Part, Sample
+from dboost.growth.task import Part, Sample, hashed
 from dboost.kernels.bins import fill_tiles
 from dboost.kernels.histograms import Layout
 from dboost.kernels.rows import select_rows
@@ -66,6 +66,8 @@ class Shard:
         Raw scores to start from; the shard owns and updates them.
     ranges : int64[n_ranges, 2], optional
         (global number of the first row, number of rows) of each run of consecutive rows; default: rows 0, 1, 2, …
+    numbers : int64[n_rows], optional
+        Instead of ranges, each row's global number: for rows that are scattered.
     constant_hessian : bool
         True when the Hessian is 1 for every row (constant by the loss, and no weights but whole ones).
     whole_weights : bool
@@ -76,6 +78,8 @@ class Shard:
     max_leaves : int
         Decides the type of the rows' leaf numbers.
     """
+
+    _numbers: np.ndarray | None = None
 
     def __init__(
         self,
@@ -91,6 +95,7 @@ class Shard:
         whole_weights: bool = False,
         by_weight: bool = False,
         ranges: np.ndarray | None = None,
+        numbers: np.ndarray | None = None,
     ) -> None:
         self.codes = codes
         self.layout = layout
@@ -104,6 +109,8 @@ class Shard:
         self.raw = raw
         n_rows = codes.n_rows
         self.n_rows = n_rows
+        if numbers is not None:
+            self._numbers = numbers
         self._ranges = [(0, n_rows)] if ranges is None else [(int(first), int(n)) for first, n in ranges]
         self.gradient = np.empty(raw.shape, np.float32)
         self.hessian = None if constant_hessian else np.empty(raw.shape, np.float32)
@@ -133,7 +140,8 @@ class Shard:
             max_leaves=256 if self.leaf.dtype == np.uint8 else 257,
             whole_weights=self.times is not None,
             by_weight=self.curvature is not None,
-            ranges=runs_of(np.concatenate([np.arange(first, first + n) for first, n in self._ranges])[rows]),
+            ranges=runs_of(self._all_numbers()[rows]) if self._numbers is None else None,
+            numbers=None if self._numbers is None else self._numbers[rows],
         )
         shard.gradient[...] = self.gradient[..., rows]
         if self.hessian is not None and shard.hessian is not None:
@@ -151,7 +159,12 @@ class Shard:
         stays = self.influence(output) >= least_influence
         return np.flatnonzero(stays) if rows is None else rows[stays[rows]]
 
+    def _all_numbers(self) -> np.ndarray:
+        return np.concatenate([np.arange(first, first + n) for first, n in self._ranges])
+
     def _sampled(self, sample: Sample) -> np.ndarray:
+        if self._numbers is not None:
+            return np.flatnonzero(hashed(sample.seed, self._numbers) < np.uint64(sample.threshold))
         parts, at = [], 0
         for first, n in self._ranges:
             rows = np.empty(n, np.int64)

@@ -11,7 +11,7 @@ from dboost.model.ensemble import Ensemble
 from dboost.training.origin import Origin
 from dboost.training.trainer import Training
 
-_NOT_METRICS = ("iteration", "seconds", "rows_kept", "bytes_read")
+_NOT_METRICS = ("iteration", "seconds", "rows_kept", "bytes_read", "bite", "visit")
 
 
 def assemble(
@@ -46,7 +46,7 @@ def assemble(
     trees = () if model is None else model.trees
     if not whole:
         # The last iteration may have been interrupted: then it is not in the history.
-        n_kept = before + len(training.history) if best is None else best
+        n_kept = training.n_done if best is None else best
         harvest, trees = harvest[: max(n_kept - before, 0) * k], trees[: n_kept * k]
     trees += tuple(h.to_tree(training.binning, training.parameters, training.loss) for h in harvest)
     source = {
@@ -57,7 +57,10 @@ def assemble(
         "parameters": empty.parameters,
         "data_digest": _digest(empty, n_rows),
     } | (notes or {})
-    metrics = metrics_of(training.history)
+    history = training.history
+    if training.parameters.arcbites is not None:
+        history = _of_model(history, best or training.n_done)
+    metrics = metrics_of(history)
     if model is None:
         return replace(empty, trees=trees, sources=(source,), metrics=metrics, best_iteration=best)
     sources = _with_source(model, source, origin)
@@ -67,9 +70,15 @@ def assemble(
         trees=trees,
         parameters=empty.parameters if is_first else model.parameters,
         sources=sources,
-        metrics=appended(model.metrics, before, metrics, len(training.history)),
+        metrics=appended(model.metrics, before, metrics, len(history)),
         best_iteration=best,
     )
+
+
+def _of_model(history: list[dict[str, Any]], last: int) -> list[dict[str, Any]]:
+    """The records of the iterations that the model has. Where some were cut back, later ones bear their numbers again."""
+    latest = {record["iteration"]: record for record in history if record["iteration"] <= last}
+    return [latest[iteration] for iteration in sorted(latest)]
 
 
 def _with_source(model: Ensemble, source: dict[str, Any], origin: Origin) -> tuple[dict[str, Any], ...]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from dboost.arcbites import DEFAULT_ROUNDS
 from dboost.binning import Binning
 from dboost.engine.contract import Engine
 from dboost.errors import FitInterrupted, InputTypeError, ParameterError
@@ -36,8 +37,10 @@ from dboost.training.held_out import Judge
 from dboost.training.monitor import Callback, EarlyStopping, Progress
 from dboost.training.origin import Origin
 from dboost.training.start import Start
+from dboost.training.supervision import HELD_OUT
 from dboost.training.target import Target
 from dboost.training.trainer import Training, heaviest_of, precision_of, rule_of
+from dboost.training.visits import run_visits
 
 
 @dataclass
@@ -217,7 +220,10 @@ def boost(
     so_far.append(partial(collect, whole=True))
     bar = Progress(progress, training.n_iterations)
     try:
-        training.run(collect, bar)
+        if prepared.parameters.arcbites is None:
+            training.run(collect, bar)
+        else:
+            run_visits(training, prepared.parameters.arcbites, collect, bar)
     except KeyboardInterrupt as stopped:
         done, kept = training.n_done, ""
         if prepared.checkpoint is not None:
@@ -253,13 +259,53 @@ def asked(
 
 
 def stopping_rule(
-    parameters: Parameters, sets: Sequence[tuple[str, Any, Any, Any, Any]], metrics: Sequence[Metric]
+    parameters: Parameters,
+    given: EarlyStopping | None,
+    sets: Sequence[tuple[str, Any, Any, Any, Any]],
+    metrics: Sequence[Metric],
 ) -> EarlyStopping | None:
-    """By the last metric of the last evaluation set."""
-    if parameters.early_stopping_rounds is None:
-        return None
-    column = f"{sets[-1][0]}_{metrics[-1].name}"
-    return EarlyStopping(column, parameters.early_stopping_rounds, larger_is_better=metrics[-1].larger_is_better)
+    """The rule that was given, or by the last metric of the last evaluation set (of the rows held out where there is none).
+
+    Raises
+    ------
+    ParameterError
+        When arcbites would be judged by the rows that are trained on, which are others all the time.
+    """
+    arcbites, rounds = parameters.arcbites, rounds_of(parameters)
+    if given is None:
+        if rounds is None:
+            return None
+        column = f"{sets[-1][0] if sets else HELD_OUT}_{metrics[-1].name}"
+        return EarlyStopping(column, rounds, larger_is_better=metrics[-1].larger_is_better)
+    if arcbites is not None and given.column == "train_loss":
+        raise ParameterError("arcbites cannot be stopped by the training loss, which is always another bite's: hold rows out")
+    if arcbites is not None and arcbites.early_stopping_rounds is not None:
+        given.rounds = arcbites.early_stopping_rounds
+    return given
+
+
+def rounds_of(parameters: Parameters) -> int | None:
+    """Iterations without improvement to wait for; None when nobody waits."""
+    arcbites = parameters.arcbites
+    if arcbites is None or not arcbites.is_watched:
+        return parameters.early_stopping_rounds
+    return arcbites.early_stopping_rounds or parameters.early_stopping_rounds or DEFAULT_ROUNDS
+
+
+def check_watched(parameters: Parameters, sets: Sequence[Any]) -> None:
+    """Refuse to stop early where there is nothing to judge by, and nothing will be held out."""
+    holds_out = parameters.arcbites is not None and parameters.arcbites.is_watched
+    if parameters.early_stopping_rounds is not None and not sets and not holds_out:
+        raise ParameterError("early_stopping_rounds needs an eval_set to judge by")
+
+
+def check_bites(parameters: Parameters, origin: Origin, checkpoint: Checkpoint | None) -> None:
+    """Refuse to go on where arcbites stopped: which bite comes next, and what it has been cut back from, is in no model."""
+    if parameters.arcbites is None:
+        return
+    for what, given in (("start_from, or a warm start,", origin.model), ("a checkpoint", checkpoint)):
+        if given is not None:
+            raise ParameterError(f"arcbites do not go together with {what} in this version of dboost: leave one of them out")
 
 
 def with_columns(

@@ -14,7 +14,7 @@ from dboost.params import Parameters
 from dboost.schema import Level
 from dboost.sources import Table
 from dboost.training.binned import BinnedData, take_census
-from dboost.training.boost import Fitted, boost, checked, reading, with_columns
+from dboost.training.boost import Fitted, boost, check_bites, check_watched, checked, reading, with_columns
 from dboost.training.budget import Budget, check_proposal
 from dboost.training.checkpoint import Checkpoint
 from dboost.training.held_out import named_sets
@@ -91,8 +91,8 @@ def fit_table(
         classes=classes,
         budget=budget,
     )
-    if parameters.early_stopping_rounds is not None and not wanted.sets:
-        raise ParameterError("early_stopping_rounds needs an eval_set to judge by")
+    check_watched(parameters, wanted.sets)
+    check_bites(parameters, origin, checkpoint)
     check_proposal(budget, parameters)
     columns = (target_name, weight_name, offset_name)
     with reading(), open_training() as table:
@@ -102,7 +102,8 @@ def fit_table(
             loaded = load_into_memory(table, wanted)
         else:
             loaded = load_into_files(table, census, wanted)
-            _log.info("%d rows do not fit memory_limit=%s and are streamed from files", loaded.engine.n_rows, budget)
+            how = "streamed from" if parameters.arcbites is None else "divided into bites in"
+            _log.info("%d rows do not fit memory_limit=%s and are %s files", loaded.engine.n_rows, budget, how)
     del table
     return _finish(loaded, wanted, columns, callbacks, progress)
 
@@ -128,8 +129,7 @@ def fit_binned(
         if given is not None:
             raise ParameterError(f"{name} wants to see the values, but these data were binned before")
     wanted = Wanted(parameters, list(named_sets(eval_set)), eval_metric, n_threads, source_name=source_name, budget=budget)
-    if parameters.early_stopping_rounds is not None and not wanted.sets:
-        raise ParameterError("early_stopping_rounds needs an eval_set to judge by")
+    check_watched(parameters, wanted.sets)
     if parameters.split_proposal != "global":
         raise ParameterError(
             f"split_proposal={parameters.split_proposal!r} wants to see the values, but these data were binned before"

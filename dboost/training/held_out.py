@@ -64,6 +64,12 @@ class Judge(Protocol):
     def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
         """The metrics now, as ``{"<set>_<metric>": value}``."""
 
+    def mark(self) -> None:
+        """Remember the present raw scores."""
+
+    def rewind(self) -> None:
+        """Forget the trees since the last mark."""
+
 
 class HeldOut:
     """One evaluation set in this process's memory.
@@ -86,6 +92,7 @@ class HeldOut:
         self._layout = layout
         self._rows = rows
         self._raw = raw
+        self._marked: np.ndarray | None = None
         self._team = team
 
     def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
@@ -97,6 +104,17 @@ class HeldOut:
     def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
         """The metrics now, as ``{"<set>_<metric>": value}``."""
         return {f"{self.name}_{metric.name}": metric.finish(metric.chunk(self._rows)) for metric in metrics}
+
+    def mark(self) -> None:
+        """Remember the present raw scores."""
+        if self._marked is None:
+            self._marked = np.empty_like(self._raw)
+        self._marked[...] = self._raw
+
+    def rewind(self) -> None:
+        """Forget the trees since the last mark."""
+        assert self._marked is not None
+        self._raw[...] = self._marked
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from dboost.engine.bitten import BittenEngine
 from dboost.engine.in_process import InProcessEngine
 from dboost.engine.streamed import StreamedEngine
 from dboost.engine.team import Team
+from dboost.errors import ParameterError
 from dboost.growth.proposal import cells_of
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
@@ -25,6 +27,7 @@ from dboost.sources import Table
 from dboost.sources.spool import PrivateDirectory
 from dboost.statistics.metrics import find_metrics
 from dboost.training.binned import BinnedData, Census, propose_within, take_census, write_binned
+from dboost.training.bitten import bites_in_files, bites_in_memory, settle_bites
 from dboost.training.boost import Clock, Prepared, asked, stopping_rule
 from dboost.training.budget import Budget
 from dboost.training.checkpoint import Checkpoint
@@ -36,6 +39,7 @@ from dboost.training.start import in_one_part, start_of
 from dboost.training.supervision import HELD_OUT, WATCHED, Supervise, Supervision
 from dboost.training.target import Target, read_target, target_for, target_of
 from dboost.training.target_survey import TargetSurvey, unite_targets
+from dboost.training.test_share import hold_out_share, needs_test_set
 
 
 @dataclass(eq=False)
@@ -61,7 +65,7 @@ class Loaded:
     """An engine and what goes with it; held-out rows still wait for the engine's team."""
 
     prepared: Prepared
-    engine: InProcessEngine | StreamedEngine
+    engine: InProcessEngine | StreamedEngine | BittenEngine
     yardstick: Yardstick
     judged: list[Callable[[Team], HeldOut]] = field(default_factory=list)
 
@@ -102,6 +106,7 @@ def load_into_memory(table: Table, wanted: Wanted) -> Loaded:
         parameters, target, table.named, binning, start, len(y), weight is not None, metrics, stopping, origin,
         wanted.checkpoint, wanted.source_name,
     )  # fmt: skip
+    settle_bites(prepared, wanted.budget)
     codes = encode_table(table, binning, prepared.layout, kept, n_threads)
     if begun is None:
         raw = starting_scores(prepared.baseline, origin, table, kept, n_threads)
@@ -110,6 +115,8 @@ def load_into_memory(table: Table, wanted: Wanted) -> Loaded:
         add_trees(raw, origin, table, kept, n_threads, (origin.n_earlier, origin.n_before))
     yardstick = _yardstick(prepared, wanted)
     judged = _own_sets(yardstick, table, target.values, plan)
+    if parameters.arcbites is not None:
+        return Loaded(prepared, bites_in_memory(prepared, codes, y, weight, raw, n_threads), yardstick, judged)
     shard = Shard(
         codes,
         prepared.layout,
@@ -130,7 +137,8 @@ def load_into_files(table: Table, census: Census, wanted: Wanted) -> Loaded:
     """The rows of a table in temporary files, which go with the engine."""
     parameters, n_threads = wanted.parameters, wanted.n_threads
     plan, values, weight = Supervision(None), np.empty(0), table.weight
-    if wanted.supervise is not None:  # whoever supervises sees all targets and weights
+    chooses = wanted.supervise is not None or needs_test_set(parameters, plan, wanted.sets)
+    if chooses:  # whoever chooses rows sees all targets and weights
         table.gather_roles()
         target = read_target(table, parameters)
         plan, values, weight = _supervised(table, target, wanted), target.values, table.weight
@@ -158,7 +166,7 @@ def load_into_files(table: Table, census: Census, wanted: Wanted) -> Loaded:
     except BaseException:
         folder.close()
         raise
-    if wanted.supervise is not None:
+    if chooses:
         table.weight = weight
     loaded.judged += _own_sets(loaded.yardstick, table, values, plan)
     return loaded
@@ -176,7 +184,10 @@ def load_binned(
     folder : for files of this fit; default: one is made when it is needed.
     """
     n_threads, budget = wanted.n_threads, wanted.budget
-    plan = Supervision(None) if plan is None else plan
+    if plan is None:
+        plan = Supervision(None)
+        if needs_test_set(wanted.parameters, plan, wanted.sets):
+            raise ParameterError("arcbites on prepared data need a test set to tell when to leave a bite: give an eval_set")
     target = _target_of(data.target, wanted)
     parameters = wanted.parameters.with_loss(target.loss.name)
     answers = Answers(data, target, continues=origin.is_new_source)
@@ -186,11 +197,19 @@ def load_binned(
         parameters, target, data.named, data.binning, start, data.n_rows, data.has("weight"), metrics, stopping, origin,
         wanted.checkpoint, wanted.source_name,
     )  # fmt: skip
+    settle_bites(prepared, budget)
     traits = traits_of(prepared)
-    engine: InProcessEngine | StreamedEngine
+    engine: InProcessEngine | StreamedEngine | BittenEngine
     if folder is None and (budget is None or budget.holds_rows(traits, data.n_rows, n_threads)):
-        engine = _in_process(shard_of(answers, prepared), prepared, n_threads)
+        shard = shard_of(answers, prepared)
+        if parameters.arcbites is None:
+            engine = _in_process(shard, prepared, n_threads)
+        else:
+            engine = bites_in_memory(prepared, shard.codes, shard.target, shard.weight, shard.raw, n_threads)
         data.close()
+    elif parameters.arcbites is not None:
+        assert budget is not None
+        engine = _divided(answers, prepared, folder, n_threads, budget)
     else:
         assert budget is not None
         room = budget.histograms(traits, data.n_rows, n_threads)
@@ -205,6 +224,24 @@ def load_binned(
             own.close()
             raise
     return Loaded(prepared, engine, _yardstick(prepared, wanted))
+
+
+def _divided(
+    answers: Answers, prepared: Prepared, folder: PrivateDirectory | None, n_threads: int, budget: Budget
+) -> BittenEngine:
+    """An engine for bites in files; binned data that are this fit's own are not needed any more."""
+    data, own = answers.data, PrivateDirectory() if folder is None else folder
+    try:
+        engine = bites_in_files(answers, prepared, own, n_threads, budget)
+    except BaseException:
+        own.close()
+        raise
+    for file in (data.codes, data.rows):
+        if folder is None:
+            file.close()
+        else:
+            file.remove()
+    return engine
 
 
 def fits_memory(table: Table, census: Census, wanted: Wanted) -> bool:
@@ -247,13 +284,16 @@ def _begin(
 
 def _supervised(table: Table, target: Target, wanted: Wanted) -> Supervision:
     supervise = wanted.supervise
-    return Supervision(table.weight) if supervise is None else supervise(table, target, lambda: wanted.so_far[0]())
+    plan = Supervision(table.weight) if supervise is None else supervise(table, target, lambda: wanted.so_far[0]())
+    if needs_test_set(wanted.parameters, plan, wanted.sets):
+        plan = hold_out_share(plan, table.n_rows, wanted.parameters.random_state)
+    return plan
 
 
 def _judged_by(wanted: Wanted, parameters: Parameters, target: Target, plan: Supervision) -> tuple[Any, Any]:
     """The metrics, and what stops early by them."""
     metrics = find_metrics(wanted.eval_metric, target.loss)
-    stopping = plan.early_stopping or stopping_rule(parameters, wanted.sets, metrics)
+    stopping = stopping_rule(parameters, plan.early_stopping, wanted.sets, metrics)
     return metrics + [one for one in plan.metrics if one.name not in {known.name for known in metrics}], stopping
 
 

@@ -76,6 +76,10 @@ class EarlyStopping:
         """Whether the last improvement is long enough ago."""
         return self._marked > 0 and iteration - self._marked >= self.rounds
 
+    def begin_anew(self, iteration: int) -> None:
+        """Wait for improvements from this iteration on; what was the best remains to be beaten."""
+        self._marked = iteration
+
     def resume(self, model: Ensemble) -> None:
         """Look back at the iterations of a model that is continued, if they were watched in the same way."""
         if model.best_iteration is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from dboost.losses import Loss
 from dboost.model.ensemble import Ensemble
 from dboost.model.tree import Tree
 from dboost.params import Parameters
+from dboost.shard.catch_up import ValuedTree
 from dboost.shard.cells import cell_masses
 from dboost.statistics.exact import FINE, unit_for
 from dboost.statistics.metrics import Metric
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from dboost.training.checkpoint import Checkpoint
 
 _UNLIMITED_DEPTH = 1 << 30
+
+#: Returns the ensemble so far.
+Assemble = Callable[[], Ensemble]
 
 
 def rule_of(parameters: Parameters, n_rows: int) -> Rule:
@@ -113,6 +117,12 @@ class Training:
     checkpoint : Checkpoint or None
     harvest : list of Harvest
         Trees so far, those before not included.
+    n_complete : int
+        Iterations whose trees these are, but for one under way.
+    valued : list of ValuedTree or None
+        The same trees in terms of codes, where somebody wants them.
+    place : dict
+        What every record of the history says besides: of arcbites, which one.
     before : dict
         Losses and metrics before the first iteration.
     history : list of dict
@@ -138,12 +148,19 @@ class Training:
     empty: Ensemble | None = None
     checkpoint: Checkpoint | None = None
     harvest: list[Harvest] = field(default_factory=list)
+    n_complete: int = 0
+    valued: list[ValuedTree] | None = None
+    place: dict[str, int] = field(default_factory=dict)
     before: dict[str, float] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         counted = (self.engine.n_rows, self.start.heaviest) if self.heaviest is None else (int(self.start.total_weight), 1.0)
         self.steps = Steps(self.engine, self.loss, self.parameters, *counted)
+        self.precision = precision_of(self.parameters, self.constant_hessian, self.heaviest or 1)
+        self.total_weight = self.start.total_weight
+        self.nothing = np.zeros((self.loss.n_outputs, 1))  # leaf values that change no score
+        self.shown = [f"{held.name}_{metric.name}" for held in self.held_out for metric in self.metrics] or ["train_loss"]
 
     @property
     def n_before(self) -> int:
@@ -153,7 +170,7 @@ class Training:
     @property
     def n_done(self) -> int:
         """The number of the last complete iteration."""
-        return self.n_before + len(self.history)
+        return self.n_before + self.n_complete
 
     @property
     def n_iterations(self) -> int:
@@ -166,43 +183,17 @@ class Training:
         some = self.harvest[(first - before) * k : (last - before) * k]
         return tuple(harvest.to_tree(self.binning, self.parameters, self.loss) for harvest in some)
 
-    def run(self, assemble: Any, progress: Progress) -> None:
+    def run(self, assemble: Assemble, progress: Progress) -> None:
         """Boost until the last iteration, or until early stopping or a callback ends it.
 
-        assemble : called without arguments, returns the `Ensemble` so far (for callbacks).
+        assemble : returns the `Ensemble` so far (for callbacks).
         """
-        n_iterations = self.n_iterations
-        precision = precision_of(self.parameters, self.constant_hessian, self.heaviest or 1)
-        scores = [f"{held.name}_{metric.name}" for held in self.held_out for metric in self.metrics] or ["train_loss"]
-        extremes = self.steps.advance(np.zeros((self.loss.n_outputs, 1)))
-        now = self._judge() | {"train_loss": self._loss(extremes, self.n_before)}
-        self.before = self._begin(now)
-        is_over = self.early_stopping is not None and self.early_stopping.has_waited(self.n_before)
+        extremes = self.begin()
         self.engine.report()  # what came before the first iteration belongs to none
-        for iteration in range(self.n_before + 1, (self.n_before if is_over else n_iterations) + 1):
-            began = time.perf_counter()
-            kept: list[int] = []
-            values = [self._add_tree(extremes, precision, iteration, output, kept) for output in range(self.loss.n_outputs)]
-            record: dict[str, Any] = {
-                "iteration": iteration,
-                "seconds": 0.0,
-                "rows_kept": round(sum(kept) / len(kept)),
-                "bytes_read": 0,
-            }
-            record |= self._judge()
-            extremes = self.steps.advance(in_rows(values))
-            record["train_loss"] = self._loss(extremes, iteration)
-            record |= self.engine.report()
-            record["seconds"] = time.perf_counter() - began
-            self.history.append(record)
-            progress.show(record, scores)
-            stop = self.early_stopping is not None and self.early_stopping.should_stop(iteration, record)
-            for callback in self.callbacks:
-                stop = bool(callback(Iteration(iteration, n_iterations, record, assemble))) or stop
-            if self.checkpoint is not None:
-                self.checkpoint.note(self)
-            if stop:
-                break
+        is_over = self.early_stopping is not None and self.early_stopping.has_waited(self.n_before)
+        while not is_over and self.n_done < self.n_iterations:
+            extremes, has_waited, is_ended = self.iterate(extremes, assemble, progress)
+            is_over = has_waited or is_ended
         if self.checkpoint is not None:
             self.checkpoint.write(self)
 
@@ -220,15 +211,55 @@ class Training:
                 stopping.should_stop(record["iteration"], record)
         return before
 
-    def _add_tree(self, extremes: Extremes, precision: Precision, iteration: int, output: int, kept: list[int]) -> np.ndarray:
+    def begin(self) -> Extremes:
+        """Work out the first gradients, and where losses and metrics start."""
+        extremes = self.steps.advance(self.nothing)
+        self.before = self._begin(self._judge() | {"train_loss": self.loss_of(extremes, self.n_before)})
+        return extremes
+
+    def iterate(
+        self, extremes: Extremes, assemble: Assemble, progress: Progress, began: float | None = None
+    ) -> tuple[Extremes, bool, bool]:
+        """One iteration, which began some time ago or begins now. Returns what the rows tell afterwards, whether early
+        stopping has waited, and whether a callback wants the fit to end."""
+        began = time.perf_counter() if began is None else began
+        iteration, n_iterations = self.n_done + 1, self.n_iterations
+        kept: list[int] = []
+        values = [self._add_tree(extremes, iteration, output, kept) for output in range(self.loss.n_outputs)]
+        record: dict[str, Any] = {
+            "iteration": iteration,
+            **self.place,
+            "seconds": 0.0,
+            "rows_kept": round(sum(kept) / len(kept)),
+            "bytes_read": 0,
+        }
+        record |= self._judge()
+        extremes = self.steps.advance(in_rows(values))
+        record["train_loss"] = self.loss_of(extremes, iteration)
+        record |= self.engine.report()
+        record["seconds"] = time.perf_counter() - began
+        self.history.append(record)
+        self.n_complete += 1
+        progress.show(record, self.shown)
+        has_waited = self.early_stopping is not None and self.early_stopping.should_stop(iteration, record)
+        is_ended = False
+        for callback in self.callbacks:
+            is_ended = bool(callback(Iteration(iteration, n_iterations, record, assemble))) or is_ended
+        if self.checkpoint is not None:
+            self.checkpoint.note(self)
+        return extremes, has_waited, is_ended
+
+    def _add_tree(self, extremes: Extremes, iteration: int, output: int, kept: list[int]) -> np.ndarray:
         """Grow one output's next tree; returns its leaf values, and adds to `kept` how many rows took part."""
-        task = self._with_bins(self._task(extremes, precision, iteration, output))
+        task = self._with_bins(self._task(extremes, iteration, output))
         grown = self.engine.grow(task)
         kept.append(int(grown.n_rows[0]))
         values = self.steps.values(grown, task.part)
         if self.direction is not None:
             within_bounds(values, grown, self.parameters.learning_rate * task.scales[1] / task.scales[0])
         self.harvest.append(Harvest.of(grown, values, _gain_unit(task)))
+        if self.valued is not None:
+            self.valued.append(ValuedTree(grown.copy(), values, output))
         for held in self.held_out:
             held.add(grown, values, output)
         return values
@@ -248,7 +279,8 @@ class Training:
         metrics = list(self.metrics)
         return {column: value for held in self.held_out for column, value in held.judge(metrics).items()}
 
-    def _loss(self, extremes: Extremes, iteration: int) -> float:
+    def loss_of(self, extremes: Extremes, iteration: int) -> float:
+        """The mean loss of the rows that are trained on at present."""
         if not (np.isfinite(extremes.max_gradient).all() and np.isfinite(extremes.max_hessian).all()):
             if iteration == self.origin.n_earlier == 0:
                 raise DBoostError("the targets (or their weights) are so large that gradients are infinite; scale them down")
@@ -256,10 +288,11 @@ class Training:
                 f"training diverged in iteration {iteration}: scores are no longer finite; a smaller learning_rate, more "
                 "l2_regularization or a max_delta_step will help"
             )
-        return (extremes.coarse_loss + extremes.fine_loss / FINE) / self.start.loss_unit / self.start.total_weight
+        return (extremes.coarse_loss + extremes.fine_loss / FINE) / self.start.loss_unit / self.total_weight
 
-    def _task(self, extremes: Extremes, precision: Precision, iteration: int, output: int) -> TreeTask:
-        packing, parameters = precision.packing, self.parameters
+    def _task(self, extremes: Extremes, iteration: int, output: int) -> TreeTask:
+        precision, parameters = self.precision, self.parameters
+        packing = precision.packing
         max_gradient, max_hessian = float(extremes.max_gradient[output]), float(extremes.max_hessian[output])
         if parameters.criterion == "gradient":
             max_hessian = self.start.heaviest  # trees are grown by weights

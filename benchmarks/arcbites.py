@@ -1,0 +1,239 @@
+"""A tenth of the rows in memory: what arcbites cost in accuracy, and what they save in reading.
+
+    python -m benchmarks.arcbites [--tables hflights covtype synthetic] [--rows 10000000] [--trees 300] [--quick]
+                                  [--output FILE.json] [--pictures FOLDER]
+
+Each table is split into rows to train on, rows that decide when to stop (or when to leave a bite), and rows that only judge
+in the end. It is trained on by several ways, each in a process of its own, so that peak memory is its own:
+
+    all rows           everything in memory
+    one bite           a tenth of the rows in memory, and no others
+    streamed           everything, a tenth in memory (`memory_limit`), the rest read again for every tree
+    streamed, timed    the same, stopped when the slowest of the arcbites was done
+    arcbites …         ten bites, one in memory, the others in files
+
+What is told of each: the loss on the judging rows and how far that is above "all rows"; trees; seconds; bytes read from files
+while training; peak memory above that of the process before the fit. With --pictures the loss on the deciding rows is drawn
+against bytes and against seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import workloads
+from benchmarks.workloads import Workload
+from tests import real_data
+
+N_BITES = 10
+#: Ways to train by name: arcbites, or None for all rows at a time; and what is in memory.
+WAYS: dict[str, tuple[dict[str, Any] | None, str]] = {
+    "all rows": (None, "all"),
+    "one bite": (None, "one bite"),
+    "arcbites, until the test set says stop": ({"visits": 3, "early_stopping_rounds": 10}, "files"),
+    "arcbites, 20 trees a visit": ({"trees_per_visit": 20, "visits": None}, "files"),
+    "arcbites, 5 trees a visit": ({"trees_per_visit": 5, "visits": None}, "files"),
+    "arcbites, 1 tree a visit": ({"trees_per_visit": 1, "visits": None}, "files"),
+    "arcbites, adaptive": ({"trees_per_visit": 10, "visits": None, "order": "adaptive"}, "files"),
+    "streamed": (None, "files"),
+    "streamed, timed": (None, "files"),
+}
+#: Rows of a partition.
+PART_ROWS = 20_000
+
+
+def load(name: str, rows: int) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Rows to train on, to decide and to judge; the target is called ``target``."""
+    if name == "synthetic":
+        made = workloads.load(Workload("arcbites", rows, 28, "binary", 0, test_rows=max(rows // 5, 2_000)))
+        names = [f"f{j}" for j in range(28)]
+        train, test = (
+            pd.DataFrame(X, columns=names).assign(target=y.astype(np.int64))
+            for X, y in ((made.X, made.y), (made.X_test, made.y_test))
+        )
+    else:
+        if name == "hflights":
+            frame = real_data.load(name).frame
+        else:
+            frame = pd.read_parquet(real_data.path(name)).rename(columns={"Cover_Type": "target"})
+        frame = frame.iloc[np.random.default_rng(0).permutation(len(frame))].reset_index(drop=True)
+        cut = round(0.7 * len(frame))
+        train, test = frame[:cut].reset_index(drop=True), frame[cut:].reset_index(drop=True)
+    half = len(test) // 2
+    return train, test[:half].reset_index(drop=True), test[half:].reset_index(drop=True)
+
+
+def write(frame: pd.DataFrame, folder: Path) -> None:
+    """As Parquet files of PART_ROWS rows."""
+    folder.mkdir(parents=True)
+    for i, first in enumerate(range(0, len(frame), PART_ROWS)):
+        frame[first : first + PART_ROWS].to_parquet(folder / f"{i:05d}.parquet", index=False)
+
+
+def limit_for(folder: Path) -> int:
+    """Bytes that a tenth of the rows take while they are trained on, and a constant for histograms and chunks.
+
+    A row takes its codes twice, target, scores, gradients, Hessians, a leaf, and two records; with K classes of some K times.
+    """
+    files = sorted(folder.glob("*.parquet"))
+    n_rows = sum(pq.ParquetFile(file).metadata.num_rows for file in files)
+    first = pd.read_parquet(files[0])
+    outputs = first["target"].nunique()
+    outputs = 1 if outputs == 2 else outputs
+    return int(1.2 * n_rows / N_BITES * (2 * (first.shape[1] - 1) + 40 + 17 * outputs)) + 32 * 2**20 * (1 + outputs // 4)
+
+
+def measure(folder: Path, way: str, trees: int, seconds: float | None) -> dict[str, Any]:
+    """Train by one way, in this process."""
+    import dboost
+    from dboost.shard.bites import bites_of
+
+    bites, where = WAYS[way]
+    options: dict[str, Any] = {"loss": "log_loss", "max_iter": trees, "progress": False}
+    data: Any = str(folder / "train")
+    if where != "files":
+        data = pd.concat([pd.read_parquet(file) for file in sorted((folder / "train").glob("*.parquet"))], ignore_index=True)
+    if where == "one bite":
+        data = data[bites_of(0, N_BITES, np.arange(len(data))) == 0].reset_index(drop=True)
+    if where == "files":
+        options["memory_limit"] = limit_for(folder / "train")
+    if bites is not None:
+        options["arcbites"] = dboost.ArcBites(N_BITES, **bites)
+    if bites is None or "trees_per_visit" in bites:
+        options["early_stopping_rounds"] = 30
+    decide, judge = (pd.read_parquet(folder / f"{name}.parquet") for name in ("decide", "judge"))
+    dboost.fit(decide[:2000], "target", loss="log_loss", max_iter=2, progress=False)  # compiles
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began, used = time.perf_counter(), time.process_time()
+
+    def late(_: dboost.Iteration) -> bool:
+        return seconds is not None and time.perf_counter() - began >= seconds
+
+    booster = dboost.fit(data, "target", eval_set=decide, callbacks=late, **options)
+    took, processor = time.perf_counter() - began, time.process_time() - used
+    history = booster.history.drop_duplicates("iteration", keep="last")
+    history = history[history["iteration"] <= booster.n_iter_]
+    spent = booster.history[["seconds", "bytes_read"]].cumsum().loc[history.index]
+    probability = np.asarray(booster.predict_proba(judge))
+    codes = np.searchsorted(booster.classes_, judge["target"])
+    return {
+        "way": way,
+        "loss": float(-np.log(np.clip(probability[np.arange(len(judge)), codes], 1e-15, 1)).mean()),
+        "trees": booster.n_iter_,
+        "grown": len(booster.history),
+        "seconds": took,
+        "processor_seconds": processor,
+        "bytes_read": int(booster.history["bytes_read"].sum()),
+        "peak_bytes": 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before),
+        "limit": options.get("memory_limit"),
+        "curve": {
+            "bytes": spent["bytes_read"].tolist(),
+            "seconds": spent["seconds"].tolist(),
+            "loss": history["eval_log_loss"].tolist(),
+        },
+    }
+
+
+def race(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """All ways on one table, each in a process of its own."""
+    found: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="arcbites-") as made:
+        folder = Path(made)
+        train, decide, judge = load(name, arguments.rows)
+        if arguments.quick:
+            train, decide, judge = train[:20_000], decide[:4_000], judge[:4_000]
+        write(train, folder / "train")
+        decide.to_parquet(folder / "decide.parquet")
+        judge.to_parquet(folder / "judge.parquet")
+        del train, decide, judge
+        for way in arguments.ways or WAYS:
+            # Equal time: that of the slowest arcbites.
+            timed = [one["seconds"] for one in found if one["way"].startswith("arcbites")] if way.endswith("timed") else []
+            command = [sys.executable, "-m", "benchmarks.arcbites", "--one", str(folder), way, str(arguments.trees)]
+            done = subprocess.run([*command, *([str(max(timed))] if timed else [])], capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(f"{name}, {way}: {done.stderr}")
+            found.append({"table": name} | json.loads(done.stdout.splitlines()[-1]))
+            print(f"{name}: {way}: loss {found[-1]['loss']:.5f}, {found[-1]['seconds']:.1f} s", file=sys.stderr, flush=True)
+    return found
+
+
+def draw_table(name: str, found: list[dict[str, Any]]) -> Table:
+    """What came out, for the terminal."""
+    drawn = Table(title=name)
+    for column in ("way", "log loss", "above all rows", "trees", "seconds", "read, MiB", "of streamed", "peak, MiB"):
+        drawn.add_column(column, justify="left" if column == "way" else "right")
+    by_way = {one["way"]: one for one in found}
+    best, streamed = by_way.get("all rows"), by_way.get("streamed")
+    for one in found:
+        above = f"{100 * (one['loss'] / best['loss'] - 1):+.2f} %" if best else ""
+        share = f"{100 * one['bytes_read'] / streamed['bytes_read']:.1f} %" if streamed and streamed["bytes_read"] else ""
+        drawn.add_row(
+            one["way"], f"{one['loss']:.5f}", above, str(one["trees"]), f"{one['seconds']:.1f}",
+            f"{one['bytes_read'] / 2**20:.0f}", share, f"{one['peak_bytes'] / 2**20:.0f}",
+        )  # fmt: skip
+    return drawn
+
+
+def draw_pictures(name: str, found: list[dict[str, Any]], folder: Path) -> None:
+    """Loss against bytes read and against seconds, as SVG."""
+    import matplotlib.pyplot as plt
+
+    folder.mkdir(parents=True, exist_ok=True)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
+    for one in found:
+        curve = one["curve"]
+        if one["bytes_read"]:
+            left.plot(np.maximum(curve["bytes"], 1) / 2**20, curve["loss"], label=one["way"], linewidth=1.2)
+        right.plot(curve["seconds"], curve["loss"], label=one["way"], linewidth=1.2)
+    left.set(xscale="log", xlabel="MiB read", ylabel="log loss on the deciding rows", title=name)
+    right.set(xscale="log", xlabel="seconds")
+    right.legend(fontsize="small")
+    figure.savefig(folder / f"arcbites_{name}.svg")
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", nargs="+", default=["hflights", "covtype", "synthetic"])
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), metavar="WAY")
+    parser.add_argument("--rows", type=int, default=10_000_000, help="of the synthetic table")
+    parser.add_argument("--trees", type=int, default=300)
+    parser.add_argument("--quick", action="store_true", help="a few rows of each table, to see that it works")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--pictures", type=Path)
+    parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        folder, way, trees, *seconds = arguments.one
+        print(json.dumps(measure(Path(folder), way, int(trees), float(seconds[0]) if seconds else None)))
+        return
+    if arguments.quick:
+        arguments.rows = min(arguments.rows, 40_000)
+    everything: list[dict[str, Any]] = []
+    for name in arguments.tables:
+        found = race(name, arguments)
+        everything += found
+        Console().print(draw_table(name, found))
+        if arguments.pictures:
+            draw_pictures(name, found, arguments.pictures)
+        if arguments.output:
+            arguments.output.write_text(json.dumps(everything, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Which rows this turn: boosting on one arcbite after another (see `dboost.ArcBites`).
+
+A visit to a bite goes like this. The engine turns to the bite's rows and lets their scores take in the trees that they have
+not seen; gradients follow, with the bite's own scale, and trees are grown as always. The visit ends after so many trees, or
+when the independent test set has not improved for so many. In the latter case the combined model is *cut back* to the best
+iteration so far: the trees after it are dropped, from the model, from the scores of the test set, and from those of the bite,
+which has kept the scores that it was entered with. So all visits build one model, and each tree in it has been found useful
+by rows that nobody was trained on. A visit whose trees help nothing leaves no trace but in the history.
+
+Iterations are numbered by their place in the model. After a cut their numbers are used again, so in the history the last
+record of a number is the one of the model. `max_iter` counts all that are grown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from dboost.arcbites import ADAPTIVE, CYCLIC, ArcBites
+from dboost.engine.contract import EngineOfBites
+from dboost.growth.task import VISITS, Extremes, mixed
+from dboost.shard.bites import bite_sizes
+from dboost.shard.shard import Shard
+from dboost.statistics.exact import merged_float, total
+from dboost.training.monitor import Progress
+from dboost.training.trainer import Assemble, Training
+
+
+def run_visits(training: Training, arcbites: ArcBites, assemble: Assemble, progress: Progress) -> None:
+    """Boost on bite after bite, as `Training.run` does on all rows. The training's engine is one of bites."""
+    _Visits(training, arcbites).run(assemble, progress)
+
+
+class _Visits:
+    def __init__(self, training: Training, arcbites: ArcBites) -> None:
+        self._training = training
+        self._arcbites = arcbites
+        self._engine: EngineOfBites = training.engine  # type: ignore[assignment]
+        self._n_visits = 0
+        training.valued = []
+
+    def run(self, assemble: Assemble, progress: Progress) -> None:
+        training, arcbites, stopping = self._training, self._arcbites, self._training.early_stopping
+        seed, n_bites = training.parameters.random_state, arcbites.n_bites
+        assert n_bites is not None
+        bites = [int(bite) for bite in np.flatnonzero(bite_sizes(seed, n_bites, training.engine.n_rows))]
+        in_vain = 0  # visits since the last that improved the model
+        for bite in order_of_visits(arcbites, bites, seed, self._losses):
+            began, at_first = time.perf_counter(), training.n_done
+            is_ended = self._boost(self._enter(bite), began, assemble, progress)
+            if stopping is not None and arcbites.is_watched:
+                self._cut_back()
+            elif stopping is not None:
+                is_ended = is_ended or stopping.has_waited(training.n_done)
+            in_vain = 0 if training.n_done > at_first else in_vain + 1
+            if is_ended or in_vain == len(bites) or not self._n_left:
+                break
+
+    @property
+    def _n_left(self) -> int:
+        """Iterations that may still be grown."""
+        training = self._training
+        return training.parameters.max_iter - len(training.history)
+
+    def _enter(self, bite: int) -> Extremes:
+        """Turn to a bite; gradients and Hessians of its rows."""
+        training, is_first = self._training, self._n_visits == 0
+        self._n_visits += 1
+        training.place = {"bite": bite, "visit": self._n_visits}
+        self._turn_to(bite)
+        if is_first:
+            for held in training.held_out:
+                held.mark()
+            return training.begin()
+        if training.early_stopping is not None and self._arcbites.is_watched:
+            training.early_stopping.begin_anew(training.n_done)
+        return training.steps.advance(training.nothing)
+
+    def _boost(self, extremes: Extremes, began: float, assemble: Assemble, progress: Progress) -> bool:
+        """Grow trees on the present bite until it is to be left. Returns whether a callback wants the fit to end.
+
+        began : when the visit did; its first iteration takes all the time since then.
+        """
+        training, n_left = self._training, self._n_left
+        for _ in range(min(n_left, self._arcbites.trees_per_visit or n_left)):
+            extremes, has_waited, is_ended = training.iterate(extremes, assemble, progress, began)
+            began = time.perf_counter()
+            if training.early_stopping is not None and training.early_stopping.best_iteration == training.n_done:
+                for held in training.held_out:
+                    held.mark()
+            if has_waited or is_ended:
+                return is_ended
+        return False
+
+    def _cut_back(self) -> None:
+        """Drop the trees after the best iteration."""
+        training = self._training
+        assert training.early_stopping is not None and training.valued is not None
+        best = max(training.early_stopping.best_iteration, training.n_before)
+        if best < training.n_done:
+            training.n_complete = best - training.n_before
+            for trees in (training.harvest, training.valued):
+                del trees[training.n_complete * training.loss.n_outputs :]
+            for held in training.held_out:
+                held.rewind()
+
+    def _turn_to(self, bite: int) -> None:
+        training, k = self._training, self._training.loss.n_outputs
+        assert training.valued is not None
+        self._engine.turn_to(bite, [tuple(training.valued[i : i + k]) for i in range(0, len(training.valued), k)])
+        training.total_weight = merged_float(self._engine.ask(weight_of))
+
+    def _losses(self, bites: Sequence[int]) -> dict[int, float]:
+        """The mean loss of each bite's rows at present."""
+        training, losses = self._training, {}
+        for bite in bites:
+            self._turn_to(bite)
+            losses[bite] = training.loss_of(training.steps.advance(training.nothing), training.n_done)
+        return losses
+
+
+def order_of_visits(
+    arcbites: ArcBites, bites: Sequence[int], seed: int, losses: Callable[[Sequence[int]], dict[int, float]]
+) -> Iterator[int]:
+    """The bites in the order of their visits.
+
+    Parameters
+    ----------
+    arcbites : ArcBites
+    bites : sequence of int
+        Those that have rows.
+    seed : int
+    losses : callable
+        Tells the mean loss of each of some bites at present; asked in adaptive order only.
+    """
+    cycle, last = 0, -1
+    while arcbites.visits is None or cycle < arcbites.visits:
+        if arcbites.order == ADAPTIVE:
+            for _ in bites:
+                present = losses([bite for bite in bites if bite != last or len(bites) == 1])
+                last = max(present, key=lambda bite: (present[bite], -bite))
+                yield last
+        elif arcbites.order == CYCLIC:
+            yield from bites
+        else:
+            yield from sorted(bites, key=lambda bite: mixed(seed, VISITS, cycle, bite))
+        cycle += 1
+
+
+def weight_of(shard: Shard, first: int, last: int) -> int | None:
+    """The weight of rows first…last-1, as an exact total."""
+    return total(np.ones(last - first) if shard.weight is None else shard.weight[first:last])

@@ -1,0 +1,518 @@
+"""Arcbites: boosting on one random subset of the rows after another."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dboost
+from dboost import ArcBites, DBoostClassifier, DBoostRegressor, ParameterError
+from dboost.arcbites import read_arcbites
+from dboost.engine import in_process
+from dboost.growth.task import hashed, mixed
+from dboost.kernels.rows import select_rows
+from dboost.model.ensemble import Ensemble
+from dboost.params import make_parameters
+from dboost.shard.bites import bite_sizes, bites_of
+from dboost.sources import open_table
+from dboost.training.fit import fit_table
+from dboost.training.origin import Origin
+from dboost.training.test_share import held_out_rows
+from dboost.training.visits import order_of_visits
+from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+
+FRAME, HELD_OUT = mixed_frame(900), mixed_frame(300, seed=1)
+SETTINGS: dict[str, Any] = {"max_iter": 12, "max_leaf_nodes": 6, "min_samples_leaf": 5, "progress": False}
+
+
+@pytest.fixture(autouse=True)
+def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_process, "SMALL", 0)
+
+
+def fit(data: Any = FRAME, target: Any = "y", **changed: Any) -> dboost.Booster:
+    named = {"features": FEATURES} if isinstance(target, str) and target in TARGETS else {}
+    return dboost.fit(data, target, **(SETTINGS | named | changed))
+
+
+# Which row belongs to which bite.
+
+
+@given(seed=st.integers(0, 2**63), first=st.integers(0, 2**40), share=st.floats(0.0, 1.0, exclude_max=True))
+def test_hashes_are_those_of_the_kernel(seed: int, first: int, share: float) -> None:
+    numbers, chosen = np.arange(first, first + 300), np.empty(300, np.int64)
+    threshold = np.uint64(int(share * 2.0**64))
+    n = select_rows(np.uint64(seed), first, 300, threshold, chosen)
+    assert numbers[hashed(seed, numbers) < threshold].tolist() == chosen[:n].tolist()
+
+
+@given(seed=st.integers(0, 2**63 - 1), n_bites=st.integers(1, 50), n_rows=st.integers(1, 3000))
+def test_every_row_is_in_one_bite_whoever_asks(seed: int, n_bites: int, n_rows: int) -> None:
+    numbers = np.random.default_rng(seed).permutation(n_rows)
+    bites = bites_of(seed, n_bites, numbers)
+    assert ((bites >= 0) & (bites < n_bites)).all()
+    assert bites.tolist() == [int(bites_of(seed, n_bites, numbers[i : i + 1])[0]) for i in range(n_rows)]
+    # The naive twin: the hash's upper half as a fraction.
+    assert bites.tolist() == [int(h >> 32) * n_bites >> 32 for h in hashed(mixed(seed, 3), numbers).tolist()]
+    assert bite_sizes(seed, n_bites, n_rows).tolist() == np.bincount(bites, minlength=n_bites).tolist()
+
+
+def test_bites_are_random_over_sorted_data_and_differ_by_seed() -> None:
+    n, n_bites = 60_000, 6
+    bites = bites_of(0, n_bites, np.arange(n))
+    for k in range(n_bites):
+        rows = np.flatnonzero(bites == k)
+        assert abs(len(rows) - n / n_bites) < 5 * np.sqrt(n / n_bites)
+        assert abs(rows.mean() - n / 2) < 5 * n / np.sqrt(12 * len(rows)), "from the whole table"
+    assert (bites_of(1, n_bites, np.arange(n)) == bites).mean() == pytest.approx(1 / n_bites, rel=0.05)
+
+
+def test_the_order_of_visits() -> None:
+    def order(n: int, losses: Callable[..., dict[int, float]] | None = None, **how: Any) -> list[int]:
+        asked: Callable[..., dict[int, float]] = losses or pytest.fail
+        visits: Iterator[int] = order_of_visits(ArcBites(**how), [0, 2, 3, 7], 5, asked)
+        return [bite for _, bite in zip(range(n), visits, strict=False)]
+
+    assert order(99, order="cyclic", visits=2) == [0, 2, 3, 7] * 2
+    assert order(9, order="cyclic", visits=None) == [0, 2, 3, 7, 0, 2, 3, 7, 0]
+    drawn = order(99, visits=30)
+    cycles = [tuple(drawn[i : i + 4]) for i in range(0, 120, 4)]
+    assert len(drawn) == 99
+    assert all(sorted(cycle) == [0, 2, 3, 7] for cycle in cycles[:24])
+    assert len(set(cycles[:24])) > 8, "another order in every cycle"
+    loss = {0: 1.0, 2: 3.0, 3: 3.0, 7: 2.0}
+
+    def losses(bites: list[int]) -> dict[int, float]:
+        return {bite: loss[bite] for bite in bites}
+
+    visited = []
+    for bite in order_of_visits(ArcBites(order="adaptive", visits=1), [0, 2, 3, 7], 5, losses):
+        visited.append(bite)
+        loss[bite] -= 1.5
+    assert visited == [2, 3, 7, 2], "of equals the first, and never the same twice"
+    assert (
+        list(order_of_visits(ArcBites(order="adaptive", visits=3), [4], 0, lambda bites: dict.fromkeys(bites, 0.0))) == [4] * 3
+    )
+
+
+# The naive twin.
+
+
+def discrete(n: int, seed: int = 0) -> tuple[pd.DataFrame, np.ndarray]:
+    """Features of few values, all of which every subset has: so the bins are the same for all subsets."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {"a": rng.integers(8, size=n), "b": rng.integers(5, size=n), "c": rng.integers(12, size=n)}, dtype=float
+    )
+    frame.loc[rng.random(n) < 0.1, "b"] = np.nan
+    return frame, (frame["a"] * frame["b"].fillna(7) + np.sin(frame["c"]) + rng.normal(size=n)).to_numpy()
+
+
+@pytest.mark.parametrize(
+    "loss", ["squared_error", "absolute_error", "huber", "log_loss", "exponential", "poisson", "log_loss of 3"]
+)
+@pytest.mark.parametrize("order", ["cyclic", "random"])
+def test_naive_twin(loss: str, order: str) -> None:
+    """A fit on the rows of one bite after another, each going on from the model so far (whose scores are predicted)."""
+    frame, y = discrete(700)
+    if loss == "poisson":
+        y = np.abs(y)
+    elif loss not in ("squared_error", "absolute_error", "huber"):
+        y = np.digitize(y, np.quantile(y, [0.4, 0.7] if loss.endswith("3") else [0.4])).astype(float)
+    options: dict[str, Any] = {"loss": loss.split()[0], "max_leaf_nodes": 6, "min_samples_leaf": 5, "subsample": 1.0}
+    found = fit(frame, y, arcbites=ArcBites(3, 2, visits=2, order=order), **options)
+
+    bites = bites_of(0, 3, np.arange(len(y)))
+    assert found.history["visit"].tolist() == np.repeat(range(1, 7), 2).tolist()
+    model: Ensemble = replace(found.ensemble, trees=(), sources=(), metrics={})
+    for n, bite in enumerate(found.history["bite"][::2], 1):
+        rows = bites == bite
+        parameters = make_parameters(options | {"max_iter": 2 * n})
+        twin = fit_table(
+            lambda rows=rows: open_table(frame[rows], y[rows], n_threads=1),  # type: ignore[misc]
+            parameters,
+            target_name=None,
+            weight_name=None,
+            n_threads=1,
+            progress=False,
+            origin=Origin.warm_start(model),
+        )
+        model = twin.ensemble
+        k = model.n_outputs
+        for a, b in zip(model.trees[-2 * k :], found.ensemble.trees[2 * k * (n - 1) : 2 * k * n], strict=True):
+            assert a.feature.tolist() == b.feature.tolist()
+            np.testing.assert_array_equal(a.threshold, b.threshold)
+            np.testing.assert_allclose(a.value, b.value, rtol=1e-9, atol=1e-12)
+            assert a.count.tolist() == b.count.tolist(), "grown from the rows of this bite and no others"
+        if loss != "huber":  # whose δ is the bite's own
+            last = found.history["train_loss"].iloc[2 * n - 1]
+            assert last == pytest.approx(twin.history[-1]["train_loss"], rel=1e-9)
+
+
+def test_a_single_bite_is_all_rows() -> None:
+    for target in TARGETS:
+        one = fit(target=target, arcbites=ArcBites(1, 12), subsample=0.7, sample_weight="w")
+        plain = fit(target=target, subsample=0.7, sample_weight="w")
+        assert [tree.value.tobytes() for tree in one.ensemble.trees] == [tree.value.tobytes() for tree in plain.ensemble.trees]
+        assert one.history["train_loss"].tolist() == plain.history["train_loss"].tolist()
+
+
+def test_a_revisited_bite_has_the_scores_of_the_model() -> None:
+    """What is said of a bite's loss is what its predictions say."""
+    X, y = FRAME[FEATURES], FRAME["y"].to_numpy()
+    booster = fit(X, y, arcbites=ArcBites(3, 2, visits=None, order="random"), max_iter=20)
+    bites = bites_of(0, 3, np.arange(len(y)))
+    for n, prediction in enumerate(booster.staged_predict(X)):
+        record = booster.history.iloc[n]
+        rows = bites == record["bite"]
+        loss = ((y - np.asarray(prediction))[rows] ** 2).mean() / 2
+        assert record["train_loss"] == pytest.approx(loss, rel=1e-9)
+        assert record["rows_kept"] == rows.sum()
+
+
+# The model does not depend on how the rows are divided.
+
+
+@given(
+    cuts=st.lists(st.integers(0, len(FRAME)), max_size=6),
+    n_threads=st.integers(1, 3),
+    target=st.sampled_from(TARGETS),
+    weighted=st.booleans(),
+    arcbites=st.builds(
+        ArcBites,
+        n_bites=st.integers(1, 6),
+        trees_per_visit=st.sampled_from([None, 2]),
+        visits=st.sampled_from([1, None]),
+        order=st.sampled_from(["random", "cyclic", "adaptive"]),
+        early_stopping_rounds=st.sampled_from([None, 2]),
+    ),
+    given_set=st.booleans(),
+)
+@settings(max_examples=20)
+def test_partitions_and_threads_do_not_matter(
+    cuts: list[int], n_threads: int, target: str, weighted: bool, arcbites: ArcBites, given_set: bool
+) -> None:
+    options: dict[str, Any] = {"arcbites": arcbites, "subsample": 0.8} | ({"sample_weight": "w"} if weighted else {})
+    if given_set:
+        options["eval_set"] = HELD_OUT
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        expected = fit(FRAME, target, n_threads=1, **options)
+        found = fit(cut(FRAME, cuts), target, n_threads=n_threads, **options)
+    assert saved(found) == saved(expected)
+    kept = [column for column in expected.history if column != "seconds"]
+    pd.testing.assert_frame_equal(found.history[kept], expected.history[kept], check_exact=True)
+
+
+# The test set decides.
+
+
+def test_the_model_is_cut_back_to_what_the_test_set_found_best() -> None:
+    booster = fit(arcbites=ArcBites(4, early_stopping_rounds=4, visits=3), eval_set=HELD_OUT, max_iter=150, learning_rate=0.5)
+    history, score = booster.history, "eval_squared_error"
+    assert len(history) < 150
+    assert booster.n_iter_ == booster.best_iteration < len(history)
+    best, n = np.inf, 0
+    for _, visit in history.groupby("visit"):
+        assert visit["bite"].nunique() == 1
+        assert visit["iteration"].tolist() == list(range(n + 1, n + 1 + len(visit))), "goes on where the model was cut"
+        since = visit[score].expanding().min().clip(upper=best)
+        improved = (visit[score] < since.shift(fill_value=best)).to_numpy()
+        last = int(np.flatnonzero(improved).max(initial=-1))
+        assert len(visit) - 1 - last == 4, "left after four iterations in vain"
+        n, best = n + last + 1, min(best, visit[score].min())
+    assert n == booster.n_iter_
+    assert booster.ensemble.metrics[score][-1] == best
+    assert len(booster.ensemble.metrics[score]) == n
+    # What the rows of the test set were told is what the model says of them.
+    for predicted, said in zip(booster.staged_predict(HELD_OUT), booster.ensemble.metrics[score], strict=True):
+        assert said == pytest.approx(((np.asarray(predicted) - HELD_OUT["y"]) ** 2).mean() / 2, rel=1e-9)
+
+
+def test_a_visit_that_helps_nothing_leaves_no_trace() -> None:
+    """The last visits of a fit that ends after a whole cycle in vain: without them the model is the same."""
+    common = {"eval_set": HELD_OUT, "max_iter": 400, "learning_rate": 0.5}
+    arcbites = ArcBites(3, early_stopping_rounds=3, visits=None)
+    booster = fit(arcbites=arcbites, **common)
+    after = booster.history.groupby("visit")["iteration"].min()
+    assert (after.iloc[-3:] == booster.n_iter_ + 1).all(), "three visits in a row began where the model ends"
+    assert (after.iloc[-4:] != booster.n_iter_ + 1).any()
+    fewer = len(booster.history[booster.history["visit"] <= len(after) - 3])
+    shorter = fit(arcbites=arcbites, **(common | {"max_iter": fewer}))
+    assert [tree.value.tobytes() for tree in shorter.ensemble.trees] == [
+        tree.value.tobytes() for tree in booster.ensemble.trees
+    ]
+
+
+@pytest.mark.parametrize("target", ["late", "grade"])
+def test_classes_are_cut_back_too(target: str) -> None:
+    booster = fit(
+        target=target, arcbites=ArcBites(3, early_stopping_rounds=2), eval_set=HELD_OUT, max_iter=90, learning_rate=0.8
+    )
+    assert booster.n_iter_ < len(booster.history)
+    assert booster.history["visit"].max() == 3
+    from sklearn.metrics import log_loss
+
+    said = booster.ensemble.metrics["eval_log_loss"][-1]
+    assert said == pytest.approx(log_loss(HELD_OUT[target], booster.predict_proba(HELD_OUT), labels=booster.classes_), rel=1e-6)
+    assert said == booster.history["eval_log_loss"].min()
+
+
+def test_trees_per_visit_alone_keep_everything() -> None:
+    booster = fit(arcbites=ArcBites(3, 2), eval_set=HELD_OUT)
+    assert booster.n_iter_ == len(booster.history) == 6, "three bites, one visit each"
+    assert booster.best_iteration is None
+    stopped = fit(
+        arcbites=ArcBites(3, 2, visits=None), eval_set=HELD_OUT, early_stopping_rounds=3, learning_rate=1.0, max_iter=99
+    )
+    score = stopped.history["eval_squared_error"]
+    assert stopped.n_iter_ == stopped.best_iteration == score.argmin() + 1 == len(score) - 3
+
+
+def test_max_iter_is_the_total() -> None:
+    assert fit(arcbites=ArcBites(5, 4, visits=None), max_iter=13).n_iter_ == 13
+    booster = fit(arcbites=ArcBites(5), eval_set=HELD_OUT, max_iter=13)
+    assert len(booster.history) == 13
+    assert booster.history["bite"].nunique() == 1, "nothing told the first bite to stop"
+
+
+def test_rows_are_held_out_where_no_test_set_is_given() -> None:
+    with pytest.warns(
+        UserWarning, match=r"no eval_set was given to tell when to leave a bite: \d+ of the 900 rows are held out"
+    ):
+        booster = fit(arcbites=True)
+    rows = held_out_rows(np.arange(900), 0, 900)
+    assert 60 < rows.sum() < 120
+    given = fit(FRAME[~rows].reset_index(drop=True), arcbites=True, eval_set={"validation": FRAME[rows]})
+    assert [t.value.tobytes() for t in given.ensemble.trees] == [t.value.tobytes() for t in booster.ensemble.trees]
+    assert given.ensemble.metrics == booster.ensemble.metrics
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(arcbites=ArcBites(4, 1))
+    assert held_out_rows(np.arange(10**6), 0, 10**7).mean() == pytest.approx(0.02, rel=0.05), "about 200,000 at most"
+
+
+def test_rows_of_weight_zero_have_no_say() -> None:
+    counted = FRAME[FRAME["w"] > 0].reset_index(drop=True)
+    options = {"arcbites": ArcBites(4), "sample_weight": "w", "features": ["x", "age"], "max_iter": 30}
+    with pytest.warns(UserWarning, match="held out"):
+        assert saved(fit(FRAME, **options)) == saved(fit(counted, **options))
+
+
+def test_an_offset_is_part_of_the_scores() -> None:
+    frame = FRAME.assign(start=FRAME["y"] * 0.9, y=FRAME["y"])
+    booster = fit(frame, offset="start", arcbites=ArcBites(3, 2), eval_set=frame)
+    without = fit(frame, arcbites=ArcBites(3, 2), eval_set=frame)
+    assert booster.history["eval_squared_error"].iloc[-1] < 0.1 * without.history["eval_squared_error"].iloc[-1]
+
+
+def test_bites_learn_what_all_rows_would_teach() -> None:
+    rng = np.random.default_rng(0)
+
+    def rows(n: int) -> tuple[np.ndarray, np.ndarray]:
+        X = rng.normal(size=(n, 5))
+        return X, X[:, 0] + np.sin(3 * X[:, 1]) + X[:, 2] * X[:, 3] + rng.normal(size=n) / 2
+
+    X, y = rows(20_000)
+    test = rows(5_000)
+    common: dict[str, Any] = {"max_iter": 150, "max_leaf_nodes": 15, "min_samples_leaf": 20, "eval_set": test}
+
+    def held_out(data: Any, target: Any, **how: Any) -> float:
+        return float(fit(data, target, **(common | how)).history["eval_squared_error"].min())
+
+    everything = held_out(X, y)
+    bites = bites_of(0, 10, np.arange(len(y)))
+    one_bite = held_out(X[bites == 3], y[bites == 3])
+    by_bites = held_out(X, y, arcbites=ArcBites(10, 1, visits=15))
+    assert everything < by_bites < everything + 0.3 * (one_bite - everything)
+
+
+# In files.
+
+
+def many_rows(n: int = 12_000) -> pd.DataFrame:
+    """Numbers, a category of more levels than a byte has, two weights; sorted, so that partitions differ."""
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame(rng.normal(size=(n, 3)), columns=["a", "b", "c"])
+    frame["level"] = pd.Categorical.from_codes(rng.integers(300, size=n), [f"l{i}" for i in range(300)])
+    frame["w"] = rng.integers(0, 3, n).astype(float)
+    frame["v"] = rng.random(n)
+    frame["y"] = frame["a"] + np.sin(3 * frame["b"]) + rng.normal(size=n)
+    frame["t"] = np.digitize(frame["y"], [-0.5, 1.0])
+    return frame.sort_values("a", ignore_index=True)
+
+
+ROWS = many_rows()
+SMALL_LIMIT = "500KiB"
+FEW_BINS: dict[str, Any] = {"features": ["a", "b", "c", "level"], "max_bins": 15, "max_leaf_nodes": 5, "max_iter": 12}
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        ("y", {"arcbites": ArcBites(8, 1, visits=2)}),
+        ("y", {"arcbites": ArcBites(6, order="adaptive", early_stopping_rounds=1), "sample_weight": "w", "learning_rate": 1.0}),
+        ("t", {"arcbites": ArcBites(9, 2), "sample_weight": "v", "loss": "log_loss", "subsample": 0.5}),
+        ("y", {"arcbites": ArcBites(7, 1), "loss": "huber", "offset": "v", "criterion": "gradient", "step": "line_search"}),
+    ],
+)
+def test_bites_in_files_give_the_same_model(target: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    options = FEW_BINS | options
+    if ArcBites.is_watched.fget(options["arcbites"]):  # type: ignore[attr-defined]
+        options["eval_set"] = ROWS[:500]
+    expected = fit(ROWS, target, **options)
+    with caplog.at_level("INFO", "dboost"):
+        found = fit(cut(ROWS, range(1000, 12_000, 1000)), target, memory_limit=SMALL_LIMIT, **options)
+    assert "are divided into bites in files" in caplog.text
+    assert found.sha256 == expected.sha256
+    read = found.history.groupby("visit")["bytes_read"].sum()
+    assert (read > 12_000 // 9 * 30).all(), "every visit reads its bite"
+    if options["arcbites"].order != "adaptive":
+        assert (found.history["bytes_read"] > 0).tolist() == (~found.history["visit"].duplicated()).tolist()
+    assert (expected.history["bytes_read"] == 0).all()
+
+
+def test_prepared_data(tmp_path: Any) -> None:
+    path = str(tmp_path / "rows.binned")
+    dboost.prepare(ROWS, "y", path, features=FEW_BINS["features"], max_bins=15)
+    options = FEW_BINS | {"arcbites": ArcBites(8, 1)}
+    expected = fit(ROWS, "y", **options).sha256
+    assert fit(path, "y", **options).sha256 == fit(path, "y", memory_limit=SMALL_LIMIT, **options).sha256 == expected
+    with pytest.raises(ParameterError, match="arcbites on prepared data need a test set"):
+        fit(path, "y", **(options | {"arcbites": True}))
+    assert len(list((tmp_path / "rows.binned").iterdir())) == 3, "and the folder is as it was"
+
+
+def test_a_limit_says_how_many_bites(tmp_path: Any) -> None:
+    """So many that one fits; the same number whatever the threads; and nothing is left of the files."""
+    import dask
+
+    options = FEW_BINS | {"arcbites": ArcBites(trees_per_visit=1)}
+    with dask.config.set({"temporary-directory": str(tmp_path)}):
+        few, more = (
+            fit(cut(ROWS, range(500, 12_000, 500)), "y", memory_limit=limit, **options) for limit in ("500KiB", "350KiB")
+        )
+        n_few, n_more = (booster.ensemble.parameters["arcbites"]["n_bites"] for booster in (few, more))
+        assert 1 < n_few < n_more < 100
+        for n_threads in (1, 3):
+            again = fit(ROWS, "y", arcbites=ArcBites(n_more, 1), n_threads=n_threads, **(FEW_BINS | {}))
+            assert again.sha256 == more.sha256
+        with pytest.raises(ParameterError, match=r"memory_limit of 100 KiB is too small for trees of 5 leaves"):
+            fit(cut(ROWS, range(100, 12_000, 100)), "y", memory_limit="100KiB", **options)
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_bite_that_was_altered_on_the_disk_is_an_error(tmp_path: Any) -> None:
+    import dask
+
+    def alter(now: dboost.Iteration) -> None:
+        if now.iteration == 3:
+            (file,) = tmp_path.rglob("bites")
+            content = bytearray(file.read_bytes())
+            content[5::4096] = bytes(255 - byte for byte in content[5::4096])
+            with file.open("r+b") as opened:
+                opened.write(content)
+
+    options = FEW_BINS | {"arcbites": ArcBites(6, 1), "memory_limit": SMALL_LIMIT, "callbacks": alter}
+    with dask.config.set({"temporary-directory": str(tmp_path)}):
+        with pytest.raises(dboost.DBoostError, match=r"bites is damaged: block \d+ is not what was written"):
+            fit(cut(ROWS, range(1000, 12_000, 1000)), "y", **options)
+        assert list(tmp_path.rglob("*")) == []
+
+
+# What users may write.
+
+
+def test_a_model_says_how_it_was_trained() -> None:
+    booster = fit(arcbites=ArcBites(trees_per_visit=1))
+    said = booster.ensemble.parameters["arcbites"]
+    assert said["n_bites"] == 10
+    assert said["trees_per_visit"] == 1
+    assert "arcbites" not in fit().ensemble.parameters
+    assert booster.history.columns[:3].tolist() == ["iteration", "bite", "visit"]
+    assert set(booster.ensemble.metrics) == {"train_loss"}
+
+
+def test_ways_to_write_it() -> None:
+    assert read_arcbites(None) is read_arcbites(False) is None
+    assert read_arcbites(True) == ArcBites() == read_arcbites({})
+    assert read_arcbites({"n_bites": 3, "order": "cyclic"}) == ArcBites(3, order="cyclic")
+    assert make_parameters({"arcbites": {"n_bites": np.int64(3)}}).arcbites == ArcBites(np.int64(3)) == ArcBites(3)
+    with pytest.raises(AttributeError):
+        ArcBites().n_bites = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"n_bites": 0}, "n_bites=0 must be an integer of at least 1 or None"),
+        ({"n_bites": 2.5}, "n_bites=2.5"),
+        ({"n_bites": True}, "n_bites=True"),
+        ({"trees_per_visit": 0}, "trees_per_visit=0"),
+        ({"visits": 0}, "visits=0"),
+        ({"early_stopping_rounds": -1}, "early_stopping_rounds=-1"),
+        ({"order": "best"}, "order='best' must be one of 'random', 'cyclic', 'adaptive'"),
+        ({"bites": 3}, "unknown field 'bites'; there are: n_bites, trees_per_visit"),
+        ("yes", "arcbites='yes' must be a dboost.ArcBites"),
+        (5, "arcbites=5 must be"),
+        ({"n_bites": 901}, "n_bites=901 is more than the 900 rows"),
+    ],
+)
+def test_mistakes(given: Any, complaint: str) -> None:
+    with pytest.raises(ParameterError, match=complaint):
+        fit(arcbites=given, eval_set=HELD_OUT)
+
+
+def test_no_going_on(tmp_path: Any) -> None:
+    model = fit()
+    with pytest.raises(ParameterError, match="arcbites do not go together with start_from"):
+        fit(arcbites=ArcBites(2, 1), start_from=model)
+    with pytest.raises(ParameterError, match="arcbites do not go together with a checkpoint"):
+        fit(arcbites=ArcBites(2, 1), checkpoint=str(tmp_path / "kept"))
+
+
+def test_too_few_rows_to_hold_some_out() -> None:
+    X = np.arange(3.0)[:, None]
+    seed = next(seed for seed in range(9) if not held_out_rows(np.arange(3), seed, 3).any())
+    with pytest.raises(ParameterError, match="of 3 rows none can be spared"):
+        fit(X, X[:, 0], arcbites=ArcBites(2), random_state=seed)
+    assert fit(X, X[:, 0], arcbites=ArcBites(3, 1, visits=2)).n_iter_ >= 2, "bites without rows are passed over"
+
+
+def test_callbacks_may_end_a_fit_and_look_at_the_model() -> None:
+    seen = []
+
+    def callback(now: dboost.Iteration) -> bool:
+        seen.append((now.record["bite"], now.model().n_iterations, now.iteration))
+        return len(seen) == 5
+
+    booster = fit(arcbites=ArcBites(3, 2), callbacks=callback)
+    assert [(n, i) for _, n, i in seen] == [(i, i) for i in range(1, 6)]
+    assert booster.n_iter_ == 5
+
+
+def test_estimators() -> None:
+    X, y = FRAME[["x", "age"]], FRAME["y"]
+    model = DBoostRegressor(arcbites=ArcBites(3, 2), random_state=0, max_leaf_nodes=6, min_samples_leaf=5, max_iter=12).fit(
+        X, y
+    )
+    assert model.booster_.sha256 == fit(X, y, arcbites=ArcBites(3, 2)).sha256
+    watched = DBoostClassifier(arcbites=True, early_stopping=True, n_iter_no_change=2, max_iter=80, learning_rate=0.5).fit(
+        X, y > 0
+    )
+    assert watched.booster_.history["visit"].max() > 1
+    assert watched.n_iter_ < len(watched.booster_.history)
+    assert len(watched.validation_score_) == watched.n_iter_ + 1
+    assert watched.validation_score_.argmax() == watched.n_iter_
+    with pytest.raises(ParameterError, match="arcbites do not go together with start_from, or a warm start"):
+        model.set_params(warm_start=True, max_iter=20).fit(X, y)
+    with pytest.raises(ParameterError, match="cannot be stopped by the training loss"):
+        DBoostRegressor(arcbites=True, early_stopping=True, validation_fraction=None).fit(X, y)

@@ -1,0 +1,157 @@
+"""Arcbites on a cluster: every bite is spread over the workers, and the model is that of one process, to the last bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import dask.dataframe as dd
+import pandas as pd
+import pytest
+from distributed import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dboost
+from dboost import ArcBites, DBoostClassifier
+from tests.clusters import Processes, a_table, held_rows, threads_cluster
+from tests.test_cluster import divided
+from tests.test_cluster_failures import at, somebody
+
+FRAME = a_table(1500)
+SETTINGS: dict[str, Any] = {"max_iter": 14, "max_leaf_nodes": 7, "progress": False, "learning_rate": 0.4}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster(2) as client:
+        yield client
+
+
+def fit(data: Any, target: str, **options: Any) -> dboost.Booster:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return dboost.fit(data, target, **(SETTINGS | options))
+
+
+KINDS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
+    "watched": ("y", ["a", "b", "e"], {"arcbites": ArcBites(3, early_stopping_rounds=2, visits=2), "max_iter": 40}),
+    "held out, weights": ("z", ["a", "b", "e", "w"], {"arcbites": ArcBites(4), "sample_weight": "w", "max_iter": 40}),
+    "three classes": ("t", ["a", "b", "d"], {"arcbites": ArcBites(3, early_stopping_rounds=2), "max_iter": 25}),
+    "one tree a visit": ("y", ["a", "b", "e"], {"arcbites": ArcBites(4, 1, visits=3), "subsample": 0.6}),
+    "adaptive": ("y", ["a", "b", "c"], {"arcbites": ArcBites(3, 2, visits=2, order="adaptive"), "loss": "huber"}),
+    "more bites than some partition has rows": ("y", ["a", "b"], {"arcbites": ArcBites(40, 1, visits=1)}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_model_is_that_of_one_process(client: Client, kind: str) -> None:
+    target, columns, options = KINDS[kind]
+    frame = FRAME[[*columns, target]]
+    expected = fit(frame, target, **options)
+    found = fit(divided(frame, [7, 7, 400, 900]), target, client=client, **options)
+    assert found.sha256 == expected.sha256
+    kept = [column for column in expected.history if not column.startswith("seconds")]
+    pd.testing.assert_frame_equal(found.history[kept], expected.history[kept], check_exact=True)
+    if kind in ("watched", "held out, weights", "three classes"):
+        assert found.n_iter_ < len(found.history), "something was cut back"
+
+
+@given(cuts=st.lists(st.integers(0, 500), max_size=6), watched=st.booleans())
+@settings(max_examples=6)
+def test_however_the_rows_are_divided(client: Client, cuts: list[int], watched: bool) -> None:
+    frame = FRAME.iloc[:500][["a", "b", "e", "w", "z"]].copy()
+    frame.loc[frame.index < 60, "w"] = 0.0
+    arcbites = ArcBites(3, early_stopping_rounds=2) if watched else ArcBites(5, 2)
+    options: dict[str, Any] = {"sample_weight": "w", "arcbites": arcbites, "max_iter": 10}
+    assert fit(divided(frame, cuts), "z", client=client, **options).sha256 == fit(frame, "z", **options).sha256
+
+
+def test_evaluation_sets_here_and_there(client: Client) -> None:
+    frame, held = FRAME[["a", "b", "e", "z"]].iloc[:1000], FRAME[["a", "b", "e", "z"]].iloc[1000:]
+    options: dict[str, Any] = {
+        "arcbites": ArcBites(3, early_stopping_rounds=2),
+        "eval_metric": ["roc_auc", "log_loss"],
+        "learning_rate": 0.9,
+        "max_iter": 40,
+    }
+    expected = fit(frame, "z", eval_set={"near": held[:200], "far": held}, **options)
+    for sets in ({"near": held[:200], "far": divided(held, [100, 300])}, {"near": divided(held[:200], [9]), "far": held}):
+        found = fit(divided(frame, [500]), "z", client=client, eval_set=sets, **options)
+        assert found.sha256 == expected.sha256
+    assert expected.n_iter_ < len(expected.history)
+
+
+def test_a_memory_limit_is_refused(client: Client) -> None:
+    with pytest.raises(dboost.ParameterError, match="arcbites on a cluster rest in the workers' memory"):
+        fit(divided(FRAME, [700]), "y", client=client, arcbites=True, memory_limit="1GiB")
+
+
+def test_estimators(client: Client) -> None:
+    frame = FRAME[["a", "b", "c", "z"]]
+    X, y = dd.from_pandas(frame[["a", "b", "c"]], npartitions=3), frame["z"]
+    model = DBoostClassifier(arcbites=ArcBites(3), early_stopping=True, n_iter_no_change=2, max_iter=30, random_state=0)
+    alone = model.fit(frame[["a", "b", "c"]], y).booster_.sha256
+    assert model.set_params(client=client).fit(X, y).booster_.sha256 == alone
+
+
+@pytest.mark.parametrize("when", [9, *(pytest.param(when, marks=pytest.mark.slow) for when in (3, 16))])
+def test_a_worker_is_killed_during_a_bite(when: int, killing: Processes) -> None:
+    """Its rows are read again, divided, and brought up to date in the middle of a visit, after cuts as well."""
+    frame = FRAME[["a", "b", "c", "e", "z"]]
+    options: dict[str, Any] = {"arcbites": ArcBites(3, early_stopping_rounds=2, visits=2), "max_iter": 30, "learning_rate": 0.9}
+    held = frame.iloc[:400]
+    expected = fit(frame, "z", eval_set=held, **options)
+    assert expected.n_iter_ < len(expected.history)
+    assert len(expected.history) > 16
+    warm(killing, 2)
+    grown = iter(range(1, 999))
+    kill = at(when, lambda: os.kill(somebody(killing), signal.SIGKILL))
+
+    def callback(now: dboost.Iteration) -> None:
+        kill(dboost.Iteration(next(grown), now.n_iterations, now.record, now.model))
+
+    lazy = dd.from_pandas(frame, npartitions=5)
+    sets = dd.from_pandas(held, npartitions=2)
+    booster = fit(lazy, "z", client=killing.client, eval_set=sets, callbacks=callback, **options)
+    assert booster.sha256 == expected.sha256
+    assert len(killing.pids()) == 1
+
+
+def warm(cluster: Processes, n_workers: int) -> None:
+    """At least so many workers, none of which has anything to compile any more: that keeps them from answering."""
+    for _ in range(n_workers - len(cluster.pids())):
+        cluster.add_worker()
+    cluster.client.wait_for_workers(n_workers, timeout=60)
+    lazy = dd.from_pandas(FRAME[["a", "b", "c", "e", "z"]], npartitions=4)
+    fit(lazy, "z", client=cluster.client, eval_set=lazy, arcbites=ArcBites(3, 1), max_iter=2)
+
+
+@pytest.fixture(scope="module")
+def killing() -> Iterator[Processes]:
+    # A worker that dies is noticed by its connection; one that is merely busy is to be left alone.
+    with Processes(2, environment={"DASK_DBOOST__PATIENCE": "20s", "DASK_DBOOST__WORKER_TIMEOUT": "60s"}) as processes:
+        yield processes
+
+
+def test_a_worker_joins_and_takes_part_in_every_bite(killing: Processes) -> None:
+    frame = FRAME[["a", "b", "e", "y"]]
+    options: dict[str, Any] = {"arcbites": ArcBites(3, 30, visits=2), "max_iter": 180}
+    rows = []
+
+    def callback(now: dboost.Iteration) -> None:
+        if now.iteration == 5:
+            killing.add_worker()
+            killing.client.wait_for_workers(n_before + 1, timeout=60)
+        if now.iteration in (5, 170):
+            rows.append(sorted(killing.client.run(held_rows).values()))
+
+    warm(killing, 1)
+    n_before = len(killing.pids())
+    booster = fit(dd.from_pandas(frame, npartitions=8), "y", client=killing.client, callbacks=callback, **options)
+    assert booster.sha256 == fit(frame, "y", **options).sha256
+    assert sum(rows[0]) == sum(rows[-1]) == 1500
+    assert rows[0][0] == 0 < rows[-1][0]
