@@ -120,11 +120,6 @@ class Booster(Drawing, Exporting, Offspring):
         """How many iterations early stopping kept; None without early stopping."""
         return self.ensemble.best_iteration
 
-    @property
-    def sources(self) -> tuple[dict[str, Any], ...]:
-        """One record per fit: label, rows, first and last iteration, parameters, digest of schema and counts."""
-        return self.ensemble.sources
-
     @cached_property
     def loss(self) -> Loss:
         """The loss that the model was trained with.
@@ -135,11 +130,6 @@ class Booster(Drawing, Exporting, Offspring):
             When that was one of the user's own, and it is not known in this process; see `dboost.losses.register`.
         """
         return losses.from_dict(self.ensemble.loss) if self._own_loss is None else self._own_loss
-
-    @property
-    def own_loss(self) -> Loss | None:
-        """The loss of the user's own that came with the model, if one did."""
-        return self._own_loss
 
     @cached_property
     def sha256(self) -> str:
@@ -293,9 +283,6 @@ class Booster(Drawing, Exporting, Offspring):
         return f"<Booster: {self.ensemble.loss['name']}, {kind}, {size}>"
 
     # How it is done.
-
-    def _instead(self, ensemble: Ensemble) -> Booster:
-        return Booster(ensemble, loss=self._own_loss)
 
     @cached_property
     def _flat(self) -> FlatEnsemble:

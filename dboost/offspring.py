@@ -21,9 +21,25 @@ class Offspring:
     ensemble: Ensemble
     _own_loss: Loss | None
 
+    @property
+    def sources(self) -> tuple[dict[str, Any], ...]:
+        """One record per fit, in the order of their trees.
+
+        ``label`` (the fit's `source_name`), ``rows``, ``first_iteration`` and ``last_iteration`` (from 1, both included; a
+        source of no iterations ends before it begins), ``parameters``, and ``data_digest`` of schema and counts. Of fits that
+        went on from a model also ``unexplained_loss`` (the model's loss on the new rows as a share of the best constant's;
+        None where that predicts all of them) and ``steps``, what the new trees were grown with after damping.
+        """
+        return self.ensemble.sources
+
+    @property
+    def own_loss(self) -> Loss | None:
+        """The loss of the user's own that came with the model, if one did."""
+        return self._own_loss
+
     def _instead(self, ensemble: Ensemble) -> Self:
         """The same for another ensemble."""
-        raise NotImplementedError
+        return type(self)(ensemble, loss=self._own_loss)  # type: ignore[call-arg]
 
     def truncate(self, n_iterations: int) -> Self:
         """The model as it was after its first iterations.

@@ -312,12 +312,44 @@ def test_a_process_is_killed(tmp_path: Path) -> None:
     assert (tmp_path / "model.json").read_bytes() == uninterrupted()
 
 
+FORKS = """
+import os, random, signal, sys, time
+import dboost
+from tests.fits import FEATURES, mixed_frame
+FRAME, HELD = mixed_frame(400), mixed_frame(150, seed=1)
+options = dict(features=FEATURES, subsample=0.7, eval_set={"held": HELD}, early_stopping_rounds=50, progress=False, n_threads=1)
+dboost.fit(FRAME, "late", max_iter=1, **options)
+rng = random.Random(int(sys.argv[2]))
+n_killed = n_tries = 0
+while n_killed < 20:
+    n_tries += 1
+    folder = f"{sys.argv[1]}/{n_tries // 7}"
+    began = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        dboost.fit(FRAME, "late", max_iter=60, checkpoint=folder, checkpoint_every=1, **options)
+        os._exit(0)
+    time.sleep(rng.uniform(0.0, 0.4))
+    os.kill(child, signal.SIGKILL)
+    n_killed += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+for number in range(n_tries // 7 + 1):
+    folder = f"{sys.argv[1]}/{number}"
+    dboost.fit(FRAME, "late", max_iter=60, checkpoint=folder, checkpoint_every=1, **options).save(f"{folder}/model.json")
+print("killed", n_killed, "of", n_tries)
+"""
+
+
 @pytest.mark.slow
-def test_a_process_is_killed_at_twenty_random_moments(tmp_path: Path) -> None:
-    rng = random.Random(int.from_bytes(os.urandom(4), "big"))
-    assert killed_until_done(tmp_path, [rng.uniform(0.0, 0.15) for _ in range(20)]) >= 5
-    assert (tmp_path / "model.json").read_bytes() == uninterrupted()
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")], "no draft stays behind"
+def test_killed_at_twenty_random_moments(tmp_path: Path) -> None:
+    """Processes that are copies of one which has everything loaded, so that they die while they train and write."""
+    seed = str(int.from_bytes(os.urandom(4), "big"))
+    program = [sys.executable, "-c", FORKS, str(tmp_path), seed]
+    done = subprocess.run(program, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, f"seed {seed}: {done.stderr}"
+    assert "killed 20 of" in done.stdout
+    models = {path.read_bytes() for path in tmp_path.glob("*/model.json")}
+    assert models == {uninterrupted()}, f"seed {seed}"
+    assert not [path for path in tmp_path.glob("*/.*")], "no draft stays behind"
 
 
 @pytest.mark.slow
