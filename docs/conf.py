@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,27 @@ html_theme_options = {
 }
 
 
-def without_empty_globs(_: Any, page: str, source: list[str]) -> None:
-    """Some tables of contents take in whatever lies in a place: there may be nothing yet, which is no mistake."""
+def complete_contents(_: Any, page: str, source: list[str]) -> None:
+    """Tables of contents that take in what lies in a place: nothing yet is no mistake, and no page is left out.
+
+    A line of a table that is a pattern goes where nothing fits it; the line ``../*`` becomes the pages beside this file that
+    no table has a line for.
+    """
     here = (HERE / page).parent
-    lines = [line for line in source[0].split("\n") if not line.startswith("../") or "*" not in line or any(here.glob(line))]
+    lines: list[str] = []
+    for line in source[0].split("\n"):
+        if line == "../*":
+            lines += [f"../{name}" for name in pages_without_a_place()]
+        elif not line.startswith("../") or "*" not in line or any(here.glob(line)):
+            lines.append(line)
     source[0] = "\n".join(lines)
 
 
+def pages_without_a_place() -> list[str]:
+    named = {line.rsplit("/", 1)[-1] for page in HERE.rglob("*.md") for line in page.read_text(encoding="utf-8").split("\n")}
+    names = sorted(page.stem for page in HERE.glob("*.md") if page.stem != "index")
+    return [name for name in names if not any(fnmatchcase(name, line) for line in named if line not in ("", "*"))]
+
+
 def setup(app: Any) -> None:
-    app.connect("source-read", without_empty_globs)
+    app.connect("source-read", complete_contents)
