@@ -1,6 +1,7 @@
 """Whole fits on a Dask cluster, beside xgboost.dask and lightgbm.dask, and what a round of ours costs.
 
-    python -m benchmarks.cluster [--rows 1000000] [--trees 100] [--workers 2] [--rounds 3] [--quick] [--output FILE.json]
+    python -m benchmarks.cluster [--rows 1000000] [--trees 100] [--workers 2] [--rounds 3] [--deaths 3] [--quick]
+                                 [--output FILE.json]
 
 Scheduler and workers are processes of their own on this machine, one thread each; every fit has a fresh cluster, so that the
 workers' peak memory is its own. A fit is timed from a persisted frame to a model in the client. The engines take turns, and
@@ -8,6 +9,10 @@ the ratios are those of the same round.
 
 The second part looks at our rounds: how many a tree takes, where their seconds go, how many bytes travel, and the
 processor time that the scheduler's process spends.
+
+The last part kills a worker with -9 in the middle of a fit, several times: what the death costs is the length of the iteration
+in which it happens, beyond that of a usual one (noticing it, reading its rows again, catching up), and the whole time beside an
+undisturbed fit's, which also has the hands that are missing from then on in it.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import argparse
 import json
 import os
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -23,6 +29,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +173,45 @@ def rounds_of(workload: Workload, *, workers: int) -> dict[str, float]:
     }
 
 
+def deaths_of(workload: Workload, *, workers: int, deaths: int) -> dict[str, float]:
+    """What it costs that a worker is killed in the middle of a fit; each fit has a fresh cluster."""
+    undisturbed, lost, whole = [], [], []
+    for victim in (False, True) * deaths:
+        with cluster(workers) as client:
+            frame = frame_of(client, workload, 2 * workers)
+            fit_dboost(client, frame, 2)
+            seconds, lengths = _fit_with_a_death(client, frame, workload.trees, kill=victim)
+            if not victim:
+                undisturbed.append(seconds)
+                continue
+            whole.append(seconds)
+            lost.append(max(lengths) - statistics.median(lengths))
+    usual = statistics.median(undisturbed)
+    return {
+        "seconds lost at a death": statistics.median(lost),
+        "seconds lost at a death, at most": max(lost),
+        "whole time with a death, beyond an undisturbed fit": statistics.median(whole) - usual,
+    }
+
+
+def _fit_with_a_death(client: Client, frame: Any, trees: int, *, kill: bool) -> tuple[float, list[float]]:
+    """Seconds of a fit, and of its iterations; in the middle the first worker is killed, if so wished."""
+    import dboost
+
+    victim = min(client.run(os.getpid).values())
+    ends: list[float] = []
+
+    def look(now: Any) -> None:
+        ends.append(time.perf_counter())
+        if kill and now.iteration == max(trees // 2, 1):
+            os.kill(victim, signal.SIGKILL)
+
+    began = time.perf_counter()
+    dboost.fit(frame, "y", client=client, max_iter=trees, min_samples_leaf=1, loss="log_loss", progress=False, callbacks=[look])
+    seconds = time.perf_counter() - began
+    return seconds, [after - before for before, after in pairwise(ends)]
+
+
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster", description="Compare whole fits on a Dask cluster.")
     parser.add_argument("--rows", type=int, default=1_000_000)
@@ -174,11 +220,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engines", default="dboost,xgboost,lightgbm", help="separated by commas")
+    parser.add_argument("--deaths", type=int, default=3, help="fits in which a worker is killed; 0: none")
     parser.add_argument("--quick", action="store_true", help="a tiny table, to see that everything runs")
     parser.add_argument("--output", metavar="FILE.json")
     options = parser.parse_args(argv)
     if options.quick:
         options.rows, options.features, options.trees, options.rounds = 20_000, 12, 5, 1
+        options.deaths = min(options.deaths, 1)
     workload = Workload("cluster", options.rows, options.features, "binary", options.trees)
     engines = options.engines.split(",")
     console = Console()
@@ -198,6 +246,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     if "dboost" in engines:
         found["rounds"] = rounds_of(workload, workers=options.workers)
         for name, value in found["rounds"].items():
+            console.print(f"{name}: {value:.2f}")
+    if "dboost" in engines and options.deaths and options.workers > 1:
+        found["deaths"] = deaths_of(workload, workers=options.workers, deaths=options.deaths)
+        for name, value in found["deaths"].items():
             console.print(f"{name}: {value:.2f}")
     if options.output:
         Path(options.output).write_text(json.dumps(found, indent=1), encoding="utf-8")
