@@ -27,15 +27,11 @@ pytest.importorskip("kubernetes_validate")
 
 import dboost
 from dboost.model import storage
-from dboost.params import RESERVED
 from tests.clusters import ROOT, a_table
 from tests.manifests import Manifest, pods, read, the
 from tests.object_store import SECRET, served
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif("start_from" in RESERVED or "checkpoint" in RESERVED, reason="no continued boosting or checkpoints yet"),
-]
+pytestmark = pytest.mark.slow
 
 MANIFESTS = read(
     "shared/settings.yaml", "base/scheduler.yaml", "base/workers.yaml", "base/train.yaml", "overlays/nightly/nightly.yaml"

@@ -14,7 +14,6 @@ import pytest
 import dboost
 from dboost.cli import ledger, main
 from dboost.model import files
-from dboost.params import RESERVED
 from dboost.sources.paths import find_files
 
 COMMAND = ("train", "data", "--target", "y", "--output", "model.json", "--only-new", "--quiet")
@@ -227,7 +226,6 @@ def test_columns_in_the_names_of_folders(here: Path) -> None:
     assert list(frame.columns) == ["a", "day"] and frame["day"].astype(str).tolist() == ["2"]
 
 
-@pytest.mark.skipif("start_from" in RESERVED, reason="continued boosting is not there yet")
 def test_the_model_is_the_one_of_fits_by_hand(here: Path) -> None:
     arrive(1, 2)
     few = ("--set", "max_iter=3")

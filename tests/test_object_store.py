@@ -18,7 +18,6 @@ import dboost
 from dboost import remote
 from dboost.cli import main
 from dboost.errors import DataError, ModelFileError
-from dboost.params import RESERVED
 from dboost.sources.paths import open_path
 from tests.clusters import a_table, threads_cluster
 from tests.object_store import KEY_ID, SECRET, served
@@ -89,7 +88,6 @@ def test_on_a_cluster_and_nothing_secret_anywhere(
     assert SECRET.encode() not in tasks and KEY_ID.encode() not in tasks
 
 
-@pytest.mark.skipif("checkpoint" in RESERVED, reason="checkpoints are not there yet")
 def test_checkpoints(empty: fsspec.AbstractFileSystem) -> None:
     options = {"max_iter": 6, "max_leaf_nodes": 5, "checkpoint": "s3://lake/kept", "checkpoint_every": 1, "progress": False}
     whole = dboost.fit("s3://lake/rows", "y", **options | {"checkpoint": None})
