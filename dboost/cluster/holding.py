@@ -64,7 +64,9 @@ class Holding(Intake):
     def __init__(self, n_threads: int, folder: Path | None = None) -> None:
         super().__init__(n_threads)
         self._folder = folder or temporary_root()
-        self._bytes_read = 0
+        self._told_bytes = 0
+        #: What parts had read that are no more.
+        self._bytes_of_gone = 0
         self.lock = threading.Lock()
         #: Number of the last round that was heard of.
         self.latest = -1
@@ -181,6 +183,8 @@ class Holding(Intake):
         parts: list[Part] = []
         for part in self._parts:
             kept = part.keep(numbers) if part.batch == batch else part
+            if kept is not part:
+                self._bytes_of_gone += part.bytes_read
             if kept is not None:
                 parts.append(kept)
         self._parts = parts
@@ -220,9 +224,9 @@ class Holding(Intake):
         """
         began = time.perf_counter()
         parts = [part for part in self._each(lambda part: _to(part, iteration, values, terms)) if part is not None]
-        before, self._bytes_read = self._bytes_read, sum(part.bytes_read for part in self._parts)
-        read = max(self._bytes_read - before, 0)
-        return reduce(Extremes.merge, parts) if parts else None, time.perf_counter() - began, read
+        before, self._told_bytes = self._told_bytes, self._bytes_of_gone + sum(part.bytes_read for part in self._parts)
+        merged = reduce(Extremes.merge, parts) if parts else None
+        return merged, time.perf_counter() - began, self._told_bytes - before
 
     def answer(self, task: TreeTask | None, question: Question) -> tuple[Answer | None, float]:
         """Begin a tree (with a task) and answer a question; also the seconds that took."""
