@@ -151,7 +151,10 @@ class Spool:
         """Keep arrays under a number. Those kept in memory are copied if they are views of something larger."""
         size = sum(array.nbytes for array in arrays)
         if self._most_bytes is not None and size > self._most_bytes:
-            found, most = (f"{n_bytes / 2**20:.1f} MiB" for n_bytes in (size, self._most_bytes))
+            found, most = (
+                f"{n_bytes / 2**20:.1f} MiB" if n_bytes >= 2**20 else f"{n_bytes / 2**10:.0f} KiB"
+                for n_bytes in (size, self._most_bytes)
+            )
             raise DBoostError(
                 f"partition {number} has {found} of columns, but memory_limit leaves {most} for one: make the partitions "
                 f"smaller, or the limit {size / self._most_bytes:.2g} times as large"
