@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -43,6 +44,8 @@ def served(nowhere: Path) -> Iterator[dict[str, str]]:
             for name, value in variables.items():
                 patch.setenv(name, value)
             s3fs.S3FileSystem.clear_instance_cache()
+            # Servers of one process share what they hold: this one begins with nothing.
+            urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()
             s3fs.S3FileSystem().mkdir("lake")
             yield variables
     finally:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost.engine import in_process
 from dboost.shard.shard import Shard
-from dboost.training import fit as fit_module
+from dboost.training import loading
 from tests.fits import FEATURES, NUMERIC, TARGETS, cut, mixed_frame, saved
 
 FRAME, HELD_OUT = mixed_frame(), mixed_frame(250, seed=1)
@@ -284,7 +284,7 @@ def test_predictions_are_the_scores_of_training(target: str, weighted: bool, mon
             super().__init__(*arguments, **options)
             shards.append(self)
 
-    monkeypatch.setattr(fit_module, "Shard", Remembered)
+    monkeypatch.setattr(loading, "Shard", Remembered)
     weight = {"sample_weight": "w"} if weighted else {}
     booster = fit(FRAME, target, features=FEATURES, max_iter=30, **weight)
     rows = FRAME[FRAME["w"] > 0] if weighted else FRAME
@@ -301,7 +301,7 @@ def test_predictions_of_arrays_are_the_scores_of_training(dtype: type, monkeypat
             super().__init__(*arguments, **options)
             shards.append(self)
 
-    monkeypatch.setattr(fit_module, "Shard", Remembered)
+    monkeypatch.setattr(loading, "Shard", Remembered)
     X = (np.random.default_rng(0).normal(size=(2000, 4)) * 100).astype(dtype)
     booster = fit(X, X.astype(float) @ [1.0, -1.0, 0.5, 0.0], max_iter=20)
     for rows in (X, X.astype(np.float64), pd.DataFrame(X)):

@@ -8,6 +8,7 @@ merging and deciding is done for real too, and takes as long as it takes here.
 from __future__ import annotations
 
 import math
+import tempfile
 import uuid
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ class Worker:
         self.handlers: dict[str, Any] = {}
         self.plugins: dict[str, Any] = {}
         self.state = SimpleNamespace(nthreads=1, nanny=None)
+        self.local_directory = tempfile.gettempdir()  # where rows would be streamed from, if memory were limited
         self._simulated = simulated
         self.holder = ShardHolder()
         self.holder.setup(self)  # type: ignore[arg-type]

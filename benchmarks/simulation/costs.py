@@ -116,7 +116,7 @@ def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:
         engines.append(_Clock(*arguments, **settings))
         return engines[-1]
 
-    with patch("dboost.training.fit.InProcessEngine", engine):
+    with patch("dboost.training.loading.InProcessEngine", engine):
         dboost.fit(X, y, loss="log_loss", max_iter=8, min_samples_leaf=1, n_threads=1, progress=False)
     clock = engines[0]
     parts = np.array(clock.clocked.parts[len(clock.clocked.parts) // 4 :])  # the first ones compile
