@@ -75,6 +75,21 @@ def test_a_failing_thread_ends_all(failing: int) -> None:
         assert team.run(lambda thread: thread) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_what_is_raised_is_the_first_error(failing: int) -> None:
+    """Not that of a thread which leaves because another one failed, though that one may come before it in the list."""
+    with Team(3) as team:
+
+        def work(thread: int) -> None:
+            if thread == failing:
+                raise ZeroDivisionError("the cause")
+            wait_for_ever(team.control, 3)
+            raise InterruptedError("another thread failed")
+
+        with pytest.raises(ZeroDivisionError, match="the cause"):
+            team.run(work)
+
+
 @pytest.fixture
 def listening() -> Iterator[None]:
     """Python's own handler of ^C, whatever a library may have put in its place."""

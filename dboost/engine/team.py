@@ -33,18 +33,25 @@ class Team:
     def __init__(self, n_threads: int, *, in_caller: bool = False) -> None:
         self.n_threads = n_threads
         self.control = np.zeros(CONTROL_SIZE, np.int64)
+        self._first_error: BaseException | None = None
         self._pool = None if in_caller and n_threads == 1 else ThreadPoolExecutor(n_threads, "dboost")
 
     def run(self, work: Callable[[int], Any]) -> list[Any]:
-        """``[work(0), work(1), …]``, each in its own thread at the same time."""
+        """``[work(0), work(1), …]``, each in its own thread at the same time.
+
+        Where one fails the others leave early, with errors that only say so: what is raised is the first error.
+        """
         if self._pool is None:
             return [work(0)]
         futures = []
+        self._first_error = None
         try:
             for thread in range(self.n_threads):
                 futures.append(self._pool.submit(self._guarded, work, thread))
             while wait(futures, LOOK_UP_SECONDS).not_done:
                 pass
+            if self._first_error is not None:
+                raise self._first_error
             return [future.result() for future in futures]
         except BaseException:
             self.control[ABORT] = 1
@@ -55,7 +62,8 @@ class Team:
     def _guarded(self, work: Callable[[int], Any], thread: int) -> Any:
         try:
             return work(thread)
-        except BaseException:
+        except BaseException as error:
+            self._first_error = self._first_error or error  # before the flag that makes the others leave
             self.control[ABORT] = 1
             raise
 
