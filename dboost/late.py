@@ -1,8 +1,8 @@
-"""pandas and pyarrow, imported when something of theirs is first used.
+"""pandas, pyarrow and fsspec, imported when something of theirs is first used.
 
-Importing the two takes longer than training on ten thousand rows, and who trains on NumPy arrays needs neither: `pd` and
-`pa` here look like the modules, and import them at the first access. Whether an object is one of theirs can be told without
-an import, since as long as nobody has imported the library there are no such objects.
+Importing the first two takes longer than training on ten thousand rows, and who trains on NumPy arrays needs none of them:
+`pd`, `pa` and `fsspec` here look like the modules, and import them at the first access. Whether an object is one of theirs
+can be told without an import, since as long as nobody has imported the library there are no such objects.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ class _Late:
 
 
 if TYPE_CHECKING:
+    import fsspec
     import pandas as pd
     import pyarrow as pa
 else:
-    pd, pa = _Late("pandas"), _Late("pyarrow")
+    fsspec, pd, pa = _Late("fsspec"), _Late("pandas"), _Late("pyarrow")
 
-__all__ = ["is_a", "pa", "pd"]
+__all__ = ["fsspec", "is_a", "pa", "pd"]

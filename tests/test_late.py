@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import fsspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -18,7 +19,8 @@ import dboost
 X = np.arange(200.0).reshape(100, 2)
 booster = dboost.fit(X, X[:, 0] > 50, max_iter=2, progress=False)
 booster.predict(X)
-print(*sorted({name.partition(".")[0] for name in sys.modules} & {"pandas", "pyarrow", "dask", "sklearn", "matplotlib"}))
+late = {"pandas", "pyarrow", "dask", "sklearn", "matplotlib", "fsspec"}
+print(*sorted({name.partition(".")[0] for name in sys.modules} & late))
 print(len(booster.history))
 print("pandas" in sys.modules)
 """
@@ -37,3 +39,23 @@ def test_what_objects_are() -> None:
     assert not late.is_a(pd.Series([1]), "a_library_that_nobody_imported", "Series")
     assert late.pd.DataFrame is pd.DataFrame
     assert late.pa.table is pa.table
+    assert late.fsspec.open is fsspec.open
+
+
+LINEAR_ALGEBRA = """
+import sys
+import numba
+import numpy as np
+import dboost
+X = np.arange(200.0).reshape(100, 2)
+dboost.fit(X, X[:, 0] > 50, max_iter=2, progress=False)
+print("scipy.linalg" in sys.modules)
+square = numba.njit(lambda a: np.dot(a, a))
+print(square(2 * np.eye(2)).tolist(), float(numba.njit(lambda a: np.linalg.inv(a)[0, 0])(2 * np.eye(2))))
+print("scipy.linalg" in sys.modules)
+"""
+
+
+def test_linear_algebra_is_imported_by_the_kernels_of_others_only() -> None:
+    done = subprocess.run([sys.executable, "-c", LINEAR_ALGEBRA], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["False", "[[4.0, 0.0], [0.0, 4.0]] 0.5", "True"]

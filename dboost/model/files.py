@@ -11,10 +11,8 @@ import os
 import uuid
 from pathlib import Path
 
-from fsspec.core import url_to_fs
-from fsspec.implementations.local import LocalFileSystem
-
 from dboost.errors import ModelFileError
+from dboost.late import fsspec, is_a
 from dboost.remote import is_failure, reason, shown
 
 
@@ -37,8 +35,8 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """
     name = os.fspath(path)
     try:
-        filesystem, place = url_to_fs(name)
-        if isinstance(filesystem, LocalFileSystem):
+        filesystem, place = fsspec.url_to_fs(name)
+        if is_a(filesystem, "fsspec.implementations.local", "LocalFileSystem"):
             _replace(Path(place), data)
         else:
             filesystem.pipe_file(place, data)
@@ -56,7 +54,7 @@ def read_whole(path: str | os.PathLike[str]) -> bytes:
     """
     name = os.fspath(path)
     try:
-        filesystem, place = url_to_fs(name)
+        filesystem, place = fsspec.url_to_fs(name)
         try:
             return filesystem.cat_file(place)
         except FileNotFoundError:

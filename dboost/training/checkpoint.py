@@ -25,11 +25,10 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from fsspec.core import url_to_fs
-from fsspec.implementations.local import LocalFileSystem
 
 from dboost.engine.contract import Engine
 from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError
+from dboost.late import fsspec, is_a
 from dboost.model import files, storage
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
@@ -228,9 +227,9 @@ class Checkpoint:
 
     def _make_folder(self) -> None:
         try:
-            filesystem, folder = url_to_fs(self.place)
+            filesystem, folder = fsspec.url_to_fs(self.place)
             filesystem.makedirs(folder, exist_ok=True)
-            if isinstance(filesystem, LocalFileSystem):
+            if is_a(filesystem, "fsspec.implementations.local", "LocalFileSystem"):
                 for entry in os.scandir(folder):  # drafts of a run that was killed while it wrote
                     if entry.name.startswith((f".{STATE}.", ".trees-")):
                         os.unlink(entry)
