@@ -63,8 +63,8 @@ class Booster(Drawing, Exporting, Offspring):
     ensemble : Ensemble
     history : DataFrame
         ``iteration`` (from 1, also those that early stopping dropped) and ``train_loss``, ``<eval set>_<metric>``; in
-        the process of the fit also ``seconds``, ``rows_kept`` and ``bytes_read``; with arcbites ``bite`` and ``visit``, and
-        what was cut back is followed by iterations with the same numbers.
+        the process of the fit also ``seconds``, ``rows_kept`` and ``bytes_read``; on a cluster ``workers`` (that hold
+        rows); with arcbites ``bite`` and ``visit``, and what was cut back is followed by iterations with the same numbers.
     timings : dict of str to float
     """
 

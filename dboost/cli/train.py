@@ -95,5 +95,6 @@ def _summary(booster: Any, path: str) -> str:
 
 #: Columns of the history that are no scores.
 NOT_SCORES = {
-    "iteration", "bite", "visit", "seconds", "rows_kept", "bytes_read", "seconds_compute", "seconds_reduce", "seconds_wait",
+    "iteration", "bite", "visit", "seconds", "rows_kept", "bytes_read", "workers", "seconds_compute", "seconds_reduce",
+    "seconds_wait",
 }  # fmt: skip

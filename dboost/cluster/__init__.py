@@ -12,8 +12,12 @@ partition; workers keep the rows; the scheduler's process merges and decides, a 
     engine.py       the engine contract, answered by the cluster                             client
     newcomers.py    workers that join are given rows                                         client
     connection.py   calls to the reducer                                                     client
+    bulletin.py     what only the client knows of a fit, told as events                      client
     durations.py    how long is waited for others                                            all
     reducer.py      puts questions to workers, merges answers, picks splits                  scheduler
+    board.py        what the events of fits add up to                                        scheduler
+    page.py         shows it in Dask's dashboard                                             scheduler
+    meters.py       figures for Prometheus                                                   scheduler, worker
     holder.py       answers the reducer                                                      worker
     holding.py      one worker's shards of one fit                                           worker
     resting.py      its rows where arcbites are trained on one after another                 worker

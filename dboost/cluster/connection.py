@@ -177,17 +177,23 @@ class Connection:
         """Have workers removed that are stopped or cut off; the addresses of the others."""
         return list(self._call("dboost_sweep")["workers"])
 
-    def end(self) -> None:
+    def tell(self, action: str, **what: Any) -> None:
+        """Have an event of this fit logged; nothing is waited for, and what cannot be told is not."""
+        with suppress(Exception):
+            event = {"action": action, "fit": self.fit, **what}
+            self.client._send_to_scheduler({"op": "dboost-tell", "event": event})
+
+    def end(self, outcome: str = "failed") -> None:
         """Free everything that the cluster holds of this fit; one that is under way is cancelled."""
         if self.client.status == "running":
             with suppress(DBoostError):  # a scheduler that is gone holds nothing any more
-                self._call("dboost_end")
+                self._call("dboost_end", outcome=outcome)
 
     def __enter__(self) -> Connection:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.end()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.end("done" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
 
     def _results(self, reply: dict[str, Any]) -> dict[str, Any]:
         self.roster = list(reply["workers"])

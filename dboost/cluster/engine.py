@@ -156,11 +156,12 @@ class ClusterEngine:
         return self._surely(ask)
 
     def report(self) -> dict[str, float]:
-        """Seconds since the last report: the slowest worker's own work, merging and deciding, and waiting (for messages)."""
+        """Seconds since the last report: the slowest worker's own work, merging and deciding, and waiting (for messages);
+        and how many workers hold rows."""
         spent, self.timing = self.timing, Timing()
         told = {"seconds_compute": spent.compute, "seconds_reduce": spent.reduce, "seconds_wait": spent.wait}
         n_bytes, self._bytes_read = self._bytes_read, 0
-        return told | {"bytes_read": n_bytes}
+        return told | {"bytes_read": n_bytes, "workers": len(self._training.workers)}
 
     def close(self) -> None:
         self.team.close()

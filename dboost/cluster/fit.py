@@ -12,6 +12,7 @@ from typing import Any
 
 from distributed import Client
 
+from dboost.cluster.bulletin import Bulletin
 from dboost.cluster.connection import Connection
 from dboost.cluster.engine import ClusterEngine, ClusterHeldOut
 from dboost.cluster.loading import check, propose, starts_of, unite_features, unite_target
@@ -213,6 +214,9 @@ def fit_on_cluster(
                 engine, prepared, recipe, list(with_columns(sets, target, sample_weight, offset)), chosen, n_threads
             )
             clock.lap("load")
+        bulletin = Bulletin(connection, table)
+        bulletin.begin(parameters.loss, prepared.n_rows, len(known))
+        callbacks = (*callbacks, bulletin)
         return boost(prepared, engine, held_out, callbacks=callbacks, progress=progress, clock=clock, so_far=so_far)
 
 

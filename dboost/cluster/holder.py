@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from dboost.cluster.exchange import Inbox
 from dboost.cluster.holding import Holding
 from dboost.cluster.messages import FAILED, LOST, NAME, OK, STALE, UNKNOWN, pack, unpack
+from dboost.cluster.meters import WorkMeter, publish
 from dboost.version import __version__
 
 #: Fits whose calls may run on a worker at the same time.
@@ -36,6 +38,8 @@ class ShardHolder(WorkerPlugin):
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(_FITS_AT_A_TIME, "dboost-calls")
         self._inbox = Inbox()
+        self.meter = WorkMeter()
+        self._unpublish = publish(self.meter.figures)
         worker.handlers.update(
             {
                 "dboost_hello": self.hello,
@@ -50,6 +54,7 @@ class ShardHolder(WorkerPlugin):
         for fit in list(self._holdings):
             self.drop(fit)
         self._pool.shutdown(wait=False)
+        self._unpublish()
 
     def hello(self) -> dict[str, str]:
         """That dboost is here, and which."""
@@ -113,6 +118,7 @@ class ShardHolder(WorkerPlugin):
     def slice(self, fit: str, number: int, sender: str, content: bytes) -> dict[str, str]:
         """Take in another worker's slice of our features."""
         self._inbox.put(fit, number, sender, content)
+        self.meter.received(len(content))
         return {"status": OK}
 
     def _call(self, fit: str, number: int, method: str, arguments: bytes) -> dict[str, Any]:
@@ -124,7 +130,10 @@ class ShardHolder(WorkerPlugin):
                 if number < holding.latest:
                     return {"status": STALE}
                 holding.latest = number
-                return {"status": OK, "result": pack(getattr(holding, method)(*unpack(arguments)))}
+                began = time.perf_counter()
+                result = pack(getattr(holding, method)(*unpack(arguments)))
+                self.meter.note(fit, method, began, len(arguments), len(result), holding.n_rows)
+                return {"status": OK, "result": result}
         except Exception as error:  # whatever it is belongs to the user, who is elsewhere
             if fit not in self._holdings:
                 return {"status": UNKNOWN}
@@ -136,6 +145,7 @@ class ShardHolder(WorkerPlugin):
             self._ended.add(fit)
             holding = self._holdings.pop(fit, None)
         self._inbox.drop(fit)
+        self.meter.forget(fit)
         if holding is not None:
             # A call under way ends by itself; its files and arrays go then.
             self._pool.submit(_close, holding)

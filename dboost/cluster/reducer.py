@@ -19,12 +19,14 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from dboost.cluster import meters
+from dboost.cluster.board import Board
 from dboost.cluster.durations import patience
 from dboost.cluster.exchange import Owner, choose_owners
 from dboost.cluster.messages import (
@@ -42,6 +44,7 @@ from dboost.cluster.messages import (
     pack,
     unpack,
 )
+from dboost.cluster.page import show
 from dboost.growth.grower import Answer, Question, Reply, grow_tree
 from dboost.growth.search import Searcher, merge_findings
 from dboost.growth.task import GrownTree, TreeTask
@@ -78,6 +81,10 @@ class Reducer(SchedulerPlugin):
         self._fits: dict[str, _Fit] = {}
         self._chores: set[asyncio.Task[Any]] = set()
         self._n_rounds = 0  # of all fits: by its number, what belongs to an abandoned round is recognised
+        self.board = Board()
+        self._meters = meters.publish(partial(meters.of_board, self.board))
+        show(self.board, getattr(scheduler, "http_application", None))
+        getattr(scheduler, "stream_handlers", {})["dboost-tell"] = self.tell
         scheduler.handlers.update(
             {
                 "dboost_open": self.open_fit,
@@ -108,17 +115,28 @@ class Reducer(SchedulerPlugin):
         """Grow one tree. order : packed (TreeTask, Layout, n_rows, width)."""
         return await self._outcome(self._grow(fit, list(workers), order))
 
-    async def end_fit(self, fit: str) -> dict[str, Any]:
+    def tell(self, client: str, event: Any) -> None:
+        """Log what a client has to tell of its fit."""
+        self._scheduler.log_event(NAME, event)
+
+    async def end_fit(self, fit: str, outcome: str = "client left") -> dict[str, Any]:
         """Forget a fit, here and on all workers; one that is under way is cancelled."""
         known = self._fits.pop(fit, None)
         if known is not None:
             known.cancelled = True
             known.disturbed.set()
-            self._scheduler.log_event(NAME, {"action": "ended", "fit": fit})
+            self._scheduler.log_event(NAME, {"action": "ended", "fit": fit, "outcome": outcome})
         await asyncio.gather(*(self._drop(address, fit) for address in list(self._scheduler.workers)))
         return {"status": OK}
 
     # What Dask calls.
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        if topic == NAME:
+            self.board.see(msg, time.time())
+
+    async def close(self) -> None:
+        self._meters()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         for name, fit in self._fits.items():

@@ -10,6 +10,7 @@ Data in the client's memory are cut into partitions, which travel inside their t
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -35,6 +36,8 @@ from dboost.training.budget import Budget
 _PRIORITY = 10
 #: Rows of a partition that is cut from data in memory, at least.
 _LEAST_ROWS = 5_000
+#: Seconds between two events that tell how many partitions have been read.
+_TELLING = 0.25
 
 
 @dataclass(frozen=True)
@@ -125,12 +128,28 @@ class Source:
         wish = {} if workers is None else {"workers": list(workers), "allow_other_workers": True}
         futures = connection.client.get(graph, list(keys.values()), sync=False, priority=_PRIORITY, **wish)
         try:
-            return _receipts(connection, dict(zip(futures, numbers, strict=True)))
+            news = _Reading(connection, batch.rpartition("/")[0], len(numbers))
+            return _receipts(connection, dict(zip(futures, numbers, strict=True)), news)
         finally:
             connection.client.cancel(list(futures), reason="loading ended")
 
 
-def _receipts(connection: Connection, waiting: dict[Future, int]) -> list[Receipt]:
+class _Reading:
+    """Tells how many partitions of a table have been read, now and then."""
+
+    def __init__(self, connection: Connection, table: str, n_partitions: int) -> None:
+        self._connection = connection
+        self._what: dict[str, Any] = {"table": table, "partitions": n_partitions}
+        self._told = 0.0
+
+    def tell(self, n_read: int) -> None:
+        now = time.monotonic()
+        if now - self._told >= _TELLING or n_read == self._what["partitions"]:
+            self._told = now
+            self._connection.tell("reading", read=n_read, **self._what)
+
+
+def _receipts(connection: Connection, waiting: dict[Future, int], news: _Reading) -> list[Receipt]:
     """Wait for loading tasks. While nothing arrives, workers that do not answer are looked for: Dask would not miss them."""
     done: queue.SimpleQueue[Future] = queue.SimpleQueue()
     for future in waiting:
@@ -150,6 +169,7 @@ def _receipts(connection: Connection, waiting: dict[Future, int]) -> list[Receip
         if future.cancelled():
             raise DBoostError(f"the task that reads partition {waiting[future]} was cancelled")
         n_left -= 1
+        news.tell(len(waiting) - n_left)
     return list(connection.client.gather(list(waiting)))
 
 

@@ -11,7 +11,7 @@ from dboost.model.ensemble import Ensemble
 from dboost.training.origin import Origin
 from dboost.training.trainer import Training
 
-_NOT_METRICS = ("iteration", "seconds", "rows_kept", "bytes_read", "bite", "visit")
+_NOT_METRICS = ("iteration", "seconds", "rows_kept", "bytes_read", "workers", "bite", "visit")
 
 
 def assemble(

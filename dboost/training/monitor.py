@@ -115,22 +115,30 @@ class Progress:
             self._task = self._bar.add_task("", total=n_iterations, note="")
             self._bar.start()
         self._shown = 0.0
+        self._worked, self._seconds = 0, 0.0
 
     def show(self, record: dict[str, Any], scores: Sequence[str]) -> None:
         iteration = record["iteration"]
+        self._worked += record["rows_kept"]
+        self._seconds += record["seconds"]
         if self._bar is not None:
             now = time.monotonic()
             if now - self._shown > 0.1 or iteration == self._total:
                 self._shown = now
-                self._bar.update(self._task, completed=iteration, note=_note(record, scores))
+                self._bar.update(self._task, completed=iteration, note=self._note(record, scores))
         elif self._lines and (iteration % self._every == 0 or iteration in (1, self._total)):
-            print(f"iteration {iteration}/{self._total}: {_note(record, scores)}", file=sys.stderr, flush=True)
+            print(f"iteration {iteration}/{self._total}: {self._note(record, scores)}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
-
-def _note(record: dict[str, Any], scores: Sequence[str]) -> str:
-    return ", ".join(f"{name} {record[name]:.5g}" for name in scores)
+    def _note(self, record: dict[str, Any], scores: Sequence[str]) -> str:
+        """Scores now, rows a second of all iterations so far, and on a cluster the workers that hold rows."""
+        parts = [f"{name} {record[name]:.5g}" for name in scores]
+        if self._seconds > 0:
+            parts.append(f"{self._worked / self._seconds:,.0f} rows/s")
+        if "workers" in record:
+            parts.append(f"{record['workers']} workers")
+        return ", ".join(parts)

@@ -1,0 +1,176 @@
+"""What can be watched of fits on a cluster: events, the page, Prometheus, the line of progress."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.request import urlopen
+
+import dask.dataframe as dd
+import pytest
+from distributed import Client
+
+import dboost
+from dboost.cluster.board import _POINTS, _REMEMBERED, Board, Curve
+from dboost.cluster.meters import Figure, WorkMeter, added_up, of_board
+from dboost.cluster.page import page
+from tests.clusters import a_table, threads_cluster
+
+FRAME = a_table(3000)[["a", "b", "e", "z"]]
+OPTIONS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 6, "progress": False}
+ITERATION: dict[str, Any] = {
+    "n_iterations": 9, "rows": 100, "seconds": 2.0, "compute": 1.0, "reduce": 0.5, "wait": 0.25, "scores": {"train_loss": 0.5},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster(2, 1) as client:
+        yield client
+
+
+def fetch(client: Client, path: str) -> str:
+    with urlopen(client.dashboard_link.removesuffix("/status") + path, timeout=20) as answer:
+        return str(answer.read().decode())
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Events are on their way for a moment."""
+    for _ in range(200):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it never came to that")
+
+
+def worker_figures(dask_worker: Any = None) -> dict[str, float]:
+    figures = dask_worker.plugins["dboost"].meter.figures()
+    return {f"{one.name} {' '.join(value for _, value in one.labels)}".strip(): one.value for one in figures}
+
+
+def test_a_fit_under_way_is_seen(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: dict[str, Any] = {}
+
+    def look(now: dboost.Iteration) -> None:
+        if now.iteration == 5:
+            until(lambda: json.loads(fetch(client, "/dboost.json"))["fits"][-1]["iteration"] >= 4)
+            seen["page"], seen["fit"] = fetch(client, "/dboost"), json.loads(fetch(client, "/dboost.json"))["fits"][-1]
+            seen["workers"] = client.run(worker_figures)
+
+    lazy = dd.from_pandas(FRAME, npartitions=6)
+    options = OPTIONS | {"progress": True}
+    booster = dboost.fit(lazy, "z", client=client, eval_set={"<held>": lazy}, callbacks=look, **options)
+
+    fit, history = seen["fit"], booster.history
+    assert fit["phase"] == "boosting" and fit["ended"] is None and fit["n_iterations"] == 6
+    assert fit["facts"] == {"loss": "log_loss", "rows": 3000, "features": 3}
+    assert sum(fit["rows"].values()) == 3000 and set(fit["rows"]) <= set(seen["workers"])
+    for name in ("train_loss", "<held>_log_loss"):
+        assert [tuple(point) for point in fit["curves"][name]] == list(zip(range(1, 5), history[name][:4], strict=True))
+    assert fit["seconds"]["all"] == pytest.approx(history["seconds"][:4].sum())
+    assert fit["rows_per_second"] == pytest.approx(4 * 3000 / fit["seconds"]["all"])
+    assert "3,000 rows × 3 features" in seen["page"] and seen["page"].count("<polyline") == 2
+    assert "&lt;held&gt;_log_loss" in seen["page"] and "<held>" not in seen["page"]
+    assert (history["workers"] == len(fit["rows"])).all()
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("iteration 6/6: <held>_log_loss ") and "rows/s" in line
+    assert line.endswith(f", {len(fit['rows'])} workers")
+
+    figures = seen["workers"].values()
+    assert sum(worker["dboost_worker_rows"] for worker in figures) == 3000
+    assert {worker["dboost_worker_iterations"] for worker in figures if worker["dboost_worker_rows"]} == {6}, "the 0th too"
+    assert all(worker["dboost_worker_seconds compute"] > 0 for worker in figures if worker["dboost_worker_rows"])
+    after = client.run(worker_figures).values()
+    assert all(worker["dboost_worker_rows"] == worker["dboost_worker_fits"] == 0 for worker in after)
+    until(lambda: json.loads(fetch(client, "/dboost.json"))["fits"][-1]["phase"] == "done")
+    assert "0 under way" in fetch(client, "/dboost/")
+
+
+def test_a_fit_that_fails_says_so(client: Client) -> None:
+    def stop(now: dboost.Iteration) -> None:
+        raise KeyboardInterrupt
+
+    lazy = dd.from_pandas(FRAME, npartitions=2)
+    with pytest.raises(ZeroDivisionError):
+        dboost.fit(lazy, "z", client=client, callbacks=lambda now: 1 // 0, **OPTIONS)
+    until(lambda: json.loads(fetch(client, "/dboost.json"))["fits"][-1]["phase"] == "failed")
+    with pytest.raises(KeyboardInterrupt):
+        dboost.fit(lazy, "z", client=client, callbacks=stop, **OPTIONS)
+    until(lambda: json.loads(fetch(client, "/dboost.json"))["fits"][-1]["phase"] == "interrupted")
+
+
+def test_events_say_what_the_page_shows(client: Client) -> None:
+    heard: list[Any] = []
+    client.subscribe_topic("dboost", lambda event: heard.append(event[1]))
+    try:
+        dboost.fit(dd.from_pandas(FRAME, npartitions=3), "z", client=client, **OPTIONS)
+        until(lambda: any(event.get("action") == "ended" for event in heard))
+    finally:
+        client.unsubscribe_topic("dboost")
+    board = Board()
+    for event in heard:
+        board.see(event, 0.0)
+    (fit,) = board.fits.values()
+    assert fit.outcome == "done" and fit.iteration == 6 and board.totals["trees"] == 6
+    assert fit.reading == {"table": "training data", "read": 3, "partitions": 3}
+
+
+def test_on_the_pages_of_prometheus(client: Client) -> None:
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+    text: list[str] = []
+    look = lambda now: text.append(fetch(client, "/metrics"))  # noqa: E731
+    dboost.fit(dd.from_pandas(FRAME, npartitions=3), "z", client=client, callbacks=look, **OPTIONS)
+    assert "\ndboost_fits 1.0\n" in text[-1] and "\ndboost_worker_rows 3000.0\n" in text[-1]
+    assert 'dboost_seconds_total{phase="compute"}' in text[-1]
+    assert text[-1].count("# TYPE dboost_worker_rows gauge") == 1, "two workers share this process"
+    assert "\ndboost_worker_rows 0.0\n" in fetch(client, "/metrics")
+
+
+def test_figures_of_a_process_are_added_up() -> None:
+    one, other = WorkMeter(), WorkMeter()
+    one.note("fit", "build", time.perf_counter() - 5, 10, 1, 70)
+    other.note("fit", "advance", time.perf_counter() - 2, 20, 2, 30)
+    other.note("fit", "search_slices", time.perf_counter() - 1, 0, 0, 30)
+    other.received(5)
+    by_name = {(figure.name, *figure.labels): figure.value for figure in added_up([one.figures, other.figures])}
+    assert by_name[("dboost_worker_rows",)] == 100 and by_name[("dboost_worker_received_bytes",)] == 35
+    seconds = [by_name["dboost_worker_seconds", ("phase", phase)] for phase in ("load", "compute", "reduce", "wait")]
+    assert seconds == pytest.approx([5, 2, 1, 0], abs=0.2)
+    one.forget("fit")
+    assert Figure("dboost_worker_rows", "gauge", "Rows that are trained on here", 0) in one.figures()
+
+
+def test_the_board_forgets() -> None:
+    board = Board()
+    for event in (None, "text", {"action": "began"}, {"action": "tree", "fit": "unknown"}, {"action": "__init__", "fit": []}):
+        board.see(event, 0.0)
+    assert not board.fits and not board.totals
+    for k in range(3 * _REMEMBERED):
+        board.see({"action": "began", "fit": str(k)}, k)
+        board.see({"action": "reading", "fit": str(k), "table": "<b>", "read": 1, "partitions": 2}, k)
+        assert "&lt;b&gt;: 1 of 2 partitions read" in page(board, 5.0)
+        board.see({"action": "boosting", "fit": str(k), "loss": "huber", "rows": 5, "features": 2}, k)
+        board.see({"action": "holding", "fit": str(k), "rows": {"w": 3, "v": 2}}, k)
+        board.see({"action": "iteration", "fit": str(k), "iteration": 1} | ITERATION, k)
+        board.see({"action": "lost", "fit": str(k), "worker": "v"}, k)
+        assert board.fits[str(k)].rows == {"w": 3} and "1 lost" in page(board, 5.0)
+        for outcome in ("done", "client left"):
+            board.see({"action": "ended", "fit": str(k), "outcome": outcome}, k)
+    assert list(board.fits) == [str(k) for k in range(2 * _REMEMBERED, 3 * _REMEMBERED)]
+    figures = {(figure.name, *figure.labels): figure.value for figure in of_board(board)}
+    assert figures["dboost_fits_ended", ("outcome", "done")] == 3 * _REMEMBERED
+    assert figures["dboost_seconds", ("phase", "reduce")] == 1.5 * _REMEMBERED
+    assert figures[("dboost_workers_lost",)] == 3 * _REMEMBERED and figures[("dboost_fits",)] == 0
+
+
+def test_a_curve_stays_short() -> None:
+    curve = Curve()
+    for iteration in range(1, 10 * _POINTS):
+        curve.add(iteration, 1 / iteration)
+        assert curve.all()[-1] == (iteration, 1 / iteration) and len(curve.all()) <= _POINTS + 1
+    steps = {b[0] - a[0] for a, b in zip(curve.points, curve.points[1:], strict=False)}
+    assert len(steps) == 1 and curve.points[0][0] in steps, "evenly spaced"
+    curve.add(100, 5.0)  # cut back
+    assert curve.all()[-1] == (100, 5.0) and all(x < 100 for x, _ in curve.all()[:-1])
