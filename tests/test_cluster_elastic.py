@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import dask
 import dask.dataframe as dd
+import pandas as pd
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 
 import dboost
-from tests.clusters import a_table, held_rows, threads_cluster
+from dboost.cluster.messages import pack
+from tests.clusters import a_table, held_fits, held_rows, threads_cluster
 
 FRAME = a_table(3000)[["a", "b", "e", "z"]]
 OPTIONS: dict[str, Any] = {"max_iter": 8, "max_leaf_nodes": 6, "progress": False}
@@ -91,3 +94,84 @@ def test_a_scheduler_that_ends_when_idle_does_not_end_in_a_fit(client: Client, e
     # Afterwards it is as idle as it says.
     client.run_on_scheduler(has_been_idle)
     assert client.run_on_scheduler(idle_seconds) >= AN_HOUR
+
+
+@pytest.fixture
+def adaptive() -> Iterator[Client]:
+    """One worker; whether there are to be more is often thought about."""
+    often = {"interval": "50ms", "target-duration": "100ms", "wait-count": 2}
+    with (
+        dask.config.set({f"distributed.adaptive.{name}": value for name, value in often.items()}),
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+def n_workers(client: Client) -> int:
+    return len(client.scheduler_info(n_workers=-1)["workers"])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    for _ in range(400):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it never came to that")
+
+
+def nap(frame: pd.DataFrame) -> pd.DataFrame:
+    time.sleep(0.2)
+    return frame
+
+
+def losses(client: Client) -> list[Any]:
+    return [event for _, event in client.get_events("dboost") if event["action"] in ("lost", "removed")]
+
+
+def test_a_cluster_grows_while_data_are_read_and_shrinks_after_the_fit(adaptive: Client, expected: str) -> None:
+    slow = dd.from_pandas(FRAME, npartitions=12).map_partitions(nap, meta=FRAME.iloc[:0])
+    adaptive.cluster.adapt(minimum=1, maximum=3)
+    # Many times as long as the cluster's patience with workers that have no tasks.
+    booster = dboost.fit(slow, "z", client=adaptive, callbacks=lambda now: time.sleep(0.1), **OPTIONS)
+    assert booster.sha256 == expected
+    workers = booster.history["workers"]
+    assert workers[0] > 1 and (workers.diff().dropna() >= 0).all(), "none is taken from the fit"
+    assert not losses(adaptive)
+    until(lambda: n_workers(adaptive) == 1)
+
+
+def test_a_cluster_grows_while_trees_are_grown(adaptive: Client) -> None:
+    others: list[Any] = []
+
+    def look(now: dboost.Iteration) -> None:
+        if now.iteration == 2:  # work of somebody else makes the cluster larger
+            adaptive.cluster.adapt(minimum=1, maximum=3)
+            others.extend(adaptive.map(time.sleep, [0.2 + k / 1000 for k in range(12)]))
+            until(lambda: n_workers(adaptive) == 3)
+        if now.iteration == 4:  # by now new workers are being given partitions
+            until(lambda: sum(map(bool, adaptive.run(held_fits).values())) > 1)
+        time.sleep(0.05)
+
+    lazy = adaptive.persist(dd.from_pandas(FRAME, npartitions=12))
+    options = OPTIONS | {"max_iter": 20}
+    booster = dboost.fit(lazy, "z", client=adaptive, callbacks=look, **options)
+    assert booster.sha256 == dboost.fit(FRAME, "z", **options).sha256
+    assert booster.history["workers"].iloc[0] == 1 and booster.history["workers"].iloc[-1] > 1
+    assert not losses(adaptive)
+
+
+def test_whoever_is_not_asked_at_the_moment_keeps_its_rows(client: Client, expected: str) -> None:
+    chosen: list[list[str]] = []
+
+    def look(now: dboost.Iteration) -> None:
+        if now.iteration == 4:
+            # Moving rows to a newcomer asks some workers only, and meanwhile the others are as little idle as ever.
+            fit = next(iter(client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.plugins["dboost"]._fits))))
+            one = next(iter(client.run(held_rows)))
+            client.sync(client.scheduler.dboost_ask, fit=fit, workers=[one], method="keep", arguments=pack(("none", ())))
+            chosen.append(client.run_on_scheduler(could_close))
+
+    lazy = dd.from_pandas(FRAME, npartitions=6)
+    assert dboost.fit(lazy, "z", client=client, callbacks=look, **OPTIONS).sha256 == expected
+    assert chosen == [[]]

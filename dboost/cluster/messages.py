@@ -15,6 +15,8 @@ from distributed.protocol import pickle
 
 #: Name of both plugins, and prefix of all calls and log topics.
 NAME = "dboost"
+#: How the keys of tasks begin that read a partition.
+READING = "dboost-read-"
 OK, LOST, FAILED, UNKNOWN, STALE = "OK", "lost", "failed", "unknown", "stale"
 CANCELLED, SILENT = "cancelled", "silent"
 

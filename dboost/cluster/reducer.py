@@ -35,6 +35,7 @@ from dboost.cluster.messages import (
     LOST,
     NAME,
     OK,
+    READING,
     SILENT,
     STALE,
     UNKNOWN,
@@ -56,7 +57,7 @@ _LIGHT_BYTES, _LIGHT_OPENINGS = 512 * 1024, 8
 
 @dataclass
 class _Fit:
-    """A fit under way, as far as the scheduler knows it."""
+    """A fit under way, as far as the scheduler knows it. workers : all that were ever asked, and are still there."""
 
     client: str
     workers: set[str] = field(default_factory=set)
@@ -142,6 +143,7 @@ class Reducer(SchedulerPlugin):
         for name, fit in self._fits.items():
             if worker in fit.workers:
                 self._scheduler.log_event(NAME, {"action": "lost", "fit": name, "worker": worker})
+                fit.workers.discard(worker)
                 fit.disturbed.set()
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
@@ -150,9 +152,9 @@ class Reducer(SchedulerPlugin):
                 self._later(self.end_fit(name))
 
     def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[Any]) -> list[Any]:
-        """A cluster that shrinks by itself leaves us the workers that hold rows."""
+        """A cluster that shrinks by itself leaves us the workers that hold rows, or are reading them."""
         in_use = set().union(*(fit.workers for fit in self._fits.values()))
-        return [worker for worker in workers if worker.address not in in_use]
+        return [worker for worker in workers if worker.address not in in_use and not any(map(_is_read, worker.has_what))]
 
     async def sweep(self, fit: str) -> dict[str, Any]:
         """Remove workers that are stopped or cut off, so that Dask gives their tasks to others; which workers are left."""
@@ -187,7 +189,7 @@ class Reducer(SchedulerPlugin):
         fit = self._fits.get(name)
         if fit is None:
             raise FitCancelled
-        fit.workers = set(workers)
+        fit.workers.update(workers)
         fit.disturbed.clear()
         self._scheduler.idle_since = None
         gone = [address for address in workers if address not in self._scheduler.workers]
@@ -349,6 +351,11 @@ class _Courier:
             return ShardHolder()
 
         return plugin, ()
+
+
+def _is_read(task: Any) -> bool:
+    """Whether a task that a worker has done was to read a partition: its receipt stays until all are read."""
+    return str(task.key).startswith(READING)
 
 
 def _lost(call: asyncio.Future[bytes]) -> list[str]:

@@ -22,7 +22,7 @@ from distributed import Future
 from dboost.cluster.connection import Connection
 from dboost.cluster.durations import patience, worker_timeout
 from dboost.cluster.holder import here
-from dboost.cluster.messages import pack, unpack
+from dboost.cluster.messages import READING, pack, unpack
 from dboost.errors import DataError, DBoostError
 from dboost.schema import Feature
 from dboost.sources import lazy
@@ -119,7 +119,7 @@ class Source:
             Naming the partition that could not be read, and why.
         """
         plan_key = f"dboost-plan-{connection.fit}-{batch}"
-        keys = {i: f"dboost-read-{connection.fit}-{batch}-{i}" for i in numbers}
+        keys = {i: f"{READING}{connection.fit}-{batch}-{i}" for i in numbers}
         graph = dict(self._graph)
         graph[plan_key] = (_given, pack((plan, self._budget)))
         for i, key in keys.items():
