@@ -13,7 +13,15 @@ from dboost.adopt import from_lightgbm, from_xgboost, load
 from dboost.api import fit
 from dboost.arcbites import ArcBites
 from dboost.booster import Booster
-from dboost.errors import DataError, DBoostError, FitInterrupted, InputTypeError, ModelFileError, ParameterError
+from dboost.errors import (
+    DataError,
+    DBoostError,
+    DriftWarning,
+    FitInterrupted,
+    InputTypeError,
+    ModelFileError,
+    ParameterError,
+)
 from dboost.preparing import prepare
 from dboost.stream import continue_on
 from dboost.training.monitor import Iteration
@@ -30,6 +38,7 @@ __all__ = [
     "DBoostError",
     "DBoostRegressor",
     "DataError",
+    "DriftWarning",
     "FitInterrupted",
     "InputTypeError",
     "Iteration",

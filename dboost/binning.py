@@ -55,14 +55,18 @@ class Binning:
         return np.array([feature.is_categorical for feature in self.features])
 
 
-def sample_rows(n_rows: int, seed: int, first: int = 0, last: int | None = None) -> np.ndarray:
-    """Numbers of the sampled rows, ascending (int64), out of first…last-1: a function of seed and row number."""
+def sample_rows(n_rows: int, seed: int, first: int = 0, last: int | None = None, size: int | None = None) -> np.ndarray:
+    """Numbers of the sampled rows, ascending (int64), out of first…last-1: a function of seed and row number.
+
+    size : how many there are of all `n_rows`, about; default: `SAMPLE_ROWS`.
+    """
+    size = SAMPLE_ROWS if size is None else size
     last = n_rows if last is None else last
-    if n_rows <= SAMPLE_ROWS:
+    if n_rows <= size:
         return np.arange(first, last)
-    room = SAMPLE_ROWS + SAMPLE_ROWS // 8
+    room = size + size // 8 + 32
     chosen = np.empty(min(room, last - first), np.int64)
-    threshold = np.uint64(int(SAMPLE_ROWS / n_rows * 2.0**64))
+    threshold = np.uint64(int(size / n_rows * 2.0**64))
     n = select_rows(np.uint64(seed), first, last - first, threshold, chosen)
     return chosen[: min(n, len(chosen))]
 

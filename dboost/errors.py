@@ -30,6 +30,10 @@ class ModelFileError(DBoostError, ValueError):
     """A model file is damaged, cut short, or of a format that this version does not know."""
 
 
+class DriftWarning(UserWarning):
+    """A model goes on with data that look different from those that it has learned from."""
+
+
 class FitInterrupted(KeyboardInterrupt):
     """^C during a fit. `ensemble` is the model as far as it came, `iterations` how many iterations that is."""
 

@@ -30,7 +30,7 @@ class Offspring:
         went on from a model also ``unexplained_loss`` (the model's loss on the new rows as a share of the best constant's;
         None where that predicts all of them) and ``steps``, what the new trees were grown with after damping.
         """
-        return self.ensemble.sources
+        return tuple({name: value for name, value in source.items() if name != "summary"} for source in self.ensemble.sources)
 
     @property
     def own_loss(self) -> Loss | None:

@@ -85,7 +85,7 @@ def prepare(
                 n_threads=threads,
                 budget=budget,
             )
-            written = write_binned(table, census, binning, folder, n_threads=threads)
+            written = write_binned(table, census, binning, folder, seed=parameters.random_state, n_threads=threads)
         written.settings = {name: describe(value) for name, value in settings.items()}
         return written
 

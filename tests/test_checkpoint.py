@@ -87,6 +87,7 @@ def test_losses_resume(loss: str, tmp_path: Path) -> None:
     assert saved(booster) == saved(fit("y", frame, loss=loss))
 
 
+@pytest.mark.filterwarnings("ignore::dboost.DriftWarning")
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_continued_fit_resumes(target: str, tmp_path: Path) -> None:
     old = fit(target, HELD, source_name="old")

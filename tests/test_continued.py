@@ -19,6 +19,7 @@ from dboost import DataError, InputTypeError, ParameterError
 from tests.clusters import threads_cluster
 from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
+pytestmark = pytest.mark.filterwarnings("ignore::dboost.DriftWarning")
 OLD = mixed_frame(600, seed=0)
 NEW = mixed_frame(400, seed=1)
 #: A town that nobody has heard of, and numbers beyond all that were seen.

@@ -140,7 +140,7 @@ def test_prepared_data_give_the_same_model(tmp_path: Path, folder: Path, streams
         features = [name for name in FEATURES if name != "x"]
         dboost.prepare(cut(frame, [150]), target, place, features=features, **options)
         before = {file.name: file.read_bytes() for file in place.iterdir()}
-        assert set(before) == {"binned.json", "codes", "rows"}
+        assert set(before) == {"binned.json", "codes", "rows", "portrait"}
         for learning in ({}, {"criterion": "gradient", "subsample": 0.7}, {"max_leaf_nodes": 5, "eval_set": frame[:100]}):
             whole = dboost.fit(frame, target, features=features, max_iter=2, **options, **learning)
             limit = {"memory_limit": LIMIT} if streams else {}

@@ -30,6 +30,8 @@ def run(arguments: argparse.Namespace) -> None:
     asked = [_importance(booster)] if arguments.importance else []
     if arguments.dependence:
         asked.append(_dependence(booster, arguments.dependence, arguments.data))
+    if arguments.drift:
+        asked.append(_drift(booster, arguments.drift, arguments.target))
     if arguments.html:
         booster.report(arguments.html, arguments.data, arguments.target)
         console.print(f"report in {arguments.html}", soft_wrap=True)
@@ -49,8 +51,8 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ParameterError(f"--html {arguments.html} is a folder: name a file")
     if arguments.data and not (arguments.html or arguments.dependence):
         raise ParameterError("--data is looked at for --dependence and --html only")
-    if arguments.target and not (arguments.data and arguments.html):
-        raise ParameterError("--target needs --data and --html")
+    if arguments.target and not (arguments.drift or (arguments.data and arguments.html)):
+        raise ParameterError("--target needs --drift, or --data and --html")
 
 
 def _load(path: str) -> Booster:
@@ -79,6 +81,19 @@ def _dependence(booster: Booster, wanted: str, data: str | None) -> Table:
     table = _table(f"Dependence on {' and '.join(names)}", *map(str, found.columns))
     for row in found.itertuples(index=False):
         table.add_row(*(f"{value:.6g}" if isinstance(value, float) else str(value) for value in row))
+    return table
+
+
+def _drift(booster: Booster, data: str, target: str | None) -> Table:
+    found = booster.drift(data, target)
+    shown = found if len(found) <= SHOWN else found.iloc[:SHOWN]
+    of = f"{len(shown)} of {len(found)}" if len(shown) < len(found) else str(len(found))
+    title = f"Drift of {found.attrs['rows']:,} rows from the {found.attrs['rows_before']:,} it learned from last ({of})"
+    table = _table(title, *(name.replace("_", " ") for name in shown.columns))
+    for row in shown.itertuples(index=False):
+        table.add_row(
+            *(("" if value != value else f"{value:.4f}") if isinstance(value, float) else str(value) for value in row)
+        )
     return table
 
 
@@ -117,7 +132,7 @@ def _metrics(ensemble: Ensemble) -> Table:
 
 def _sources(ensemble: Ensemble) -> Table:
     first = ("label", "rows", "first_iteration", "last_iteration")
-    found = [key for source in ensemble.sources for key in source if key not in (*first, "parameters")]
+    found = [key for source in ensemble.sources for key in source if key not in (*first, "parameters", "summary")]
     keys = dict.fromkeys([*first, *found])
     table = _table("Learned from", *(key.replace("_", " ") for key in keys))
     for source in ensemble.sources:

@@ -15,7 +15,7 @@ from distributed import Client
 from dboost.cluster.bulletin import Bulletin
 from dboost.cluster.connection import Connection
 from dboost.cluster.engine import ClusterEngine, ClusterHeldOut
-from dboost.cluster.loading import check, propose, starts_of, unite_features, unite_target
+from dboost.cluster.loading import check, portray, propose, starts_of, unite_features, unite_target
 from dboost.cluster.recipe import Recipe
 from dboost.cluster.source import Source
 from dboost.cluster.supervision import all_rows, chosen_by, give_roles, hold_out_share, refuse_scorers
@@ -179,6 +179,7 @@ def fit_on_cluster(
                 origin,
                 checkpoint,
                 source_name,
+                portray(table, len(known), parameters.random_state),
             )
             settle_bites(prepared, None)
             arcbites = prepared.parameters.arcbites

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from dboost.sources import Table
 from dboost.sources.plan import Plan
 from dboost.training.budget import Budget
 from dboost.training.origin import Origin
+from dboost.training.portrait import portrayed_rows, values_in
 from dboost.training.replay import starting_scores
 from dboost.training.supervision import HELD_OUT
 from dboost.training.target import encode_like
@@ -144,16 +146,29 @@ class Intake:
         starts : {partition: number of its first row among all rows of positive weight}
         """
         table = self._tables[batch]
-        numbers = table.numbers
-        drawn: dict[int, np.ndarray] = {}
-        first = 0
-        for i, length in zip(numbers, table.lengths, strict=True):
-            weight = None if table.weight is None else table.weight[first : first + length]
-            kept = kept_rows(weight)
-            n = length if kept is None else len(kept)
-            rows = sample_rows(n_rows, seed, starts[i], starts[i] + n) - starts[i]
-            drawn[i] = first + (rows if kept is None else kept[rows])
-            first += length
-        rows = np.concatenate(list(drawn.values())) if drawn else np.empty(0, np.int64)
-        columns = {numbers[k]: part for k, part in sampled(table, rows)}
+        drawn = _drawn(table, starts, partial(sample_rows, n_rows, seed))
+        columns = {table.numbers[k]: part for k, part in sampled(table, _all(drawn))}
         return {i: (part, None if table.weight is None else table.weight[drawn[i]]) for i, part in columns.items()}
+
+    def portray(self, batch: str, starts: dict[int, int], n_rows: int, seed: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """Values and targets of the rows of a portrait, by partition; starts, n_rows and seed as in `sample`."""
+        table, y = self._tables[batch], self._targets[batch]
+        drawn = _drawn(table, starts, partial(portrayed_rows, n_rows, len(table.features), seed))
+        return {table.numbers[k]: (part, y[drawn[table.numbers[k]]]) for k, part in values_in(table, _all(drawn))}
+
+
+def _drawn(table: Table, starts: dict[int, int], draw: Callable[[int, int], np.ndarray]) -> dict[int, np.ndarray]:
+    """The rows of a table that are drawn, by partition; draw : tells the numbers among first…last-1 of all rows of weight."""
+    drawn: dict[int, np.ndarray] = {}
+    first = 0
+    for i, length in zip(table.numbers, table.lengths, strict=True):
+        kept = kept_rows(None if table.weight is None else table.weight[first : first + length])
+        n = length if kept is None else len(kept)
+        rows = draw(starts[i], starts[i] + n) - starts[i]
+        drawn[i] = first + (rows if kept is None else kept[rows])
+        first += length
+    return drawn
+
+
+def _all(drawn: dict[int, np.ndarray]) -> np.ndarray:
+    return np.concatenate(list(drawn.values())) if drawn else np.empty(0, np.int64)

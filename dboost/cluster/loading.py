@@ -24,6 +24,7 @@ from dboost.sources.levels import Dictionary
 from dboost.sources.plan import Plan
 from dboost.sources.reader import disagree
 from dboost.sources.roles import label, nothing_left, refuse
+from dboost.training.portrait import Portrait
 from dboost.training.target import Target
 from dboost.training.target_survey import unite_targets
 
@@ -97,6 +98,19 @@ def propose(
     weights = [weight for _, weight in ordered]
     weight = None if any(one is None for one in weights) else np.concatenate(weights)
     return propose_from(features, [columns for columns, _ in ordered], weight, max_bins, n_threads)
+
+
+def portray(table: ClusterTable, n_features: int, seed: int) -> Portrait:
+    """The portrait of the rows, which leave their workers for it: raw values and targets."""
+    n_kept = table.n_kept
+    starts, n_rows = starts_of(n_kept), sum(n_kept.values())
+    parts: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    for answer in table.ask_each("portray", lambda share: ({i: starts[i] for i in share.numbers}, n_rows, seed)):
+        parts |= answer
+    ordered = [parts[i] for i in sorted(parts)]
+    if not ordered:
+        return Portrait(np.empty((0, n_features)), np.empty(0))
+    return Portrait(*(np.concatenate(of) for of in zip(*ordered, strict=True)))
 
 
 def starts_of(n_kept: dict[int, int]) -> dict[int, int]:

@@ -113,8 +113,11 @@ class _Task:
         return [self._function(part, block)] if len(block) else []
 
 
-def lazy_pieces(data: Any, ensemble: Ensemble) -> tuple[list[Any], list[float]]:
-    """The parts of a Dask collection or of files as delayed tables with the model's columns, and their rows (NaN: unknown)."""
+def lazy_pieces(data: Any, ensemble: Ensemble, *others: str) -> tuple[list[Any], list[float]]:
+    """The parts of a Dask collection or of files as delayed tables with the model's columns, and their rows (NaN: unknown).
+
+    others : further columns that are needed.
+    """
     import dask.array as da
 
     from dboost.sources import lazy
@@ -126,7 +129,11 @@ def lazy_pieces(data: Any, ensemble: Ensemble) -> tuple[list[Any], list[float]]:
     columns = columns_like(*lazy.layout(data), ensemble.features, ensemble.named)
     if isinstance(data, da.Array):
         return lazy.whole_rows(data).to_delayed().ravel().tolist(), list(data.chunks[0])
-    pieces = (lazy.select(data, tuple(map(str, columns))) if ensemble.named else data).to_delayed()
+    wanted = tuple(dict.fromkeys((*map(str, columns), *others)))
+    absent = [name for name in others if name not in lazy.layout(data)[0]]
+    if absent:
+        raise DataError(f"the data have no column {absent[0]!r}")
+    pieces = (lazy.select(data, wanted) if ensemble.named else data).to_delayed()
     return pieces, [float("nan")] * len(pieces)
 
 

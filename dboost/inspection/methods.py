@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dboost.errors import ParameterError
-from dboost.inspection import dependence, diagnostics, importance, permutation, shapley
+from dboost.inspection import dependence, diagnostics, drift, importance, permutation, shapley
 from dboost.late import pd
 from dboost.model.ensemble import Ensemble
 from dboost.sources import feature_block
@@ -155,6 +155,54 @@ class Inspection:
             self.ensemble, features, data, kind=kind, grid=grid, scale=scale, centred=centred, max_rows=max_rows,
             n_threads=n_threads,
         )  # fmt: skip
+
+    def drift(self, data: Any, target: Any = None, source: int | str = -1) -> pd.DataFrame:
+        """Whether other rows look like those that the model has learned from.
+
+        Parameters
+        ----------
+        data : as in `predict`
+            Counted partition by partition where they lie.
+        target : str, or one value per row, optional
+            Compare the targets too. For Dask collections and files the name of a column.
+        source : int or str
+            Which source's data to compare with: number in `sources`, or label. Default: the last.
+
+        Returns
+        -------
+        DataFrame
+            One row for each feature (``what`` "feature"), for the raw scores of each output ("score"; only where the source
+            is the last, and the model as it was trained) and for the target ("target"), those that drifted most first:
+
+            ``drift``
+                "strong" where ``psi`` is at least 0.25 above ``chance``, "moderate" from 0.1 on, else "none".
+            ``psi``
+                The population stability index over some twenty groups of values (or the most frequent hundred levels), the
+                missing being one more: the sum of (q - p) ln(q / p) over the shares before and now.
+            ``chance``
+                What the index of rows of the same population exceeds once in a thousand times. Few rows differ a lot.
+            ``distance``
+                Of numbers the largest difference of the distribution functions (Kolmogorov, Smirnov) at the groups' borders;
+                of categories the share of rows that would have to change theirs. Missing values do not count.
+            ``missing_before``, ``missing``
+                Shares of missing values.
+            ``outside``
+                Of numbers: the share of rows below the least or above the greatest value of then.
+            ``unseen``
+                Of categories: the share of rows of levels that the model does not know.
+
+            ``attrs`` has ``source``, ``rows_before`` and ``rows``. Of training data with more than 10,000 rows a sample of
+            about as many is what is compared with.
+
+        Raises
+        ------
+        ParameterError
+            When the model keeps no summary (its file is of an earlier version, or it comes from elsewhere), or there is no
+            such source.
+        DataError
+            As of `predict`.
+        """
+        return drift.drift(self.ensemble, data, target, source)
 
     def additivity(self, features: Any, data: Any, *, max_rows: int = 10_000) -> pd.Series | pd.DataFrame:
         """Whether some features act apart from the others: by adding to them, by multiplying them, or neither.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,7 @@ def truncate(model: Ensemble, n_iterations: int) -> Ensemble:
     if not 0 <= n <= model.n_iterations:
         raise ParameterError(f"n_iterations={n}: the model has {model.n_iterations} iterations")
     sources = tuple(
-        source | {"last_iteration": min(source["last_iteration"], n)}
+        source if source["last_iteration"] <= n else without_scores(source) | {"last_iteration": n}
         for source in model.sources
         if source["first_iteration"] <= n
     )
@@ -75,6 +76,11 @@ def truncate(model: Ensemble, n_iterations: int) -> Ensemble:
         metrics={name: values[:n] for name, values in model.metrics.items()},
         best_iteration=model.best_iteration if model.best_iteration == n else None,
     )
+
+
+def without_scores(source: dict[str, Any]) -> dict[str, Any]:
+    """A source's record whose summary tells nothing of scores, because the model that gave them is no more."""
+    return source | {"summary": source["summary"] | {"scores": []}} if "summary" in source else source
 
 
 def drop_source(model: Ensemble, which: int | str) -> Ensemble:
@@ -91,14 +97,14 @@ def drop_source(model: Ensemble, which: int | str) -> Ensemble:
     ParameterError
         When there is no such source, several of that label, or no other one.
     """
-    number = _number(model, which)
+    number = number_of(model, which)
     if len(model.sources) == 1:
         raise ParameterError("the only source of a model cannot be dropped")
     gone = model.sources[number]
     first, last = gone["first_iteration"] - 1, gone["last_iteration"]
     k, n = model.n_outputs, model.n_iterations
     later = [
-        source | {name: source[name] - last + first for name in ("first_iteration", "last_iteration")}
+        without_scores(source) | {name: source[name] - last + first for name in ("first_iteration", "last_iteration")}
         for source in model.sources[number + 1 :]
     ]
     # What was measured with the trees that are gone is true no longer.
@@ -114,7 +120,8 @@ def drop_source(model: Ensemble, which: int | str) -> Ensemble:
     )
 
 
-def _number(model: Ensemble, which: int | str) -> int:
+def number_of(model: Ensemble, which: int | str) -> int:
+    """The number of a source that is named by its number (negative: from the end) or label; ParameterError if there is none."""
     labels = [source["label"] for source in model.sources]
     if isinstance(which, str):
         if labels.count(which) != 1:

@@ -110,9 +110,9 @@ def appended(
 
 
 def _without_length(source: dict[str, Any]) -> dict[str, Any]:
-    """A source's record without what says how many iterations there are."""
+    """A source's record without what depends on how many iterations there are."""
     parameters = {name: value for name, value in source["parameters"].items() if name != "max_iter"}
-    kept = {name: value for name, value in source.items() if not name.endswith("_iteration")}
+    kept = {name: value for name, value in source.items() if name != "summary" and not name.endswith("_iteration")}
     return kept | {"parameters": parameters}
 
 

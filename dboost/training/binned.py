@@ -5,8 +5,9 @@
     codes         tiles and wide columns, see `shard.blocks`
     rows          target (numbers, or the codes of its levels), weight, offset; and where scores start if a model is continued
                   (and where they began, if that is resumed)
+    portrait      raw values and targets of a few rows, from which models get their summary of the data
 
-Both files of blocks are sealed. Rows of weight zero are left out, for they shape nothing. Fits on the folder do not change it:
+The files of blocks are sealed. Rows of weight zero are left out, for they shape nothing. Fits on the folder do not change it:
 their targets in the terms of their loss, and all that changes while they run, lie elsewhere.
 
 Writing one takes no more memory than a chunk, a sample of the rows and a block. A table is gone through three times: for its
@@ -34,6 +35,7 @@ from dboost.shard.writing import encoded_pieces, tiles_of
 from dboost.sources import CategoryColumn, Table
 from dboost.training.budget import Budget
 from dboost.training.origin import NOTHING, Origin
+from dboost.training.portrait import Portrait, portrayed_rows, values_of
 from dboost.training.replay import add_block, matrix_of
 from dboost.training.target_survey import TargetSurvey, merge_surveys, survey_target
 
@@ -100,6 +102,8 @@ class BinnedData:
     codes, rows : BlockFile
     settings : dict
         Parameters that shaped it, by name.
+    portrait : Portrait or None
+        Some of the rows, their targets as they are in `rows`.
     """
 
     named: bool
@@ -109,6 +113,7 @@ class BinnedData:
     codes: BlockFile
     rows: BlockFile
     settings: dict[str, Any] = field(default_factory=dict)
+    portrait: Portrait | None = None
 
     @property
     def n_rows(self) -> int:
@@ -169,9 +174,10 @@ def write_binned(
     folder: Path,
     *,
     origin: Origin = NOTHING,
+    seed: int,
     n_threads: int,
 ) -> BinnedData:
-    """Write the rows of a table to a folder that is there.
+    """Write the rows of a table to a folder that is there; seed : of the rows that are portrayed.
 
     Raises
     ------
@@ -199,12 +205,19 @@ def write_binned(
         for name, of_file in (("codes", tiles), ("rows", fields)):
             files[name] = BlockFile(folder / name, of_file, census.n_rows, sealed=True, block_rows=block_rows)
         writer = Writer(list(files.values()))
+        portrayed: list[tuple[np.ndarray, np.ndarray]] = []
+        first = 0
         for piece in encoded_pieces(table, binning, layout, n_threads, block_rows):
             target, weight, offset = piece.roles
+            values = target.codes if isinstance(target, CategoryColumn) else target
+            assert values is not None
+            rows = portrayed_rows(census.n_rows, len(table.features), seed, first, first + piece.codes.n_rows) - first
+            portrayed.append((values_of(piece.chunk, rows), values[rows].astype(np.float64)))
+            first += piece.codes.n_rows
             written: dict[str, np.ndarray | None] = {
                 "tiles": tiles_of(piece.codes, layout),
                 "wide": piece.codes.wide if len(piece.codes.wide) else None,
-                "target": target.codes if isinstance(target, CategoryColumn) else target,
+                "target": values,
                 "weight": weight if census.weighted else None,
                 "offset": offset,
             }
@@ -224,4 +237,5 @@ def write_binned(
         for file in files.values():
             file.remove()
         raise
-    return BinnedData(table.named, binning, census.target, census.levels, files["codes"], files["rows"])
+    portrait = Portrait(*(np.concatenate(parts) for parts in zip(*portrayed, strict=True)))
+    return BinnedData(table.named, binning, census.target, census.levels, files["codes"], files["rows"], portrait=portrait)

@@ -36,6 +36,7 @@ from dboost.training.damping import damped
 from dboost.training.held_out import Judge
 from dboost.training.monitor import Callback, EarlyStopping, Progress
 from dboost.training.origin import Origin
+from dboost.training.portrait import Portrait, warn_of_drift, with_summary
 from dboost.training.start import Start
 from dboost.training.supervision import HELD_OUT
 from dboost.training.target import Target
@@ -93,6 +94,8 @@ class Prepared:
         Where it is written down.
     source_name : str or None
         What the user calls the data.
+    portrait : Portrait or None
+        Some of the rows, of which a summary is kept in the model.
 
     `learning` is what the trees are grown with: the parameters, damped where a model is continued.
     """
@@ -109,6 +112,7 @@ class Prepared:
     origin: Origin
     checkpoint: Checkpoint | None = None
     source_name: str | None = None
+    portrait: Portrait | None = None
 
     def __post_init__(self) -> None:
         self.target = replace(self.target, loss=self.start.loss)
@@ -219,6 +223,8 @@ def boost(
     collect = partial(assemble, prepared.empty, training, prepared.n_rows, origin, prepared.notes)
     so_far.append(partial(collect, whole=True))
     bar = Progress(progress, training.n_iterations)
+    if origin.is_new_source and origin.model is not None and prepared.portrait is not None and not origin.resumes:
+        warn_of_drift(origin.model, prepared.portrait, prepared.parameters, prepared.learning)
     try:
         if prepared.parameters.arcbites is None:
             training.run(collect, bar)
@@ -228,15 +234,14 @@ def boost(
         done, kept = training.n_done, ""
         if prepared.checkpoint is not None:
             kept = f"; the checkpoint in {prepared.checkpoint.place} holds {prepared.checkpoint.n_iterations} of this fit"
-        raise FitInterrupted(
-            f"interrupted after {done} of {training.n_iterations} iterations{kept}", collect() if done else None, done
-        ) from stopped
+        model = with_summary(collect(), prepared.portrait) if done else None
+        raise FitInterrupted(f"interrupted after {done} of {training.n_iterations} iterations{kept}", model, done) from stopped
     finally:
         bar.close()
         engine.close()
     clock.lap("train")
     history = training.history if prepared.checkpoint is None else prepared.checkpoint.history
-    return Fitted(collect(), history, training.before, stopping, clock.seconds)
+    return Fitted(with_summary(collect(), prepared.portrait), history, training.before, stopping, clock.seconds)
 
 
 def asked(

@@ -21,8 +21,10 @@ import numpy as np
 from dboost.binning import Binning
 from dboost.errors import DataError, ParameterError
 from dboost.schema import Feature
+from dboost.shard.blocks import Writer
 from dboost.shard.store import BlockFile, Field, StorageError
 from dboost.training.binned import BinnedData
+from dboost.training.portrait import Portrait
 from dboost.training.target_survey import TargetSurvey
 
 VERSION = 1
@@ -53,10 +55,12 @@ def write_folder(path: str | os.PathLike[str], write: Callable[[Path], BinnedDat
         raise StorageError(f"cannot write {final}: {error.strerror}") from error
     try:
         data = write(new)
-        for file in (data.codes, data.rows):
+        portrait = _write_portrait(new, data.portrait)
+        for file in (data.codes, data.rows, portrait):
             file.sync()
+        portrait.close()
         data.close()
-        content = _content(data)
+        content = _content(data, portrait)
         head = f'{{\n "format": "dboost-binned",\n "version": {VERSION},\n "sha256": "{_digest(content)}",\n "content": '
         with open(new / _NAME, "w", encoding="utf-8", errors="backslashreplace") as description:
             description.write(head + content + "}\n")
@@ -137,11 +141,31 @@ def _text(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, sort_keys=True)
 
 
-def _content(data: BinnedData) -> str:
+def _write_portrait(folder: Path, portrait: Portrait | None) -> BlockFile:
+    """The rows that a summary of the data will be made of, in one block."""
+    assert portrait is not None
+    n, n_features = portrait.values.shape
+    fields = [Field("values", "<f8", (), (n_features,)), Field("target", "<f8")]
+    file = BlockFile(folder / "portrait", fields, n, sealed=True, block_rows=n)
+    writer = Writer([file])
+    writer.append(n, vars(portrait))
+    writer.finish()
+    return file
+
+
+def _read_portrait(file: BlockFile) -> Portrait:
+    buffer = file.buffer()
+    file.read(0, buffer)
+    file.close()
+    return Portrait(**file.views(buffer, 0))
+
+
+def _content(data: BinnedData, portrait: BlockFile) -> str:
     files = {}
-    for name, file in (("codes", data.codes), ("rows", data.rows)):
+    for name, file in (("codes", data.codes), ("rows", data.rows), ("portrait", portrait)):
         assert file.checksums is not None
         files[name] = {
+            "n_rows": file.n_rows,
             "fields": [[field.name, field.dtype, list(field.before), list(field.after)] for field in file.fields],
             "checksums": [f"{digest:016x}" for digest in file.checksums.tolist()],
         }
@@ -175,28 +199,26 @@ def _opened(folder: Path, content: dict[str, Any]) -> BinnedData:
     edges = tuple(None if one is None else np.array(one, np.float64) for one in content["edges"])
     target = dict(content["target"])
     target |= {"levels": _levels(target["levels"]), "distinct": np.array(target["distinct"], np.float64)}
-    files = []
-    for name in ("codes", "rows"):
-        stored = content["files"][name]
-        files.append(
-            BlockFile(
-                folder / name,
-                [Field(field, dtype, tuple(before), tuple(after)) for field, dtype, before, after in stored["fields"]],
-                content["n_rows"],
-                sealed=True,
-                block_rows=content["block_rows"],
-                checksums=np.array([int(digest, 16) for digest in stored["checksums"]], np.uint64),
-            )
+    files = {}
+    for name, stored in content["files"].items():
+        n_rows = stored.get("n_rows", content["n_rows"])
+        files[name] = BlockFile(
+            folder / name,
+            [Field(field, dtype, tuple(before), tuple(after)) for field, dtype, before, after in stored["fields"]],
+            n_rows,
+            sealed=True,
+            block_rows=n_rows if name == "portrait" else content["block_rows"],
+            checksums=np.array([int(digest, 16) for digest in stored["checksums"]], np.uint64),
         )
-    codes, rows = files
     return BinnedData(
         content["named"],
         Binning(features, edges),
         TargetSurvey(**target),
         _levels(content["target_levels"]),
-        codes,
-        rows,
+        files["codes"],
+        files["rows"],
         content["settings"],
+        _read_portrait(files["portrait"]) if "portrait" in files else None,  # older folders have none
     )
 
 

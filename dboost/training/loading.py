@@ -33,6 +33,7 @@ from dboost.training.budget import Budget
 from dboost.training.checkpoint import Checkpoint
 from dboost.training.held_out import HeldOut, Yardstick
 from dboost.training.origin import NOTHING, Origin
+from dboost.training.portrait import portray
 from dboost.training.reopened import Answers, blocks_around, shard_of, traits_of
 from dboost.training.replay import add_trees, check_continues, starting_scores
 from dboost.training.start import in_one_part, start_of
@@ -104,7 +105,7 @@ def load_into_memory(table: Table, wanted: Wanted) -> Loaded:
     start = start_of(target.loss, in_one_part(y, weight, offsets), continues=origin.is_new_source)
     prepared = Prepared(
         parameters, target, table.named, binning, start, len(y), weight is not None, metrics, stopping, origin,
-        wanted.checkpoint, wanted.source_name,
+        wanted.checkpoint, wanted.source_name, portray(table, target.values, kept, parameters.random_state),
     )  # fmt: skip
     settle_bites(prepared, wanted.budget)
     codes = encode_table(table, binning, prepared.layout, kept, n_threads)
@@ -161,7 +162,9 @@ def load_into_files(table: Table, census: Census, wanted: Wanted) -> Loaded:
                 table, census.n_kept, max_bins=parameters.max_bins, seed=parameters.random_state,
                 n_threads=n_threads, budget=wanted.budget,
             )  # fmt: skip
-        data = write_binned(table, census, binning, folder.path, origin=origin, n_threads=n_threads)
+        data = write_binned(
+            table, census, binning, folder.path, origin=origin, seed=parameters.random_state, n_threads=n_threads
+        )
         loaded = load_binned(data, wanted, plan, folder, origin)
     except BaseException:
         folder.close()
@@ -195,7 +198,7 @@ def load_binned(
     metrics, stopping = _judged_by(wanted, parameters, target, plan)
     prepared = Prepared(
         parameters, target, data.named, data.binning, start, data.n_rows, data.has("weight"), metrics, stopping, origin,
-        wanted.checkpoint, wanted.source_name,
+        wanted.checkpoint, wanted.source_name, answers.portrait,
     )  # fmt: skip
     settle_bites(prepared, budget)
     traits = traits_of(prepared)

@@ -14,6 +14,7 @@ from dboost.shard.shard import Shard, empty_codes
 from dboost.shard.writing import codes_of
 from dboost.training.binned import BinnedData
 from dboost.training.boost import Prepared
+from dboost.training.portrait import Portrait
 from dboost.training.target import Target, check_range, unknown_class
 
 
@@ -62,6 +63,12 @@ class Answers:
         first = block * self.data.rows.block_rows
         check_range(self._target.loss, values, lambda row: f"row {first + row} of those of positive weight")
         return values
+
+    @property
+    def portrait(self) -> Portrait | None:
+        """The portrait of the rows, with targets in the terms of the loss."""
+        drawn = self.data.portrait
+        return None if drawn is None else Portrait(drawn.values, self.encode(drawn.target, 0))
 
     def starting(self, prepared: Prepared) -> Iterator[dict[str, np.ndarray]]:
         """Block by block what training begins with: target, weight (if weighted) and raw scores."""

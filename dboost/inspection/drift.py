@@ -1,0 +1,124 @@
+"""Do these rows look like those that the model has learned from?
+
+The model keeps a summary of its training rows (`model.summary`): groups of values, and how many rows were in each. Other rows
+are counted in the same groups, partition by partition where they lie, and nothing but counts comes together. What is then said
+of each feature, of the model's raw scores, and of the target if there is one, is explained with `Booster.drift`.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from dboost.errors import DataError, DBoostError, ParameterError
+from dboost.inspection.blocks import lazy_pieces
+from dboost.late import pd
+from dboost.model.ensemble import Ensemble
+from dboost.model.flat import FlatEnsemble
+from dboost.model.succession import number_of
+from dboost.model.summary import n_rows_of
+from dboost.schema import Level
+from dboost.sources import CategoryColumn, Table, open_table
+from dboost.sources.frame import is_lazy, is_path
+from dboost.training.portrait import summary_of, values_of
+
+#: Rows that are looked at together.
+_STRETCH = 65_536
+
+
+def drift(ensemble: Ensemble, data: Any, target: Any = None, source: int | str = -1) -> pd.DataFrame:
+    """See `Booster.drift`."""
+    number = number_of(ensemble, source) if ensemble.sources else 0
+    summary = summary_of(ensemble, number)
+    if summary is None:
+        raise ParameterError(
+            "the model keeps no summary of the data that it was trained on, so drift cannot be told: its file is of an earlier "
+            "version, or it comes from elsewhere; continuing it on some data gives it one"
+        )
+    count = _Count(ensemble, number, target)
+    if is_path(data) or is_lazy(data):
+        if target is not None and not isinstance(target, str):
+            raise ParameterError("drift: name the column of the target, where the data come in partitions")
+        tallies = _lazily(data, ensemble, count)
+    else:
+        tallies = [count(data)]
+    found = [tally for tally in tallies if tally is not None]
+    if not found:
+        raise DataError("drift: the data have no rows")
+    counted = reduce(_added, found)
+    names = [feature.name for feature in ensemble.features]
+    outputs = ["score"] if ensemble.n_outputs == 1 else [f"score of {level}" for level in ensemble.classes or ()]
+    frame = pd.DataFrame(summary.compare(counted, names, outputs))
+    order = (frame["chance"] - frame["psi"]).sort_values(kind="stable").index
+    first = ["what", "name", "drift"]
+    frame = frame.loc[order, [*first, *(column for column in frame.columns if column not in first)]].reset_index(drop=True)
+    record = ensemble.sources[number]
+    frame.attrs = {"source": record["label"], "rows_before": record["rows"], "rows": n_rows_of(counted[0])}
+    return frame
+
+
+def _added(one: list[np.ndarray], other: list[np.ndarray]) -> list[np.ndarray]:
+    return [a + b for a, b in zip(one, other, strict=True)]
+
+
+class _Count:
+    """Counts the rows of a table in memory; all that a partition's task needs besides the partition."""
+
+    def __init__(self, ensemble: Ensemble, source: int, target: Any) -> None:
+        self._ensemble, self._source, self.target = ensemble, source, target
+        self._flat = FlatEnsemble(ensemble)
+
+    def __call__(self, data: Any, part: int | None = None) -> list[np.ndarray] | None:
+        if not len(data):
+            return None
+        try:
+            with open_table(data, self.target, like=self._ensemble.features, grows=True, require_target=False) as table:
+                return self._of_table(table)
+        except DBoostError as error:
+            where = "" if part is None else f"partition {part}: "
+            raise type(error)(f"drift: {where}{error}") from None
+
+    def _of_table(self, table: Table) -> list[np.ndarray]:
+        summary = summary_of(self._ensemble, self._source)
+        assert summary is not None
+        truth = None if self.target is None else _target_of(table, self._ensemble.classes)
+        chunk = table.chunk(0)
+        n_levels = np.array([np.inf if f.levels is None else len(f.levels) for f in self._ensemble.features])
+        counted: list[list[np.ndarray]] = []
+        for first in range(0, table.n_rows, _STRETCH):
+            rows = np.arange(first, min(first + _STRETCH, table.n_rows))
+            values = values_of(chunk, rows)
+            scores = None
+            if summary.scores:  # to the trees, an unknown level is missing
+                scores = self._flat.raw_scores(np.where(values >= n_levels, np.nan, values), n_threads=1)
+            counted.append(summary.tally(values, scores, None if truth is None else truth[rows]))
+        return reduce(_added, counted)
+
+
+def _target_of(table: Table, classes: tuple[Level, ...] | None) -> np.ndarray:
+    """Targets as the summary knows them; classes that the model does not know have codes beyond its own: float64[n]."""
+    column = table.target
+    assert column is not None
+    if classes is None:
+        if isinstance(column, CategoryColumn):
+            raise DataError("the target holds categories or text, the training target numbers")
+        return column
+    known = {level: float(code) for code, level in enumerate(classes)}
+    if isinstance(column, CategoryColumn):
+        return np.array([known.get(level, len(classes)) for level in column.levels], np.float64)[column.codes]
+    values, codes = np.unique(column, return_inverse=True)
+    return np.array([known.get(level, len(classes)) for level in values.tolist()], np.float64)[codes]
+
+
+def _lazily(data: Any, ensemble: Ensemble, count: _Count) -> list[list[np.ndarray] | None]:
+    import dask
+
+    pieces, _ = lazy_pieces(data, ensemble, *([] if count.target is None else [count.target]))
+    shared = dask.delayed(count, pure=False, traverse=False)
+    return list(dask.compute(*(dask.delayed(_call)(shared, piece, i) for i, piece in enumerate(pieces))))
+
+
+def _call(count: _Count, piece: Any, part: int) -> list[np.ndarray] | None:
+    return count(piece, part)

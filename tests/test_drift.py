@@ -1,0 +1,318 @@
+"""Data that look different from those that a model has learned from: noticed where they do, and only there."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2, ks_2samp
+
+import dboost
+from dboost import DataError, DriftWarning, ModelFileError, ParameterError
+from dboost.model import storage
+from dboost.model.summary import GROUPS, LEVELS, Distribution, Summary
+from dboost.statistics import drift
+from dboost.training import portrait
+from tests.clusters import threads_cluster
+from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+
+OLD, NEW = mixed_frame(2000), mixed_frame(1000, seed=1)
+STRANGE = NEW.assign(x=NEW["x"] + 1, town=NEW["town"].replace("Gent", "Arlon"), age=NEW["age"].where(NEW["age"] > 40))
+
+
+@pytest.fixture(scope="module")
+def model() -> dboost.Booster:
+    return dboost.fit(OLD, "grade", features=FEATURES, max_iter=5, source_name="old")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster(2, 2) as client:
+        yield client
+
+
+# The numbers.
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=8))
+@settings(max_examples=50, deadline=None)
+def test_the_index_is_that_of_a_naive_twin(counts: list[tuple[int, int]]) -> None:
+    used = [(p, q) for p, q in counts if p or q]
+    n, m = sum(p for p, _ in used), sum(q for _, q in used)
+    expected = 0.0
+    if len(used) > 1 and n and m:
+        for p, q in used:
+            a, b = (p + 0.5) / (n + 0.5 * len(used)), (q + 0.5) / (m + 0.5 * len(used))
+            expected += (b - a) * math.log(b / a)
+    before, after = (np.array(column, np.int64) for column in zip(*counts, strict=True))
+    assert drift.stability_index(before, after) == pytest.approx(expected, rel=1e-12)
+    assert drift.stability_index(after, before) == pytest.approx(expected, rel=1e-12)
+
+
+def test_chance_is_the_chi_square_quantile() -> None:
+    for groups in (2, 5, 20, 100):
+        before, after = np.full(groups, 50), np.full(groups, 7)
+        expected = chi2.ppf(0.999, groups - 1) * (1 / before.sum() + 1 / after.sum())
+        assert drift.chance(before, after) == pytest.approx(expected, rel=0.08 if groups == 2 else 0.02)
+
+
+@pytest.mark.parametrize("n", [20, 100, 1000])
+@pytest.mark.parametrize("values", [5, 10**9])
+def test_samples_of_one_population_do_not_drift(n: int, values: int) -> None:
+    rng = np.random.default_rng(n)
+    told = []
+    for _ in range(200):
+        before, after = rng.integers(0, values, 1500).astype(float), rng.integers(0, values, n).astype(float)
+        for known in (Distribution.of_numbers(before), Distribution.of_codes(before % 50, 50)):
+            found = known.compare(known.tally(after if known.cuts is not None else after % 50))
+            told.append(found["drift"])
+    assert "strong" not in told and told.count("moderate") <= 2
+
+
+def test_the_distance_is_kolmogorovs_on_the_grid() -> None:
+    rng = np.random.default_rng(0)
+    before, after = rng.normal(size=3000), rng.normal(0.4, 1.2, size=2000)
+    known = Distribution.of_numbers(before)
+    found = known.compare(known.tally(after))
+    exact = ks_2samp(before, after).statistic
+    assert exact - 1 / GROUPS < found["distance"] <= exact + 1e-12
+    assert found["drift"] != "none"
+    assert found["outside"] == ((after < before.min()) | (after > before.max())).mean()
+
+
+def test_numbers_in_groups() -> None:
+    known = Distribution.of_numbers(np.array([1.0, 1.0, 2.0, np.nan, 3.0]))
+    assert known.counts.tolist() == [2, 1, 1] and known.missing == 1 and (known.low, known.high) == (1.0, 3.0)
+    assert known.tally(np.array([0.0, 1.4, 2.0, 9.0, np.nan, np.inf])).tolist() == [2, 1, 2, 1, 3, 0]
+    nothing = Distribution.of_numbers(np.full(3, np.nan))
+    assert nothing.compare(nothing.tally(np.full(30, np.nan)))["drift"] == "none"
+    assert nothing.compare(nothing.tally(np.arange(300.0)))["drift"] == "strong", "values where there were none"
+
+
+def test_levels_in_groups() -> None:
+    rng = np.random.default_rng(1)
+    codes = rng.zipf(1.3, 20_000) % 500.0
+    known = Distribution.of_codes(codes, 500)
+    assert known.codes is not None and len(known.codes) == LEVELS and known.counts.sum() == 20_000
+    frequent = {
+        int(code) for code, _ in sorted(zip(*np.unique(codes, return_counts=True), strict=True), key=lambda t: -t[1])[:90]
+    }
+    assert frequent <= set(known.codes.tolist())
+    tally = known.tally(np.array([known.codes[3], 499.0, 500.0, 700.0, np.nan]))
+    assert tally[3] == 1 and tally[LEVELS] == 1 - (499 in known.codes) and tally[-3:].tolist() == [1, 0, 2]
+    few = Distribution.of_codes(np.array([2.0, 2.0, np.nan]), 4)
+    assert few.codes is not None and few.codes.tolist() == [2] and few.counts.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("values", [np.arange(100.0) % 7, np.full(3, np.nan), np.array([1e300, -1e300, 5e-324])])
+def test_a_distribution_survives_json(values: np.ndarray) -> None:
+    for known in (Distribution.of_numbers(values), Distribution.of_codes(np.abs(values) % 3, 3)):
+        again = Distribution.from_dict(json.loads(json.dumps(known.to_dict(), allow_nan=False)))
+        for one, other in zip(vars(known).values(), vars(again).values(), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+# The model's summary.
+
+
+def test_a_summary_is_of_all_rows_of_a_small_table(model: dboost.Booster) -> None:
+    summary = portrait.summary_of(model.ensemble)
+    assert summary is not None
+    scores = np.asarray(model.predict(OLD, raw_score=True))
+    for j, name in enumerate(FEATURES):
+        of_feature = summary.features[j]
+        assert of_feature.missing == OLD[name].isna().sum()
+        assert of_feature.counts.sum() == OLD[name].notna().sum()
+    for k in range(3):
+        assert (summary.scores[k].low, summary.scores[k].high) == (scores[:, k].min(), scores[:, k].max())
+    assert summary.target.counts[:-1].tolist() == OLD["grade"].value_counts().loc[model.classes_].tolist()
+    assert "summary" not in model.sources[0]
+    per_feature = len(storage.dumps(model.ensemble)) / len(FEATURES)
+    assert len(json.dumps(model.ensemble.sources[0]["summary"])) / (len(FEATURES) + 4) < 1000 < per_feature
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", ["partitions", "cluster", "files", "bites", "files with weights"])
+def test_the_file_is_the_same_wherever_the_rows_are(
+    target: str, kind: str, client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(portrait, "ROWS", 300)  # so that some rows are drawn
+    options: dict[str, Any] = {"features": FEATURES, "max_iter": 3}
+    if kind == "bites":
+        options |= {"arcbites": dboost.ArcBites(n_bites=3, trees_per_visit=1)}
+    elif kind.endswith("weights"):
+        options |= {"sample_weight": "w"}
+    whole = dboost.fit(OLD, target, **options)
+    summary = whole.ensemble.sources[0]["summary"]
+    n = sum(summary["features"][0]["counts"]) + summary["features"][0]["missing"]
+    assert 200 < n < 400
+    lazy = cut(OLD, [20, 20, 900])
+    if kind in ("partitions", "bites"):
+        assert saved(dboost.fit(lazy, target, n_threads=1, **options)) == saved(whole)
+    elif kind == "cluster":
+        assert saved(dboost.fit(lazy, target, client=client, **options)) == saved(whole)
+    else:
+        assert saved(dboost.fit(lazy, target, memory_limit=64 * 10**6, **options)) == saved(whole)
+        weight = {"sample_weight": options.pop("sample_weight")} if "sample_weight" in options else {}
+        dboost.prepare(lazy, target, tmp_path / "binned", features=options.pop("features"), **weight)
+        assert saved(dboost.fit(tmp_path / "binned", target, **options)) == saved(whole)
+
+
+def test_early_stopping_and_callbacks_summarise_what_is_kept() -> None:
+    booster = dboost.fit(OLD, "late", features=FEATURES, max_iter=40, eval_set=NEW, early_stopping_rounds=2, learning_rate=0.9)
+    assert booster.n_iter_ < len(booster.history)
+    summary = portrait.summary_of(booster.ensemble)
+    assert summary is not None
+    scores = np.asarray(booster.predict(OLD, raw_score=True))
+    assert (summary.scores[0].low, summary.scores[0].high) == (scores.min(), scores.max())
+
+
+# Asking.
+
+
+def test_what_drifted_comes_first(model: dboost.Booster) -> None:
+    found = model.drift(STRANGE, "grade", source="old")
+    features = found[found["what"] == "feature"].set_index("name")
+    assert set(features.index) == set(FEATURES)
+    assert set(features.index[:3]) == {"x", "town", "age"} and (features["drift"].iloc[:3] == "strong").all()
+    assert (features["drift"].iloc[3:] == "none").all()
+    assert features.loc["town", "unseen"] == (STRANGE["town"] == "Arlon").mean()
+    assert features.loc["age", "missing"] == STRANGE["age"].isna().mean()
+    assert features.loc["age", "missing_before"] == OLD["age"].isna().mean()
+    assert features.loc["x", "outside"] == ((STRANGE["x"] > OLD["x"].max()) | (STRANGE["x"] < OLD["x"].min())).mean()
+    assert features["unseen"].isna().equals(features["outside"].notna())
+    assert found["name"].tolist().count("target") == 1 and (found["what"] == "score").sum() == 3
+    assert found.attrs == {"source": "old", "rows_before": 2000, "rows": 1000}
+    excess = found["psi"] - found["chance"]
+    assert excess.is_monotonic_decreasing
+    assert (model.drift(NEW, NEW["grade"]).query("what != 'score'")["drift"] == "none").all()
+
+
+def test_any_kind_of_data(model: dboost.Booster, client: Client, tmp_path: Path) -> None:
+    expected = model.drift(STRANGE, "grade")
+    lazy = cut(STRANGE, [3, 3, 600])
+    assert model.drift(lazy, "grade").equals(expected)
+    with pytest.raises(ParameterError, match="name the column"):
+        model.drift(lazy, lazy["grade"])
+    STRANGE.to_parquet(tmp_path / "new.parquet")
+    assert model.drift(str(tmp_path / "new.parquet"), "grade").equals(expected)
+    assert model.drift(STRANGE.iloc[:, ::-1]).equals(expected[expected["what"] != "target"].reset_index(drop=True))
+    X = np.random.default_rng(0).normal(size=(500, 3))
+    of_array = dboost.fit(X, X[:, 0], max_iter=2)
+    shift = np.array([0, 0, 3])
+    moved = of_array.drift(X + shift)
+    assert moved.loc[0, "name"] == "f2" and moved.loc[0, "drift"] == "strong"
+    assert of_array.drift(da.from_array(X + shift, chunks=(100, 2))).equals(moved)
+    assert of_array.drift(X, X[:, 0]).query("what == 'target'")["psi"].item() == 0.0
+
+
+def test_what_cannot_be_told(model: dboost.Booster) -> None:
+    with pytest.raises(DataError, match=r"drift: .*no column 'x'"):
+        model.drift(NEW.drop(columns="x"))
+    with pytest.raises(DataError, match="no rows"):
+        model.drift(NEW.iloc[:0])
+    with pytest.raises(DataError, match="partition 2: column 'x' holds text"):
+        model.drift(cut(NEW.assign(x=NEW["x"].astype(str)), [0, 500]))
+    with pytest.raises(DataError, match="no column 'nothing'"):
+        model.drift(cut(NEW, [500]), "nothing")
+    with pytest.raises(ParameterError, match="there is no source 1"):
+        model.drift(NEW, source=1)
+    with pytest.raises(ParameterError, match="0 sources of the model are called 'new'"):
+        model.drift(NEW, source="new")
+    early = dboost.load(Path(__file__).parent / "files" / "model-1.json")
+    with pytest.raises(ParameterError, match="keeps no summary"):
+        early.drift(NEW)
+
+
+def test_scores_are_compared_only_where_they_are_known(model: dboost.Booster) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DriftWarning)
+        new = dboost.fit(STRANGE, "grade", start_from=model, max_iter=3, source_name="new")
+    assert (new.drift(STRANGE)["what"] == "score").sum() == 3
+    assert (new.drift(STRANGE).query("what == 'feature'")["psi"] == 0).all()
+    assert new.drift(STRANGE).set_index("name").loc["town", "unseen"] == 0
+    assert (new.drift(STRANGE, source="old")["what"] == "feature").all()
+    assert new.drift(STRANGE, source=0).set_index("name").loc["town", "unseen"] > 0
+    assert (new.truncate(7).drift(NEW)["what"] == "feature").all()
+    assert (new.truncate(5).drift(NEW)["what"] == "score").sum() == 3
+    assert (new.drop_source("old").drift(NEW)["what"] == "feature").all()
+
+
+# The warning.
+
+
+def continued(data: Any, model: Any, **options: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dboost.fit(data, "grade", start_from=model, max_iter=1, **options)
+    told = [one for one in caught if issubclass(one.category, DriftWarning)]
+    assert all(one.filename == __file__ for one in told), "it points to the user's line"
+    return [str(one.message) for one in told]
+
+
+def test_drifted_data_are_warned_of_once(model: dboost.Booster, client: Client) -> None:
+    (told,) = continued(STRANGE, model)
+    assert all(name in told for name in ("'x'", "'town'", "'age'")) and "'size'" not in told
+    assert "learning_rate 0.0" in told and "l2_regularization 30" in told
+    assert continued(cut(STRANGE, [500]), model, client=client) == [told]
+    assert continued(cut(STRANGE, [500]), model, memory_limit=64 * 10**6) == [told]
+    assert "steps are not damped" in continued(STRANGE, model, continue_steps="full")[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DriftWarning)
+        with pytest.raises(DriftWarning):
+            dboost.fit(STRANGE, "grade", start_from=model, max_iter=1)
+        warnings.simplefilter("ignore", DriftWarning)
+        dboost.fit(STRANGE, "grade", start_from=model, max_iter=1)
+
+
+@pytest.mark.parametrize("n", [10, 60, 1000])
+def test_data_of_the_same_kind_are_not_warned_of(model: dboost.Booster, n: int) -> None:
+    assert continued(NEW.iloc[:n], model) == []
+    X = np.random.default_rng(2).normal(size=(400 + n, 5))
+    sure = dboost.fit(X[:400], X[:400, 0] > 0, max_iter=60, min_samples_leaf=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DriftWarning)
+        dboost.fit(X[400:], X[400:, 0] > 0, start_from=sure, max_iter=1)
+
+
+# The file.
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda s: s.pop("features"),
+        lambda s: s["features"].pop(),
+        lambda s: s["scores"].append(s["scores"][0]),
+        lambda s: s["features"][0]["counts"].append(1),
+        lambda s: s["features"][0].update(cuts=s["features"][0]["cuts"][::-1]),
+        lambda s: s["features"][0].update(counts=[-1] * len(s["features"][0]["counts"])),
+        lambda s: s["target"].update(codes="no"),
+        lambda s: s["target"].update(levels=None),
+        lambda s: s.update(features=3),
+    ],
+)
+def test_a_forged_summary_is_refused(model: dboost.Booster, damage: Any) -> None:
+    stored = json.loads(json.dumps(model.ensemble.sources[0]["summary"]))
+    damage(stored)
+    with pytest.raises((ModelFileError, DataError), match="summary of the training data"):
+        Summary.from_dict(stored, len(FEATURES), 3)
+
+
+def test_both_forms_of_file_keep_it(model: dboost.Booster, tmp_path: Path) -> None:
+    expected = model.drift(NEW)
+    for name in ("model.json", "model.dboost"):
+        model.save(tmp_path / name)
+        assert dboost.load(tmp_path / name).drift(NEW).equals(expected)
+    pd.testing.assert_frame_equal(expected, expected.sort_index())
