@@ -310,6 +310,15 @@ def test_inspect_shows_what_matters_and_how(here: Path, capsys: pytest.CaptureFi
     assert "'shop'" in capsys.readouterr().err
 
 
+def test_inspect_tells_drift(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(*TRAIN, "--set", "max_iter=3") == 0
+    capsys.readouterr()
+    assert status_of("inspect", "model.json", "--drift", "rows.parquet", "--target", "price") == 0
+    said = capsys.readouterr().out
+    assert "Drift of 600 rows from the 600" in said and "target" in said and "strong" not in said
+    assert status_of("inspect", "model.json", "--drift", "nowhere.parquet") == 2
+
+
 def test_inspect_writes_a_report(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     assert status_of(*TRAIN, "--set", "max_iter=3", "--history", "model.json.history.csv") == 0
@@ -317,7 +326,12 @@ def test_inspect_writes_a_report(here: Path, capsys: pytest.CaptureFixture[str])
     assert status_of("inspect", "model.json", "--html", "report.html", "--data", "rows.parquet", "--target", "price") == 0
     assert "report.html" in capsys.readouterr().out
     page = Path("report.html").read_text()
-    assert "Residuals" in page and "seconds in iterations" in page and page.endswith("</html>\n")
+    assert (
+        "Residuals" in page
+        and "look like those it knows" in page
+        and "seconds in iterations" in page
+        and page.endswith("</html>\n")
+    )
     before = files(here)
     assert status_of("inspect", "model.json", "--html", "report.html", "--data", "nowhere.parquet") == 2
     assert files(here) == before

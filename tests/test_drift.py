@@ -222,7 +222,7 @@ def test_what_cannot_be_told(model: dboost.Booster) -> None:
         model.drift(NEW.drop(columns="x"))
     with pytest.raises(DataError, match="no rows"):
         model.drift(NEW.iloc[:0])
-    with pytest.raises(DataError, match="partition 2: column 'x' holds text"):
+    with pytest.raises(DataError, match=r"partition [12]: column 'x' holds text"):
         model.drift(cut(NEW.assign(x=NEW["x"].astype(str)), [0, 500]))
     with pytest.raises(DataError, match="no column 'nothing'"):
         model.drift(cut(NEW, [500]), "nothing")

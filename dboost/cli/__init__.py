@@ -12,12 +12,13 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from dboost.cli.arguments import parse
-from dboost.errors import DataError, InputTypeError, ModelFileError, ParameterError
+from dboost.errors import DataError, DriftWarning, InputTypeError, ModelFileError, ParameterError
 from dboost.remote import is_of_store, is_passing, reason, shown
 
 DONE, FAILED, UNUSABLE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
@@ -61,9 +62,26 @@ def _termination() -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, before)
 
 
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Our own warnings as one line, without the place in the code."""
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, DriftWarning):
+                print(f"dboost: {message}", file=sys.stderr)
+            else:
+                others(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
+
+
 def _run(arguments: Any, terminated: list[int]) -> int:
     try:
-        arguments.run(arguments)
+        with _plain_warnings():
+            arguments.run(arguments)
     except KeyboardInterrupt as stop:
         return _say(arguments, str(stop) or "interrupted", TERMINATED if terminated else INTERRUPTED)
     except MISTAKES as error:

@@ -89,11 +89,12 @@ def _drift(booster: Booster, data: str, target: str | None) -> Table:
     shown = found if len(found) <= SHOWN else found.iloc[:SHOWN]
     of = f"{len(shown)} of {len(found)}" if len(shown) < len(found) else str(len(found))
     title = f"Drift of {found.attrs['rows']:,} rows from the {found.attrs['rows_before']:,} it learned from last ({of})"
-    table = _table(title, *(name.replace("_", " ") for name in shown.columns))
+    table = _table(title, "", "drift", "psi", "chance", "distance", "missing", "new")
     for row in shown.itertuples(index=False):
-        table.add_row(
-            *(("" if value != value else f"{value:.4f}") if isinstance(value, float) else str(value) for value in row)
-        )
+        missing = f"{row.missing_before:.3f} → {row.missing:.3f}"
+        new = row.outside if row.unseen != row.unseen else row.unseen  # the share of values, or levels, that are
+        numbers = (f"{value:.3f}" for value in (row.psi, row.chance, row.distance))
+        table.add_row(row.name, row.drift, *numbers, missing, f"{new:.3f}")
     return table
 
 

@@ -22,6 +22,7 @@ from dboost.inspection.report import look
 from dboost.inspection.truth import Truth
 from dboost.late import pd
 from dboost.model import files
+from dboost.training.portrait import summary_of
 
 if TYPE_CHECKING:
     from dboost.inspection.drawing import Drawing
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 ROWS = 2000
 #: Features whose dependence is drawn, features that are searched for pairs, and classes that are judged one by one.
 SHOWN, SEARCHED, CLASSES = 6, 6, 4
+#: Rows of the table of drift.
+SHOWN_DRIFT = 10
 #: A pair that does less than this of its work together is not worth a picture.
 NOTABLE = 0.1
 
@@ -67,7 +70,7 @@ def write(booster: Drawing, path: str | os.PathLike[str], data: Any, target: Any
 
 def page(subject: Subject) -> str:
     """The report as HTML."""
-    sections: list[Callable[[Subject], str]] = [_head, _training, _quality, _importance, _dependence, _trees, _details]
+    sections: list[Callable[[Subject], str]] = [_head, _training, _quality, _drift, _importance, _dependence, _trees, _details]
     with canvas.aside():
         body = "\n".join(section(subject) for section in sections)
     title = escape(_title(subject))
@@ -173,6 +176,19 @@ def _quality(subject: Subject) -> str:
             pictures.append(look.picture(quality.draw_lift(is_one, probability, str(one), None)))
     rows = f"<p>On {len(truth.target):,} rows that were handed in for this report.</p>"
     return f'<section><h2>How good it is</h2>{rows}{look.table(found)}<div class="pictures">{"".join(pictures)}</div></section>'
+
+
+def _drift(subject: Subject) -> str:
+    booster = subject.booster
+    if subject.data is None or summary_of(booster.ensemble) is None:
+        return ""
+    found = booster.drift(subject.data)
+    text = (
+        f"How far {found.attrs['rows']:,} rows are from the {found.attrs['rows_before']:,} that the model learned from last: "
+        "the population stability index, and what it may be by chance. From 0.1 above that drift is moderate, from 0.25 strong."
+    )
+    shown = found.head(SHOWN_DRIFT).drop(columns="what").rename(columns=lambda name: name.replace("_", " "))
+    return f"<section><h2>Whether these rows look like those it knows</h2><p>{text}</p>{look.table(shown)}</section>"
 
 
 def _importance(subject: Subject) -> str:
