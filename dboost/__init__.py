@@ -7,12 +7,10 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from dboost.adopt import from_lightgbm, from_xgboost, load
-from dboost.api import fit
-from dboost.arcbites import ArcBites
-from dboost.booster import Booster
 from dboost.errors import (
     DataError,
     DBoostError,
@@ -22,13 +20,17 @@ from dboost.errors import (
     ModelFileError,
     ParameterError,
 )
-from dboost.preparing import prepare
-from dboost.stream import continue_on
-from dboost.training.monitor import Iteration
 from dboost.version import __version__
 
 if TYPE_CHECKING:
+    from dboost.adopt import from_lightgbm, from_xgboost, load
+    from dboost.api import fit
+    from dboost.arcbites import ArcBites
+    from dboost.booster import Booster
     from dboost.estimators import DBoostClassifier, DBoostRegressor
+    from dboost.preparing import prepare
+    from dboost.stream import continue_on
+    from dboost.training.monitor import Iteration
 
 
 __all__ = [
@@ -54,10 +56,33 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # Importing scikit-learn takes longer than all the rest: it waits until somebody wants an estimator.
-    if name in ("DBoostClassifier", "DBoostRegressor"):
-        from dboost import estimators
+#: What is imported when it is first asked for, and from where. A worker needs neither estimators (importing scikit-learn takes
+#: longer than all the rest) nor models, and the scheduler little more than arithmetic.
+_LATE = {
+    "ArcBites": "arcbites",
+    "Booster": "booster",
+    "DBoostClassifier": "estimators",
+    "DBoostRegressor": "estimators",
+    "Iteration": "training.monitor",
+    "continue_on": "stream",
+    "fit": "api",
+    "from_lightgbm": "adopt",
+    "from_xgboost": "adopt",
+    "load": "adopt",
+    "prepare": "preparing",
+}
 
-        return getattr(estimators, name)
-    raise AttributeError(f"module 'dboost' has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name in _LATE:
+        value = getattr(importlib.import_module(f"dboost.{_LATE[name]}"), name)
+    elif not name.startswith("_") and importlib.util.find_spec(f"dboost.{name}") is not None:
+        value = importlib.import_module(f"dboost.{name}")
+    else:
+        raise AttributeError(f"module 'dboost' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

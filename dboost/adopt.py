@@ -8,8 +8,6 @@ from typing import Any
 
 from dboost.booster import Booster
 from dboost.errors import ParameterError
-from dboost.imports.lightgbm_models import from_lightgbm as _from_lightgbm
-from dboost.imports.xgboost_models import from_xgboost as _from_xgboost
 from dboost.losses import Loss
 from dboost.model import storage
 from dboost.schema import Level
@@ -62,7 +60,9 @@ def from_xgboost(model: Any, levels: dict[str, Sequence[Level] | int] | None = N
     ModelFileError
         Naming the file that is not there or not a model.
     """
-    return Booster(_from_xgboost(model, dict(levels or {})))
+    from dboost.imports import xgboost_models
+
+    return Booster(xgboost_models.from_xgboost(model, dict(levels or {})))
 
 
 def from_lightgbm(model: Any, levels: dict[str, Sequence[Level] | int] | None = None) -> Booster:
@@ -85,4 +85,6 @@ def from_lightgbm(model: Any, levels: dict[str, Sequence[Level] | int] | None = 
     ModelFileError
         Naming the file that is not there or not a model.
     """
-    return Booster(_from_lightgbm(model, dict(levels or {})))
+    from dboost.imports import lightgbm_models
+
+    return Booster(lightgbm_models.from_lightgbm(model, dict(levels or {})))

@@ -25,7 +25,7 @@ from dboost.cluster.holder import here
 from dboost.cluster.messages import READING, pack, unpack
 from dboost.errors import DataError, DBoostError
 from dboost.schema import Feature
-from dboost.sources import lazy
+from dboost.sources.bundle import in_place
 from dboost.sources.frame import Frame, as_frame, is_lazy, is_path, library
 from dboost.sources.partition import ROLES
 from dboost.sources.plan import Plan, make_plan
@@ -74,6 +74,8 @@ class Source:
         n_parts: int = 1,
         budget: Budget | None = None,
     ) -> None:
+        from dboost.sources import lazy  # for the client only
+
         self._budget = budget
         if target is None:
             raise DataError("training requires y to be passed, but the target y is None")
@@ -191,7 +193,7 @@ def _read_part(fit: str, batch: str, i: int, plan: bytes, filled: Sequence[bool]
     """The loading task."""
     holding, address = here(fit)
     how, budget = unpack(plan)
-    return Receipt(i, holding.take(batch, i, how, lazy.in_place(bundle, filled), budget), address)
+    return Receipt(i, holding.take(batch, i, how, in_place(bundle, filled), budget), address)
 
 
 def _cut(data: Any, frame: Frame, n_parts: int) -> tuple[dict[Any, Any], list[Any]]:

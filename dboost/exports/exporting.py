@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dboost.exports import onnx_graph, treelite_model, xgboost_json
 from dboost.exports.columns import as_numbers
 from dboost.losses import Loss
 from dboost.model import files
@@ -67,6 +66,8 @@ class Exporting:
         ModelFileError
             When the file cannot be written.
         """
+        from dboost.exports import xgboost_json
+
         files.write_whole(path, xgboost_json.dumps(self.ensemble, self.loss))
 
     def to_onnx(self, path: str | os.PathLike[str]) -> None:
@@ -89,6 +90,8 @@ class Exporting:
         ModelFileError
             When the file cannot be written.
         """
+        from dboost.exports import onnx_graph
+
         files.write_whole(path, onnx_graph.to_onnx(self.ensemble, self.loss).SerializeToString())
 
     def to_treelite(self) -> treelite.Model:
@@ -103,4 +106,6 @@ class Exporting:
         ParameterError
             When the loss is one of the user's own with a link that treelite does not know.
         """
+        from dboost.exports import treelite_model
+
         return treelite_model.to_treelite(self.ensemble, self.loss)

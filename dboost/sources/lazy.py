@@ -15,7 +15,7 @@ collection or a path is met.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import dask
@@ -26,6 +26,7 @@ import pandas as pd
 from dask.core import flatten
 
 from dboost.errors import DataError, InputTypeError
+from dboost.sources.bundle import bundle, in_place
 from dboost.sources.frame import array_names, library, names_of, one_dimensional
 from dboost.sources.partition import ROLES
 
@@ -91,7 +92,7 @@ def consume(
         return consumer(i, in_place(pieces, filled))
 
     keys = [("dboost-read", i) for i in range(len(bundles))]
-    graph.update({key: (hand_over, i, bundle) for i, (key, bundle) in enumerate(zip(keys, bundles, strict=True))})
+    graph.update({key: (hand_over, i, pieces) for i, (key, pieces) in enumerate(zip(keys, bundles, strict=True))})
     options = {} if n_threads is None else {"num_workers": n_threads}
     return list(_scheduler()(graph, keys, **options))
 
@@ -109,24 +110,13 @@ def bundled(data: Any, vectors: tuple[Any, Any, Any]) -> tuple[dict[Any, Any], l
     graph: dict[Any, Any] = {}
     if all(isinstance(c, (dd.DataFrame, dd.Series)) for c in collections):
         meta = pd.Series(dtype=object)
-        joined = dd.map_partitions(_bundle, *collections, meta=meta, enforce_metadata=False).optimize()
+        joined = dd.map_partitions(bundle, *collections, meta=meta, enforce_metadata=False).optimize()
         graph.update(joined.__dask_graph__())
         return graph, list(flatten(joined.__dask_keys__()))
     for collection in collections:
         graph.update(collection.__dask_graph__())
     columns = [list(flatten(collection.__dask_keys__())) for collection in collections]
-    return graph, [(_bundle, *keys) for keys in zip(*columns, strict=True)]
-
-
-def in_place(pieces: tuple[Any, ...], filled: Sequence[bool]) -> tuple[Any, Any, Any, Any]:
-    """The pieces of a bundle as (partition, target, weight, offset), None where a vector is not filled."""
-    rest = iter(pieces[1:])
-    target, weight, offset = (next(rest) if there else None for there in filled)
-    return pieces[0], target, weight, offset
-
-
-def _bundle(*pieces: Any) -> tuple[Any, ...]:
-    return pieces
+    return graph, [(bundle, *keys) for keys in zip(*columns, strict=True)]
 
 
 def _scheduler() -> Callable[..., Any]:
