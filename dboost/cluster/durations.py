@@ -7,6 +7,8 @@ environment these are ``DASK_DBOOST__PATIENCE`` and ``DASK_DBOOST__WORKER_TIMEOU
 
 from __future__ import annotations
 
+from functools import cache
+
 import dask
 from dask.utils import parse_timedelta
 
@@ -32,10 +34,16 @@ def _seconds(key: str, default: str) -> float:
         When it is none.
     """
     given = dask.config.get(key, default)
-    try:
-        seconds = float(parse_timedelta(given))
-    except (AttributeError, LookupError, TypeError, ValueError):
-        seconds = -1.0
+    seconds = given if isinstance(given, float) else _parsed(str(given))
     if not seconds > 0:
         raise ParameterError(f'{key}={given!r} in Dask\'s configuration is not a duration, such as "10s" or "2 minutes"')
     return seconds
+
+
+@cache
+def _parsed(text: str) -> float:
+    """Seconds, or -1. Durations are asked for in every round, and Dask takes its time to read one."""
+    try:
+        return float(parse_timedelta(text))
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return -1.0

@@ -62,7 +62,13 @@ class _Fit:
     client: str
     workers: set[str] = field(default_factory=set)
     cancelled: bool = False
-    disturbed: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Those who wait for answers. They wake when all are there, or one is bad, or something happened; or because nothing did.
+    turns: set[asyncio.Future[bool]] = field(default_factory=set)
+
+    def look_up(self) -> None:
+        """Have whoever waits for answers see what has happened."""
+        for turn in self.turns:
+            _wake(turn)
 
 
 class _WorkerFailed(Exception):
@@ -125,7 +131,7 @@ class Reducer(SchedulerPlugin):
         known = self._fits.pop(fit, None)
         if known is not None:
             known.cancelled = True
-            known.disturbed.set()
+            known.look_up()
             self._scheduler.log_event(NAME, {"action": "ended", "fit": fit, "outcome": outcome})
         await asyncio.gather(*(self._drop(address, fit) for address in list(self._scheduler.workers)))
         return {"status": OK}
@@ -144,7 +150,7 @@ class Reducer(SchedulerPlugin):
             if worker in fit.workers:
                 self._scheduler.log_event(NAME, {"action": "lost", "fit": name, "worker": worker})
                 fit.workers.discard(worker)
-                fit.disturbed.set()
+                fit.look_up()
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         for name, fit in list(self._fits.items()):
@@ -190,7 +196,6 @@ class Reducer(SchedulerPlugin):
         if fit is None:
             raise FitCancelled
         fit.workers.update(workers)
-        fit.disturbed.clear()
         self._scheduler.idle_since = None
         gone = [address for address in workers if address not in self._scheduler.workers]
         if gone:
@@ -207,29 +212,49 @@ class Reducer(SchedulerPlugin):
 
     async def _wait(self, fit: _Fit, calls: dict[str, asyncio.Future[bytes]]) -> None:
         """Until all calls are answered; raises when that will not be."""
-        pending: set[asyncio.Future[Any]] = set(calls.values())
-        disturbed: asyncio.Future[Any] = asyncio.ensure_future(fit.disturbed.wait())
-        try:
-            while pending:
-                done, _ = await asyncio.wait({*pending, disturbed}, timeout=patience(), return_when=asyncio.FIRST_COMPLETED)
-                if fit.cancelled:
-                    raise FitCancelled
-                lost = [a for a in calls if a not in self._scheduler.workers]
-                lost += [a for call in calls.values() for a in _lost(call) if a not in lost]
-                if lost:
-                    raise LostWorkers(lost)
-                for call in done & pending:
+        loop = asyncio.get_running_loop()
+        while True:
+            pending = {address: call for address, call in calls.items() if not call.done()}
+            silent = bool(pending) and await self._turn(loop, fit, list(pending.values()))
+            if fit.cancelled:
+                raise FitCancelled
+            lost = [a for a in calls if a not in self._scheduler.workers]
+            lost += [a for call in calls.values() for a in _lost(call) if a not in lost]
+            if lost:
+                raise LostWorkers(lost)
+            for call in calls.values():
+                if call.done():
                     call.result()
-                pending -= done
-                if disturbed.done():
-                    fit.disturbed.clear()
-                    disturbed = asyncio.ensure_future(fit.disturbed.wait())
-                if not done:
-                    hung = await self._sweep([address for address, call in calls.items() if call in pending])
-                    if hung:
-                        raise LostWorkers(hung)
+            if not pending:
+                return
+            if silent:
+                hung = await self._sweep([address for address, call in pending.items() if not call.done()])
+                if hung:
+                    raise LostWorkers(hung)
+
+    @staticmethod
+    async def _turn(loop: asyncio.AbstractEventLoop, fit: _Fit, calls: Sequence[asyncio.Future[bytes]]) -> bool:
+        """Until all these calls have ended well, or one badly, or something happens to the fit; whether nothing did."""
+        turn = loop.create_future()
+        fit.turns.add(turn)
+        timer = loop.call_later(patience(), _wake, turn, True)
+        n_left = len(calls)
+
+        def ended(call: asyncio.Future[bytes]) -> None:
+            nonlocal n_left
+            n_left -= 1
+            if n_left == 0 or call.cancelled() or call.exception() is not None:
+                _wake(turn)
+
+        for call in calls:
+            call.add_done_callback(ended)
+        try:
+            return await turn
         finally:
-            _abandon(disturbed)
+            fit.turns.discard(turn)
+            timer.cancel()
+            for call in calls:
+                call.remove_done_callback(ended)
 
     async def _sweep(self, addresses: Sequence[str]) -> list[str]:
         """Ping workers and remove those that do not answer."""
@@ -356,6 +381,11 @@ class _Courier:
 def _is_read(task: Any) -> bool:
     """Whether a task that a worker has done was to read a partition: its receipt stays until all are read."""
     return str(task.key).startswith(READING)
+
+
+def _wake(turn: asyncio.Future[bool], silent: bool = False) -> None:
+    if not turn.done():
+        turn.set_result(silent)
 
 
 def _lost(call: asyncio.Future[bytes]) -> list[str]:
