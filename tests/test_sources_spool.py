@@ -219,3 +219,23 @@ def test_a_truncated_file_is_an_error(temporary: Path) -> None:
     with pytest.raises(DBoostError, match=r"cannot read the temporary file .*chunk-1"):
         table.chunk(1)
     table.close()
+
+
+def test_views_are_copied_only_where_that_saves_memory() -> None:
+    block = np.arange(12.0).reshape(4, 3)
+    foreign = np.frombuffer(bytes(80), np.float64)
+    cases = [
+        ([block[:, 0], block[:, 1], block[:, 2]], True),
+        ([block[:, 0], block[:, 2]], True),  # two thirds
+        ([block[:, 0]], False),
+        ([block[:, 0], np.ones(4)], False),  # a whole array beside a small view
+        ([foreign[:9]], True),
+        ([foreign[:3]], False),
+    ]
+    for arrays, shared in cases:
+        spool = Spool(1 << 20)
+        spool.put(0, arrays)
+        kept = spool.get(0)
+        assert np.shares_memory(kept[0], arrays[0]) == shared
+        assert all(np.array_equal(a, b) for a, b in zip(kept, arrays, strict=True))
+        spool.close()

@@ -19,9 +19,10 @@ import sys
 import tempfile
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -30,6 +31,8 @@ from dboost.errors import DBoostError
 if sys.platform != "win32":
     import fcntl
 
+#: Views are kept as they are when they keep alive at most so many times their own size.
+_MOST = 1.5
 _NAME = re.compile(r"dboost-(\d+)-.+")
 
 
@@ -148,7 +151,7 @@ class Spool:
         return None if self._directory is None else self._directory.path
 
     def put(self, number: int, arrays: list[np.ndarray]) -> None:
-        """Keep arrays under a number. Those kept in memory are copied if they are views of something larger."""
+        """Keep arrays under a number. Those kept in memory are copied if they are views of something much larger."""
         size = sum(array.nbytes for array in arrays)
         if self._most_bytes is not None and size > self._most_bytes:
             found, most = (
@@ -164,7 +167,8 @@ class Spool:
             if fits:
                 self._allowance -= size
         if fits:
-            own = tuple(array if array.base is None else array.copy(order="K") for array in arrays)
+            views = _are_most_of(arrays)
+            own = tuple(array if views or array.base is None else array.copy(order="K") for array in arrays)
             self._kept[number] = _Kept(own, len(own), size)
             return
         try:
@@ -216,3 +220,17 @@ class Spool:
     def _path(self, number: int) -> Path:
         assert self._directory is not None
         return self._directory.path / f"chunk-{number}.npy"
+
+
+def _are_most_of(arrays: Sequence[np.ndarray]) -> bool:
+    """Whether views make up most of what they keep alive: a copy would only double it."""
+    alive: dict[int, int] = {}
+    for array in arrays:
+        root: Any = array
+        while isinstance(root, np.ndarray) and root.base is not None:
+            root = root.base
+        try:
+            alive[id(root)] = root.nbytes if isinstance(root, np.ndarray) else memoryview(root).nbytes
+        except TypeError:  # nobody knows how much there is behind it
+            return False
+    return sum(alive.values()) <= _MOST * sum(array.nbytes for array in arrays)
