@@ -131,7 +131,7 @@ class Parameters:
     split_proposal: str = "global"
     max_bins: int = 255
     categorical_smoothing: float = 10.0
-    categorical_l2: float = 10.0
+    categorical_l2: float = 3.0
     max_category_group: int = 32
     min_category_hessian: float = 20.0
     early_stopping_rounds: int | None = None

@@ -109,7 +109,7 @@ class DBoostClassifier(ClassifierMixin, Boosting):
         features: Any = None,
         categorical_features: Any = "from_dtype",
         categorical_smoothing: float = 10.0,
-        categorical_l2: float = 10.0,
+        categorical_l2: float = 3.0,
         max_category_group: int = 32,
         min_category_hessian: float = 20.0,
         monotonic_cst: Any = None,
