@@ -111,7 +111,8 @@ def fit(
     """
     if refit_leaves:
         options = {"sample_weight": sample_weight, "offset": offset, "source_name": source_name, "n_threads": n_threads}
-        idle = {"eval_set": eval_set, "features": features, "checkpoint": checkpoint, "client": client}
+        options["client"] = client
+        idle = {"eval_set": eval_set, "features": features, "checkpoint": checkpoint}
         return _refitted(start_from, data, target, options, parameters | idle | {"memory_limit": memory_limit})
     origin, own = NOTHING, None
     if start_from is not None:

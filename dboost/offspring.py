@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Self
 
 from dboost.cluster.choice import client_for
-from dboost.errors import ParameterError
 from dboost.losses import Loss
 from dboost.model import succession
 from dboost.model.ensemble import Ensemble
@@ -70,6 +69,7 @@ class Offspring:
         offset: Any = None,
         decay: float = 0.0,
         source_name: str | None = None,
+        client: Any = None,
         n_threads: int | None = None,
     ) -> Self:
         """The model with leaf values estimated anew from other data; the splits stay.
@@ -85,6 +85,9 @@ class Offspring:
             A leaf's value becomes ``decay · old + (1 - decay) · new``; leaves that no row reaches keep theirs.
         source_name : str, optional
             What the data are called in `sources`, where every source's record tells of them as "refreshed".
+        client : distributed.Client, optional
+            Where the rows are read and asked. Default: for Dask collections and paths the current client, if there is one; else
+            this process. The values are the same.
         n_threads : int, optional
 
         Returns
@@ -94,22 +97,21 @@ class Offspring:
         Raises
         ------
         ParameterError
-            For a model under monotonic constraints, or whose trees were added by another step than "leaf"; and on a cluster,
-            where this version cannot do it.
+            For a model under monotonic constraints, or whose trees were added by another step than "leaf".
         DataError
             When columns or target do not fit the model.
         """
         decay, threads = checked_decay(decay), available_threads(n_threads)
-        with client_for(data) as cluster:
+        common: dict[str, Any] = {"decay": decay, "own": self._own_loss, "n_threads": threads}
+        common["source_name"] = checked_name(source_name)
+        roles: dict[str, Any] = {"sample_weight": sample_weight, "offset": offset}
+        with client_for(data, client) as cluster:
             if cluster is not None:
-                raise ParameterError("refit_leaves is not supported on a cluster by this version of dboost")
-        like = self.ensemble.features
-        options: dict[str, Any] = {"sample_weight": sample_weight, "offset": offset, "like": like, "n_threads": threads}
-        with open_table(data, target, **options) as table:
-            found = refresh(
-                self.ensemble, table, decay=decay, source_name=checked_name(source_name), own=self._own_loss, n_threads=threads
-            )
-        return self._instead(found)
+                from dboost.cluster.refit import refresh_on_cluster
+
+                return self._instead(refresh_on_cluster(cluster, self.ensemble, data, target, **roles, **common))
+        with open_table(data, target, **roles, like=self.ensemble.features, n_threads=threads) as table:
+            return self._instead(refresh(self.ensemble, table, **common))
 
     def drop_source(self, source: int | str) -> Self:
         """The model without the trees that one fit's data gave it.

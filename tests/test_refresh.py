@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from distributed import Client
 
 import dboost
 from dboost import DataError, ParameterError
-from tests.fits import FEATURES, TARGETS, mixed_frame, saved
+from dboost.cluster.table import ClusterTable
+from tests.clusters import threads_cluster
+from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
 OLD, NEW = mixed_frame(600), mixed_frame(500, seed=1)
 
@@ -110,5 +114,91 @@ def test_models_that_cannot_be_refreshed() -> None:
         first("y", max_iter=1).refit_leaves(NEW, "y", decay=1.5)
     with pytest.raises(ParameterError, match="no trees"):
         first("y").truncate(0).refit_leaves(NEW, "y")
-    with pytest.raises(ParameterError, match="not for estimators"):
-        dboost.DBoostRegressor(refit_leaves=True).fit(NEW[["x"]], NEW["y"])
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster(2, 2) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [*((target, {}) for target in TARGETS), ("y", {"loss": "huber"}), ("y", {"loss": "quantile", "quantile": 0.8})],
+)
+def test_on_a_cluster_the_values_are_the_same(client: Client, target: str, options: dict[str, Any]) -> None:
+    old = first(target, max_iter=4, **options)
+    for roles in ({}, {"sample_weight": "w", "offset": "o"}):
+        weighed = NEW.assign(w=np.where(np.arange(len(NEW)) < 40, 0.0, NEW["w"]), o=NEW["w"] - 1)
+        here = old.refit_leaves(weighed, target, decay=0.3, source_name="spring", **roles)
+        lazy = cut(weighed, [30, 30, 410])
+        there = old.refit_leaves(lazy, target, decay=0.3, source_name="spring", client=client, **roles)
+        assert saved(there) == saved(here)
+        assert saved(old.refit_leaves(lazy, target, decay=0.3, source_name="spring", **roles)) == saved(here)
+    by_call = dboost.fit(NEW, target, start_from=old, refit_leaves=True, client=client)
+    assert saved(by_call) == saved(old.refit_leaves(NEW, target))
+    with pytest.raises(DataError, match="no column 'x'"):
+        old.refit_leaves(cut(NEW.drop(columns="x"), [100]), target, client=client)
+
+
+def test_workers_may_be_lost_meanwhile() -> None:
+    old = first("grade")
+    expected = saved(old.refit_leaves(NEW, "grade"))
+    with threads_cluster(3, 1) as client:
+        ask, n_asked = ClusterTable.ask, 0
+
+        def losing(table: ClusterTable, method: str, *arguments: Any) -> list[Any]:
+            nonlocal n_asked
+            n_asked += method.startswith("refit_")
+            if n_asked in (5, 20) and method.startswith("refit_"):
+                n_asked += 1
+                client.retire_workers([table.workers[0]])
+            return ask(table, method, *arguments)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ClusterTable, "ask", losing)
+            assert saved(old.refit_leaves(cut(NEW, [100, 200, 300, 400]), "grade", client=client)) == expected
+        assert n_asked > 20 and len(client.scheduler_info()["workers"]) == 1
+
+
+def test_the_summary_is_that_of_the_new_rows() -> None:
+    old = first("y")
+    new = old.refit_leaves(NEW.assign(x=NEW["x"] + 5), "y")
+    assert new.drift(NEW).set_index("name").loc["x", "drift"] == "strong"
+    assert (new.drift(NEW.assign(x=NEW["x"] + 5))["psi"] == 0).all()
+
+
+def test_estimators_estimate_anew_too(client: Client) -> None:
+    X, y = NEW[["x", "age"]], NEW["late"]
+    model = dboost.DBoostClassifier(max_iter=4).fit(OLD[["x", "age"]], OLD["late"])
+    weight = NEW["w"].to_numpy()
+    expected = model.booster_.refit_leaves(X, y, sample_weight=weight, source_name="spring")
+    settings: dict[str, Any] = {"refit_leaves": True, "source_name": "spring"}
+    given = dboost.DBoostClassifier(start_from=model.booster_, **settings).fit(X, y, sample_weight=weight)
+    assert saved(given.booster_) == saved(expected) and given.n_iter_ == 4 and not len(given.train_score_)
+    assert (given.predict(X) == expected.predict(X)).all() and list(given.feature_names_in_) == ["x", "age"]
+    assert saved(model.set_params(**settings).partial_fit(X, y, sample_weight=weight).booster_) == saved(expected)
+    lazy = cut(NEW, [100])
+    there = dboost.DBoostClassifier(start_from=model.booster_, client=client, refit_leaves=True).fit(
+        lazy[["x", "age"]], lazy["late"]
+    )
+    assert saved(there.booster_) == saved(dboost.fit(NEW, "late", start_from=model.booster_, refit_leaves=True))
+
+
+@pytest.mark.parametrize(
+    ("message", "settings", "given"),
+    [
+        ("needs start_from", {"start_from": None}, {}),
+        ("warm_start", {"warm_start": True}, {}),
+        ("class_weight has nothing to do with refit_leaves", {"class_weight": "balanced"}, {}),
+        ("early_stopping has nothing to do", {"early_stopping": True}, {}),
+        ("checkpoint has nothing to do", {"checkpoint": "somewhere"}, {}),
+        ("eval_set has nothing to do", {}, {"eval_set": (NEW[["x"]], NEW["late"])}),
+        ("trained with loss 'log_loss', not 'exponential'", {"loss": "exponential"}, {}),
+    ],
+)
+def test_what_estimators_cannot_do_then(message: str, settings: dict[str, Any], given: dict[str, Any]) -> None:
+    old = dboost.fit(OLD, "late", features=["x"], max_iter=1)
+    estimator = dboost.DBoostClassifier(**{"start_from": old, "refit_leaves": True} | settings)
+    with pytest.raises(ValueError, match=message):
+        estimator.fit(NEW[["x"]], NEW["late"], **given)

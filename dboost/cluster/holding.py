@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 
 from dboost.cluster.exchange import Owner
-from dboost.cluster.intake import Intake
 from dboost.cluster.judged import Judged
 from dboost.cluster.messages import pack, unpack
 from dboost.cluster.parts import MemoryPart, Part, streamed_parts
 from dboost.cluster.recipe import Past, Recipe, Turn
+from dboost.cluster.refitting import Refitting
 from dboost.cluster.resting import AtRest, Iterations, RestingBites
 from dboost.engine.in_process import is_small
 from dboost.engine.team import Team
@@ -50,7 +50,7 @@ from dboost.training.held_out import HeldOut
 from dboost.training.replay import add_trees, block_of, starting_scores
 
 
-class Holding(Intake):
+class Holding(Refitting):
     """One worker's share of one fit.
 
     Parameters
@@ -86,7 +86,7 @@ class Holding(Intake):
             part.close()
         self._pool.shutdown(wait=False)
         self._team.close()
-        self._batches, self._tables, self._begun, self._parts, self._judged = {}, {}, {}, [], {}
+        self._batches, self._tables, self._begun, self._refits, self._parts, self._judged = {}, {}, {}, {}, [], {}
         self._resting = RestingBites()
 
     # Shards.

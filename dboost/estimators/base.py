@@ -21,6 +21,7 @@ from dboost.booster import Booster
 from dboost.cluster.choice import client_for
 from dboost.errors import InputTypeError, ParameterError
 from dboost.estimators.checks import as_targets, check_lengths, check_pair, check_settings, outline
+from dboost.estimators.refit import refitted
 from dboost.estimators.watching import Watching
 from dboost.late import pd
 from dboost.params import make_parameters
@@ -153,6 +154,9 @@ class Boosting(BaseEstimator):
         seeds = self._seeds if hasattr(self, "_seeds") and (model or goes_on_from) else self._draw_seeds()
         given = {name: value for name, value in settings.items() if name not in _OWN} | {"loss": self._loss()}
         parameters = make_parameters(given | {"random_state": seeds.learning})
+        if settings["refit_leaves"]:
+            given = {"sample_weight": sample_weight, "offset": offset, "eval_set": eval_set, "X_val": X_val}
+            return self._refit(goes_on_from, X, y, settings, parameters, **given)
         if model is not None and parameters.max_iter <= model.n_iter_:
             if parameters.max_iter == model.n_iter_:
                 return self
@@ -228,8 +232,6 @@ class Boosting(BaseEstimator):
         """Where the training begins; with a warm start, also the model that is gone on with."""
         options = settings["continue_bins"], settings["continue_steps"]
         start_from = settings["start_from"]
-        if settings["refit_leaves"] is not False:
-            raise ParameterError("refit_leaves is for dboost.fit and Booster.refit_leaves, not for estimators")
         if start_from is not None and settings["warm_start"]:
             raise ParameterError("start_from and warm_start=True go on with two models: give one")
         if goes_on_from is not None or start_from is not None:
@@ -238,6 +240,18 @@ class Boosting(BaseEstimator):
         check_options(*options)
         own = self.booster_ if settings["warm_start"] and hasattr(self, "booster_") else None
         return Origin.warm_start(None if own is None else own.ensemble), own
+
+    def _refit(self, model: Booster | None, X: Any, y: Any, settings: dict[str, Any], parameters: Any, **given: Any) -> Any:
+        """What `fit` and `partial_fit` do with ``refit_leaves=True``."""
+        if model is None and settings["start_from"] is not None:
+            model = as_booster(settings["start_from"])
+        check_lengths(X, y, given["sample_weight"])
+        found = refitted(model, X, y, settings, parameters, **given)
+        self._note_features(X)
+        self._take(found)
+        self._before, self.do_early_stopping_ = {}, False
+        self.train_score_, self.validation_score_ = np.empty(0), np.empty(0)
+        return self
 
     def _take(self, booster: Booster) -> None:
         """Become the estimator of a model."""

@@ -28,7 +28,8 @@ class DBoostClassifier(ClassifierMixin, Boosting):
         How trees grow, see `dboost.params.Parameters`. None for `max_leaf_nodes` or `max_depth` is no limit.
     start_from, source_name, continue_bins, continue_steps, refit_leaves, checkpoint, checkpoint_every
         As in `dboost.fit`. A warm start goes on with the estimator's own model; with `start_from` there is none.
-        `refit_leaves` is not for estimators.
+        With `refit_leaves` neither `fit` nor `partial_fit` adds trees: they estimate the leaf values of that model (or with
+        `partial_fit` of the estimator's own) anew, and what says how trees are grown means nothing.
     memory_limit, quantile, huber_alpha, tweedie_power
         As in `dboost.fit`; this version takes their defaults only, and refuses anything else.
     class_weight : dict or "balanced", optional

@@ -5,15 +5,18 @@ follow from the scores of the trees before, which have their new values already,
 is worth: a Newton step from exact sums, or a quantile of the rows' residuals. These are the very `Steps` of a fit, with the
 parameters that the trees were grown with; so the data that a model was trained on give it its own values back.
 
+The conversation is the same wherever the rows are: in this process, or on a cluster (`dboost.cluster.refit`). All answers are
+exact sums, largest values and the like, so the values do not tell how rows were divided.
+
 With ``decay`` a value is ``decay · old + (1 - decay) · new``; leaves that no row reaches keep what they had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,28 +24,39 @@ from dboost.errors import DataError, ParameterError
 from dboost.growth.task import Extremes, Part
 from dboost.losses import Loss
 from dboost.model.ensemble import Ensemble
-from dboost.model.flat import FlatEnsemble
 from dboost.model.tree import Tree
 from dboost.params import Parameters, make_parameters
-from dboost.shard.advance import Scratch, advance_rows
-from dboost.shard.layout import plan_layout
 from dboost.shard.line import leaf_totals
 from dboost.shard.loading import kept_rows
-from dboost.shard.shard import Shard, empty_codes
 from dboost.sources import Table
 from dboost.statistics.exact import unit_for
 from dboost.training.origin import Origin, keywords_for
+from dboost.training.portrait import portray, with_summary
+from dboost.training.refit_rows import Advance, RefitRows
 from dboost.training.replay import blocks, starting_scores
-from dboost.training.start import in_one_part, start_of
+from dboost.training.start import Start, in_one_part, start_of
 from dboost.training.steps import Steps
 from dboost.training.target import read_target
 from dboost.training.trainer import in_rows
 
 
+class Rows(Protocol):
+    """All rows, wherever they are: what `Steps` asks of an engine, and in which iteration's leaves they are."""
+
+    @property
+    def n_rows(self) -> int: ...
+
+    def turn_to(self, iteration: int) -> None: ...
+
+    def advance(self, values: np.ndarray, terms: tuple | None = None) -> Extremes: ...
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]: ...
+
+
 def refresh(
     model: Ensemble, table: Table, *, decay: float, source_name: str | None, own: Loss | None, n_threads: int
 ) -> Ensemble:
-    """The model with the leaf values that these rows suggest.
+    """The model with the leaf values that the rows of a table suggest.
 
     Parameters
     ----------
@@ -62,43 +76,107 @@ def refresh(
     DataError
         When the data do not fit the model, or scores diverge.
     """
-    made = [_parameters_of(model, source, own) for source in model.sources]
-    of_iteration = [
-        parameters
-        for parameters, source in zip(made, model.sources, strict=True)
-        for _ in range(source["first_iteration"], source["last_iteration"] + 1)
-    ]
-    if not model.trees or len(of_iteration) != model.n_iterations:
-        raise ParameterError("refit_leaves: the model has no trees, or does not tell how they were grown")
-    target = read_target(table, of_iteration[0], model)
+    parameters = parameters_of(model, own)
+    target = read_target(table, parameters[0], model)
     kept = kept_rows(table.weight)
     y = target.values if kept is None else target.values[kept]
     weight = table.weight if kept is None or table.weight is None else table.weight[kept]
-    raw = starting_scores(model.baseline, Origin(replace(model, trees=())), table, kept, n_threads)
+    raw = starting_scores(model.baseline, before_trees(model), table, kept, n_threads)
     start = start_of(target.loss, in_one_part(y, weight, raw), continues=True)
-    rows = _Rows(start.loss, y, weight, raw, start.loss_unit, max(tree.n_leaves for tree in model.trees))
-    steps = {id(one): Steps(rows, start.loss, one, len(y), start.heaviest) for one in made}  # type: ignore[arg-type]
-    matrices, flat, k = list(blocks(table, kept)), FlatEnsemble(model), model.n_outputs
-    extremes = steps[id(of_iteration[0])].advance(np.zeros((k, 1)))
+    portrait = portray(table, target.values, kept, parameters[-1].random_state)
+    rows = _RowsHere(
+        RefitRows(model, list(blocks(table, kept)), y, weight, raw, start.loss, start.loss_unit, n_threads), start.loss, len(y)
+    )
+    return with_summary(revalued(model, parameters, rows, start, decay=decay, source_name=source_name), portrait, n_threads)
+
+
+def before_trees(model: Ensemble) -> Origin:
+    """Where scores begin: with the model's baseline."""
+    return Origin(replace(model, trees=()))
+
+
+class _RowsHere:
+    """The rows in this process."""
+
+    def __init__(self, rows: RefitRows, loss: Loss, n_rows: int) -> None:
+        self.n_rows = n_rows
+        self._rows, self._terms = rows, loss.terms()
+        self._iteration, self._n_advanced = -1, 0
+
+    def turn_to(self, iteration: int) -> None:
+        self._iteration = iteration
+
+    def advance(self, values: np.ndarray, terms: tuple | None = None) -> Extremes:
+        self._terms = self._terms if terms is None else terms
+        self._n_advanced += 1
+        return self._rows.advance(self._n_advanced - 1, Advance(self._iteration, values, self._terms))
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return [self._rows.ask(self._iteration, function, *arguments)]
+
+
+def revalued(
+    model: Ensemble,
+    parameters: Sequence[Parameters],
+    rows: Rows,
+    start: Start,
+    *,
+    decay: float,
+    source_name: str | None,
+) -> Ensemble:
+    """The model with the leaf values that rows suggest.
+
+    Parameters
+    ----------
+    model : Ensemble
+    parameters : sequence of Parameters
+        Of each iteration, see `parameters_of`.
+    rows : Rows
+    start : Start
+        What is known of the rows' targets.
+    decay, source_name
+        As in `refresh`.
+    """
+    k = model.n_outputs
+    steps = {id(one): Steps(rows, start.loss, one, rows.n_rows, start.heaviest) for one in parameters}  # type: ignore[arg-type]
+    extremes = steps[id(parameters[0])].advance(np.zeros((k, 1)))
     trees: list[Tree] = []
-    for iteration, parameters in enumerate(of_iteration):
-        leaves = np.concatenate([flat.leaves(matrix, (iteration, iteration + 1), n_threads) for matrix in matrices])
+    for iteration, of_iteration in enumerate(parameters):
+        rows.turn_to(iteration)
         values = []
         for output in range(k):
             tree = model.trees[iteration * k + output]
-            rows.shard.for_tree(output)[2][:] = leaves[:, output]
-            sums = rows.sums(extremes, tree.n_leaves, output)
-            found = steps[id(parameters)].values(sums, Part(None, 0, output))
+            sums = _sums(rows, extremes, tree.n_leaves, output)
+            found = steps[id(of_iteration)].values(sums, Part(None, 0, output))
             trees.append(_with_values(tree, found, sums.reached, decay))
             values.append(trees[-1].value[tree.feature < 0])
-        following = of_iteration[min(iteration + 1, len(of_iteration) - 1)]
+        following = parameters[min(iteration + 1, len(parameters) - 1)]
         extremes = steps[id(following)].advance(in_rows(values))
         if not np.isfinite(extremes.max_gradient).all():
             raise DataError(f"refit_leaves diverged in iteration {iteration + 1}: scores are no longer finite")
-    note = {"label": source_name, "rows": len(y), "decay": decay}
+    note = {"label": source_name, "rows": rows.n_rows, "decay": decay}
     sources = tuple(source | {"refreshed": [*source.get("refreshed", []), note]} for source in model.sources)
     # What was measured was measured with the old values.
     return replace(model, trees=tuple(trees), sources=sources, metrics={}, best_iteration=None)
+
+
+def parameters_of(model: Ensemble, own: Loss | None) -> list[Parameters]:
+    """What the trees of each iteration were grown with; records of one source are the same object.
+
+    Raises
+    ------
+    ParameterError
+        When the model has no trees, or leaves whose values do not follow from their rows alone.
+    """
+    found = [
+        parameters
+        for source in model.sources
+        for parameters in [_parameters_of(model, source, own)]
+        for _ in range(source["first_iteration"], source["last_iteration"] + 1)
+    ]
+    if not model.trees or len(found) != model.n_iterations:
+        raise ParameterError("refit_leaves: the model has no trees, or does not tell how they were grown")
+    return found
 
 
 def _parameters_of(model: Ensemble, source: dict[str, Any], own: Loss | None) -> Parameters:
@@ -124,30 +202,10 @@ class _Sums:
     reached: np.ndarray
 
 
-class _Rows:
-    """The rows, as `Steps` wants to ask them: one shard without features."""
-
-    def __init__(
-        self, loss: Loss, y: np.ndarray, weight: np.ndarray | None, raw: np.ndarray, coarse: float, max_leaves: int
-    ) -> None:
-        layout = plan_layout(np.ones(1, np.int64), np.zeros(1, bool))
-        constant = loss.constant_hessian and weight is None
-        codes = empty_codes(layout, len(y))
-        self.shard = Shard(codes, layout, y, weight, raw, constant_hessian=constant, max_leaves=max_leaves)
-        self.n_rows = len(y)
-        self._terms, self._coarse, self._scratch = loss.terms(), coarse, Scratch()
-
-    def advance(self, values: np.ndarray, terms: tuple | None = None) -> Extremes:
-        self._terms = self._terms if terms is None else terms
-        return advance_rows(self.shard, self._terms, values, self._coarse, self._scratch, 0, self.n_rows)
-
-    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return [function(self.shard, 0, self.n_rows, *arguments)]
-
-    def sums(self, extremes: Extremes, n_leaves: int, output: int) -> _Sums:
-        units = [unit_for(float(largest[output]), self.n_rows) for largest in (extremes.max_gradient, extremes.max_hessian)]
-        totals = reduce(np.add, self.ask(leaf_totals, output, n_leaves, *units))
-        return _Sums(n_leaves, totals[:, :2] / units, totals[:, 2] > 0)
+def _sums(rows: Rows, extremes: Extremes, n_leaves: int, output: int) -> _Sums:
+    units = [unit_for(float(largest[output]), rows.n_rows) for largest in (extremes.max_gradient, extremes.max_hessian)]
+    totals = reduce(np.add, rows.ask(leaf_totals, output, n_leaves, *units))
+    return _Sums(n_leaves, totals[:, :2] / units, totals[:, 2] > 0)
 
 
 def _with_values(tree: Tree, found: np.ndarray, reached: np.ndarray, decay: float) -> Tree:

@@ -1,0 +1,58 @@
+"""One worker's rows while leaf values are estimated anew; the client's side of the conversation is `cluster.refit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dboost.cluster.intake import Intake
+from dboost.growth.task import Extremes
+from dboost.losses import Loss
+from dboost.model.ensemble import Ensemble
+from dboost.shard.loading import kept_rows
+from dboost.training.refit_rows import Advance, RefitRows
+from dboost.training.replay import blocks
+
+
+@dataclass(frozen=True, eq=False)
+class RefitOrder:
+    """What workers are told: the model, the loss as it has come to know the rows, and the unit of exact loss sums."""
+
+    model: Ensemble
+    loss: Loss
+    coarse: float
+
+
+class Refitting(Intake):
+    """One worker's partitions while leaf values are estimated anew; methods are called by name, like those of `Intake`."""
+
+    def __init__(self, n_threads: int) -> None:
+        super().__init__(n_threads)
+        self._refits: dict[str, RefitRows | None] = {}
+
+    def refit_begin(self, batch: str, order: RefitOrder, past: list[Advance]) -> None:
+        """Get the rows of a table ready, and let them go through what the others have been through."""
+        if batch in self._refits:
+            return
+        table, y, weight = self._tables[batch], self._targets[batch], self._tables[batch].weight
+        kept = kept_rows(weight)
+        if kept is not None and weight is not None:
+            y, weight = y[kept], weight[kept]
+        rows = None
+        if len(y):
+            raw, matrices = self._begun[batch], list(blocks(table, kept))
+            rows = RefitRows(order.model, matrices, y, weight, raw, order.loss, order.coarse, self._n_threads)
+            for number, step in enumerate(past):
+                rows.advance(number, step)
+        self._refits[batch] = rows
+
+    def refit_advance(self, batch: str, number: int, step: Advance) -> Extremes | None:
+        """See `RefitRows.advance`; None where there are no rows."""
+        rows = self._refits[batch]
+        return None if rows is None else rows.advance(number, step)
+
+    def refit_ask(self, batch: str, iteration: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """See `RefitRows.ask`; None where there are no rows."""
+        rows = self._refits[batch]
+        return None if rows is None else rows.ask(iteration, function, *arguments)
