@@ -194,7 +194,7 @@ def test_estimators_estimate_anew_too(client: Client) -> None:
         ("early_stopping has nothing to do", {"early_stopping": True}, {}),
         ("checkpoint has nothing to do", {"checkpoint": "somewhere"}, {}),
         ("eval_set has nothing to do", {}, {"eval_set": (NEW[["x"]], NEW["late"])}),
-        ("trained with loss 'log_loss', not 'exponential'", {"loss": "exponential"}, {}),
+        ("trained with loss 'log_loss', not loss 'exponential'", {"loss": "exponential"}, {}),
     ],
 )
 def test_what_estimators_cannot_do_then(message: str, settings: dict[str, Any], given: dict[str, Any]) -> None:
