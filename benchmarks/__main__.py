@@ -14,8 +14,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import shap
 from benchmarks.engines import ENGINES, USUAL, can_fit
-from benchmarks.race import Result, peak_memory, race
+from benchmarks.race import Result, peak_memory, race, spread
 from benchmarks.workloads import MAIN, OTHERS, WORKLOADS, Workload
 
 
@@ -38,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         console.print(f"{workload}; threads: {options.threads}, rounds: {options.rounds}")
         console.print(draw(workload, results))
         report[name] = {engine: asdict(result) for engine, result in results.items()}
+    if len(options.workloads) == len(WORKLOADS):
+        shap.main(["--threads", str(options.threads), *(["--quick", "--rows", "100"] if options.quick else [])])
     if options.output:
         Path(options.output).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
@@ -57,14 +60,10 @@ def draw(workload: Workload, results: dict[str, Result]) -> Table:
         cells = []
         for phase in ("training", "binning", "prediction"):
             mine, theirs = np.array(getattr(result, phase)), np.array(getattr(first, phase))
-            cells += [f"{np.median(mine):.3f}", "" if result is first else _spread(mine / theirs)]
+            cells += [f"{np.median(mine):.3f}", "" if result is first else spread(mine / theirs)]
         cells.append("" if result.peak_memory is None else f"{result.peak_memory:.0f}")
         table.add_row(engine, *cells, *(f"{score:.5f}" for score in result.scores.values()))
     return table
-
-
-def _spread(ratios: np.ndarray) -> str:
-    return f"{np.median(ratios):.2f} ({ratios.min():.2f}–{ratios.max():.2f})"
 
 
 def _progress(text: str) -> None:
@@ -89,7 +88,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     chosen.add_argument(
         "--others", dest="workloads", action="store_const", const=others, help=f"those of other shapes: {', '.join(others)}"
     )
-    chosen.add_argument("--all", dest="workloads", action="store_const", const=main + others, help="all of them")
+    chosen.add_argument(
+        "--all", dest="workloads", action="store_const", const=main + others, help="all of them, and Shapley values"
+    )
     parser.add_argument("--engines", type=names(ENGINES, "engine"), default=list(USUAL), metavar="dboost,xgboost,…")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)

@@ -82,6 +82,11 @@ def scores(y: np.ndarray, raw: np.ndarray, loss: str = "log_loss", n_classes: in
     return {"AUC": float(roc_auc_score(y, raw)), "log loss": float(log_loss(y, probability))}
 
 
+def spread(ratios: np.ndarray) -> str:
+    """Ratios of rounds: their median, the smallest and the largest."""
+    return f"{np.median(ratios):.2f} ({ratios.min():.2f}–{ratios.max():.2f})"
+
+
 def peak_memory(workload: Workload, engine: str, threads: int) -> float:
     """Peak resident memory in MiB of a fresh process that loads the float32 table and fits it once."""
     load(workload)  # makes it, if need be

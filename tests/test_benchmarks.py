@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import accuracy, cold_start, race, trimming, workloads
+from benchmarks import accuracy, cold_start, race, shap, trimming, workloads
 from benchmarks.__main__ import main
 from benchmarks.engines import ENGINES, Settings
 from benchmarks.workloads import WORKLOADS
@@ -111,3 +111,11 @@ def test_trimming(capsys: pytest.CaptureFixture[str]) -> None:
     trimming.main(["--rows", "4000", "--features", "6", "--trees", "12", "--threads", "1"])
     drawn = capsys.readouterr().out
     assert "11…12" in drawn and "100.0%" in drawn
+
+
+def test_shapley_values_are_compared_on_the_same_trees(capsys: pytest.CaptureFixture[str]) -> None:
+    shap.main(["--quick", "--rows", "60", "--rounds", "1", "--threads", "1"])
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert [row[0] for row in rows] == [str(case) for case in shap.CASES]
+    assert [row[2] for row in rows] == ["60", "60", "10", "60", "10"]
+    assert all(float(row[-1]) < 1e-5 for row in rows)  # the values are the others', up to float32
