@@ -1,4 +1,4 @@
-"""pandas, pyarrow and fsspec, imported when something of theirs is first used.
+"""pandas, pyarrow, fsspec and some rooms of ours, imported when something of theirs is first used.
 
 Importing the first two takes longer than training on ten thousand rows, and who trains on NumPy arrays needs none of them:
 `pd`, `pa` and `fsspec` here look like the modules, and import them at the first access. Whether an object is one of theirs
@@ -26,6 +26,14 @@ class _Late:
         return getattr(importlib.import_module(self._library), name)
 
 
+def late(package: str, names: str) -> list[Any]:
+    """Modules of a package, imported at the first access.
+
+    names : separated by spaces.
+    """
+    return [_Late(f"{package}.{name}") for name in names.split()]
+
+
 if TYPE_CHECKING:
     import fsspec
     import pandas as pd
@@ -33,4 +41,4 @@ if TYPE_CHECKING:
 else:
     fsspec, pd, pa = _Late("fsspec"), _Late("pandas"), _Late("pyarrow")
 
-__all__ = ["fsspec", "is_a", "pa", "pd"]
+__all__ = ["fsspec", "is_a", "late", "pa", "pd"]

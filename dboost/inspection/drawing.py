@@ -7,7 +7,7 @@ panels); ``ax.figure.savefig("name.svg")`` keeps one, in whatever format the nam
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,13 +16,19 @@ from dboost.errors import ParameterError
 from dboost.inspection.blocks import sample
 from dboost.inspection.methods import Inspection
 from dboost.inspection.naming import class_names, positions
-from dboost.inspection.plots import attributions, quality, training, trees
 from dboost.inspection.plots.features import draw_dependence, draw_importance
-from dboost.inspection.report import card, page
-from dboost.inspection.shapley import Shapley
 from dboost.inspection.truth import Truth
-from dboost.late import pd
+from dboost.late import late, pd
 from dboost.model.ensemble import Ensemble
+
+if TYPE_CHECKING:
+    from dboost.inspection import shapley
+    from dboost.inspection.plots import attributions, quality, training, trees
+    from dboost.inspection.report import card, page
+else:  # who only trains and predicts need not wait for them
+    (shapley,) = late("dboost.inspection", "shapley")
+    attributions, quality, training, trees = late("dboost.inspection.plots", "attributions quality training trees")
+    card, page = late("dboost.inspection.report", "card page")
 
 
 class Drawing(Inspection):
@@ -177,7 +183,7 @@ class Drawing(Inspection):
         """Shapley values of a block for one output, and what they are measured in."""
         k = self._output(output)
         rows = None if background is None else sample(background, self.ensemble, np.iinfo(np.int64).max)[1]
-        values = Shapley(self.ensemble, rows, False, None)(block)
+        values = shapley.Shapley(self.ensemble, rows, False, None)(block)
         of_class = f" of {class_names(self.ensemble)[k]}" if self.ensemble.n_outputs > 1 else ""
         return values if values.ndim == 2 else values[:, :, k], score_name(self.ensemble, "raw", False) + of_class
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dboost.errors import ParameterError
-from dboost.inspection import dependence, diagnostics, drift, importance, permutation, shapley
-from dboost.late import pd
+from dboost.late import late, pd
 from dboost.model.ensemble import Ensemble
 from dboost.sources import feature_block
 from dboost.sources.frame import is_lazy, is_path
+
+if TYPE_CHECKING:
+    from dboost.inspection import dependence, diagnostics, drift, importance, permutation, shapley
+else:  # who only trains and predicts need not wait for them
+    dependence, diagnostics, drift, importance, permutation, shapley = late(
+        "dboost.inspection", "dependence diagnostics drift importance permutation shapley"
+    )
 
 
 class Inspection:
