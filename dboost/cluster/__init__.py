@@ -7,6 +7,7 @@ partition; workers keep the rows; the scheduler's process merges and decides, a 
     source.py       the user's data as loading tasks, one per partition                     client
     loading.py      from surveys to features, target, bins and first score                  client
     table.py        which worker has which partitions; what happens when one is lost         client
+    balance.py      which partitions move, so that workers hold their fair shares            client
     fit.py          one fit, step by step                                                    client
     supervision.py  letting an estimator say what rows are for                               client
     engine.py       the engine contract, answered by the cluster                             client
@@ -24,5 +25,6 @@ partition; workers keep the rows; the scheduler's process merges and decides, a 
     judged.py       held-out rows                                                            worker
     exchange.py     wide histograms, reduced by feature among workers                        worker
     intake.py       partitions until they are shards                                         worker
+    moving.py       partitions that go to another worker while loading                       worker
     batch.py        partitions being read                                                    worker
 """

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dboost.schema import Feature, Level
+from dboost.sources.chunk import Chunk
 from dboost.sources.levels import Dictionary
 from dboost.sources.plan import Plan
 from dboost.sources.reader import Piece, Reader
@@ -88,11 +89,22 @@ class Batch:
                 self._pieces[i] = known
         return known.n_rows
 
+    def take_chunk(self, i: int, chunk: Chunk) -> None:
+        """Take in partition `i` as another worker has read it."""
+        piece = self._reader.take_chunk(i, chunk)
+        with self._lock:
+            self._pieces[i] = piece
+
+    def give(self, i: int) -> Chunk:
+        """Partition `i`, for another worker."""
+        return self._reader.chunk(i, self._pieces[i])
+
     def survey(self, numbers: Sequence[int]) -> Survey:
         """What these partitions, which are the ones that count, are made of. The others are forgotten."""
         if self._survey is not None:  # asked again
             return self._survey
         self._reader.keep(set(numbers))
+        self._spool.keep(set(numbers))
         numbers = tuple(sorted(numbers))
         self._rows = rows = Rows(tuple(self._pieces[i].n_rows for i in numbers), True, numbers)
         self._roles = roles = self._reader.finish_roles({}, rows)

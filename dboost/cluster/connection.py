@@ -169,6 +169,16 @@ class Connection:
         packed = {address: pack(each) for address, each in arguments.items()}
         return self._results(self._call("dboost_ask", workers=list(packed), method=method, arguments=packed))
 
+    def move(self, batch: str, plan: bytes, moves: dict[str, list[tuple[int, str]]]) -> None:
+        """Have workers take partitions over that others have read. moves : {new owner: (partition, old owner) pairs}
+
+        Raises
+        ------
+        LostWorkers
+            When some of them are gone; nobody knows then how far the others came.
+        """
+        self._results(self._call("dboost_move", batch=batch, plan=plan, moves=moves))
+
     def grow(self, workers: Sequence[str], order: bytes) -> tuple[GrownTree, Timing]:
         """Grow a tree. order : packed (TreeTask, Layout, n_rows, width). Raises like `ask`."""
         return unpack(self._call("dboost_grow", workers=list(workers), order=order)["tree"])

@@ -20,6 +20,7 @@ from dboost.cluster.exchange import Inbox
 from dboost.cluster.holding import Holding
 from dboost.cluster.messages import FAILED, LOST, NAME, OK, STALE, UNKNOWN, pack, unpack
 from dboost.cluster.meters import WorkMeter, publish
+from dboost.cluster.moving import Moving
 from dboost.version import __version__
 
 #: Fits whose calls may run on a worker at the same time.
@@ -38,6 +39,7 @@ class ShardHolder(WorkerPlugin):
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(_FITS_AT_A_TIME, "dboost-calls")
         self._inbox = Inbox()
+        self._moving = Moving(worker, self, self._pool)
         self.meter = WorkMeter()
         self._unpublish = publish(self.meter.figures)
         worker.handlers.update(
@@ -68,6 +70,10 @@ class ShardHolder(WorkerPlugin):
             if fit not in self._holdings:
                 self._holdings[fit] = Holding(self._worker.state.nthreads, Path(self._worker.local_directory))
             return self._holdings[fit]
+
+    def known(self, fit: str) -> Holding | None:
+        """What is held of a fit, if anything is."""
+        return self._holdings.get(fit)
 
     async def call(self, fit: str, number: int, method: str, arguments: bytes) -> dict[str, Any]:
         """Call a method of a fit's holding.

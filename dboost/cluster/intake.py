@@ -17,6 +17,7 @@ from dboost.cluster.batch import Batch, Survey
 from dboost.cluster.recipe import RowRoles
 from dboost.shard.loading import distinct_of, kept_rows, sampled
 from dboost.sources import Table
+from dboost.sources.chunk import Chunk
 from dboost.sources.plan import Plan
 from dboost.training.budget import Budget
 from dboost.training.origin import Origin
@@ -44,12 +45,23 @@ class Intake:
 
     def take(self, batch: str, i: int, plan: Plan, bundle: tuple[Any, Any, Any, Any], budget: Budget | None = None) -> int:
         """Read partition `i` into a batch (called by loading tasks, several at a time)."""
+        return self._batch(batch, plan, budget).take(i, bundle)
+
+    def take_chunk(self, batch: str, i: int, plan: Plan, chunk: Chunk, budget: Budget | None) -> None:
+        """Take in partition `i` as another worker has read it."""
+        self._batch(batch, plan, budget).take_chunk(i, chunk)
+
+    def give(self, batch: str, i: int) -> Chunk | None:
+        """Partition `i` of a batch, for another worker; None when there is no such batch (any more)."""
+        found = self._batches.get(batch)
+        return None if found is None else found.give(i)
+
+    def _batch(self, name: str, plan: Plan, budget: Budget | None) -> Batch:
         with self._guard:
-            if batch not in self._batches:
+            if name not in self._batches:
                 within = (RETAIN_BYTES, None) if budget is None else (budget.retained, budget.chunk)
-                self._batches[batch] = Batch(plan, *within)
-            found = self._batches[batch]
-        return found.take(i, bundle)
+                self._batches[name] = Batch(plan, *within)
+            return self._batches[name]
 
     def attach(self, batch: str, role: str, values: dict[int, Any]) -> None:
         """Take in target, weight or offset of a batch's partitions, where the user gave them for all rows at once."""

@@ -97,6 +97,7 @@ class Reducer(SchedulerPlugin):
                 "dboost_open": self.open_fit,
                 "dboost_ask": self.ask,
                 "dboost_grow": self.grow,
+                "dboost_move": self.move,
                 "dboost_sweep": self.sweep,
                 "dboost_end": self.end_fit,
             }
@@ -117,6 +118,10 @@ class Reducer(SchedulerPlugin):
     async def ask(self, fit: str, workers: Sequence[str], method: str, arguments: Any) -> dict[str, Any]:
         """Call a method on workers. arguments : the same bytes for all, or {address: bytes}."""
         return await self._outcome(self._ask(fit, workers, method, arguments))
+
+    async def move(self, fit: str, batch: str, plan: bytes, moves: dict[str, Any]) -> dict[str, Any]:
+        """Have workers take partitions over. moves : {new owner: (partition, old owner) pairs}"""
+        return await self._outcome(self._move(fit, batch, plan, moves))
 
     async def grow(self, fit: str, workers: Sequence[str], order: bytes) -> dict[str, Any]:
         """Grow one tree. order : packed (TreeTask, Layout, n_rows, width)."""
@@ -188,6 +193,13 @@ class Reducer(SchedulerPlugin):
             return self._scheduler.rpc(address).dboost_call(fit=name, number=number, method=method, arguments=packed)
 
         results = await self._fan_out(name, workers, call)
+        return {"results": results, "workers": list(self._scheduler.workers)}
+
+    async def _move(self, name: str, batch: str, plan: bytes, moves: dict[str, Any]) -> dict[str, Any]:
+        def call(address: str) -> Any:
+            return self._scheduler.rpc(address).dboost_take(fit=name, batch=batch, plan=plan, moves=moves[address])
+
+        results = await self._fan_out(name, list(moves), call)
         return {"results": results, "workers": list(self._scheduler.workers)}
 
     async def _fan_out(self, name: str, workers: Sequence[str], call: Callable[[str], Any]) -> dict[str, bytes]:

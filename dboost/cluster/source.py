@@ -110,6 +110,17 @@ class Source:
     def n_parts(self) -> int:
         return len(self._bundles)
 
+    @property
+    def is_persisted(self) -> bool:
+        """Whether somebody has put partitions where they lie: what the graph needs is on the cluster already."""
+        graph = self._graph
+        needed = (key for task in graph.values() for key in getattr(task, "dependencies", ()))
+        return any(isinstance(task, Future) for task in graph.values()) or any(key not in graph for key in needed)
+
+    def packed(self, plan: Plan) -> bytes:
+        """A plan as workers are told it."""
+        return pack((plan, self._budget))
+
     def read(
         self, connection: Connection, batch: str, numbers: Sequence[int], plan: Plan, workers: Sequence[str] | None = None
     ) -> list[Receipt]:
@@ -123,7 +134,7 @@ class Source:
         plan_key = f"dboost-plan-{connection.fit}-{batch}"
         keys = {i: f"{READING}{connection.fit}-{batch}-{i}" for i in numbers}
         graph = dict(self._graph)
-        graph[plan_key] = (_given, pack((plan, self._budget)))
+        graph[plan_key] = (_given, self.packed(plan))
         for i, key in keys.items():
             graph[key] = (_read_part, connection.fit, batch, i, plan_key, self._filled, self._bundles[i])
         # A worker may go at any time: a wish, never a condition.

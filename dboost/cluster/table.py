@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dboost.cluster.balance import plan_moves, tolerance
 from dboost.cluster.batch import Survey
 from dboost.cluster.connection import Connection
 from dboost.cluster.messages import LostWorkers
@@ -209,13 +210,31 @@ class ClusterTable:
         receipts = self.source.read(self.connection, batch, numbers, self.plan())
         self.lengths |= {receipt.number: receipt.n_rows for receipt in receipts}
         by_worker: dict[str, list[int]] = {}
-        for receipt in receipts:
-            by_worker.setdefault(receipt.worker, []).append(receipt.number)
+        for i, worker in self._balanced(batch, {receipt.number: receipt.worker for receipt in receipts}).items():
+            by_worker.setdefault(worker, []).append(i)
         shares = [Share(batch, worker, tuple(sorted(mine))) for worker, mine in by_worker.items()]
         self.shares += shares
         if self.source.whole:
             self._attach(shares)
         return shares
+
+    def _balanced(self, batch: str, owners: dict[int, str]) -> dict[int, str]:
+        """Who has which partition of a batch that was just read, after some have been moved to even the workers out."""
+        held: dict[str, int] = {}
+        for share in self.shares:
+            held[share.worker] = held.get(share.worker, 0) + sum(self.lengths[i] for i in share.numbers)
+        threads = self.connection.client.nthreads()
+        moves = plan_moves(owners, self.lengths, threads, held, tolerance(self.source.is_persisted))
+        calls: dict[str, list[tuple[int, str]]] = {}
+        for i, taker in moves.items():
+            calls.setdefault(taker, []).append((i, owners[i]))
+        try:
+            if calls:
+                self.connection.move(batch, self.source.packed(self.plan()), calls)
+        except LostWorkers:  # in the middle of it: the whole batch is read again, under another name
+            self._keep([Share(batch, worker, ()) for worker in sorted({*owners.values(), *calls})], set())
+            raise
+        return owners | moves
 
     def new_batch(self) -> str:
         """A name that no other batch of this fit has."""

@@ -8,7 +8,7 @@ holds numbers in one partition and categories in another stops the reading then 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,14 @@ def disagree(name: str, one: tuple[bool, int], other: tuple[bool, int]) -> DataE
     return DataError(f"column {name!r} holds numbers in partition {numbers}, but text or categories in partition {text}")
 
 
+def _own_levels(codes: np.ndarray, union: Union) -> CategoryColumn:
+    """Provisional codes of all partitions as a column that has the levels which occur in it, and no others."""
+    levels = union.dictionary.levels()
+    used = np.bincount(codes[codes >= 0], minlength=len(levels)) > 0
+    own = tuple(level for level, occurs in zip(levels, used, strict=True) if occurs)
+    return CategoryColumn(apply(np.cumsum(used) - 1, codes), own)
+
+
 def _all_missing(values: np.ndarray) -> bool:
     if not len(values):
         return True
@@ -112,6 +120,31 @@ class Reader:
             raise type(error)(f"partition {i}: {error}") from None
         self._spool.put(i, arrays)
         return piece
+
+    def take_chunk(self, i: int, chunk: Chunk) -> Piece:
+        """Take in a partition that another reader has read, see `chunk`. Thread-safe."""
+        if chunk.matrix is not None:
+            chunk = replace(chunk, columns=tuple(chunk.matrix.T))
+        arrays, piece = self._translate(i, chunk, private=True)
+        self._spool.put(i, arrays)
+        return piece
+
+    def chunk(self, i: int, piece: Piece) -> Chunk:
+        """A partition as it was read, with levels of its own, to be sent elsewhere; of a matrix no columns beside."""
+        arrays = self._spool.get(i)
+        columns: tuple[Column, ...] = (
+            ()
+            if piece.is_matrix
+            else tuple(
+                _own_levels(array, union) if is_code else array
+                for array, union, is_code in zip(arrays, self._features, piece.is_code, strict=True)
+            )
+        )
+        target, weight, offset = (self._parts[role].get(i) for role in ROLES)
+        if isinstance(target, CategoryColumn):
+            target = _own_levels(target.codes, self._target)
+        assert not isinstance(weight, CategoryColumn) and not isinstance(offset, CategoryColumn)
+        return Chunk(piece.n_rows, columns, target, weight, offset, arrays[0] if piece.is_matrix else None)
 
     def take_whole(self, data: Any) -> Piece:
         """Read a table that the user holds in memory; nothing is copied that need not be."""

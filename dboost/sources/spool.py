@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -200,6 +200,16 @@ class Spool:
                 return tuple(np.lib.format.read_array(file, allow_pickle=False) for _ in range(kept.n_arrays))
         except (OSError, ValueError) as error:
             raise DBoostError(f"cannot read the temporary file {path}: {error}") from error
+
+    def keep(self, numbers: Collection[int]) -> None:
+        """Forget what is kept under other numbers."""
+        with self._lock:
+            for number in [number for number in self._kept if number not in numbers]:
+                gone = self._kept.pop(number)
+                if gone.arrays is None:
+                    self._path(number).unlink(missing_ok=True)
+                else:
+                    self._allowance += gone.n_bytes
 
     def close(self) -> None:
         """Forget everything and remove the files."""

@@ -1,0 +1,66 @@
+"""Partitions that have been read go from one worker to another, before they become shards; see `balance.py`.
+
+The worker that is to have a partition asks for it, over Dask's own connections, and takes it in as if it had read it: plain
+columns with levels of their own, target, weight and offset. Packing and taking in are done in threads of the holder's. The old
+owner forgets what is no longer its own when it is told which partitions count (`Intake.survey`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+from distributed import Worker
+
+from dboost.cluster.holding import Holding
+from dboost.cluster.messages import LOST, OK, UNKNOWN, pack, unpack
+
+
+class Moving:
+    """Gives and takes, on one worker.
+
+    Parameters
+    ----------
+    worker : distributed.Worker
+    holder : ShardHolder
+    pool : Executor
+    """
+
+    def __init__(self, worker: Worker, holder: Any, pool: Executor) -> None:
+        self._worker, self._holder, self._pool = worker, holder, pool
+        worker.handlers.update({"dboost_give": self.give, "dboost_take": self.take})
+
+    async def give(self, fit: str, batch: str, partition: int) -> dict[str, Any]:
+        """A partition that was read here."""
+        holding = self._holder.known(fit)
+        if holding is None:
+            return {"status": UNKNOWN}
+        content = await self._in_thread(_packed, holding, batch, partition)
+        return {"status": UNKNOWN} if content is None else {"status": OK, "content": content}
+
+    async def take(self, fit: str, batch: str, plan: bytes, moves: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """Fetch partitions, one after the other. moves : (partition, old owner) pairs; plan : as loading tasks get it."""
+        for partition, giver in moves:
+            try:
+                reply = await self._worker.rpc(giver).dboost_give(fit=fit, batch=batch, partition=partition)
+            except OSError:
+                return {"status": LOST, "workers": [giver]}
+            if reply is None or reply["status"] != OK:
+                return {"status": LOST, "workers": [giver]}
+            await self._in_thread(_taken_in, self._holder.holding(fit), batch, partition, plan, reply["content"])
+        return {"status": OK, "result": pack(None)}
+
+    async def _in_thread(self, work: Any, *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+
+
+def _packed(holding: Holding, batch: str, partition: int) -> bytes | None:
+    chunk = holding.give(batch, partition)
+    return None if chunk is None else pack(chunk)
+
+
+def _taken_in(holding: Holding, batch: str, partition: int, plan: bytes, content: bytes) -> None:
+    how, budget = unpack(plan)
+    holding.take_chunk(batch, partition, how, unpack(content), budget)
