@@ -140,6 +140,8 @@ def fit_half(name: str) -> dboost.Booster:
     half = N // 2
     return dboost.fit(X[:half], TARGET[name][:half], loss=name, max_iter=40, max_leaf_nodes=8, n_threads=1)
 
+
+def test_an_offset_that_is_the_same_for_all_rows_moves_the_first_score_only() -> None:
     for name in TARGET:
         plain, moved = fit(name, max_iter=5), fit(name, max_iter=5, offset=np.full(N, 1.25))
         assert moved.ensemble.baseline[0] == pytest.approx(plain.ensemble.baseline[0] - 1.25, abs=1e-9)
