@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.cluster.balance import plan_moves, tolerance
+from dboost.cluster.holder import ShardHolder
 from dboost.cluster.messages import UNKNOWN
 from dboost.cluster.moving import Moving
 from dboost.sources.spool import Spool
@@ -165,6 +167,30 @@ def test_a_worker_that_is_lost_while_rows_are_moved(client: Client, monkeypatch:
         assert digest == fit(None, data, "y")[0]
         assert sum(rows) == 3000 and rows[-1] <= 1350 and len(asked) > 4
         assert other.run(batches_left) == dict.fromkeys(other.run(batches_left), 0)
+
+
+def test_a_worker_that_is_stopped_while_rows_are_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent: list[Any] = []
+    hello = ShardHolder.hello
+
+    async def falls_silent(self: Moving, fit: str, batch: str, partition: int) -> dict[str, Any]:
+        silent.append(self._worker)
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    async def says_nothing(self: ShardHolder) -> dict[str, str]:
+        if self._worker in silent:
+            await asyncio.sleep(3600)
+        return hello(self)
+
+    monkeypatch.setattr(Moving, "give", falls_silent)
+    monkeypatch.setattr(ShardHolder, "hello", says_nothing)
+    with dask.config.set({"dboost.patience": "300ms"}), threads_cluster(2, 1) as client:
+        data = FRAME[["a", "y"]]
+        lazy = dd.from_pandas(data, npartitions=9)
+        digest, rows = fit(client, on_one_worker(client, lazy), "y")
+        assert digest == fit(None, data, "y")[0] and sum(rows) == 3000 and silent
+        silent.clear()
 
 
 def batches_left(dask_worker: Any = None) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 from distributed import Worker
 
+from dboost.cluster.durations import patience
 from dboost.cluster.holding import Holding
 from dboost.cluster.messages import LOST, OK, UNKNOWN, pack, unpack
 
@@ -44,13 +45,23 @@ class Moving:
         """Fetch partitions, one after the other. moves : (partition, old owner) pairs; plan : as loading tasks get it."""
         for partition, giver in moves:
             try:
-                reply = await self._worker.rpc(giver).dboost_give(fit=fit, batch=batch, partition=partition)
-            except OSError:
+                reply = await self._asked(giver, fit, batch, partition)
+            except (TimeoutError, OSError):
                 return {"status": LOST, "workers": [giver]}
             if reply is None or reply["status"] != OK:
                 return {"status": LOST, "workers": [giver]}
             await self._in_thread(_taken_in, self._holder.holding(fit), batch, partition, plan, reply["content"])
         return {"status": OK, "result": pack(None)}
+
+    async def _asked(self, giver: str, fit: str, batch: str, partition: int) -> Any:
+        """The giver's answer. One that says nothing is pinged: it may be stopped, and its connection open all the same."""
+        call = asyncio.ensure_future(self._worker.rpc(giver).dboost_give(fit=fit, batch=batch, partition=partition))
+        try:
+            while not (await asyncio.wait({call}, timeout=patience()))[0]:
+                await asyncio.wait_for(self._worker.rpc(giver).dboost_hello(), patience())
+            return call.result()
+        finally:
+            call.cancel()
 
     async def _in_thread(self, work: Any, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
