@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dboost.booster import Booster
-from dboost.errors import ParameterError
+from dboost.errors import InputTypeError, ParameterError
 from dboost.losses import Loss
 from dboost.model import storage
 from dboost.schema import Level
@@ -88,3 +88,20 @@ def from_lightgbm(model: Any, levels: dict[str, Sequence[Level] | int] | None = 
     from dboost.imports import lightgbm_models
 
     return Booster(lightgbm_models.from_lightgbm(model, dict(levels or {})))
+
+
+def as_booster(model: Any) -> Booster:
+    """A model as it is, or from its file.
+
+    Raises
+    ------
+    InputTypeError
+        When it is neither.
+    ModelFileError
+        Naming the file that cannot be read.
+    """
+    if isinstance(model, Booster):
+        return model
+    if isinstance(model, str | os.PathLike):
+        return load(model)
+    raise InputTypeError(f"start_from must be a Booster, or the path or URL of its file, not {type(model).__name__}")

@@ -6,10 +6,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from dboost.adopt import load
+from dboost.adopt import as_booster
 from dboost.booster import Booster
 from dboost.cluster.choice import client_for
-from dboost.errors import InputTypeError, ParameterError
+from dboost.errors import ParameterError
+from dboost.model import storage
 from dboost.params import make_parameters
 from dboost.sources import open_table
 from dboost.training.boost import Fitted
@@ -146,6 +147,8 @@ def fit(
         given = {"sample_weight": sample_weight, "offset": offset, "features": features, "target": target}
         given |= {"categorical_features": None if categorical_features == "from_dtype" else categorical_features}
         given = {name: value for name, value in given.items() if value is not None}
+        if origin.model is not None:
+            given |= {"start_from": storage.digest(origin.model), "continue_bins": continue_bins}
         fitted = _fit_prepared(data, given, parameters, budget=budget, **common)
         own = None if isinstance(checked.loss, str) else checked.loss
         return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=own)
@@ -193,20 +196,3 @@ def _refitted(start_from: Any, data: Any, target: Any, options: dict[str, Any], 
     if given:
         raise ParameterError(f"{given[0]} has nothing to do with refit_leaves=True, which adds no trees")
     return as_booster(start_from).refit_leaves(data, target, **options)
-
-
-def as_booster(model: Any) -> Booster:
-    """A model as it is, or from its file.
-
-    Raises
-    ------
-    InputTypeError
-        When it is neither.
-    ModelFileError
-        Naming the file that cannot be read.
-    """
-    if isinstance(model, Booster):
-        return model
-    if isinstance(model, str | os.PathLike):
-        return load(model)
-    raise InputTypeError(f"start_from must be a Booster, or the path or URL of its file, not {type(model).__name__}")

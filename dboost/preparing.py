@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dboost.adopt import as_booster
+from dboost.model import storage
 from dboost.params import make_parameters
 from dboost.sources import open_table
 from dboost.training.binned import BinnedData, propose_within, take_census, write_binned
@@ -14,6 +16,7 @@ from dboost.training.boost import reading
 from dboost.training.budget import Budget, parse_limit, reading_within
 from dboost.training.fit import available_threads
 from dboost.training.folder import describe, write_folder
+from dboost.training.origin import NOTHING, Origin, check_options
 
 
 def prepare(
@@ -27,6 +30,8 @@ def prepare(
     categorical_features: Any = "from_dtype",
     max_bins: int = 255,
     random_state: int = 0,
+    start_from: Any = None,
+    continue_bins: str = "new",
     memory_limit: int | str | None = None,
     n_threads: int | None = None,
 ) -> None:
@@ -39,6 +44,11 @@ def prepare(
         `random_state` decides which rows propose the split points; a fit's own seed decides the rest.)
     path : str or path
         The folder, in the file system of this machine. A prepared data set that is there is replaced, anything else is refused.
+    start_from : Booster, path or URL, optional
+        The model that fits on the folder will go on from (they are given it too, and no other): the rows' scores under it are
+        kept with them, for they cannot be told from bins.
+    continue_bins : "new" or "kept"
+        With `start_from`: see `dboost.fit`.
     memory_limit : int or str, optional
         What may be added to the memory of this process meanwhile. Default: an eighth of a GiB waits in memory, at most.
     n_threads : int, optional
@@ -52,6 +62,9 @@ def prepare(
     """
     parameters = make_parameters({"max_bins": max_bins, "random_state": random_state})
     threads = available_threads(n_threads)
+    model = None if start_from is None else as_booster(start_from).ensemble
+    check_options(continue_bins, "damped")
+    origin = NOTHING if model is None else Origin.continuation(model, continue_bins)
     limit = parse_limit(memory_limit)
     budget = None if limit is None else Budget(limit)
     settings = {
@@ -62,6 +75,8 @@ def prepare(
         "categorical_features": categorical_features,
         "max_bins": max_bins,
     }
+    if model is not None:
+        settings |= {"start_from": storage.digest(model), "continue_bins": continue_bins}
 
     def write(folder: Path) -> BinnedData:
         with (
@@ -73,19 +88,25 @@ def prepare(
                 offset=offset,
                 features=features,
                 categorical_features=categorical_features,
+                **origin.like,
                 **(reading_within(budget, threads) | {"spool_roles": True}),
             ) as table,
         ):
             census = take_census(table)
-            binning = propose_within(
-                table,
-                census.n_kept,
-                max_bins=parameters.max_bins,
-                seed=parameters.random_state,
-                n_threads=threads,
-                budget=budget,
-            )
-            written = write_binned(table, census, binning, folder, seed=parameters.random_state, n_threads=threads)
+            begun = origin.widened(table.features)
+            if begun.keeps_bins:
+                binning = begun.binning(table.features)
+            else:
+                binning = propose_within(
+                    table,
+                    census.n_kept,
+                    max_bins=parameters.max_bins,
+                    seed=parameters.random_state,
+                    n_threads=threads,
+                    budget=budget,
+                )
+            seed = parameters.random_state
+            written = write_binned(table, census, binning, folder, origin=begun, seed=seed, n_threads=threads)
         written.settings = {name: describe(value) for name, value in settings.items()}
         return written
 

@@ -16,7 +16,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dboost.api import as_booster
+from dboost.adopt import as_booster
 from dboost.booster import Booster
 from dboost.cluster.choice import client_for
 from dboost.errors import InputTypeError, ParameterError

@@ -125,11 +125,12 @@ def fit_binned(
 ) -> Fitted:
     """Train on data that were binned before; parameters as of `fit_table`, columns : names of target, weight and offset."""
     callbacks = checked(callbacks)
-    for name, given in (("start_from", origin.model), ("checkpoint", checkpoint)):
-        if given is not None:
-            raise ParameterError(f"{name} wants to see the values, but these data were binned before")
-    wanted = Wanted(parameters, list(named_sets(eval_set)), eval_metric, n_threads, source_name=source_name, budget=budget)
+    wanted = Wanted(
+        parameters, list(named_sets(eval_set)), eval_metric, n_threads,
+        origin=origin, checkpoint=checkpoint, source_name=source_name, budget=budget,
+    )  # fmt: skip
     check_watched(parameters, wanted.sets)
+    check_bites(parameters, origin, checkpoint)
     if parameters.split_proposal != "global":
         raise ParameterError(
             f"split_proposal={parameters.split_proposal!r} wants to see the values, but these data were binned before"

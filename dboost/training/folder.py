@@ -113,6 +113,16 @@ def check_same(data: BinnedData, given: dict[str, Any]) -> None:
     ParameterError
         Naming the parameter.
     """
+    folder = data.codes.path.parent
+    begun, now = data.settings.get("start_from"), given.get("start_from")
+    if begun is not None and now is None:
+        raise ParameterError(f"{folder} was prepared to go on from a model (sha256 {begun[:12]}…): give it as start_from")
+    if begun != now:
+        how = "to begin anew" if begun is None else f"to go on from another model (sha256 {begun[:12]}…)"
+        raise ParameterError(
+            f"{folder} was prepared {how}: bins cannot tell what scores the rows have under a model, so prepare the data with "
+            "start_from=…"
+        )
     for name, value in given.items():
         known, now = data.settings.get(name), describe(value)
         if str(now).startswith("<"):

@@ -187,15 +187,21 @@ def load_binned(
     folder : for files of this fit; default: one is made when it is needed.
     """
     n_threads, budget = wanted.n_threads, wanted.budget
+    is_prepared = plan is None  # by `dboost.prepare`, not by this fit
     if plan is None:
         plan = Supervision(None)
         if needs_test_set(wanted.parameters, plan, wanted.sets):
             raise ParameterError("arcbites on prepared data need a test set to tell when to leave a bite: give an eval_set")
     target = _target_of(data.target, wanted)
     parameters = wanted.parameters.with_loss(target.loss.name)
-    answers = Answers(data, target, continues=origin.is_new_source)
-    start = start_of(target.loss, answers.ask, continues=origin.is_new_source)
     metrics, stopping = _judged_by(wanted, parameters, target, plan)
+    missed = None
+    if is_prepared:
+        origin = _begin(wanted, data.binning.features, target, parameters, metrics, stopping)
+        if origin.model is not None and origin.resumes:
+            missed = origin.model, (origin.n_earlier, origin.n_before)
+    answers = Answers(data, target, continues=origin.is_new_source, missed=missed)
+    start = start_of(target.loss, answers.ask, continues=origin.is_new_source)
     prepared = Prepared(
         parameters, target, data.named, data.binning, start, data.n_rows, data.has("weight"), metrics, stopping, origin,
         wanted.checkpoint, wanted.source_name, answers.portrait,

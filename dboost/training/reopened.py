@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 
 from dboost.growth.frontier import ANY_ORDER
+from dboost.kernels.histograms import Layout
+from dboost.model.ensemble import Ensemble
+from dboost.model.flat import FlatEnsemble, Range
 from dboost.shard.blocks import Blocks, Traits, Writer
 from dboost.shard.shard import Shard, empty_codes
 from dboost.shard.writing import codes_of
 from dboost.training.binned import BinnedData
 from dboost.training.boost import Prepared
 from dboost.training.portrait import Portrait
+from dboost.training.replay import add_block
 from dboost.training.target import Target, check_range, unknown_class
 
 
@@ -22,11 +26,14 @@ class Answers:
     """Targets, weights and offsets of binned data, block by block, for `start_of` and those like it.
 
     continues : whether a model of other data is continued; then its scores take the place of the offsets, and a class that it
-    does not know is an error.
+    does not know is an error. missed : a model and those of its iterations (first, last) that no scores in the files hold yet;
+    these are trees of the very bins, for a fit that resumes has grown them.
     """
 
-    def __init__(self, data: BinnedData, target: Target, *, continues: bool = False) -> None:
-        self.data, self._target, self._continues = data, target, continues
+    def __init__(
+        self, data: BinnedData, target: Target, *, continues: bool = False, missed: tuple[Ensemble, Range] | None = None
+    ) -> None:
+        self.data, self._target, self._continues, self._missed = data, target, continues, missed
         self._code_of: np.ndarray | None = None
         if target.classes is not None and data.levels is not None:
             known = {level: code for code, level in enumerate(target.classes)}
@@ -72,6 +79,7 @@ class Answers:
 
     def starting(self, prepared: Prepared) -> Iterator[dict[str, np.ndarray]]:
         """Block by block what training begins with: target, weight (if weighted) and raw scores."""
+        flat: FlatEnsemble | None = None
         for block, rows in self.data.blocks_of_rows():
             n = len(rows["target"])
             if "start" in rows:
@@ -80,10 +88,36 @@ class Answers:
                 raw = np.repeat(prepared.baseline[:, None], n, axis=1)
                 raw += rows.get("offset", 0.0)
                 raw = raw[0] if len(raw) == 1 else raw
+            if self._missed is not None:
+                model, iterations = self._missed
+                flat = FlatEnsemble(model) if flat is None else flat
+                matrix = self._values(block, prepared.layout)
+                add_block(np.atleast_2d(raw), flat, matrix, iterations, 1)
             found = {"target": self.encode(rows["target"], block), "raw": raw}
             if prepared.weighted:
                 found["weight"] = rows["weight"]
             yield found
+
+    def _values(self, block: int, layout: Layout) -> np.ndarray:
+        """Of each row a value of each of its bins: float64[n, n_features]. Trees of these bins cannot tell it from its own.
+
+        Bin b ends with edge b, so that is one; any number above the last edge is one of the last bin.
+        """
+        data = self.data
+        n = data.codes.rows_of(block)
+        buffer, codes = data.codes.buffer(), empty_codes(layout, n)
+        data.codes.read(block, buffer)
+        views = data.codes.views(buffer, block)
+        codes_of(views["tiles"], views.get("wide"), layout, codes)
+        values = np.empty((n, len(data.binning.edges)))
+        for j, edges in enumerate(data.binning.edges):
+            n_bins = int(data.binning.n_bins[j])
+            if edges is None:
+                of_code = np.arange(n_bins, dtype=np.float64)
+            else:
+                of_code = np.append(edges, np.nextafter(edges[-1], np.inf) if len(edges) else 0.0)
+            values[:, j] = np.append(of_code, np.nan)[codes.of(j)]
+        return values
 
 
 def traits_of(prepared: Prepared) -> Traits:
