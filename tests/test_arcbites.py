@@ -471,14 +471,6 @@ def test_mistakes(given: Any, complaint: str) -> None:
         fit(arcbites=given, eval_set=HELD_OUT)
 
 
-def test_no_going_on(tmp_path: Any) -> None:
-    model = fit()
-    with pytest.raises(ParameterError, match="arcbites do not go together with start_from"):
-        fit(arcbites=ArcBites(2, 1), start_from=model)
-    with pytest.raises(ParameterError, match="arcbites do not go together with a checkpoint"):
-        fit(arcbites=ArcBites(2, 1), checkpoint=str(tmp_path / "kept"))
-
-
 def test_too_few_rows_to_hold_some_out() -> None:
     X = np.arange(3.0)[:, None]
     seed = next(seed for seed in range(9) if not held_out_rows(np.arange(3), seed, 3).any())
@@ -512,7 +504,7 @@ def test_estimators() -> None:
     assert watched.n_iter_ < len(watched.booster_.history)
     assert len(watched.validation_score_) == watched.n_iter_ + 1
     assert watched.validation_score_.argmax() == watched.n_iter_
-    with pytest.raises(ParameterError, match="arcbites do not go together with start_from, or a warm start"):
+    with pytest.raises(ParameterError, match="arcbites do not go together with a warm start"):
         model.set_params(warm_start=True, max_iter=20).fit(X, y)
     with pytest.raises(ParameterError, match="cannot be stopped by the training loss"):
         DBoostRegressor(arcbites=True, early_stopping=True, validation_fraction=None).fit(X, y)

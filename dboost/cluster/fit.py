@@ -95,7 +95,7 @@ def fit_on_cluster(
     sets = list(named_sets(eval_set))
     callbacks = checked(callbacks)
     check_watched(parameters, sets)
-    check_bites(parameters, origin, checkpoint)
+    check_bites(parameters, origin)
     check_proposal(budget, parameters)
     if budget is not None and parameters.arcbites is not None:
         raise ParameterError(

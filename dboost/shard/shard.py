@@ -175,6 +175,8 @@ class Shard:
 
     def numbers(self, first: int, last: int) -> np.ndarray:
         """Global numbers of rows first…last-1: int64[last - first]."""
+        if self._numbers is not None:
+            return self._numbers[first:last]
         parts, at = [np.empty(0, np.int64)], 0
         for begin, n in self._ranges:
             parts.append(np.arange(begin + max(first - at, 0), begin + min(last - at, n)))

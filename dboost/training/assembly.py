@@ -57,9 +57,9 @@ def assemble(
         "parameters": empty.parameters,
         "data_digest": _digest(empty, n_rows),
     } | (notes or {})
-    history = training.history
-    if training.parameters.arcbites is not None:
-        history = _of_model(history, best or training.n_done)
+    history, n_earlier = training.history, before
+    if training.parameters.arcbites is not None:  # all of this fit's, also if it resumes
+        history, n_earlier = _of_model(history, training.n_done if best is None else best), origin.n_earlier
     metrics = metrics_of(history)
     if model is None:
         return replace(empty, trees=trees, sources=(source,), metrics=metrics, best_iteration=best)
@@ -70,7 +70,7 @@ def assemble(
         trees=trees,
         parameters=empty.parameters if is_first else model.parameters,
         sources=sources,
-        metrics=appended(model.metrics, before, metrics, len(history)),
+        metrics=appended(model.metrics, n_earlier, metrics, len(history)),
         best_iteration=best,
     )
 

@@ -240,7 +240,8 @@ def boost(
         bar.close()
         engine.close()
     clock.lap("train")
-    history = training.history if prepared.checkpoint is None else prepared.checkpoint.history
+    all_here = prepared.checkpoint is None or prepared.parameters.arcbites is not None
+    history = training.history if all_here or prepared.checkpoint is None else prepared.checkpoint.history
     return Fitted(with_summary(collect(), prepared.portrait), history, training.before, stopping, clock.seconds)
 
 
@@ -304,13 +305,10 @@ def check_watched(parameters: Parameters, sets: Sequence[Any]) -> None:
         raise ParameterError("early_stopping_rounds needs an eval_set to judge by")
 
 
-def check_bites(parameters: Parameters, origin: Origin, checkpoint: Checkpoint | None) -> None:
-    """Refuse to go on where arcbites stopped: which bite comes next, and what it has been cut back from, is in no model."""
-    if parameters.arcbites is None:
-        return
-    for what, given in (("start_from, or a warm start,", origin.model), ("a checkpoint", checkpoint)):
-        if given is not None:
-            raise ParameterError(f"arcbites do not go together with {what} in this version of dboost: leave one of them out")
+def check_bites(parameters: Parameters, origin: Origin) -> None:
+    """Refuse a warm start where arcbites stopped: which bite comes next, and what it has been cut back from, is in no model."""
+    if parameters.arcbites is not None and origin.model is not None and not origin.is_new_source:
+        raise ParameterError("arcbites do not go together with a warm start: leave one of them out")
 
 
 def with_columns(

@@ -62,12 +62,16 @@ class State:
         Losses and metrics before the fit's first iteration.
     history : list of dict
         One record per iteration of the fit.
+    visits : dict or None
+        Of arcbites: the ``bites`` visited so far, how many visits were ``in_vain`` of late, and what was measured when the next
+        one ``began``. Then the history has records of iterations that were cut back, too.
     """
 
     identity: dict[str, Any]
     parts: list[dict[str, Any]]
     before: dict[str, float]
     history: list[dict[str, Any]]
+    visits: dict[str, Any] | None = None
 
 
 class Checkpoint:
@@ -99,9 +103,15 @@ class Checkpoint:
         return [] if self._state is None else self._state.history
 
     @property
+    def visits(self) -> dict[str, Any] | None:
+        """Of arcbites: what was found of the visits so far, see `State`."""
+        return None if self._state is None else self._state.visits
+
+    @property
     def n_iterations(self) -> int:
-        """How many iterations of this fit are written down."""
-        return len(self.history)
+        """How many iterations of this fit are written down, but for those that were cut back."""
+        parts = [] if self._state is None else self._state.parts
+        return sum(part["last_iteration"] - part["first_iteration"] + 1 for part in parts)
 
     def resume(
         self, origin: Origin, features: tuple[Feature, ...], target: Target, parameters: Parameters, asked: Mapping[str, Any]
@@ -133,17 +143,19 @@ class Checkpoint:
         if differs is not None:
             name, then, now = differs
             raise ParameterError(f"{self._refusal}: {name} was {then} then and is {now} now")
-        n = self.n_iterations
+        n = len(self.history)
         if n > origin.last_iteration(parameters.max_iter) - origin.n_earlier:
             raise ParameterError(f"{self._refusal}: it has {n} iterations already, more than max_iter={parameters.max_iter}")
-        own = self._model()
+        own = self._model() if self._state.parts else None
+        if own is None:  # all visits so far were in vain
+            return origin
         try:
             check_continues(own, features, target)
         except DataError as error:
             raise DataError(f"{self._refusal}: {error}") from error
         base = own if origin.model is None else origin.model
         earlier = () if origin.model is None else base.trees
-        metrics = appended(base.metrics, origin.n_earlier, metrics_of(self.history), len(self.history))
+        metrics = base.metrics if self.visits else appended(base.metrics, origin.n_earlier, metrics_of(self.history), n)
         return origin.resumed(replace(base, trees=earlier + own.trees, metrics=metrics))
 
     def begin(self, training: Training, empty: Ensemble, now: dict[str, float]) -> dict[str, float]:
@@ -180,7 +192,7 @@ class Checkpoint:
             if name == "rows":
                 told = f"there were {then} rows then, there are {current} now"
             raise DataError(f"{self._refusal}: the data are not the same, {told}")
-        noted = state.history[-1] if state.history else state.before
+        noted = state.visits["began"] if state.visits else state.history[-1] if state.history else state.before
         for name, value in sorted(now.items(), key=lambda item: item[0] != "train_loss"):
             if not _same(value, noted.get(name)):
                 whose = "the training data" if name == "train_loss" else "the evaluation sets"
@@ -207,19 +219,38 @@ class Checkpoint:
         first, last = self._n_written(training), training.n_done
         if last == first:
             return
+        records = [_plain(record) for record in training.history[first - last :]]
+        part = self._write_trees(training, first, last)
+        self._write_state(State(self._identity, [*state.parts, part], state.before, [*state.history, *records]))
+
+    def note_visit(self, training: Training, past: dict[str, Any], began: dict[str, float]) -> None:
+        """When a visit to an arcbite begins: write down what was before, if it is time to.
+
+        past : ``bites`` and ``in_vain``, see `State`; began : loss and metrics at present.
+        """
+        state = self._state
+        assert state is not None
+        if len(training.history) - len(state.history) < self._every:
+            return
+        first, last = self._n_written(training), training.n_done
+        parts = state.parts if first == last else [*state.parts, self._write_trees(training, first, last)]
+        history = [*state.history, *(_plain(record) for record in training.history[len(state.history) :])]
+        self._write_state(State(self._identity, parts, state.before, history, _plain(past | {"began": began})))
+
+    def _write_trees(self, training: Training, first: int, last: int) -> dict[str, Any]:
         name = f"trees-{first + 1:06d}-{last:06d}.json"
         content = storage.dumps(replace(self._empty, trees=training.trees(first, last)))
         files.write_whole(f"{self.place}/{name}", content)
         digest = hashlib.sha256(content).hexdigest()
-        part = {"name": name, "first_iteration": first + 1, "last_iteration": last, "sha256": digest}
-        records = [_plain(record) for record in training.history[first - last :]]
-        written = State(self._identity, [*state.parts, part], state.before, [*state.history, *records])
+        return {"name": name, "first_iteration": first + 1, "last_iteration": last, "sha256": digest}
+
+    def _write_state(self, written: State) -> None:
         files.write_whole(f"{self.place}/{STATE}", _dumps(written))
         self._state = written
 
     def _n_written(self, training: Training) -> int:
         assert self._state is not None
-        return training.origin.n_earlier + len(self._state.history)
+        return training.origin.n_earlier + self.n_iterations
 
     @property
     def _refusal(self) -> str:
@@ -288,7 +319,8 @@ def checkpoint_in(place: Any, every: Any) -> Checkpoint | None:
 
 
 def _dumps(state: State) -> bytes:
-    text = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in vars(state).items()) + "\n}\n"
+    told = {name: value for name, value in vars(state).items() if value is not None}
+    text = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in told.items()) + "\n}\n"
     content = text.encode()
     head = f'{{"format": "dboost checkpoint", "version": {VERSION}, "sha256": "{hashlib.sha256(content).hexdigest()}",\n'
     return head.encode() + content
@@ -297,13 +329,15 @@ def _dumps(state: State) -> bytes:
 def _describe(training: Training) -> dict[str, Any]:
     """The data as learning sees them."""
     binning, loss = training.binning, training.loss
-    sums = merged(training.engine, len(binning.features))
+    sums = merged(training.engine, len(binning.features)) if training.code_sums is None else training.code_sums
     columns = {}
     for feature, edges, code_sum in zip(binning.features, binning.edges, sums[2:], strict=True):
         cut = [repr(level) for level in feature.levels or ()] if edges is None else [edge.hex() for edge in edges.tolist()]
         columns[f"column {feature.name!r}"] = hashlib.sha256(json.dumps([cut, code_sum]).encode()).hexdigest()
     # The weights first: what they change (split points, say) is not at fault.
-    rows = {"rows": training.engine.n_rows, "the target": sums[0], "the weight": sums[1]}
+    rows: dict[str, Any] = {"rows": training.engine.n_rows, "the target": sums[0], "the weight": sums[1]}
+    if training.parameters.arcbites is not None:
+        rows["the number of arcbites"] = training.parameters.arcbites.n_bites
     return rows | {"the order of columns": list(columns)} | columns | {"the loss": _plain(loss.to_dict())}
 
 

@@ -92,7 +92,7 @@ def fit_table(
         budget=budget,
     )
     check_watched(parameters, wanted.sets)
-    check_bites(parameters, origin, checkpoint)
+    check_bites(parameters, origin)
     check_proposal(budget, parameters)
     columns = (target_name, weight_name, offset_name)
     with reading(), open_training() as table:
@@ -130,7 +130,7 @@ def fit_binned(
         origin=origin, checkpoint=checkpoint, source_name=source_name, budget=budget,
     )  # fmt: skip
     check_watched(parameters, wanted.sets)
-    check_bites(parameters, origin, checkpoint)
+    check_bites(parameters, origin)
     if parameters.split_proposal != "global":
         raise ParameterError(
             f"split_proposal={parameters.split_proposal!r} wants to see the values, but these data were binned before"

@@ -125,6 +125,8 @@ class Training:
         What every record of the history says besides: of arcbites, which one.
     before : dict
         Losses and metrics before the first iteration.
+    code_sums : list of int or None
+        Of arcbites: the sums over all of them by which a checkpoint knows the data.
     history : list of dict
         One record per iteration.
     """
@@ -152,6 +154,7 @@ class Training:
     valued: list[ValuedTree] | None = None
     place: dict[str, int] = field(default_factory=dict)
     before: dict[str, float] = field(default_factory=dict)
+    code_sums: list[int] | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -200,22 +203,37 @@ class Training:
     def _begin(self, now: dict[str, float]) -> dict[str, float]:
         """What was measured before the fit's first iteration, which may be long ago; early stopping is told of all since."""
         checkpoint, stopping = self.checkpoint, self.early_stopping
-        before, past = now, []
+        before: dict[str, float] = now
+        past: list[dict[str, Any]] = []
         if checkpoint is not None:
             assert self.empty is not None
             before, past = checkpoint.begin(self, self.empty, now), checkpoint.history
         if stopping is not None:
             if self.origin.is_new_source:  # to add nothing may be best
                 stopping.should_stop(self.origin.n_earlier, before)
+            visit = 1
             for record in past:
+                if record.get("visit", 1) > visit:
+                    visit = self.begin_visit(record["visit"], record["iteration"] - 1)
                 stopping.should_stop(record["iteration"], record)
         return before
+
+    def begin_visit(self, visit: int, n_done: int) -> int:
+        """With arcbites: let early stopping wait anew from the beginning of another visit, whose number is returned."""
+        arcbites = self.parameters.arcbites
+        if self.early_stopping is not None and arcbites is not None and arcbites.is_watched:
+            self.early_stopping.begin_anew(n_done)
+        return visit
 
     def begin(self) -> Extremes:
         """Work out the first gradients, and where losses and metrics start."""
         extremes = self.steps.advance(self.nothing)
-        self.before = self._begin(self._judge() | {"train_loss": self.loss_of(extremes, self.n_before)})
+        self.before = self._begin(self.state_of(extremes))
         return extremes
+
+    def state_of(self, extremes: Extremes) -> dict[str, float]:
+        """Metrics, and the loss of the rows that are trained on at present."""
+        return self._judge() | {"train_loss": self.loss_of(extremes, self.n_done)}
 
     def iterate(
         self, extremes: Extremes, assemble: Assemble, progress: Progress, began: float | None = None
@@ -245,7 +263,7 @@ class Training:
         is_ended = False
         for callback in self.callbacks:
             is_ended = bool(callback(Iteration(iteration, n_iterations, record, assemble))) or is_ended
-        if self.checkpoint is not None:
+        if self.checkpoint is not None and self.valued is None:  # that of arcbites is written between visits
             self.checkpoint.note(self)
         return extremes, has_waited, is_ended
 

@@ -9,12 +9,17 @@ by rows that nobody was trained on. A visit whose trees help nothing leaves no t
 
 Iterations are numbered by their place in the model. After a cut their numbers are used again, so in the history the last
 record of a number is the one of the model. `max_iter` counts all that are grown.
+
+A checkpoint is written when a visit begins: then the model is one that nothing will be cut back from, and what comes follows
+from it, the bites visited so far and the history. A fit that resumes does that visit again.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +29,7 @@ from dboost.growth.task import VISITS, Extremes, mixed
 from dboost.shard.bites import bite_sizes
 from dboost.shard.shard import Shard
 from dboost.statistics.exact import merged_float, total
+from dboost.training.checkpoint import merged
 from dboost.training.monitor import Progress
 from dboost.training.trainer import Assemble, Training
 
@@ -38,7 +44,8 @@ class _Visits:
         self._training = training
         self._arcbites = arcbites
         self._engine: EngineOfBites = training.engine  # type: ignore[assignment]
-        self._n_visits = 0
+        self._n_visits, self._has_begun = 0, False
+        self._past: dict[str, Any] = {}
         training.valued = []
 
     def run(self, assemble: Assemble, progress: Progress) -> None:
@@ -46,9 +53,18 @@ class _Visits:
         seed, n_bites = training.parameters.random_state, arcbites.n_bites
         assert n_bites is not None
         bites = [int(bite) for bite in np.flatnonzero(bite_sizes(seed, n_bites, training.engine.n_rows))]
+        resumed = None if training.checkpoint is None else training.checkpoint.visits
+        visited: list[int] = []
         in_vain = 0  # visits since the last that improved the model
-        for bite in order_of_visits(arcbites, bites, seed, self._losses):
+        if resumed is not None and training.checkpoint is not None:
+            visited, in_vain, self._n_visits = resumed["bites"], resumed["in_vain"], len(resumed["bites"])
+            training.history = list(training.checkpoint.history)
+        if training.checkpoint is not None:
+            training.code_sums = self._code_sums(bites)
+        for bite in order_of_visits(arcbites, bites, seed, self._losses, visited):
             began, at_first = time.perf_counter(), training.n_done
+            self._past = {"bites": visited, "in_vain": in_vain}
+            visited = [*visited, bite]
             is_ended = self._boost(self._enter(bite), began, assemble, progress)
             if stopping is not None and arcbites.is_watched:
                 self._cut_back()
@@ -66,17 +82,30 @@ class _Visits:
 
     def _enter(self, bite: int) -> Extremes:
         """Turn to a bite; gradients and Hessians of its rows."""
-        training, is_first = self._training, self._n_visits == 0
+        training = self._training
         self._n_visits += 1
         training.place = {"bite": bite, "visit": self._n_visits}
         self._turn_to(bite)
-        if is_first:
+        if not self._has_begun:
+            self._has_begun = True
             for held in training.held_out:
                 held.mark()
-            return training.begin()
-        if training.early_stopping is not None and self._arcbites.is_watched:
-            training.early_stopping.begin_anew(training.n_done)
-        return training.steps.advance(training.nothing)
+            extremes = training.begin()
+        else:
+            extremes = training.steps.advance(training.nothing)
+            if training.checkpoint is not None:
+                training.checkpoint.note_visit(training, self._past, training.state_of(extremes))
+        if self._n_visits > 1:
+            training.begin_visit(self._n_visits, training.n_done)
+        return extremes
+
+    def _code_sums(self, bites: Sequence[int]) -> list[int]:
+        """What `checkpoint.merged` says of all bites."""
+        n_features, totals = len(self._training.binning.features), []
+        for bite in bites:
+            self._turn_to(bite)
+            totals.append(merged(self._engine, n_features))
+        return [sum(of_all) % 2**64 for of_all in zip(*totals, strict=True)]
 
     def _boost(self, extremes: Extremes, began: float, assemble: Assemble, progress: Progress) -> bool:
         """Grow trees on the present bite until it is to be left. Returns whether a callback wants the fit to end.
@@ -122,7 +151,11 @@ class _Visits:
 
 
 def order_of_visits(
-    arcbites: ArcBites, bites: Sequence[int], seed: int, losses: Callable[[Sequence[int]], dict[int, float]]
+    arcbites: ArcBites,
+    bites: Sequence[int],
+    seed: int,
+    losses: Callable[[Sequence[int]], dict[int, float]],
+    visited: Sequence[int] = (),
 ) -> Iterator[int]:
     """The bites in the order of their visits.
 
@@ -134,13 +167,30 @@ def order_of_visits(
     seed : int
     losses : callable
         Tells the mean loss of each of some bites at present; asked in adaptive order only.
+    visited : sequence of int
+        The first of them, which have been visited before; the others are yielded.
     """
+    due = _due(arcbites, bites, seed, losses, visited)
+    yield from islice(due, len(visited), None)
+
+
+def _due(
+    arcbites: ArcBites,
+    bites: Sequence[int],
+    seed: int,
+    losses: Callable[[Sequence[int]], dict[int, float]],
+    visited: Sequence[int],
+) -> Iterator[int]:
+    known = iter(visited)
     cycle, last = 0, -1
     while arcbites.visits is None or cycle < arcbites.visits:
         if arcbites.order == ADAPTIVE:
             for _ in bites:
-                present = losses([bite for bite in bites if bite != last or len(bites) == 1])
-                last = max(present, key=lambda bite: (present[bite], -bite))
+                then = next(known, None)
+                if then is None:
+                    present = losses([bite for bite in bites if bite != last or len(bites) == 1])
+                    then = max(present, key=lambda bite: (present[bite], -bite))
+                last = then
                 yield last
         elif arcbites.order == CYCLIC:
             yield from bites
