@@ -388,7 +388,7 @@ def test_prepared_data(tmp_path: Any) -> None:
     assert fit(path, "y", **options).sha256 == fit(path, "y", memory_limit=SMALL_LIMIT, **options).sha256 == expected
     with pytest.raises(ParameterError, match="arcbites on prepared data need a test set"):
         fit(path, "y", **(options | {"arcbites": True}))
-    assert len(list((tmp_path / "rows.binned").iterdir())) == 3, "and the folder is as it was"
+    assert len(list((tmp_path / "rows.binned").iterdir())) == 4, "and the folder is as it was"
 
 
 def test_a_limit_says_how_many_bites(tmp_path: Any) -> None:

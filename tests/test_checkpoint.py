@@ -304,8 +304,8 @@ def killed_until_done(folder: Path, moments: list[float], *arguments: str) -> in
     return n_died
 
 
-def uninterrupted() -> bytes:
-    return saved(fit(max_iter=60, subsample=0.7, eval_set={"held": HELD}, early_stopping_rounds=50))
+def uninterrupted(**options: Any) -> bytes:
+    return saved(fit(max_iter=60, subsample=0.7, eval_set={"held": HELD}, early_stopping_rounds=50, **options))
 
 
 def test_a_process_is_killed(tmp_path: Path) -> None:
@@ -319,6 +319,8 @@ import dboost
 from tests.fits import FEATURES, mixed_frame
 FRAME, HELD = mixed_frame(400), mixed_frame(150, seed=1)
 options = dict(features=FEATURES, subsample=0.7, eval_set={"held": HELD}, early_stopping_rounds=50, progress=False, n_threads=1)
+if sys.argv[3] == "arcbites":
+    options["arcbites"] = dboost.ArcBites(n_bites=3, trees_per_visit=2, visits=None)
 dboost.fit(FRAME, "late", max_iter=1, **options)
 rng = random.Random(int(sys.argv[2]))
 n_killed = n_tries = 0
@@ -341,15 +343,17 @@ print("killed", n_killed, "of", n_tries)
 
 
 @pytest.mark.slow
-def test_killed_at_twenty_random_moments(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["all rows", "arcbites"])
+def test_killed_at_twenty_random_moments(kind: str, tmp_path: Path) -> None:
     """Processes that are copies of one which has everything loaded, so that they die while they train and write."""
     seed = str(int.from_bytes(os.urandom(4), "big"))
-    program = [sys.executable, "-c", FORKS, str(tmp_path), seed]
+    program = [sys.executable, "-c", FORKS, str(tmp_path), seed, kind]
     done = subprocess.run(program, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 0, f"seed {seed}: {done.stderr}"
     assert "killed 20 of" in done.stdout
     models = {path.read_bytes() for path in tmp_path.glob("*/model.json")}
-    assert models == {uninterrupted()}, f"seed {seed}"
+    bites = {"arcbites": dboost.ArcBites(n_bites=3, trees_per_visit=2, visits=None)} if kind == "arcbites" else {}
+    assert models == {uninterrupted(**bites)}, f"seed {seed}"
     assert not [path for path in tmp_path.glob("*/.*")], "no draft stays behind"
 
 

@@ -188,6 +188,8 @@ def test_prepare_overwrites_only_what_it_made(tmp_path: Path) -> None:
         ("rows", lambda raw: raw[:-1], "rows is cut short: block 0 of 1"),
         ("rows", lambda raw: bytes([raw[0] ^ 1]) + raw[1:], "rows is damaged"),
         ("binned.json", lambda raw: raw.replace(b'"n_rows": 200', b'"n_rows": 100'), "binned.json is damaged"),
+        ("portrait", lambda raw: raw[:-1], "portrait is cut short: block 0 of 1"),
+        ("portrait", lambda raw: bytes([raw[0] ^ 1]) + raw[1:], "portrait is damaged"),
         ("binned.json", lambda raw: raw[:-9], "binned.json is damaged"),
         ("binned.json", lambda raw: raw.replace(b'"version": 1', b'"version": 9'), "format version 9"),
     ],
