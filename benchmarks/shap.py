@@ -82,7 +82,8 @@ def _xgboost(case: Case, X: Any, y: Any, rows: Any, trees: int, threads: int) ->
     model = xgboost.train(
         {
             "max_depth": case.depth or 0, "max_leaves": 0 if case.depth else case.leaves,
-            "nthread": threads, "grow_policy": "depthwise" if case.depth else "lossguide", "learning_rate": 0.1, "tree_method": "hist",
+            "grow_policy": "depthwise" if case.depth else "lossguide", "learning_rate": 0.1, "tree_method": "hist",
+            "nthread": threads,
         },
         xgboost.DMatrix(X, y, nthread=threads),
         trees,

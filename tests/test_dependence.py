@@ -17,9 +17,9 @@ from sklearn.inspection import partial_dependence as sklearns
 
 import dboost
 from dboost import Booster
-from dboost.errors import DataError, ParameterError
+from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.inspection.dependence import Traversal
-from dboost.inspection.sums import exact_sum, mean, total
+from dboost.inspection.sums import exact_sum, mean, total, whole
 from dboost.model.tree import Tree
 from dboost.schema import Feature
 from tests.fits import FEATURES, TOWNS, cut, mixed_frame
@@ -27,6 +27,7 @@ from tests.forests import random_ensemble, random_rows
 from tests.naive.shapley import expected_when_known
 from tests.real_data import path
 
+FRAME = mixed_frame(40)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
@@ -38,11 +39,11 @@ def test_sums_are_exact(values: list[float], place: int) -> None:
         expected = float(exact / max(1, len(values)))
     except OverflowError:
         return
-    assert mean(total(parts), max(1, len(values))) == expected
+    assert mean(total(parts), whole(max(1, len(values)))) == expected
 
 
 def test_sums_that_are_none() -> None:
-    assert np.isnan(mean(total([exact_sum(np.array([1.0, np.inf])), 5]), 2)) and np.isnan(mean(0, 0))
+    assert np.isnan(mean(total([exact_sum(np.array([1.0, np.inf])), 5]), whole(2))) and np.isnan(mean(0, 0))
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 2, 9]), st.sampled_from([1, 3]), st.sets(st.integers(0, 4), min_size=1))
@@ -172,6 +173,45 @@ def test_partitions_do_not_change_a_bit(kind: str) -> None:
     pd.testing.assert_frame_equal(lazy, array.partial_dependence(1, X, kind), check_exact=True)
 
 
+@pytest.mark.parametrize("kind", ["average", "conditional"])
+def test_a_row_of_weight_two_is_the_row_twice(kind: str) -> None:
+    frame, booster = fitted("grade")
+    frame["w"] = np.random.default_rng(1).integers(0, 3, len(frame)).astype(np.float64)
+    repeated = frame.loc[frame.index.repeat(frame["w"].astype(int))].reset_index(drop=True)
+    how: dict[str, Any] = {"kind": kind, "grid": {"town": ["Gent", "Mons", None], "x": [-1.0, 0.0, 1.5]}}
+    expected = booster.partial_dependence(["town", "x"], repeated, **how)
+    found = booster.partial_dependence(["town", "x"], frame, sample_weight="w", **how)
+    assert found["value"].to_numpy() == pytest.approx(expected["value"].to_numpy(), nan_ok=True)
+    by_values = booster.partial_dependence(["town", "x"], frame, sample_weight=frame["w"].to_numpy(), **how)
+    lazy = booster.partial_dependence(["town", "x"], cut(frame, [7, 7, 150]), sample_weight="w", **how)
+    for other in (by_values, lazy):
+        pd.testing.assert_frame_equal(other, found, check_exact=True)
+    # Nor do rows without weight say where to look.
+    far = frame.assign(x=np.where(frame["w"] == 0, 1000.0, frame["x"]))
+    marked = booster.partial_dependence("x", far, sample_weight="w")
+    assert marked["x"].max() < 10 and np.isin(marked.attrs["deciles"]["x"], far.loc[far["w"] > 0, "x"]).all()
+
+
+@pytest.mark.parametrize(
+    ("weight", "data", "complaint"),
+    [
+        ("w", None, "no rows"),
+        ([1.0], FRAME, r"shape \(1,\)"),
+        (-FRAME["w"], FRAME, "negative in"),
+        (0 * FRAME["w"], FRAME, "above 0"),
+        ("age", FRAME, "is a feature"),
+        ("weight", FRAME, "'weight'"),
+        (FRAME["w"], cut(FRAME, [9]), "name of a column"),
+        ("w", cut(FRAME.assign(w=np.nan), [9]), "sample_weight 'w' is missing"),
+    ],
+)
+def test_weights_that_are_none(weight: Any, data: Any, complaint: str) -> None:
+    with pytest.raises((ParameterError, DataError, InputTypeError), match=complaint):
+        NUMBERS.partial_dependence("x", data, sample_weight=weight)
+    with pytest.raises(ParameterError, match="each of one row"):
+        BOOSTER.partial_dependence("x", FRAME, "individual", sample_weight="w")
+
+
 def test_grids_without_data_meet_the_codes() -> None:
     frame, booster = fitted("y")
     rooms = booster.partial_dependence("rooms")["rooms"]
@@ -239,6 +279,9 @@ def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], complaint: st
         BOOSTER.partial_dependence(**arguments)
 
 
+NUMBERS = Booster(
+    replace(random_ensemble(0, with_categories=False), features=tuple(map(Feature, ["x", "size", "age", "rooms", "y"])))
+)
 BOOSTER = Booster(replace(random_ensemble(0), features=tuple(Feature(n, ("Mons",) if n == "town" else None) for n in FEATURES)))
 
 

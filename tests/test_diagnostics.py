@@ -10,7 +10,7 @@ import pytest
 
 import dboost
 from dboost import Booster
-from dboost.errors import ParameterError
+from dboost.errors import DataError, ParameterError
 from dboost.inspection.dependence import Traversal
 from tests.fits import FEATURES, cut, mixed_frame
 from tests.forests import random_ensemble, random_rows
@@ -69,6 +69,23 @@ def test_partitions_do_not_change_a_bit() -> None:
     pd.testing.assert_frame_equal(booster.additivity("town", lazy, max_rows=50), whole, check_exact=True)
     pd.testing.assert_frame_equal(booster.interaction_strength(lazy, max_rows=50), pairs, check_exact=True)
     assert whole.columns.tolist() == ["high", "low", "middle"]
+
+
+def test_a_row_of_weight_two_is_the_row_twice() -> None:
+    frame = mixed_frame(150)
+    frame["w"] = np.random.default_rng(1).integers(0, 3, 150).astype(np.float64)
+    booster = dboost.fit(frame[[*FEATURES, "grade"]], "grade", max_iter=3)
+    repeated = frame.loc[frame.index.repeat(frame["w"].astype(int))]
+    for ask in (
+        # One pair, since ties of pairs may be in any order.
+        lambda rows, **how: booster.interaction_strength(rows, ["x", "town"], **how).set_index("class")["h"].sort_index(),
+        lambda rows, **how: booster.additivity(["town", "x"], rows, **how),
+    ):
+        expected = ask(repeated)
+        assert ask(frame, sample_weight="w").to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-9)
+        assert not np.allclose(ask(frame), expected)
+    with pytest.raises(DataError, match="above 0"):
+        booster.additivity("x", frame, sample_weight=np.zeros(150))
 
 
 def test_what_makes_no_sense_is_refused() -> None:

@@ -111,6 +111,31 @@ def test_the_page_says_what_is_true(target: str) -> None:
         assert f"{accuracy:.4g}" in text and "Calibration" in text and "Lift" in text
 
 
+@pytest.mark.parametrize("target", ["y", "late"])
+def test_weights_reach_what_is_said_of_rows(target: str) -> None:
+    weight = np.random.default_rng(1).integers(0, 3, len(FRAME))
+    repeated = FRAME.loc[FRAME.index.repeat(weight)].reset_index(drop=True)
+    model = booster(target)
+    text, expected, plain = (
+        read(page(Subject(model, *rest))).text for rest in ((FRAME, target, weight), (repeated, target), (FRAME, target))
+    )
+    assert "rows that were handed in for this report, weighted" in text
+
+    def table(text: str, after: str, before: str) -> str:
+        return text[text.index(after) : text.index(before)].split("this report", 1)[-1].split(".", 1)[1][:120]
+
+    assert table(text, "How good it is", "What matters") == table(expected, "How good it is", "What matters")
+    assert table(text, "How good it is", "What matters") != table(plain, "How good it is", "What matters")
+    if target == "late":
+        drawn = [model.plot_lift(rows, target, sample_weight=w) for rows, w in ((FRAME, weight), (repeated, None))]
+        curves = [max(ax.lines, key=lambda line: len(line.get_xdata())).get_xydata() for ax in drawn]
+        at = np.linspace(0, 1, 7)
+        assert np.interp(at, *curves[0].T) == pytest.approx(np.interp(at, *curves[1].T), abs=0.02)
+        groups = model.plot_calibration(FRAME, target, sample_weight=weight, n_bins=4).lines[1].get_xydata()
+        whole = model.plot_calibration(repeated, target, n_bins=4).lines[1].get_xydata()
+        assert groups == pytest.approx(whole, abs=0.06)
+
+
 def test_a_loaded_model_without_rows_says_what_it_does_not_know(tmp_path: Path) -> None:
     booster("late").save(tmp_path / "model.json")
     dboost.load(tmp_path / "model.json").report(tmp_path / "report.html")
@@ -146,6 +171,7 @@ def test_dask_rows_and_a_model_without_splits(tmp_path: Path) -> None:
     ("arguments", "error", "complaint"),
     [
         ({"target": "y"}, ParameterError, "data="),
+        ({"sample_weight": "w"}, ParameterError, "data="),
         ({"data": FRAME, "target": "nothing"}, DataError, "nothing"),
         ({"data": FRAME.drop(columns="age")}, DataError, "age"),
         ({"path": "nowhere/report.html"}, ModelFileError, "there is no folder"),

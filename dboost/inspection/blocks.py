@@ -3,6 +3,9 @@
 The parts of a collection are worked on where Dask works (on a cluster, when there is a client), and only what the
 function returns comes back. So statistics made of exact sums are the same for any partitioning, and no collection is
 too large.
+
+Rows may have weights. A named column travels with the rows, as one more column of the block, so that works for every kind
+of table; the values themselves only for tables in memory.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dboost.errors import DataError
+from dboost.errors import DataError, InputTypeError
 from dboost.model.ensemble import Ensemble
+from dboost.schema import Feature
 from dboost.sources import feature_block
 from dboost.sources.frame import is_lazy, is_path
 
@@ -23,12 +27,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Rows that are a block already (see `feature_block`), in the place of data."""
+    """Rows that are a block already (see `feature_block`). It may stand in the place of data.
+
+    Attributes
+    ----------
+    block : float32 or float64 [n, n_features]
+    weight : float64[n] or None
+    """
 
     block: np.ndarray
+    weight: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.block)
+
+    def __getitem__(self, rows: Any) -> Block:
+        return Block(self.block[rows], None if self.weight is None else self.weight[rows])
 
 
-def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[int, np.ndarray], T]) -> list[T]:
+def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[int, Block], T], weight: Any = None) -> list[T]:
     """``function(i, block)`` for every part of the data that has rows, in order.
 
     Parameters
@@ -37,17 +54,21 @@ def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[int, np.ndarr
     ensemble : Ensemble
         Its features say which columns become the block (see `feature_block`).
     function : callable
-        Takes the part's number and its rows as float32 or float64 [n, n_features].
+        Takes the part's number and its rows.
+    weight : str, or one number per row of a table in memory, optional
+        What rows count for.
 
     Raises
     ------
     DataError
-        Naming the missing or unreadable column; or when there are no rows at all.
+        Naming the missing or unreadable column; for weights that are no weights; or when there are no rows at all.
+    InputTypeError
+        For weights that are values beside a Dask collection or a path, or a name where columns have none.
     """
     if is_path(data) or is_lazy(data):
-        parts = _lazily(data, ensemble, _Task(function, ensemble))
+        parts = _lazily(data, ensemble, _Task(function, ensemble, _column(weight, ensemble)))
     else:
-        block = block_of(data, ensemble)
+        block = block_of(data, ensemble, weight)
         parts = [[function(0, block)] if len(block) else []]
     found = [part[0] for part in parts if part]
     if not found:
@@ -55,17 +76,17 @@ def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[int, np.ndarr
     return found
 
 
-def sample(data: Any, ensemble: Ensemble, n_rows: int) -> tuple[np.ndarray, np.ndarray]:
+def sample(data: Any, ensemble: Ensemble, n_rows: int, weight: Any = None) -> tuple[np.ndarray, Block]:
     """At most so many rows, evenly spaced over the whole data and hence the same for any partitioning.
 
     Returns
     -------
     numbers : int64[n]
         Which rows of the data they are.
-    block : float32 or float64 [n, n_features]
+    block : Block
     """
     if not (is_path(data) or is_lazy(data)):
-        block = block_of(data, ensemble)
+        block = block_of(data, ensemble, weight)
         if not len(block):
             raise DataError("inspect: the data have no rows")
         numbers = _spaced(len(block), n_rows)
@@ -76,21 +97,60 @@ def sample(data: Any, ensemble: Ensemble, n_rows: int) -> tuple[np.ndarray, np.n
     for part, length in lengths.items():
         of_part[part] = numbers[(numbers >= start) & (numbers < start + length)] - start
         start += length
-    return numbers, np.concatenate(over_blocks(data, ensemble, _Pick(of_part)))
+    picked = over_blocks(data, ensemble, _Pick(of_part), weight)
+    weights = [one.weight for one in picked if one.weight is not None]
+    return numbers, Block(np.concatenate([one.block for one in picked]), np.concatenate(weights) if weights else None)
 
 
-def block_of(data: Any, ensemble: Ensemble) -> np.ndarray:
+def block_of(data: Any, ensemble: Ensemble, weight: Any = None) -> Block:
     """A table in memory as a block."""
     if isinstance(data, Block):
-        return data.block
-    return feature_block(data, ensemble.features, ensemble.named, what="inspect")
+        return data
+    if isinstance(weight, str):
+        column = _column(weight, ensemble)
+        return _split(feature_block(data, (*ensemble.features, Feature(weight)), ensemble.named, what="inspect"), column)
+    block = feature_block(data, ensemble.features, ensemble.named, what="inspect")
+    if weight is None:
+        return Block(block)
+    weights = np.asarray(weight, np.float64)
+    if weights.shape not in ((len(block),), (len(block), 1)):
+        raise DataError(f"sample_weight has the shape {weights.shape}, but there are {len(block)} rows")
+    return Block(block, _checked(weights.reshape(-1), "sample_weight"))
+
+
+def _column(weight: Any, ensemble: Ensemble) -> str | None:
+    """The name of the column of weights, if there is one."""
+    if weight is None:
+        return None
+    if not isinstance(weight, str):
+        raise InputTypeError("sample_weight must be the name of a column when the rows are a Dask collection or a path")
+    if not ensemble.named:
+        raise InputTypeError(f"sample_weight={weight!r}: arrays have no names of columns, so give one number for each row")
+    if weight in {feature.name for feature in ensemble.features}:
+        raise InputTypeError(f"sample_weight={weight!r} is a feature of the model")
+    return weight
+
+
+def _split(matrix: np.ndarray, column: str | None) -> Block:
+    """A block whose last column is the weight, if it has a name."""
+    if column is None:
+        return Block(matrix)
+    weight = _checked(matrix[:, -1].astype(np.float64), f"sample_weight {column!r}")
+    return Block(np.ascontiguousarray(matrix[:, :-1]), weight)
+
+
+def _checked(weight: np.ndarray, what: str) -> np.ndarray:
+    wrong = np.flatnonzero(~(np.isfinite(weight) & (weight >= 0)))
+    if len(wrong):
+        raise DataError(f"{what} is missing, infinite or negative in {len(wrong)} rows, first in row {wrong[0]}")
+    return weight
 
 
 def _spaced(n: int, wanted: int) -> np.ndarray:
     return np.arange(n) if n <= wanted else np.arange(wanted) * n // wanted
 
 
-def _length(part: int, block: np.ndarray) -> tuple[int, int]:
+def _length(part: int, block: Block) -> tuple[int, int]:
     return part, len(block)
 
 
@@ -98,19 +158,20 @@ class _Pick:
     def __init__(self, of_part: dict[int, np.ndarray]) -> None:
         self._of_part = of_part
 
-    def __call__(self, part: int, block: np.ndarray) -> np.ndarray:
+    def __call__(self, part: int, block: Block) -> Block:
         return block[self._of_part[part]]
 
 
 class _Task:
     """What a part's task needs besides the part: one key of the graph, however many parts there are."""
 
-    def __init__(self, function: Callable[[int, np.ndarray], Any], ensemble: Ensemble) -> None:
-        self._function, self._features, self._named = function, ensemble.features, ensemble.named
+    def __init__(self, function: Callable[[int, Block], Any], ensemble: Ensemble, weight: str | None) -> None:
+        self._function, self._named, self.weight = function, ensemble.named, weight
+        self._features = ensemble.features if weight is None else (*ensemble.features, Feature(weight))
 
     def __call__(self, data: Any, part: int) -> list[Any]:
         block = feature_block(data, self._features, self._named, what="inspect")
-        return [self._function(part, block)] if len(block) else []
+        return [self._function(part, _split(block, self.weight))] if len(block) else []
 
 
 def lazy_pieces(data: Any, ensemble: Ensemble, *others: str) -> tuple[list[Any], list[float]]:
@@ -140,7 +201,7 @@ def lazy_pieces(data: Any, ensemble: Ensemble, *others: str) -> tuple[list[Any],
 def _lazily(data: Any, ensemble: Ensemble, task: _Task) -> list[Any]:
     import dask
 
-    pieces, _ = lazy_pieces(data, ensemble)
+    pieces, _ = lazy_pieces(data, ensemble, *(() if task.weight is None else (task.weight,)))
     shared = dask.delayed(task, pure=False, traverse=False)
     return list(dask.compute(*(dask.delayed(_call)(shared, piece, i) for i, piece in enumerate(pieces))))
 

@@ -14,7 +14,8 @@ the weights, is the tree's dependence on x_z.
 *Conditional* (56). The mean prediction of the rows that *have* the value, or one nearest to it. It tells what goes along
 with x_z, whether or not it is x_z that makes the difference.
 
-Means are exact sums over rows (`inspection.sums`), the same for any partitioning.
+Means are exact sums over rows (`inspection.sums`), the same for any partitioning. Where rows have weights, they are
+weighted means: a row of weight two is the row twice, one of weight zero is none.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from typing import Any
 import numpy as np
 
 from dboost import losses
-from dboost.errors import ParameterError
+from dboost.errors import DataError, ParameterError
 from dboost.inspection import sums
-from dboost.inspection.blocks import over_blocks, sample
+from dboost.inspection.blocks import Block, over_blocks, sample
 from dboost.inspection.grids import Axis, axes, points
 from dboost.inspection.naming import class_names, positions
 from dboost.inspection.paths import Path, edge_answers, paths_of
@@ -54,6 +55,7 @@ def partial_dependence(
     scale: str = "raw",
     centred: bool = False,
     max_rows: int = 1000,
+    sample_weight: Any = None,
     n_threads: int | None = None,
 ) -> pd.DataFrame:
     """See `dboost.inspection.methods.Inspection.partial_dependence`."""
@@ -65,7 +67,10 @@ def partial_dependence(
         raise ParameterError(f"kind={kind!r} needs rows: pass data=…")
     if not isinstance(max_rows, int) or max_rows < 1:
         raise ParameterError(f"max_rows={max_rows!r} must be an integer of at least 1")
-    rows = None if data is None else sample(data, ensemble, SAMPLE_ROWS)[1]
+    if sample_weight is not None and (data is None or kind == "individual"):
+        why = "there are no rows: pass data=…" if data is None else "individual curves are each of one row"
+        raise ParameterError(f"sample_weight has nothing to weigh: {why}")
+    rows = None if data is None else sample(data, ensemble, SAMPLE_ROWS, sample_weight)[1]
     on = axes(ensemble, chosen, grid, rows)
     at, finish = points(on), Finish(ensemble, scale)
     numbers: np.ndarray | None = None
@@ -77,12 +82,12 @@ def partial_dependence(
     elif kind == "individual":
         numbers, block = sample(data, ensemble, max_rows)
         ask = Replacing(ensemble, chosen, at, finish, n_threads)
-        values = np.stack([ask.values(block, point) for point in range(len(at))], axis=1)
+        values = np.stack([ask.values(block.block, point) for point in range(len(at))], axis=1)
     else:
         function: Any = Replacing(ensemble, chosen, at, finish, n_threads)
         if kind == "conditional":
             function = Grouping(ensemble, on, len(at), finish, n_threads)
-        values, counts = _means(over_blocks(data, ensemble, function))
+        values, counts = _means(over_blocks(data, ensemble, function, sample_weight))
     if centred:
         values = values - np.nanmean(values, axis=1, keepdims=True)
     frame = _tidy(ensemble, on, values, numbers, counts if kind == "conditional" else None)
@@ -146,16 +151,16 @@ class Finish:
     """From raw scores [n, n_outputs] to what is asked for, in the same shape: raw scores or predictions."""
 
     def __init__(self, ensemble: Ensemble, scale: str) -> None:
-        self._loss, self._is_raw = losses.from_dict(ensemble.loss), scale == "raw"
+        self._loss = None if scale == "raw" else losses.from_dict(ensemble.loss)
 
     def __call__(self, raw: np.ndarray) -> np.ndarray:
-        if self._is_raw:
+        if self._loss is None:
             return raw
         return self._loss.inverse_link(raw) if raw.shape[1] > 1 else self._loss.inverse_link(raw[:, 0])[:, None]
 
 
-#: Exact sums and numbers of rows at each point: lists over points of (sums by output, rows).
-Totals = list[tuple[list[int | None], int]]
+#: At each point: exact sums by output, the exact sum of the weights, and the number of rows.
+Totals = list[tuple[list[int | None], int | None, int]]
 
 
 class Replacing:
@@ -171,8 +176,8 @@ class Replacing:
         changed[:, self._targets] = self._at[point]
         return self._finish(self._flat.raw_scores(changed, n_threads=self._n_threads))
 
-    def __call__(self, part: int, block: np.ndarray) -> Totals:
-        return [_totals(self.values(block, point)) for point in range(len(self._at))]
+    def __call__(self, part: int, rows: Block) -> Totals:
+        return [_totals(self.values(rows.block, point), rows.weight) for point in range(len(self._at))]
 
 
 class Grouping:
@@ -182,7 +187,8 @@ class Grouping:
         self._flat, self._on, self._n_points = FlatEnsemble(ensemble), on, n_points
         self._finish, self._n_threads = finish, n_threads
 
-    def __call__(self, part: int, block: np.ndarray) -> Totals:
+    def __call__(self, part: int, rows: Block) -> Totals:
+        block = rows.block
         cell = np.zeros(len(block), np.int64)
         for axis in self._on:
             nearest = _nearest(axis, block[:, axis.position].astype(np.float64))
@@ -190,7 +196,8 @@ class Grouping:
         values = self._finish(self._flat.raw_scores(block, n_threads=self._n_threads))
         order = np.argsort(cell, kind="stable")
         borders = np.searchsorted(cell[order], np.arange(self._n_points + 1))
-        return [_totals(values[order[a:b]]) for a, b in pairwise(borders)]
+        groups = [order[a:b] for a, b in pairwise(borders)]
+        return [_totals(values[group], None if rows.weight is None else rows.weight[group]) for group in groups]
 
 
 def _nearest(axis: Axis, x: np.ndarray) -> np.ndarray:
@@ -212,18 +219,25 @@ def _nearest(axis: Axis, x: np.ndarray) -> np.ndarray:
     return nearest
 
 
-def _totals(values: np.ndarray) -> tuple[list[int | None], int]:
-    return [sums.exact_sum(column) if len(column) else 0 for column in values.T], len(values)
+def _totals(values: np.ndarray, weight: np.ndarray | None) -> tuple[list[int | None], int | None, int]:
+    n, n_outputs = values.shape
+    if not n:
+        return [0] * n_outputs, 0, 0
+    if weight is None:
+        return [sums.exact_sum(column) for column in values.T], sums.whole(n), n
+    return [sums.exact_sum(column * weight) for column in values.T], sums.exact_sum(weight), n
 
 
 def _means(parts: list[Totals]) -> tuple[np.ndarray, np.ndarray]:
     """Means at each point, [1, n_points, n_outputs], and the numbers of rows, [n_points]."""
+    if not any(amount for part in parts for _, amount, _ in part):
+        raise DataError("inspect: no row has a weight above 0")
     means, counts = [], []
     for at_point in zip(*parts, strict=True):
-        count = sum(n for _, n in at_point)
-        of_output = zip(*(totals for totals, _ in at_point), strict=True)
-        means.append([sums.mean(sums.total(parts), count) for parts in of_output])
-        counts.append(count)
+        totals, amounts, numbers = zip(*at_point, strict=True)
+        amount = sums.total(amounts)
+        means.append([sums.mean(sums.total(of_output), amount) for of_output in zip(*totals, strict=True)])
+        counts.append(sum(numbers))
     return np.array(means)[None], np.array(counts)
 
 

@@ -90,7 +90,7 @@ class Drawing(Inspection):
             As in `shap_values`.
         max_features : int
         """
-        block = sample(X, self.ensemble, attributions.MAX_POINTS)[1]
+        block = sample(X, self.ensemble, attributions.MAX_POINTS)[1].block
         values, label = self._attributions(block, output, background)
         shown = _at_least_one("max_features", max_features)
         return attributions.draw_summary(values, block, self.ensemble.features, shown, label, ax)
@@ -98,7 +98,7 @@ class Drawing(Inspection):
     def plot_shap_dependence(self, feature: Any, X: Any, *, output: Any = None, background: Any = None, ax: Any = None) -> Any:
         """A feature's Shapley values over its values; parameters as of `plot_shap_summary`."""
         (j,) = positions(self.ensemble, feature, at_most=1)
-        block = sample(X, self.ensemble, attributions.MAX_POINTS)[1]
+        block = sample(X, self.ensemble, attributions.MAX_POINTS)[1].block
         values, label = self._attributions(block, output, background)
         return attributions.draw_attribution(values[:, j], block[:, j], self.ensemble.features[j], label, ax)
 
@@ -107,7 +107,7 @@ class Drawing(Inspection):
 
         row : which row of X (a table in memory).
         """
-        block = sample(X, self.ensemble, np.iinfo(np.int64).max)[1]
+        block = sample(X, self.ensemble, np.iinfo(np.int64).max)[1].block
         if isinstance(row, bool) or not isinstance(row, int | np.integer) or not -len(block) <= row < len(block):
             raise ParameterError(f"there is no row {row!r}: X has {len(block)} rows")
         one = block[int(row) % len(block)][None]
@@ -116,29 +116,33 @@ class Drawing(Inspection):
         shown = _at_least_one("max_features", max_features)
         return attributions.draw_waterfall(values[0], one[0], self.ensemble.features, start, shown, label, ax)
 
-    def plot_calibration(self, data: Any, target: Any, *, output: Any = None, n_bins: int = 10, ax: Any = None) -> Any:
+    def plot_calibration(
+        self, data: Any, target: Any, *, sample_weight: Any = None, output: Any = None, n_bins: int = 10, ax: Any = None
+    ) -> Any:
         """How often a class occurs against how probable it was said to be, on held-out rows.
 
         Parameters
         ----------
-        data, target : as in `dboost.fit`
+        data, target, sample_weight : as in `dboost.fit`
         output : class, optional
             Default: the last one.
         n_bins : int
-            Groups of equally many rows.
+            Groups of equally many rows, or of equal weight.
 
         Raises
         ------
         ParameterError
             When the model predicts numbers.
         """
-        truth, probability, name = Truth(self.ensemble, data, target).of_class(output)
-        return quality.draw_calibration(truth, probability, str(name), _at_least_one("n_bins", n_bins), ax)
+        truth = Truth(self.ensemble, data, target, sample_weight)
+        is_one, probability, name = truth.of_class(output)
+        return quality.draw_calibration(is_one, probability, truth.weight, str(name), _at_least_one("n_bins", n_bins), ax)
 
-    def plot_lift(self, data: Any, target: Any, *, output: Any = None, ax: Any = None) -> Any:
+    def plot_lift(self, data: Any, target: Any, *, sample_weight: Any = None, output: Any = None, ax: Any = None) -> Any:
         """How many rows of a class are found by looking at the most probable ones first; parameters as above."""
-        truth, probability, name = Truth(self.ensemble, data, target).of_class(output)
-        return quality.draw_lift(truth, probability, str(name), ax)
+        truth = Truth(self.ensemble, data, target, sample_weight)
+        is_one, probability, name = truth.of_class(output)
+        return quality.draw_lift(is_one, probability, truth.weight, str(name), ax)
 
     def plot_residuals(self, data: Any, target: Any, *, ax: Any = None) -> Any:
         """Target minus prediction, over the prediction, on held-out rows; for models that predict numbers."""
@@ -146,7 +150,7 @@ class Drawing(Inspection):
         name = target if isinstance(target, str) else "the target"
         return quality.draw_residuals(truth, prediction, name, ax)
 
-    def report(self, path: str | os.PathLike[str], data: Any = None, target: Any = None) -> None:
+    def report(self, path: str | os.PathLike[str], data: Any = None, target: Any = None, sample_weight: Any = None) -> None:
         """Write one self-contained HTML page: what the model is, how it was trained, how good it is, what matters and how.
 
         Parameters
@@ -158,15 +162,17 @@ class Drawing(Inspection):
             spaced). Without, importance and dependence are told by the trees.
         target : as in `dboost.fit`, optional
             The rows' target, for metrics, calibration and lift, or residuals.
+        sample_weight : name of a column, or one number per row of data in memory, optional
+            What the rows count for, in metrics, calibration, lift, dependence and interactions.
 
         Raises
         ------
         ParameterError
-            A target without data.
+            A target or weights without data.
         DataError, ModelFileError
             As of `predict` and of `save`.
         """
-        page.write(self, path, data, target)
+        page.write(self, path, data, target, sample_weight)
 
     def _repr_html_(self) -> str:
         return card.card(self)
@@ -182,7 +188,7 @@ class Drawing(Inspection):
     def _attributions(self, block: np.ndarray, output: Any, background: Any) -> tuple[np.ndarray, str]:
         """Shapley values of a block for one output, and what they are measured in."""
         k = self._output(output)
-        rows = None if background is None else sample(background, self.ensemble, np.iinfo(np.int64).max)[1]
+        rows = None if background is None else sample(background, self.ensemble, np.iinfo(np.int64).max)[1].block
         values = shapley.Shapley(self.ensemble, rows, False, None)(block)
         of_class = f" of {class_names(self.ensemble)[k]}" if self.ensemble.n_outputs > 1 else ""
         return values if values.ndim == 2 else values[:, :, k], score_name(self.ensemble, "raw", False) + of_class

@@ -5,7 +5,7 @@ between neighbouring values where there were few of these. A point in the middle
 of that bin, so codes like 1, 2, …, 7 are met exactly, and of many bins some are taken, evenly by rank. With data, the
 points are the values themselves when there are few, else values between the first and the last percent: half of them
 evenly by rows, half evenly by distinct values. All levels of a categorical feature are looked at, or with data the most
-frequent ones.
+frequent ones. Rows of weight zero are none; deciles are those of the weights.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from dboost.errors import ParameterError
+from dboost.inspection.blocks import Block
 from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
 
@@ -52,7 +53,7 @@ class Axis:
         return shown
 
 
-def axes(ensemble: Ensemble, positions: list[int], grid: Any, rows: np.ndarray | None) -> list[Axis]:
+def axes(ensemble: Ensemble, positions: list[int], grid: Any, rows: Block | None) -> list[Axis]:
     """The values to look at, feature by feature.
 
     Parameters
@@ -61,7 +62,7 @@ def axes(ensemble: Ensemble, positions: list[int], grid: Any, rows: np.ndarray |
     positions : list of int
     grid : int, sequence, or mapping of names to sequences
         Number of points (at most), or the values themselves.
-    rows : block or None
+    rows : Block or None
         A sample of the data.
 
     Raises
@@ -73,13 +74,17 @@ def axes(ensemble: Ensemble, positions: list[int], grid: Any, rows: np.ndarray |
     n_points = int(grid) if isinstance(grid, Integral) else 50 if len(positions) == 1 else 20
     if n_points < 1:
         raise ParameterError(f"grid={grid!r} must have at least one point")
+    if rows is not None and rows.weight is not None:
+        rows = rows[rows.weight > 0]
     found = []
     for j in positions:
         feature = ensemble.features[j]
-        column = None if rows is None else rows[:, j][~np.isnan(rows[:, j])].astype(np.float64)
-        deciles = None
-        if column is not None and len(column) and feature.levels is None:
-            deciles = np.quantile(column, np.arange(1, 10) / 10)
+        column, deciles = None, None
+        if rows is not None:
+            present = rows[~np.isnan(rows.block[:, j])]
+            column = present.block[:, j].astype(np.float64)
+            if len(column) and feature.levels is None:
+                deciles = _deciles(column, present.weight)
         if j in given:
             values = _as_codes(feature, given[j])
         elif feature.levels is not None:
@@ -95,6 +100,13 @@ def axes(ensemble: Ensemble, positions: list[int], grid: Any, rows: np.ndarray |
 def points(on: list[Axis]) -> np.ndarray:
     """All combinations of the axes' values, the last one running fastest: float64[n, n_axes]."""
     return np.array(list(product(*(axis.values for axis in on))), np.float64).reshape(-1, len(on))
+
+
+def _deciles(column: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+    shares = np.arange(1, 10) / 10
+    if weight is None:
+        return np.quantile(column, shares)
+    return np.quantile(column, shares, weights=weight, method="inverted_cdf")
 
 
 def _given(ensemble: Ensemble, positions: list[int], grid: Any) -> dict[int, Any]:

@@ -121,6 +121,7 @@ class Inspection:
         scale: str = "raw",
         centred: bool = False,
         max_rows: int = 1000,
+        sample_weight: Any = None,
         n_threads: int | None = None,
     ) -> pd.DataFrame:
         """How predictions depend on one or two features.
@@ -141,6 +142,8 @@ class Inspection:
             Subtract from each curve its mean over the grid.
         max_rows : int
             Individual curves of so many rows at most, evenly spaced over the data.
+        sample_weight : name of a column, or one number per row of data in memory, optional
+            What rows count for in means over rows.
         n_threads : int, optional
 
         Returns
@@ -153,13 +156,14 @@ class Inspection:
         Raises
         ------
         ParameterError
-            Unknown feature, kind, scale or level; more than two features; rows that are needed and not given.
+            Unknown feature, kind, scale or level; more than two features; rows that are needed and not given; weights of
+            nothing.
         DataError
-            As of `predict`.
+            As of `predict`; and for weights that are missing, infinite or negative.
         """
         return dependence.partial_dependence(
             self.ensemble, features, data, kind=kind, grid=grid, scale=scale, centred=centred, max_rows=max_rows,
-            n_threads=n_threads,
+            sample_weight=sample_weight, n_threads=n_threads,
         )  # fmt: skip
 
     def drift(self, data: Any, target: Any = None, source: int | str = -1) -> pd.DataFrame:
@@ -210,7 +214,9 @@ class Inspection:
         """
         return drift.drift(self.ensemble, data, target, source)
 
-    def additivity(self, features: Any, data: Any, *, max_rows: int = 10_000) -> pd.Series | pd.DataFrame:
+    def additivity(
+        self, features: Any, data: Any, *, max_rows: int = 10_000, sample_weight: Any = None
+    ) -> pd.Series | pd.DataFrame:
         """Whether some features act apart from the others: by adding to them, by multiplying them, or neither.
 
         Parameters
@@ -220,6 +226,7 @@ class Inspection:
         data : as in `predict`
         max_rows : int
             Look at so many rows at most, evenly spaced over the data.
+        sample_weight : as in `partial_dependence`, optional
 
         Returns
         -------
@@ -236,9 +243,11 @@ class Inspection:
         DataError
             As of `predict`.
         """
-        return diagnostics.additivity(self.ensemble, features, data, max_rows)
+        return diagnostics.additivity(self.ensemble, features, data, max_rows, sample_weight)
 
-    def interaction_strength(self, data: Any, features: Any = None, *, max_rows: int = 500) -> pd.DataFrame:
+    def interaction_strength(
+        self, data: Any, features: Any = None, *, max_rows: int = 500, sample_weight: Any = None
+    ) -> pd.DataFrame:
         """How much of what pairs of features do, they do together: Friedman and Popescu's H (2008).
 
         Parameters
@@ -248,6 +257,7 @@ class Inspection:
             All pairs of these. Default: the ten most important features.
         max_rows : int
             Look at so many rows at most, evenly spaced over the data.
+        sample_weight : as in `partial_dependence`, optional
 
         Returns
         -------
@@ -262,4 +272,4 @@ class Inspection:
         DataError
             As of `predict`.
         """
-        return diagnostics.interaction_strength(self.ensemble, data, features, max_rows)
+        return diagnostics.interaction_strength(self.ensemble, data, features, max_rows, sample_weight)

@@ -43,6 +43,11 @@ def total(parts: Iterable[int | None]) -> int | None:
     return None if None in found else sum(part for part in found if part is not None)
 
 
-def mean(total: int | None, count: int) -> float:
-    """The exact sum divided by a count, rounded once; NaN for no rows and for sums that are not finite."""
-    return float("nan") if total is None or not count else float(Fraction(total, count << _SCALE))
+def whole(n: int) -> int:
+    """A whole number as an exact sum."""
+    return n << _SCALE
+
+
+def mean(total: int | None, amount: int | None) -> float:
+    """The quotient of two exact sums, rounded once; NaN over nothing and for sums that are not finite."""
+    return float("nan") if total is None or not amount else float(Fraction(total, amount))

@@ -22,21 +22,23 @@ class Truth:
     Parameters
     ----------
     ensemble : Ensemble
-    data, target : as in `dboost.fit`
+    data, target, sample_weight : as in `dboost.fit`
 
     Attributes
     ----------
     target : float64[n]
         Numbers, or codes of classes.
     raw : float64[n, n_outputs]
+    weight : float64[n] or None
     """
 
-    def __init__(self, ensemble: Ensemble, data: Any, target: Any) -> None:
+    def __init__(self, ensemble: Ensemble, data: Any, target: Any, sample_weight: Any = None) -> None:
         self._ensemble = ensemble
         self._loss = losses.from_dict(ensemble.loss)
-        with open_table(data, target, like=ensemble.features) as table:
+        with open_table(data, target, sample_weight=sample_weight, like=ensemble.features) as table:
             known = Target(self._loss, np.empty(0), ensemble.classes, ensemble.classes_dtype)
             self.target = encode_like(table, known)
+            self.weight = table.weight
             flat = FlatEnsemble(ensemble)
             self.raw = np.concatenate([flat.raw_scores(block) for block in blocks(table, None)])
 
@@ -79,14 +81,15 @@ class Truth:
         raw = self.raw if self.raw.shape[1] > 1 else self.raw[:, 0]
         per_row = np.abs(self._loss.value(self.target, raw))
         spread = max(1.0, float(np.abs(self.target - self.target.mean()).max()))
-        size = Size(float(per_row.max(initial=0.0)) or 1.0, spread, 1.0, len(self.target))
+        heaviest = 1.0 if self.weight is None else float(self.weight.max())
+        size = Size(float(per_row.max(initial=0.0)) or 1.0, spread, heaviest, len(self.target))
         found = {}
         for name in names:
             try:
                 metric = find_metrics(name, self._loss)[0]
             except ParameterError:
                 continue
-            found[name] = metric.finish(metric.chunk(Rows(self.target, raw, None, self._loss, size)))
+            found[name] = metric.finish(metric.chunk(Rows(self.target, raw, self.weight, self._loss, size)))
         return found
 
 

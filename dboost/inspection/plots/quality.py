@@ -1,4 +1,8 @@
-"""How good predictions are: calibration and lift of probabilities, residuals of numbers."""
+"""How good predictions are: calibration and lift of probabilities, residuals of numbers.
+
+Where rows have weights, shares are of weight, groups are of about equal weight, and a group counts for as many rows as would
+say as much with equal weights: the square of the sum of the weights over the sum of their squares (Kish, 1965).
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,20 @@ from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, VERMILION
 
 
-def draw_calibration(truth: np.ndarray, probability: np.ndarray, label: str, n_bins: int, ax: Any) -> Any:
+def draw_calibration(
+    truth: np.ndarray, probability: np.ndarray, weight: np.ndarray | None, label: str, n_bins: int, ax: Any
+) -> Any:
     """How often it happened, against how probable it was said to be, in groups of equally many rows.
 
-    truth : bool[n]; probability : float64[n]; label : what it is the probability of.
+    truth : bool[n]; probability : float64[n]; weight : float64[n] or None; label : what it is the probability of.
     """
+    weight = np.ones(len(truth)) if weight is None else weight
     order = np.argsort(probability, kind="stable")
-    groups = [group for group in np.array_split(order, min(n_bins, len(order))) if len(group)]
-    said = np.array([probability[group].mean() for group in groups])
-    happened = np.array([truth[group].mean() for group in groups])
-    size = np.array([len(group) for group in groups])
+    order = order[weight[order] > 0]
+    groups = _groups(order, weight, n_bins)
+    said = np.array([np.average(probability[group], weights=weight[group]) for group in groups])
+    happened = np.array([np.average(truth[group], weights=weight[group]) for group in groups])
+    size = np.array([weight[group].sum() ** 2 / (weight[group] ** 2).sum() for group in groups])
     with canvas.style():
         ax = canvas.axes_for(ax, height=3.6)
         ax.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle=(0, (3, 2)))
@@ -37,6 +45,16 @@ def draw_calibration(truth: np.ndarray, probability: np.ndarray, label: str, n_b
     return ax
 
 
+def _groups(order: np.ndarray, weight: np.ndarray, n: int) -> list[np.ndarray]:
+    """Rows in order, in n groups of about equal weight (without weights the sizes differ by one at most)."""
+    if weight.min(initial=1.0) == weight.max(initial=1.0):
+        groups = np.array_split(order, min(n, len(order)) or 1)
+    else:
+        reached = np.cumsum(weight[order])
+        groups = np.split(order, np.searchsorted(reached, reached[-1] * np.arange(1, n) / n))
+    return [group for group in groups if len(group)]
+
+
 def _wilson(share: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Wilson's interval of a share of n rows."""
     z = 1.96
@@ -45,16 +63,20 @@ def _wilson(share: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return centre - half, centre + half
 
 
-def draw_lift(truth: np.ndarray, probability: np.ndarray, label: str, ax: Any) -> Any:
-    """Share of what is looked for that is found, against the share of rows looked at, the most probable first."""
+def draw_lift(truth: np.ndarray, probability: np.ndarray, weight: np.ndarray | None, label: str, ax: Any) -> Any:
+    """Share of what is looked for that is found, against the share of rows looked at, the most probable first.
+
+    Parameters as of `draw_calibration`.
+    """
+    weight = np.ones(len(truth)) if weight is None else weight
     order = np.argsort(-probability, kind="stable")
-    found = np.concatenate([[0.0], np.cumsum(truth[order])])
-    looked = np.arange(len(found)) / max(1, len(truth))
-    share = found / max(1.0, found[-1])
+    found = np.concatenate([[0.0], np.cumsum((truth * weight)[order])])
+    looked = np.concatenate([[0.0], np.cumsum(weight[order])])
+    rate = float(found[-1] / looked[-1]) if looked[-1] else 1.0
+    looked, share = looked / (looked[-1] or 1.0), found / (found[-1] or 1.0)
     with canvas.style():
         ax = canvas.axes_for(ax, height=3.6)
         ax.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle=(0, (3, 2)))
-        rate = float(truth.mean()) if len(truth) else 1.0
         ax.plot([0, rate, 1], [0, 1, 1], color=FAINT, linewidth=1.2)
         keep = np.unique(np.round(np.linspace(0, len(looked) - 1, 400)).astype(np.int64))
         ax.plot(looked[keep], share[keep], color=BLUE)

@@ -39,20 +39,21 @@ NOTABLE = 0.1
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What the report is about: a model and, if there are any, rows and what their target is."""
+    """What the report is about: a model and, if there are any, rows, what their target is, and what they count for."""
 
     booster: Drawing
     data: Any
     target: Any
+    weight: Any = None
 
     @cached_property
     def rows(self) -> Block | None:
         """A sample of the data."""
-        return None if self.data is None else Block(sample(self.data, self.booster.ensemble, ROWS)[1])
+        return None if self.data is None else sample(self.data, self.booster.ensemble, ROWS, self.weight)[1]
 
     @cached_property
     def truth(self) -> Truth | None:
-        return None if self.target is None else Truth(self.booster.ensemble, self.data, self.target)
+        return None if self.target is None else Truth(self.booster.ensemble, self.data, self.target, self.weight)
 
     @cached_property
     def important(self) -> list[str]:
@@ -61,11 +62,12 @@ class Subject:
         return [str(name) for name in importance.index[importance > 0]]
 
 
-def write(booster: Drawing, path: str | os.PathLike[str], data: Any, target: Any) -> None:
+def write(booster: Drawing, path: str | os.PathLike[str], data: Any, target: Any, weight: Any = None) -> None:
     """See `dboost.inspection.drawing.Drawing.report`."""
-    if target is not None and data is None:
-        raise ParameterError("a target needs rows: pass data=… too")
-    files.write_whole(path, page(Subject(booster, data, target)).encode())
+    for what, value in (("a target needs", target), ("weights need", weight)):
+        if value is not None and data is None:
+            raise ParameterError(f"{what} rows: pass data=… too")
+    files.write_whole(path, page(Subject(booster, data, target, weight)).encode())
 
 
 def page(subject: Subject) -> str:
@@ -172,9 +174,10 @@ def _quality(subject: Subject) -> str:
         judged = classes[-1:] if len(classes) == 2 else classes[:CLASSES]
         for one in judged:
             is_one, probability, _ = truth.of_class(one)
-            pictures.append(look.picture(quality.draw_calibration(is_one, probability, str(one), 10, None)))
-            pictures.append(look.picture(quality.draw_lift(is_one, probability, str(one), None)))
-    rows = f"<p>On {len(truth.target):,} rows that were handed in for this report.</p>"
+            pictures.append(look.picture(quality.draw_calibration(is_one, probability, truth.weight, str(one), 10, None)))
+            pictures.append(look.picture(quality.draw_lift(is_one, probability, truth.weight, str(one), None)))
+    weighted = "" if truth.weight is None else ", weighted"
+    rows = f"<p>On {len(truth.target):,} rows that were handed in for this report{weighted}.</p>"
     return f'<section><h2>How good it is</h2>{rows}{look.table(found)}<div class="pictures">{"".join(pictures)}</div></section>'
 
 
@@ -213,7 +216,7 @@ def _dependence(subject: Subject) -> str:
         look.picture(booster.plot_partial_dependence(name, rows, scale=scale, grid=40)) for name in subject.important[:SHOWN]
     ]
     how = (
-        f"The mean prediction over {len(rows.block):,} rows when a feature is set to a value; short lines are its deciles."
+        f"The mean prediction over {len(rows):,} rows when a feature is set to a value; short lines are its deciles."
         if rows is not None
         else "What the trees say of a feature’s value, the other features averaged over the training rows."
     )
