@@ -9,15 +9,20 @@ With K > 2 classes the libraries take second derivatives to be p (1 - p) times a
 K / (K - 1) (LightGBM; dboost's steps have the factor instead), 2 (XGBoost). At one learning rate they would take steps of
 different lengths; so learning rates, λ and the Hessians' minimum are multiplied by that constant: all take scikit-learn's
 steps.
+
+With `watch`, a fit also notes when each iteration ended, by the library's own callbacks (scikit-learn has none: there it is
+when the last tree of an iteration was handed over).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -59,19 +64,42 @@ def settings_of(workload: Workload, threads: int) -> Settings:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A trained model: seconds for binning and for training, and a function from features to raw scores."""
+    """A trained model: seconds for binning and for training, and a function from features to raw scores.
+
+    Attributes
+    ----------
+    staged : callable
+        From features and ascending numbers of iterations to the raw scores after so many.
+    marks : list of float
+        Of a fit that was watched: seconds from the call to the end of each iteration, binning included.
+    """
 
     binning: float
     training: float
     raw_score: Callable[[Any], np.ndarray]
+    staged: Callable[[Any, Sequence[int]], Iterator[np.ndarray]]
+    marks: list[float] = field(default_factory=list)
+
+
+class _Watch:
+    """Notes when iterations end; as a callback it takes whatever a library hands to one."""
+
+    def __init__(self, watch: bool) -> None:
+        self.marks: list[float] = []
+        self.callbacks = [self.note] if watch else []
+        self._start = time.perf_counter()
+
+    def note(self, *_: object) -> None:
+        self.marks.append(time.perf_counter() - self._start)
 
 
 Features = np.ndarray | pd.DataFrame
 
 
-def fit_dboost(X: Features, y: np.ndarray, settings: Settings) -> Fit:
+def fit_dboost(X: Features, y: np.ndarray, settings: Settings, watch: bool = False) -> Fit:
     import dboost
 
+    watched = _Watch(watch)
     booster = dboost.fit(
         X,
         y,
@@ -87,9 +115,16 @@ def fit_dboost(X: Features, y: np.ndarray, settings: Settings) -> Fit:
         max_bins=settings.bins,
         n_threads=settings.threads,
         progress=False,
+        callbacks=watched.callbacks,
     )
     seconds = booster.timings
-    return Fit(seconds["load"] + seconds["bin"], seconds["train"], lambda X: booster.predict(X, raw_score=True))
+    return Fit(
+        seconds["load"] + seconds["bin"],
+        seconds["train"],
+        lambda X: booster.predict(X, raw_score=True),
+        lambda X, after: (booster.predict(X, raw_score=True, iteration_range=(0, n)) for n in after),
+        watched.marks,
+    )
 
 
 #: What the losses are called elsewhere: LightGBM's objective, XGBoost's, scikit-learn's.
@@ -106,7 +141,7 @@ def can_fit(engine: str, loss: str) -> bool:
     return engine != "sklearn" or _NAMES[loss][2] is not None
 
 
-def fit_lightgbm(X: Features, y: np.ndarray, settings: Settings, **quantised: Any) -> Fit:
+def fit_lightgbm(X: Features, y: np.ndarray, settings: Settings, watch: bool = False, **quantised: Any) -> Fit:
     import lightgbm
 
     objective: dict[str, Any] = {"objective": _NAMES[settings.loss][0]}
@@ -132,23 +167,24 @@ def fit_lightgbm(X: Features, y: np.ndarray, settings: Settings, **quantised: An
         # It would try both and keep the faster one; told which that is, it need not.
         "force_col_wise" if X.shape[1] > 200 else "force_row_wise": True,
     }
+    watched = _Watch(watch)
     start = time.perf_counter()
     data = lightgbm.Dataset(X, label=y, params=binning).construct()
     binned = time.perf_counter()
-    model = lightgbm.train(parameters, data, settings.trees)
+    model = lightgbm.train(parameters, data, settings.trees, callbacks=watched.callbacks)
     done = time.perf_counter()
-    return Fit(
-        binned - start,
-        done - binned,
-        lambda X: model.predict(X, raw_score=True, num_threads=settings.threads),
-    )
+
+    def raw_score(X: Features, n: int | None = None) -> np.ndarray:
+        return model.predict(X, raw_score=True, num_iteration=n, num_threads=settings.threads)
+
+    return Fit(binned - start, done - binned, raw_score, lambda X, after: (raw_score(X, n) for n in after), watched.marks)
 
 
-def fit_lightgbm_quantised(X: Features, y: np.ndarray, settings: Settings) -> Fit:
-    return fit_lightgbm(X, y, settings, use_quantized_grad=True, quant_train_renew_leaf=True)
+def fit_lightgbm_quantised(X: Features, y: np.ndarray, settings: Settings, watch: bool = False) -> Fit:
+    return fit_lightgbm(X, y, settings, watch, use_quantized_grad=True, quant_train_renew_leaf=True)
 
 
-def fit_xgboost(X: Features, y: np.ndarray, settings: Settings) -> Fit:
+def fit_xgboost(X: Features, y: np.ndarray, settings: Settings, watch: bool = False) -> Fit:
     import xgboost
 
     parameters = {
@@ -169,15 +205,26 @@ def fit_xgboost(X: Features, y: np.ndarray, settings: Settings) -> Fit:
     else:
         parameters |= {"max_depth": settings.max_depth}
     categorical = isinstance(X, pd.DataFrame)
+    watched = _Watch(watch)
+
+    class Note(xgboost.callback.TrainingCallback):
+        def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+            watched.note()
+            return False
+
     start = time.perf_counter()
     data = xgboost.QuantileDMatrix(X, y, max_bin=settings.bins, nthread=settings.threads, enable_categorical=categorical)
     binned = time.perf_counter()
-    model = xgboost.train(parameters, data, settings.trees)
+    model = xgboost.train(parameters, data, settings.trees, callbacks=[Note()] if watch else None)
     done = time.perf_counter()
-    return Fit(binned - start, done - binned, lambda X: model.inplace_predict(X, predict_type="margin"))
+
+    def raw_score(X: Features, n: int = 0) -> np.ndarray:
+        return model.inplace_predict(X, iteration_range=(0, n), predict_type="margin")  # 0: all of them
+
+    return Fit(binned - start, done - binned, raw_score, lambda X, after: (raw_score(X, n) for n in after), watched.marks)
 
 
-def fit_sklearn(X: Features, y: np.ndarray, settings: Settings) -> Fit:
+def fit_sklearn(X: Features, y: np.ndarray, settings: Settings, watch: bool = False) -> Fit:
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from threadpoolctl import threadpool_limits
 
@@ -193,7 +240,8 @@ def fit_sklearn(X: Features, y: np.ndarray, settings: Settings) -> Fit:
         l2_regularization=1.0,
         early_stopping=False,
     )
-    with threadpool_limits(settings.threads, user_api="openmp"), _sklearn_binning_clock() as binning:
+    watched = _Watch(watch)
+    with threadpool_limits(settings.threads, user_api="openmp"), _sklearn_binning_clock() as binning, _sklearn_trees(watched):
         start = time.perf_counter()
         model.fit(X, y)
         total = time.perf_counter() - start
@@ -202,7 +250,33 @@ def fit_sklearn(X: Features, y: np.ndarray, settings: Settings) -> Fit:
         with threadpool_limits(settings.threads, user_api="openmp"):
             return model.decision_function(X) if settings.n_classes else model.predict(X)
 
-    return Fit(binning[0], total - binning[0], raw_score)
+    def staged(X: Features, after: Sequence[int]) -> Iterator[np.ndarray]:
+        with threadpool_limits(settings.threads, user_api="openmp"):
+            stages = model.staged_decision_function(X) if settings.n_classes else model.staged_predict(X)
+            for before, n in zip([0, *after], after, strict=False):
+                yield next(islice(stages, n - before - 1, None))
+
+    marks = watched.marks[(n_outputs := settings.n_classes if settings.n_classes > 2 else 1) - 1 :: n_outputs]
+    return Fit(binning[0], total - binning[0], raw_score, staged, marks)
+
+
+@contextmanager
+def _sklearn_trees(watched: _Watch) -> Iterator[None]:
+    """Notes when scikit-learn has grown a tree, if somebody wants to know."""
+    from sklearn.ensemble._hist_gradient_boosting.grower import TreeGrower
+
+    if not watched.callbacks:
+        yield
+        return
+    make = TreeGrower.make_predictor
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        watched.note()
+        return made
+
+    with patch.object(TreeGrower, "make_predictor", noted):
+        yield
 
 
 @contextmanager
@@ -232,7 +306,7 @@ def _sklearn_binning_clock() -> Iterator[list[float]]:
             setattr(_BinMapper, name, function)
 
 
-ENGINES: dict[str, Callable[[Any, np.ndarray, Settings], Fit]] = {
+ENGINES: dict[str, Callable[..., Fit]] = {
     "dboost": fit_dboost,
     "lightgbm": fit_lightgbm,
     "lightgbm-quantised": fit_lightgbm_quantised,

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import accuracy, cold_start, race, shap, trimming, workloads
+import dboost
+from benchmarks import accuracy, cold_start, curves, limits, profile, race, scaling, shap, trimming, workloads
 from benchmarks.__main__ import main
 from benchmarks.engines import ENGINES, Settings
 from benchmarks.workloads import WORKLOADS
@@ -119,3 +120,90 @@ def test_shapley_values_are_compared_on_the_same_trees(capsys: pytest.CaptureFix
     assert [row[0] for row in rows] == [str(case) for case in shap.CASES]
     assert [row[2] for row in rows] == ["60", "60", "10", "60", "10"]
     assert all(float(row[-1]) < 1e-5 for row in rows)  # the values are the others', up to float32
+
+
+def cells(drawn: str) -> list[list[str]]:
+    """The rows of the tables that were printed."""
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in drawn.splitlines() if "│" in line]
+
+
+def test_scaling(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = folder / "scaling.svg"
+    scaling.main(["--quick", "--trees", "3", "--sweeps", "rows,leaves,classes", "--plot", str(picture)])
+    rows = cells(capsys.readouterr().out)
+    varied = [*scaling.SWEEPS["rows"], *scaling.SWEEPS["leaves"], *scaling.SWEEPS["classes"]]
+    assert len(rows) == len(varied) and all(float(row[2]) > 0 for row in rows)
+    # Every law goes through one of its points.
+    assert [row[-1] for row in rows].count("1.00") >= 3
+    assert picture.read_text().count('<g id="axes_') == 3
+
+
+def test_the_laws_of_scaling() -> None:
+    base = scaling.Size()
+    assert scaling.Size(rows=2 * base.rows).cost() == pytest.approx(2 * base.cost())
+    assert scaling.Size(columns=7).cost() == pytest.approx(base.cost() / 4)
+    assert scaling.Size(leaves=64).cost() / scaling.Size(leaves=4).cost() == pytest.approx(4 / 2)
+    assert scaling.Size(classes=10, threads=2, workers=5).cost() == pytest.approx(base.cost())
+    measured = [scaling.Measured(scaling.Size(threads=p), 0.3 / p) for p in (1, 2)]
+    assert scaling.law(measured, "threads") == pytest.approx([0.3, 0.15])
+
+
+def test_a_profile_accounts_for_the_tree(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = folder / "profile.svg"
+    profile.main(["--quick", "--workloads", "W1b", "--trees", "6", "--every", "3", "--plot", str(picture)])
+    rows = {row[0]: row for row in cells(capsys.readouterr().out)}
+    assert list(rows) == [*profile.PARTS, "Python", "a tree", "the one call", "loading and binning"]
+    assert all(float(rows[part][1]) > 0 for part in profile.PARTS)
+    assert sum(float(rows[part][1]) for part in (*profile.PARTS, "Python")) == pytest.approx(float(rows["a tree"][1]), abs=0.01)
+    # The root's rows are added up, and after it half of each level's at most: six levels.
+    n_rows, n_columns = 7_000, 28
+    assert n_rows * n_columns <= float(rows["histograms"][3].split("M")[0]) * 1e6 <= 3.6 * n_rows * n_columns
+    # Every row's record is moved once on each level but the last, 17 bytes.
+    assert float(rows["split rows"][3].split()[0]) * 1e6 <= 6 * 17.1 * n_rows
+    assert "<svg" in picture.read_text()
+
+
+def test_what_is_grown_again_by_pieces_is_the_same_tree(folder: Path) -> None:
+    """Looking at a fit does not change it."""
+    table = workloads.load(WORKLOADS["W5"].quick())
+    how = {"max_iter": 4, "n_threads": 1, "min_samples_leaf": 1, "progress": False}
+    plain = dboost.fit(table.X, table.y, **how)
+    clock = profile._Clock(1)
+    with clock.running():
+        watched = dboost.fit(table.X, table.y, callbacks=[clock.mark], **how)
+    assert watched.sha256 == plain.sha256
+    found = clock.finish(watched, table.X.size)
+    assert found.n_looked == 4 and found.n_trees == 3 and found.loop > 0
+    assert all(limit > 1e6 for limit in vars(limits.measure(5000, repeats=2)).values())
+
+
+@pytest.mark.real_data
+def test_curves(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    real_data.path("covtype")
+    picture = folder / "curves.svg"
+    options = ["--tables", "adult", "covtype", "--rows", "3000", "--seeds", "2", "--trees", "3", "--threads", "1"]
+    curves.main([*options, "--plot", str(picture)])
+    rows = [row for row in cells(capsys.readouterr().out) if row[0] in ENGINES]
+    assert len(rows) == 4 * 4  # two tables of each of two data sets
+    assert float(rows[0][4]) >= float(rows[0][3]) > 0 and picture.read_text().count('<g id="axes_') == 2
+
+
+def test_when_a_loss_is_reached() -> None:
+    seconds, losses = np.array([1.0, 2.0, 4.0]), np.array([0.9, 0.7, 0.5])
+    found = [curves.seconds_to(seconds, losses, wanted) for wanted in (0.95, 0.9, 0.8, 0.5, 0.4)]
+    assert found[:4] == pytest.approx([1.0, 1.0, 1.5, 4.0]) and found[4] is None
+
+
+@pytest.mark.parametrize("n_classes", [0, 2, 3])
+def test_stages_lead_to_the_whole_model(n_classes: int) -> None:
+    """Every library's staged predictions and the marks of its callbacks fit its iterations."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((600, 4), dtype=np.float32)
+    y = X[:, 0] + X[:, 1] ** 2
+    y = np.digitize(y, np.quantile(y, np.arange(1, n_classes) / n_classes)).astype(np.float32) if n_classes else y
+    settings = Settings("log_loss" if n_classes else "squared_error", n_classes, trees=4, threads=1)
+    for engine in ("dboost", "lightgbm", "xgboost", "sklearn"):
+        fit = ENGINES[engine](X, y, settings, watch=True)
+        stages = list(fit.staged(X, [1, 3, 4]))
+        assert len(fit.marks) == 4 and np.diff(fit.marks, prepend=0.0).min() > 0
+        assert np.allclose(stages[-1], fit.raw_score(X), atol=1e-6) and not np.allclose(stages[0], stages[1])

@@ -1,0 +1,303 @@
+"""Where the time of a tree goes, and how far each part is from what the machine can do at best.
+
+    python -m benchmarks.profile --workloads W1a,W4 --plot docs/performance/profile.svg
+
+In the product a tree is one compiled call, which no clock can look into without slowing it. But the engine for several shards
+grows the very same tree (tests hold the two against each other) by the same kernels, called one by one: quantise, split, add
+up, search, settle. So a real fit runs in the product's engine, on one thread; at some of its trees, the tree is grown a second
+time from the same gradients, by the pieces, each under a clock. What the pieces take together is held against the one
+call (`pieces ÷ call`): where that is not about 1, the call does better or worse than its pieces and the shares are only shares.
+
+Beside each part stands what it must do at least — cells to be added, or bytes to be read and written, by the tree that
+was grown — and how long that takes at the limits of one core (`benchmarks.limits`). "Python" is what lies between the calls:
+the seconds of the fit's loop less those of its engine. Seconds are processor time, so other processes hardly matter; those of
+loading and binning are of the clock on the wall. On small tables the pieces suffer from being called from Python one by one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import dboost
+from benchmarks.engines import settings_of
+from benchmarks.limits import Limits, measure
+from benchmarks.workloads import MAIN, WORKLOADS, Workload, load
+from dboost.engine.in_process import InProcessEngine
+from dboost.engine.rounds import ShardedEngine
+from dboost.growth import search
+from dboost.growth.task import GrownTree, TreeTask
+from dboost.shard import rounds
+
+#: Parts of a tree, in the order in which they come.
+PARTS = ("scores, gradients", "quantise", "histograms", "search", "split rows", "leaves")
+#: Rows are copied in a shard as codes and as tiles.
+_COPIES = 2
+
+
+@dataclass
+class Profile:
+    """Seconds and work of a fit.
+
+    Attributes
+    ----------
+    seconds : dict
+        Of the pieces, added up over the trees that were looked at.
+    cells, bytes : dict
+        The least that the pieces do: additions to buckets, bytes.
+    n_looked : int
+        Trees that were grown a second time, by the pieces.
+    call : float
+        Seconds of the one compiled call, over those trees.
+    loop : float
+        Seconds of the loop between calls, over `n_trees` trees.
+    binning : (float, float)
+        Seconds of the fit's binning, and its bytes.
+    """
+
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    cells: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    bytes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    n_looked: int = 0
+    n_trees: int = 0
+    call: float = 0.0
+    loop: float = 0.0
+    binning: tuple[float, float] = (0.0, 0.0)
+
+    def least(self, part: str, limits: Limits) -> float:
+        """Seconds that a part takes at least, of all trees that were looked at."""
+        return self.cells[part] / limits.additions + self.bytes[part] / limits.bytes
+
+
+class _Clock:
+    """Takes the seconds of pieces in the engines, and notes what they had to do."""
+
+    def __init__(self, every: int) -> None:
+        self.profile, self._every = Profile(), every
+        self._pieces: ShardedEngine | None = None
+        self._elsewhere = 0.0
+        self._n_grown = 0
+        self._marks: list[tuple[float, float]] = []
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        start = time.process_time()
+        yield
+        self.profile.seconds[part] += time.process_time() - start
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A context in which fits are looked at."""
+        grow, advance = InProcessEngine.grow, InProcessEngine.advance
+
+        def clocked_grow(engine: InProcessEngine, task: TreeTask) -> GrownTree:
+            start = time.process_time()
+            grown = grow(engine, task)
+            done = time.process_time()
+            self._n_grown += 1
+            if self._n_grown % self._every == 0:
+                self.profile.call += done - start
+                self._look(engine, task)
+            self._elsewhere += time.process_time() - start
+            return grown
+
+        def clocked_advance(engine: InProcessEngine, *arguments: Any) -> Any:
+            start = time.process_time()
+            found = advance(engine, *arguments)
+            self._elsewhere += time.process_time() - start
+            return found
+
+        with patch.object(InProcessEngine, "grow", clocked_grow), patch.object(InProcessEngine, "advance", clocked_advance):
+            yield
+
+    def mark(self, _: object) -> None:
+        """A callback: an iteration has ended."""
+        self._marks.append((time.process_time(), self._elsewhere))
+
+    def finish(self, booster: dboost.Booster, n_cells: int) -> Profile:
+        (first, engine_then), (last, engine_now) = self._marks[0], self._marks[-1]
+        self.profile.n_trees = len(self._marks) - 1
+        self.profile.loop = last - first - (engine_now - engine_then)
+        seconds = booster.timings
+        self.profile.binning = (seconds["load"] + seconds["bin"], n_cells * (4.0 + _COPIES))
+        return self.profile
+
+    def _look(self, engine: InProcessEngine, task: TreeTask) -> None:
+        """Grow the tree again, piece by piece, and pass over the rows once more with nothing to add."""
+        shard, profile = engine.shard, self.profile
+        n, of_row = shard.n_rows, 4 if shard.hessian is None else 8
+        if self._pieces is None:
+            self._pieces = ShardedEngine(
+                [shard], engine._terms, n_planes=engine._shared.parts.shape[1], coarse=engine._coarse, width=1
+            )
+        names = {
+            (rounds, "_quantise"): ("quantise", lambda *_: (0, n * (of_row + 8))),
+            # A record is read and written, a code is read.
+            (rounds, "_split"): ("split rows", lambda codes, left, source, *_: (0, len(source) * 17)),
+            (rounds, "_add_up"): (
+                "histograms", lambda tiles, wide, records, *_: (len(records) * len(shard.bin_layout.n_bins), 0),
+            ),
+            (rounds, "_label"): ("leaves", lambda records, *_: (0, len(records) * 9)),
+            (rounds, "_sum_leaves"): ("leaves", lambda *_: (0, n * (of_row + 1))),
+            (search, "_search_node"): ("search", lambda planes, *_: (0, planes.nbytes)),
+        }  # fmt: skip
+        with ExitStack() as patches:
+            for (module, name), how in names.items():
+                patches.enter_context(patch.object(module, name, self._clocked(getattr(module, name), *how)))
+            grown = self._pieces.grow(task)
+        self._subtract(int(shard.bin_layout.offset[-1]) * engine._shared.parts.shape[1], grown.n_leaves - 1)
+        nothing = np.zeros((shard.n_outputs, int(shard.leaf.max()) + 1))
+        raw = shard.raw.copy()
+        with self._timed("scores, gradients"):
+            self._pieces.advance(nothing)
+        shard.raw[...] = raw
+        # A score is read and written, gradient (and Hessian) written, target and leaf read.
+        profile.bytes["scores, gradients"] += shard.n_outputs * n * (16 + of_row + 1) + n * 8
+        profile.n_looked += 1
+
+    def _subtract(self, size: int, times: int) -> None:
+        """The larger children's histograms, their parents' minus those of the smaller ones: a part of the search."""
+        large, small = np.zeros(size), np.ones(size)
+        with self._timed("search"):
+            for _ in range(times):
+                large -= small
+        self.profile.bytes["search"] += 24.0 * size * times
+
+    def _clocked(self, function: Callable, part: str, work: Callable) -> Callable:
+        def call(*arguments: Any) -> Any:
+            cells, size = work(*arguments)
+            self.profile.cells[part] += cells
+            self.profile.bytes[part] += size
+            with self._timed(part):
+                return function(*arguments)
+
+        return call
+
+
+def profile(workload: Workload, trees: int, every: int) -> Profile:
+    """Fit a workload on one thread and look at every so manieth tree."""
+    table = load(workload)
+    settings = settings_of(workload, 1)
+    how: dict[str, Any] = {
+        "loss": settings.loss, "learning_rate": settings.learning_rate * settings.by_classes, "growth": settings.growth,
+        "max_leaf_nodes": settings.max_leaves, "max_depth": settings.max_depth, "min_samples_leaf": 1, "n_threads": 1,
+        "progress": False,
+    }  # fmt: skip
+    dboost.fit(table.X[:2000], table.y[:2000], max_iter=2, **how)
+    with _Clock(1).running():
+        dboost.fit(table.X[:2000], table.y[:2000], max_iter=2, **how)  # compiles the pieces
+    clock = _Clock(every)
+    with clock.running():
+        booster = dboost.fit(table.X, table.y, max_iter=trees, callbacks=[clock.mark], **how)
+    return clock.finish(booster, table.X.size)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table, in seconds a tree (binning: of the fit)."""
+
+    part: str
+    seconds: float
+    share: float | None = None
+    work: str = ""
+    limit: float | None = None
+
+
+def rows_of(found: Profile, limits: Limits) -> list[Row]:
+    """The profile as the table shows it."""
+    per_tree = 1 / max(found.n_looked, 1)
+    python = found.loop / max(found.n_trees, 1)
+    whole = sum(found.seconds.values()) * per_tree + python
+    lines = []
+    for part in PARTS:
+        seconds, limit = found.seconds[part] * per_tree, found.least(part, limits) * per_tree
+        cells, size = found.cells[part] * per_tree, found.bytes[part] * per_tree
+        work = f"{cells / 1e6:.3g}M additions" if cells else f"{size / 1e6:.3g} MB"
+        lines.append(Row(part, seconds, seconds / whole, work, limit))
+    lines.append(Row("Python", python, python / whole))
+    least = sum(row.limit for row in lines if row.limit is not None)
+    lines.append(Row("a tree", whole, 1.0, "", least))
+    pieces = sum(found.seconds[part] for part in PARTS if part != "scores, gradients") * per_tree
+    call = found.call * per_tree
+    lines.append(Row("the one call", call, None, f"pieces ÷ call: {pieces / call:.2f}"))
+    seconds, size = found.binning
+    lines.append(Row("loading and binning", seconds, None, f"{size / 1e6:.3g} MB", size / limits.bytes))
+    return lines
+
+
+def draw(workload: Workload, lines: Sequence[Row], limits: Limits) -> Table:
+    title = f"{workload}; one thread; limits: {limits.additions / 1e9:.2f} G additions/s, {limits.bytes / 1e9:.1f} GB/s"
+    drawn = Table(title=title)
+    for column in ("part", "ms", "share", "must do", "at least ms", "× limit"):
+        drawn.add_column(column, justify="left" if column in ("part", "must do") else "right", no_wrap=True)
+    for row in lines:
+        drawn.add_row(
+            row.part, f"{1000 * row.seconds:.3f}", "" if row.share is None else f"{row.share:.0%}", row.work,
+            *(("", "") if row.limit is None else (f"{1000 * row.limit:.3f}", f"{row.seconds / row.limit:.1f}")),
+        )  # fmt: skip
+    return drawn
+
+
+def plot(found: dict[str, list[Row]], path: Path) -> None:
+    """A bar a workload, of its parts' shares, and a mark where the limits' sum is."""
+    from dboost.inspection.plots import canvas
+
+    with canvas.style():
+        ax = canvas.new_axes(height=1.3 + 0.42 * len(found), width=7.0)[0, 0]
+        for y, lines in enumerate(found.values()):
+            whole = next(row for row in lines if row.part == "a tree")
+            left = 0.0
+            for k, part in enumerate((*PARTS, "Python")):
+                share = next(row for row in lines if row.part == part).share or 0.0
+                colour = canvas.FAINT if part == "Python" else canvas.CYCLE[k % len(canvas.CYCLE)]
+                ax.barh(y, 100 * share, left=left, height=0.6, color=colour, label=part if y == 0 else None)
+                left += 100 * share
+            least = 100 * (whole.limit or 0.0) / whole.seconds
+            ax.plot([least, least], [y - 0.4, y + 0.4], color=canvas.INK, linewidth=1.6, label="limits" if y == 0 else None)
+            canvas.note(ax, f"{1000 * whole.seconds:.3g} ms", (100, y), (4, 0), color=canvas.GREY)
+        ax.set_yticks(range(len(found)), list(found))
+        ax.set(xlabel="percent of a tree's time, one thread", xlim=(0, 100))
+        ax.invert_yaxis()
+        ax.set_title("Where the time of a tree goes")
+        canvas.bars(ax)
+        ax.legend(loc="upper left", bbox_to_anchor=(1.1, 1.0))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ax.figure.savefig(path, bbox_inches="tight", metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.profile", description="Where the time of a tree goes.")
+    names = [workload.name for workload in MAIN]
+    parser.add_argument("--workloads", default=",".join(names), help=f"of {', '.join(WORKLOADS)}; without categories")
+    parser.add_argument("--trees", type=int, default=12)
+    parser.add_argument("--every", type=int, default=4, help="every so manieth tree is grown again, piece by piece")
+    parser.add_argument("--quick", action="store_true", help="tiny tables, to see that everything runs")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="also draw the shares")
+    options = parser.parse_args(argv)
+    console, found = Console(width=150), {}
+    for name in options.workloads.split(","):
+        if name not in WORKLOADS:
+            parser.error(f"no workload {name}; there are {', '.join(WORKLOADS)}")
+        workload = WORKLOADS[name].quick() if options.quick else WORKLOADS[name]
+        print(f"{workload} …", file=sys.stderr, flush=True)
+        limits = measure(workload.rows)
+        found[name] = rows_of(profile(workload, options.trees, options.every), limits)
+        console.print(draw(workload, found[name], limits))
+    if options.plot:
+        plot(found, options.plot)
+
+
+if __name__ == "__main__":
+    main()
