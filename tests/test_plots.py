@@ -117,6 +117,18 @@ def test_surfaces_are_the_dependence() -> None:
     assert shown.T.ravel() == pytest.approx(table["value"].to_numpy())
 
 
+@pytest.mark.parametrize("target", ["y", "grade"])
+def test_panels_have_numbers_below_every_column_and_stand_evenly(target: str) -> None:
+    axes = axes_of(booster(target).plot_partial_dependence(["x", "town"]))
+    assert len(axes) == 7  # three in a row, and one alone in the last
+    axes[0].figure.canvas.draw()
+    numbered = [any(label.get_visible() and label.get_text() for label in ax.get_xticklabels()) for ax in axes]
+    assert numbered == [False] * 4 + [True] * 3 and [bool(ax.get_xlabel()) for ax in axes] == numbered
+    left = [ax.get_window_extent().x0 for ax in axes[:3]]
+    assert left[2] - left[1] == pytest.approx(left[1] - left[0], rel=0.15)
+    assert sum(ax.get_legend() is not None for ax in axes) == (target == "grade")
+
+
 def test_the_best_iteration_is_marked() -> None:
     ax = axes_of(booster("late").plot_history())[0]
     best = booster("late").best_iteration

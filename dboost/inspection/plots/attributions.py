@@ -25,12 +25,17 @@ def draw_summary(
     with canvas.style():
         ax = canvas.axes_for(ax, height=0.9 + 0.32 * max(3, len(order)))
         mesh = None
+        notes = set()
         for place, j in enumerate(order[::-1]):
             x = values[rows, j]
             y = place + _spread(x)
             level, is_number = _ranks(block[rows, j]), features[j].levels is None
             ax.plot(x[np.isnan(level)], y[np.isnan(level)], "o", color=GREY, markersize=2.2, markeredgewidth=0, alpha=0.6)
             seen = ~np.isnan(level)
+            if not is_number:
+                notes.add("orange: categories")
+            if not seen.all():
+                notes.add("grey: missing")
             if is_number:
                 dots = {"s": 5, "cmap": canvas.dots(), "vmin": 0, "vmax": 1, "linewidths": 0, "rasterized": True}
                 mesh = ax.scatter(x[seen], y[seen], c=level[seen], alpha=0.8, **dots)
@@ -39,12 +44,14 @@ def draw_summary(
         ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
         ax.set_yticks(np.arange(len(order)), [canvas.short(features[j].name) for j in order[::-1]])
         ax.set(xlabel=f"effect on the {label}", ylim=(-0.6, max(3, len(order)) - 0.4))
+        if notes:
+            ax.set_xlabel(f"{ax.get_xlabel()}\n({', '.join(sorted(notes, reverse=True))})")
         ax.set_title("What moved the predictions (Shapley values)")
         canvas.bars(ax)
         if mesh is not None:
             bar = ax.figure.colorbar(mesh, ax=ax, ticks=[0, 1], pad=0.01, aspect=30)
             bar.ax.set_yticklabels(["low", "high"])
-            bar.set_label("the feature's value (orange: categories, grey: missing)", fontsize=8)
+            bar.set_label("feature's value", fontsize=8)
             bar.outline.set_visible(False)
     return ax
 

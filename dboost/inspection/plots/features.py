@@ -219,12 +219,20 @@ def _panels(table: pd.DataFrame, names: list[str], numeric: list[bool], label: s
     shown = levels[:MAX_PANELS]
     is_numeric = _is_numeric(table[other])
     grid = _grid(len(shown), 2.1 if is_numeric else _bars_height(table, other), sharex=True, sharey=True)
+    n_columns = grid[0].get_subplotspec().get_gridspec().ncols
     for i, (ax, level) in enumerate(zip(grid, shown, strict=True)):
         part = table[table[split].isna()] if level is None else table[table[split] == level]
         part.attrs = table.attrs
-        (_curve if is_numeric else _bars)(ax, part, other, label, legend=i == 0)
+        # A legend anywhere else than at the edge would push the columns apart.
+        (_curve if is_numeric else _bars)(ax, part, other, label, legend=i == min(n_columns, len(shown)) - 1)
         ax.set_title(f"{canvas.short(_user_name(split), 12)}: {canvas.short(level, 12)}", fontsize=9)
-        ax.label_outer()
+        # The lowest panel of a column has the axis's numbers, be it in the last row or not.
+        if i + n_columns < len(shown):
+            ax.set_xlabel("")
+        else:
+            ax.tick_params(labelbottom=True)
+        if i % n_columns:
+            ax.set_ylabel("")
     if len(levels) > len(shown):
         grid[0].figure.suptitle(f"the first {len(shown)} of {len(levels)} levels", fontsize=8.5, color=GREY)
     return grid

@@ -149,11 +149,12 @@ def _metrics(subject: Subject) -> pd.DataFrame:
     """First, kept and last value of each metric of the history."""
     ensemble = subject.booster.ensemble
     kept = ensemble.best_iteration or ensemble.n_iterations
-    rows = [
-        {"metric": name.replace("_", " "), "first": values[0], "kept": values[min(kept, len(values)) - 1], "last": values[-1]}
-        for name, values in ensemble.metrics.items()
-        if values
-    ]
+    rows = []
+    for name, values in ensemble.metrics.items():
+        known = [value for value in values if value == value]  # what is watched now may not have been from the beginning
+        if known:
+            last = values[min(kept, len(values)) - 1]
+            rows.append({"metric": name.replace("_", " "), "first": known[0], "kept": last, "last": values[-1]})
     return pd.DataFrame(rows)
 
 
