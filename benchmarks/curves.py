@@ -114,7 +114,8 @@ def plot(found: dict[str, dict[str, Curve]], path: Path) -> None:
             ax.set_xlim(left=0)
             if i == 0:
                 ax.set_ylabel("held-out loss")
-                ax.legend(loc="upper right")
+            if i == len(found) - 1:
+                canvas.legend_beside(ax, "")
             ax.set_title(name)
             ax.grid()
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -170,6 +170,8 @@ def draw(name: str, points: Sequence[Measured]) -> Table:
 
 def plot(found: dict[str, list[Measured]], path: Path) -> None:
     """A panel for everything that was varied: seconds of an iteration, and the law as dashes."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
     from dboost.inspection.plots import canvas
 
     with canvas.style():
@@ -186,6 +188,9 @@ def plot(found: dict[str, list[Measured]], path: Path) -> None:
             if max(x) <= 300 or name == "columns":
                 ax.set_xticks(x, [str(value) for value in x])
                 ax.minorticks_off()
+            ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            ax.yaxis.set_minor_locator(NullLocator())
             if i % n_columns == 0:
                 ax.set_ylabel("ms an iteration")
             ax.set_title(f"by {name}")

@@ -306,6 +306,8 @@ def test_inspect_shows_what_matters_and_how(here: Path, capsys: pytest.CaptureFi
     assert f"{booster.partial_dependence(first, grid=20)['value'].iloc[0]:.6g}" in said
     assert status_of("inspect", "model.json", "--dependence", "a,shop", "--data", "rows.parquet") == 0
     assert "Dependence on a and shop" in capsys.readouterr().out
+    assert status_of("inspect", "model.json", "--dependence", "shop", "--data", "rows.parquet", "--weight", "a") == 2
+    assert "sample_weight='a' is a feature" in capsys.readouterr().err
     assert status_of("inspect", "model.json", "--dependence", "a,sho") == 2
     assert "'shop'" in capsys.readouterr().err
 
@@ -358,6 +360,7 @@ def test_inspect_writes_a_report(here: Path, capsys: pytest.CaptureFixture[str])
         (("inspect", "nowhere.json", "--html", "report.html"), "nowhere.json"),
         (("inspect", "nowhere.json", "--html", "nowhere/report.html"), "there is no folder"),
         (("inspect", "nowhere.json", "--data", "rows.parquet"), "--data"),
+        (("inspect", "nowhere.json", "--dependence", "a", "--weight", "b"), "--weight"),
         (("inspect", "nowhere.json", "--html", "report.html", "--target", "price"), "--target"),
     ],
 )

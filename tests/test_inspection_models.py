@@ -109,6 +109,7 @@ def test_every_model_can_be_reported_and_drawn(
     assert ("Residuals" if booster.classes_ is None else "Calibration") in html
     if maker is continued:
         assert "January &lt;b&gt;" in html and "February" in html and "120 + 120 rows" in html
+        assert "8 iterations, 7 features, 2 sources" in booster._repr_html_()
     raw = np.asarray(booster.predict(FRAME, raw_score=True)).reshape(len(FRAME), -1)
     values = np.asarray(booster.shap_values(FRAME)).reshape(len(FRAME), booster.n_features_in_, -1)
     assert np.abs(values.sum(axis=1) + booster.expected_value - raw).max() < 1e-6

@@ -98,6 +98,7 @@ def _inspect(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command.add_argument("--html", metavar="FILE", help="write a report: one page that needs nothing else")
     command.add_argument("--data", metavar="DATA", help="rows to look at for --dependence and --html")
     command.add_argument("--target", metavar="COL", help="the target of --data (for --html) or of --drift")
+    command.add_argument("--weight", metavar="COL", help="what the rows of --data count for, in --dependence and --html")
     return command
 
 

@@ -29,11 +29,11 @@ def run(arguments: argparse.Namespace) -> None:
     console = Console(highlight=False)
     asked = [_importance(booster)] if arguments.importance else []
     if arguments.dependence:
-        asked.append(_dependence(booster, arguments.dependence, arguments.data))
+        asked.append(_dependence(booster, arguments.dependence, arguments.data, arguments.weight))
     if arguments.drift:
         asked.append(_drift(booster, arguments.drift, arguments.target))
     if arguments.html:
-        booster.report(arguments.html, arguments.data, arguments.target)
+        booster.report(arguments.html, arguments.data, arguments.target, arguments.weight)
         console.print(f"report in {arguments.html}", soft_wrap=True)
     ensemble = booster.ensemble
     if not asked and not arguments.html:
@@ -53,6 +53,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ParameterError("--data is looked at for --dependence and --html only")
     if arguments.target and not (arguments.drift or (arguments.data and arguments.html)):
         raise ParameterError("--target needs --drift, or --data and --html")
+    if arguments.weight and not arguments.data:
+        raise ParameterError("--weight is a column of --data: name that too")
 
 
 def _load(path: str) -> Booster:
@@ -75,9 +77,9 @@ def _importance(booster: Booster) -> Table:
     return table
 
 
-def _dependence(booster: Booster, wanted: str, data: str | None) -> Table:
+def _dependence(booster: Booster, wanted: str, data: str | None, weight: str | None) -> Table:
     names = [wanted] if wanted in booster.feature_names_in_ else [name.strip() for name in wanted.split(",")]
-    found = booster.partial_dependence(names, data, grid=20 if len(names) == 1 else 8)
+    found = booster.partial_dependence(names, data, grid=20 if len(names) == 1 else 8, sample_weight=weight)
     table = _table(f"Dependence on {' and '.join(names)}", *map(str, found.columns))
     for row in found.itertuples(index=False):
         table.add_row(*(f"{value:.6g}" if isinstance(value, float) else str(value) for value in row))

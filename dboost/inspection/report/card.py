@@ -19,6 +19,8 @@ def card(booster: Drawing) -> str:
     ensemble = booster.ensemble
     kind = "regression" if ensemble.classes is None else f"{len(ensemble.classes)} classes"
     facts = f"{ensemble.n_iterations} iterations, {len(ensemble.features)} features"
+    if len(ensemble.sources) > 1:
+        facts += f", {len(ensemble.sources)} sources"
     kept = ensemble.best_iteration or ensemble.n_iterations
     metrics = [
         f"{escape(name.replace('_', ' '))} <b>{words(float(values[min(kept, len(values)) - 1]))}</b>"
