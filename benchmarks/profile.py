@@ -10,9 +10,10 @@ call (`pieces ÷ call`): where that is not about 1, the call does better or wors
 
 Beside each part stands what it must do at least — cells to be added, or bytes to be read and written, by the tree that
 was grown — and how long that takes at the limits of one core (`benchmarks.limits`). "Python" is what lies between the calls:
-the seconds of the fit's loop less those of its engine. Seconds are processor time, so other processes hardly matter; those of
-loading and binning are of the clock on the wall. What calling a kernel from Python costs is taken off the pieces. (On small
-tables the one call also keeps histograms packed, which the pieces do not: there it does better than they tell.)
+the seconds of the fit's loop less those of its engine; "questions" are what else the loop asks of the rows (medians of
+leaves). Seconds are processor time, so other processes hardly matter; those of loading and binning are of the clock on the
+wall. What calling a kernel from Python costs is taken off the pieces. (On small tables the one call also keeps histograms
+packed, which the pieces do not: there it does better than they tell.)
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ from dboost.shard import rounds
 
 #: Parts of a tree, in the order in which they come.
 PARTS = ("scores, gradients", "quantise", "histograms", "search", "split rows", "leaves")
+#: What lies around it.
+OTHERS = ("questions", "Python")
 #: Rows are copied in a shard as codes and as tiles.
 _COPIES = 2
 
@@ -63,8 +66,9 @@ class Profile:
         Trees that were grown a second time, by the pieces.
     call : float
         Seconds of the one compiled call, over those trees.
-    loop : float
-        Seconds of the loop between calls, over `n_trees` trees.
+    asked, loop : float
+        Seconds of other questions to the rows (medians of leaves, where a loss wants them), and of the loop between calls, over
+        `n_trees` trees.
     binning : (float, float)
         Seconds of the fit's binning, and its bytes.
     """
@@ -75,6 +79,7 @@ class Profile:
     n_looked: int = 0
     n_trees: int = 0
     call: float = 0.0
+    asked: float = 0.0
     loop: float = 0.0
     binning: tuple[float, float] = (0.0, 0.0)
 
@@ -91,7 +96,8 @@ class _Clock:
         self._pieces: ShardedEngine | None = None
         self._elsewhere = 0.0
         self._n_grown = 0
-        self._marks: list[tuple[float, float]] = []
+        self._asked = 0.0
+        self._marks: list[tuple[float, float, float]] = []
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:
@@ -102,7 +108,7 @@ class _Clock:
     @contextmanager
     def running(self) -> Iterator[None]:
         """A context in which fits are looked at."""
-        grow, advance = InProcessEngine.grow, InProcessEngine.advance
+        grow, advance, ask = InProcessEngine.grow, InProcessEngine.advance, InProcessEngine.ask
 
         def clocked_grow(engine: InProcessEngine, task: TreeTask) -> GrownTree:
             start = time.process_time()
@@ -121,19 +127,25 @@ class _Clock:
             self._elsewhere += time.process_time() - start
             return found
 
-        with patch.object(InProcessEngine, "grow", clocked_grow), patch.object(InProcessEngine, "advance", clocked_advance):
+        def clocked_ask(engine: InProcessEngine, *arguments: Any) -> Any:
+            start = time.process_time()
+            found = ask(engine, *arguments)
+            self._asked += time.process_time() - start
+            return found
+
+        with patch.multiple(InProcessEngine, grow=clocked_grow, advance=clocked_advance, ask=clocked_ask):
             yield
 
     def mark(self, _: object) -> None:
         """A callback: an iteration has ended."""
-        self._marks.append((time.process_time(), self._elsewhere))
+        self._marks.append((time.process_time(), self._elsewhere, self._asked))
 
     def finish(self, booster: dboost.Booster, n_cells: int) -> Profile:
-        (first, engine_then), (last, engine_now) = self._marks[0], self._marks[-1]
-        self.profile.n_trees = len(self._marks) - 1
-        self.profile.loop = last - first - (engine_now - engine_then)
-        seconds = booster.timings
-        self.profile.binning = (seconds["load"] + seconds["bin"], n_cells * (4.0 + _COPIES))
+        seconds, engine, asked = np.subtract(self._marks[-1], self._marks[0])
+        n_outputs = booster.ensemble.n_outputs
+        self.profile.n_trees = (len(self._marks) - 1) * n_outputs
+        self.profile.asked, self.profile.loop = asked, seconds - engine - asked
+        self.profile.binning = (booster.timings["load"] + booster.timings["bin"], n_cells * (4.0 + _COPIES))
         return self.profile
 
     def _look(self, engine: InProcessEngine, task: TreeTask) -> None:
@@ -162,11 +174,13 @@ class _Clock:
         self._subtract(int(shard.bin_layout.offset[-1]) * engine._shared.parts.shape[1], grown.n_leaves - 1)
         nothing = np.zeros((shard.n_outputs, int(shard.leaf.max()) + 1))
         raw = shard.raw.copy()
-        with self._timed("scores, gradients"):
-            self._pieces.advance(nothing)
+        start = time.process_time()
+        self._pieces.advance(nothing)
+        # One pass serves the trees of all outputs.
+        profile.seconds["scores, gradients"] += (time.process_time() - start) / shard.n_outputs
         shard.raw[...] = raw
         # A score is read and written, gradient (and Hessian) written, target and leaf read.
-        profile.bytes["scores, gradients"] += shard.n_outputs * n * (16 + of_row + 1) + n * 8
+        profile.bytes["scores, gradients"] += n * (16 + of_row + 1 + 8 / shard.n_outputs)
         profile.n_looked += 1
 
     def _subtract(self, size: int, times: int) -> None:
@@ -229,15 +243,15 @@ class Row:
 def rows_of(found: Profile, limits: Limits) -> list[Row]:
     """The profile as the table shows it."""
     per_tree = 1 / max(found.n_looked, 1)
-    python = found.loop / max(found.n_trees, 1)
-    whole = sum(found.seconds.values()) * per_tree + python
+    asked, python = (seconds / max(found.n_trees, 1) for seconds in (found.asked, found.loop))
+    whole = sum(found.seconds.values()) * per_tree + asked + python
     lines = []
     for part in PARTS:
         seconds, limit = found.seconds[part] * per_tree, found.least(part, limits) * per_tree
         cells, size = found.cells[part] * per_tree, found.bytes[part] * per_tree
         work = f"{cells / 1e6:.3g}M additions" if cells else f"{size / 1e6:.3g} MB"
         lines.append(Row(part, seconds, seconds / whole, work, limit))
-    lines.append(Row("Python", python, python / whole))
+    lines += [Row("questions", asked, asked / whole), Row("Python", python, python / whole)]
     least = sum(row.limit for row in lines if row.limit is not None)
     lines.append(Row("a tree", whole, 1.0, "", least))
     pieces = sum(found.seconds[part] for part in PARTS if part != "scores, gradients") * per_tree
@@ -270,9 +284,9 @@ def plot(found: dict[str, list[Row]], path: Path) -> None:
         for y, lines in enumerate(found.values()):
             whole = next(row for row in lines if row.part == "a tree")
             left = 0.0
-            for k, part in enumerate((*PARTS, "Python")):
+            for k, part in enumerate((*PARTS, *OTHERS)):
                 share = next(row for row in lines if row.part == part).share or 0.0
-                colour = canvas.FAINT if part == "Python" else canvas.CYCLE[k % len(canvas.CYCLE)]
+                colour = {"Python": canvas.FAINT, "questions": canvas.GREY}.get(part) or canvas.CYCLE[k % len(canvas.CYCLE)]
                 ax.barh(y, 100 * share, left=left, height=0.6, color=colour, label=part if y == 0 else None)
                 left += 100 * share
             least = 100 * (whole.limit or 0.0) / whole.seconds
