@@ -129,9 +129,9 @@ def cells(drawn: str) -> list[list[str]]:
 
 def test_scaling(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = folder / "scaling.svg"
-    scaling.main(["--quick", "--trees", "3", "--sweeps", "rows,leaves,classes", "--plot", str(picture)])
+    scaling.main(["--quick", "--trees", "3", "--sweeps", "threads,classes", "--plot", str(picture)])
     rows = cells(capsys.readouterr().out)
-    varied = [*scaling.SWEEPS["rows"], *scaling.SWEEPS["leaves"], *scaling.SWEEPS["classes"]]
+    varied = [*scaling.SWEEPS["threads"], *scaling.SWEEPS["classes"]]
     assert len(rows) == len(varied) and all(float(row[2]) > 0 for row in rows)
     # Every law goes through one of its points.
     assert [row[-1] for row in rows].count("1.00") >= 3
@@ -146,6 +146,8 @@ def test_the_laws_of_scaling() -> None:
     assert scaling.Size(classes=10, threads=2, workers=5).cost() == pytest.approx(base.cost())
     measured = [scaling.Measured(scaling.Size(threads=p), 0.3 / p) for p in (1, 2)]
     assert scaling.law(measured, "threads") == pytest.approx([0.3, 0.15])
+    measured = [scaling.Measured(size, size.rows / 1e6) for size in scaling.SWEEPS["rows"]]
+    assert scaling.law(measured, "rows") == pytest.approx([size.rows / 1e6 for size in scaling.SWEEPS["rows"]])
 
 
 def test_a_profile_accounts_for_the_tree(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
