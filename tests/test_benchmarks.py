@@ -134,8 +134,8 @@ def test_scaling(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     varied = [*scaling.SWEEPS["threads"], *scaling.SWEEPS["classes"]]
     assert len(rows) == len(varied) and all(float(row[2]) > 0 for row in rows)
     # Every law goes through one of its points.
-    assert [row[-1] for row in rows].count("1.00") >= 3
-    assert picture.read_text().count('<g id="axes_') == 3
+    assert [row[-1] for row in rows].count("1.00") >= 2
+    assert picture.read_text().count('<g id="axes_') == 2
 
 
 def test_the_laws_of_scaling() -> None:
