@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import dask.dataframe as dd
+import numpy as np
 import pytest
 from distributed import Client
 
 import dboost
+from dboost.cluster import holder
 from dboost.shard import blocks
 from dboost.training.budget import Budget
 from tests.clusters import Processes, a_table, stream_everything, threads_cluster
@@ -63,6 +65,65 @@ def test_rows_that_fit_stay_in_memory(client: Client) -> None:
     booster = dboost.fit(lazily(), "y", client=client, memory_limit="1GiB", **OPTIONS)
     assert booster.sha256 == dboost.fit(FRAME, "y", **OPTIONS).sha256
     assert (booster.history["bytes_read"] == 0).all()
+
+
+def test_without_a_limit_rows_keep_to_what_dask_lets_workers_have(
+    client: Client, streaming: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that would be paused or killed streams its rows; where nobody limits it they stay in memory."""
+    expected = dboost.fit(FRAME, "y", **OPTIONS).sha256
+    with caplog.at_level("INFO", "dboost"):
+        booster = dboost.fit(lazily(), "y", client=client, **OPTIONS)
+    assert booster.sha256 == expected
+    assert (booster.history["bytes_read"] > 0).all()
+    assert "3000 rows do not fit what Dask lets their workers have and are streamed from files" in caplog.text
+    for spare in (None, Budget(1000)):  # unlimited; not enough for a tree's histograms, so the worker does what it can
+        monkeypatch.setattr(holder, "_spare", lambda worker, spare=spare: spare)
+        booster = dboost.fit(lazily(), "y", client=client, **OPTIONS)
+        assert booster.sha256 == expected
+        assert (booster.history["bytes_read"] == 0).all()
+    monkeypatch.undo()
+    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
+    booster = dboost.fit(lazily(), "y", client=client, split_proposal="tree", **OPTIONS)
+    assert (booster.history["bytes_read"] == 0).all()
+
+
+def test_all_that_belongs_to_rows_is_in_files(client: Client, streaming: None) -> None:
+    """Targets of text, weights, offsets, and scores of a model that is continued; partitions without rows that count."""
+    frame = FRAME.copy()
+    frame["d"] = frame["d"].fillna(0.0)
+    frame.loc[:700, "w"] = 0.0
+    pieces = dd.concat([dd.from_pandas(frame[:600], 1), dd.from_pandas(frame[600:], 3)])
+    for target, options in (("t", {"loss": "log_loss"}), ("y", {"offset": "d"})):
+        settings = OPTIONS | {"sample_weight": "w", "max_iter": 2} | options
+        old = dboost.fit(frame[1500:], target, **settings | {"sample_weight": None})
+        for start_from in (None, old):
+            settings["features"] = OPTIONS["features"] if start_from is None else None
+            here = dboost.fit(frame, target, start_from=start_from, **settings)
+            there = dboost.fit(pieces, target, start_from=start_from, client=client, memory_limit="64MiB", **settings)
+            assert there.sha256 == here.sha256
+            assert (there.history["bytes_read"] > 0).all()
+    estimator = dboost.DBoostClassifier(max_iter=2, early_stopping=True, random_state=0, class_weight="balanced")
+    X, y = FRAME[["a", "b", "e"]], FRAME["z"]
+    here = estimator.fit(X, y).booster_.sha256
+    lazy = dd.from_pandas(FRAME, npartitions=4)
+    estimator.set_params(client=client, memory_limit="64MiB")
+    assert estimator.fit(lazy[["a", "b", "e"]], lazy["z"]).booster_.sha256 == here
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"y": np.nan}, r"target 'y' contains NaN \(a missing value\) in 1 row, first in row 10 of partition 2"),
+        ({"w": -1.0}, r"sample_weight 'w' is negative in 1 row, first in row 10 of partition 2"),
+    ],
+)
+def test_bad_rows_are_named_where_they_wait_in_files(client: Client, change: dict[str, float], complaint: str) -> None:
+    frame = FRAME.reset_index(drop=True)
+    ((column, value),) = change.items()
+    frame.loc[2 * 600 + 10, column] = value
+    with pytest.raises(dboost.DataError, match=complaint):
+        dboost.fit(dd.from_pandas(frame, npartitions=5), "y", sample_weight="w", client=client, memory_limit="64MiB", **OPTIONS)
 
 
 def test_too_small_a_budget_is_an_error_of_the_users(client: Client, streaming: None) -> None:

@@ -26,5 +26,6 @@ partition; workers keep the rows; the scheduler's process merges and decides, a 
     exchange.py     wide histograms, reduced by feature among workers                        worker
     intake.py       partitions until they are shards                                         worker
     moving.py       partitions that go to another worker while loading                       worker
+    rows.py         their targets, weights and offsets, in memory or in files                worker
     batch.py        partitions being read                                                    worker
 """

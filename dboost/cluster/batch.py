@@ -8,21 +8,23 @@ batch becomes a `Table` in the final codes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from dboost.schema import Feature, Level
-from dboost.sources.chunk import Chunk
+from dboost.sources.chunk import CategoryColumn, Chunk, Column
 from dboost.sources.levels import Dictionary
 from dboost.sources.plan import Plan
 from dboost.sources.reader import Piece, Reader
+from dboost.sources.role_spool import RoleSpool
 from dboost.sources.roles import Complaint, Roles, Rows
 from dboost.sources.spool import Spool
 from dboost.sources.table import Table
-from dboost.training.target_survey import TargetSurvey, survey_target
+from dboost.training.target_survey import TargetSurvey, merge_surveys, survey_target
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,12 +69,15 @@ class Batch:
         What may stay in memory; the rest waits in files.
     most_bytes : int, optional
         Partitions whose columns are larger are refused.
+    spool_roles : bool
+        Keep target, weight and offset in files.
     """
 
-    def __init__(self, plan: Plan, retain_bytes: int, most_bytes: int | None = None) -> None:
+    def __init__(self, plan: Plan, retain_bytes: int, most_bytes: int | None = None, *, spool_roles: bool = False) -> None:
         self._plan = plan
         self._spool = Spool(retain_bytes, most_bytes)
-        self._reader = Reader(plan, self._spool)
+        self._apart = RoleSpool() if spool_roles else None
+        self._reader = Reader(plan, self._spool, self._apart)
         self._pieces: dict[int, Piece] = {}
         self._lock = threading.Lock()
         self._rows: Rows | None = None
@@ -107,22 +112,43 @@ class Batch:
         self._spool.keep(set(numbers))
         numbers = tuple(sorted(numbers))
         self._rows = rows = Rows(tuple(self._pieces[i].n_rows for i in numbers), True, numbers)
-        self._roles = roles = self._reader.finish_roles({}, rows)
-        weight = roles.weight
-        starts = np.concatenate(([0], np.cumsum(rows.lengths))).astype(np.int64)
-        kept = [n if weight is None else int((weight[a : a + n] > 0).sum()) for a, n in zip(starts, rows.lengths, strict=False)]
+        if self._apart is None:
+            roles = self._reader.finish_roles({}, rows)
+        else:
+            complaints, _ = self._reader.finish_spooled(rows)
+            roles = Roles(None, self._apart.target_dtype, self._apart.target_is_bool, None, None, tuple(complaints))
+        self._roles = roles
+        told = [_tell(roles, *part) for part in self._parts(rows, roles)]
+        targets = [one for *_, one in told if one is not None]
         self._survey = Survey(
             lengths=dict(zip(numbers, rows.lengths, strict=True)),
-            n_kept=dict(zip(numbers, kept, strict=True)),
+            n_kept=dict(zip(numbers, (n for n, *_ in told), strict=True)),
             n_bytes={i: self._spool.n_bytes(i) for i in numbers},
             kinds=self._reader.kinds(),
             levels=self._reader.levels(),
-            target=survey_target(roles.target, weight, str(roles.target_dtype), roles.target_is_bool),
+            target=reduce(merge_surveys, targets) if targets else None,
             complaints=roles.complaints,
-            heaviest=1.0 if weight is None or not len(weight) else float(weight.max()),
-            unit_weights=weight is None or bool(((weight == 1.0) | (weight == 0.0)).all()),
+            heaviest=max((heaviest for _, heaviest, *_ in told), default=1.0),
+            unit_weights=all(is_unit for *_, is_unit, _ in told),
         )
         return self._survey
+
+    def _parts(self, rows: Rows, roles: Roles) -> Iterator[tuple[int, Column | None, np.ndarray | None]]:
+        """Rows, target and weight of each partition."""
+        first = 0
+        for i, n in zip(rows.numbers or (), rows.lengths, strict=True):
+            if self._apart is not None:
+                target, weight, _ = self._apart.get(i) if n else (None, None, None)
+            else:
+                here = slice(first, first + n)
+                target = roles.target
+                if isinstance(target, CategoryColumn):
+                    target = CategoryColumn(target.codes[here], target.levels)
+                elif target is not None:
+                    target = target[here]
+                weight = None if roles.weight is None else roles.weight[here]
+            yield n, target, weight
+            first += n
 
     def attach(self, role: str, values: dict[int, Any]) -> None:
         """Take in target, weight or offset of the partitions, where the user gave them for all rows at once."""
@@ -138,7 +164,21 @@ class Batch:
             final = feature.levels is not None and not self._plan.closed
             translations.append(Dictionary(feature.name, feature.levels).translate(levels) if final else None)
         pieces = [self._pieces[i] for i in self._rows.numbers or ()]
-        return Table(features, named, self._rows, self._roles, self._spool, pieces, translations)
+        return Table(features, named, self._rows, self._roles, self._spool, pieces, translations, self._apart)
 
     def close(self) -> None:
         self._spool.close()
+        if self._apart is not None:
+            self._apart.close()
+
+
+def _tell(
+    roles: Roles, n: int, target: Column | None, weight: np.ndarray | None
+) -> tuple[int, float, bool, TargetSurvey | None]:
+    """Of one partition: rows of positive weight, the largest weight, whether all are 1 (or 0), and what its target is."""
+    if not n:
+        return 0, 0.0, True, None
+    survey = survey_target(target, weight, str(roles.target_dtype), roles.target_is_bool)
+    if weight is None:
+        return n, 1.0, True, survey
+    return int((weight > 0).sum()), float(weight.max()), bool(((weight == 1.0) | (weight == 0.0)).all()), survey

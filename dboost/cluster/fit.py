@@ -6,6 +6,7 @@ very same.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -53,6 +54,7 @@ from dboost.training.target import continued, target_for, target_of
 from dboost.training.test_share import needs_test_set
 
 _TRAINING = "training data"
+_log = logging.getLogger("dboost")
 
 
 def fit_on_cluster(
@@ -164,7 +166,7 @@ def fit_on_cluster(
                 table.build("begin", lambda: (origin,))
 
             def ask(function: Callable[..., Any], *arguments: Any) -> list[Any]:
-                return [answer for answer in table.ask("ask_rows", function, arguments) if answer is not None]
+                return [answer for of_worker in table.ask("ask_rows", function, arguments) for answer in of_worker]
 
             prepared = Prepared(
                 parameters,
@@ -202,14 +204,16 @@ def fit_on_cluster(
                 budget=budget,
                 n_bites=None if arcbites is None else arcbites.n_bites,
                 seed=parameters.random_state,
+                may_stream=arcbites is None and parameters.split_proposal == "global",
             )
             terms = prepared.target.loss.terms()
             engine = ClusterEngine(
                 connection, table, prepared.bin_layout, prepared.keeps_cells, prepared.n_rows, terms, n_threads
             )
-            engine.streams = budget is not None
             chosen = _hold_out_chosen(table, judged, prepared, recipe)
             table.build("build", lambda: (recipe, engine.past()))
+            if recipe.may_stream:
+                engine.streams = _tell_of_files(table, budget)
             clock.lap("bin")
             held_out = _hold_out(
                 engine, prepared, recipe, list(with_columns(sets, target, sample_weight, offset)), chosen, n_threads
@@ -219,6 +223,15 @@ def fit_on_cluster(
         bulletin.begin(parameters.loss, prepared.n_rows, len(known))
         callbacks = (*callbacks, bulletin)
         return boost(prepared, engine, held_out, callbacks=callbacks, progress=progress, clock=clock, so_far=so_far)
+
+
+def _tell_of_files(table: ClusterTable, budget: Budget | None) -> bool:
+    """Whether rows are streamed from files; that they are is logged."""
+    n_rows = sum(table.ask("in_files"))
+    if n_rows:
+        limit = "what Dask lets their workers have" if budget is None else f"memory_limit={budget}"
+        _log.info("%d rows do not fit %s and are streamed from files", n_rows, limit)
+    return n_rows > 0
 
 
 def _hold_out_chosen(

@@ -21,10 +21,13 @@ from dboost.cluster.holding import Holding
 from dboost.cluster.messages import FAILED, LOST, NAME, OK, STALE, UNKNOWN, pack, unpack
 from dboost.cluster.meters import WorkMeter, publish
 from dboost.cluster.moving import Moving
+from dboost.training.budget import Budget
 from dboost.version import __version__
 
 #: Fits whose calls may run on a worker at the same time.
 _FITS_AT_A_TIME = 16
+#: Of a worker's memory limit, where Dask is told to do nothing before it pauses the worker.
+_SHARE = 0.6
 
 
 class ShardHolder(WorkerPlugin):
@@ -68,7 +71,8 @@ class ShardHolder(WorkerPlugin):
             if fit in self._ended:
                 raise RuntimeError("this fit has ended")
             if fit not in self._holdings:
-                self._holdings[fit] = Holding(self._worker.state.nthreads, Path(self._worker.local_directory))
+                worker = self._worker
+                self._holdings[fit] = Holding(worker.state.nthreads, Path(worker.local_directory), _spare(worker))
             return self._holdings[fit]
 
     def known(self, fit: str) -> Holding | None:
@@ -156,6 +160,16 @@ class ShardHolder(WorkerPlugin):
             # A call under way ends by itself; its files and arrays go then.
             self._pool.submit(_close, holding)
         return {"status": OK}
+
+
+def _spare(worker: Worker) -> Budget | None:
+    """What a worker may still take without being made to spill or to pause; None where nobody limits it, or it has nothing."""
+    memory = worker.memory_manager
+    if not memory.memory_limit:
+        return None
+    share = memory.memory_target_fraction or memory.memory_spill_fraction or _SHARE
+    left = int(memory.memory_limit * share) - worker.monitor.get_process_memory()
+    return Budget(left) if left > 0 else None
 
 
 def _close(holding: Holding) -> None:

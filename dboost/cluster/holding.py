@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import reduce
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,11 @@ import numpy as np
 from dboost.cluster.exchange import Owner
 from dboost.cluster.judged import Judged
 from dboost.cluster.messages import pack, unpack
-from dboost.cluster.parts import MemoryPart, Part, streamed_parts
+from dboost.cluster.parts import MemoryPart, Part, StreamedPart, streamed_parts
 from dboost.cluster.recipe import Past, Recipe, Turn
 from dboost.cluster.refitting import Refitting
 from dboost.cluster.resting import AtRest, Iterations, RestingBites
+from dboost.cluster.rows import BatchRows, global_numbers
 from dboost.engine.in_process import is_small
 from dboost.engine.team import Team
 from dboost.growth.grower import Answer, Question
@@ -46,6 +46,7 @@ from dboost.shard.shard import Shard, runs_of
 from dboost.sources import Table
 from dboost.sources.spool import temporary_root
 from dboost.statistics.metrics import Rows, Size, find_metrics
+from dboost.training.budget import Budget, limit_that_streams
 from dboost.training.held_out import HeldOut
 from dboost.training.replay import add_trees, block_of, starting_scores
 
@@ -59,10 +60,12 @@ class Holding(Refitting):
         Threads for this fit's work.
     folder : Path, optional
         Where rows that do not fit a memory limit are kept; default: where Dask's temporary files are.
+    spare : Budget, optional
+        What the worker may take without being paused: the memory limit of a fit that has none of its own.
     """
 
-    def __init__(self, n_threads: int, folder: Path | None = None) -> None:
-        super().__init__(n_threads)
+    def __init__(self, n_threads: int, folder: Path | None = None, spare: Budget | None = None) -> None:
+        super().__init__(n_threads, spare)
         self._folder = folder or temporary_root()
         self._told_bytes = 0
         #: What parts had read that are no more.
@@ -86,7 +89,9 @@ class Holding(Refitting):
             part.close()
         self._pool.shutdown(wait=False)
         self._team.close()
-        self._batches, self._tables, self._begun, self._refits, self._parts, self._judged = {}, {}, {}, {}, [], {}
+        for rows in self._rows.values():
+            rows.close()
+        self._batches, self._rows, self._refits, self._parts, self._judged = {}, {}, {}, [], {}
         self._resting = RestingBites()
 
     # Shards.
@@ -95,32 +100,34 @@ class Holding(Refitting):
         """Turn a table into shards that know the trees so far, and let go of its raw values."""
         if batch in self._built:
             return
-        table, y = self._tables.pop(batch), self._targets.pop(batch)
+        rows = self._rows.pop(batch)
         self._recipe = recipe
         if past.turn is not None:
             self._resting.take(past.turn, 0, past.iterations[: past.turn.n_kept])
-        n_rows = table.n_rows if table.weight is None else int(np.count_nonzero(table.weight > 0))
-        budget = recipe.budget
-        if budget is None or budget.holds_rows(recipe.traits, n_rows + self.n_rows, self._n_threads):
-            self._parts += self._in_memory(table, y, batch, recipe, past)
+        limits = recipe.budget, self._spare if recipe.may_stream else None
+        budget = limit_that_streams(*limits, recipe.traits, rows.n_kept, self.n_rows, self._n_threads)
+        if budget is None:
+            rows.gather()
+            self._parts += self._in_memory(rows, batch, recipe, past)
         else:
-            budget.histograms(recipe.traits, n_rows, self._n_threads)  # complains where even that is too much
-            raw = None
-            if recipe.origin.model is not None:
-                raw = self._raw_scores(batch, table, kept_rows(table.weight), slice(None))
             self._parts += streamed_parts(
-                table, y, raw, batch, recipe, recipe.traits, past, root=self._folder, n_threads=self._n_threads
+                rows, batch, recipe, recipe.traits, past, root=self._folder, n_threads=self._n_threads
             )
+        rows.close()
         self._batches.pop(batch).close()
-        self._begun.pop(batch, None)
         self._built.add(batch)
 
-    def _in_memory(self, table: Table, y: np.ndarray, batch: str, recipe: Recipe, past: Past) -> list[Part]:
+    def in_files(self, batch: str) -> int:
+        """How many rows of a batch are streamed from files."""
+        return sum(part.n_rows for part in self._parts if part.batch == batch and isinstance(part, StreamedPart))
+
+    def _in_memory(self, of_batch: BatchRows, batch: str, recipe: Recipe, past: Past) -> list[Part]:
+        table, y = of_batch.table, of_batch.y
         weight = table.weight
         kept = kept_rows(weight)
         rows = np.arange(table.n_rows) if kept is None else kept
         numbers = np.repeat(np.array(table.numbers, np.int64), table.lengths)
-        in_all = _global_numbers(table, rows, recipe.starts)
+        in_all = global_numbers(table, rows, recipe.starts)
         cells = len(rows) * len(recipe.features)
         n_shards = 1 if is_small(len(rows), len(recipe.features)) else min(self._n_threads, max(cells, 1))
         parts: list[Part] = []
@@ -131,7 +138,7 @@ class Holding(Refitting):
             some = rows[first:last]
             whole = len(some) == table.n_rows
             codes = encode_table(table, recipe.binning, recipe.layout, None if whole else some, self._n_threads)
-            raw = self._raw_scores(batch, table, None if whole else some, slice(first, last))
+            raw = self._raw_scores(of_batch, None if whole else some, slice(first, last))
             target = y if whole else y[some]
             weights = (
                 weight[some] if recipe.weighted and weight is not None else np.ones(len(some)) if recipe.weighted else None
@@ -163,9 +170,9 @@ class Holding(Refitting):
             parts.append(part)
         return parts
 
-    def _raw_scores(self, batch: str, table: Table, rows: np.ndarray | None, places: slice) -> np.ndarray:
+    def _raw_scores(self, of_batch: BatchRows, rows: np.ndarray | None, places: slice) -> np.ndarray:
         """What some rows begin with; places : which of the table's rows of positive weight they are."""
-        recipe, begun = self._recipe, self._begun.get(batch)
+        recipe, table, begun = self._recipe, of_batch.table, of_batch.begun
         assert recipe is not None
         origin, n_threads = recipe.origin, self._n_threads
         if begun is None:
@@ -177,8 +184,9 @@ class Holding(Refitting):
     def keep(self, batch: str, numbers: Sequence[int]) -> None:
         """Let go of the rows of this batch's other partitions: somebody else has them now."""
         if batch in self._batches:  # never built
-            self._tables.pop(batch, None)
-            self._targets.pop(batch, None)
+            rows = self._rows.pop(batch, None)
+            if rows is not None:
+                rows.close()
             self._batches.pop(batch).close()
         parts: list[Part] = []
         for part in self._parts:
@@ -292,7 +300,9 @@ class Holding(Refitting):
         """Turn a table into held-out rows."""
         if batch in self._built:
             return
-        table, y = self._tables.pop(batch), self._targets.pop(batch)
+        of_batch = self._gathered(batch)
+        del self._rows[batch]
+        table, y = of_batch.table, of_batch.y
         self._judge_rows(table, y, kept_rows(table.weight), table.weight, name, recipe, size, with_block)
         self._batches.pop(batch).close()
         self._built.add(batch)
@@ -302,7 +312,8 @@ class Holding(Refitting):
         if (batch, name) not in self._chosen:
             return  # done before
         rows, weight = self._chosen.pop((batch, name))
-        self._judge_rows(self._tables[batch], self._targets[batch], rows, weight, name, recipe, size, with_block)
+        of_batch = self._gathered(batch)
+        self._judge_rows(of_batch.table, of_batch.y, rows, weight, name, recipe, size, with_block)
 
     def _judge_rows(
         self,
@@ -368,10 +379,3 @@ def _to(part: Part, iteration: int, values: np.ndarray, terms: tuple) -> Extreme
         part.advance(terms, values)
         part.applied = iteration
     return part.extremes
-
-
-def _global_numbers(table: Table, rows: np.ndarray, starts: dict[int, int]) -> np.ndarray:
-    """Numbers of a table's rows of positive weight among those of all partitions: int64[len(rows)]."""
-    borders = np.searchsorted(rows, np.cumsum((0, *table.lengths)))
-    parts = [starts[i] + np.arange(b - a) for i, (a, b) in zip(table.numbers, pairwise(borders.tolist()), strict=True)]
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)

@@ -15,6 +15,7 @@ import numpy as np
 from dboost.binning import sample_rows
 from dboost.cluster.batch import Batch, Survey
 from dboost.cluster.recipe import RowRoles
+from dboost.cluster.rows import BatchRows
 from dboost.shard.loading import distinct_of, kept_rows, sampled
 from dboost.sources import Table
 from dboost.sources.chunk import Chunk
@@ -22,9 +23,7 @@ from dboost.sources.plan import Plan
 from dboost.training.budget import Budget
 from dboost.training.origin import Origin
 from dboost.training.portrait import portrayed_rows, values_in
-from dboost.training.replay import starting_scores
 from dboost.training.supervision import HELD_OUT
-from dboost.training.target import encode_like
 from dboost.training.test_share import held_out_rows
 
 #: Chunks beyond this total wait in files until they are encoded.
@@ -32,35 +31,49 @@ RETAIN_BYTES = 256 * 2**20
 
 
 class Intake:
-    """Batches by name, as they are loaded, surveyed, settled and asked about."""
+    """Batches by name, as they are loaded, surveyed, settled and asked about.
 
-    def __init__(self, n_threads: int) -> None:
+    spare : what the worker may take if nobody says.
+    """
+
+    def __init__(self, n_threads: int, spare: Budget | None = None) -> None:
         self._guard = threading.Lock()
+        self._spare = spare
         self._n_threads = n_threads
-        self._begun: dict[str, np.ndarray] = {}
         self._batches: dict[str, Batch] = {}
-        self._tables: dict[str, Table] = {}
-        self._targets: dict[str, np.ndarray] = {}
+        self._rows: dict[str, BatchRows] = {}
         self._chosen: dict[tuple[str, str], tuple[np.ndarray, np.ndarray | None]] = {}
 
-    def take(self, batch: str, i: int, plan: Plan, bundle: tuple[Any, Any, Any, Any], budget: Budget | None = None) -> int:
-        """Read partition `i` into a batch (called by loading tasks, several at a time)."""
-        return self._batch(batch, plan, budget).take(i, bundle)
+    def take(
+        self,
+        batch: str,
+        i: int,
+        plan: Plan,
+        bundle: tuple[Any, Any, Any, Any],
+        budget: Budget | None = None,
+        whole: bool = False,
+    ) -> int:
+        """Read partition `i` into a batch (called by loading tasks, several at a time).
 
-    def take_chunk(self, batch: str, i: int, plan: Plan, chunk: Chunk, budget: Budget | None) -> None:
+        whole : whether target, weight or offset will come for all rows at once (`attach`).
+        """
+        return self._batch(batch, plan, budget, whole).take(i, bundle)
+
+    def take_chunk(self, batch: str, i: int, plan: Plan, chunk: Chunk, budget: Budget | None, whole: bool) -> None:
         """Take in partition `i` as another worker has read it."""
-        self._batch(batch, plan, budget).take_chunk(i, chunk)
+        self._batch(batch, plan, budget, whole).take_chunk(i, chunk)
 
     def give(self, batch: str, i: int) -> Chunk | None:
         """Partition `i` of a batch, for another worker; None when there is no such batch (any more)."""
         found = self._batches.get(batch)
         return None if found is None else found.give(i)
 
-    def _batch(self, name: str, plan: Plan, budget: Budget | None) -> Batch:
+    def _batch(self, name: str, plan: Plan, budget: Budget | None, whole: bool) -> Batch:
         with self._guard:
             if name not in self._batches:
-                within = (RETAIN_BYTES, None) if budget is None else (budget.retained, budget.chunk)
-                self._batches[name] = Batch(plan, *within)
+                retained = RETAIN_BYTES if self._spare is None else min(RETAIN_BYTES, self._spare.retained)
+                within = (retained, None) if budget is None else (budget.retained, budget.chunk)
+                self._batches[name] = Batch(plan, *within, spool_roles=budget is not None and not whole)
             return self._batches[name]
 
     def attach(self, batch: str, role: str, values: dict[int, Any]) -> None:
@@ -73,17 +86,16 @@ class Intake:
 
     def settle(self, batch: str, features: Any, named: bool) -> None:
         """Turn a batch into a table."""
-        self._tables[batch] = self._batches[batch].table(features, named)
+        self._rows[batch] = BatchRows(self._batches[batch].table(features, named), self._n_threads)
 
     def encode_target(self, batch: str, target: Any) -> None:
         """Work out the target of a table's rows."""
-        table = self._tables[batch]
-        counts = table.n_rows > 0 and (table.weight is None or bool((table.weight > 0).any()))
-        self._targets[batch] = encode_like(table, target) if counts else np.zeros(table.n_rows)
+        self._rows[batch].encode(target)
 
     def tell_rows(self, batch: str) -> dict[int, tuple[np.ndarray, np.ndarray | None]]:
         """Target and weight of all rows by partition, for those who choose rows by them."""
-        table, y = self._tables[batch], self._targets[batch]
+        rows = self._gathered(batch)
+        table, y = rows.table, rows.y
         ends = np.cumsum(table.lengths)
         slices = [slice(int(end) - n, int(end)) for end, n in zip(ends, table.lengths, strict=True)]
         weights = [None if table.weight is None else table.weight[rows] for rows in slices]
@@ -91,7 +103,7 @@ class Intake:
 
     def supervise(self, batch: str, roles: dict[int, RowRoles]) -> None:
         """Take in what the rows of each partition are for: weights to train with, rows to hold out, rows to watch."""
-        table = self._tables[batch]
+        table = self._gathered(batch).table
         starts = dict(zip(table.numbers, np.cumsum((0, *table.lengths)).tolist(), strict=False))
         of_parts = [roles[i] for i in table.numbers]
         if of_parts and of_parts[0].weight is not None:
@@ -109,7 +121,7 @@ class Intake:
         """Hold out a share of the rows. starts : {partition: number of its first row among all `n_rows` of positive weight}"""
         if (batch, HELD_OUT) in self._chosen:  # asked again
             return
-        table = self._tables[batch]
+        table = self._gathered(batch).table
         chosen, first = [np.empty(0, np.int64)], 0
         for i, length in zip(table.numbers, table.lengths, strict=True):
             weight = None if table.weight is None else table.weight[first : first + length]
@@ -128,27 +140,18 @@ class Intake:
 
     def begin(self, batch: str, origin: Origin) -> None:
         """Work out the scores that a model of other data gives a table's rows of positive weight."""
-        if batch not in self._begun:
-            table, n_threads = self._tables[batch], self._n_threads
-            kept = kept_rows(table.weight)
-            self._begun[batch] = starting_scores(origin.baseline, origin, table, kept, n_threads, (0, origin.n_earlier))
+        self._rows[batch].begin(origin)
 
-    def ask_rows(self, batch: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """``function(y, weight, offset, *arguments)`` of a table's rows of positive weight; None if there are none.
+    def ask_rows(self, batch: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
+        """``function(y, weight, offset, *arguments)`` of a table's rows of positive weight, part by part.
 
         Where a model is continued its scores take the place of the offsets.
         """
-        table, y = self._tables[batch], self._targets[batch]
-        weight, offset, kept = table.weight, table.offset, kept_rows(table.weight)
-        if kept is not None:
-            y = y[kept]
-            weight, offset = (values if values is None else values[kept] for values in (weight, offset))
-        offset = self._begun.get(batch, offset)
-        return function(y, weight, offset, *arguments) if len(y) else None
+        return [function(*part, *arguments) for part in self._rows[batch].parts()]
 
     def distinct(self, batch: str) -> list[np.ndarray]:
         """The distinct values of the numeric columns, in rows of positive weight: float64[...] each."""
-        table = self._tables[batch]
+        table = self._gathered(batch).table
         kept = kept_rows(table.weight)
         return distinct_of(table, np.arange(table.n_rows) if kept is None else kept)
 
@@ -157,30 +160,42 @@ class Intake:
 
         starts : {partition: number of its first row among all rows of positive weight}
         """
-        table = self._tables[batch]
+        table = self._rows[batch].table
         drawn = _drawn(table, starts, partial(sample_rows, n_rows, seed))
-        columns = {table.numbers[k]: part for k, part in sampled(table, _all(drawn))}
-        return {i: (part, None if table.weight is None else table.weight[drawn[i]]) for i, part in columns.items()}
+        weights: dict[int, np.ndarray | None] = {}
+        for k, i in enumerate(table.numbers):
+            weight = table.roles(k)[1] if table.lengths[k] else None
+            weights[i] = None if weight is None else weight[drawn[i]]
+        return {table.numbers[k]: (part, weights[table.numbers[k]]) for k, part in sampled(table, _all(table, drawn))}
 
     def portray(self, batch: str, starts: dict[int, int], n_rows: int, seed: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """Values and targets of the rows of a portrait, by partition; starts, n_rows and seed as in `sample`."""
-        table, y = self._tables[batch], self._targets[batch]
+        rows = self._rows[batch]
+        table = rows.table
         drawn = _drawn(table, starts, partial(portrayed_rows, n_rows, len(table.features), seed))
-        return {table.numbers[k]: (part, y[drawn[table.numbers[k]]]) for k, part in values_in(table, _all(drawn))}
+        return {
+            table.numbers[k]: (part, rows.target_of(k)[drawn[table.numbers[k]]])
+            for k, part in values_in(table, _all(table, drawn))
+        }
+
+    def _gathered(self, batch: str) -> BatchRows:
+        """A batch's rows, all that belongs to them but the columns in memory: for those who look at all rows at once."""
+        rows = self._rows[batch]
+        rows.gather()
+        return rows
 
 
 def _drawn(table: Table, starts: dict[int, int], draw: Callable[[int, int], np.ndarray]) -> dict[int, np.ndarray]:
-    """The rows of a table that are drawn, by partition; draw : tells the numbers among first…last-1 of all rows of weight."""
+    """The rows of each partition that are drawn; draw : tells the numbers among first…last-1 of all rows of weight."""
     drawn: dict[int, np.ndarray] = {}
-    first = 0
-    for i, length in zip(table.numbers, table.lengths, strict=True):
-        kept = kept_rows(None if table.weight is None else table.weight[first : first + length])
-        n = length if kept is None else len(kept)
-        rows = draw(starts[i], starts[i] + n) - starts[i]
-        drawn[i] = first + (rows if kept is None else kept[rows])
-        first += length
+    for k, (i, length) in enumerate(zip(table.numbers, table.lengths, strict=True)):
+        kept = kept_rows(table.roles(k)[1] if length else None)
+        rows = draw(starts[i], starts[i] + (length if kept is None else len(kept))) - starts[i]
+        drawn[i] = rows if kept is None else kept[rows]
     return drawn
 
 
-def _all(drawn: dict[int, np.ndarray]) -> np.ndarray:
-    return np.concatenate(list(drawn.values())) if drawn else np.empty(0, np.int64)
+def _all(table: Table, drawn: dict[int, np.ndarray]) -> np.ndarray:
+    """Their numbers in the table."""
+    starts = np.cumsum((0, *table.lengths))
+    return np.concatenate([np.empty(0, np.int64), *(first + drawn[i] for first, i in zip(starts, table.numbers, strict=False))])

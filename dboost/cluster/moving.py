@@ -73,5 +73,5 @@ def _packed(holding: Holding, batch: str, partition: int) -> bytes | None:
 
 
 def _taken_in(holding: Holding, batch: str, partition: int, plan: bytes, content: bytes) -> None:
-    how, budget = unpack(plan)
-    holding.take_chunk(batch, partition, how, unpack(content), budget)
+    how, budget, whole = unpack(plan)
+    holding.take_chunk(batch, partition, how, unpack(content), budget, whole)

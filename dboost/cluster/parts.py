@@ -15,8 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from dboost.cluster.recipe import Past, Recipe
+from dboost.cluster.rows import BatchRows
 from dboost.growth.grower import Answer, Question
 from dboost.growth.task import Extremes, TreeTask
+from dboost.model.flat import FlatEnsemble
 from dboost.shard.advance import Scratch, advance_rows
 from dboost.shard.blocks import Blocks, Traits, Writer, code_fields, rows_that_fit
 from dboost.shard.catch_up import add_grown, leaves_of
@@ -26,8 +28,8 @@ from dboost.shard.shard import runs_of
 from dboost.shard.store import BlockFile
 from dboost.shard.streamed import StreamedShard
 from dboost.shard.writing import encoded_pieces, tiles_of
-from dboost.sources import Table
 from dboost.sources.spool import PrivateDirectory
+from dboost.training.replay import add_block, matrix_of
 
 
 class Part(Protocol):
@@ -214,50 +216,43 @@ class Place:
 
 
 def streamed_parts(
-    table: Table,
-    y: np.ndarray,
-    begun: np.ndarray | None,
-    batch: str,
-    recipe: Recipe,
-    traits: Traits,
-    past: Past,
-    *,
-    root: Path,
-    n_threads: int,
+    rows: BatchRows, batch: str, recipe: Recipe, traits: Traits, past: Past, *, root: Path, n_threads: int
 ) -> list[StreamedPart]:
-    """Write a table's rows of positive weight to files, caught up with the past; one part for each thread.
-
-    y : float64[n_rows], targets of all rows in the terms of the loss; begun : float64[n_kept] or float64[n_outputs, n_kept],
-    what rows of positive weight begin with where a model is continued, or None for the best constant.
-    """
-    layout = recipe.layout
-    kept = [int(np.count_nonzero(weight > 0)) if weight is not None else n for n, weight in _weights(table)]
-    owned = [(number, n) for number, n in zip(table.numbers, kept, strict=True) if n]
+    """Write a batch's rows of positive weight to files, caught up with the past; one part for each thread."""
+    layout, table, origin = recipe.layout, rows.table, recipe.origin
+    owned = [(number, n) for k, number in enumerate(table.numbers) if (n := rows.kept_of(k))]
     ranges = np.array([(recipe.starts[number], n) for number, n in owned], np.int64).reshape(-1, 2)
-    n_rows = sum(kept)
+    n_rows = sum(n for _, n in owned)
     if not n_rows:
         return []
+    flat = None if origin.model is None else FlatEnsemble(origin.model)
+    seen = (origin.n_earlier if rows.has_begun else 0, origin.n_before)
     block_rows = rows_that_fit(code_fields(layout), n_rows)
     place = Place.new(root, traits, owned, ranges, block_rows)
     try:
         writer = Writer(place.blocks.files)
-        targets = y if table.weight is None else y[table.weight > 0]
-        at = 0
+        chunk, at = -1, 0
         for piece in encoded_pieces(table, recipe.binning, layout, n_threads, block_rows):
             n = piece.codes.n_rows
-            _, weight, offset = piece.roles
-            if begun is not None:
-                raw = begun[..., at : at + n].copy()
+            if piece.number != chunk:
+                chunk, at = piece.number, 0
+                target, weight, offset = rows.part(chunk)
+            here = slice(at, at + n)
+            at += n
+            if rows.has_begun:
+                assert offset is not None
+                raw = np.atleast_2d(offset)[:, here].copy()
             else:
                 raw = np.repeat(recipe.baseline[:, None], n, axis=1)
-                raw = raw[0] if traits.n_outputs == 1 else raw
-                if offset is not None:
-                    raw += offset
-            fields = {"tiles": tiles_of(piece.codes, layout), "target": targets[at : at + n], "raw": raw}
+                raw += 0.0 if offset is None else offset[here]
+            if flat is not None:
+                add_block(raw, flat, matrix_of(piece.chunk), seen, n_threads)
+            raw = raw[0] if traits.n_outputs == 1 else raw
+            fields = {"tiles": tiles_of(piece.codes, layout), "target": target[here], "raw": raw}
             if len(piece.codes.wide):
                 fields["wide"] = piece.codes.wide
             if recipe.weighted:
-                fields["weight"] = np.ones(n) if weight is None else weight
+                fields["weight"] = np.ones(n) if weight is None else weight[here]
                 fields |= place.blocks.constants(fields["weight"], raw.shape)
             for trees in past.iterations:
                 for tree in trees:
@@ -269,7 +264,6 @@ def streamed_parts(
                     (leaf if raw.ndim == 1 else leaf[tree.output])[:] = leaves_of(piece.codes, layout, tree.grown)
                 fields["leaf"] = leaf
             writer.append(n, fields)
-            at += n
         writer.finish()
         n_blocks = place.blocks.n_blocks
         n_parts = min(n_threads, n_blocks)
@@ -286,7 +280,3 @@ def streamed_parts(
     except BaseException:
         place.close()
         raise
-
-
-def _weights(table: Table) -> list[tuple[int, np.ndarray | None]]:
-    return [(n, table.roles(i)[1]) for i, n in enumerate(table.lengths)]

@@ -49,6 +49,8 @@ class Recipe:
         Into how many arcbites the rows are divided, if at all.
     seed : int
         By which they are.
+    may_stream : bool
+        Whether rows may be in files: not where trees choose their own bins, or where rows are divided into arcbites.
     """
 
     features: tuple[Feature, ...]
@@ -69,6 +71,7 @@ class Recipe:
     n_bites: int | None
     seed: int
     budget: Budget | None = None
+    may_stream: bool = True
 
     @property
     def traits(self) -> Traits:

@@ -96,7 +96,7 @@ def refresh_on_cluster(
             table.build("begin", lambda: (origin,))
 
             def ask(function: Callable[..., Any], *arguments: Any) -> list[Any]:
-                return [answer for answer in table.ask("ask_rows", function, arguments) if answer is not None]
+                return [answer for of_worker in table.ask("ask_rows", function, arguments) for answer in of_worker]
 
             start = start_of(learned.loss, ask, continues=True)
             portrait = portray(table, len(known), parameters[-1].random_state)

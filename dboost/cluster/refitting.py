@@ -11,6 +11,7 @@ from dboost.growth.task import Extremes
 from dboost.losses import Loss
 from dboost.model.ensemble import Ensemble
 from dboost.shard.loading import kept_rows
+from dboost.training.budget import Budget
 from dboost.training.refit_rows import Advance, RefitRows
 from dboost.training.replay import blocks
 
@@ -27,21 +28,23 @@ class RefitOrder:
 class Refitting(Intake):
     """One worker's partitions while leaf values are estimated anew; methods are called by name, like those of `Intake`."""
 
-    def __init__(self, n_threads: int) -> None:
-        super().__init__(n_threads)
+    def __init__(self, n_threads: int, spare: Budget | None = None) -> None:
+        super().__init__(n_threads, spare)
         self._refits: dict[str, RefitRows | None] = {}
 
     def refit_begin(self, batch: str, order: RefitOrder, past: list[Advance]) -> None:
         """Get the rows of a table ready, and let them go through what the others have been through."""
         if batch in self._refits:
             return
-        table, y, weight = self._tables[batch], self._targets[batch], self._tables[batch].weight
+        of_batch = self._gathered(batch)
+        table, y, weight = of_batch.table, of_batch.y, of_batch.table.weight
         kept = kept_rows(weight)
         if kept is not None and weight is not None:
             y, weight = y[kept], weight[kept]
         rows = None
         if len(y):
-            raw, matrices = self._begun[batch], list(blocks(table, kept))
+            raw, matrices = of_batch.begun, list(blocks(table, kept))
+            assert raw is not None
             rows = RefitRows(order.model, matrices, y, weight, raw, order.loss, order.coarse, self._n_threads)
             for number, step in enumerate(past):
                 rows.advance(number, step)

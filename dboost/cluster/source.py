@@ -119,7 +119,7 @@ class Source:
 
     def packed(self, plan: Plan) -> bytes:
         """A plan as workers are told it."""
-        return pack((plan, self._budget))
+        return pack((plan, self._budget, bool(self.whole)))
 
     def read(
         self, connection: Connection, batch: str, numbers: Sequence[int], plan: Plan, workers: Sequence[str] | None = None
@@ -203,8 +203,8 @@ def _given(value: Any) -> Any:
 def _read_part(fit: str, batch: str, i: int, plan: bytes, filled: Sequence[bool], bundle: tuple[Any, ...]) -> Receipt:
     """The loading task."""
     holding, address = here(fit)
-    how, budget = unpack(plan)
-    return Receipt(i, holding.take(batch, i, how, in_place(bundle, filled), budget), address)
+    how, budget, whole = unpack(plan)
+    return Receipt(i, holding.take(batch, i, how, in_place(bundle, filled), budget, whole), address)
 
 
 def _cut(data: Any, frame: Frame, n_parts: int) -> tuple[dict[Any, Any], list[Any]]:

@@ -140,7 +140,8 @@ class Reader:
                 for array, union, is_code in zip(arrays, self._features, piece.is_code, strict=True)
             )
         )
-        target, weight, offset = (self._parts[role].get(i) for role in ROLES)
+        apart = self._role_spool
+        target, weight, offset = (self._parts[role].get(i) if apart is None else apart.raw(role, i) for role in ROLES)
         if isinstance(target, CategoryColumn):
             target = _own_levels(target.codes, self._target)
         assert not isinstance(weight, CategoryColumn) and not isinstance(offset, CategoryColumn)
@@ -179,6 +180,8 @@ class Reader:
         for parts in self._parts.values():
             for i in set(parts) - numbers:
                 del parts[i]
+        if self._role_spool is not None:
+            self._role_spool.keep(numbers)
 
     def kinds(self) -> tuple[tuple[bool, int] | None, ...]:
         """Per feature whether it is categorical, and the partition that says so; None where all values are missing."""
@@ -209,10 +212,11 @@ class Reader:
         column = role_column(values, role, None, n_rows)
         self._parts[role][i] = self._code_target(column, i) if role == "target" else column
 
-    def finish_spooled(self, rows: Rows) -> None:
-        """Refuse bad values of target, weight and offset where they wait in files."""
+    def finish_spooled(self, rows: Rows) -> tuple[list[Complaint], bool]:
+        """What there is to complain about in target, weight and offset where they wait in files, and whether any row counts."""
         assert self._role_spool is not None
-        self._role_spool.finish(self._target.dictionary, self._plan, rows)
+        self._role_spool.finish(self._target.dictionary)
+        return self._role_spool.check(self._plan, rows)
 
     def finish_roles(self, whole: dict[str, Any], rows: Rows) -> Roles:
         """Target, weight and offset of all rows, with what is to be complained about.

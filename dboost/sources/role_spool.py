@@ -6,6 +6,8 @@ partitions, how many rows count, and what there is to complain about.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from dboost.schema import Level
@@ -21,8 +23,6 @@ from dboost.sources.roles import (
     check_weight,
     label,
     levels_dtype,
-    nothing_left,
-    refuse,
     result_dtype,
 )
 from dboost.sources.spool import Spool
@@ -51,14 +51,8 @@ class RoleSpool:
         self._dtypes[role, i] = np.dtype(object) if isinstance(column, CategoryColumn) else array.dtype
         self._spool.put(_number(role, i), [np.ascontiguousarray(array)])
 
-    def finish(self, dictionary: Dictionary, plan: Plan, rows: Rows) -> None:
-        """Check all values, once it is known what the target is.
-
-        Raises
-        ------
-        DataError
-            Naming rows with values that are refused, or because no row counts.
-        """
+    def finish(self, dictionary: Dictionary) -> None:
+        """Say what the target is, now that all partitions have come. dictionary : of its levels, if it has any."""
         if len(dictionary):
             self._levels, self._final = dictionary.finish()
             self.target_dtype = levels_dtype(self._levels)
@@ -66,11 +60,15 @@ class RoleSpool:
             kinds = {str(dtype) for (role, _), dtype in self._dtypes.items() if role == "target" and dtype.kind != "O"}
             self.target_dtype = result_dtype(kinds) if kinds else "float64"
             self.target_is_bool = self.target_dtype == "bool"
+
+    def check(self, plan: Plan, rows: Rows) -> tuple[list[Complaint], bool]:
+        """What there is to complain about in the values of these partitions, and whether any row counts."""
         complaints: list[Complaint] = []
         counts = False
-        for i, length in enumerate(rows.lengths):
+        for k, length in enumerate(rows.lengths):
             if not length:
                 continue
+            i = k if rows.numbers is None else rows.numbers[k]
             here = Rows((length,), True, (i,))
             target, weight, offset = self.get(i)
             if target is not None:
@@ -80,9 +78,7 @@ class RoleSpool:
             if offset is not None:
                 complaints += check_offset(offset, label("offset", plan.offset), here)
             counts = counts or weight is None or bool((weight > 0).any())
-        refuse(complaints)
-        if not counts:
-            raise nothing_left(label("sample_weight", plan.weight))
+        return complaints, counts
 
     def get(self, i: int) -> tuple[Column | None, np.ndarray | None, np.ndarray | None]:
         """Target, weight and offset of partition i."""
@@ -102,6 +98,19 @@ class RoleSpool:
         target, weight, offset = found
         assert not isinstance(weight, CategoryColumn) and not isinstance(offset, CategoryColumn)
         return target, weight, offset
+
+    def raw(self, role: str, i: int) -> Column | None:
+        """A role of partition i as it was put: categories in provisional codes."""
+        dtype = self._dtypes.get((role, i))
+        if dtype is None:
+            return None
+        array = self._spool.get(_number(role, i))[0]
+        return CategoryColumn(array, ()) if dtype.kind == "O" else array
+
+    def keep(self, numbers: Collection[int]) -> None:
+        """Forget partitions with other numbers."""
+        self._spool.keep({_number(role, i) for role in ROLES for i in numbers})
+        self._dtypes = {key: dtype for key, dtype in self._dtypes.items() if key[1] in numbers}
 
     def close(self) -> None:
         """Remove the files."""

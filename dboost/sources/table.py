@@ -130,7 +130,10 @@ def open_table(
             raise DataError(f"the data have no rows{where}")
         features_, translations = reader.finish_features()
         if apart is not None:
-            reader.finish_spooled(rows)
+            complaints, counts = reader.finish_spooled(rows)
+            refuse(complaints)
+            if not counts:
+                raise nothing_left(label("sample_weight", plan.weight))
             none = Roles(None, apart.target_dtype, apart.target_is_bool, None, None)
             return Table(features_, named, rows, none, spool, pieces, translations, apart)
         roles = reader.finish_roles(separate, rows)
@@ -223,6 +226,11 @@ class Table:
         return self._starts[-1]
 
     @property
+    def keeps_roles_apart(self) -> bool:
+        """Whether target, weight and offset are in files."""
+        return self._apart is not None
+
+    @property
     def n_chunks(self) -> int:
         return len(self.lengths)
 
@@ -253,7 +261,7 @@ class Table:
     def roles(self, i: int) -> tuple[Column | None, np.ndarray | None, np.ndarray | None]:
         """Target, weight and offset of partition `i`."""
         if self._apart is not None:
-            return self._apart.get(i)
+            return self._apart.get(self.numbers[i])
         rows = slice(self._starts[i], self._starts[i + 1])
         target: Column | None = self.target
         if isinstance(target, CategoryColumn):
@@ -269,7 +277,10 @@ class Table:
         if self._apart is None:
             return
         filled = [i for i, length in enumerate(self.lengths) if length]
-        targets, weights, offsets = zip(*map(self._apart.get, filled), strict=True)
+        if not filled:
+            self._apart = None
+            return
+        targets, weights, offsets = zip(*(self._apart.get(self.numbers[i]) for i in filled), strict=True)
         if isinstance(targets[0], CategoryColumn):
             self.target = CategoryColumn(np.concatenate([target.codes for target in targets]), targets[0].levels)
         else:

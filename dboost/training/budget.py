@@ -126,6 +126,31 @@ class Budget:
         return self.limit - rooms
 
 
+def limit_that_streams(
+    asked: Budget | None, spare: Budget | None, traits: Traits, n_rows: int, n_there: int, n_threads: int
+) -> Budget | None:
+    """The limit that so many more rows do not fit, so that they have to be streamed; None where they may stay in memory.
+
+    Where nobody has asked for a limit it is what the process may take anyway (`spare`). If that does not even hold a tree's
+    histograms the rows stay in memory: nobody has promised anything.
+
+    Raises
+    ------
+    ParameterError
+        When the limit that was asked for does not hold a tree's histograms.
+    """
+    budget = asked or spare
+    if budget is None or budget.holds_rows(traits, n_rows + n_there, n_threads):
+        return None
+    try:
+        budget.histograms(traits, n_rows, n_threads)
+    except ParameterError:
+        if asked is not None:
+            raise
+        return None
+    return budget
+
+
 def resident_bytes(traits: Traits, n_rows: int) -> int:
     """What rows take in memory: the fields of the files, their codes once more as columns, and two records."""
     n_narrow = int((traits.layout.n_bins <= NARROW_BINS).sum())
