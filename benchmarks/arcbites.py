@@ -1,7 +1,7 @@
 """A tenth of the rows in memory: what arcbites cost in accuracy, and what they save in reading.
 
     python -m benchmarks.arcbites [--tables hflights covtype synthetic] [--rows 10000000] [--trees 300] [--quick]
-                                  [--output FILE.json] [--pictures FOLDER]
+                                  [--set NAME=VALUE …] [--output FILE.json] [--pictures FOLDER]
 
 Each table is split into rows to train on, rows that decide when to stop (or when to leave a bite), and rows that only judge
 in the end. It is trained on by several ways, each in a process of its own, so that peak memory is its own:
@@ -97,13 +97,13 @@ def limit_for(folder: Path) -> int:
     return int(1.2 * n_rows / N_BITES * (2 * (first.shape[1] - 1) + 40 + 17 * outputs)) + 32 * 2**20 * (1 + outputs // 4)
 
 
-def measure(folder: Path, way: str, trees: int, seconds: float | None) -> dict[str, Any]:
-    """Train by one way, in this process."""
+def measure(folder: Path, way: str, trees: int, given: dict[str, Any], seconds: float | None) -> dict[str, Any]:
+    """Train by one way, in this process. given : parameters beside those of the way."""
     import dboost
     from dboost.shard.bites import bites_of
 
     bites, where = WAYS[way]
-    options: dict[str, Any] = {"loss": "log_loss", "max_iter": trees, "progress": False}
+    options: dict[str, Any] = {"loss": "log_loss", "max_iter": trees, "progress": False} | given
     data: Any = str(folder / "train")
     if where != "files":
         data = pd.concat([pd.read_parquet(file) for file in sorted((folder / "train").glob("*.parquet"))], ignore_index=True)
@@ -163,7 +163,8 @@ def race(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
         for way in arguments.ways or WAYS:
             # Equal time: that of the slowest arcbites.
             timed = [one["seconds"] for one in found if one["way"].startswith("arcbites")] if way.endswith("timed") else []
-            command = [sys.executable, "-m", "benchmarks.arcbites", "--one", str(folder), way, str(arguments.trees)]
+            given = json.dumps(dict(arguments.set))
+            command = [sys.executable, "-m", "benchmarks.arcbites", "--one", str(folder), way, str(arguments.trees), given]
             done = subprocess.run([*command, *([str(max(timed))] if timed else [])], capture_output=True, text=True)
             if done.returncode:
                 raise SystemExit(f"{name}, {way}: {done.stderr}")
@@ -207,20 +208,28 @@ def draw_pictures(name: str, found: list[dict[str, Any]], folder: Path) -> None:
     plt.close(figure)
 
 
+def setting(text: str) -> tuple[str, float]:
+    """A parameter's name and number."""
+    name, _, value = text.partition("=")
+    return name, json.loads(value)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", nargs="+", default=["hflights", "covtype", "synthetic"])
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), metavar="WAY")
     parser.add_argument("--rows", type=int, default=10_000_000, help="of the synthetic table")
     parser.add_argument("--trees", type=int, default=300)
+    parser.add_argument("--set", nargs="+", type=setting, default=[], metavar="NAME=VALUE", help="numbers, for all ways alike")
     parser.add_argument("--quick", action="store_true", help="a few rows of each table, to see that it works")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--pictures", type=Path)
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        folder, way, trees, *seconds = arguments.one
-        print(json.dumps(measure(Path(folder), way, int(trees), float(seconds[0]) if seconds else None)))
+        folder, way, trees, given, *seconds = arguments.one
+        late = float(seconds[0]) if seconds else None
+        print(json.dumps(measure(Path(folder), way, int(trees), json.loads(given), late)))
         return
     if arguments.quick:
         arguments.rows = min(arguments.rows, 40_000)

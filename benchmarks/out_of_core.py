@@ -1,12 +1,19 @@
-"""``python -m benchmarks.out_of_core [--quick]``: training on tables larger than a memory limit, beside XGBoost.
+"""``python -m benchmarks.out_of_core [--quick] [--picture docs/pictures/out_of_core.svg] [--cluster]``
 
-A table of 28 float32 columns and a 0/1 target lies in partitions on the disk. For 1, 2, 4 and 8 times 512 MiB of it,
-dboost with ``memory_limit="512MiB"`` and XGBoost with an `ExtMemQuantileDMatrix` each train in a process of their own,
-on the same files, with the same settings (full levels down to depth 6, 256 bins). A process may not grow: when its
-libraries are loaded and its kernels compiled (a fit on a few rows), its address space is limited to what it has, plus
-the memory limit, plus a constant for stacks and fragmentation. What is told of each: how much its resident memory grew
-at most, seconds before the first tree, seconds a tree, bytes read a tree, and how long these would take at the
-bandwidth of the disk, which is measured by the way.
+Training on tables larger than a memory limit, beside XGBoost. A table of 28 float32 columns and a 0/1 target lies in
+partitions on the disk. For 1, 2, 4 and 8 times 512 MiB of it, dboost with ``memory_limit="512MiB"``, and for the largest
+XGBoost with an `ExtMemQuantileDMatrix`, each train in a process of their own, on the same files, with the same settings (full
+levels down to depth 6, 256 bins). A process may not grow: when its libraries are loaded and its kernels compiled (a fit on a
+few rows), its address space is limited to what it has, plus the memory limit, plus a constant for stacks and fragmentation.
+(XGBoost has no limit to keep to, and maps its cache into its address space: it is only watched.)
+
+What is told of each: how much its memory grew at most (pages of files that are mapped not counted), seconds before the first
+tree, seconds a tree and of its processors, bytes read a tree, and how long these would take at the bandwidth of the disk, which
+is measured by the way.
+
+With ``--cluster`` the largest table goes to two Dask workers, each in a process that Dask watches, with a memory limit of
+640 MiB more than the fit's (a worker's libraries and kernels take 400, and Dask wants a fifth to be left); told are their
+peaks, and how often one of them was paused or killed.
 
 The files stay in ``benchmarks/data/out_of_core`` for the next time.
 """
@@ -21,6 +28,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -28,7 +36,7 @@ from typing import Any
 import numpy as np
 
 FOLDER = Path(__file__).parent / "data" / "out_of_core"
-FEATURES, TREES, DEPTH = 28, 8, 6
+FEATURES, TREES, DEPTH = 28, 5, 6
 LIMIT, PART = 512 * 2**20, 64 * 2**20
 #: Beside the limit: stacks, allocators' reserves, code that is compiled for the first time after all.
 SLACK = 384 * 2**20
@@ -51,17 +59,48 @@ def part(k: int, n_bytes: int) -> Path:
 
 
 def status(key: str) -> int:
-    """Of this process, in bytes: VmSize, VmRSS, VmHWM."""
+    """Of this process, in bytes: VmSize, VmHWM, RssAnon."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
     return int(line.split()[1]) * 1024
 
 
-def enclose(limit: int) -> int:
-    """Let this process grow by no more than limit and slack; returns the memory that it has now."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+def enclose(limit: int) -> None:
+    """Let this process grow by no more than limit and slack."""
     room = status("VmSize") + limit + SLACK
     resource.setrlimit(resource.RLIMIT_AS, (room, room))
-    return status("VmRSS")
+
+
+class Watch:
+    """How much the memory that is this process's own grows at most, looked at every 20 ms; start before the work."""
+
+    def __init__(self) -> None:
+        self._before = self._most = status("RssAnon")
+        self._over = threading.Event()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.02):
+            self._most = max(self._most, status("RssAnon"))
+
+    def added(self) -> int:
+        self._over.set()
+        return self._most - self._before
+
+
+SETTINGS: dict[str, Any] = {"loss": "log_loss", "max_depth": DEPTH, "max_leaf_nodes": None, "min_samples_leaf": 1}
+
+
+def lazily(paths: list[str]) -> Any:
+    """The partitions as Dask arrays: table and target."""
+    import dask
+    import dask.array as da
+
+    shapes = [np.load(path, mmap_mode="r").shape for path in paths]
+    blocks = [
+        da.from_delayed(dask.delayed(np.load)(path), shape, np.float32) for path, shape in zip(paths, shapes, strict=True)
+    ]
+    table = da.concatenate(blocks)
+    return table[:, :FEATURES], table[:, FEATURES]
 
 
 def train_dboost(files: list[str], limit: int, scratch: str) -> dict[str, Any]:
@@ -70,30 +109,30 @@ def train_dboost(files: list[str], limit: int, scratch: str) -> dict[str, Any]:
 
     import dboost
 
-    def lazily(paths: list[str]) -> tuple[da.Array, da.Array]:
-        shapes = [np.load(path, mmap_mode="r").shape for path in paths]
-        blocks = [
-            da.from_delayed(dask.delayed(np.load)(path), shape, np.float32) for path, shape in zip(paths, shapes, strict=True)
-        ]
-        table = da.concatenate(blocks)
-        return table[:, :FEATURES], table[:, FEATURES]
-
-    settings: dict[str, Any] = {"loss": "log_loss", "max_depth": DEPTH, "max_leaf_nodes": None, "min_samples_leaf": 1}
     small = np.random.default_rng(0).normal(size=(40_000, FEATURES)).astype(np.float32)
     with dask.config.set({"temporary-directory": scratch}):
         warm = da.from_array(small, chunks=(20_000, FEATURES))
-        dboost.fit(warm, (warm[:, 0] > 0) * 1.0, max_iter=1, memory_limit=2**24, **settings)
+        dboost.fit(warm, (warm[:, 0] > 0) * 1.0, max_iter=1, memory_limit=2**24, **SETTINGS)
         lazy = lazily(files)
-        before = enclose(limit)
-        began = time.perf_counter()
-        booster = dboost.fit(*lazy, max_iter=TREES, memory_limit=limit, progress=False, **settings)
+        enclose(limit)
+        ends: list[float] = []
+        watch, began = Watch(), time.perf_counter()
+        booster = dboost.fit(
+            *lazy,
+            max_iter=TREES,
+            memory_limit=limit,
+            progress=False,
+            callbacks=[lambda _: ends.append(time.process_time())],
+            **SETTINGS,
+        )
         whole = time.perf_counter() - began
     seconds = booster.history["seconds"].tolist()
     loss = float(booster.history["train_loss"].iloc[-1])
     return {
-        "added": status("VmHWM") - before,
+        "added": watch.added(),
         "load": whole - sum(seconds),
         "tree": statistics.median(seconds),
+        "processor": float(np.median(np.diff(ends))),
         "read": int(statistics.median(booster.history["bytes_read"])),
         "loss": loss,
     }
@@ -127,33 +166,59 @@ def train_xgboost(files: list[str], limit: int, scratch: str) -> dict[str, Any]:
     small[:, FEATURES] = small[:, 0] > 0
     warm = xgboost.ExtMemQuantileDMatrix(Parts([small], f"{scratch}/warm"), max_bin=256)
     xgboost.train(settings, warm, 1)
-    before, ends = enclose(limit), []
+    ends: list[float] = []
+    used: list[float] = []
 
-    class Watch(xgboost.callback.TrainingCallback):
+    class Ends(xgboost.callback.TrainingCallback):
         def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
             ends.append(time.perf_counter())
+            used.append(time.process_time())
             return False
 
-    began = time.perf_counter()
+    watch, began = Watch(), time.perf_counter()
     data = xgboost.ExtMemQuantileDMatrix(Parts(files, f"{scratch}/cache"), max_bin=256)
-    loaded, read = time.perf_counter(), _bytes_read()
-    told: dict[str, Any] = {}
-    xgboost.train(settings, data, TREES, callbacks=[Watch()], evals=[], evals_result=told)
-    seconds = np.diff([loaded, *ends])
+    loaded = time.perf_counter()
+    xgboost.train(settings, data, TREES, callbacks=[Ends()])
     return {
-        "added": status("VmHWM") - before,
+        "added": watch.added(),
         "load": loaded - began,
-        "tree": float(np.median(seconds)),
-        "read": (_bytes_read() - read) // TREES,
+        "tree": float(np.median(np.diff([loaded, *ends]))),
+        "processor": float(np.median(np.diff(used))),
+        "read": None,
     }
 
 
-def _bytes_read() -> int:
-    """What this process has asked files for, the system's cache included."""
-    return int(next(line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("rchar")).split()[1])
+def train_on_cluster(files: list[str], limit: int, scratch: str) -> dict[str, Any]:
+    """On two workers that Dask watches, together with what it did about them."""
+    import dask
+    from distributed import Client, LocalCluster
+
+    import dboost
+
+    of_worker = limit + 640 * 2**20
+    with (
+        dask.config.set({"temporary-directory": scratch}),
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, memory_limit=of_worker, dashboard_address=":0", local_directory=scratch
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        before, began = client.run(os.getpid), time.perf_counter()
+        booster = dboost.fit(*lazily(files), max_iter=TREES, memory_limit=limit, progress=False, **SETTINGS)
+        whole, seconds = time.perf_counter() - began, booster.history["seconds"].tolist()
+        happened = [str(event) for address in before for _, event in client.get_events(address)]
+        return {
+            "worker_limit": of_worker,
+            "peaks": list(client.run(status, "VmHWM").values()),
+            "paused": sum("paused" in event for event in happened),
+            "killed": len(set(before.items()) - set(client.run(os.getpid).items())),
+            "load": whole - sum(seconds),
+            "tree": statistics.median(seconds),
+            "sha256": booster.sha256,
+        }
 
 
-ENGINES = {"dboost": train_dboost, "xgboost": train_xgboost}
+ENGINES = {"dboost": train_dboost, "xgboost": train_xgboost, "cluster": train_on_cluster}
 
 
 def bandwidth(files: list[str]) -> float:
@@ -168,57 +233,111 @@ def bandwidth(files: list[str]) -> float:
     return n / (time.perf_counter() - began)
 
 
+def run(engine: str, files: list[str], limit: int) -> dict[str, Any]:
+    """One training, in a process of its own; or why it failed."""
+    with tempfile.TemporaryDirectory(dir=FOLDER) as scratch:
+        child = subprocess.run(
+            [sys.executable, "-m", "benchmarks.out_of_core", "--child", engine],
+            input=json.dumps({"files": files, "limit": limit, "scratch": scratch}),
+            capture_output=True,
+            text=True,
+            env=os.environ | {"MALLOC_ARENA_MAX": "2"},
+            check=False,
+        )
+    if child.returncode:
+        return {"failed": (child.stderr.strip().splitlines() or ["no message"])[-1]}
+    return json.loads(child.stdout.splitlines()[-1])
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Memory, and seconds and bytes a tree, against the size of the data."""
+    import matplotlib.pyplot as plt
+
+    limit, figures = found["limit"], found["figures"]
+    sizes = sorted(times for engine, times in figures if engine == "dboost" and "tree" in figures[engine, times])
+    ours = [figures["dboost", times] for times in sizes]
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
+    for axis, key, unit, label in (
+        (axes[0], "added", 2**20, "MiB added at most"),
+        (axes[1], "tree", 1, "seconds a tree"),
+        (axes[2], "read", 2**30, "GiB read a tree"),
+    ):
+        axis.plot(sizes, [one[key] / unit for one in ours], "o-", label="dboost")
+        theirs = [(t, one[key]) for (engine, t), one in figures.items() if engine == "xgboost" and one.get(key) is not None]
+        if theirs:
+            axis.plot([t for t, _ in theirs], [value / unit for _, value in theirs], "s", label="XGBoost")
+        axis.set(xlabel="data, as a multiple of the limit", ylabel=label, ylim=(0, None), xticks=sizes)
+    axes[0].axhline(limit / 2**20, color="gray", linestyle=":", label="limit")
+    axes[1].plot(sizes, [one["read"] / found["disk"] for one in ours], ":", color="gray", label="disk alone")
+    for axis in axes[:2]:
+        axis.legend(fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    plt.close(figure)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.out_of_core", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.out_of_core", description=__doc__.split("\n")[2])
     parser.add_argument("--quick", action="store_true", help="a sixteenth of limit and data, to see that it works")
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--engines", nargs="+", choices=("dboost", "xgboost"), default=["dboost", "xgboost"])
     parser.add_argument("--sizes", nargs="+", type=int, default=[1, 2, 4, 8], help="how many times the limit")
-    parser.add_argument("--output", metavar="FILE.json", help="also write the figures")
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--xgboost-sizes", nargs="+", type=int, metavar="SIZE", help="the same for XGBoost; default: the largest"
+    )
+    parser.add_argument("--cluster", action="store_true", help="also the largest table on two Dask workers")
+    parser.add_argument("--output", metavar="FILE.json", type=Path, help="also write the figures")
+    parser.add_argument("--picture", metavar="FILE.svg", type=Path, help="also draw them")
+    parser.add_argument("--child", choices=ENGINES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        engine, task = options.child
-        print(json.dumps(ENGINES[engine](**json.loads(task))))
+        print(json.dumps(ENGINES[options.child](**json.load(sys.stdin))))
         return
     scale = 16 if options.quick else 1
     limit, size = LIMIT // scale, PART // scale
-    figures: dict[str, Any] = {}
-    files = [str(part(k, size)) for k in range(max(options.sizes) * limit // size)]
+    figures: dict[tuple[str, int], dict[str, Any]] = {}
+    of_xgboost = options.xgboost_sizes or [max(options.sizes)]
+    files = [str(part(k, size)) for k in range(max(options.sizes + of_xgboost) * limit // size)]
     disk = bandwidth(files)
-    processors = len(os.sched_getaffinity(0))
-    print(f"memory limit {limit >> 20} MiB, {disk / 2**20:.0f} MiB/s read from the disk, {processors} processors")
-    print(f"{'engine':9}{'data':>6}{'MiB added':>11}{'load s':>9}{'s a tree':>10}{'MiB read a tree':>17}{'disk alone s':>14}")
+    print(f"memory limit {limit >> 20} MiB, {disk / 2**20:.0f} MiB/s read from the disk, {os.cpu_count()} processors")
+    columns = ("data", 6), ("MiB added", 11), ("load s", 9), ("s a tree", 10), ("processor s", 13), ("MiB read", 10)
+    print(" " * 9 + "".join(name.rjust(width) for name, width in (*columns, ("disk alone s", 14))))
+    for engine, times in [(e, t) for t in sorted({*options.sizes, *of_xgboost}) for e in options.engines]:
+        if times not in (of_xgboost if engine == "xgboost" else options.sizes):
+            continue
+        found = figures[engine, times] = run(engine, files[: times * limit // size], limit)
+        if "failed" in found:
+            print(f"{engine:9}{times:5}×  failed: {found['failed'][:100]}", flush=True)
+            continue
+        read = "" if found["read"] is None else f"{found['read'] / 2**20:10.0f}{found['read'] / disk:14.2f}"
+        print(
+            f"{engine:9}{times:5}×{found['added'] / 2**20:11.0f}{found['load']:9.1f}{found['tree']:10.2f}"
+            f"{found['processor']:13.2f}{read}",
+            flush=True,
+        )
     for times in options.sizes:
-        for engine in options.engines:
-            some = files[: times * limit // size]
-            with tempfile.TemporaryDirectory(dir=FOLDER) as scratch:
-                task = json.dumps({"files": some, "limit": limit, "scratch": scratch})
-                child = subprocess.run(
-                    [sys.executable, "-m", "benchmarks.out_of_core", "--child", engine, task],
-                    capture_output=True,
-                    text=True,
-                    env=os.environ | {"MALLOC_ARENA_MAX": "2"},
-                    check=False,
-                )
-            if child.returncode:
-                last = child.stderr.strip().splitlines()[-1:] or ["no message"]
-                print(f"{engine:9}{times:5}×  failed: {last[0][:100]}", flush=True)
-                figures[f"{engine} {times}"] = {"failed": last[0]}
-                continue
-            found = json.loads(child.stdout.splitlines()[-1])
-            figures[f"{engine} {times}"] = found
-            print(
-                f"{engine:9}{times:5}×{found['added'] / 2**20:11.0f}{found['load']:9.1f}{found['tree']:10.2f}"
-                f"{found['read'] / 2**20:17.0f}{found['read'] / disk:14.2f}",
-                flush=True,
-            )
-    for times in options.sizes:
-        ours, theirs = figures.get(f"dboost {times}", {}), figures.get(f"xgboost {times}", {})
+        ours, theirs = figures.get(("dboost", times), {}), figures.get(("xgboost", times), {})
         if "tree" in ours and "tree" in theirs:
-            seconds, memory = theirs["tree"] / ours["tree"], theirs["added"] / ours["added"]
-            print(f"{times}×: XGBoost's seconds a tree are {seconds:.2f} times ours, its memory {memory:.2f} times")
+            ratios = {key: theirs[key] / ours[key] for key in ("tree", "processor", "added")}
+            print(
+                f"{times}×: XGBoost takes {ratios['tree']:.2f} times our seconds a tree, {ratios['processor']:.2f} times our "
+                f"processors' seconds and {ratios['added']:.2f} times our memory"
+            )
+    if options.cluster:
+        found = figures["cluster", max(options.sizes)] = run("cluster", files[: max(options.sizes) * limit // size], limit)
+        if "failed" in found:
+            print(f"two workers: failed: {found['failed'][:100]}")
+        else:
+            peaks = " and ".join(str(peak >> 20) for peak in found["peaks"])
+            print(
+                f"two workers of {found['worker_limit'] >> 20} MiB: peaks of {peaks} MiB, paused {found['paused']} times, "
+                f"killed {found['killed']} times; {found['load']:.1f} s to load, {found['tree']:.2f} s a tree"
+            )
+    everything = {"limit": limit, "disk": disk, "figures": figures}
+    if options.picture:
+        draw(everything, options.picture)
     if options.output:
-        Path(options.output).write_text(json.dumps({"limit": limit, "disk": disk, "figures": figures}, indent=1))
+        everything["figures"] = {f"{engine} {times}": one for (engine, times), one in figures.items()}
+        options.output.write_text(json.dumps(everything, indent=1))
 
 
 if __name__ == "__main__":

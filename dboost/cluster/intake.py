@@ -38,6 +38,7 @@ class Intake:
 
     def __init__(self, n_threads: int, spare: Budget | None = None) -> None:
         self._guard = threading.Lock()
+        self._one_at_a_time = threading.Lock()
         self._spare = spare
         self._n_threads = n_threads
         self._batches: dict[str, Batch] = {}
@@ -57,7 +58,11 @@ class Intake:
 
         whole : whether target, weight or offset will come for all rows at once (`attach`).
         """
-        return self._batch(batch, plan, budget, whole).take(i, bundle)
+        found = self._batch(batch, plan, budget, whole)
+        if budget is None:
+            return found.take(i, bundle)
+        with self._one_at_a_time:  # Dask's threads hold a partition each; there are to be no copies of more than one
+            return found.take(i, bundle)
 
     def take_chunk(self, batch: str, i: int, plan: Plan, chunk: Chunk, budget: Budget | None, whole: bool) -> None:
         """Take in partition `i` as another worker has read it."""

@@ -133,7 +133,8 @@ class BatchRows:
         first = sum(self.table.lengths[:k])
         y = self.y[first : first + self.table.lengths[k]][some]
         if self.begun is not None:
-            before = sum(map(self.kept_of, range(k)))
+            all_weights = self.table.weight
+            before = first if all_weights is None else int(np.count_nonzero(all_weights[:first] > 0))
             offset = self.begun[..., before : before + len(y)]
         return y, weight, offset
 

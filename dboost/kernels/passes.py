@@ -54,36 +54,55 @@ def open_nodes(
     n_buckets], pending, flushed : int64[n_openings], the histograms, see `histograms.add_records`.
     """
     found, grouped = records[0], records[1]
-    quantise(gradient, hessian, rows, scales[0], scales[1], 0, n, found)
     n_columns = I(layout.first.size - 1)
     n_slots = opening_of.size
     if n_slots == 1:
         counts[0] += n
         if opening_of[0] >= 0:
+            quantise(gradient, hessian, rows, scales[0], scales[1], 0, n, found)
             pending[0], flushed[0] = add_records(
                 tiles, wide, found[:n], times, layout, packing, I(0), n_columns, packed[0], planes[0], pending[0], flushed[0],
                 scratch,
             )  # fmt: skip
         return
-    at = np.zeros(n_slots + 1, np.int64)
-    for i in range(n):
-        at[leaf[found[i] & U(0xFFFFFFFF)] + 1] += 1
+    # Two counters take turns: to add to the same one again a processor waits until it has been written.
+    here, there = np.zeros(n_slots, np.int64), np.zeros(n_slots, np.int64)
+    if rows is None:
+        for i in range(0, n - 1, 2):
+            here[leaf[i]] += 1
+            there[leaf[i + 1]] += 1
+        if n % 2 == 1:
+            here[leaf[n - 1]] += 1
+    else:
+        for i in range(n):
+            here[leaf[rows[i]]] += 1
+    # Records of nodes that are opened are brought together; all others go to the place behind them, one over the other.
+    at, step = there, np.zeros(n_slots, np.int64)
+    n_opened = I(0)
     for slot in range(n_slots):
-        counts[slot] += at[slot + 1]
-        at[slot + 1] += at[slot]
+        here[slot] += there[slot]
+        counts[slot] += here[slot]
+        if opening_of[slot] >= 0:
+            at[slot], step[slot] = n_opened, 1
+            n_opened += here[slot]
+    if n_opened == 0:
+        return
+    for slot in range(n_slots):
+        if step[slot] == 0:
+            at[slot] = n_opened
+    quantise(gradient, hessian, rows, scales[0], scales[1], 0, n, found)
     for i in range(n):
         record = found[i]
         slot = U(leaf[record & U(0xFFFFFFFF)])
         grouped[at[slot]] = record
-        at[slot] += 1
+        at[slot] += step[slot]
     # at[slot] has moved to where the next slot begins.
     for slot in range(n_slots):
         k = opening_of[slot]
-        first = at[slot - 1] if slot > 0 else I(0)
-        if k >= 0 and at[slot] > first:
+        if k >= 0 and here[slot] > 0:
             pending[k], flushed[k] = add_records(
-                tiles, wide, grouped[first : at[slot]], times, layout, packing, I(0), n_columns, packed[k], planes[k],
-                pending[k], flushed[k], scratch,
+                tiles, wide, grouped[at[slot] - here[slot] : at[slot]], times, layout, packing, I(0), n_columns, packed[k],
+                planes[k], pending[k], flushed[k], scratch,
             )  # fmt: skip
 
 

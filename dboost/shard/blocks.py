@@ -178,6 +178,7 @@ class Room:
     def __init__(self, blocks: Blocks) -> None:
         self._blocks = blocks
         self.codes, self.rows, self.state = blocks.codes.buffer(), blocks.rows.buffer(), blocks.state.buffer()
+        self._shard: BlockShard | None = None
 
     def fill(self, block: int, *, codes: bool, rows: bool, state: Sequence[Wish]) -> int:
         """Read what is wanted of a block; returns the number of bytes."""
@@ -191,8 +192,11 @@ class Room:
         return n_bytes
 
     def shard(self, block: int) -> BlockShard:
-        """The block as a shard; what has not been read holds anything."""
-        return BlockShard(self._blocks, self, block)
+        """The block as a shard, until the room is used again; what has not been read holds anything."""
+        if self._shard is None or self._shard.n_rows != self._blocks.state.rows_of(block):
+            self._shard = BlockShard(self._blocks, self, block)
+        self._shard.turn_to(block)
+        return self._shard
 
 
 class BlockShard(Shard):
@@ -210,8 +214,11 @@ class BlockShard(Shard):
         self.target, self.weight = rows["target"], rows.get("weight")
         self.times, self.raw, self.leaf = state.get("times"), state["raw"], state["leaf"]
         self.gradient, self.hessian, self.curvature = state["gradient"], state.get("hessian"), state.get("curvature")
-        self.n_rows = n
-        self._ranges = blocks.ranges_of(block)
+        self.n_rows, self._blocks = n, blocks
+
+    def turn_to(self, block: int) -> None:
+        """Note which block it is; all of equal length lie in the same places."""
+        self._ranges = self._blocks.ranges_of(block)
 
 
 class Writer:
