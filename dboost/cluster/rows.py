@@ -8,18 +8,17 @@ a model of other data gives the rows. Whoever must see all rows at once brings t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from dboost.model.flat import FlatEnsemble
 from dboost.shard.loading import kept_rows
-from dboost.sources import Column, Table
+from dboost.sources import Table
 from dboost.sources.spool import Spool
 from dboost.training.origin import Origin
 from dboost.training.replay import add_block, matrix_of, starting_scores
-from dboost.training.target import Target, encode_like
+from dboost.training.target import Target, encode_chunk, encode_like
 
 #: Target, weight and offset (or the scores that take its place) of some rows.
 Part = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
@@ -68,12 +67,8 @@ class BatchRows:
         self._targets.close()
         self._targets = Spool(0)
         for k, length in enumerate(table.lengths):
-            if self.kept_of(k):
-                column, weight, _ = table.roles(k)
-                part = _OneChunk(column, weight, str(table.target_dtype), table.target_is_bool, table, k)
-                self._targets.put(k, [encode_like(part, target)])  # type: ignore[arg-type]
-            elif length:
-                self._targets.put(k, [np.zeros(length)])
+            if length:
+                self._targets.put(k, [encode_chunk(table, k, target)])
 
     def begin(self, origin: Origin) -> None:
         """Work out the scores that a model of other data gives the rows of positive weight; again is harmless."""
@@ -161,21 +156,6 @@ class BatchRows:
         """Remove files. The table is somebody else's."""
         self._targets.close()
         self._scores.close()
-
-
-@dataclass(frozen=True, eq=False)
-class _OneChunk:
-    """The target of chunk k as `encode_like` looks at it."""
-
-    target: Column | None
-    weight: np.ndarray | None
-    target_dtype: str
-    target_is_bool: bool
-    table: Table
-    k: int
-
-    def row_name(self, row: int) -> str:
-        return self.table.row_name(sum(self.table.lengths[: self.k]) + row)
 
 
 def global_numbers(table: Table, rows: np.ndarray, starts: dict[int, int]) -> np.ndarray:

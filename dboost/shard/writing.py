@@ -37,13 +37,15 @@ class Piece:
     number: int
 
 
-def encoded_pieces(table: Table, binning: Binning, layout: Layout, n_threads: int, piece_rows: int) -> Iterator[Piece]:
+def encoded_pieces(
+    table: Table, binning: Binning, layout: Layout, n_threads: int, piece_rows: int, *, allow_infinite: bool = False
+) -> Iterator[Piece]:
     """The rows of positive weight, in pieces of at most `piece_rows` rows.
 
     Raises
     ------
     DataError
-        When a numeric feature holds an infinite value, naming column and row.
+        When a numeric feature holds an infinite value (unless allowed), naming column and row.
     """
     codes = empty_codes(layout, piece_rows)
     start = 0
@@ -62,7 +64,7 @@ def encoded_pieces(table: Table, binning: Binning, layout: Layout, n_threads: in
                 rows: slice | np.ndarray = slice(first, last) if kept is None else kept[first:last]
                 piece = some_rows(chunk, rows)
                 infinite = encoder.encode(piece, None, 0)
-                if infinite is not None:
+                if infinite is not None and not allow_infinite:
                     row, feature = infinite
                     where = table.row_name(start + int(np.arange(length)[rows][row]))
                     raise DataError(f"column {binning.features[feature].name!r} holds an infinite value ({where})")

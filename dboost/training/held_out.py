@@ -18,6 +18,8 @@ from dboost.shard.loading import encode_table, kept_rows
 from dboost.shard.shard import Codes
 from dboost.sources import Table, open_table
 from dboost.statistics.metrics import Metric, Rows, Size
+from dboost.training.budget import Budget, reading_within
+from dboost.training.held_out_files import FiledHeldOut, FiledRows
 from dboost.training.origin import Origin
 from dboost.training.replay import block_of, starting_scores
 from dboost.training.target import Target, encode_like
@@ -134,6 +136,8 @@ class Yardstick:
     with_block : bool
         Whether some metric wants to see the rows.
     n_threads : int
+    budget : Budget or None
+        What the fit may take: data sets that are large beside it are judged from files.
     """
 
     target: Target
@@ -145,10 +149,11 @@ class Yardstick:
     origin: Origin
     with_block: bool
     n_threads: int
+    budget: Budget | None = None
 
     def data(
         self, name: str, data: Any, target_column: Any, weight_column: Any, offset_column: Any = None
-    ) -> Callable[[Team], HeldOut]:
+    ) -> Callable[[Team], Judge]:
         """A data set of its own, in the terms of the training data."""
         try:
             with open_table(
@@ -157,14 +162,32 @@ class Yardstick:
                 sample_weight=weight_column,
                 offset=offset_column,
                 like=self.binning.features,
-                n_threads=self.n_threads,
+                **reading_within(self.budget, self.n_threads),
             ) as table:
+                if self.budget is not None and not self.with_block:
+                    row_bytes = len(self.binning.features) + 16 * (1 + len(self.baseline))
+                    if table.n_rows * row_bytes > self.budget.retained:
+                        return self._in_files(name, table)
+                table.gather_roles()
                 y = encode_like(table, self.target)
                 return self.rows(name, table, y, kept_rows(table.weight))
         except (DataError, InputTypeError) as error:
             raise type(error)(f"evaluation set {name!r}: {error}") from error
 
-    def rows(self, name: str, table: Table, y: np.ndarray, rows: np.ndarray | None) -> Callable[[Team], HeldOut]:
+    def _in_files(self, name: str, table: Table) -> Callable[[Team], FiledHeldOut]:
+        files = FiledRows.write(
+            table,
+            self.target,
+            self.binning,
+            self.layout,
+            baseline=self.baseline,
+            origin=self.origin,
+            n_threads=self.n_threads,
+        )
+        size = Size(self.magnitude, self.spread, files.heaviest, files.n_rows)
+        return lambda team: FiledHeldOut(name, files, self.target.loss, size, team)
+
+    def rows(self, name: str, table: Table, y: np.ndarray, rows: np.ndarray | None) -> Callable[[Team], Judge]:
         """Some rows (int64, ascending) of a table with targets y, or all; waits for the team that will share the work."""
         codes = encode_table(table, self.binning, self.layout, rows, self.n_threads, allow_infinite=True)
         weight = table.weight

@@ -31,7 +31,7 @@ from dboost.training.bitten import bites_in_files, bites_in_memory, settle_bites
 from dboost.training.boost import Clock, Prepared, asked, stopping_rule
 from dboost.training.budget import Budget
 from dboost.training.checkpoint import Checkpoint
-from dboost.training.held_out import HeldOut, Yardstick
+from dboost.training.held_out import Judge, Yardstick
 from dboost.training.origin import NOTHING, Origin
 from dboost.training.portrait import portray
 from dboost.training.reopened import Answers, blocks_around, shard_of, traits_of
@@ -68,7 +68,7 @@ class Loaded:
     prepared: Prepared
     engine: InProcessEngine | StreamedEngine | BittenEngine
     yardstick: Yardstick
-    judged: list[Callable[[Team], HeldOut]] = field(default_factory=list)
+    judged: list[Callable[[Team], Judge]] = field(default_factory=list)
 
 
 def load_into_memory(table: Table, wanted: Wanted) -> Loaded:
@@ -328,10 +328,11 @@ def _yardstick(prepared: Prepared, wanted: Wanted) -> Yardstick:
         prepared.origin,
         with_block=any(metric.wants_block for metric in prepared.metrics),
         n_threads=wanted.n_threads,
+        budget=wanted.budget,
     )
 
 
-def _own_sets(yardstick: Yardstick, table: Table, y: np.ndarray, plan: Supervision) -> list[Callable[[Team], HeldOut]]:
+def _own_sets(yardstick: Yardstick, table: Table, y: np.ndarray, plan: Supervision) -> list[Callable[[Team], Judge]]:
     """Rows of the table itself that are judged."""
     sets = ((HELD_OUT, plan.held_out), (WATCHED, plan.watched))
     return [yardstick.rows(name, table, y, rows) for name, rows in sets if rows is not None]

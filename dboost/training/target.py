@@ -148,6 +148,27 @@ def encode_like(table: Table, target: Target) -> np.ndarray:
     return np.array([known.get(level, -1) for level in classes], np.float64)[codes]
 
 
+def encode_chunk(table: Table, k: int, target: Target) -> np.ndarray:
+    """The same of chunk k only: float64[n]; zeros where none of its rows counts."""
+    column, weight, _ = table.roles(k)
+    if not table.lengths[k] or (weight is not None and not (weight > 0).any()):
+        return np.zeros(table.lengths[k])
+    first = sum(table.lengths[:k])
+    chunk = _OneChunk(column, weight, table.target_dtype, table.target_is_bool, lambda row: table.row_name(first + row))
+    return encode_like(chunk, target)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class _OneChunk:
+    """The target of a chunk as `encode_like` looks at it."""
+
+    target: Column | None
+    weight: np.ndarray | None
+    target_dtype: str | None
+    target_is_bool: bool
+    row_name: Callable[[int], str]
+
+
 def unknown_class(level: Level) -> DataError:
     """That a target holds what it must not."""
     return DataError(f"the target holds a class that the training target has not: {level!r}")
