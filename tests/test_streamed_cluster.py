@@ -17,7 +17,7 @@ import dboost
 from dboost.cluster import holder
 from dboost.shard import blocks
 from dboost.training.budget import Budget
-from tests.clusters import Processes, a_table, stream_everything, threads_cluster
+from tests.clusters import Processes, a_table, held_rows, stream_everything, threads_cluster
 
 FRAME = a_table(3000)
 OPTIONS: dict[str, Any] = {"max_iter": 3, "progress": False, "max_leaf_nodes": 8, "features": ["a", "b", "c", "e"]}
@@ -109,6 +109,21 @@ def test_all_that_belongs_to_rows_is_in_files(client: Client, streaming: None) -
     lazy = dd.from_pandas(FRAME, npartitions=4)
     estimator.set_params(client=client, memory_limit="64MiB")
     assert estimator.fit(lazy[["a", "b", "e"]], lazy["z"]).booster_.sha256 == here
+
+
+def test_what_lies_on_one_worker_moves_with_all_that_belongs_to_it(client: Client, streaming: None) -> None:
+    """Target, weight and offset of a partition that goes to another worker go with it, from file to file."""
+    frame = FRAME.fillna({"d": 0.0})
+    one = min(client.scheduler_info(n_workers=-1)["workers"])
+    persisted = client.persist(dd.from_pandas(frame, npartitions=6), workers=[one])
+    held: list[int] = []
+    for target, options in (("t", {"sample_weight": "w"}), ("y", {"offset": "d"})):
+        settings = OPTIONS | {"max_iter": 1} | options
+        look = [lambda _: held.append(min(client.run(held_rows).values()))]
+        there = dboost.fit(persisted, target, client=client, memory_limit="64MiB", callbacks=look, **settings)
+        assert there.sha256 == dboost.fit(frame, target, **settings).sha256
+        assert (there.history["bytes_read"] > 0).all()
+    assert min(held) > 0
 
 
 @pytest.mark.parametrize(
