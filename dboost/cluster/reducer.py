@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial, reduce
 from typing import Any
 
@@ -27,6 +27,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dboost.cluster import meters
 from dboost.cluster.board import Board
+from dboost.cluster.calls import Fit, WorkerFailed, abandon, lost_by, result_of, turn
 from dboost.cluster.durations import patience
 from dboost.cluster.exchange import Owner, choose_owners
 from dboost.cluster.messages import (
@@ -37,8 +38,6 @@ from dboost.cluster.messages import (
     OK,
     READING,
     SILENT,
-    STALE,
-    UNKNOWN,
     FitCancelled,
     LostWorkers,
     Timing,
@@ -55,28 +54,6 @@ from dboost.version import __version__
 _LIGHT_BYTES, _LIGHT_OPENINGS = 512 * 1024, 8
 
 
-@dataclass
-class _Fit:
-    """A fit under way, as far as the scheduler knows it. workers : all that were ever asked, and are still there."""
-
-    client: str
-    workers: set[str] = field(default_factory=set)
-    cancelled: bool = False
-    #: Those who wait for answers. They wake when all are there, or one is bad, or something happened; or because nothing did.
-    turns: set[asyncio.Future[bool]] = field(default_factory=set)
-
-    def look_up(self) -> None:
-        """Have whoever waits for answers see what has happened."""
-        for turn in self.turns:
-            _wake(turn)
-
-
-class _WorkerFailed(Exception):
-    def __init__(self, address: str, error: bytes) -> None:
-        super().__init__(address)
-        self.address, self.error = address, error
-
-
 class Reducer(SchedulerPlugin):
     """Drives the rounds of all fits."""
 
@@ -85,7 +62,7 @@ class Reducer(SchedulerPlugin):
 
     async def start(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._fits: dict[str, _Fit] = {}
+        self._fits: dict[str, Fit] = {}
         self._chores: set[asyncio.Task[Any]] = set()
         self._n_rounds = 0  # of all fits: by its number, what belongs to an abandoned round is recognised
         self.board = Board()
@@ -108,7 +85,7 @@ class Reducer(SchedulerPlugin):
 
     async def open_fit(self, fit: str, client_id: str) -> dict[str, Any]:
         """Begin a fit; which workers there are, and what they say to hello (their version of dboost, or None)."""
-        self._fits[fit] = _Fit(client_id)
+        self._fits[fit] = Fit(client_id)
         addresses = list(self._scheduler.workers)
         hellos = await asyncio.gather(*map(self._hello, addresses))
         self._scheduler.idle_since = None
@@ -180,7 +157,7 @@ class Reducer(SchedulerPlugin):
             return {"status": OK, **await work}
         except LostWorkers as lost:
             return {"status": LOST, "workers": lost.addresses}
-        except _WorkerFailed as failed:
+        except WorkerFailed as failed:
             return {"status": FAILED, "worker": failed.address, "error": failed.error}
         except FitCancelled:
             return {"status": CANCELLED}
@@ -213,25 +190,24 @@ class Reducer(SchedulerPlugin):
         if gone:
             raise LostWorkers(gone)
         calls: dict[str, asyncio.Future[bytes]] = {
-            address: asyncio.ensure_future(_result(address, call(address))) for address in workers
+            address: asyncio.ensure_future(result_of(address, call(address))) for address in workers
         }
         try:
             await self._wait(fit, calls)
             return {address: call.result() for address, call in calls.items()}
         finally:
             for waiting in calls.values():
-                _abandon(waiting)
+                abandon(waiting)
 
-    async def _wait(self, fit: _Fit, calls: dict[str, asyncio.Future[bytes]]) -> None:
+    async def _wait(self, fit: Fit, calls: dict[str, asyncio.Future[bytes]]) -> None:
         """Until all calls are answered; raises when that will not be."""
-        loop = asyncio.get_running_loop()
         while True:
             pending = {address: call for address, call in calls.items() if not call.done()}
-            silent = bool(pending) and await self._turn(loop, fit, list(pending.values()))
+            silent = bool(pending) and await turn(fit, list(pending.values()))
             if fit.cancelled:
                 raise FitCancelled
             lost = [a for a in calls if a not in self._scheduler.workers]
-            lost += [a for call in calls.values() for a in _lost(call) if a not in lost]
+            lost += [a for call in calls.values() for a in lost_by(call) if a not in lost]
             if lost:
                 raise LostWorkers(lost)
             for call in calls.values():
@@ -243,30 +219,6 @@ class Reducer(SchedulerPlugin):
                 hung = await self._sweep([address for address, call in pending.items() if not call.done()])
                 if hung:
                     raise LostWorkers(hung)
-
-    @staticmethod
-    async def _turn(loop: asyncio.AbstractEventLoop, fit: _Fit, calls: Sequence[asyncio.Future[bytes]]) -> bool:
-        """Until all these calls have ended well, or one badly, or something happens to the fit; whether nothing did."""
-        turn = loop.create_future()
-        fit.turns.add(turn)
-        timer = loop.call_later(patience(), _wake, turn, True)
-        n_left = len(calls)
-
-        def ended(call: asyncio.Future[bytes]) -> None:
-            nonlocal n_left
-            n_left -= 1
-            if n_left == 0 or call.cancelled() or call.exception() is not None:
-                _wake(turn)
-
-        for call in calls:
-            call.add_done_callback(ended)
-        try:
-            return await turn
-        finally:
-            fit.turns.discard(turn)
-            timer.cancel()
-            for call in calls:
-                call.remove_done_callback(ended)
 
     async def _sweep(self, addresses: Sequence[str]) -> list[str]:
         """Ping workers and remove those that do not answer."""
@@ -359,21 +311,6 @@ class Reducer(SchedulerPlugin):
         return lambda address: rpc(address).dboost_exchange(fit=name, number=number, senders=workers, arguments=packed)
 
 
-async def _result(address: str, call: Any) -> bytes:
-    """A worker's packed result, or what happened instead."""
-    try:
-        reply = await call
-    except OSError as error:  # the connection broke, perhaps before Dask notices that the worker is gone
-        raise LostWorkers([address]) from error
-    if reply is None or reply["status"] in (UNKNOWN, STALE):
-        raise LostWorkers([address])
-    if reply["status"] == LOST:  # it could not reach another one
-        raise LostWorkers(list(reply["workers"]))
-    if reply["status"] == FAILED:
-        raise _WorkerFailed(address, reply["error"])
-    return reply["result"]
-
-
 class _Courier:
     """Pickles as what makes the worker's plugin: a worker without dboost takes it too, and simply has no plugin then."""
 
@@ -393,20 +330,3 @@ class _Courier:
 def _is_read(task: Any) -> bool:
     """Whether a task that a worker has done was to read a partition: its receipt stays until all are read."""
     return str(task.key).startswith(READING)
-
-
-def _wake(turn: asyncio.Future[bool], silent: bool = False) -> None:
-    if not turn.done():
-        turn.set_result(silent)
-
-
-def _lost(call: asyncio.Future[bytes]) -> list[str]:
-    """Whom a call that has ended says to be lost."""
-    error = None if not call.done() or call.cancelled() else call.exception()
-    return error.addresses if isinstance(error, LostWorkers) else []
-
-
-def _abandon(future: asyncio.Future[Any]) -> None:
-    """Wait for something no longer, and look at its error if it had one, so that asyncio does not complain."""
-    future.cancel()
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())
