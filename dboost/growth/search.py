@@ -15,7 +15,7 @@ import numpy as np
 
 from dboost.growth.proposal import new_room
 from dboost.growth.task import TreeTask
-from dboost.kernels import kernel
+from dboost.kernels import internal, kernel
 from dboost.kernels.bounded import search_bounded
 from dboost.kernels.histograms import Layout
 from dboost.kernels.levels import search_categorical, send_left
@@ -86,25 +86,52 @@ class Searcher:
         self._scratch = np.empty((4, n_codes))
         self._room = None if task.node_bins is None else new_room(task.node_bins)
         self._keys, self._order = np.empty(n_codes), np.empty(n_codes, np.int64)
-        self._planes: dict[int, np.ndarray] = {}
+        #: Histograms of leaves, and which node's lies where.
+        self._kept = np.empty((0, 0, 0))
+        self._place: dict[int, int] = {}
+        self._n_kept = 0
 
     def look(self, openings: Sequence[Opening], planes: np.ndarray) -> Findings:
         """The best splits of the openings' children: small, large, small, large, …
 
-        planes : float64[len(openings), n_planes, n_buckets of these features], of the small children over all rows. They
-        are kept: hand in an array of its own.
+        planes : float64[len(openings), n_planes, n_buckets of these features], of the small children over all rows.
         """
-        found: Findings = []
-        for opening, small in zip(openings, planes, strict=True):
-            allowed = (self._task.allowed,) * 2 if opening.open is None else opening.open
+        n = len(openings)
+        if n == 0:
+            return []
+        places = np.full((n, 2), -1)  # the large child takes its parent's place
+        totals = np.zeros((n, 2, 5))
+        allowed = np.empty((n, 2, len(self._task.allowed)), np.uint8)
+        self._make_room(n, planes.shape[1:])
+        for k, opening in enumerate(openings):
+            allowed[k] = self._task.allowed if opening.open is None else opening.open
+            places[k, 0] = self._place[opening.small] = self._n_kept
+            self._n_kept += 1
             if opening.totals is None:
-                found.append(self._search(opening.small, small, self._sum(small), allowed[0]))
-                continue
-            large = self._planes.pop(opening.parent)
-            large -= small
-            found.append(self._search(opening.small, small, opening.totals[0], allowed[0]))
-            found.append(self._search(opening.large, large, opening.totals[1], allowed[1]))
-        return found
+                totals[k, 0] = self._sum(planes[k])
+            else:
+                places[k, 1] = self._place[opening.large] = self._place.pop(opening.parent)
+                totals[k] = opening.totals
+        best, missing = np.empty((n, 2, SPLIT_SIZE)), np.zeros((n, 2))
+        _look(
+            planes, self._kept, places, self._layout, self._first, self._last, totals, self._task.limits, allowed,
+            self._task.direction, self._room, self._scratch, self._scratch.view(np.int64), self._keys, self._order,
+            best, missing,
+        )  # fmt: skip
+        return [
+            self._found(best[k, side], totals[k, side], self._kept[places[k, side]], missing[k, side])
+            for k in range(n)
+            for side in range(2)
+            if places[k, side] >= 0
+        ]
+
+    def _make_room(self, n: int, shape: tuple[int, ...]) -> None:
+        """For the histograms of `n` more nodes."""
+        if self._n_kept + n > len(self._kept):
+            room = np.empty((max(2 * len(self._kept), self._n_kept + n), *shape))
+            if self._n_kept:
+                room[: self._n_kept] = self._kept[: self._n_kept]
+            self._kept = room
 
     def _sum(self, planes: np.ndarray) -> np.ndarray:
         """A node's sums, which are those of any one feature's buckets."""
@@ -115,13 +142,9 @@ class Searcher:
             total[2] = total[1]
         return total
 
-    def _search(self, node: int, planes: np.ndarray, total: np.ndarray, allowed: np.ndarray) -> Found:
-        best, layout, limits = np.empty(SPLIT_SIZE), self._layout, self._task.limits
-        _search_node(
-            planes, layout, self._first, self._last, total, limits, allowed, self._task.direction, self._room,
-            self._scratch, self._scratch.view(np.int64), self._keys, self._order, best,
-        )  # fmt: skip
-        self._planes[node] = planes  # also where nothing is found here: another range of features may split the node
+    def _found(self, best: np.ndarray, total: np.ndarray, planes: np.ndarray, missing: float) -> Found:
+        """A node's best split with the codes that go left. missing : Hessian of its rows that miss the feature."""
+        layout, limits = self._layout, self._task.limits
         if best[SCORE] == NO_SPLIT:
             return Found(best, total, np.empty(0, np.uint8))
         feature = int(best[FEATURE])
@@ -132,13 +155,43 @@ class Searcher:
         else:
             goes_left[: int(best[CUT]) + 1] = 1
             goes_left[n_bins] = int(best[MISSING_LEFT])
-        if planes[1, at + n_bins] == 0.0:
+        if missing == 0.0:
             # Nothing was missing here: at prediction, missing values follow the larger child.
             goes_left[n_bins] = best[LEFT_H] > total[1] - best[LEFT_H]
         return Found(best, total, goes_left)
 
 
 @kernel
+def _look(
+    planes, kept, places, layout, first, last, totals, limits, allowed, direction, room, scratch, scratch_bits, keys, order,
+    best, missing,
+):  # fmt: skip
+    """Keep the children's histograms where `places` says, and search them for the best splits over some features.
+
+    The small child's is given, the large child's (if its place is not -1) takes the place of their parent's.
+    """
+    base = layout.offset[first]
+    for k in range(len(planes)):
+        small, large = places[k]
+        for p in range(planes.shape[1]):
+            for b in range(planes.shape[2]):
+                kept[small, p, b] = planes[k, p, b]
+                if large >= 0:
+                    kept[large, p, b] -= planes[k, p, b]
+        for side in range(2):
+            if places[k, side] < 0:
+                continue
+            of_node, split = kept[places[k, side]], best[k, side]
+            _search_node(
+                of_node, layout, first, last, totals[k, side], limits, allowed[k, side], direction, room,
+                scratch, scratch_bits, keys, order, split,
+            )  # fmt: skip
+            if split[SCORE] != NO_SPLIT:
+                feature = np.int64(split[FEATURE])
+                missing[k, side] = of_node[1, layout.offset[feature] - base + layout.n_bins[feature]]
+
+
+@internal
 def _search_node(
     planes, layout, first, last, total, limits, allowed, direction, room, scratch, scratch_bits, keys, order, best
 ):  # fmt: skip
