@@ -100,6 +100,10 @@ class Batch:
         with self._lock:
             self._pieces[i] = piece
 
+    def n_bytes(self, i: int) -> int:
+        """How large the columns of partition `i` are."""
+        return self._spool.n_bytes(i)
+
     def give(self, i: int) -> Chunk:
         """Partition `i`, for another worker."""
         return self._reader.chunk(i, self._pieces[i])

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from dboost.cluster.exchange import Owner
+from dboost.cluster.giving_back import give_back
 from dboost.cluster.judged import Judged
 from dboost.cluster.messages import pack, unpack
 from dboost.cluster.parts import MemoryPart, Part, StreamedPart, streamed_parts
@@ -115,6 +116,7 @@ class Holding(Refitting):
             )
         rows.close()
         self._batches.pop(batch).close()
+        give_back()  # the raw values
         self._built.add(batch)
 
     def in_files(self, batch: str) -> int:
@@ -139,6 +141,8 @@ class Holding(Refitting):
             whole = len(some) == table.n_rows
             codes = encode_table(table, recipe.binning, recipe.layout, None if whole else some, self._n_threads)
             raw = self._raw_scores(of_batch, None if whole else some, slice(first, last))
+            if k == n_shards - 1:
+                self._batches[batch].close()  # the raw values are not needed beside what comes now
             target = y if whole else y[some]
             weights = (
                 weight[some] if recipe.weighted and weight is not None else np.ones(len(some)) if recipe.weighted else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from dboost.binning import sample_rows
 from dboost.cluster.batch import Batch, Survey
+from dboost.cluster.giving_back import Tally, give_back
 from dboost.cluster.recipe import RowRoles
 from dboost.cluster.rows import BatchRows
 from dboost.shard.loading import distinct_of, kept_rows, sampled
@@ -40,6 +42,7 @@ class Intake:
         self._guard = threading.Lock()
         self._one_at_a_time = threading.Lock()
         self._spare = spare
+        self._tally = Tally()
         self._n_threads = n_threads
         self._batches: dict[str, Batch] = {}
         self._rows: dict[str, BatchRows] = {}
@@ -59,10 +62,11 @@ class Intake:
         whole : whether target, weight or offset will come for all rows at once (`attach`).
         """
         found = self._batch(batch, plan, budget, whole)
-        if budget is None:
-            return found.take(i, bundle)
-        with self._one_at_a_time:  # Dask's threads hold a partition each; there are to be no copies of more than one
-            return found.take(i, bundle)
+        # Dask's threads hold a partition each; where memory is limited there are to be no copies of more than one.
+        with self._one_at_a_time if budget is not None else nullcontext():
+            n_rows = found.take(i, bundle)
+        self._tally.add(found.n_bytes(i))
+        return n_rows
 
     def take_chunk(self, batch: str, i: int, plan: Plan, chunk: Chunk, budget: Budget | None, whole: bool) -> None:
         """Take in partition `i` as another worker has read it."""
@@ -87,6 +91,7 @@ class Intake:
 
     def survey(self, batch: str, numbers: Sequence[int]) -> Survey:
         """What the partitions of a batch are made of; those not listed were loaded elsewhere as well, and are forgotten."""
+        give_back()  # what reading has left behind
         return self._batches[batch].survey(numbers)
 
     def settle(self, batch: str, features: Any, named: bool) -> None:
