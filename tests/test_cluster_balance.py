@@ -54,7 +54,7 @@ def fit(client: Client | None, data: Any, target: Any, **options: Any) -> tuple[
 
 def on_one_worker(client: Client, data: Any) -> Any:
     (one, *_) = client.scheduler_info(n_workers=-1)["workers"]
-    persisted = client.persist(data, workers=[one])
+    persisted = client.persist(data, workers=[one], allow_other_workers=True)
     for future in futures_of(persisted, client=client):
         assert future.exception() is None
     return persisted

@@ -17,6 +17,7 @@ partition; workers keep the rows; the scheduler's process merges and decides, a 
     durations.py    how long is waited for others                                            all
     reducer.py      puts questions to workers, merges answers, picks splits                  scheduler
     calls.py        how calls to workers end, and how several are waited for                 scheduler
+    courier.py      how the worker's plugin reaches workers                                  scheduler
     board.py        what the events of fits add up to                                        scheduler
     page.py         shows it in Dask's dashboard                                             scheduler
     meters.py       figures for Prometheus                                                   scheduler, worker

@@ -28,6 +28,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from dboost.cluster import meters
 from dboost.cluster.board import Board
 from dboost.cluster.calls import Fit, WorkerFailed, abandon, lost_by, result_of, turn
+from dboost.cluster.courier import Courier
 from dboost.cluster.durations import patience
 from dboost.cluster.exchange import Owner, choose_owners
 from dboost.cluster.messages import (
@@ -79,7 +80,7 @@ class Reducer(SchedulerPlugin):
                 "dboost_end": self.end_fit,
             }
         )
-        await scheduler.register_worker_plugin(None, pack(_Courier()), name=NAME, idempotent=False)
+        await scheduler.register_worker_plugin(None, pack(Courier()), name=NAME, idempotent=False)
 
     # What the client calls.
 
@@ -309,22 +310,6 @@ class Reducer(SchedulerPlugin):
             return lambda address: rpc(address).dboost_call(fit=name, number=number, method="answer", arguments=packed)
         packed = pack((task, question, owners))
         return lambda address: rpc(address).dboost_exchange(fit=name, number=number, senders=workers, arguments=packed)
-
-
-class _Courier:
-    """Pickles as what makes the worker's plugin: a worker without dboost takes it too, and simply has no plugin then."""
-
-    def __reduce__(self) -> tuple[Any, tuple[()]]:
-        def plugin() -> Any:  # nested, so that it travels by value
-            try:
-                from dboost.cluster.holder import ShardHolder
-            except ImportError:
-                from distributed.diagnostics.plugin import WorkerPlugin
-
-                return WorkerPlugin()
-            return ShardHolder()
-
-        return plugin, ()
 
 
 def _is_read(task: Any) -> bool:

@@ -36,6 +36,8 @@ from dboost.training.budget import Budget
 _PRIORITY = 10
 #: Rows of a partition that is cut from data in memory, at least.
 _LEAST_ROWS = 5_000
+#: Bytes of a plan that goes with every task.
+_LIGHT = 32 * 1024
 #: Seconds between two events that tell how many partitions have been read.
 _TELLING = 0.25
 
@@ -134,9 +136,12 @@ class Source:
         plan_key = f"dboost-plan-{connection.fit}-{batch}"
         keys = {i: f"{READING}{connection.fit}-{batch}-{i}" for i in numbers}
         graph = dict(self._graph)
-        graph[plan_key] = (_given, self.packed(plan))
+        packed: Any = self.packed(plan)
+        if len(packed) > _LIGHT:
+            # One task for all; it draws them to where it ran, so a light plan goes with each.
+            graph[plan_key], packed = (_given, packed), plan_key
         for i, key in keys.items():
-            graph[key] = (_read_part, connection.fit, batch, i, plan_key, self._filled, self._bundles[i])
+            graph[key] = (_read_part, connection.fit, batch, i, packed, self._filled, self._bundles[i])
         # A worker may go at any time: a wish, never a condition.
         wish = {} if workers is None else {"workers": list(workers), "allow_other_workers": True}
         futures = connection.client.get(graph, list(keys.values()), sync=False, priority=_PRIORITY, **wish)

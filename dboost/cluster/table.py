@@ -232,7 +232,9 @@ class ClusterTable:
             if calls:
                 self.connection.move(batch, self.source.packed(self.plan()), calls)
         except LostWorkers:  # in the middle of it: the whole batch is read again, under another name
-            self._keep([Share(batch, worker, ()) for worker in sorted({*owners.values(), *calls})], set())
+            self.connection.sweep()  # one that was silent must not be given the same partitions again
+            here = set(self.connection.client.nthreads())
+            self._keep([Share(batch, worker, ()) for worker in sorted({*owners.values(), *calls} & here)], set())
             raise
         return owners | moves
 
