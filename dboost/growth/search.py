@@ -87,7 +87,7 @@ class Searcher:
         self._room = None if task.node_bins is None else new_room(task.node_bins)
         self._keys, self._order = np.empty(n_codes), np.empty(n_codes, np.int64)
         #: Histograms of leaves, and which node's lies where.
-        self._kept = np.empty((0, 0, 0))
+        self._kept: np.ndarray = np.empty((0, 0, 0))
         self._place: dict[int, int] = {}
         self._n_kept = 0
 
