@@ -13,6 +13,7 @@ import pytest
 from distributed import Client
 
 import dboost
+from dboost.cluster import reducer
 from dboost.cluster.board import _POINTS, _REMEMBERED, Board, Curve
 from dboost.cluster.meters import Figure, WorkMeter, added_up, of_board
 from dboost.cluster.page import page
@@ -174,3 +175,25 @@ def test_a_curve_stays_short() -> None:
     assert len(steps) == 1 and curve.points[0][0] in steps, "evenly spaced"
     curve.add(100, 5.0)  # cut back
     assert curve.all()[-1] == (100, 5.0) and all(x < 100 for x, _ in curve.all()[:-1])
+
+
+def test_messages_do_not_grow_with_the_rows(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What workers tell while trees grow are sums: rows stay where they are once they have been loaded."""
+    told: list[int] = []
+    result_of = reducer.result_of
+
+    async def weighed(address: str, call: Any) -> bytes:
+        result = await result_of(address, call)
+        told.append(len(result))
+        return result
+
+    def bytes_of(n_rows: int) -> int:
+        lazy = dd.from_pandas(a_table(n_rows)[["a", "b", "z"]], npartitions=4)
+        options = OPTIONS | {"max_bins": 16}
+        dboost.fit(lazy, "z", client=client, callbacks=lambda now: told.clear() if now.iteration == 1 else None, **options)
+        return sum(told)
+
+    monkeypatch.setattr(reducer, "result_of", weighed)
+    few, many = bytes_of(2_000), bytes_of(40_000)
+    assert 1_000 < few < 2 * many and many < 2 * few
+    assert many < 80_000  # less than two bytes a row in five iterations, of which one alone has two numbers and a class
