@@ -21,13 +21,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import numpy as np
-import pandas as pd
 
 from benchmarks.workloads import Workload
+from dboost.late import is_a
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    Features = np.ndarray | pd.DataFrame
 
 
 @dataclass(frozen=True)
@@ -91,9 +96,6 @@ class _Watch:
 
     def note(self, *_: object) -> None:
         self.marks.append(time.perf_counter() - self._start)
-
-
-Features = np.ndarray | pd.DataFrame
 
 
 def fit_dboost(X: Features, y: np.ndarray, settings: Settings, watch: bool = False) -> Fit:
@@ -204,7 +206,7 @@ def fit_xgboost(X: Features, y: np.ndarray, settings: Settings, watch: bool = Fa
         parameters |= {"grow_policy": "lossguide", "max_leaves": settings.max_leaves, "max_depth": 0}
     else:
         parameters |= {"max_depth": settings.max_depth}
-    categorical = isinstance(X, pd.DataFrame)
+    categorical = is_a(X, "pandas", "DataFrame")
     watched = _Watch(watch)
 
     class Note(xgboost.callback.TrainingCallback):
