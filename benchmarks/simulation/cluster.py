@@ -44,6 +44,7 @@ class Worker:
         self.plugins: dict[str, Any] = {}
         self.state = SimpleNamespace(nthreads=1, nanny=None)
         self.local_directory = tempfile.gettempdir()  # where rows would be streamed from, if memory were limited
+        self.memory_manager = SimpleNamespace(memory_limit=None)
         self._simulated = simulated
         self.holder = ShardHolder()
         self.holder.setup(self)  # type: ignore[arg-type]
