@@ -29,6 +29,6 @@ partition; workers keep the rows; the scheduler's process merges and decides, a 
     intake.py       partitions until they are shards                                         worker
     moving.py       partitions that go to another worker while loading                       worker
     rows.py         their targets, weights and offsets, in memory or in files                worker
-    giving_back.py  memory that was freed, to the system                                     worker
+    giving_back.py  memory that was freed: to the system, or kept for the next round         scheduler, worker
     batch.py        partitions being read                                                    worker
 """

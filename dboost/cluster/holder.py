@@ -17,6 +17,7 @@ from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dboost.cluster.exchange import Inbox
+from dboost.cluster.giving_back import keep_what_rounds_need
 from dboost.cluster.holding import Holding
 from dboost.cluster.messages import FAILED, LOST, NAME, OK, STALE, UNKNOWN, pack, unpack
 from dboost.cluster.meters import WorkMeter, publish
@@ -36,6 +37,7 @@ class ShardHolder(WorkerPlugin):
     name = NAME
 
     def setup(self, worker: Worker) -> None:
+        keep_what_rounds_need()
         self._worker = worker
         self._holdings: dict[str, Holding] = {}
         self._ended: set[str] = set()

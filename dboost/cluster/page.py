@@ -83,10 +83,11 @@ def _finite(value: Any) -> Any:
 def page(board: Board, now: float) -> str:
     """The whole page. now : Unix time."""
     fits = sorted(board.fits.values(), key=lambda fit: (fit.ended is not None, -fit.began))
+    trees = int(board.totals["trees"])
     sections = "".join(_section(fit, now) for fit in fits) or "<p>No fit has been begun on this cluster yet.</p>"
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>dboost</title><style>{_STYLE}</style>'
-        f"<h1>dboost</h1><main><p>{len(board.under_way)} under way, {board.totals['trees']:,.0f} trees grown on this cluster</p>"
+        f"<h1>dboost</h1><main><p>{len(board.under_way)} under way, {trees:,} trees grown on this cluster</p>"
         f"{sections}</main><script>{_RENEW}</script></html>"
     )
 

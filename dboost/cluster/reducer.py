@@ -31,6 +31,7 @@ from dboost.cluster.calls import Fit, WorkerFailed, abandon, lost_by, result_of,
 from dboost.cluster.courier import Courier
 from dboost.cluster.durations import patience
 from dboost.cluster.exchange import Owner, choose_owners
+from dboost.cluster.giving_back import keep_what_rounds_need
 from dboost.cluster.messages import (
     CANCELLED,
     FAILED,
@@ -62,6 +63,7 @@ class Reducer(SchedulerPlugin):
     idempotent = True
 
     async def start(self, scheduler: Scheduler) -> None:
+        keep_what_rounds_need()
         self._scheduler = scheduler
         self._fits: dict[str, Fit] = {}
         self._chores: set[asyncio.Task[Any]] = set()
