@@ -144,7 +144,9 @@ class ShardHolder(WorkerPlugin):
                 holding.latest = number
                 began = time.perf_counter()
                 result = pack(getattr(holding, method)(*unpack(arguments)))
-                self.meter.note(fit, method, began, len(arguments), len(result), holding.n_rows)
+                with self._lock:
+                    if fit in self._holdings:  # a fit that ended meanwhile would be counted as under way for ever
+                        self.meter.note(fit, method, began, len(arguments), len(result), holding.n_rows)
                 return {"status": OK, "result": result}
         except Exception as error:  # whatever it is belongs to the user, who is elsewhere
             if fit not in self._holdings:
@@ -156,8 +158,8 @@ class ShardHolder(WorkerPlugin):
         with self._lock:
             self._ended.add(fit)
             holding = self._holdings.pop(fit, None)
+            self.meter.forget(fit)
         self._inbox.drop(fit)
-        self.meter.forget(fit)
         if holding is not None:
             # A call under way ends by itself; its files and arrays go then.
             self._pool.submit(_close, holding)
