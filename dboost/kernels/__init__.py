@@ -35,6 +35,8 @@ from typing import Any
 import numba
 from numba.core import caching, event
 
+from dboost.kernels.pipeline import KernelCompiler
+
 _PACKAGE = Path(__file__).parent.parent
 _WITH_KERNELS = ("kernels", "losses", "growth", "engine", "shard")
 
@@ -121,14 +123,15 @@ def _keep_nothing(*_: Any) -> None:
 
 def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     compile_: Any = numba.njit
+    options |= {"nogil": True, "no_cfunc_wrapper": True, "pipeline_class": KernelCompiler}
 
     def decorate(function: Callable[..., Any]) -> Any:
         try:
             with _unwritten() if _SEALED else nullcontext():
-                dispatcher = compile_(nogil=True, no_cfunc_wrapper=True, cache=True, **options)(function)
+                dispatcher = compile_(cache=True, **options)(function)
         except RuntimeError:
             # Nowhere to keep a cache (a read-only file system, no NUMBA_CACHE_DIR): compile in every process.
-            return compile_(nogil=True, no_cfunc_wrapper=True, **options)(function)
+            return compile_(**options)(function)
         kept = dispatcher._cache
         kept._cache_file._source_stamp = _STAMP
         load = kept.load_overload
@@ -145,6 +148,8 @@ def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     return decorate
 
 
+#: For Numba's `overload` of what kernels call: `jit_options`.
+OVERLOAD: Any = {"error_model": "numpy", "_nrt": False, "pipeline_class": KernelCompiler}
 #: A kernel that Python calls. `error_model="numpy"` drops the checks for division by zero that keep loops from vectorising.
 kernel = _decorator(error_model="numpy")
 #: The same for one that neither makes nor hands out arrays (nor do the functions that it calls).

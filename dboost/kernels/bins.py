@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dboost.kernels import inlined, kernel
+from dboost.kernels import inlined, uncounted
 
 U = np.uint64
 
@@ -33,7 +33,7 @@ def _code(x, edges):
     return p
 
 
-@kernel
+@uncounted
 def encode_column(values, edges, n_bins, codes):
     """Codes of one column. Returns the position of the first infinite value, or -1.
 
@@ -50,7 +50,7 @@ def encode_column(values, edges, n_bins, codes):
     return infinite
 
 
-@kernel
+@uncounted
 def encode_matrix(values, edges, n_bins, codes, first, last):
     """Codes of rows first…last-1 of a matrix, by blocks of rows that stay in cache.
 
@@ -71,7 +71,7 @@ def encode_matrix(values, edges, n_bins, codes, first, last):
     return infinite
 
 
-@kernel
+@uncounted
 def fill_tiles(codes, layout, code_row, first, last, tiles):
     """Copy codes (uint8[n_narrow, n_rows]) of rows first…last-1 into tiles (uint8[n_tiles, n_rows, width]).
 

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dboost.kernels import internal, kernel
+from dboost.kernels import internal, uncounted
 from dboost.kernels.lanes import LANES, keep_above, keep_above_or_missing, lowest_bit, pick
 
 U32 = np.uint32
@@ -121,8 +121,18 @@ def node(precision: npt.DTypeLike) -> np.dtype:
     return np.dtype([("threshold", precision), ("start", U32), ("right", U32), ("leaf", U32)], align=True)
 
 
-@kernel
-def ask(columns, n_levels, trees, pages, questions, lookups, tables, values, matrix, rows, tree_range, scores, leaves):
+def room_for(columns: np.ndarray, n_levels: np.ndarray, precision: npt.DTypeLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scratch for one call of `ask` or `walk`: a block's values, its codes, and two numbers per row."""
+    # Nodes that ask about nothing numeric look at the first values, so there must be some.
+    block = np.empty(max(1, columns.size - n_levels.size) * 2 * LANES, precision)
+    return block, np.empty(n_levels.size * LANES, U32), np.empty((2, LANES), U32)
+
+
+@uncounted
+def ask(
+    columns, n_levels, trees, pages, questions, lookups, tables, values, matrix, rows, tree_range, scores, leaves,
+    block, codes, lanes,
+):  # fmt: skip
     """Find the leaves of some rows in some trees by asking all questions.
 
     Parameters
@@ -135,12 +145,11 @@ def ask(columns, n_levels, trees, pages, questions, lookups, tables, values, mat
         The leaves' values are added to it in the order of the trees; tree t belongs to output t modulo n_outputs.
     leaves : int32[n, n_trees or 0]
         Unless without columns, the leaves' numbers are stored here.
+    block, codes, lanes :
+        Scratch, see `room_for`.
     """
     n_numeric = columns.size - n_levels.size
-    block = np.empty(n_numeric * LANES, matrix.dtype)
-    codes = np.empty(n_levels.size * LANES, U32)
-    masks = np.empty(LANES, U32)
-    leaf = np.empty(LANES, U32)
+    masks, leaf = lanes[0], lanes[1]
     for i in range(codes.size):
         codes[i] = 0
     for row in range(rows[0], rows[1], LANES):
@@ -172,14 +181,13 @@ def ask(columns, n_levels, trees, pages, questions, lookups, tables, values, mat
             _hand_over(leaf, values, tree.first_value, row, n_rows, t, t - tree_range[0], scores, leaves)
 
 
-@kernel
-def walk(columns, n_levels, trees, nodes, node_sets, sets, values, matrix, rows, tree_range, scores, leaves):
+@uncounted
+def walk(
+    columns, n_levels, trees, nodes, node_sets, sets, values, matrix, rows, tree_range, scores, leaves, block, codes, lanes,
+):  # fmt: skip
     """Find the leaves of some rows in some trees by walking down; parameters as of `ask`, see `Walked`."""
     n_numeric = columns.size - n_levels.size
-    # Nodes that ask about nothing numeric look at the first values, so there must be some.
-    block = np.empty(max(1, n_numeric) * 2 * LANES, matrix.dtype)
-    codes = np.empty(n_levels.size * LANES, U32)
-    at = np.empty(LANES, U32)
+    at = lanes[0]
     for i in range(codes.size):
         codes[i] = 0
     for row in range(rows[0], rows[1], LANES):

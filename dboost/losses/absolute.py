@@ -23,6 +23,7 @@ import numpy as np
 from numba.extending import overload
 
 from dboost.errors import DBoostError
+from dboost.kernels import OVERLOAD
 from dboost.losses.base import Loss
 from dboost.losses.passes import block_terms
 
@@ -41,7 +42,7 @@ class HuberTerms(NamedTuple):
     value_delta: float
 
 
-@overload(block_terms, jit_options={"error_model": "numpy"})
+@overload(block_terms, jit_options=OVERLOAD)
 def _quantile_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is QuantileTerms:
 
@@ -59,7 +60,7 @@ def _quantile_terms(loss, y, raw, gradient, hessian, value, scratch):
         return terms
 
 
-@overload(block_terms, jit_options={"error_model": "numpy"})
+@overload(block_terms, jit_options=OVERLOAD)
 def _huber_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is HuberTerms:
 

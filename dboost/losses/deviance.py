@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numba.extending import overload
 
+from dboost.kernels import OVERLOAD
 from dboost.kernels.elementary64 import LARGEST, exp64, log64
 from dboost.losses.base import Loss
 from dboost.losses.passes import block_terms
@@ -42,7 +43,7 @@ class TweedieTerms(NamedTuple):
     power: float
 
 
-@overload(block_terms, jit_options={"error_model": "numpy"})
+@overload(block_terms, jit_options=OVERLOAD)
 def _poisson_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is PoissonTerms:
 
@@ -57,7 +58,7 @@ def _poisson_terms(loss, y, raw, gradient, hessian, value, scratch):
         return terms
 
 
-@overload(block_terms, jit_options={"error_model": "numpy"})
+@overload(block_terms, jit_options=OVERLOAD)
 def _gamma_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is GammaTerms:
 
@@ -71,7 +72,7 @@ def _gamma_terms(loss, y, raw, gradient, hessian, value, scratch):
         return terms
 
 
-@overload(block_terms, jit_options={"error_model": "numpy"})
+@overload(block_terms, jit_options=OVERLOAD)
 def _tweedie_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is TweedieTerms:
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numba.extending import overload
 
+from dboost.kernels import OVERLOAD
 from dboost.kernels.elementary import exp32
 from dboost.losses.base import Loss
 from dboost.losses.passes import block_terms
@@ -26,7 +27,7 @@ class ExponentialTerms(NamedTuple):
     unused: float = 0.0
 
 
-@overload(block_terms, jit_options={"error_model": "numpy"})
+@overload(block_terms, jit_options=OVERLOAD)
 def _block_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is ExponentialTerms:
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from dboost.kernels import kernel
+from dboost.kernels import uncounted
 from dboost.losses.passes import BLOCK, add_exactly, block_terms
 
 
-@kernel
+@uncounted
 def advance_outputs(
     loss, raw, leaf, values, target, weight, gradient, hessian, gradient_bits, hessian_bits,
     first_row, last_row, coarse, terms, scratch, sums, extremes, weigh,

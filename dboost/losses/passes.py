@@ -10,10 +10,8 @@ The loss is summed exactly: each row's loss is cut into a coarse and a fine inte
 from __future__ import annotations
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
-from dboost.kernels import any_order, internal, kernel
+from dboost.kernels import any_order, internal, uncounted
 from dboost.kernels.rows import ROUNDER64
 
 #: Fine units per coarse one; `statistics.exact` uses the same.
@@ -33,19 +31,7 @@ def block_terms(loss, y, raw, gradient, hessian, value, scratch):
     raise NotImplementedError("only for use inside kernels")
 
 
-def _part(array, first, last):
-    """array[first:last], or None for None (decided while compiling)."""
-    raise NotImplementedError("only for use inside kernels")
-
-
-@overload(_part)
-def _part_of(array, first, last):
-    if isinstance(array, types.NoneType):
-        return lambda array, first, last: None
-    return lambda array, first, last: array[first:last]
-
-
-@kernel
+@uncounted
 def advance(
     loss, raw, leaf, values, target, weight, gradient, hessian, gradient_bits, hessian_bits,
     first_row, last_row, coarse, terms, scratch, sums, extremes, weigh,
@@ -67,7 +53,10 @@ def advance(
         score, y, g, at = raw[first:last], target[first:last], gradient[first:last], leaf[first:last]
         for i in range(score.size):
             score[i] += values[at[i]]
-        block_terms(loss, y, score, g, _part(hessian, first, last), value, scratch)
+        if hessian is None:
+            block_terms(loss, y, score, g, hessian, value, scratch)
+        else:
+            block_terms(loss, y, score, g, hessian[first:last], value, scratch)
         if weight is not None:
             w = weight[first:last]
             for i in range(score.size):

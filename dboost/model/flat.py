@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from dboost.kernels.lanes import LANES
-from dboost.kernels.trees import Paged, Walked, ask, walk
+from dboost.kernels.trees import Paged, Walked, ask, room_for, walk
 from dboost.model.ensemble import Ensemble
 from dboost.model.layout import lay_out
 
@@ -100,7 +100,8 @@ class FlatEnsemble:
         kernel = ask if isinstance(forest, Paged) else walk
 
         def work(start: int, stop: int) -> None:
-            kernel(*forest, matrix, (start, stop), trees, scores, leaves)
+            room = room_for(forest.columns, forest.n_levels, matrix.dtype)
+            kernel(*forest, matrix, (start, stop), trees, scores, leaves, *room)
 
         share_out(work, len(matrix), trees[1] - trees[0], n_threads)
 
