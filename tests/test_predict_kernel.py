@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dboost.kernels.trees import Paged, Walked, ask, walk
+from dboost.kernels.trees import Paged, Walked, ask, room_for, walk
 from dboost.model.ensemble import Ensemble
 from dboost.model.flat import FlatEnsemble
 from dboost.model.layout import floor_to_float32, lay_out, lay_out_pages, lay_out_walks
@@ -35,7 +35,8 @@ def ask_both(ensemble: Ensemble, rows: np.ndarray) -> dict[str, tuple[np.ndarray
         scores = np.tile(ensemble.baseline, (len(rows), 1))
         leaves = np.full((len(rows), len(ensemble.trees)), -1, np.int32)
         forest = lay(ensemble.trees, ensemble.features, rows.dtype)
-        kernel(*forest, rows, (0, len(rows)), (0, len(ensemble.trees)), scores, leaves)
+        room = room_for(forest.columns, forest.n_levels, rows.dtype)
+        kernel(*forest, rows, (0, len(rows)), (0, len(ensemble.trees)), scores, leaves, *room)
         answers[kernel.__name__] = scores, leaves
     return answers
 

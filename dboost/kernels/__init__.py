@@ -136,9 +136,16 @@ def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         kept._cache_file._source_stamp = _STAMP
         load = kept.load_overload
 
-        def load_overload(*arguments: Any) -> Any:
-            _linear_algebra_later()  # this is where Numba makes ready
-            return load(*arguments)
+        def load_overload(signature: Any, context: Any) -> Any:
+            found = None
+            if options.get("_nrt") is False:
+                # Numba would make ready for compiling first (a third of a second), and for counting references.
+                with kept._guard_against_spurious_io_errors():
+                    found = kept._load_overload(signature, context)
+            if found is None:
+                _linear_algebra_later()
+                found = load(signature, context)
+            return found
 
         kept.load_overload = load_overload
         if _SEALED:
