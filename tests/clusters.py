@@ -100,8 +100,9 @@ class Processes:
 
 
 def stream_everything() -> None:
-    """Run on workers: every memory limit is too small for their rows, and blocks are short."""
+    """Run on workers: every memory limit is too small for their rows, those that are judged too, and blocks are short."""
     Budget.holds_rows = lambda *_: False  # type: ignore[method-assign, assignment]
+    Budget.retained = 0  # type: ignore[method-assign, assignment]
     blocks.BLOCK_ROWS = 256
 
 

@@ -147,9 +147,10 @@ def test_too_small_a_budget_is_an_error_of_the_users(client: Client, streaming: 
 
 
 def test_workers_die_and_come() -> None:
-    """One that is killed: its rows are read again elsewhere; one that joins is given rows by the others."""
+    """One that is killed: its rows, and those it judged, are read again elsewhere; one that joins is given rows by others."""
     options = OPTIONS | {"max_iter": 12}
-    expected = dboost.fit(FRAME, "z", **options).sha256
+    held = FRAME[:900]
+    expected = dboost.fit(FRAME, "z", eval_set=held, **options)
     with Processes(2, environment={"DASK_DBOOST__PATIENCE": "20s"}) as processes:
         client = processes.client
         client.run(stream_everything)
@@ -162,6 +163,8 @@ def test_workers_die_and_come() -> None:
                 processes.add_worker()
                 client.wait_for_workers(2, timeout=60)
 
-        booster = dboost.fit(lazily(), "z", client=client, memory_limit="64MiB", callbacks=replace, **options)
-        assert booster.sha256 == expected
+        sets = dd.from_pandas(held, npartitions=4)
+        booster = dboost.fit(lazily(), "z", eval_set=sets, client=client, memory_limit="64MiB", callbacks=replace, **options)
+        assert booster.sha256 == expected.sha256
+        assert booster.history["eval_log_loss"].equals(expected.history["eval_log_loss"])
         assert (booster.history["bytes_read"] > 0).all()

@@ -44,7 +44,7 @@ from dboost.training.boost import (
 )
 from dboost.training.budget import Budget, check_proposal
 from dboost.training.checkpoint import Checkpoint
-from dboost.training.held_out import Judge, Yardstick, named_sets
+from dboost.training.held_out import Judge, Yardstick, named_sets, tell_judged_in_files
 from dboost.training.monitor import Callback
 from dboost.training.origin import NOTHING, Origin
 from dboost.training.replay import check_continues
@@ -240,7 +240,9 @@ def _hold_out_chosen(
     """Judge rows that were chosen from the training data; the names of their sets."""
     for name, (n_rows, heaviest) in judged.items():
         size = Size(prepared.start.magnitude, prepared.start.spread, heaviest, n_rows)
-        table.build("hold_out_chosen", partial(_same, (name, recipe, size, False)))
+        table.build("hold_out_chosen", partial(_same, (name, recipe, size)))
+    if judged and sum(table.ask("judged_in_files")):
+        tell_judged_in_files(" and ".join(judged))
     return list(judged)
 
 
@@ -287,7 +289,7 @@ def _hold_out(
 def _load_held_out(
     engine: ClusterEngine, prepared: Prepared, recipe: Recipe, name: str, data: Any, target: Any, weight: Any, offset: Any
 ) -> None:
-    source = Source(data, target, sample_weight=weight, offset=offset, like=recipe.features)
+    source = Source(data, target, sample_weight=weight, offset=offset, like=recipe.features, budget=recipe.budget)
     table = ClusterTable(engine.connection, f"evaluation set {name!r}", source)
     table.load()
     check(table)
@@ -299,6 +301,8 @@ def _load_held_out(
     with_block = _wants_block(prepared.metrics)
     table.build("hold_out", lambda: (name, recipe, size, with_block))
     engine.watch(table)
+    if sum(table.ask("judged_in_files")):
+        tell_judged_in_files(name)
 
 
 def _wants_block(metrics: Sequence[Metric]) -> bool:

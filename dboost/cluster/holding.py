@@ -26,7 +26,7 @@ import numpy as np
 
 from dboost.cluster.exchange import Owner
 from dboost.cluster.giving_back import give_back
-from dboost.cluster.judged import Judged
+from dboost.cluster.judged import JudgedSets
 from dboost.cluster.messages import pack, unpack
 from dboost.cluster.parts import MemoryPart, Part, StreamedPart, streamed_parts
 from dboost.cluster.recipe import Past, Recipe, Turn
@@ -44,12 +44,10 @@ from dboost.shard.catch_up import ValuedTree, leaves_of, take_in
 from dboost.shard.loading import encode_table, in_ranges, kept_rows
 from dboost.shard.rounds import Rounds
 from dboost.shard.shard import Shard, runs_of
-from dboost.sources import Table
 from dboost.sources.spool import temporary_root
-from dboost.statistics.metrics import Rows, Size, find_metrics
+from dboost.statistics.metrics import Size
 from dboost.training.budget import Budget, limit_that_streams
-from dboost.training.held_out import HeldOut
-from dboost.training.replay import add_trees, block_of, starting_scores
+from dboost.training.replay import add_trees, starting_scores
 
 
 class Holding(Refitting):
@@ -75,12 +73,12 @@ class Holding(Refitting):
         #: Number of the last round that was heard of.
         self.latest = -1
         self._parts: list[Part] = []
-        self._judged: dict[str, list[Judged]] = {}
         self._built: set[str] = set()
         self._recipe: Recipe | None = None
         self._resting = RestingBites()
         self._pool = ThreadPoolExecutor(n_threads, "dboost")
         self._team = Team(n_threads)
+        self._judged = JudgedSets(self._team, self._folder, spare)
 
     def close(self) -> None:
         """Let go of everything."""
@@ -89,10 +87,11 @@ class Holding(Refitting):
         for part in self._parts:
             part.close()
         self._pool.shutdown(wait=False)
+        self._judged.close()
         self._team.close()
         for rows in self._rows.values():
             rows.close()
-        self._batches, self._rows, self._refits, self._parts, self._judged = {}, {}, {}, [], {}
+        self._batches, self._rows, self._refits, self._parts = {}, {}, {}, []
         self._resting = RestingBites()
 
     # Shards.
@@ -304,42 +303,22 @@ class Holding(Refitting):
         """Turn a table into held-out rows."""
         if batch in self._built:
             return
-        of_batch = self._gathered(batch)
-        del self._rows[batch]
-        table, y = of_batch.table, of_batch.y
-        self._judge_rows(table, y, kept_rows(table.weight), table.weight, name, recipe, size, with_block)
+        rows = self._rows.pop(batch)
+        self._judged.add(batch, rows, name, recipe, size, with_block=with_block)
+        rows.close()
         self._batches.pop(batch).close()
+        give_back()
         self._built.add(batch)
 
-    def hold_out_chosen(self, batch: str, name: str, recipe: Recipe, size: Size, with_block: bool) -> None:
+    def hold_out_chosen(self, batch: str, name: str, recipe: Recipe, size: Size) -> None:
         """Turn the chosen rows of a table that is trained on into held-out rows."""
-        if (batch, name) not in self._chosen:
-            return  # done before
-        rows, weight = self._chosen.pop((batch, name))
-        of_batch = self._gathered(batch)
-        self._judge_rows(of_batch.table, of_batch.y, rows, weight, name, recipe, size, with_block)
+        chosen = self._chosen.pop((batch, name), None)
+        if chosen is not None:  # else done before
+            self._judged.add(batch, self._rows[batch], name, recipe, size, chosen=chosen)
 
-    def _judge_rows(
-        self,
-        table: Table,
-        y: np.ndarray,
-        rows: np.ndarray | None,
-        weight: np.ndarray | None,
-        name: str,
-        recipe: Recipe,
-        size: Size,
-        with_block: bool,
-    ) -> None:
-        if rows is not None:
-            y, weight = y[rows], None if weight is None else weight[rows]
-        if not len(y):
-            return
-        codes = encode_table(table, recipe.binning, recipe.layout, rows, self._n_threads, allow_infinite=True)
-        raw = starting_scores(recipe.baseline, recipe.origin, table, rows, self._n_threads)
-        block = block_of(table, rows) if with_block else None
-        seen = Rows(y, raw.T, weight, recipe.target.loss, size, block=block)
-        held = HeldOut(name, codes, recipe.layout, seen, raw, self._team)
-        self._judged.setdefault(name, []).append(Judged(held, seen))
+    def judged_in_files(self, batch: str) -> int:
+        """How many rows of a batch are judged from files."""
+        return self._judged.in_files(batch)
 
     def judge(
         self, first: int, trees: Sequence[ValuedTree], metrics: dict[str, list[str]], mark: int, n_cuts: int
@@ -348,21 +327,7 @@ class Holding(Refitting):
 
         mark, n_cuts : to how many trees the model may be cut back, or was, and how often that has been; mark -1 for never.
         """
-        for name in metrics:
-            for judged in self._judged.get(name, ()):
-                judged.follow(mark, n_cuts)
-        if any(judged.n_trees < first for name in metrics for judged in self._judged.get(name, ())):
-            return None
-        found: dict[str, list[list[Any]]] = {}
-        for name, names in metrics.items():
-            for judged in self._judged.get(name, ()):
-                for tree in trees[judged.n_trees - first :]:
-                    judged.held.add(tree.grown, tree.values, tree.output)
-                    judged.n_trees += 1
-                    judged.mark(mark)
-                chunks = [metric.chunk(judged.rows) for metric in find_metrics(names, judged.rows.loss)]
-                found.setdefault(name, []).append(chunks)
-        return found
+        return self._judged.judge(first, trees, metrics, mark, n_cuts)
 
 
 def _catch_up(part: MemoryPart, past: Past) -> None:

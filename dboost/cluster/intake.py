@@ -116,11 +116,14 @@ class Intake:
         table = self._gathered(batch).table
         starts = dict(zip(table.numbers, np.cumsum((0, *table.lengths)).tolist(), strict=False))
         of_parts = [roles[i] for i in table.numbers]
+        if of_parts and any((batch, name) in self._chosen for name in of_parts[0].chosen):  # asked again
+            return
         if of_parts and of_parts[0].weight is not None:
             table.weight = np.concatenate([part.weight for part in of_parts])
         for name in of_parts[0].chosen if of_parts else ():
             chosen = [starts[i] + roles[i].chosen[name] for i in table.numbers]
-            self._chosen[batch, name] = np.concatenate(chosen), table.weight
+            rows = np.concatenate(chosen)
+            self._chosen[batch, name] = rows, None if table.weight is None else table.weight[rows]
         held_out = self._chosen.get((batch, HELD_OUT))
         if held_out is not None:
             # Rows of weight zero are not trained on; their own weight is kept beside them.
@@ -131,22 +134,29 @@ class Intake:
         """Hold out a share of the rows. starts : {partition: number of its first row among all `n_rows` of positive weight}"""
         if (batch, HELD_OUT) in self._chosen:  # asked again
             return
-        table = self._gathered(batch).table
-        chosen, first = [np.empty(0, np.int64)], 0
-        for i, length in zip(table.numbers, table.lengths, strict=True):
-            weight = None if table.weight is None else table.weight[first : first + length]
-            kept = np.arange(length) if weight is None else np.flatnonzero(weight > 0)
-            chosen.append(first + kept[held_out_rows(starts[i] + np.arange(len(kept)), seed, n_rows)])
-            first += length
-        rows = np.concatenate(chosen)
-        self._chosen[batch, HELD_OUT] = rows, table.weight
-        table.weight = np.ones(table.n_rows) if table.weight is None else table.weight.copy()
-        table.weight[rows] = 0.0
+        table = self._rows[batch].table
+        firsts = np.cumsum((0, *table.lengths))
+        chosen, weights = [np.empty(0, np.int64)], [np.empty(0)]
+        weighted = any(length and table.roles(k)[1] is not None for k, length in enumerate(table.lengths))
+
+        def others(k: int) -> np.ndarray:
+            """The weights of chunk k without the rows that are held out, which are noted."""
+            weight = table.roles(k)[1]
+            weight = np.ones(table.lengths[k]) if weight is None else weight.copy()
+            kept = np.flatnonzero(weight > 0)
+            own = kept[held_out_rows(starts[table.numbers[k]] + np.arange(len(kept)), seed, n_rows)]
+            chosen.append(firsts[k] + own)
+            weights.append(weight[own])
+            weight[own] = 0.0
+            return weight
+
+        table.reweigh(others)
+        self._chosen[batch, HELD_OUT] = np.concatenate(chosen), np.concatenate(weights) if weighted else None
 
     def heaviest_held_out(self, batch: str) -> float:
         """The largest weight of the rows of a table that are held out; 0 if there are none."""
         rows, weight = self._chosen[batch, HELD_OUT]
-        return float(len(rows) > 0) if weight is None else float(weight[rows].max(initial=0.0))
+        return float(len(rows) > 0) if weight is None else float(weight.max(initial=0.0))
 
     def begin(self, batch: str, origin: Origin) -> None:
         """Work out the scores that a model of other data gives a table's rows of positive weight."""

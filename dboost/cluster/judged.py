@@ -3,22 +3,45 @@
 They take in the trees that they are told of, late ones all at once. With arcbites the model is cut back now and then: the
 scores return to the last *mark*, which was set when that many trees were in them. Marks and cuts are not calls of their own;
 they are told along with the next trees, so that rows which come late, and calls that are repeated, need no special care.
+
+Where memory is limited, what all sets together have of it is an eighth of the limit; rows beyond that are judged from files
+(`training.held_out_files`), which say the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from dboost.statistics.metrics import Rows
+import numpy as np
+
+from dboost.cluster.recipe import Recipe
+from dboost.cluster.rows import BatchRows
+from dboost.engine.team import Team
+from dboost.losses import Loss
+from dboost.shard.catch_up import ValuedTree
+from dboost.shard.loading import kept_rows
+from dboost.shard.shard import empty_codes
+from dboost.statistics.metrics import Rows, Size, find_metrics
+from dboost.training.budget import Allowance, Budget
 from dboost.training.held_out import HeldOut
+from dboost.training.held_out_files import FiledHeldOut, FiledRows, ToJudge, judged_bytes
+from dboost.training.replay import block_of
+
+#: Rows that are encoded at a time.
+_PIECE_ROWS = 65_536
 
 
 @dataclass(eq=False)
 class Judged:
-    """Held-out rows, how many trees their scores have taken in, and how often the model was cut back before that."""
+    """Held-out rows of a batch, how many trees their scores have taken in, and how often the model was cut back before that."""
 
-    held: HeldOut
-    rows: Rows
+    held: HeldOut | FiledHeldOut
+    batch: str
+    n_rows: int
+    loss: Loss
     n_trees: int = 0
     n_marked: int = -1
     n_cuts: int = -1
@@ -37,3 +60,122 @@ class Judged:
         if self.n_trees == mark != self.n_marked:
             self.held.mark()
             self.n_marked = mark
+
+
+class JudgedSets:
+    """The held-out rows of all evaluation sets.
+
+    Parameters
+    ----------
+    team : Team
+    folder : Path
+        Where files are made.
+    spare : Budget or None
+        What the worker may take if nobody says.
+    """
+
+    def __init__(self, team: Team, folder: Path, spare: Budget | None) -> None:
+        self._team, self._folder, self._spare = team, folder, spare
+        self._sets: dict[str, list[Judged]] = {}
+        self._allowance: Allowance | None = None
+
+    def add(
+        self,
+        batch: str,
+        rows: BatchRows,
+        name: str,
+        recipe: Recipe,
+        size: Size,
+        *,
+        with_block: bool = False,
+        chosen: tuple[np.ndarray, np.ndarray | None] | None = None,
+    ) -> None:
+        """Judge the rows of positive weight of a batch as part of a set, or some of them.
+
+        with_block : whether some metric wants to see the values; these rows are in memory, and so are their raw values.
+        chosen : (numbers of the rows, their weights or None)
+        """
+        if with_block:
+            rows.gather()
+        judged = ToJudge(rows.table, rows.target_of, *(chosen or ()))
+        n_rows, _, weighted = judged.sizes()
+        if not n_rows:
+            return
+        loss, budget = recipe.target.loss, recipe.budget or self._spare
+        held: HeldOut | FiledHeldOut
+        if budget is None or with_block or self._holds(judged_bytes(recipe.layout, n_rows, len(recipe.baseline)), budget):
+            block = block_of(rows.table, kept_rows(rows.table.weight)) if with_block else None
+            held = self._in_memory(judged, n_rows, weighted, name, recipe, size, block)
+        else:
+            files = FiledRows.write(
+                judged,
+                recipe.binning,
+                recipe.layout,
+                baseline=recipe.baseline,
+                origin=recipe.origin,
+                n_threads=self._team.n_threads,
+                room_bytes=budget.retained,
+                root=self._folder,
+            )
+            held = FiledHeldOut(name, files, loss, size, self._team)
+        self._sets.setdefault(name, []).append(Judged(held, batch, n_rows, loss))
+
+    def _holds(self, n_bytes: int, budget: Budget) -> bool:
+        if self._allowance is None:
+            self._allowance = Allowance(budget.retained)
+        return self._allowance.take(n_bytes)
+
+    def _in_memory(
+        self, judged: ToJudge, n: int, weighted: bool, name: str, recipe: Recipe, size: Size, block: np.ndarray | None
+    ) -> HeldOut:
+        codes, n_outputs = empty_codes(recipe.layout, n), len(recipe.baseline)
+        raw = np.empty(n if n_outputs == 1 else (n_outputs, n))
+        rooms = {"narrow": codes.narrow, "wide": codes.wide, "target": np.empty(n), "raw": raw}
+        if weighted:
+            rooms["weight"] = np.empty(n)
+        at = 0
+        for found in judged.pieces(
+            recipe.binning,
+            recipe.layout,
+            min(n, _PIECE_ROWS),
+            baseline=recipe.baseline,
+            origin=recipe.origin,
+            n_threads=self._team.n_threads,
+        ):
+            here = slice(at, at + len(found["target"]))
+            for field, room in rooms.items():
+                room[..., here] = found[field]
+            at = here.stop
+        seen = Rows(rooms["target"], raw.T, rooms.get("weight"), recipe.target.loss, size, block=block)
+        return HeldOut(name, codes, recipe.layout, seen, raw, self._team)
+
+    def judge(
+        self, first: int, trees: Sequence[ValuedTree], metrics: dict[str, list[str]], mark: int, n_cuts: int
+    ) -> dict[str, list[list[Any]]] | None:
+        """See `Holding.judge`."""
+        for name in metrics:
+            for judged in self._sets.get(name, ()):
+                judged.follow(mark, n_cuts)
+        if any(judged.n_trees < first for name in metrics for judged in self._sets.get(name, ())):
+            return None
+        found: dict[str, list[list[Any]]] = {}
+        for name, names in metrics.items():
+            for judged in self._sets.get(name, ()):
+                for tree in trees[judged.n_trees - first :]:
+                    judged.held.add(tree.grown, tree.values, tree.output)
+                    judged.n_trees += 1
+                    judged.mark(mark)
+                found.setdefault(name, []).append(judged.held.chunks(find_metrics(names, judged.loss)))
+        return found
+
+    def in_files(self, batch: str) -> int:
+        """How many rows of a batch are judged from files."""
+        every = (judged for of_set in self._sets.values() for judged in of_set)
+        return sum(one.n_rows for one in every if one.batch == batch and isinstance(one.held, FiledHeldOut))
+
+    def close(self) -> None:
+        """Let go of rows and files."""
+        for of_set in self._sets.values():
+            for judged in of_set:
+                judged.held.close()
+        self._sets = {}

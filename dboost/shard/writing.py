@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,22 +26,30 @@ Roles = tuple[Column | None, np.ndarray | None, np.ndarray | None]
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Some rows of positive weight.
+    """Some rows of positive weight, or some that were chosen.
 
     chunk : their raw values; roles : target, weight and offset; codes : valid until the next piece; number : of the chunk that
-    they are from.
+    they are from; rows : which of its rows they are.
     """
 
     chunk: Chunk
     roles: Roles
     codes: Codes
     number: int
+    rows: slice | np.ndarray
 
 
 def encoded_pieces(
-    table: Table, binning: Binning, layout: Layout, n_threads: int, piece_rows: int, *, allow_infinite: bool = False
+    table: Table,
+    binning: Binning,
+    layout: Layout,
+    n_threads: int,
+    piece_rows: int,
+    *,
+    allow_infinite: bool = False,
+    chosen: np.ndarray | None = None,
 ) -> Iterator[Piece]:
-    """The rows of positive weight, in pieces of at most `piece_rows` rows.
+    """The rows of positive weight, or those of these numbers (int64, ascending), in pieces of at most `piece_rows` rows.
 
     Raises
     ------
@@ -55,7 +64,10 @@ def encoded_pieces(
             if not length:
                 continue
             roles = table.roles(i)
-            kept = kept_rows(roles[1])
+            if chosen is None:
+                kept = kept_rows(roles[1])
+            else:
+                kept = chosen[slice(*np.searchsorted(chosen, (start, start + length)))] - start
             n = length if kept is None else len(kept)
             chunk = table.chunk(i) if n else None
             for first in range(0, n, piece_rows):
@@ -68,7 +80,8 @@ def encoded_pieces(
                     row, feature = infinite
                     where = table.row_name(start + int(np.arange(length)[rows][row]))
                     raise DataError(f"column {binning.features[feature].name!r} holds an infinite value ({where})")
-                yield Piece(piece, tuple(_of(role, rows) for role in roles), codes.part(slice(0, last - first)), i)  # type: ignore[arg-type]
+                own: Any = tuple(_of(role, rows) for role in roles)
+                yield Piece(piece, own, codes.part(slice(0, last - first)), i, rows)
             start += length
 
 

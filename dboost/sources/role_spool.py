@@ -46,9 +46,10 @@ class RoleSpool:
         self.target_dtype, self.target_is_bool = "float64", False
 
     def put(self, role: str, i: int, column: Column) -> None:
-        """Keep a role of partition i; a target of categories in provisional codes."""
+        """Keep a role of partition i instead of what was kept before; a target of categories in provisional codes."""
         array = column.codes if isinstance(column, CategoryColumn) else column
         self._dtypes[role, i] = np.dtype(object) if isinstance(column, CategoryColumn) else array.dtype
+        self._spool.drop(_number(role, i))
         self._spool.put(_number(role, i), [np.ascontiguousarray(array)])
 
     def finish(self, dictionary: Dictionary) -> None:

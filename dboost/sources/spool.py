@@ -179,6 +179,11 @@ class Spool:
             raise DBoostError(f"cannot write temporary files in {self.directory}: {error}") from error
         self._kept[number] = _Kept(None, len(arrays), size)
 
+    def drop(self, number: int) -> None:
+        """Forget what is kept under a number, if anything is."""
+        if number in self._kept:
+            self.keep([other for other in self._kept if other != number])
+
     def hold(self, number: int, arrays: list[np.ndarray]) -> None:
         """Keep arrays as they are, whatever their size: for data that the user holds in memory anyway."""
         self._kept[number] = _Kept(tuple(arrays), len(arrays), sum(array.nbytes for array in arrays))

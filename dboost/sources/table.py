@@ -12,7 +12,7 @@ values agrees with both, because its type says little (an all-empty text column 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -289,6 +289,15 @@ class Table:
         self.offset = None if offsets[0] is None else np.concatenate(offsets)
         self._apart.close()
         self._apart = None
+
+    def reweigh(self, weights: Callable[[int], np.ndarray]) -> None:
+        """Give all rows other weights. weights : tells those of a chunk by its number, float64[n]."""
+        filled = [i for i, length in enumerate(self.lengths) if length]
+        if self._apart is None:
+            self.weight = np.concatenate([np.empty(0), *map(weights, filled)])
+            return
+        for i in filled:
+            self._apart.put("sample_weight", self.numbers[i], weights(i))
 
     def partition_name(self, i: int) -> str:
         """Where chunk `i` came from, for messages."""

@@ -71,7 +71,7 @@ class Budget:
 
     @property
     def retained(self) -> int:
-        """Chunks that may wait in memory."""
+        """Chunks that may wait in memory; later, held-out rows that may be judged there."""
         return self.limit // 8
 
     @property
@@ -124,6 +124,20 @@ class Budget:
                 f"{len(traits.layout.n_bins)} features: it would take {in_words(least)} with {n_threads} threads"
             )
         return self.limit - rooms
+
+
+class Allowance:
+    """Counts what held-out rows take that are judged in memory, of the room that there is for all sets together."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self._left = n_bytes
+
+    def take(self, n_bytes: int) -> bool:
+        """Whether there is so much room left, which is then taken."""
+        if n_bytes > self._left:
+            return False
+        self._left -= n_bytes
+        return True
 
 
 def limit_that_streams(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,11 +19,13 @@ from dboost.shard.loading import encode_table, kept_rows
 from dboost.shard.shard import Codes
 from dboost.sources import Table, open_table
 from dboost.statistics.metrics import Metric, Rows, Size
-from dboost.training.budget import Budget, reading_within
-from dboost.training.held_out_files import FiledHeldOut, FiledRows
+from dboost.training.budget import Allowance, Budget, reading_within
+from dboost.training.held_out_files import FiledHeldOut, FiledRows, ToJudge, judged_bytes
 from dboost.training.origin import Origin
 from dboost.training.replay import block_of, starting_scores
-from dboost.training.target import Target, encode_like
+from dboost.training.target import Target, encode_chunk, encode_like
+
+_log = logging.getLogger("dboost")
 
 
 def named_sets(eval_set: Any) -> Iterator[tuple[str, Any, Any, Any, Any]]:
@@ -47,6 +50,11 @@ def named_sets(eval_set: Any) -> Iterator[tuple[str, Any, Any, Any, Any]]:
             yield name, *one, *(None,) * (4 - len(one))
         else:
             yield name, one, None, None, None
+
+
+def tell_judged_in_files(name: str) -> None:
+    """Log that a set, or some of its rows, do not fit a memory limit."""
+    _log.info("the rows of %r are many beside the memory limit and are judged from files", name)
 
 
 def _is_table(data: Any) -> bool:
@@ -105,7 +113,12 @@ class HeldOut:
 
     def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
         """The metrics now, as ``{"<set>_<metric>": value}``."""
-        return {f"{self.name}_{metric.name}": metric.finish(metric.chunk(self._rows)) for metric in metrics}
+        told = zip(metrics, self.chunks(metrics), strict=True)
+        return {f"{self.name}_{metric.name}": metric.finish(chunk) for metric, chunk in told}
+
+    def chunks(self, metrics: Sequence[Metric]) -> list[Any]:
+        """What each metric says of the rows now, to be merged with what it says of others."""
+        return [metric.chunk(self._rows) for metric in metrics]
 
     def mark(self) -> None:
         """Remember the present raw scores."""
@@ -117,6 +130,9 @@ class HeldOut:
         """Forget the trees since the last mark."""
         assert self._marked is not None
         self._raw[...] = self._marked
+
+    def close(self) -> None:
+        """Nothing but memory to let go of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +153,9 @@ class Yardstick:
         Whether some metric wants to see the rows.
     n_threads : int
     budget : Budget or None
-        What the fit may take: data sets that are large beside it are judged from files.
+        What the fit may take: sets that are large beside it are judged from files.
+    allowance : Allowance or None
+        What is left for those in memory.
     """
 
     target: Target
@@ -150,6 +168,7 @@ class Yardstick:
     with_block: bool
     n_threads: int
     budget: Budget | None = None
+    allowance: Allowance | None = None
 
     def data(
         self, name: str, data: Any, target_column: Any, weight_column: Any, offset_column: Any = None
@@ -164,31 +183,44 @@ class Yardstick:
                 like=self.binning.features,
                 **reading_within(self.budget, self.n_threads),
             ) as table:
-                if self.budget is not None and not self.with_block:
-                    row_bytes = len(self.binning.features) + 16 * (1 + len(self.baseline))
-                    if table.n_rows * row_bytes > self.budget.retained:
-                        return self._in_files(name, table)
+                if not self._holds(table.n_rows):
+                    return self._in_files(name, ToJudge(table, lambda k: encode_chunk(table, k, self.target)))
                 table.gather_roles()
                 y = encode_like(table, self.target)
-                return self.rows(name, table, y, kept_rows(table.weight))
+                return self._in_memory(name, table, y, kept_rows(table.weight))
         except (DataError, InputTypeError) as error:
             raise type(error)(f"evaluation set {name!r}: {error}") from error
 
-    def _in_files(self, name: str, table: Table) -> Callable[[Team], FiledHeldOut]:
+    def _holds(self, n_rows: int) -> bool:
+        """Whether so many rows more may be judged in memory."""
+        if self.allowance is None or self.with_block:
+            return True
+        return self.allowance.take(judged_bytes(self.layout, n_rows, len(self.baseline)))
+
+    def _in_files(self, name: str, judged: ToJudge) -> Callable[[Team], FiledHeldOut]:
+        assert self.budget is not None
+        tell_judged_in_files(name)
         files = FiledRows.write(
-            table,
-            self.target,
+            judged,
             self.binning,
             self.layout,
             baseline=self.baseline,
             origin=self.origin,
             n_threads=self.n_threads,
+            room_bytes=self.budget.retained,
         )
         size = Size(self.magnitude, self.spread, files.heaviest, files.n_rows)
         return lambda team: FiledHeldOut(name, files, self.target.loss, size, team)
 
-    def rows(self, name: str, table: Table, y: np.ndarray, rows: np.ndarray | None) -> Callable[[Team], Judge]:
-        """Some rows (int64, ascending) of a table with targets y, or all; waits for the team that will share the work."""
+    def rows(self, name: str, table: Table, y: np.ndarray, rows: np.ndarray) -> Callable[[Team], Judge]:
+        """Some rows (int64, ascending) of a table with targets y; waits for the team that will share the work."""
+        if self._holds(len(rows)):
+            return self._in_memory(name, table, y, rows)
+        starts = np.cumsum((0, *table.lengths))
+        weight = None if table.weight is None else table.weight[rows]
+        return self._in_files(name, ToJudge(table, lambda k: y[starts[k] : starts[k + 1]], rows, weight))
+
+    def _in_memory(self, name: str, table: Table, y: np.ndarray, rows: np.ndarray | None) -> Callable[[Team], Judge]:
         codes = encode_table(table, self.binning, self.layout, rows, self.n_threads, allow_infinite=True)
         weight = table.weight
         if rows is not None:

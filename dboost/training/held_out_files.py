@@ -4,13 +4,17 @@ Two block files (`shard.store`) hold them: ``judged`` what never changes (codes 
 and ``judged-scores`` the raw scores, and those that were marked last (see `Judge`). A tree is added, and a metric is worked
 out, by a walk over all blocks, which the team's threads share. Metrics are told in chunks that merge exactly, so what comes
 out is what rows in memory give, to the last bit. (The area under the curve keeps all distinct scores meanwhile.)
+
+They may be all rows of a table, or some that were chosen from the one that is trained on (`ToJudge`); in one process and on the
+workers of a cluster it is the same. Blocks are so small that those which threads have in memory fit where small sets would be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +36,79 @@ from dboost.sources.spool import PrivateDirectory
 from dboost.statistics.metrics import Metric, Rows, Size
 from dboost.training.origin import Origin
 from dboost.training.replay import add_block, matrix_of
-from dboost.training.target import Target, encode_chunk
+
+#: Blocks do not get shorter than this.
+_LEAST_ROWS = 1024
+
+
+def judged_bytes(layout: Layout, n_rows: int, n_outputs: int) -> int:
+    """What rows take that are judged in memory: codes, target, weight, scores and marked ones."""
+    codes = empty_codes(layout, 0)
+    return n_rows * (len(codes.narrow) + 2 * len(codes.wide) + 16 * (1 + n_outputs))
+
+
+@dataclass(frozen=True, eq=False)
+class ToJudge:
+    """Rows of a table that are to be judged.
+
+    Attributes
+    ----------
+    table : Table
+    target_of : callable
+        The targets of all rows of a chunk, by its number, in the terms of the loss: float64[n].
+    rows : int64[n_rows] or None
+        Those that were chosen, ascending; None for all of positive weight.
+    weight : float64[n_rows] or None
+        Of the chosen rows; those of the table otherwise.
+    """
+
+    table: Table
+    target_of: Callable[[int], np.ndarray]
+    rows: np.ndarray | None = None
+    weight: np.ndarray | None = None
+
+    def sizes(self) -> tuple[int, float, bool]:
+        """How many they are, the largest weight, and whether there are weights."""
+        if self.rows is not None:
+            heaviest = 1.0 if self.weight is None else float(self.weight.max(initial=0.0))
+            return len(self.rows), heaviest, self.weight is not None
+        n_rows, heaviest, weighted = 0, 0.0, False
+        for k, length in enumerate(self.table.lengths):
+            weight = self.table.roles(k)[1] if length else None
+            n_rows += length if weight is None else int(np.count_nonzero(weight > 0))
+            if length:
+                heaviest = max(heaviest, 1.0 if weight is None else float(weight.max()))
+            weighted = weighted or weight is not None
+        return n_rows, heaviest, weighted
+
+    def pieces(
+        self, binning: Binning, layout: Layout, piece_rows: int, *, baseline: np.ndarray, origin: Origin, n_threads: int
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """The rows piece by piece: codes (narrow, wide), target, weight (ones where there is none) and raw scores.
+
+        baseline : float64[n_outputs]
+        """
+        flat = None if origin.model is None else FlatEnsemble(origin.model)
+        chunk, at = -1, 0
+        for piece in encoded_pieces(self.table, binning, layout, n_threads, piece_rows, allow_infinite=True, chosen=self.rows):
+            if piece.number != chunk:
+                chunk, y = piece.number, self.target_of(piece.number)
+            n = piece.codes.n_rows
+            _, weight, offset = piece.roles
+            if self.rows is not None:
+                weight = None if self.weight is None else self.weight[at : at + n]
+            raw = np.repeat(baseline[:, None], n, axis=1)
+            raw += 0.0 if offset is None else offset
+            if flat is not None:
+                add_block(raw, flat, matrix_of(piece.chunk), (0, origin.n_before), n_threads)
+            yield {
+                "narrow": piece.codes.narrow,
+                "wide": piece.codes.wide,
+                "target": y[piece.rows],
+                "weight": np.ones(n) if weight is None else weight,
+                "raw": raw if len(baseline) > 1 else raw[0],
+            }
+            at += n
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,18 +136,20 @@ class FiledRows:
     @classmethod
     def write(
         cls,
-        table: Table,
-        target: Target,
+        judged: ToJudge,
         binning: Binning,
         layout: Layout,
         *,
         baseline: np.ndarray,
         origin: Origin,
         n_threads: int,
+        room_bytes: int,
+        root: Path | None = None,
     ) -> FiledRows:
-        """The rows of positive weight of a table, with the scores that they begin with.
+        """Rows with the scores that they begin with.
 
-        baseline : float64[n_outputs]
+        baseline : float64[n_outputs]; room_bytes : what the blocks may take that all threads have in memory;
+        root : where the files' folder is made, default as of `PrivateDirectory`.
 
         Raises
         ------
@@ -80,52 +158,37 @@ class FiledRows:
         StorageError
             When the files cannot be written.
         """
-        n_rows, heaviest, weighted = 0, 0.0, False
-        for k, length in enumerate(table.lengths):
-            weight = table.roles(k)[1] if length else None
-            n_rows += length if weight is None else int(np.count_nonzero(weight > 0))
-            if length:
-                heaviest = max(heaviest, 1.0 if weight is None else float(weight.max()))
-            weighted = weighted or weight is not None
+        n_rows, heaviest, weighted = judged.sizes()
         codes = empty_codes(layout, 0)
         fields = [Field("narrow", "<u1", (len(codes.narrow),)), Field("target", "<f8")]
         fields += [Field("wide", "<u2", (len(codes.wide),))] if len(codes.wide) else []
         fields += [Field("weight", "<f8")] if weighted else []
         outputs = () if len(baseline) == 1 else (len(baseline),)
         scores = [Field("raw", "<f8", outputs), Field("marked", "<f8", outputs)]
-        block_rows = rows_that_fit(fields, n_rows)
-        flat = None if origin.model is None else FlatEnsemble(origin.model)
-        folder = PrivateDirectory()
+        block_rows, row_bytes = rows_that_fit(fields, n_rows), sum(field.n_bytes(1) for field in (*fields, *scores))
+        while block_rows > _LEAST_ROWS and n_threads * block_rows * row_bytes > room_bytes:
+            block_rows //= 2
+        folder = PrivateDirectory(root)
         try:
             files = [
                 BlockFile(folder.path / "judged", fields, n_rows, sealed=True, block_rows=block_rows),
                 BlockFile(folder.path / "judged-scores", scores, n_rows, sealed=False, block_rows=block_rows),
             ]
             writer = Writer(files)
-            chunk, at = -1, 0
-            for piece in encoded_pieces(table, binning, layout, n_threads, block_rows, allow_infinite=True):
-                if piece.number != chunk:
-                    chunk, at = piece.number, 0
-                    y, weight = encode_chunk(table, chunk, target), table.roles(chunk)[1]
-                    y = y if weight is None else y[weight > 0]
-                n = piece.codes.n_rows
-                _, weight, offset = piece.roles
-                raw = np.repeat(baseline[:, None], n, axis=1)
-                raw += 0.0 if offset is None else offset
-                if flat is not None:
-                    add_block(raw, flat, matrix_of(piece.chunk), (0, origin.n_before), n_threads)
-                found = {"narrow": piece.codes.narrow, "target": y[at : at + n], "raw": raw if outputs else raw[0]}
-                if len(codes.wide):
-                    found["wide"] = piece.codes.wide
-                if weighted:
-                    found["weight"] = np.ones(n) if weight is None else weight
-                writer.append(n, found)
-                at += n
+            names = {field.name for field in (*fields, *scores)}
+            for found in judged.pieces(binning, layout, block_rows, baseline=baseline, origin=origin, n_threads=n_threads):
+                writer.append(len(found["target"]), {name: values for name, values in found.items() if name in names})
             writer.finish()
         except BaseException:
             folder.close()
             raise
         return cls(folder, files[0], files[1], layout, heaviest)
+
+    def close(self) -> None:
+        """Remove the files."""
+        for file in (self.rows, self.scores):
+            file.close()
+        self.folder.close()
 
 
 class FiledHeldOut:
@@ -143,45 +206,56 @@ class FiledHeldOut:
     def __init__(self, name: str, files: FiledRows, loss: Loss, size: Size, team: Team) -> None:
         self.name, self._files, self._loss, self._size, self._team = name, files, loss, size, team
         self._row_of = code_rows(files.layout)
-        self._buffers = [(files.rows.buffer(), files.scores.buffer()) for _ in range(team.n_threads)]
 
-    def _walk(self, thread: int, *, rows: bool, reads: Sequence[str]) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-        """The blocks of one thread, each with what is read of it."""
+    def _walk(
+        self, thread: int, *, rows: bool, reads: Sequence[str], writes: Sequence[str] = ()
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """The blocks of one thread, each with what is read of it; what is to be written goes to the file with the next step.
+
+        Buffers last as long as the walk: sets are judged one after another, and need the room of one.
+        """
         files, n = self._files, self._files.rows.n_blocks
-        sealed, changing = self._buffers[thread]
+        sealed, changing = files.rows.buffer() if rows else None, files.scores.buffer()
         for block in range(n * thread // self._team.n_threads, n * (thread + 1) // self._team.n_threads):
-            if rows:
-                files.rows.read(block, sealed)
             files.scores.read(block, changing, reads)
-            yield block, files.rows.views(sealed, block) | files.scores.views(changing, block)
+            found = files.scores.views(changing, block)
+            if sealed is not None:
+                files.rows.read(block, sealed)
+                found |= files.rows.views(sealed, block)
+            yield found
+            if writes:
+                files.scores.write(block, changing, writes)
 
     def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
         """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
 
         def work(thread: int) -> None:
-            for block, found in self._walk(thread, rows=True, reads=["raw"]):
+            for found in self._walk(thread, rows=True, reads=["raw"], writes=["raw"]):
                 n = len(found["target"])
                 codes = Codes(found["narrow"], found.get("wide", np.empty((0, n), np.uint16)), self._row_of)
                 raw = found["raw"] if found["raw"].ndim == 1 else found["raw"][output]
                 add_grown(codes, self._files.layout, grown, values, raw, 0, n)
-                self._files.scores.write(block, self._buffers[thread][1], ["raw"])
 
         self._team.run(work)
 
     def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
         """The metrics now, as ``{"<set>_<metric>": value}``."""
+        told = zip(metrics, self.chunks(metrics), strict=True)
+        return {f"{self.name}_{metric.name}": metric.finish(chunk) for metric, chunk in told}
+
+    def chunks(self, metrics: Sequence[Metric]) -> list[Any]:
+        """What each metric says of the rows now, to be merged with what it says of others."""
 
         def work(thread: int) -> list[Any] | None:
             chunks: list[Any] | None = None
-            for _, found in self._walk(thread, rows=True, reads=["raw"]):
+            for found in self._walk(thread, rows=True, reads=["raw"]):
                 seen = Rows(found["target"], found["raw"].T, found.get("weight"), self._loss, self._size)
                 told = [metric.chunk(seen) for metric in metrics]
                 chunks = told if chunks is None else _merged(metrics, chunks, told)
             return chunks
 
         told = [chunks for chunks in self._team.run(work) if chunks is not None]
-        merged = reduce(lambda a, b: _merged(metrics, a, b), told)
-        return {f"{self.name}_{metric.name}": metric.finish(chunk) for metric, chunk in zip(metrics, merged, strict=True)}
+        return reduce(lambda a, b: _merged(metrics, a, b), told)
 
     def mark(self) -> None:
         """Remember the present raw scores."""
@@ -193,11 +267,14 @@ class FiledHeldOut:
 
     def _copy(self, source: str, target: str) -> None:
         def work(thread: int) -> None:
-            for block, found in self._walk(thread, rows=False, reads=[source]):
+            for found in self._walk(thread, rows=False, reads=[source], writes=[target]):
                 found[target][...] = found[source]
-                self._files.scores.write(block, self._buffers[thread][1], [target])
 
         self._team.run(work)
+
+    def close(self) -> None:
+        """Remove the files."""
+        self._files.close()
 
 
 def _merged(metrics: Sequence[Metric], a: list[Any], b: list[Any]) -> list[Any]:

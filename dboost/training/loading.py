@@ -29,7 +29,7 @@ from dboost.statistics.metrics import find_metrics
 from dboost.training.binned import BinnedData, Census, propose_within, take_census, write_binned
 from dboost.training.bitten import bites_in_files, bites_in_memory, settle_bites
 from dboost.training.boost import Clock, Prepared, asked, stopping_rule
-from dboost.training.budget import Budget
+from dboost.training.budget import Allowance, Budget
 from dboost.training.checkpoint import Checkpoint
 from dboost.training.held_out import Judge, Yardstick
 from dboost.training.origin import NOTHING, Origin
@@ -329,6 +329,7 @@ def _yardstick(prepared: Prepared, wanted: Wanted) -> Yardstick:
         with_block=any(metric.wants_block for metric in prepared.metrics),
         n_threads=wanted.n_threads,
         budget=wanted.budget,
+        allowance=None if wanted.budget is None else Allowance(wanted.budget.retained),
     )
 
 
