@@ -158,3 +158,9 @@ def allow_no_failures(dask_scheduler: Any = None) -> None:
 def held_rows(dask_worker: Any = None) -> int:
     """For `Client.run`: how many rows a worker trains on, in all its fits."""
     return sum(holding.n_rows for holding in dask_worker.plugins["dboost"]._holdings.values())
+
+
+def rows_in_files(dask_worker: Any = None) -> int:
+    """For `Client.run`: how many of these it has in files."""
+    holdings = dask_worker.plugins["dboost"]._holdings.values()
+    return sum(holding.in_files(batch) for holding in holdings for batch in holding._built)

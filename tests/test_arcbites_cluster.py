@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import warnings
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import dask.dataframe as dd
+import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client
@@ -16,7 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dboost
-from dboost import ArcBites, DBoostClassifier
+from dboost import ArcBites, DBoostClassifier, DBoostRegressor
+from dboost.cluster import bitten
+from dboost.shard import bite_files
+from dboost.training.budget import Budget
 from tests.clusters import Processes, a_table, held_rows, threads_cluster
 from tests.test_cluster import divided
 from tests.test_cluster_failures import at, somebody
@@ -29,6 +36,27 @@ SETTINGS: dict[str, Any] = {"max_iter": 14, "max_leaf_nodes": 7, "progress": Fal
 def client() -> Iterator[Client]:
     with threads_cluster(2) as client:
         yield client
+
+
+@pytest.fixture
+def filing(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No rows fit a limit, blocks are short, threads share every bite; in the end no file is left."""
+    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
+    monkeypatch.setattr(bite_files, "_LEAST_BLOCK_ROWS", 32)
+    monkeypatch.setattr(bite_files, "BLOCK_ROWS", 32)
+    monkeypatch.setattr(bitten, "is_small", lambda *_: False)
+    yield
+    for _ in range(500):  # they are removed by a thread that nobody waits for
+        if not list_files(client):
+            break
+        time.sleep(0.01)
+    assert list_files(client) == []
+
+
+def list_files(client: Client) -> list[Path]:
+    """Files of bites on the workers."""
+    folders = client.run(lambda dask_worker: dask_worker.local_directory).values()
+    return [path for folder in folders for path in Path(folder).glob("dboost-*/bites")]
 
 
 def fit(data: Any, target: str, **options: Any) -> dboost.Booster:
@@ -47,17 +75,37 @@ KINDS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_model_is_that_of_one_process(client: Client, kind: str) -> None:
+@cache
+def alone(kind: str) -> dboost.Booster:
+    """A fit in this process."""
     target, columns, options = KINDS[kind]
-    frame = FRAME[[*columns, target]]
-    expected = fit(frame, target, **options)
-    found = fit(divided(frame, [7, 7, 400, 900]), target, client=client, **options)
+    return fit(FRAME[[*columns, target]], target, **options)
+
+
+def check(kind: str, found: dboost.Booster) -> None:
+    """It is the fit of one process, history and all."""
+    expected = alone(kind)
     assert found.sha256 == expected.sha256
-    kept = [column for column in expected.history if not column.startswith("seconds")]
+    kept = [column for column in expected.history if not column.startswith("seconds") and column != "bytes_read"]
     pd.testing.assert_frame_equal(found.history[kept], expected.history[kept], check_exact=True)
     if kind in ("watched", "held out, weights", "three classes"):
         assert found.n_iter_ < len(found.history), "something was cut back"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_model_is_that_of_one_process(client: Client, kind: str) -> None:
+    target, columns, options = KINDS[kind]
+    check(kind, fit(divided(FRAME[[*columns, target]], [7, 7, 400, 900]), target, client=client, **options))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bites_in_files_of_the_workers(client: Client, filing: None, kind: str) -> None:
+    target, columns, options = KINDS[kind]
+    booster = fit(divided(FRAME[[*columns, target]], [7, 7, 400, 900]), target, client=client, memory_limit="64MiB", **options)
+    check(kind, booster)
+    read, visits = booster.history["bytes_read"].to_numpy(), booster.history["visit"].to_numpy()
+    begins = np.diff(visits, prepend=0) > 0
+    assert (read[begins] > 0).all() and (read[~begins] == 0).all(), "a bite is read when it is entered"
 
 
 @given(cuts=st.lists(st.integers(0, 500), max_size=6), watched=st.booleans())
@@ -85,9 +133,64 @@ def test_evaluation_sets_here_and_there(client: Client) -> None:
     assert expected.n_iter_ < len(expected.history)
 
 
-def test_a_memory_limit_is_refused(client: Client) -> None:
-    with pytest.raises(dboost.ParameterError, match="arcbites on a cluster rest in the workers' memory"):
-        fit(divided(FRAME, [700]), "y", client=client, arcbites=True, memory_limit="1GiB")
+def test_the_limit_says_how_many_bites(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """As many as in one process with the same limit, which one of the workers could hold; and in files, for memory is short."""
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 9, (60_000, 4)).astype(np.float32)
+    frame = pd.DataFrame(values, columns=["a", "b", "c", "d"])
+    frame["y"] = values[:, 0] * values[:, 1]
+    options: dict[str, Any] = {"arcbites": ArcBites(trees_per_visit=1), "max_iter": 3, "memory_limit": "1MiB", "max_bins": 16}
+    lazy = dd.from_pandas(frame, npartitions=24)
+    here = fit(lazy, "y", **options)
+    with caplog.at_level("INFO", "dboost"):
+        there = fit(lazy, "y", client=client, **options)
+    assert there.sha256 == here.sha256
+    n_bites = here.ensemble.parameters["arcbites"]["n_bites"]
+    assert n_bites > 3
+    assert "60000 rows do not fit memory_limit=1 MiB and are divided into bites in files" in caplog.text
+    assert (there.history["bytes_read"] > 0).all()
+    few = options | {"arcbites": ArcBites(2, 1)}
+    for where in (None, client):
+        with pytest.raises(dboost.ParameterError, match=r"with n_bites=2 the .* rows of one place make bites that take .* MiB"):
+            fit(lazy, "y", client=where, **few)
+
+
+def test_files_go_with_the_fit(client: Client, filing: None) -> None:
+    """Also where it fails; test sets are in files as well, and are cut back there."""
+    frame, held = FRAME[["a", "b", "e", "z"]].iloc[:1000], FRAME[["a", "b", "e", "z"]].iloc[1000:]
+    options: dict[str, Any] = {
+        "arcbites": ArcBites(3, early_stopping_rounds=2), "learning_rate": 0.9, "max_iter": 40, "memory_limit": "64MiB"
+    }  # fmt: skip
+    sets = {"one": divided(held, [100]), "two": divided(held[:400], [300])}
+    expected = fit(frame, "z", **options | {"eval_set": {"one": held, "two": held[:400]}, "memory_limit": None})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Budget, "retained", 0)
+        found = fit(divided(frame, [500]), "z", client=client, eval_set=sets, **options)
+    assert found.sha256 == expected.sha256
+    columns = ["one_log_loss", "two_log_loss"]
+    pd.testing.assert_frame_equal(found.history[columns], expected.history[columns], check_exact=True)
+    assert expected.n_iter_ < len(expected.history)
+
+    def fail(now: dboost.Iteration) -> None:
+        assert list_files(client), "nothing was in files"
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        fit(divided(frame, [500]), "z", client=client, eval_set=sets, callbacks=fail, **options)
+
+
+def test_what_is_continued_and_what_is_not(client: Client, filing: None) -> None:
+    """Bites in files begin with the scores of a model of other data; where arcbites stopped nothing goes on."""
+    old = fit(FRAME[:500], "y", features=["a", "b", "e"], max_iter=2)
+    options: dict[str, Any] = {"arcbites": ArcBites(3, 1), "max_iter": 4}
+    here = fit(FRAME[500:], "y", start_from=old, **options)
+    lazy = divided(FRAME[500:], [300])
+    there = fit(lazy, "y", start_from=old, client=client, memory_limit="64MiB", **options)
+    assert there.sha256 == here.sha256
+    model = DBoostRegressor(client=client, warm_start=True, memory_limit="64MiB", random_state=0, **options)
+    model.fit(lazy[["a", "b", "e"]], lazy["y"])
+    with pytest.raises(dboost.ParameterError, match="arcbites do not go together with a warm start"):
+        model.set_params(max_iter=6).fit(lazy[["a", "b", "e"]], lazy["y"])
 
 
 def test_estimators(client: Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import dboost
 from dboost.cluster import holder
 from dboost.shard import blocks
 from dboost.training.budget import Budget
-from tests.clusters import Processes, a_table, held_rows, stream_everything, threads_cluster
+from tests.clusters import Processes, a_table, held_rows, rows_in_files, stream_everything, threads_cluster
 
 FRAME = a_table(3000)
 OPTIONS: dict[str, Any] = {"max_iter": 3, "progress": False, "max_leaf_nodes": 8, "features": ["a", "b", "c", "e"]}
@@ -146,25 +147,61 @@ def test_too_small_a_budget_is_an_error_of_the_users(client: Client, streaming: 
         dboost.fit(lazily(200), "y", client=client, memory_limit="20KiB", **OPTIONS)
 
 
-def test_workers_die_and_come() -> None:
-    """One that is killed: its rows, and those it judged, are read again elsewhere; one that joins is given rows by others."""
-    options = OPTIONS | {"max_iter": 12}
-    held = FRAME[:900]
-    expected = dboost.fit(FRAME, "z", eval_set=held, **options)
+@pytest.fixture(scope="module")
+def dying() -> Iterator[Processes]:
+    """Workers that may be killed; each test begins with two."""
     with Processes(2, environment={"DASK_DBOOST__PATIENCE": "20s"}) as processes:
-        client = processes.client
-        client.run(stream_everything)
-        dboost.fit(lazily(), "z", client=client, memory_limit="64MiB", **OPTIONS | {"max_iter": 1})
-        victim = next(iter(processes.pids().values()))
+        yield processes
 
-        def replace(now: dboost.Iteration) -> None:
-            if now.iteration == 3:
-                os.kill(victim, signal.SIGKILL)
-                processes.add_worker()
-                client.wait_for_workers(2, timeout=60)
 
-        sets = dd.from_pandas(held, npartitions=4)
-        booster = dboost.fit(lazily(), "z", eval_set=sets, client=client, memory_limit="64MiB", callbacks=replace, **options)
-        assert booster.sha256 == expected.sha256
-        assert booster.history["eval_log_loss"].equals(expected.history["eval_log_loss"])
-        assert (booster.history["bytes_read"] > 0).all()
+def test_workers_die_and_come(dying: Processes) -> None:
+    """One that is killed: its rows, and those it judged, are read again elsewhere; one that joins is given rows by others."""
+    client, options, held = dying.client, OPTIONS | {"max_iter": 12}, FRAME[:900]
+    expected = dboost.fit(FRAME, "z", eval_set=held, **options)
+    client.run(stream_everything)
+    dboost.fit(lazily(), "z", client=client, memory_limit="64MiB", **OPTIONS | {"max_iter": 1})
+    victim = next(iter(dying.pids().values()))
+
+    def replace(now: dboost.Iteration) -> None:
+        if now.iteration == 3:
+            os.kill(victim, signal.SIGKILL)
+            dying.add_worker()
+            client.wait_for_workers(2, timeout=60)
+
+    sets = dd.from_pandas(held, npartitions=4)
+    booster = dboost.fit(lazily(), "z", eval_set=sets, client=client, memory_limit="64MiB", callbacks=replace, **options)
+    assert booster.sha256 == expected.sha256
+    assert booster.history["eval_log_loss"].equals(expected.history["eval_log_loss"])
+    assert (booster.history["bytes_read"] > 0).all()
+
+
+def test_workers_with_bites_in_files_die_and_come(dying: Processes) -> None:
+    """The same in the middle of visits: bites are divided again, and catch up; a giver writes anew what it keeps."""
+    client, held = dying.client, FRAME[:900]
+    arcbites = {"arcbites": dboost.ArcBites(3, 7, visits=4), "max_iter": 84}
+    expected = dboost.fit(FRAME, "z", eval_set=held, **OPTIONS | arcbites)
+    client.run(stream_everything)
+    sets, options = dd.from_pandas(held, npartitions=4), OPTIONS | {"client": client, "memory_limit": "64MiB"}
+    dboost.fit(lazily(), "z", eval_set=sets, **options | {"arcbites": dboost.ArcBites(3, 1), "max_iter": 2})
+    address, victim = next(iter(dying.pids().items()))
+    rows: list[list[int]] = []
+
+    def replace(now: dboost.Iteration) -> None:
+        if now.iteration == 10:
+            os.kill(victim, signal.SIGKILL)
+            while address in client.scheduler_info(n_workers=-1)["workers"]:
+                time.sleep(0.05)
+            dying.add_worker()
+            client.wait_for_workers(2, timeout=60)
+            client.run(stream_everything)
+        if now.iteration > 10 and (not rows or not rows[-1][0]):
+            time.sleep(0.1)  # while the newcomer reads its part
+            rows.append(sorted(client.run(rows_in_files).values()))
+
+    booster = dboost.fit(lazily(10), "z", eval_set=sets, callbacks=replace, **options | arcbites)
+    assert booster.sha256 == expected.sha256
+    assert booster.history["eval_log_loss"].equals(expected.history["eval_log_loss"])
+    assert rows[-1][0] > 0, "the newcomer got nothing"
+    assert sum(rows[-1]) == sum(rows[0]) == len(FRAME)
+    begins = booster.history["visit"].diff() != 0
+    assert (booster.history.loc[begins, "bytes_read"] > 0).all()

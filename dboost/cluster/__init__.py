@@ -23,7 +23,10 @@ partition; workers keep the rows; the scheduler's process merges and decides, a 
     meters.py       figures for Prometheus                                                   scheduler, worker
     holder.py       answers the reducer                                                      worker
     holding.py      one worker's shards of one fit                                           worker
+    parts.py        some of its rows, in memory or streamed from files                       worker
     resting.py      its rows where arcbites are trained on one after another                 worker
+    bitten.py       the same in files                                                        worker
+    pieces.py       rows as they go to files                                                 worker
     judged.py       held-out rows                                                            worker
     exchange.py     wide histograms, reduced by feature among workers                        worker
     intake.py       partitions until they are shards                                         worker

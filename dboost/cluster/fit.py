@@ -21,7 +21,7 @@ from dboost.cluster.recipe import Recipe
 from dboost.cluster.source import Source
 from dboost.cluster.supervision import all_rows, chosen_by, give_roles, hold_out_share, refuse_scorers
 from dboost.cluster.table import ClusterTable
-from dboost.errors import DataError, InputTypeError, ParameterError
+from dboost.errors import DataError, InputTypeError
 from dboost.growth.proposal import cells_of
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
@@ -99,10 +99,6 @@ def fit_on_cluster(
     check_watched(parameters, sets)
     check_bites(parameters, origin)
     check_proposal(budget, parameters)
-    if budget is not None and parameters.arcbites is not None:
-        raise ParameterError(
-            "arcbites on a cluster rest in the workers' memory, which cannot keep a memory_limit: leave one of them out"
-        )
     clock = Clock()
     so_far: list[Callable[[], Ensemble]] = []
     with Connection(client) as connection:
@@ -183,7 +179,7 @@ def fit_on_cluster(
                 source_name,
                 portray(table, len(known), parameters.random_state),
             )
-            settle_bites(prepared, None)
+            settle_bites(prepared, budget, max(table.rows_of_workers().values()))
             arcbites = prepared.parameters.arcbites
             recipe = Recipe(
                 features=known,
@@ -204,7 +200,7 @@ def fit_on_cluster(
                 budget=budget,
                 n_bites=None if arcbites is None else arcbites.n_bites,
                 seed=parameters.random_state,
-                may_stream=arcbites is None and parameters.split_proposal == "global",
+                may_stream=parameters.split_proposal == "global",
             )
             terms = prepared.target.loss.terms()
             engine = ClusterEngine(
@@ -213,7 +209,8 @@ def fit_on_cluster(
             chosen = _hold_out_chosen(table, judged, prepared, recipe)
             table.build("build", lambda: (recipe, engine.past()))
             if recipe.may_stream:
-                engine.streams = _tell_of_files(table, budget)
+                how = "streamed from" if arcbites is None else "divided into bites in"
+                engine.streams = _tell_of_files(table, budget, how) and arcbites is None
             clock.lap("bin")
             held_out = _hold_out(
                 engine, prepared, recipe, list(with_columns(sets, target, sample_weight, offset)), chosen, n_threads
@@ -225,12 +222,12 @@ def fit_on_cluster(
         return boost(prepared, engine, held_out, callbacks=callbacks, progress=progress, clock=clock, so_far=so_far)
 
 
-def _tell_of_files(table: ClusterTable, budget: Budget | None) -> bool:
-    """Whether rows are streamed from files; that they are is logged."""
+def _tell_of_files(table: ClusterTable, budget: Budget | None, how: str) -> bool:
+    """Whether rows are in files; that they are, and how, is logged."""
     n_rows = sum(table.ask("in_files"))
     if n_rows:
         limit = "what Dask lets their workers have" if budget is None else f"memory_limit={budget}"
-        _log.info("%d rows do not fit %s and are streamed from files", n_rows, limit)
+        _log.info("%d rows do not fit %s and are %s files", n_rows, limit, how)
     return n_rows > 0
 
 

@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dboost.cluster.bitten import InFiles
 from dboost.cluster.exchange import Owner
 from dboost.cluster.giving_back import give_back
 from dboost.cluster.judged import JudgedSets
@@ -31,7 +32,7 @@ from dboost.cluster.messages import pack, unpack
 from dboost.cluster.parts import MemoryPart, Part, StreamedPart, streamed_parts
 from dboost.cluster.recipe import Past, Recipe, Turn
 from dboost.cluster.refitting import Refitting
-from dboost.cluster.resting import AtRest, Iterations, RestingBites
+from dboost.cluster.resting import InMemory, Iterations, RestingBites
 from dboost.cluster.rows import BatchRows, global_numbers
 from dboost.engine.in_process import is_small
 from dboost.engine.team import Team
@@ -39,11 +40,11 @@ from dboost.growth.grower import Answer, Question
 from dboost.growth.search import Findings, Searcher
 from dboost.growth.task import Extremes, TreeTask
 from dboost.shard.advance import Scratch
-from dboost.shard.bites import Resting
+from dboost.shard.bites import Bite, Resting
 from dboost.shard.catch_up import ValuedTree, leaves_of, take_in
 from dboost.shard.loading import encode_table, in_ranges, kept_rows
 from dboost.shard.rounds import Rounds
-from dboost.shard.shard import Shard, runs_of
+from dboost.shard.shard import Codes, Shard, runs_of
 from dboost.sources.spool import temporary_root
 from dboost.statistics.metrics import Size
 from dboost.training.budget import Budget, limit_that_streams
@@ -91,8 +92,8 @@ class Holding(Refitting):
         self._team.close()
         for rows in self._rows.values():
             rows.close()
+        self._resting.close()
         self._batches, self._rows, self._refits, self._parts = {}, {}, {}, []
-        self._resting = RestingBites()
 
     # Shards.
 
@@ -104,9 +105,12 @@ class Holding(Refitting):
         self._recipe = recipe
         if past.turn is not None:
             self._resting.take(past.turn, 0, past.iterations[: past.turn.n_kept])
-        limits = recipe.budget, self._spare if recipe.may_stream else None
-        budget = limit_that_streams(*limits, recipe.traits, rows.n_kept, self.n_rows, self._n_threads)
-        if budget is None:
+        asked, spare = recipe.budget, self._spare if recipe.may_stream else None
+        if recipe.n_bites is not None:
+            limit = asked or spare
+            fits = limit is None or limit.holds_rows(recipe.traits, rows.n_kept + self.n_rows, self._n_threads)
+            self._parts += self._in_bites(rows, batch, recipe, past, None if fits else limit)
+        elif limit_that_streams(asked, spare, recipe.traits, rows.n_kept, self.n_rows, self._n_threads) is None:
             rows.gather()
             self._parts += self._in_memory(rows, batch, recipe, past)
         else:
@@ -119,19 +123,60 @@ class Holding(Refitting):
         self._built.add(batch)
 
     def in_files(self, batch: str) -> int:
-        """How many rows of a batch are streamed from files."""
-        return sum(part.n_rows for part in self._parts if part.batch == batch and isinstance(part, StreamedPart))
+        """How many rows of a batch are in files."""
+        streamed = (part for part in self._parts if part.batch == batch and isinstance(part, StreamedPart))
+        return self._resting.rows_in_files(batch) + sum(part.n_rows for part in streamed)
 
     def _in_memory(self, of_batch: BatchRows, batch: str, recipe: Recipe, past: Past) -> list[Part]:
+        parts: list[Part] = []
+        for codes, target, weight, raw, numbers in self._encoded(of_batch, batch, recipe):
+            shard = Shard(
+                codes,
+                recipe.layout,
+                target,
+                weight,
+                raw,
+                bin_layout=recipe.bin_layout,
+                constant_hessian=recipe.constant_hessian,
+                max_leaves=recipe.max_leaves,
+                whole_weights=recipe.whole_weights,
+                by_weight=recipe.by_weight,
+                ranges=runs_of(numbers),
+            )
+            in_ranges(shard.fill_tiles, shard.n_rows, self._n_threads)
+            part = MemoryPart(Rounds(shard, recipe.n_planes), batch, recipe, self._n_threads, Scratch())
+            _catch_up(part, past)
+            parts.append(part)
+        return parts
+
+    def _in_bites(self, of_batch: BatchRows, batch: str, recipe: Recipe, past: Past, budget: Budget | None) -> list[MemoryPart]:
+        """Divide rows into bites; the parts of the present one, if it is somebody's turn."""
+        assert recipe.n_bites is not None
+        store: InMemory | InFiles
+        if budget is None:
+            of_batch.gather()
+            store = InMemory()
+            for codes, target, weight, raw, numbers in self._encoded(of_batch, batch, recipe):
+                store.add(Resting(codes, target, weight, raw, numbers), recipe.seed, recipe.n_bites)
+        else:
+            filling = budget.limit // 4
+            store = InFiles(of_batch, recipe, self._folder, n_threads=self._n_threads, filling_bytes=filling)
+        parts = [self._enter(batch, rows) for rows in self._resting.put(batch, store)]
+        for part in parts:
+            _catch_up(part, past)
+        return parts
+
+    def _encoded(
+        self, of_batch: BatchRows, batch: str, recipe: Recipe
+    ) -> Iterator[tuple[Codes, np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]]:
+        """The rows of positive weight in memory, a part for each thread: codes, target, weight, raw scores, global numbers."""
         table, y = of_batch.table, of_batch.y
         weight = table.weight
         kept = kept_rows(weight)
         rows = np.arange(table.n_rows) if kept is None else kept
-        numbers = np.repeat(np.array(table.numbers, np.int64), table.lengths)
         in_all = global_numbers(table, rows, recipe.starts)
         cells = len(rows) * len(recipe.features)
         n_shards = 1 if is_small(len(rows), len(recipe.features)) else min(self._n_threads, max(cells, 1))
-        parts: list[Part] = []
         for k in range(n_shards):
             first, last = len(rows) * k // n_shards, len(rows) * (k + 1) // n_shards
             if first == last:
@@ -142,36 +187,10 @@ class Holding(Refitting):
             raw = self._raw_scores(of_batch, None if whole else some, slice(first, last))
             if k == n_shards - 1:
                 self._batches[batch].close()  # the raw values are not needed beside what comes now
-            target = y if whole else y[some]
-            weights = (
-                weight[some] if recipe.weighted and weight is not None else np.ones(len(some)) if recipe.weighted else None
-            )
-            if recipe.n_bites is not None:
-                scattered = Resting(codes, target, weights, raw, in_all[first:last])
-                for rest in self._resting.add(batch, numbers[some], scattered, recipe.seed, recipe.n_bites):
-                    part = self._enter(rest)
-                    _catch_up(part, past)
-                    parts.append(part)
-                continue
-            shard = Shard(
-                codes,
-                recipe.layout,
-                target,
-                weights,
-                raw,
-                bin_layout=recipe.bin_layout,
-                constant_hessian=recipe.constant_hessian,
-                max_leaves=recipe.max_leaves,
-                whole_weights=recipe.whole_weights,
-                by_weight=recipe.by_weight,
-                ranges=runs_of(in_all[first:last]),
-            )
-            in_ranges(shard.fill_tiles, len(some), self._n_threads)
-            rounds = Rounds(shard, recipe.n_planes)
-            part = MemoryPart(rounds, batch, numbers[some], recipe, self._n_threads, Scratch())
-            _catch_up(part, past)
-            parts.append(part)
-        return parts
+            weights = None
+            if recipe.weighted:
+                weights = np.ones(len(some)) if weight is None else weight[some]
+            yield codes, y if whole else y[some], weights, raw, in_all[first:last]
 
     def _raw_scores(self, of_batch: BatchRows, rows: np.ndarray | None, places: slice) -> np.ndarray:
         """What some rows begin with; places : which of the table's rows of positive weight they are."""
@@ -199,7 +218,8 @@ class Holding(Refitting):
             if kept is not None:
                 parts.append(kept)
         self._parts = parts
-        self._resting.keep(batch, numbers)
+        if self._recipe is not None:
+            self._resting.keep(batch, numbers, partial(self._recipe.are_of, partitions=numbers))
 
     # Arcbites.
 
@@ -213,18 +233,18 @@ class Holding(Refitting):
         self._parts = []
         if not self._resting.take(turn, first, iterations):
             return False
-        for rest in self._resting.present():
-            part = self._enter(rest)
+        for batch, rows in self._resting.present():
+            part = self._enter(batch, rows)
             part.applied = applied
             self._parts.append(part)
         return True
 
-    def _enter(self, rest: AtRest) -> MemoryPart:
+    def _enter(self, batch: str, rows: Bite) -> MemoryPart:
         """A part for rows of the present bite, with the scores of what was kept before its turn."""
         recipe = self._recipe
         assert recipe is not None
-        shard = rest.rows.enter(recipe.build, self._resting.kept, lambda work, n: in_ranges(work, n, self._n_threads))
-        return MemoryPart(Rounds(shard, recipe.n_planes), rest.batch, rest.owned, recipe, self._n_threads, Scratch())
+        shard = rows.enter(recipe.build, self._resting.kept, lambda work, n: in_ranges(work, n, self._n_threads))
+        return MemoryPart(Rounds(shard, recipe.n_planes), batch, recipe, self._n_threads, Scratch())
 
     # Training.
 
@@ -235,7 +255,8 @@ class Holding(Refitting):
         """
         began = time.perf_counter()
         parts = [part for part in self._each(lambda part: _to(part, iteration, values, terms)) if part is not None]
-        before, self._told_bytes = self._told_bytes, self._bytes_of_gone + sum(part.bytes_read for part in self._parts)
+        before, self._told_bytes = self._told_bytes, self._bytes_of_gone + self._resting.bytes_read
+        self._told_bytes += sum(part.bytes_read for part in self._parts)
         merged = reduce(Extremes.merge, parts) if parts else None
         return merged, time.perf_counter() - began, self._told_bytes - before
 

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dboost.cluster.pieces import starting_pieces
 from dboost.cluster.recipe import Past, Recipe
 from dboost.cluster.rows import BatchRows
 from dboost.growth.grower import Answer, Question
 from dboost.growth.task import Extremes, TreeTask
-from dboost.model.flat import FlatEnsemble
 from dboost.shard.advance import Scratch, advance_rows
 from dboost.shard.blocks import Blocks, Traits, Writer, code_fields, rows_that_fit
 from dboost.shard.catch_up import add_grown, leaves_of
@@ -27,9 +27,8 @@ from dboost.shard.rounds import Rounds
 from dboost.shard.shard import runs_of
 from dboost.shard.store import BlockFile
 from dboost.shard.streamed import StreamedShard
-from dboost.shard.writing import encoded_pieces, tiles_of
+from dboost.shard.writing import tiles_of
 from dboost.sources.spool import PrivateDirectory
-from dboost.training.replay import add_block, matrix_of
 
 
 class Part(Protocol):
@@ -62,11 +61,10 @@ class Part(Protocol):
 
 @dataclass(eq=False)
 class MemoryPart:
-    """A shard in memory; `owned` says which of its rows are of which partition of which batch."""
+    """A shard in memory, of rows of one batch."""
 
     rounds: Rounds
     batch: str
-    owned: np.ndarray  # int64[n_rows]
     recipe: Recipe
     n_threads: int
     scratch: Scratch
@@ -92,7 +90,7 @@ class MemoryPart:
         return [function(self.rounds.shard, 0, self.n_rows, *arguments)]
 
     def keep(self, numbers: Sequence[int]) -> MemoryPart | None:
-        kept = np.isin(self.owned, numbers)
+        kept = self.recipe.are_of(self.rounds.shard.numbers(0, self.n_rows), numbers)
         if kept.all():
             return self
         if not kept.any():
@@ -102,7 +100,7 @@ class MemoryPart:
         in_ranges(shard.fill_tiles, shard.n_rows, self.n_threads)
         # What it said of its rows after the last iteration is said no more; nobody asks again before the next one.
         rounds = Rounds(shard, self.recipe.n_planes)
-        return MemoryPart(rounds, self.batch, self.owned[rows], self.recipe, self.n_threads, self.scratch, self.applied)
+        return MemoryPart(rounds, self.batch, self.recipe, self.n_threads, self.scratch, self.applied)
 
     def close(self) -> None:
         """Nothing but memory to let go of."""
@@ -219,41 +217,22 @@ def streamed_parts(
     rows: BatchRows, batch: str, recipe: Recipe, traits: Traits, past: Past, *, root: Path, n_threads: int
 ) -> list[StreamedPart]:
     """Write a batch's rows of positive weight to files, caught up with the past; one part for each thread."""
-    layout, table, origin = recipe.layout, rows.table, recipe.origin
+    layout, table = recipe.layout, rows.table
     owned = [(number, n) for k, number in enumerate(table.numbers) if (n := rows.kept_of(k))]
     ranges = np.array([(recipe.starts[number], n) for number, n in owned], np.int64).reshape(-1, 2)
     n_rows = sum(n for _, n in owned)
     if not n_rows:
         return []
-    flat = None if origin.model is None else FlatEnsemble(origin.model)
-    seen = (origin.n_earlier if rows.has_begun else 0, origin.n_before)
     block_rows = rows_that_fit(code_fields(layout), n_rows)
     place = Place.new(root, traits, owned, ranges, block_rows)
     try:
         writer = Writer(place.blocks.files)
-        chunk, at = -1, 0
-        for piece in encoded_pieces(table, recipe.binning, layout, n_threads, block_rows):
-            n = piece.codes.n_rows
-            if piece.number != chunk:
-                chunk, at = piece.number, 0
-                target, weight, offset = rows.part(chunk)
-            here = slice(at, at + n)
-            at += n
-            if rows.has_begun:
-                assert offset is not None
-                raw = np.atleast_2d(offset)[:, here].copy()
-            else:
-                raw = np.repeat(recipe.baseline[:, None], n, axis=1)
-                raw += 0.0 if offset is None else offset[here]
-            if flat is not None:
-                add_block(raw, flat, matrix_of(piece.chunk), seen, n_threads)
-            raw = raw[0] if traits.n_outputs == 1 else raw
-            fields = {"tiles": tiles_of(piece.codes, layout), "target": target[here], "raw": raw}
+        for piece in starting_pieces(rows, recipe, n_threads, block_rows):
+            n, raw = piece.codes.n_rows, piece.fields["raw"]
+            fields = piece.fields | {"tiles": tiles_of(piece.codes, layout)}
+            fields |= place.blocks.constants(fields.get("weight"), raw.shape)
             if len(piece.codes.wide):
                 fields["wide"] = piece.codes.wide
-            if recipe.weighted:
-                fields["weight"] = np.ones(n) if weight is None else weight[here]
-                fields |= place.blocks.constants(fields["weight"], raw.shape)
             for trees in past.iterations:
                 for tree in trees:
                     own = raw if raw.ndim == 1 else raw[tree.output]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,7 +51,7 @@ class Recipe:
     seed : int
         By which they are.
     may_stream : bool
-        Whether rows may be in files: not where trees choose their own bins, or where rows are divided into arcbites.
+        Whether rows may be in files though nobody has asked for a limit: not where trees choose their own bins.
     """
 
     features: tuple[Feature, ...]
@@ -87,6 +88,13 @@ class Recipe:
             n_planes=self.n_planes,
             coarse=self.coarse,
         )
+
+    def are_of(self, rows: np.ndarray, partitions: Sequence[int]) -> np.ndarray:
+        """Which rows (int64[n], numbers among all that are trained on) are of these partitions: bool[n]."""
+        numbers = np.array(sorted(self.starts), np.int64)
+        starts = np.array([self.starts[number] for number in numbers.tolist()], np.int64)
+        # Empty partitions begin where the next one does, which is the last to begin there.
+        return np.isin(numbers[np.searchsorted(starts, rows, "right") - 1], np.array(partitions, np.int64))
 
     @property
     def build(self) -> Build:

@@ -117,6 +117,13 @@ class ClusterTable:
         found = {i: n for survey in self.surveys for i, n in survey.n_kept.items()}
         return dict(sorted(found.items()))
 
+    def rows_of_workers(self) -> dict[str, int]:
+        """How many rows of positive weight each worker has."""
+        kept, found = self.n_kept, dict[str, int]()
+        for share in self.shares:
+            found[share.worker] = found.get(share.worker, 0) + sum(kept[i] for i in share.numbers)
+        return found
+
     def where(self, row: int) -> str:
         """Where a row of the whole table is, for messages."""
         numbers = sorted(self.lengths)

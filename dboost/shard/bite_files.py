@@ -4,11 +4,14 @@ Two block files (`shard.store`) hold all bites of a place: ``bites`` what never 
 rows' numbers), which is sealed, and ``scores`` the raw scores that each bite was entered with last. A bite begins with a block
 of its own and has as many as it takes, so it is read, and its scores are written, in one go from front to back. Blocks are
 small enough that all bites together can be filled at the same time, while the table goes by once.
+
+A bite may be entered in several *shares*, ranges of its blocks, each of which becomes a shard of its own: so threads of a
+worker train on it side by side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +25,9 @@ from dboost.shard.shard import Shard, empty_codes
 from dboost.shard.store import BLOCK_ROWS, BlockFile, Field
 
 _LEAST_BLOCK_ROWS = 256
+#: Which of how many parts of a bite, by blocks.
+Share = tuple[int, int]
+WHOLE: Share = (0, 1)
 
 
 class BiteFiles:
@@ -44,7 +50,7 @@ class BiteFiles:
         self, folder: Path, layout: Layout, n_outputs: int, weighted: bool, sizes: np.ndarray, *, filling_bytes: int
     ) -> None:
         self.sizes = sizes
-        self._layout, self._n_outputs = layout, n_outputs
+        self._layout, self._n_outputs, self._filling_bytes = layout, n_outputs, filling_bytes
         codes = empty_codes(layout, 0)
         wide = [Field("wide", "<u2", (len(codes.wide),))] if len(codes.wide) else []
         fields = [Field("narrow", "<u1", (len(codes.narrow),)), *wide, Field("target", "<f8"), Field("numbers", "<i8")]
@@ -94,35 +100,70 @@ class BiteFiles:
     def _views(self, block: int, rows: np.ndarray, scores: np.ndarray) -> dict[str, np.ndarray]:
         return self._rows.views(rows, block) | self._scores.views(scores, block)
 
-    def _places(self, bite: int) -> Iterator[tuple[int, slice]]:
-        """The blocks of a bite, and which of its rows each holds."""
-        n = int(self.sizes[bite])
-        for k, first in enumerate(range(0, n, self._block_rows)):
-            yield int(self._first_block[bite]) + k, slice(first, min(first + self._block_rows, n))
+    def n_blocks(self, bite: int) -> int:
+        return int(self._first_block[bite + 1] - self._first_block[bite])
 
-    def read(self, bite: int, n_seen: int) -> Resting:
-        """A bite in memory."""
-        n = int(self.sizes[bite])
+    def _bounds(self, bite: int, share: Share) -> tuple[int, int]:
+        """The first block of a share of a bite, and the one after its last, counted within the bite."""
+        n, (k, of) = self.n_blocks(bite), share
+        return n * k // of, n * (k + 1) // of
+
+    def n_rows(self, bite: int, share: Share = WHOLE) -> int:
+        """Rows of a bite, or of a share of it."""
+        first, last = (min(block * self._block_rows, int(self.sizes[bite])) for block in self._bounds(bite, share))
+        return last - first
+
+    def _places(self, bite: int, share: Share = WHOLE) -> Iterator[tuple[int, slice]]:
+        """The blocks of a share of a bite, and which of its rows each holds."""
+        n = self.n_rows(bite, share)
+        first_block = int(self._first_block[bite]) + self._bounds(bite, share)[0]
+        for k, first in enumerate(range(0, n, self._block_rows)):
+            yield first_block + k, slice(first, min(first + self._block_rows, n))
+
+    def read(self, bite: int, n_seen: int, share: Share = WHOLE) -> Resting:
+        """A bite, or a share of it, in memory."""
+        n = self.n_rows(bite, share)
         codes = empty_codes(self._layout, n)
         found: dict[str, np.ndarray] = {"narrow": codes.narrow, "wide": codes.wide}
         found |= {name: np.empty(n) for name in ("target", *(["weight"] if self._weighted else []))}
         found["numbers"] = np.empty(n, np.int64)
         found["raw"] = np.empty(n if self._n_outputs == 1 else (self._n_outputs, n))
         rows, scores = self._rows.buffer(), self._scores.buffer()
-        for block, place in self._places(bite):
+        for block, place in self._places(bite, share):
             self._rows.read(block, rows)
             self._scores.read(block, scores)
             for name, values in self._views(block, rows, scores).items():
                 found[name][..., place] = values[..., : place.stop - place.start]
         return Resting(codes, found["target"], found.get("weight"), found["raw"], found["numbers"], n_seen)
 
-    def write_scores(self, bite: int, raw: np.ndarray) -> None:
-        """Keep the scores (float64[n_rows] or float64[n_outputs, n_rows]) that a bite was entered with."""
+    def write_scores(self, bite: int, share: Share, raw: np.ndarray) -> None:
+        """Keep the scores (float64[n_rows] or float64[n_outputs, n_rows]) that a share of a bite was entered with."""
         buffer = self._scores.buffer()
-        for block, place in self._places(bite):
+        for block, place in self._places(bite, share):
             view = self._scores.views(buffer, block)["raw"]
             view[..., : place.stop - place.start] = raw[..., place]
             self._scores.write(block, buffer)
+
+    def some(self, folder: Path, sizes: np.ndarray, wanted: Callable[[np.ndarray], np.ndarray]) -> BiteFiles:
+        """New files with some of the rows of each bite, in the state that they are in.
+
+        sizes : int64[n_bites], how many of each; wanted : tells by their global numbers which rows (bool[n]).
+        """
+        found = BiteFiles(folder, self._layout, self._n_outputs, self._weighted, sizes, filling_bytes=self._filling_bytes)
+
+        def pieces() -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+            rows, scores = self._rows.buffer(), self._scores.buffer()
+            for bite in range(len(self.sizes)):
+                for block, place in self._places(bite):
+                    self._rows.read(block, rows)
+                    self._scores.read(block, scores)
+                    n = place.stop - place.start
+                    views = {name: values[..., :n] for name, values in self._views(block, rows, scores).items()}
+                    some = np.flatnonzero(wanted(views["numbers"]))
+                    yield np.full(len(some), bite), {name: values[..., some] for name, values in views.items()}
+
+        found.write(pieces())
+        return found
 
     def close(self) -> None:
         """Remove the files."""
@@ -132,19 +173,20 @@ class BiteFiles:
 
 @dataclass(eq=False)
 class Filed:
-    """One bite of the files; see `Resting`."""
+    """One bite of the files, or a share of it; see `Resting`."""
 
     files: BiteFiles
     bite: int
     n_seen: int = 0
+    share: Share = WHOLE
 
     @property
     def n_rows(self) -> int:
-        return int(self.files.sizes[self.bite])
+        return self.files.n_rows(self.bite, self.share)
 
     def enter(self, build: Build, iterations: Sequence[Sequence[ValuedTree]], spread: Spread) -> Shard:
         """A shard of these rows whose scores are those of the model."""
-        rows = self.files.read(self.bite, self.n_seen)
-        shard = rows.enter(build, iterations, spread, partial(self.files.write_scores, self.bite))
+        rows = self.files.read(self.bite, self.n_seen, self.share)
+        shard = rows.enter(build, iterations, spread, partial(self.files.write_scores, self.bite, self.share))
         self.n_seen = rows.n_seen
         return shard

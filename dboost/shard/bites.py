@@ -36,11 +36,11 @@ def bites_of(seed: int, n_bites: int, numbers: np.ndarray) -> np.ndarray:
     return ((hashed(mixed(seed, BITES), numbers) >> np.uint64(32)) * np.uint64(n_bites) >> np.uint64(32)).astype(np.int64)
 
 
-def bite_sizes(seed: int, n_bites: int, n_rows: int) -> np.ndarray:
-    """How many of rows 0…n_rows-1 each bite has: int64[n_bites]."""
-    sizes = np.zeros(n_bites, np.int64)
-    for first in range(0, n_rows, _AT_A_TIME):
-        numbers = np.arange(first, min(first + _AT_A_TIME, n_rows))
+def bite_sizes(seed: int, n_bites: int, n_rows: int, first: int = 0) -> np.ndarray:
+    """How many of `n_rows` rows, numbered from `first` on, each bite has: int64[n_bites]."""
+    sizes, last = np.zeros(n_bites, np.int64), first + n_rows
+    for begin in range(first, last, _AT_A_TIME):
+        numbers = np.arange(begin, min(begin + _AT_A_TIME, last))
         sizes += np.bincount(bites_of(seed, n_bites, numbers), minlength=n_bites)
     return sizes
 

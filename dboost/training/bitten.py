@@ -32,13 +32,18 @@ from dboost.training.reopened import Answers, traits_of
 _THREADS = 4
 
 
-def settle_bites(prepared: Prepared, budget: Budget | None) -> None:
+def settle_bites(prepared: Prepared, budget: Budget | None, most_rows: int | None = None) -> None:
     """Give the parameters of a fit with arcbites a number of bites.
+
+    On a cluster it is the number of one process with the same limit, though the workers together could hold larger bites: so
+    the model does not depend on how many they are, and each of them could go on alone. Who chooses the number may have more.
+
+    most_rows : of the worker that has most; default: there is but this process.
 
     Raises
     ------
     ParameterError
-        When there are more bites than rows, or the limit is too small for any number of them.
+        When there are more bites than rows, they do not fit the limit, or it is too small for any number of them.
     """
     arcbites, n_rows = prepared.parameters.arcbites, prepared.n_rows
     if arcbites is None:
@@ -46,13 +51,15 @@ def settle_bites(prepared: Prepared, budget: Budget | None) -> None:
     n_bites = arcbites.n_bites
     if n_bites is None:
         n_bites = min(DEFAULT_BITES, n_rows) if budget is None else _bites_within(budget, traits_of(prepared), n_rows)
+    elif budget is not None:
+        _check_fits(budget, traits_of(prepared), n_rows if most_rows is None else most_rows, n_bites)
     if n_bites > n_rows:
         raise ParameterError(f"arcbites: n_bites={n_bites} is more than the {n_rows} rows that there are to train on")
     prepared.parameters = replace(prepared.parameters, arcbites=replace(arcbites, n_bites=n_bites))
 
 
 def _bites_within(budget: Budget, traits: Traits, n_rows: int) -> int:
-    room = budget.limit - budget.retained - histogram_bytes(traits, _THREADS)
+    room = _room(budget, traits)
     n_bites = 1
     while bite_bytes(traits, n_rows, n_bites) > room:
         if n_bites >= n_rows // 2:
@@ -62,6 +69,22 @@ def _bites_within(budget: Budget, traits: Traits, n_rows: int) -> int:
             )
         n_bites += max(n_bites // 50, 1)
     return n_bites
+
+
+def _room(budget: Budget, traits: Traits) -> int:
+    """What a bite may take."""
+    return budget.limit - budget.retained - histogram_bytes(traits, _THREADS)
+
+
+def _check_fits(budget: Budget, traits: Traits, n_rows: int, n_bites: int) -> None:
+    """Refuse bites that the user has made too large."""
+    wanted, room = bite_bytes(traits, n_rows, n_bites), _room(budget, traits)
+    if wanted > room:
+        raise ParameterError(
+            f"arcbites: with n_bites={n_bites} the {n_rows} rows of one place make bites that take {in_words(wanted)}, but "
+            f"memory_limit of {in_words(budget.limit)} leaves {in_words(max(room, 0))} for one: let there be "
+            f"{_bites_within(budget, traits, n_rows)} of them, or leave n_bites out"
+        )
 
 
 def bite_bytes(traits: Traits, n_rows: int, n_bites: int) -> int:
