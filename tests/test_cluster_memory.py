@@ -39,7 +39,7 @@ def peak() -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peaks are read from /proc")
 def test_workers_under_dasks_limit_are_neither_paused_nor_killed(tmp_path: Path) -> None:
-    """Of 1.1 GB raw, a worker's half is as large as its limit; with a limit of ours, and with none but Dask's."""
+    """Of 1.1 GB raw, a worker's half is as large as its limit: rows streamed or in bites, and others that judge."""
     settings = {"loss": "log_loss", "max_iter": 2, "max_leaf_nodes": 15, "progress": False}
     expected = dboost.fit(*lazily(PARTS), **settings).sha256
     with (
@@ -52,6 +52,10 @@ def test_workers_under_dasks_limit_are_neither_paused_nor_killed(tmp_path: Path)
         before = client.run(os.getpid)
         booster = dboost.fit(*lazily(PARTS), client=client, memory_limit="96MiB", **settings)
         assert booster.sha256 == expected
+        assert (booster.history["bytes_read"] > 0).all()
+        bites = settings | {"arcbites": dboost.ArcBites(trees_per_visit=1), "max_iter": 3}
+        held = lazily(PARTS // 4)
+        booster = dboost.fit(*lazily(PARTS), eval_set=held, client=client, memory_limit="96MiB", **bites)
         assert (booster.history["bytes_read"] > 0).all()
         peaks = client.run(peak)
         assert max(peaks.values()) < 0.8 * WORKER_LIMIT, "that is where Dask pauses"
