@@ -175,14 +175,17 @@ def test_workers_die_and_come(dying: Processes) -> None:
     assert (booster.history["bytes_read"] > 0).all()
 
 
+@pytest.mark.filterwarnings("ignore:no eval_set was given")
 def test_workers_with_bites_in_files_die_and_come(dying: Processes) -> None:
-    """The same in the middle of visits: bites are divided again, and catch up; a giver writes anew what it keeps."""
-    client, held = dying.client, FRAME[:900]
-    arcbites = {"arcbites": dboost.ArcBites(3, 7, visits=4), "max_iter": 84}
-    expected = dboost.fit(FRAME, "z", eval_set=held, **OPTIONS | arcbites)
+    """The same in the middle of visits: bites are divided again, and catch up; a giver writes anew what it keeps.
+
+    So it is with the rows that are held out of the training data: nobody judges them twice.
+    """
+    client, arcbites = dying.client, {"arcbites": dboost.ArcBites(3, 7, visits=4, early_stopping_rounds=99), "max_iter": 84}
+    expected = dboost.fit(FRAME, "z", **OPTIONS | arcbites)
     client.run(stream_everything)
-    sets, options = dd.from_pandas(held, npartitions=4), OPTIONS | {"client": client, "memory_limit": "64MiB"}
-    dboost.fit(lazily(), "z", eval_set=sets, **options | {"arcbites": dboost.ArcBites(3, 1), "max_iter": 2})
+    options = OPTIONS | {"client": client, "memory_limit": "64MiB"}
+    dboost.fit(lazily(), "z", **options | {"arcbites": dboost.ArcBites(3, 1, early_stopping_rounds=9), "max_iter": 2})
     address, victim = next(iter(dying.pids().items()))
     rows: list[list[int]] = []
 
@@ -198,10 +201,10 @@ def test_workers_with_bites_in_files_die_and_come(dying: Processes) -> None:
             time.sleep(0.1)  # while the newcomer reads its part
             rows.append(sorted(client.run(rows_in_files).values()))
 
-    booster = dboost.fit(lazily(10), "z", eval_set=sets, callbacks=replace, **options | arcbites)
+    booster = dboost.fit(lazily(10), "z", callbacks=replace, **options | arcbites)
     assert booster.sha256 == expected.sha256
-    assert booster.history["eval_log_loss"].equals(expected.history["eval_log_loss"])
+    assert booster.history["validation_log_loss"].equals(expected.history["validation_log_loss"])
     assert rows[-1][0] > 0, "the newcomer got nothing"
-    assert sum(rows[-1]) == sum(rows[0]) == len(FRAME)
+    assert 0.8 * len(FRAME) < sum(rows[-1]) == sum(rows[0]) < len(FRAME)
     begins = booster.history["visit"].diff() != 0
     assert (booster.history.loc[begins, "bytes_read"] > 0).all()

@@ -218,6 +218,7 @@ class Holding(Refitting):
             if kept is not None:
                 parts.append(kept)
         self._parts = parts
+        self._judged.keep(batch, numbers)
         if self._recipe is not None:
             self._resting.keep(batch, numbers, partial(self._recipe.are_of, partitions=numbers))
 

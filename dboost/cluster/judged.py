@@ -36,11 +36,14 @@ _PIECE_ROWS = 65_536
 
 @dataclass(eq=False)
 class Judged:
-    """Held-out rows of a batch, how many trees their scores have taken in, and how often the model was cut back before that."""
+    """Held-out rows of a batch, how many trees their scores have taken in, and how often the model was cut back before that.
+
+    owned : partition and number of rows of each run of them.
+    """
 
     held: HeldOut | FiledHeldOut
     batch: str
-    n_rows: int
+    owned: list[tuple[int, int]]
     loss: Loss
     n_trees: int = 0
     n_marked: int = -1
@@ -54,6 +57,17 @@ class Judged:
             self.n_trees = mark
         self.n_cuts = n_cuts
         self.mark(mark)
+
+    @property
+    def n_rows(self) -> int:
+        return sum(n for _, n in self.owned)
+
+    def keep(self, partitions: Sequence[int]) -> None:
+        """Let go of the rows of other partitions; some are to stay."""
+        stays = np.repeat([number in partitions for number, _ in self.owned], [n for _, n in self.owned])
+        if not stays.all():
+            self.held = self.held.some(stays)
+            self.owned = [(number, n) for number, n in self.owned if number in partitions]
 
     def mark(self, mark: int) -> None:
         """Remember the scores if they are the ones to be marked."""
@@ -118,7 +132,21 @@ class JudgedSets:
                 root=self._folder,
             )
             held = FiledHeldOut(name, files, loss, size, self._team)
-        self._sets.setdefault(name, []).append(Judged(held, batch, n_rows, loss))
+        owned = [(number, n) for number, n in zip(rows.table.numbers, judged.counts(), strict=True) if n]
+        self._sets.setdefault(name, []).append(Judged(held, batch, owned, loss))
+
+    def keep(self, batch: str, partitions: Sequence[int]) -> None:
+        """Let go of the rows of this batch's other partitions: somebody else judges them now."""
+        for name, of_set in self._sets.items():
+            kept = []
+            for judged in of_set:
+                if judged.batch == batch and not any(number in partitions for number, _ in judged.owned):
+                    judged.held.close()
+                    continue
+                if judged.batch == batch:
+                    judged.keep(partitions)
+                kept.append(judged)
+            self._sets[name] = kept
 
     def _holds(self, n_bytes: int, budget: Budget) -> bool:
         if self._allowance is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -130,6 +130,22 @@ class HeldOut:
         """Forget the trees since the last mark."""
         assert self._marked is not None
         self._raw[...] = self._marked
+
+    def some(self, stays: np.ndarray) -> HeldOut:
+        """Some of the rows (bool[n_rows]) in the state that they are in."""
+        kept, codes, seen = np.flatnonzero(stays), self._codes, self._rows
+        raw = np.ascontiguousarray(self._raw[..., kept])
+        rows = replace(
+            seen,
+            target=seen.target[kept],
+            raw=raw.T,
+            weight=None if seen.weight is None else seen.weight[kept],
+            block=None if seen.block is None else seen.block[kept],
+        )
+        narrow, wide = (np.ascontiguousarray(part[:, kept]) for part in (codes.narrow, codes.wide))
+        found = HeldOut(self.name, Codes(narrow, wide, codes.row_of), self._layout, rows, raw, self._team)
+        found._marked = None if self._marked is None else np.ascontiguousarray(self._marked[..., kept])
+        return found
 
     def close(self) -> None:
         """Nothing but memory to let go of."""

@@ -67,19 +67,28 @@ class ToJudge:
     rows: np.ndarray | None = None
     weight: np.ndarray | None = None
 
+    def counts(self) -> list[int]:
+        """How many there are in each chunk."""
+        if self.rows is not None:
+            return np.diff(np.searchsorted(self.rows, np.cumsum((0, *self.table.lengths)))).tolist()
+        found = []
+        for k, length in enumerate(self.table.lengths):
+            weight = self.table.roles(k)[1] if length else None
+            found.append(length if weight is None else int(np.count_nonzero(weight > 0)))
+        return found
+
     def sizes(self) -> tuple[int, float, bool]:
         """How many they are, the largest weight, and whether there are weights."""
         if self.rows is not None:
             heaviest = 1.0 if self.weight is None else float(self.weight.max(initial=0.0))
             return len(self.rows), heaviest, self.weight is not None
-        n_rows, heaviest, weighted = 0, 0.0, False
+        heaviest, weighted = 0.0, False
         for k, length in enumerate(self.table.lengths):
             weight = self.table.roles(k)[1] if length else None
-            n_rows += length if weight is None else int(np.count_nonzero(weight > 0))
             if length:
                 heaviest = max(heaviest, 1.0 if weight is None else float(weight.max()))
             weighted = weighted or weight is not None
-        return n_rows, heaviest, weighted
+        return sum(self.counts()), heaviest, weighted
 
     def pieces(
         self, binning: Binning, layout: Layout, piece_rows: int, *, baseline: np.ndarray, origin: Origin, n_threads: int
@@ -184,6 +193,36 @@ class FiledRows:
             raise
         return cls(folder, files[0], files[1], layout, heaviest)
 
+    def some(self, stays: np.ndarray) -> FiledRows:
+        """New files with some of the rows (bool[n_rows]) in the state that they are in, beside these."""
+        folder, files = PrivateDirectory(self.folder.path.parent), (self.rows, self.scores)
+        n_rows, axes = int(stays.sum()), {field.name: len(field.before) for file in files for field in file.fields}
+        try:
+            rows, scores = (
+                BlockFile(
+                    folder.path / file.path.name,
+                    file.fields,
+                    n_rows,
+                    sealed=file is self.rows,
+                    block_rows=file.block_rows,
+                )
+                for file in files
+            )
+            writer, buffers = Writer((rows, scores)), [file.buffer() for file in files]
+            for block in range(self.rows.n_blocks):
+                views: dict[str, np.ndarray] = {}
+                for file, buffer in zip(files, buffers, strict=True):
+                    file.read(block, buffer)
+                    views |= file.views(buffer, block)
+                first = block * self.rows.block_rows
+                some = np.flatnonzero(stays[first : first + self.rows.rows_of(block)])
+                writer.append(len(some), {name: np.take(view, some, axis=axes[name]) for name, view in views.items()})
+            writer.finish()
+        except BaseException:
+            folder.close()
+            raise
+        return FiledRows(folder, rows, scores, self.layout, self.heaviest)
+
     def close(self) -> None:
         """Remove the files."""
         for file in (self.rows, self.scores):
@@ -271,6 +310,12 @@ class FiledHeldOut:
                 found[target][...] = found[source]
 
         self._team.run(work)
+
+    def some(self, stays: np.ndarray) -> FiledHeldOut:
+        """Only some of the rows (bool[n_rows]) from now on; this object is of no use any more."""
+        files = self._files.some(stays)
+        self.close()
+        return FiledHeldOut(self.name, files, self._loss, self._size, self._team)
 
     def close(self) -> None:
         """Remove the files."""
