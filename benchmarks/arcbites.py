@@ -1,7 +1,7 @@
 """A tenth of the rows in memory: what arcbites cost in accuracy, and what they save in reading.
 
-    python -m benchmarks.arcbites [--tables hflights covtype synthetic] [--rows 10000000] [--trees 300] [--quick]
-                                  [--set NAME=VALUE …] [--output FILE.json] [--pictures FOLDER]
+    python -m benchmarks.arcbites [--tables hflights covtype synthetic] [--rows 10000000] [--trees 300] [--minutes 10]
+                                  [--quick] [--set NAME=VALUE …] [--output FILE.json] [--pictures FOLDER]
 
 Each table is split into rows to train on, rows that decide when to stop (or when to leave a bite), and rows that only judge
 in the end. It is trained on by several ways, each in a process of its own, so that peak memory is its own:
@@ -15,17 +15,24 @@ in the end. It is trained on by several ways, each in a process of its own, so t
 What is told of each: the loss on the judging rows and how far that is above "all rows"; trees; seconds; bytes read from files
 while training; peak memory above that of the process before the fit. With --pictures the loss on the deciding rows is drawn
 against bytes and against seconds.
+
+The synthetic table has 10 million rows and 28 columns unless --rows says otherwise; it is gone through by fewer ways, with 100
+trees, unless --ways and --trees do, and for ten minutes (--minutes): that includes making it, and when the time is over the fit
+under way, which is the streamed one, is stopped, and the number of its trees has a star. At most 5 GiB of memory are needed, by
+pandas in "all rows", and 4 GB of the disk that TMPDIR is on.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +43,6 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import workloads
-from benchmarks.workloads import Workload
 from tests import real_data
 
 N_BITES = 10
@@ -52,36 +58,51 @@ WAYS: dict[str, tuple[dict[str, Any] | None, str]] = {
     "streamed": (None, "files"),
     "streamed, timed": (None, "files"),
 }
+#: Those of the synthetic table, where each takes its time; and how many trees tables get.
+SYNTHETIC_WAYS = ["all rows", "one bite", "arcbites, 5 trees a visit", "arcbites, 1 tree a visit", "streamed"]
+TREES, SYNTHETIC_TREES = 300, 100
+SYNTHETIC_MINUTES = 10.0
 #: Rows of a partition.
 PART_ROWS = 20_000
+#: Of the synthetic table, rows that decide, and as many that judge.
+TEST_ROWS = 200_000
 
 
-def load(name: str, rows: int) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Rows to train on, to decide and to judge; the target is called ``target``."""
+def make(name: str, folder: Path, rows: int, quick: bool) -> None:
+    """Rows to train on, to decide and to judge, as Parquet files; the target is called ``target``."""
     if name == "synthetic":
-        made = workloads.load(Workload("arcbites", rows, 28, "binary", 0, test_rows=max(rows // 5, 2_000)))
-        names = [f"f{j}" for j in range(28)]
-        train, test = (
-            pd.DataFrame(X, columns=names).assign(target=y.astype(np.int64))
-            for X, y in ((made.X, made.y), (made.X_test, made.y_test))
-        )
+        n_test = min(rows // 5, TEST_ROWS)
+        write(synthetic(rows, 1), folder / "train")
+        for which, seed in (("decide", 2), ("judge", 3)):
+            pd.concat(synthetic(n_test, seed)).to_parquet(folder / f"{which}.parquet", index=False)
+        return
+    if name == "hflights":
+        frame = real_data.load(name).frame
     else:
-        if name == "hflights":
-            frame = real_data.load(name).frame
-        else:
-            frame = pd.read_parquet(real_data.path(name)).rename(columns={"Cover_Type": "target"})
-        frame = frame.iloc[np.random.default_rng(0).permutation(len(frame))].reset_index(drop=True)
-        cut = round(0.7 * len(frame))
-        train, test = frame[:cut].reset_index(drop=True), frame[cut:].reset_index(drop=True)
-    half = len(test) // 2
-    return train, test[:half].reset_index(drop=True), test[half:].reset_index(drop=True)
+        frame = pd.read_parquet(real_data.path(name)).rename(columns={"Cover_Type": "target"})
+    frame = frame.iloc[np.random.default_rng(0).permutation(len(frame))].reset_index(drop=True)
+    cut = round(0.7 * len(frame))
+    half = (cut + len(frame)) // 2
+    train, decide, judge = (frame[a:b].reset_index(drop=True) for a, b in ((0, cut), (cut, half), (half, len(frame))))
+    if quick:
+        train, decide, judge = train[:20_000], decide[:4_000], judge[:4_000]
+    write([train], folder / "train")
+    decide.to_parquet(folder / "decide.parquet")
+    judge.to_parquet(folder / "judge.parquet")
 
 
-def write(frame: pd.DataFrame, folder: Path) -> None:
-    """As Parquet files of PART_ROWS rows."""
+def synthetic(rows: int, seed: int) -> Iterator[pd.DataFrame]:
+    """Blocks of the table that is made."""
+    for X, y in workloads.parts(rows, 28, seed):
+        yield pd.DataFrame(X, columns=[f"f{j}" for j in range(28)]).assign(target=y.astype(np.int64))
+
+
+def write(frames: Iterable[pd.DataFrame], folder: Path) -> None:
+    """As Parquet files of at most PART_ROWS rows."""
     folder.mkdir(parents=True)
-    for i, first in enumerate(range(0, len(frame), PART_ROWS)):
-        frame[first : first + PART_ROWS].to_parquet(folder / f"{i:05d}.parquet", index=False)
+    pieces = (frame[first : first + PART_ROWS] for frame in frames for first in range(0, len(frame), PART_ROWS))
+    for i, piece in enumerate(pieces):
+        piece.to_parquet(folder / f"{i:05d}.parquet", index=False)
 
 
 def limit_for(folder: Path) -> int:
@@ -97,8 +118,8 @@ def limit_for(folder: Path) -> int:
     return int(1.2 * n_rows / N_BITES * (2 * (first.shape[1] - 1) + 40 + 17 * outputs)) + 32 * 2**20 * (1 + outputs // 4)
 
 
-def measure(folder: Path, way: str, trees: int, given: dict[str, Any], seconds: float | None) -> dict[str, Any]:
-    """Train by one way, in this process. given : parameters beside those of the way."""
+def measure(folder: Path, way: str, trees: int, given: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Train by one way, in this process. given : parameters beside those of the way; seconds : after which it is stopped."""
     import dboost
     from dboost.shard.bites import bites_of
 
@@ -121,7 +142,7 @@ def measure(folder: Path, way: str, trees: int, given: dict[str, Any], seconds: 
     began, used = time.perf_counter(), time.process_time()
 
     def late(_: dboost.Iteration) -> bool:
-        return seconds is not None and time.perf_counter() - began >= seconds
+        return time.perf_counter() - began >= seconds
 
     booster = dboost.fit(data, "target", eval_set=decide, callbacks=late, **options)
     took, processor = time.perf_counter() - began, time.process_time() - used
@@ -135,6 +156,7 @@ def measure(folder: Path, way: str, trees: int, given: dict[str, Any], seconds: 
         "loss": float(-np.log(np.clip(probability[np.arange(len(judge)), codes], 1e-15, 1)).mean()),
         "trees": booster.n_iter_,
         "grown": len(booster.history),
+        "stopped": took >= seconds,
         "seconds": took,
         "processor_seconds": processor,
         "bytes_read": int(booster.history["bytes_read"].sum()),
@@ -152,20 +174,21 @@ def race(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """All ways on one table, each in a process of its own."""
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="arcbites-") as made:
-        folder = Path(made)
-        train, decide, judge = load(name, arguments.rows)
-        if arguments.quick:
-            train, decide, judge = train[:20_000], decide[:4_000], judge[:4_000]
-        write(train, folder / "train")
-        decide.to_parquet(folder / "decide.parquet")
-        judge.to_parquet(folder / "judge.parquet")
-        del train, decide, judge
-        for way in arguments.ways or WAYS:
+        folder, is_made, began = Path(made), name == "synthetic", time.perf_counter()
+        minutes = arguments.minutes or (SYNTHETIC_MINUTES if is_made else math.inf)
+        make(name, folder, arguments.rows, arguments.quick)
+        trees = arguments.trees or (SYNTHETIC_TREES if is_made else TREES)
+        for way in arguments.ways or (SYNTHETIC_WAYS if is_made else WAYS):
             # Equal time: that of the slowest arcbites.
-            timed = [one["seconds"] for one in found if one["way"].startswith("arcbites")] if way.endswith("timed") else []
-            given = json.dumps(dict(arguments.set))
-            command = [sys.executable, "-m", "benchmarks.arcbites", "--one", str(folder), way, str(arguments.trees), given]
-            done = subprocess.run([*command, *([str(max(timed))] if timed else [])], capture_output=True, text=True)
+            slowest = max((one["seconds"] for one in found if one["way"].startswith("arcbites")), default=math.inf)
+            left = max(60 * minutes - (time.perf_counter() - began), 0.0)
+            seconds = min(left, slowest) if way.endswith("timed") else left
+            if arguments.quick:
+                found.append({"table": name} | measure(folder, way, trees, dict(arguments.set), seconds))
+                continue
+            command = [sys.executable, "-m", "benchmarks.arcbites", "--one", str(folder), way, str(trees)]
+            command += [json.dumps(dict(arguments.set)), str(seconds)]
+            done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 raise SystemExit(f"{name}, {way}: {done.stderr}")
             found.append({"table": name} | json.loads(done.stdout.splitlines()[-1]))
@@ -184,7 +207,7 @@ def draw_table(name: str, found: list[dict[str, Any]]) -> Table:
         above = f"{100 * (one['loss'] / best['loss'] - 1):+.2f} %" if best else ""
         share = f"{100 * one['bytes_read'] / streamed['bytes_read']:.1f} %" if streamed and streamed["bytes_read"] else ""
         drawn.add_row(
-            one["way"], f"{one['loss']:.5f}", above, str(one["trees"]), f"{one['seconds']:.1f}",
+            one["way"], f"{one['loss']:.5f}", above, f"{one['trees']}{'*' * one['stopped']}", f"{one['seconds']:.1f}",
             f"{one['bytes_read'] / 2**20:.0f}", share, f"{one['peak_bytes'] / 2**20:.0f}",
         )  # fmt: skip
     return drawn
@@ -214,30 +237,32 @@ def setting(text: str) -> tuple[str, float]:
     return name, json.loads(value)
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", nargs="+", default=["hflights", "covtype", "synthetic"])
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), metavar="WAY")
     parser.add_argument("--rows", type=int, default=10_000_000, help="of the synthetic table")
-    parser.add_argument("--trees", type=int, default=300)
+    parser.add_argument("--trees", type=int, help=f"{TREES}, {SYNTHETIC_TREES} on the synthetic table")
+    parser.add_argument(
+        "--minutes", type=float, help=f"for each table; {SYNTHETIC_MINUTES:g} for the synthetic one, else no limit"
+    )
     parser.add_argument("--set", nargs="+", type=setting, default=[], metavar="NAME=VALUE", help="numbers, for all ways alike")
-    parser.add_argument("--quick", action="store_true", help="a few rows of each table, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="a few rows of each table, here, to see that it works")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--pictures", type=Path)
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     if arguments.one:
-        folder, way, trees, given, *seconds = arguments.one
-        late = float(seconds[0]) if seconds else None
-        print(json.dumps(measure(Path(folder), way, int(trees), json.loads(given), late)))
+        folder, way, trees, options, seconds = arguments.one
+        print(json.dumps(measure(Path(folder), way, int(trees), json.loads(options), float(seconds))))
         return
     if arguments.quick:
-        arguments.rows = min(arguments.rows, 40_000)
+        arguments.rows = min(arguments.rows, 20_000)
     everything: list[dict[str, Any]] = []
     for name in arguments.tables:
         found = race(name, arguments)
         everything += found
-        Console().print(draw_table(name, found))
+        Console(width=max(Console().width, 110)).print(draw_table(name, found))
         if arguments.pictures:
             draw_pictures(name, found, arguments.pictures)
         if arguments.output:

@@ -143,6 +143,13 @@ def _levels(n_features: int) -> list[int]:
     return [(12, 60, 250, 250)[j % 4] for j in range(n_features // 3)]
 
 
+def parts(rows: int, features: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The features and classes of a plain binary table, block by block, for those who do not want all of it in memory."""
+    for part, rng in _blocks(rows, seed):
+        X = _features(part.stop - part.start, features, rng)
+        yield X, _target(_score(X), "binary", rng)
+
+
 def _make(workload: Workload, folder: Path) -> None:
     for suffix, rows, seed in (("", workload.rows, 1), ("_test", workload.test_rows, 2)):
         X = np.empty((rows, workload.features), np.float32)

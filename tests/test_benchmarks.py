@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import dboost
-from benchmarks import accuracy, cold_start, curves, limits, profile, race, scaling, shap, trimming, workloads
+from benchmarks import accuracy, arcbites, cold_start, curves, limits, profile, race, scaling, shap, trimming, workloads
 from benchmarks.__main__ import main
 from benchmarks.engines import ENGINES, Settings
 from benchmarks.workloads import WORKLOADS
+from dboost.training.budget import Budget
 from tests import real_data
 
 
@@ -179,6 +180,27 @@ def test_what_is_grown_again_by_pieces_is_the_same_tree(folder: Path) -> None:
     found = clock.finish(watched, table.X.size)
     assert found.n_looked == 4 and found.n_trees == 3 and found.loop > 0
     assert all(limit > 1e6 for limit in vars(limits.measure(5000, repeats=2)).values())
+
+
+def test_arcbites(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way in this process; a limit is one that the rows do not fit."""
+    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
+    monkeypatch.setattr(Budget, "holds_table", lambda *_: False)
+    output = folder / "found.json"
+    options = ["--quick", "--tables", "synthetic", "--rows", "4000", "--trees", "4", "--set", "max_leaf_nodes=8"]
+    arcbites.main([*options, "--output", str(output), "--pictures", str(folder)])
+    found = {one["way"]: one for one in json.loads(output.read_text())}
+    assert list(found) == arcbites.SYNTHETIC_WAYS
+    assert all(one["trees"] == len(one["curve"]["loss"]) == 4 and one["loss"] < 0.7 for one in found.values())
+    read = [found[way]["bytes_read"] for way in arcbites.SYNTHETIC_WAYS]
+    assert read[0] == read[1] == 0 < read[2] < read[3] < read[4], "one visit, four visits, several passes a tree"
+    assert found["streamed"]["loss"] == found["all rows"]["loss"]
+    assert len(cells(capsys.readouterr().out)) >= 5
+    assert (folder / "arcbites_synthetic.svg").read_text().count('<g id="axes_') == 2
+    arcbites.main([*options, "--ways", "streamed", "--minutes", "1e-6", "--output", str(output)])
+    (stopped,) = json.loads(output.read_text())
+    assert stopped["stopped"] and stopped["grown"] == 1
+    assert "1*" in capsys.readouterr().out
 
 
 @pytest.mark.real_data
