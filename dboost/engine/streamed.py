@@ -1,7 +1,7 @@
 """The engine for rows in files: several streamed shards, one for each thread, asked at the same time.
 
 It drives the grower's generator as `engine.rounds` does, but each question is a pass over the files. So it opens as many
-nodes at once as the memory for their histograms allows.
+nodes at once as the memory for their histograms allows. In what memory is left then, blocks stay.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 
 from dboost.engine.team import Team
-from dboost.growth.grower import Question, Reply, grow_tree
+from dboost.growth.grower import MOST_OPENED, Question, Reply, grow_tree
 from dboost.growth.search import Searcher
 from dboost.growth.task import Extremes, GrownTree, TreeTask
 from dboost.kernels.team import ABORT
 from dboost.shard.blocks import Blocks
 from dboost.shard.streamed import StreamedShard
+
+#: Files smaller than this are in the system's cache in any case.
+WORTH_KEEPING = 32 * 2**20
 
 
 class StreamedEngine:
@@ -32,21 +35,32 @@ class StreamedEngine:
     n_threads : int
     histogram_bytes : int
         What the histograms of the nodes that are opened at once may take.
+    staying_bytes : int
+        What they and the blocks that stay in memory may take together.
     release : callable
         Called in the end, to let go of the folder that the files are in.
     """
 
     def __init__(
-        self, blocks: Blocks, loss_terms: tuple, *, n_threads: int, histogram_bytes: int, release: Callable[[], None]
+        self,
+        blocks: Blocks,
+        loss_terms: tuple,
+        *,
+        n_threads: int,
+        histogram_bytes: int,
+        staying_bytes: int = 0,
+        release: Callable[[], None],
     ) -> None:
         n_threads = max(min(n_threads, blocks.n_blocks), 1)
         self._blocks, self._terms, self._release = blocks, loss_terms, release
         self.team = Team(n_threads)
         n = blocks.n_blocks
-        self.shards = [
-            StreamedShard(blocks, n * t // n_threads, n * (t + 1) // n_threads, halted=self._halted) for t in range(n_threads)
-        ]
         self.width = opened_at_once(blocks, histogram_bytes, n_threads)
+        staying = blocks_that_stay(blocks, staying_bytes, self.width, n_threads)
+        self.shards = [
+            StreamedShard(blocks, n * t // n_threads, n * (t + 1) // n_threads, n_staying=staying, halted=self._halted)
+            for t in range(n_threads)
+        ]
         self.n_questions = 0
         self._reported = 0
 
@@ -104,3 +118,16 @@ def opened_at_once(blocks: Blocks, histogram_bytes: int, n_threads: int) -> int:
     kept = planes * traits.max_leaves  # a lower bound: speculation keeps those of more
     each = n_threads * (planes + 8 * int(layout.start[-1])) + planes
     return int(min(max((histogram_bytes - kept) // each, 1), max(traits.max_leaves, 1)))
+
+
+def blocks_that_stay(blocks: Blocks, n_bytes: int, width: int, n_threads: int) -> int:
+    """How many blocks of each thread may stay in memory, beside the histograms that `width` nodes at once make necessary."""
+    layout, traits = blocks.traits.layout, blocks.traits
+    if sum(file.stride * file.n_blocks for file in blocks.files) < WORTH_KEEPING:
+        return 0
+    planes = 8 * traits.n_planes * int(layout.offset[-1])
+    # The sums of all nodes that were ever opened, while they move to a larger room; what threads and their sum have of a pass.
+    kept = 2 * planes * traits.max_leaves * (MOST_OPENED if traits.opens_more else 1)
+    each = n_threads * (planes + 8 * int(layout.start[-1])) + 2 * planes
+    spare = n_bytes - kept - width * each
+    return max(spare, 0) // (n_threads * sum(file.stride for file in blocks.files))

@@ -19,6 +19,9 @@ from dboost.kernels.rows import add_leaves, quantise
 U = np.uint64
 I = np.int64  # noqa: E741
 
+#: The part of a record that is the row's number.
+ROW = U(0xFFFFFFFF)
+
 
 @kernel
 def route(tiles, wide, leaf, tile_of, column_of, follows):
@@ -54,56 +57,53 @@ def open_nodes(
     n_buckets], pending, flushed : int64[n_openings], the histograms, see `histograms.add_records`.
     """
     found, grouped = records[0], records[1]
-    n_columns = I(layout.first.size - 1)
     n_slots = opening_of.size
-    if n_slots == 1:
-        counts[0] += n
-        if opening_of[0] >= 0:
-            quantise(gradient, hessian, rows, scales[0], scales[1], 0, n, found)
-            pending[0], flushed[0] = add_records(
-                tiles, wide, found[:n], times, layout, packing, I(0), n_columns, packed[0], planes[0], pending[0], flushed[0],
-                scratch,
-            )  # fmt: skip
-        return
-    # Two counters take turns: to add to the same one again a processor waits until it has been written.
-    here, there = np.zeros(n_slots, np.int64), np.zeros(n_slots, np.int64)
-    if rows is None:
-        for i in range(0, n - 1, 2):
-            here[leaf[i]] += 1
-            there[leaf[i + 1]] += 1
-        if n % 2 == 1:
-            here[leaf[n - 1]] += 1
-    else:
-        for i in range(n):
-            here[leaf[rows[i]]] += 1
-    # Records of nodes that are opened are brought together; all others go to the place behind them, one over the other.
-    at, step = there, np.zeros(n_slots, np.int64)
-    n_opened = I(0)
-    for slot in range(n_slots):
-        here[slot] += there[slot]
-        counts[slot] += here[slot]
-        if opening_of[slot] >= 0:
-            at[slot], step[slot] = n_opened, 1
-            n_opened += here[slot]
-    if n_opened == 0:
-        return
-    for slot in range(n_slots):
-        if step[slot] == 0:
-            at[slot] = n_opened
+    here, there, step = np.zeros(n_slots, np.uint64), np.zeros(n_slots, np.uint64), np.zeros(n_slots, np.uint64)
     quantise(gradient, hessian, rows, scales[0], scales[1], 0, n, found)
-    for i in range(n):
-        record = found[i]
-        slot = U(leaf[record & U(0xFFFFFFFF)])
-        grouped[at[slot]] = record
-        at[slot] += step[slot]
-    # at[slot] has moved to where the next slot begins.
+    if n_slots == 1:
+        # The root's records are together as they come.
+        counts[0] += n
+        grouped, there[0] = found, U(n)
+    else:
+        # The two halves of the block take turns: to move a counter again a processor waits until it has been written.
+        half = U((n + 1) >> 1)
+        for i in range(half):
+            here[leaf[found[i] & ROW]] += U(1)
+            if i + half < U(n):
+                there[leaf[found[i + half] & ROW]] += U(1)
+        # Records of nodes that are opened are brought together; all others go to the place behind them, one over the other.
+        n_opened = U(0)
+        for slot in range(n_slots):
+            of_half, of_slot = here[slot], here[slot] + there[slot]
+            counts[slot] += I(of_slot)
+            if opening_of[slot] >= 0:
+                here[slot], there[slot], step[slot] = n_opened, n_opened + of_half, U(1)
+                n_opened += of_slot
+        for slot in range(n_slots):
+            if step[slot] == 0:
+                here[slot] = there[slot] = n_opened
+        for i in range(half if n_opened > 0 else U(0)):
+            record = found[i]
+            slot = leaf[record & ROW]
+            at = here[slot]
+            here[slot] = at + step[slot]
+            grouped[at] = record
+            if i + half < U(n):
+                record = found[i + half]
+                slot = leaf[record & ROW]
+                at = there[slot]
+                there[slot] = at + step[slot]
+                grouped[at] = record
+    # Behind the second half's records of a slot those of the next one begin.
+    first = U(0)
     for slot in range(n_slots):
-        k = opening_of[slot]
-        if k >= 0 and here[slot] > 0:
+        k, last = opening_of[slot], there[slot]
+        if k >= 0 and last > first:
             pending[k], flushed[k] = add_records(
-                tiles, wide, grouped[at[slot] - here[slot] : at[slot]], times, layout, packing, I(0), n_columns, packed[k],
+                tiles, wide, grouped[I(first) : I(last)], times, layout, packing, I(0), I(layout.first.size - 1), packed[k],
                 planes[k], pending[k], flushed[k], scratch,
             )  # fmt: skip
+            first = last
 
 
 @kernel

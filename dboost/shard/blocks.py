@@ -173,22 +173,37 @@ class Blocks:
 
 
 class Room:
-    """Buffers for one block."""
+    """Buffers for one block.
+
+    Attributes
+    ----------
+    is_home : bool
+        Whether they hold all of a block that stays: what is in its files is of no interest any more.
+    """
 
     def __init__(self, blocks: Blocks) -> None:
-        self._blocks = blocks
+        self._blocks, self.is_home = blocks, False
         self.codes, self.rows, self.state = blocks.codes.buffer(), blocks.rows.buffer(), blocks.state.buffer()
         self._shard: BlockShard | None = None
 
-    def fill(self, block: int, *, codes: bool, rows: bool, state: Sequence[Wish]) -> int:
-        """Read what is wanted of a block; returns the number of bytes."""
+    def fill(self, block: int, *, codes: bool, rows: bool, state: Sequence[Wish], verify: bool = True) -> int:
+        """Read what is wanted of a block; returns the number of bytes. verify : see `BlockFile.read`, of the codes."""
         n_bytes = 0
         if codes:
-            n_bytes += self._blocks.codes.read(block, self.codes)
+            n_bytes += self._blocks.codes.read(block, self.codes, verify=verify)
         if rows:
             n_bytes += self._blocks.rows.read(block, self.rows)
         if state:
             n_bytes += self._blocks.state.read(block, self.state, state)
+        return n_bytes
+
+    def settle(self, block: int) -> int:
+        """Read all of a block, which stays; returns the number of bytes, 0 where it is here already."""
+        if self.is_home:
+            return 0
+        everything = [field.name for field in self._blocks.state.fields]
+        n_bytes = self.fill(block, codes=True, rows=True, state=everything)
+        self.is_home = True
         return n_bytes
 
     def shard(self, block: int) -> BlockShard:
@@ -214,11 +229,16 @@ class BlockShard(Shard):
         self.target, self.weight = rows["target"], rows.get("weight")
         self.times, self.raw, self.leaf = state.get("times"), state["raw"], state["leaf"]
         self.gradient, self.hessian, self.curvature = state["gradient"], state.get("hessian"), state.get("curvature")
-        self.n_rows, self._blocks = n, blocks
+        self.n_rows, self._blocks, self._block = n, blocks, block
 
     def turn_to(self, block: int) -> None:
         """Note which block it is; all of equal length lie in the same places."""
-        self._ranges = self._blocks.ranges_of(block)
+        self._block = block
+
+    @property
+    def _ranges(self) -> list[tuple[int, int]]:  # type: ignore[override]
+        """Found only when somebody asks for the rows' numbers."""
+        return self._blocks.ranges_of(self._block)
 
 
 class Writer:

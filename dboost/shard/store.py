@@ -11,9 +11,10 @@ of 64 bytes. All blocks have the same stride; the last one, which may hold fewer
 in zeros. So the place of everything follows from the list of fields and the number of rows, and a file is read with a few
 lines of NumPy.
 
-Blocks of a *sealed* file never change once they are written. Each has a checksum, which is verified whenever the block is
-read: a flipped bit, a file cut short or one that was exchanged is an error that names file and block, never a wrong
-model. Other files hold what changes with every tree; their fields can be read and written one by one.
+Blocks of a *sealed* file never change once they are written. Each has a checksum, which is verified before anything that
+was made of the block is used: a flipped bit, a file cut short or one that was exchanged is an error that names file and block,
+never a wrong model. Who reads a block several times may leave it to the last (see `shard.streamed`). Other files hold what
+changes with every tree; their fields can be read and written one by one.
 
 Files are read with `preadv` into buffers that are used again, never mapped: mapped pages count as memory of the process,
 and Dask pauses and kills workers by that. The space of a file is reserved when it is made, so a full disk is noticed at
@@ -25,7 +26,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -112,6 +113,7 @@ class BlockFile:
             self._place[field.name] = field, at
             at += _padded(field.n_bytes(block_rows))
         self.stride = at
+        self._known_spans: dict[tuple[int, tuple[Wish, ...]], list[tuple[int, int]]] = {}
         self.bytes_read = self.bytes_written = 0
         self.checksums = checksums if checksums is not None or not sealed else np.zeros(self.n_blocks, np.uint64)
         is_new = checksums is None
@@ -151,7 +153,7 @@ class BlockFile:
             found[name] = part.reshape(*field.before, rows, *field.after)
         return found
 
-    def write(self, block: int, buffer: np.ndarray, wishes: Iterable[Wish] | None = None) -> None:
+    def write(self, block: int, buffer: np.ndarray, wishes: Sequence[Wish] | None = None) -> None:
         """Write a block from its buffer, or some of its fields."""
         if self.checksums is not None:
             assert wishes is None, "blocks of a sealed file are written whole"
@@ -161,8 +163,10 @@ class BlockFile:
             self._all(os.pwritev, buffer[first:last], block * self.stride + first, "write", block)
             self.bytes_written += last - first
 
-    def read(self, block: int, buffer: np.ndarray, wishes: Iterable[Wish] | None = None) -> int:
+    def read(self, block: int, buffer: np.ndarray, wishes: Sequence[Wish] | None = None, *, verify: bool = True) -> int:
         """Read a block into its buffer, or some of its fields; returns the number of bytes.
+
+        verify : compare a sealed block with its checksum; without that the caller reads it again before the end, verified.
 
         Raises
         ------
@@ -175,16 +179,23 @@ class BlockFile:
             n_bytes += last - first
         if self.checksums is not None:
             assert wishes is None, "blocks of a sealed file are read whole"
-            if checksum(buffer.view(np.uint64)) != self.checksums[block]:
+            if verify and checksum(buffer.view(np.uint64)) != self.checksums[block]:
                 raise StorageError(f"{self.path} is damaged: block {block} is not what was written")
         self.bytes_read += n_bytes
         return n_bytes
 
-    def _spans(self, block: int, wishes: Iterable[Wish] | None) -> list[tuple[int, int]]:
+    def _spans(self, block: int, wishes: Sequence[Wish] | None) -> list[tuple[int, int]]:
         """Ranges of bytes within a block, neighbours joined."""
         if wishes is None:
             return [(0, self.stride)]
-        rows, spans = self.rows_of(block), []
+        rows = self.rows_of(block)
+        key = rows, tuple(wishes)
+        if key not in self._known_spans:
+            self._known_spans[key] = self._joined(rows, wishes)
+        return self._known_spans[key]
+
+    def _joined(self, rows: int, wishes: Sequence[Wish]) -> list[tuple[int, int]]:
+        spans = []
         for wish in wishes:
             field, at = self._place[wish if isinstance(wish, str) else wish[0]]
             n = field.n_bytes(rows)
@@ -215,6 +226,7 @@ class BlockFile:
             except OSError as error:
                 raise self._failed(verb, error) from error
             if not moved:
+                block = os.fstat(self._file).st_size // self.stride  # the first, whichever thread comes upon it
                 raise StorageError(f"{self.path} is cut short: block {block} of {self.n_blocks} is missing or not whole")
             done += moved
 

@@ -3,16 +3,24 @@
 There are two rooms. While the thread works on the block in one of them, a reader fills the other, so the disk and the
 kernels are busy at once. What is worked out goes back to the file before its room is used again.
 
+Where memory is left some blocks *stay*: each has a room of its own, is read once and never written. They come first in every
+walk, while the disk is busy with the first of the others.
+
 A tree grows by passes (`kernels.passes`): each question of the grower is answered by one walk over all blocks, in which
 rows go to the nodes that were split last and are added to the histograms of those to be opened. The grower opens many
 nodes at a time here, since a pass over the files costs more than histograms made for nothing.
+
+Checksums of codes are verified once a tree, in its last pass: what was damaged or altered when an earlier pass read it still is
+then, and the tree is not finished. Only wide columns are verified in every pass, for a code that is too large would be added up
+beside the histogram; each of the 256 codes that a byte can hold has its place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -22,7 +30,7 @@ from dboost.growth.task import Extremes, TreeTask
 from dboost.kernels.histograms import TILE_COLUMNS, Layout
 from dboost.kernels.passes import finish_openings, open_nodes, route, settle
 from dboost.shard.advance import Scratch, advance_rows
-from dboost.shard.blocks import Blocks, BlockShard, Room
+from dboost.shard.blocks import Blocks, BlockShard, Room, Traits
 from dboost.shard.store import Wish
 
 
@@ -38,43 +46,82 @@ class StreamedShard:
     blocks : Blocks
     first, last : int
         Default: all blocks.
+    n_staying : int
+        How many of them stay in memory.
     halted : callable
         Asked between blocks whether to stop.
     """
 
     def __init__(
-        self, blocks: Blocks, first: int = 0, last: int | None = None, *, halted: Callable[[], bool] = lambda: False
+        self,
+        blocks: Blocks,
+        first: int = 0,
+        last: int | None = None,
+        *,
+        n_staying: int = 0,
+        halted: Callable[[], bool] = lambda: False,
     ) -> None:
         self.blocks, self._halted = blocks, halted
-        self._blocks = range(first, blocks.n_blocks if last is None else last)
-        self.n_rows = sum(blocks.state.rows_of(block) for block in self._blocks)
+        all_blocks = range(first, blocks.n_blocks if last is None else last)
+        self._staying, self._blocks = all_blocks[:n_staying], all_blocks[n_staying:]
+        self._homes = [Room(blocks) for _ in self._staying]
+        self.n_rows = sum(blocks.state.rows_of(block) for block in all_blocks)
         self.layout = blocks.traits.layout
         self.bytes_read = 0
         self._rooms = (Room(blocks), Room(blocks))
         self._scratch = Scratch()
+        self._sums = _Sums(blocks.traits)
         self._tree: _Tree | None = None
 
     def walk(
-        self, *, codes: bool = False, rows: bool = False, reads: Sequence[Wish] = (), writes: Sequence[Wish] = ()
+        self,
+        *,
+        codes: bool = False,
+        rows: bool = False,
+        reads: Sequence[Wish] = (),
+        writes: Sequence[Wish] = (),
+        verify: bool = True,
     ) -> Iterator[BlockShard]:
         """The blocks, one after the other, each with what is read of it; afterwards some of it is written."""
-        with ThreadPoolExecutor(1, "dboost-read") as reader:
+        empty: SimpleQueue[Room | None] = SimpleQueue()
+        full: SimpleQueue[tuple[Room, int] | BaseException] = SimpleQueue()
 
-            def fetch(k: int) -> Any:
-                if k == len(self._blocks):
-                    return None
-                return reader.submit(self._rooms[k % 2].fill, self._blocks[k], codes=codes, rows=rows, state=reads)
+        def read() -> None:
+            try:
+                for block in self._blocks:
+                    room = empty.get()
+                    if room is None:
+                        return
+                    full.put((room, room.fill(block, codes=codes, rows=rows, state=reads, verify=verify)))
+            except BaseException as error:
+                full.put(error)
 
-            coming = fetch(0)
-            for k, block in enumerate(self._blocks):
+        reader = Thread(target=read, name="dboost-read", daemon=True)
+        for room in self._rooms:
+            empty.put(room)
+        reader.start()
+        try:
+            for home, block in zip(self._homes, self._staying, strict=True):
                 if self._halted():
                     raise Halted
-                self.bytes_read += coming.result()
-                coming = fetch(k + 1)
-                room = self._rooms[k % 2]
+                self.bytes_read += home.settle(block)
+                yield home.shard(block)
+            for block in self._blocks:
+                if self._halted():
+                    raise Halted
+                found = full.get()
+                if isinstance(found, BaseException):
+                    raise found
+                room, n_bytes = found
+                self.bytes_read += n_bytes
                 yield room.shard(block)
                 if writes:
                     self.blocks.state.write(block, room.state, writes)
+                empty.put(room)
+        finally:
+            # It is at its end, or waits for a room, or has one or two more blocks to read.
+            empty.put(None)
+            reader.join()
 
     def advance(self, terms: tuple, values: np.ndarray) -> Extremes | None:
         """As `shard.advance.advance_rows`, over all blocks; None where there are none."""
@@ -93,7 +140,7 @@ class StreamedShard:
         everything = [field.name for field in self.blocks.state.fields]
         answers = (function(shard, 0, shard.n_rows, *arguments) for shard in self.walk(rows=True, reads=everything))
         merge = getattr(function, "merge", None)
-        if merge is None or not self._blocks:
+        if merge is None or not self.n_rows:
             return list(answers)
         return [reduce(merge, answers)]
 
@@ -108,8 +155,31 @@ class StreamedShard:
 
     def close(self) -> None:
         """Let go of buffers; the files are somebody else's."""
-        self._rooms = ()  # type: ignore[assignment]
+        self._rooms, self._homes = (), []  # type: ignore[assignment]
+        self._sums.close()
         self._tree = None
+
+
+class _Sums:
+    """Room for the histograms of the nodes that are opened at once, which is used again."""
+
+    def __init__(self, traits: Traits) -> None:
+        self._layout, self._n_planes = traits.layout, traits.n_planes
+        self._packed, self._planes = np.empty((0, 0), np.int64), np.empty((0, 0, 0))
+
+    def some(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of n nodes: packed buckets, which are 0, and planes, which are any numbers. Both are valid until the next call."""
+        if n > len(self._packed):
+            self.close()
+            self._packed = np.zeros((n, int(self._layout.start[-1])), np.int64)
+            self._planes = np.zeros((n, self._n_planes, int(self._layout.offset[-1])))
+        else:
+            self._packed[:n] = 0
+        return self._packed[:n], self._planes[:n]
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._packed, self._planes = np.empty((0, 0), np.int64), np.empty((0, 0, 0))
 
 
 class _Tree:
@@ -131,8 +201,7 @@ class _Tree:
         for k, opening in enumerate(question.openings):
             opening_of[self._slot_of[opening.small]] = k
         counts = np.zeros(n_slots, np.int64)
-        packed = np.zeros((n_openings, int(layout.start[-1])), np.int64)
-        planes = np.zeros((n_openings, traits.n_planes, int(layout.offset[-1])))
+        packed, planes = shard._sums.some(n_openings)
         pending, flushed = np.zeros(n_openings, np.int64), np.zeros(n_openings, np.int64)
         number_of = np.zeros(n_slots, traits.leaf_type)
         sums = None
@@ -146,8 +215,10 @@ class _Tree:
             named.append("curvature")
         wishes = [self._of_output(name) for name in named] + (["times"] if traits.has_times else [])
         leaf = [self._of_output("leaf")]
+        is_last, can_wait = question.leaves is not None, layout.n_tiled == len(layout.first) - 1
         for block in shard.walk(
-            codes=bool(question.splits or question.openings),
+            codes=bool(question.splits or question.openings) or is_last,
+            verify=is_last or not can_wait,
             reads=wishes if is_first else [*wishes, *leaf],
             writes=leaf if is_first or question.splits or sums is not None else (),
         ):

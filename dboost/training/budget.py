@@ -4,7 +4,8 @@
 
     while the data are read     a partition at a time (it exists twice: as it came and as plain columns), chunks that wait
                                 in memory for the next step, the sample that proposes split points
-    while trees grow            the rows, or two rooms for a block of rows for each thread; histograms of open leaves
+    while trees grow            the rows, or two rooms for a block of rows for each thread; histograms of open leaves; as
+                                many blocks of rows as can stay, with a quarter of the limit left free
 
 When the rows fit beside the histograms they stay in memory, and else they go to files (`shard.blocks`). Both ways lead to the
 same model. Code that is loaded or compiled for the first time is not counted: that is a constant, of about 150 MiB in a process
@@ -77,6 +78,11 @@ class Budget:
     @property
     def chunk(self) -> int:
         """The largest chunk: it may exist twice, and half the limit is for other things."""
+        return self.limit // 4
+
+    @property
+    def reserve(self) -> int:
+        """What is left free while trees grow: evaluation sets may take half of it, and allocators waste some."""
         return self.limit // 4
 
     @property

@@ -227,8 +227,9 @@ def load_binned(
             blocks = blocks_around(answers, prepared, own.path)
             data.rows.close()
             engine = StreamedEngine(
-                blocks, prepared.target.loss.terms(), n_threads=n_threads, histogram_bytes=room, release=own.close
-            )
+                blocks, prepared.target.loss.terms(), n_threads=n_threads, histogram_bytes=room,
+                staying_bytes=room - budget.reserve, release=own.close,
+            )  # fmt: skip
         except BaseException:
             own.close()
             raise
