@@ -14,6 +14,7 @@ from typing import Any
 
 from dboost.cluster.durations import patience
 from dboost.cluster.messages import FAILED, LOST, STALE, UNKNOWN, LostWorkers
+from dboost.growth.search import Searcher
 
 
 @dataclass
@@ -25,6 +26,8 @@ class Fit:
     cancelled: bool = False
     #: Those who wait for answers. They wake when all are there, or one is bad, or something happened; or because nothing did.
     turns: set[asyncio.Future[bool]] = field(default_factory=set)
+    #: That of the last tree.
+    searcher: Searcher | None = None
 
     def look_up(self) -> None:
         """Have whoever waits for answers see what has happened."""

@@ -19,7 +19,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from dboost.cluster.exchange import Inbox
 from dboost.cluster.giving_back import keep_what_rounds_need
 from dboost.cluster.holding import Holding
-from dboost.cluster.messages import FAILED, LOST, NAME, OK, STALE, UNKNOWN, pack, unpack
+from dboost.cluster.messages import FAILED, LOST, NAME, OK, STALE, UNKNOWN, pack, pack_round, unpack
 from dboost.cluster.meters import WorkMeter, publish
 from dboost.cluster.moving import Moving
 from dboost.training.budget import Budget
@@ -27,6 +27,8 @@ from dboost.version import __version__
 
 #: Fits whose calls may run on a worker at the same time.
 _FITS_AT_A_TIME = 16
+#: Calls whose answers hold nothing of the user's.
+_OF_ROUNDS = frozenset({"answer", "answer_in_slices", "search_slices"})
 #: Of a worker's memory limit, where Dask is told to do nothing before it pauses the worker.
 _SHARE = 0.6
 
@@ -109,12 +111,12 @@ class ShardHolder(WorkerPlugin):
         found = None
         if self._worker.address in slices:
             parts = await self._inbox.all_of(fit, number, len(senders))
-            reply = await self.call(fit, number, "search_slices", pack((self._worker.address, arguments, parts)))
+            reply = await self.call(fit, number, "search_slices", pack_round((self._worker.address, arguments, parts)))
             if reply["status"] != OK:
                 return reply
             found, more = unpack(reply["result"])
             seconds += more
-        return {"status": OK, "result": pack((answer, found, seconds))}
+        return {"status": OK, "result": pack_round((answer, found, seconds))}
 
     async def _send(self, owner: str, fit: str, number: int, content: bytes) -> bool:
         if owner == self._worker.address:
@@ -143,7 +145,8 @@ class ShardHolder(WorkerPlugin):
                     return {"status": STALE}
                 holding.latest = number
                 began = time.perf_counter()
-                result = pack(getattr(holding, method)(*unpack(arguments)))
+                answer = getattr(holding, method)(*unpack(arguments))
+                result = pack_round(answer) if method in _OF_ROUNDS else pack(answer)
                 with self._lock:
                     if fit in self._holdings:  # a fit that ended meanwhile would be counted as under way for ever
                         self.meter.note(fit, method, began, len(arguments), len(result), holding.n_rows)

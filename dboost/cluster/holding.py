@@ -28,7 +28,7 @@ from dboost.cluster.bitten import InFiles
 from dboost.cluster.exchange import Owner
 from dboost.cluster.giving_back import give_back
 from dboost.cluster.judged import JudgedSets
-from dboost.cluster.messages import pack, unpack
+from dboost.cluster.messages import pack_round, unpack
 from dboost.cluster.parts import MemoryPart, Part, StreamedPart, streamed_parts
 from dboost.cluster.recipe import Past, Recipe, Turn
 from dboost.cluster.refitting import Refitting
@@ -76,6 +76,7 @@ class Holding(Refitting):
         self._parts: list[Part] = []
         self._built: set[str] = set()
         self._recipe: Recipe | None = None
+        self._searcher: Searcher | None = None
         self._resting = RestingBites()
         self._pool = ThreadPoolExecutor(n_threads, "dboost")
         self._team = Team(n_threads)
@@ -286,7 +287,7 @@ class Holding(Refitting):
                 part = None
                 if answer is not None and self._recipe is not None:
                     part = np.ascontiguousarray(answer.planes[:, :, owner.buckets(self._recipe.bin_layout)])
-                slices[owner.worker] = pack(part)
+                slices[owner.worker] = pack_round(part)
         if answer is not None:
             answer = replace(answer, planes=np.empty(0))
         return answer, slices, seconds + time.perf_counter() - began
@@ -298,11 +299,12 @@ class Holding(Refitting):
         assert self._recipe is not None
         if task is not None:
             own = next(owner for owner in owners if owner.worker == here)
-            self._searcher = Searcher(task, self._recipe.bin_layout, own.first, own.last)
+            self._searcher = Searcher(task, self._recipe.bin_layout, own.first, own.last, after=self._searcher)
         arrays = [array for array in map(unpack, parts) if array is not None]
         planes = arrays[0].astype(np.float64)
         for array in arrays[1:]:
             planes += array
+        assert self._searcher is not None
         return self._searcher.look(question.openings, planes), time.perf_counter() - began
 
     def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:

@@ -19,7 +19,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 from distributed import Scheduler
@@ -44,6 +44,7 @@ from dboost.cluster.messages import (
     LostWorkers,
     Timing,
     pack,
+    pack_round,
     unpack,
 )
 from dboost.cluster.page import show
@@ -264,14 +265,18 @@ class Reducer(SchedulerPlugin):
     async def _grow(self, name: str, workers: list[str], order: bytes) -> dict[str, Any]:
         task, layout, n_rows, width = unpack(order)
         owners = choose_owners(workers, task, layout, width)
-        grower, searcher = grow_tree(task, layout, n_rows, width), Searcher(task, layout)
+        fit = self._fits.get(name)
+        grower = grow_tree(task, layout, n_rows, width)
+        searcher = Searcher(task, layout, after=None if fit is None else fit.searcher)
+        if fit is not None:
+            fit.searcher = searcher
         question, begin, timing = next(grower), task, Timing()
 
         def advance(results: dict[str, bytes]) -> tuple[Question | GrownTree, float, float]:
             """Merge, search and decide; the next question or the tree, the slowest worker's seconds, and ours."""
             began = time.perf_counter()
             told = [unpack(result) for result in results.values()]
-            merged = reduce(Answer.merge, (answer.whole() for answer, *_ in told if answer is not None))
+            merged = Answer.total([answer for answer, *_ in told if answer is not None])
             if owners:
                 parts = [found for _, found, _ in told if found is not None]
                 found = merge_findings(parts) if parts else []
@@ -308,9 +313,9 @@ class Reducer(SchedulerPlugin):
         """The call that puts a question to a worker."""
         rpc, number = self._scheduler.rpc, self._next_round()
         if not owners:
-            packed = pack((task, question))
+            packed = pack_round((task, question))
             return lambda address: rpc(address).dboost_call(fit=name, number=number, method="answer", arguments=packed)
-        packed = pack((task, question, owners))
+        packed = pack_round((task, question, owners))
         return lambda address: rpc(address).dboost_exchange(fit=name, number=number, senders=workers, arguments=packed)
 
 

@@ -41,6 +41,7 @@ class ShardedEngine:
         self._coarse = coarse
         self._width = width
         self._scratch = Scratch()
+        self._searcher: Searcher | None = None
         self.n_questions = 0
 
     @property
@@ -62,7 +63,8 @@ class ShardedEngine:
             rounds.begin(task)
         shard = self._rounds[0].shard
         layout = shard.bin_layout
-        grower, searcher = grow_tree(task, layout, self.n_rows, self._width), Searcher(task, layout)
+        grower, searcher = grow_tree(task, layout, self.n_rows, self._width), Searcher(task, layout, after=self._searcher)
+        self._searcher = searcher
         question: Question = next(grower)
         while True:
             self.n_questions += 1

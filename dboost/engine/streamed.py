@@ -61,6 +61,7 @@ class StreamedEngine:
             StreamedShard(blocks, n * t // n_threads, n * (t + 1) // n_threads, n_staying=staying, halted=self._halted)
             for t in range(n_threads)
         ]
+        self._searcher: Searcher | None = None
         self.n_questions = 0
         self._reported = 0
 
@@ -84,7 +85,8 @@ class StreamedEngine:
         for shard in self.shards:
             shard.begin(task)
         layout = self._blocks.traits.layout
-        grower, searcher = grow_tree(task, layout, self.n_rows, self.width), Searcher(task, layout)
+        grower, searcher = grow_tree(task, layout, self.n_rows, self.width), Searcher(task, layout, after=self._searcher)
+        self._searcher = searcher
         question: Question = next(grower)
         while True:
             self.n_questions += 1

@@ -75,14 +75,19 @@ def note_best(frontier, node, best, limits):
     """Keep a leaf's best split, and its gain if that is worth a leaf."""
     for k in range(SPLIT_SIZE):
         frontier.best[node, k] = best[k]
-    total = frontier.total[node]
+    frontier.gain[node] = gain_of(frontier.total[node], best, limits)
+
+
+@internal
+def gain_of(total, best, limits):
+    """What a leaf's best split gains, if that is worth a leaf; otherwise -1. total : as in `Frontier.total`."""
     parent = side_score(total[0], total[1], limits.l2, limits.l1, limits.max_step)
     if limits.is_bounded != 0:
         parent = bounded_score(total[0], total[1], limits, limits.l2, total[3], total[4])
     gained = best[SCORE] - parent
     # A gain within rounding of zero is none: splitting rows of equal gradient helps nobody.
     least = limits.threshold if limits.threshold > 1e-12 * abs(parent) else 1e-12 * abs(parent)
-    frontier.gain[node] = gained if gained > least else -1.0
+    return gained if gained > least else -1.0
 
 
 @internal

@@ -19,13 +19,13 @@ is its parent minus that.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dboost.growth.choice import new_paths, open_children, open_root
-from dboost.growth.frontier import DEPTH_WISE, Frontier, divide, new_frontier, note_best, pick, plant, share
+from dboost.growth.frontier import DEPTH_WISE, Frontier, divide, gain_of, new_frontier, pick, plant, share
 from dboost.growth.search import Found, Opening
 from dboost.growth.task import GrownTree, TreeTask
 from dboost.kernels import kernel
@@ -83,12 +83,19 @@ class Answer:
 
     def compact(self) -> Answer:
         """The same for a journey, in half the bytes where that is possible."""
-        fits = not self.planes.size or max(self.planes.max(), -self.planes.min()) < 2**31
-        return Answer(self.planes.astype(np.int32), self.n_rows, self.leaf_sums) if fits else self
+        narrow = np.empty(self.planes.shape, np.int32)
+        return Answer(narrow, self.n_rows, self.leaf_sums) if _narrow(self.planes.ravel(), narrow.ravel()) else self
 
-    def whole(self) -> Answer:
-        """The same after the journey, as sums that may be added to others."""
-        return Answer(self.planes.astype(np.float64, copy=False), self.n_rows, self.leaf_sums)
+    @staticmethod
+    def total(answers: Sequence[Answer]) -> Answer:
+        """The sum of answers that have made the journey, as float64."""
+        first, *others = answers
+        planes, n_rows, sums = first.planes.astype(np.float64), first.n_rows, first.leaf_sums
+        for other in others:
+            planes += other.planes
+            n_rows = n_rows + other.n_rows
+            sums = None if sums is None or other.leaf_sums is None else sums + other.leaf_sums
+        return Answer(planes, n_rows, sums)
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,10 +210,10 @@ class _Grower:
         return None
 
     def _note(self, number: int) -> None:
-        found = self.nodes[number].found
-        assert found is not None
-        _note_best(self.frontier, number, found.best, self.task.limits)
-        self.nodes[number].gain = float(self.frontier.gain[number])
+        node = self.nodes[number]
+        assert node.found is not None
+        self.frontier.best[number] = node.found.best
+        self.frontier.gain[number] = node.gain
 
     def _choose(self, first: _Node) -> list[_Node]:
         """The leaf that is needed, and others that will probably be.
@@ -248,7 +255,8 @@ class _Grower:
 
     def _opening(self, node: _Node) -> Opening:
         small, large = self._by_size(node)
-        totals = np.stack((small.total, large.total))
+        totals = np.empty((2, 5))
+        totals[0], totals[1] = small.total, large.total
         return Opening(node.number, small.number, large.number, totals, self._open_children(node))
 
     def _open_root(self) -> np.ndarray | None:
@@ -284,10 +292,7 @@ class _Grower:
     def _look_at(self, node: _Node, found: Found) -> None:
         """Take in a node's best split, and what it would gain."""
         node.found = found
-        alone = new_frontier(1)
-        alone.total[0] = node.total
-        _note_best(alone, 0, found.best, self.task.limits)
-        node.gain = float(alone.gain[0])
+        node.gain = float(_gain(node.total, found.best, self.task.limits))
 
     def _number_leaves(self) -> tuple[np.ndarray, dict[int, int], int]:
         """Leaves from left to right: by frontier number, and for every opened node below them by the grower's number."""
@@ -323,6 +328,16 @@ class _Grower:
         return left_codes
 
 
+@kernel
+def _narrow(planes, narrow):
+    """Copy whole numbers to int32; whether all of them fit."""
+    for k in range(planes.size):
+        if abs(planes[k]) >= 2147483648.0:
+            return False
+        narrow[k] = np.int32(planes[k])
+    return True
+
+
 # The frontier's functions as kernels that Python can call.
 
 
@@ -332,8 +347,8 @@ def _plant(frontier, total):
 
 
 @kernel
-def _note_best(frontier, node, best, limits):
-    note_best(frontier, node, best, limits)
+def _gain(total, best, limits):
+    return gain_of(total, best, limits)
 
 
 @kernel

@@ -75,9 +75,13 @@ class Searcher:
         Of all features.
     first, last : int
         Features first…last-1; default: all.
+    after : Searcher, optional
+        That of an earlier tree, which is not needed any more: its memory is used again.
     """
 
-    def __init__(self, task: TreeTask, layout: Layout, first: int = 0, last: int | None = None) -> None:
+    def __init__(
+        self, task: TreeTask, layout: Layout, first: int = 0, last: int | None = None, after: Searcher | None = None
+    ) -> None:
         self._task, self._layout = task, layout
         self._first = first
         self._last = len(layout.n_bins) if last is None else last
@@ -87,7 +91,7 @@ class Searcher:
         self._room = None if task.node_bins is None else new_room(task.node_bins)
         self._keys, self._order = np.empty(n_codes), np.empty(n_codes, np.int64)
         #: Histograms of leaves, and which node's lies where.
-        self._kept: np.ndarray = np.empty((0, 0, 0))
+        self._kept: np.ndarray = np.empty((0, 0, 0)) if after is None else after._kept
         self._place: dict[int, int] = {}
         self._n_kept = 0
 
@@ -127,7 +131,7 @@ class Searcher:
 
     def _make_room(self, n: int, shape: tuple[int, ...]) -> None:
         """For the histograms of `n` more nodes."""
-        if self._n_kept + n > len(self._kept):
+        if self._n_kept + n > len(self._kept) or self._kept.shape[1:] != shape:
             room = np.empty((max(2 * len(self._kept), self._n_kept + n), *shape))
             if self._n_kept:
                 room[: self._n_kept] = self._kept[: self._n_kept]
