@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,31 +111,38 @@ class Harvest:
         position[order] = np.arange(n)
         is_split = self.child >= 0
 
-        sums = np.zeros((n, 2))
-        sums[~is_split] = self.sums[self.leaf_of[~is_split]]
-        for node in range(n - 1, -1, -1):  # children have higher numbers than their parents
-            if child[node] >= 0:
-                sums[node] = sums[child[node]] + sums[child[node] + 1]
+        # Children have higher numbers than their parents. Node by node, floats are faster in lists than in arrays.
+        gradient, hessian = ([0.0] * n for _ in range(2))
+        of_leaf, leaf_of = self.sums.tolist(), self.leaf_of.tolist()
+        for node in range(n - 1, -1, -1):
+            left = child[node]
+            if left < 0:
+                gradient[node], hessian[node] = of_leaf[leaf_of[node]]
+            else:
+                gradient[node] = gradient[left] + gradient[left + 1]
+                hessian[node] = hessian[left] + hessian[left + 1]
+        sums = np.array((gradient, hessian)).T
 
-        threshold = np.full(n, np.nan)
+        threshold = [math.nan] * n
         categories: list[np.ndarray | None] = [None] * n
-        for node in np.flatnonzero(is_split).tolist():
-            f = int(self.feature[node])
-            edges = binning.edges[f]
+        feature, cuts = self.feature.tolist(), self.cut.tolist()
+        for node in range(n):
+            if child[node] < 0:
+                continue
+            edges = binning.edges[feature[node]]
             if edges is None:
                 assert self.left_codes is not None
-                n_levels = int(binning.n_bins[f])
+                n_levels = int(binning.n_bins[feature[node]])
                 categories[node] = np.flatnonzero(self.left_codes[node, :n_levels]).astype(np.int32)
             else:
                 # A cut after the last bin separates missing values only.
-                cut = int(self.cut[node])
-                threshold[node] = edges[cut] if cut < len(edges) else np.inf
+                threshold[node] = edges[cuts[node]] if cuts[node] < len(edges) else math.inf
         left = np.where(is_split, position[self.child], -1)
         right = np.where(is_split, position[np.where(is_split, self.child + 1, 0)], -1)
         gain = np.where(is_split, -self.gain * self.gain_unit - parameters.leaf_penalty, 0.0)
         return Tree(
             feature=np.where(is_split, self.feature, -1)[order].astype(np.int32),
-            threshold=threshold[order],
+            threshold=np.array(threshold, np.float64)[order],
             categories=tuple(categories[node] for node in order),
             missing_left=(is_split & (self.missing_left != 0))[order],
             left=left[order].astype(np.int32),
@@ -148,12 +156,10 @@ class Harvest:
     def _values(self, sums: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
         """Of all nodes in growth order. What a split would add were it a leaf: by its sums, or the mean over its rows."""
         values = leaf_values(sums, parameters, loss)
-        by_mean = not follow_sums(parameters, loss)
-        for node in range(len(values) - 1, -1, -1):
-            left = self.child[node]
-            if left < 0:
-                values[node] = self.values[self.leaf_of[node]]
-            elif by_mean:
-                both = slice(left, left + 2)
+        is_leaf = self.child < 0
+        values[is_leaf] = self.values[self.leaf_of[is_leaf]]
+        if not follow_sums(parameters, loss):
+            for node in np.flatnonzero(~is_leaf)[::-1]:
+                both = slice(self.child[node], self.child[node] + 2)
                 values[node] = values[both] @ self.n_rows[both] / self.n_rows[both].sum()
         return values

@@ -7,7 +7,7 @@ float64.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,105 +31,204 @@ _ALL = (1 << _PAGE) - 1
 
 def lay_out(trees: Sequence[Tree], features: tuple[Feature, ...], precision: np.dtype) -> Paged | Walked:
     """Trees in the form that is faster to ask, for matrices of the given float type."""
-    if any(tree.n_leaves > MAX_LEAVES for tree in trees):
-        return lay_out_walks(trees, features, precision)
-    columns = _Columns(trees, features)
-    steps, n_words = 0.0, 0
-    for tree in trees:
-        for _, asking, _ in _pages(tree):
-            place = columns.place[tree.feature[asking]]
-            looked_up = np.unique(place[place >= columns.n_numeric]) - columns.n_numeric
-            steps += (place < columns.n_numeric).sum() / QUESTIONS_PER_STEP + len(looked_up) / LOOKUPS_PER_STEP
-            n_words += int((columns.n_levels[looked_up] + np.int64(1)).sum())
-    if steps > sum(tree.depth for tree in trees) or n_words > MAX_TABLE_WORDS:
-        return lay_out_walks(trees, features, precision)
-    return lay_out_pages(trees, features, precision)
+    forest = _Forest(trees, features)
+    if (forest.n_leaves > MAX_LEAVES).any():
+        return _walked(forest, precision)
+    questions = _Questions(forest)
+    steps = questions.is_numeric.sum() / QUESTIONS_PER_STEP + len(questions.looked_up) / LOOKUPS_PER_STEP
+    n_words = int((forest.n_levels[questions.looked_up] + np.int64(1)).sum())
+    if steps > forest.depth.sum() or n_words > MAX_TABLE_WORDS:
+        return _walked(forest, precision)
+    return _paged(forest, questions, precision)
 
 
 def lay_out_pages(trees: Sequence[Tree], features: tuple[Feature, ...], precision: np.dtype) -> Paged:
     """Trees as pages of 32 leaves, to be asked everything."""
-    columns = _Columns(trees, features)
-    tree_records: list[tuple[int, int, int]] = []
-    pages: list[tuple[int, ...]] = []
-    questions = [np.empty(0, kernels.question(precision))]
-    lookups: list[tuple[int, int]] = []
-    tables = [np.empty(0, np.uint32)]
-    n_questions = n_words = n_values = 0
-    for tree in trees:
-        tree_records.append((len(pages), len(pages) + -(-tree.n_leaves // _PAGE), n_values))
-        n_values += tree.n_leaves
-        for page, asking, keep in _pages(tree):
-            place = columns.place[tree.feature[asking]]
-            numeric = np.flatnonzero(place < columns.n_numeric)
-            numeric = numeric[np.argsort(tree.missing_left[asking[numeric]], kind="stable")]
-            asked = np.empty(len(numeric), kernels.question(precision))
-            asked["threshold"] = _at_most(tree.threshold[asking[numeric]], precision)
-            asked["start"] = place[numeric] * LANES
-            asked["keep"] = keep[numeric]
-            questions.append(asked)
-            first_lookup = len(lookups)
-            for column in np.unique(place[place >= columns.n_numeric]) - columns.n_numeric:
-                table = np.full(columns.n_levels[column] + 1, _ALL, np.uint32)
-                for i in np.flatnonzero(place - columns.n_numeric == column):
-                    table[~_left_codes(tree, int(asking[i]), len(table))] &= np.uint32(keep[i])
-                lookups.append((column * LANES, n_words))
-                tables.append(table)
-                n_words += len(table)
-            end = n_questions + len(numeric)
-            missing_left = end - int(tree.missing_left[asking[numeric]].sum())
-            pages.append((page * _PAGE, n_questions, missing_left, end, first_lookup, len(lookups)))
-            n_questions = end
-    return Paged(
-        columns.columns,
-        columns.n_levels,
-        np.array(tree_records, kernels.PAGED_TREE),
-        np.array(pages, kernels.PAGE),
-        np.concatenate(questions),
-        np.array(lookups, kernels.LOOKUP),
-        np.concatenate(tables),
-        _leaf_values(trees),
-    )
+    forest = _Forest(trees, features)
+    return _paged(forest, _Questions(forest), precision)
 
 
 def lay_out_walks(trees: Sequence[Tree], features: tuple[Feature, ...], precision: np.dtype) -> Walked:
     """Trees as nodes, to be walked down."""
-    columns = _Columns(trees, features)
-    tree_records: list[tuple[int, int, bool, int]] = []
-    nodes = [np.empty(0, kernels.node(precision))]
-    node_sets = [np.empty(0, kernels.NODE_SET)]
+    return _walked(_Forest(trees, features), precision)
+
+
+class _Forest:
+    """All trees' nodes in one row of arrays.
+
+    Attributes
+    ----------
+    feature, threshold, missing_left, is_leaf : as in `Tree`, [n_nodes of all trees]
+    leaf : int64[n_nodes]
+        Number of the first leaf at or below a node, within its tree.
+    right : int64[n_nodes]
+        Right child among all nodes; in a leaf the leaf itself.
+    tree : int64[n_nodes]
+    n_leaves, depth, first_node, first_value : int64[n_trees]
+    columns : int64[n_used]
+        The features that trees ask about, numeric ones first.
+    n_numeric : int
+        How many of these are numeric.
+    n_levels : uint32[n_used - n_numeric]
+    place : int64[n_nodes]
+        Where a split's feature is among the columns.
+    values : float64[n_leaves of all trees]
+    """
+
+    def __init__(self, trees: Sequence[Tree], features: tuple[Feature, ...]) -> None:
+        self._trees = trees
+        none = np.empty(0)
+        self.feature = np.concatenate([none, *(tree.feature for tree in trees)]).astype(np.int64)
+        self.threshold = np.concatenate([none, *(tree.threshold for tree in trees)])
+        self.missing_left = np.concatenate([none, *(tree.missing_left for tree in trees)]).astype(np.bool_)
+        n_nodes = np.array([tree.n_nodes for tree in trees], np.int64)
+        n = len(self.feature)
+        self.tree = np.repeat(np.arange(len(trees)), n_nodes)
+        self.first_node = np.cumsum(n_nodes) - n_nodes
+        self.is_leaf = self.feature < 0
+        self.n_leaves = np.bincount(self.tree[self.is_leaf], minlength=len(trees))
+        self.first_value = np.cumsum(self.n_leaves) - self.n_leaves
+        self.leaf: np.ndarray = np.cumsum(self.is_leaf) - self.is_leaf - self.first_value[self.tree]
+        right = np.concatenate([none, *(tree.right for tree in trees)]).astype(np.int64)
+        self.right = np.where(self.is_leaf, np.arange(n), right + self.first_node[self.tree])
+        self.depth = self._depths()
+        self.values = np.concatenate([none, *(tree.value for tree in trees)])[self.is_leaf]
+
+        used = np.unique(self.feature[~self.is_leaf])
+        is_categorical = np.array([features[column].is_categorical for column in used], np.bool_)
+        self.columns = np.concatenate([used[~is_categorical], used[is_categorical]])
+        self.n_numeric = int((~is_categorical).sum())
+        levels = [features[column].levels or () for column in self.columns[self.n_numeric :]]
+        self.n_levels = np.array([len(of_column) for of_column in levels], np.uint32)
+        place = np.zeros(len(features), np.int64)
+        place[self.columns] = np.arange(len(self.columns))
+        self.place = np.where(self.is_leaf, 0, place[self.feature] if n else 0)
+
+    def _depths(self) -> np.ndarray:
+        """Splits on each tree's longest path, going down all trees level by level."""
+        depth = np.zeros(len(self.first_node), np.int64)
+        at = self.first_node[~self.is_leaf[self.first_node]] if len(depth) else self.first_node
+        level = 0
+        while len(at):
+            level += 1
+            depth[self.tree[at]] = level
+            below = np.concatenate((at + 1, self.right[at]))
+            at = below[~self.is_leaf[below]]
+        return depth
+
+    def goes_left(self, node: int, n_codes: int) -> np.ndarray:
+        """Which codes a categorical split sends left; the last one stands for missing values."""
+        left = np.zeros(n_codes, np.bool_)
+        tree = int(self.tree[node])
+        left[self._trees[tree].categories[node - int(self.first_node[tree])]] = True
+        left[-1] = self.missing_left[node]
+        return left
+
+
+class _Questions:
+    """Which splits can exclude leaves of which pages.
+
+    A tree's pages follow each other from the last to the first.
+
+    Attributes
+    ----------
+    page, node : int64[n]
+        The page's number, and the split.
+    keep : int64[n]
+        Which of the page's bits the answer "right" leaves set: all but those of the leaves under the left child.
+    is_numeric : bool[n]
+    n_pages, first_page : int64[n_trees]
+    looked_up, lookup_page : int64[n_lookups]
+        Of every page the categorical columns (counted from the first one) that are asked about.
+    """
+
+    def __init__(self, forest: _Forest) -> None:
+        split = np.flatnonzero(~forest.is_leaf)
+        first, last = forest.leaf[split], forest.leaf[forest.right[split]]  # under the left child
+        first_page, last_page = first // _PAGE, (last - 1) // _PAGE
+        n_asked = last_page - first_page + 1
+        of = np.repeat(np.arange(len(split)), n_asked)
+        page = first_page[of] + np.arange(len(of)) - np.repeat(np.cumsum(n_asked) - n_asked, n_asked)
+        low, high = np.clip((first[of] - page * _PAGE, last[of] - page * _PAGE), 0, _PAGE)
+        self.keep = _ALL - ((1 << high) - (1 << low))
+        self.node = split[of]
+        self.n_pages = -(-forest.n_leaves // _PAGE)
+        self.first_page = np.cumsum(self.n_pages) - self.n_pages
+        tree = forest.tree[self.node]
+        self.page = self.first_page[tree] + self.n_pages[tree] - 1 - page
+        self.is_numeric = forest.place[self.node] < forest.n_numeric
+        column = forest.place[self.node] - forest.n_numeric
+        self.lookup_page, self.looked_up = self._lookups(column)
+
+    def _lookups(self, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        categorical = ~self.is_numeric
+        width = int(column.max(initial=0)) + 1
+        return np.divmod(np.unique(self.page[categorical] * width + column[categorical]), width)
+
+
+def _paged(forest: _Forest, questions: _Questions, precision: np.dtype) -> Paged:
+    """Trees as pages of 32 leaves."""
+    numbers = np.arange(int(questions.n_pages.sum()) + 1)
+    numeric = np.flatnonzero(questions.is_numeric)
+    node = questions.node[numeric]
+    numeric = numeric[np.lexsort((forest.missing_left[node], questions.page[numeric]))]
+    node, page = questions.node[numeric], questions.page[numeric]
+    asked = np.empty(len(numeric), kernels.question(precision))
+    asked["threshold"] = _at_most(forest.threshold[node], precision)
+    asked["start"] = forest.place[node] * LANES
+    asked["keep"] = questions.keep[numeric]
+    begin = np.searchsorted(page, numbers)
+
+    pages = np.empty(len(numbers) - 1, kernels.PAGE)
+    tree = np.repeat(np.arange(len(forest.n_leaves)), questions.n_pages)
+    pages["first_leaf"] = _PAGE * (questions.first_page[tree] + questions.n_pages[tree] - 1 - numbers[:-1])
+    pages["begin"], pages["end"] = begin[:-1], begin[1:]
+    pages["missing_left"] = begin[1:] - np.bincount(page[forest.missing_left[node]], minlength=len(numbers) - 1)
+    first_lookup = np.searchsorted(questions.lookup_page, numbers)
+    pages["first_lookup"], pages["last_lookup"] = first_lookup[:-1], first_lookup[1:]
+
+    lookups = np.empty(len(questions.looked_up), kernels.LOOKUP)
+    n_codes = forest.n_levels[questions.looked_up] + np.int64(1)
+    lookups["start"] = questions.looked_up * LANES
+    lookups["table"] = starts = np.cumsum(n_codes) - n_codes
+    table = np.full(int(n_codes.sum()), _ALL, np.uint32)
+    width = len(forest.n_levels) + 1
+    key = questions.lookup_page * width + questions.looked_up
+    for k in np.flatnonzero(~questions.is_numeric):
+        split = int(questions.node[k])
+        i = int(np.searchsorted(key, questions.page[k] * width + forest.place[split] - forest.n_numeric))
+        part = table[starts[i] : starts[i] + n_codes[i]]
+        part[~forest.goes_left(split, len(part))] &= np.uint32(questions.keep[k])
+
+    trees = np.empty(len(forest.n_leaves), kernels.PAGED_TREE)
+    trees["first_page"], trees["last_page"] = questions.first_page, questions.first_page + questions.n_pages
+    trees["first_value"] = forest.first_value
+    return Paged(forest.columns, forest.n_levels, trees, pages, asked, lookups, table, forest.values)
+
+
+def _walked(forest: _Forest, precision: np.dtype) -> Walked:
+    """Trees as nodes."""
+    categorical = np.flatnonzero((forest.place >= forest.n_numeric) & ~forest.is_leaf)
+    nodes = np.empty(len(forest.feature), kernels.node(precision))
+    nodes["threshold"] = _at_most(forest.threshold, precision)
+    nodes["start"] = (2 * forest.place + forest.missing_left) * LANES
+    nodes["start"][categorical] = 0
+    nodes["right"], nodes["leaf"] = forest.right, forest.leaf
+    node_sets = np.zeros(len(nodes), kernels.NODE_SET)
     # First the empty set, for nodes that are not categorical: whatever code they ask it about, it is not there.
-    sets = [np.zeros(max(columns.n_levels, default=0) // 32 + 1, np.uint32)]
-    n_words, n_nodes, n_values = len(sets[0]), 0, 0
-    for tree in trees:
-        is_leaf = tree.feature < 0
-        place = np.where(is_leaf, 0, columns.place[tree.feature])
-        categorical = np.flatnonzero((place >= columns.n_numeric) & ~is_leaf)
-        walked = np.empty(tree.n_nodes, kernels.node(precision))
-        walked["threshold"] = _at_most(tree.threshold, precision)
-        walked["start"] = (2 * place + tree.missing_left) * LANES
-        walked["start"][categorical] = 0
-        walked["right"] = n_nodes + np.where(is_leaf, np.arange(tree.n_nodes), tree.right)
-        walked["leaf"] = np.cumsum(is_leaf) - is_leaf
-        nodes.append(walked)
-        of_node = np.zeros(tree.n_nodes, kernels.NODE_SET)
-        for at in categorical:
-            column = place[at] - columns.n_numeric
-            of_node[at] = column * LANES, n_words
-            sets.append(_words(_left_codes(tree, int(at), int(columns.n_levels[column]) + 1)))
-            n_words += len(sets[-1])
-        node_sets.append(of_node)
-        tree_records.append((n_nodes, tree.depth, len(categorical) > 0, n_values))
-        n_nodes += tree.n_nodes
-        n_values += tree.n_leaves
+    sets = [np.zeros(max(forest.n_levels, default=0) // 32 + 1, np.uint32)]
+    n_words = len(sets[0])
+    for at in categorical.tolist():
+        column = forest.place[at] - forest.n_numeric
+        node_sets[at] = column * LANES, n_words
+        sets.append(_words(forest.goes_left(at, int(forest.n_levels[column]) + 1)))
+        n_words += len(sets[-1])
+    trees = np.empty(len(forest.n_leaves), kernels.WALKED_TREE)
+    trees["root"], trees["depth"], trees["first_value"] = forest.first_node, forest.depth, forest.first_value
+    trees["has_sets"] = np.bincount(forest.tree[categorical], minlength=len(trees)) > 0
     return Walked(
-        columns.columns,
-        columns.n_levels,
-        np.array(tree_records, kernels.WALKED_TREE),
-        np.concatenate(nodes),
-        np.concatenate(node_sets),
-        np.concatenate(sets),
-        _leaf_values(trees),
-    )
+        forest.columns, forest.n_levels, trees, nodes, node_sets, np.concatenate(sets), forest.values
+    )  # fmt: skip
 
 
 def floor_to_float32(values: np.ndarray) -> np.ndarray:
@@ -143,60 +242,8 @@ def _at_most(thresholds: np.ndarray, precision: np.dtype) -> np.ndarray:
     return floor_to_float32(thresholds) if precision == np.float32 else thresholds
 
 
-class _Columns:
-    """The features that trees ask about, numeric ones first.
-
-    Attributes
-    ----------
-    columns : int64[n_used]
-    n_numeric : int
-    n_levels : uint32[n_used - n_numeric]
-    place : int64[n_features]
-        Where a feature is among the columns.
-    """
-
-    def __init__(self, trees: Sequence[Tree], features: tuple[Feature, ...]) -> None:
-        used = np.unique(np.concatenate([np.empty(0, np.int64), *(tree.feature for tree in trees)]))
-        used = used[used >= 0]
-        is_categorical = np.array([features[column].is_categorical for column in used], np.bool_)
-        self.columns = np.concatenate([used[~is_categorical], used[is_categorical]])
-        self.n_numeric = int((~is_categorical).sum())
-        levels = [features[column].levels or () for column in self.columns[self.n_numeric :]]
-        self.n_levels = np.array([len(of_column) for of_column in levels], np.uint32)
-        self.place = np.zeros(len(features), np.int64)
-        self.place[self.columns] = np.arange(len(self.columns))
-
-
-def _pages(tree: Tree) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """The pages of a tree from the last to the first, with the nodes that can exclude leaves of it.
-
-    Yields the page's number, the nodes, and which of its 32 bits the answer "right" leaves set for each of them: all but
-    those of the leaves under the left child.
-    """
-    is_leaf = tree.feature < 0
-    leaf: np.ndarray = np.cumsum(is_leaf) - is_leaf
-    split = np.flatnonzero(~is_leaf)
-    first, last = leaf[split], leaf[tree.right[split]]
-    for page in range((tree.n_leaves - 1) // _PAGE, -1, -1):
-        low, high = np.clip((first - page * _PAGE, last - page * _PAGE), 0, _PAGE)
-        asking = np.flatnonzero(high > low)
-        yield page, split[asking], (_ALL - ((1 << high) - (1 << low)))[asking]
-
-
-def _left_codes(tree: Tree, at: int, n_codes: int) -> np.ndarray:
-    """Which codes a categorical question sends left; the last one stands for missing values."""
-    left = np.zeros(n_codes, np.bool_)
-    left[tree.categories[at]] = True
-    left[-1] = tree.missing_left[at]
-    return left
-
-
 def _words(bits: np.ndarray) -> np.ndarray:
     """Booleans as bits of uint32 words, the first in the lowest."""
     padded = np.zeros((len(bits) // 32 + 1) * 32, np.bool_)
     padded[: len(bits)] = bits
     return np.packbits(padded, bitorder="little").view("<u4").astype(np.uint32)
-
-
-def _leaf_values(trees: Sequence[Tree]) -> np.ndarray:
-    return np.concatenate([np.empty(0), *(tree.value[tree.feature < 0] for tree in trees)])
