@@ -35,7 +35,13 @@ from typing import Any
 import numba
 from numba.core import caching, event
 
-from dboost.kernels.pipeline import KernelCompiler
+#: What `pipeline.py` changes is inside Numba; other versions compile in their own way, which takes longer.
+_KNOWN_INSIDE = numba.version_info.short == (0, 68)
+_PIPELINE: dict[str, Any] = {}
+if _KNOWN_INSIDE:
+    from dboost.kernels.pipeline import KernelCompiler
+
+    _PIPELINE["pipeline_class"] = KernelCompiler
 
 _PACKAGE = Path(__file__).parent.parent
 _WITH_KERNELS = ("kernels", "losses", "growth", "engine", "shard")
@@ -123,7 +129,7 @@ def _keep_nothing(*_: Any) -> None:
 
 def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     compile_: Any = numba.njit
-    options |= {"nogil": True, "no_cfunc_wrapper": True, "pipeline_class": KernelCompiler}
+    options |= {"nogil": True, "no_cfunc_wrapper": True} | _PIPELINE
 
     def decorate(function: Callable[..., Any]) -> Any:
         try:
@@ -138,7 +144,7 @@ def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
         def load_overload(signature: Any, context: Any) -> Any:
             found = None
-            if options.get("_nrt") is False:
+            if _KNOWN_INSIDE and options.get("_nrt") is False:
                 # Numba would make ready for compiling first (a third of a second), and for counting references.
                 with kept._guard_against_spurious_io_errors():
                     found = kept._load_overload(signature, context)
@@ -156,7 +162,7 @@ def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 #: For Numba's `overload` of what kernels call: `jit_options`.
-OVERLOAD: Any = {"error_model": "numpy", "_nrt": False, "pipeline_class": KernelCompiler}
+OVERLOAD: Any = {"error_model": "numpy", "_nrt": False} | _PIPELINE
 #: A kernel that Python calls. `error_model="numpy"` drops the checks for division by zero that keep loops from vectorising.
 kernel = _decorator(error_model="numpy")
 #: The same for one that neither makes nor hands out arrays (nor do the functions that it calls).
