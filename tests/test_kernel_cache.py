@@ -49,6 +49,42 @@ def test_kernels_are_kept_until_a_file_with_kernels_changes(copy: Path) -> None:
     assert use(copy) == (42, True)
 
 
+PARTS = """
+from dboost.kernels import internal, uncounted
+
+@internal
+def twice(x):
+    return 2 * x
+
+@uncounted
+def four_times(x):
+    return twice(twice(x))
+
+@uncounted
+def eight_times(x):
+    return 2 * twice(twice(x))
+"""
+USED = """
+import sys
+from dboost.kernels.parts import eight_times, four_times, twice
+print(four_times(10), "numba.np.arrayobj" in sys.modules)
+print(eight_times(10), sum(twice.stats.cache_hits.values()))
+"""
+
+
+def test_what_is_kept_is_used_without_making_ready_for_compiling_and_in_new_kernels(copy: Path) -> None:
+    (copy / "code" / "dboost" / "kernels" / "parts.py").write_text(PARTS)
+
+    def said(code: str) -> str:
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(copy / "cache"), "PYTHONPATH": str(copy / "code")}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=copy)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert said("from dboost.kernels.parts import four_times; print(four_times(1))") == "4\n"
+    assert said(USED) == "40 False\n80 1\n"
+
+
 def test_a_folder_that_nobody_may_write_to_is_read(copy: Path) -> None:
     assert use(copy) == (42, True)
     before = kept(copy)

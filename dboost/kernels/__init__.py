@@ -5,10 +5,11 @@ Every kernel is compiled on first use and kept in Numba's cache (`NUMBA_CACHE_DI
 change a result, so every processor computes the same bits. Threads are ordinary Python threads that call kernels which
 release the lock.
 
-Compilation is what a newcomer waits for first, so it is kept short: kernels that only other kernels call are `internal`,
-which spares the code that converts Python's arguments (the larger part of a small kernel; calling one from Python crashes);
-records of arrays are looped over rather than assigned by slices; and references to arrays are not counted (`_nrt=False`)
-where nobody needs it, which costs a tenth of the time on small tables besides.
+Compilation is what a newcomer waits for first, so it is kept short: kernels are compiled by a compiler of our own (`pipeline`);
+those that only other kernels call are `internal`, which spares the code that converts Python's arguments (the larger part of
+a small kernel; calling one from Python crashes); records of arrays are looped over rather than assigned by slices; and
+references to arrays are not counted (`_nrt=False`) where nobody needs it, which costs a tenth of the time on small tables
+besides. Kernels that count none are taken from the cache without what Numba loads and prepares before it compiles anything.
 
 A cached kernel contains its callees, but Numba only looks at the date of the file that the kernel itself is in. So the
 stamp of every kernel here covers all files that hold kernels: none outlives a change in any of them. It is a digest of what
