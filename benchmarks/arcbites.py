@@ -54,6 +54,7 @@ WAYS: dict[str, tuple[dict[str, Any] | None, str]] = {
     "arcbites, 20 trees a visit": ({"trees_per_visit": 20, "visits": None}, "files"),
     "arcbites, 5 trees a visit": ({"trees_per_visit": 5, "visits": None}, "files"),
     "arcbites, 1 tree a visit": ({"trees_per_visit": 1, "visits": None}, "files"),
+    "arcbites, 1 tree a visit, grouped anew": ({"trees_per_visit": 1, "visits": None, "parts": 5}, "files"),
     "arcbites, adaptive": ({"trees_per_visit": 10, "visits": None, "order": "adaptive"}, "files"),
     "streamed": (None, "files"),
     "streamed, timed": (None, "files"),

@@ -52,6 +52,10 @@ class ArcBites:
     early_stopping_rounds : int >= 1 or None
         Iterations without improvement on the test set (the last metric of the last evaluation set) after which a bite is
         left. None, without `trees_per_visit`: the fit's own `early_stopping_rounds`, else 10.
+    parts : int >= 1
+        The rows are divided into so many parts for each bite, and in every cycle the parts are put together to bites in
+        another way. With one part a row has the same company at every visit, and many cycles fit what is particular to it;
+        with two or more they do so later. Not with order="adaptive", which knows bites by their loss.
 
     Raises
     ------
@@ -63,6 +67,7 @@ class ArcBites:
     visits: int | None = 1
     order: str = RANDOM
     early_stopping_rounds: int | None = None
+    parts: int = 1
 
     def __post_init__(self) -> None:
         for name in ("n_bites", "trees_per_visit", "visits", "early_stopping_rounds"):
@@ -72,8 +77,21 @@ class ArcBites:
             if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
                 raise ParameterError(f"arcbites: {name}={value!r} must be an integer of at least 1 or None")
             object.__setattr__(self, name, int(value))
+        if isinstance(self.parts, bool) or not isinstance(self.parts, Integral) or self.parts < 1:
+            raise ParameterError(f"arcbites: parts={self.parts!r} must be an integer of at least 1")
+        object.__setattr__(self, "parts", int(self.parts))
+        if self.parts > 1 and self.order == ADAPTIVE:
+            raise ParameterError(
+                f"arcbites: parts={self.parts} makes other bites in every cycle, order='adaptive' wants the same"
+            )
         if self.order not in ORDERS:
             raise ParameterError(f"arcbites: order={self.order!r} must be one of {', '.join(map(repr, ORDERS))}")
+
+    @property
+    def n_parts(self) -> int:
+        """Parts of all bites together."""
+        assert self.n_bites is not None
+        return self.n_bites * self.parts
 
     @property
     def is_watched(self) -> bool:

@@ -17,7 +17,7 @@ import dboost
 from dboost import ArcBites, DBoostClassifier, DBoostRegressor, ParameterError
 from dboost.arcbites import read_arcbites
 from dboost.engine import in_process
-from dboost.growth.task import hashed, mixed
+from dboost.growth.task import VISITS, hashed, mixed
 from dboost.kernels.rows import select_rows
 from dboost.model.ensemble import Ensemble
 from dboost.params import make_parameters
@@ -178,6 +178,26 @@ def test_a_revisited_bite_has_the_scores_of_the_model() -> None:
         assert record["rows_kept"] == rows.sum()
 
 
+def test_parts_are_put_together_anew_in_every_cycle() -> None:
+    X, y = FRAME[FEATURES], FRAME["y"].to_numpy()
+    arcbites = ArcBites(3, 1, visits=4, parts=2)
+    booster = fit(X, y, arcbites=arcbites)
+    assert booster.ensemble.parameters["arcbites"]["parts"] == 2
+    part = bites_of(0, 6, np.arange(len(y)))
+    groups = []
+    for n, prediction in enumerate(booster.staged_predict(X)):
+        record, cycle = booster.history.iloc[n], n // 3
+        order = sorted(range(6), key=lambda k, cycle=cycle: mixed(0, VISITS, cycle, 6 + k))  # type: ignore[misc]
+        group = order[2 * int(record["bite"]) :][:2]
+        rows = np.isin(part, group)
+        groups.append(frozenset(group))
+        assert record["rows_kept"] == rows.sum()
+        assert record["train_loss"] == pytest.approx(((y - np.asarray(prediction))[rows] ** 2).mean() / 2, rel=1e-9)
+    cycles = [groups[k : k + 3] for k in range(0, 12, 3)]
+    assert all(frozenset().union(*cycle) == set(range(6)) for cycle in cycles), "every row once in a cycle"
+    assert len({frozenset(cycle) for cycle in cycles}) > 1, "in other company"
+
+
 # The model does not depend on how the rows are divided.
 
 
@@ -193,7 +213,8 @@ def test_a_revisited_bite_has_the_scores_of_the_model() -> None:
         visits=st.sampled_from([1, None]),
         order=st.sampled_from(["random", "cyclic", "adaptive"]),
         early_stopping_rounds=st.sampled_from([None, 2]),
-    ),
+    )
+    | st.builds(ArcBites, n_bites=st.integers(1, 4), trees_per_visit=st.just(2), visits=st.none(), parts=st.integers(2, 3)),
     given_set=st.booleans(),
 )
 @settings(max_examples=20)
@@ -361,6 +382,7 @@ FEW_BINS: dict[str, Any] = {"features": ["a", "b", "c", "level"], "max_bins": 15
         ("y", {"arcbites": ArcBites(8, 1, visits=2)}),
         ("y", {"arcbites": ArcBites(6, order="adaptive", early_stopping_rounds=1), "sample_weight": "w", "learning_rate": 1.0}),
         ("t", {"arcbites": ArcBites(9, 2), "sample_weight": "v", "loss": "log_loss", "subsample": 0.5}),
+        ("t", {"arcbites": ArcBites(8, 1, parts=3, visits=2), "sample_weight": "v", "loss": "log_loss"}),
         ("y", {"arcbites": ArcBites(7, 1), "loss": "huber", "offset": "v", "criterion": "gradient", "step": "line_search"}),
     ],
 )
@@ -463,6 +485,9 @@ def test_ways_to_write_it() -> None:
         ({"bites": 3}, "unknown field 'bites'; there are: n_bites, trees_per_visit"),
         ("yes", "arcbites='yes' must be a dboost.ArcBites"),
         (5, "arcbites=5 must be"),
+        ({"parts": 0}, "parts=0 must be an integer of at least 1"),
+        ({"parts": 2, "order": "adaptive"}, "parts=2 makes other bites in every cycle, order='adaptive' wants the same"),
+        ({"n_bites": 500, "parts": 2}, "n_bites=500 of 2 parts each is more than the 900 rows"),
         ({"n_bites": 901}, "n_bites=901 is more than the 900 rows"),
     ],
 )

@@ -71,6 +71,7 @@ KINDS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "three classes": ("t", ["a", "b", "d"], {"arcbites": ArcBites(3, early_stopping_rounds=2), "max_iter": 25}),
     "one tree a visit": ("y", ["a", "b", "e"], {"arcbites": ArcBites(4, 1, visits=3), "subsample": 0.6}),
     "adaptive": ("y", ["a", "b", "c"], {"arcbites": ArcBites(3, 2, visits=2, order="adaptive"), "loss": "huber"}),
+    "grouped anew": ("z", ["a", "b", "e"], {"arcbites": ArcBites(3, 1, visits=3, parts=2), "max_iter": 9}),
     "more bites than some partition has rows": ("y", ["a", "b"], {"arcbites": ArcBites(40, 1, visits=1)}),
 }
 

@@ -23,6 +23,7 @@ WAYS: dict[str, ArcBites] = {
     "watched": ArcBites(n_bites=4, visits=None, early_stopping_rounds=2),
     "so many trees each": ArcBites(n_bites=3, trees_per_visit=2, visits=None),
     "the worst first": ArcBites(n_bites=3, visits=None, order="adaptive", early_stopping_rounds=1),
+    "in other company": ArcBites(n_bites=3, trees_per_visit=2, visits=None, parts=2),
     "one after the other": ArcBites(n_bites=3, trees_per_visit=3, visits=2, order="cyclic"),
 }
 

@@ -84,13 +84,13 @@ class ClusterEngine:
         """Repair this table too when workers are lost."""
         self._tables.append(table)
 
-    def turn_to(self, bite: int, iterations: Sequence[Sequence[ValuedTree]]) -> None:
+    def turn_to(self, bite: Sequence[int], iterations: Sequence[Sequence[ValuedTree]]) -> None:
         """Train on the rows of this arcbite from now on, beginning with the scores of a model of these iterations."""
         n_known = 0 if self._turn is None else self._turn.n_kept
         number = 0 if self._turn is None else self._turn.number + 1
         # What late rows are told is the new turn already.
         self._iterations, self._pending = [tuple(trees) for trees in iterations], []
-        self._turn = turn = Turn(number, bite, len(self._iterations))
+        self._turn = turn = Turn(number, tuple(bite), len(self._iterations))
 
         def ask() -> None:
             workers, applied = self._training.workers, self._n_advanced - 1

@@ -198,7 +198,7 @@ def fit_on_cluster(
                 coarse=prepared.start.loss_unit,
                 starts=starts_of(table.n_kept),
                 budget=budget,
-                n_bites=None if arcbites is None else arcbites.n_bites,
+                n_bites=None if arcbites is None else arcbites.n_parts,
                 seed=parameters.random_state,
                 may_stream=parameters.split_proposal == "global",
             )

@@ -245,7 +245,11 @@ class Holding(Refitting):
         """A part for rows of the present bite, with the scores of what was kept before its turn."""
         recipe = self._recipe
         assert recipe is not None
-        shard = rows.enter(recipe.build, self._resting.kept, lambda work, n: in_ranges(work, n, self._n_threads))
+
+        def spread(work: Callable[[int, int], None], n: int) -> None:
+            in_ranges(work, n, self._n_threads)
+
+        shard = rows.caught_up(recipe.layout, self._resting.kept, spread).shard(recipe.build, spread)
         return MemoryPart(Rounds(shard, recipe.n_planes), batch, recipe, self._n_threads, Scratch())
 
     # Training.

@@ -47,7 +47,7 @@ class Recipe:
     budget : Budget or None
         What the fit may add to the memory of each worker.
     n_bites : int or None
-        Into how many arcbites the rows are divided, if at all.
+        Into how many arcbites (or parts of such) the rows are divided, if at all.
     seed : int
         By which they are.
     may_stream : bool
@@ -103,10 +103,11 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Turn:
-    """A visit to an arcbite: its number, the bite, and how many iterations of this fit the model has kept before it."""
+    """A visit to an arcbite: its number, the parts that the bite is made of, and how many iterations of this fit the model has
+    kept before it."""
 
     number: int
-    bite: int
+    bite: tuple[int, ...]
     n_kept: int
 
 

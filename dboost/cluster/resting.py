@@ -91,7 +91,7 @@ class RestingBites:
     def put(self, batch: str, store: Store) -> list[Bite]:
         """Take in a batch, whose scores are those of no tree. Returns its rows of the present bite."""
         self._stores[batch] = store
-        return [] if self.turn is None else list(store.of(self.turn.bite))
+        return [] if self.turn is None else [rows for part in self.turn.bite for rows in store.of(part)]
 
     def take(self, turn: Turn, first: int, iterations: Iterations) -> bool:
         """Note whose turn it is; False when iterations before number `first` are not known here.
@@ -108,7 +108,8 @@ class RestingBites:
         """The rows of the bite whose turn it is, and which batch they are of."""
         if self.turn is None:
             return []
-        return [(batch, part) for batch, store in self._stores.items() for part in store.of(self.turn.bite)]
+        turn = self.turn
+        return [(batch, rows) for batch, store in self._stores.items() for part in turn.bite for rows in store.of(part)]
 
     def keep(self, batch: str, partitions: Sequence[int], stays: Stays) -> None:
         """Let go of the rows of this batch's other partitions."""

@@ -15,7 +15,7 @@ from dboost.engine.in_process import InProcessEngine, choose_threads, is_small
 from dboost.engine.team import Team
 from dboost.growth.frontier import Rule
 from dboost.growth.task import Extremes, GrownTree, TreeTask
-from dboost.shard.bites import Bite, Build
+from dboost.shard.bites import Bite, Build, joined
 from dboost.shard.catch_up import ValuedTree
 
 
@@ -25,6 +25,7 @@ class BittenEngine:
     Parameters
     ----------
     bites : sequence of Bite
+        Or their parts, where several make a bite; n_together : how many at most.
     build : Build
     loss_terms, rule, n_planes, coarse, n_threads
         As in `InProcessEngine`.
@@ -44,6 +45,7 @@ class BittenEngine:
         n_planes: int,
         coarse: float,
         n_threads: int,
+        n_together: int = 1,
         bytes_read: Callable[[], int] = int,
         release: Callable[[], object] | None = None,
     ) -> None:
@@ -52,7 +54,7 @@ class BittenEngine:
         self._bytes_read, self._reported, self._release = bytes_read, 0, release
         self._terms = loss_terms
         self._rule, self._n_planes, self._coarse = rule, n_planes, coarse
-        largest, n_features = max(bite.n_rows for bite in bites), len(build.bin_layout.n_bins)
+        largest, n_features = n_together * max(bite.n_rows for bite in bites), len(build.bin_layout.n_bins)
         self.team = Team(choose_threads(largest, n_features, n_threads), in_caller=is_small(largest, n_features))
         self._engine: InProcessEngine | None = None
 
@@ -60,10 +62,13 @@ class BittenEngine:
     def n_rows(self) -> int:
         return sum(bite.n_rows for bite in self._bites)
 
-    def turn_to(self, bite: int, iterations: Sequence[Sequence[ValuedTree]]) -> None:
+    def turn_to(self, bite: Sequence[int], iterations: Sequence[Sequence[ValuedTree]]) -> None:
         """Train on the rows of this bite from now on, beginning with the scores of a model of these iterations."""
         self._engine = None
-        shard = self._bites[bite].enter(self._build, iterations, self._spread)
+        parts = [self._bites[part].caught_up(self._build.layout, iterations, self._spread) for part in bite]
+        rows = joined(parts)
+        del parts
+        shard = rows.shard(self._build, self._spread)
         self._engine = InProcessEngine(
             shard, self._terms, rule=self._rule, n_planes=self._n_planes, coarse=self._coarse, team=self.team
         )

@@ -48,8 +48,9 @@ class Engine(Protocol):
 class EngineOfBites(Engine, Protocol):
     """Holds the training rows divided into arcbites (see `shard.bites`); `n_rows` counts all of them."""
 
-    def turn_to(self, bite: int, iterations: Sequence[Sequence[ValuedTree]]) -> None:
+    def turn_to(self, bite: Sequence[int], iterations: Sequence[Sequence[ValuedTree]]) -> None:
         """Train on the rows of this bite from now on. Comes before everything else.
 
+        bite : the parts that it is made of.
         iterations : those of the model as it is kept, with which the bite's scores begin.
         """

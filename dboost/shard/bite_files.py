@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from dboost.kernels.histograms import Layout
-from dboost.shard.bites import Build, Resting, Spread
+from dboost.shard.bites import Resting, Spread
 from dboost.shard.catch_up import ValuedTree
-from dboost.shard.shard import Shard, empty_codes
+from dboost.shard.shard import empty_codes
 from dboost.shard.store import BLOCK_ROWS, BlockFile, Field
 
 _LEAST_BLOCK_ROWS = 256
@@ -184,9 +184,9 @@ class Filed:
     def n_rows(self) -> int:
         return self.files.n_rows(self.bite, self.share)
 
-    def enter(self, build: Build, iterations: Sequence[Sequence[ValuedTree]], spread: Spread) -> Shard:
-        """A shard of these rows whose scores are those of the model."""
+    def caught_up(self, layout: Layout, iterations: Sequence[Sequence[ValuedTree]], spread: Spread) -> Resting:
+        """These rows with the scores of the model."""
         rows = self.files.read(self.bite, self.n_seen, self.share)
-        shard = rows.enter(build, iterations, spread, partial(self.files.write_scores, self.bite, self.share))
+        found = rows.caught_up(layout, iterations, spread, partial(self.files.write_scores, self.bite, self.share))
         self.n_seen = rows.n_seen
-        return shard
+        return found

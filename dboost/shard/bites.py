@@ -13,7 +13,7 @@ are added one by one in the order of the trees, which gives the very sums that a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -51,8 +51,8 @@ class Bite(Protocol):
     @property
     def n_rows(self) -> int: ...
 
-    def enter(self, build: Build, iterations: Sequence[Sequence[ValuedTree]], spread: Spread) -> Shard:
-        """A shard of these rows whose scores are those of the model, see `Resting.enter`."""
+    def caught_up(self, layout: Layout, iterations: Sequence[Sequence[ValuedTree]], spread: Spread) -> Resting:
+        """These rows with the scores of the model, see `Resting.caught_up`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,30 +95,34 @@ class Resting:
     def n_rows(self) -> int:
         return len(self.target)
 
-    def enter(
+    def caught_up(
         self,
-        build: Build,
+        layout: Layout,
         iterations: Sequence[Sequence[ValuedTree]],
         spread: Spread,
         keep: Callable[[np.ndarray], object] | None = None,
-    ) -> Shard:
-        """A shard of these rows whose scores are those of the model.
+    ) -> Resting:
+        """These rows with the scores of the model, of which somebody else may make what he likes.
 
         iterations : all that the model has at present; those that were there when the bite was last entered still are.
         keep : takes note of the scores if they have changed, instead of this record.
         """
-        missed, layout = iterations[self.n_seen :], build.layout
+        missed = iterations[self.n_seen :]
         if missed:
             spread(lambda first, last: take_in(self.codes, layout, missed, self.raw, first, last), self.n_rows)
             self.n_seen = len(iterations)
             if keep is not None:
                 keep(self.raw)
+        return replace(self, raw=self.raw.copy() if keep is None else self.raw)
+
+    def shard(self, build: Build, spread: Spread) -> Shard:
+        """A shard of these rows, which takes their scores over."""
         shard = Shard(
             self.codes,
-            layout,
+            build.layout,
             self.target,
             self.weight,
-            self.raw.copy() if keep is None else self.raw,
+            self.raw,
             bin_layout=build.bin_layout,
             constant_hessian=build.constant_hessian,
             max_leaves=build.max_leaves,
@@ -145,3 +149,27 @@ class Resting:
         ends = np.cumsum(np.bincount(bites, minlength=n_bites))
         for first, last in zip((0, *ends[:-1]), ends, strict=True):
             yield order[first:last], self.some_rows(order[first:last])
+
+
+def joined(parts: Sequence[Resting]) -> Resting:
+    """The rows of several parts as one; they have seen the same iterations."""
+    if len(parts) == 1:
+        return parts[0]
+    narrow, wide = (np.concatenate([of(part.codes) for part in parts], axis=1) for of in (_narrow, _wide))
+    weights = [part.weight for part in parts if part.weight is not None]
+    return Resting(
+        Codes(narrow, wide, parts[0].codes.row_of),
+        np.concatenate([part.target for part in parts]),
+        np.concatenate(weights) if weights else None,
+        np.concatenate([part.raw for part in parts], axis=-1),
+        np.concatenate([part.numbers for part in parts]),
+        parts[0].n_seen,
+    )
+
+
+def _narrow(codes: Codes) -> np.ndarray:
+    return codes.narrow
+
+
+def _wide(codes: Codes) -> np.ndarray:
+    return codes.wide

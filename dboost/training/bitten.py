@@ -53,8 +53,9 @@ def settle_bites(prepared: Prepared, budget: Budget | None, most_rows: int | Non
         n_bites = min(DEFAULT_BITES, n_rows) if budget is None else _bites_within(budget, traits_of(prepared), n_rows)
     elif budget is not None:
         _check_fits(budget, traits_of(prepared), n_rows if most_rows is None else most_rows, n_bites)
-    if n_bites > n_rows:
-        raise ParameterError(f"arcbites: n_bites={n_bites} is more than the {n_rows} rows that there are to train on")
+    if n_bites * arcbites.parts > n_rows:
+        of = "" if arcbites.parts == 1 else f" of {arcbites.parts} parts each"
+        raise ParameterError(f"arcbites: n_bites={n_bites}{of} is more than the {n_rows} rows that there are to train on")
     prepared.parameters = replace(prepared.parameters, arcbites=replace(arcbites, n_bites=n_bites))
 
 
@@ -141,10 +142,10 @@ def bites_in_files(
 
 
 def _division(prepared: Prepared) -> tuple[int, int]:
-    """How many bites, and the seed by which rows are divided among them."""
+    """How many parts of bites, and the seed by which rows are divided among them."""
     arcbites = prepared.parameters.arcbites
-    assert arcbites is not None and arcbites.n_bites is not None
-    return arcbites.n_bites, prepared.parameters.random_state
+    assert arcbites is not None
+    return arcbites.n_parts, prepared.parameters.random_state
 
 
 def _engine(
@@ -154,6 +155,8 @@ def _engine(
     bytes_read: Callable[[], int],
     release: Callable[[], object] | None,
 ) -> BittenEngine:
+    arcbites = prepared.parameters.arcbites
+    assert arcbites is not None
     return BittenEngine(
         bites,
         Build(
@@ -169,6 +172,7 @@ def _engine(
         n_planes=prepared.n_planes,
         coarse=prepared.start.loss_unit,
         n_threads=n_threads,
+        n_together=arcbites.parts,
         bytes_read=bytes_read,
         release=release,
     )

@@ -50,9 +50,10 @@ class _Visits:
 
     def run(self, assemble: Assemble, progress: Progress) -> None:
         training, arcbites, stopping = self._training, self._arcbites, self._training.early_stopping
-        seed, n_bites = training.parameters.random_state, arcbites.n_bites
-        assert n_bites is not None
-        bites = [int(bite) for bite in np.flatnonzero(bite_sizes(seed, n_bites, training.engine.n_rows))]
+        seed = training.parameters.random_state
+        self._parts = np.flatnonzero(bite_sizes(seed, arcbites.n_parts, training.engine.n_rows)).tolist()
+        # Bites of several parts are what they are for one cycle; of one part, some may have no rows.
+        bites = self._parts if arcbites.parts == 1 else list(range(-(-len(self._parts) // arcbites.parts)))
         resumed = None if training.checkpoint is None else training.checkpoint.visits
         visited: list[int] = []
         in_vain = 0  # visits since the last that improved the model
@@ -60,7 +61,7 @@ class _Visits:
             visited, in_vain, self._n_visits = resumed["bites"], resumed["in_vain"], len(resumed["bites"])
             training.history = list(training.checkpoint.history)
         if training.checkpoint is not None:
-            training.code_sums = self._code_sums(bites)
+            training.code_sums = self._code_sums(self._parts)
         for bite in order_of_visits(arcbites, bites, seed, self._losses, visited):
             began, at_first = time.perf_counter(), training.n_done
             self._past = {"bites": visited, "in_vain": in_vain}
@@ -85,7 +86,7 @@ class _Visits:
         training = self._training
         self._n_visits += 1
         training.place = {"bite": bite, "visit": self._n_visits}
-        self._turn_to(bite)
+        self._turn_to(self._made_of(bite))
         if not self._has_begun:
             self._has_begun = True
             for held in training.held_out:
@@ -99,11 +100,21 @@ class _Visits:
             training.begin_visit(self._n_visits, training.n_done)
         return extremes
 
-    def _code_sums(self, bites: Sequence[int]) -> list[int]:
+    def _made_of(self, bite: int) -> Sequence[int]:
+        """The parts of a bite at the present visit."""
+        n, arcbites = self._arcbites.parts, self._arcbites
+        if n == 1:
+            return [bite]
+        n_bites = -(-len(self._parts) // n)
+        cycle, seed = (self._n_visits - 1) // n_bites, self._training.parameters.random_state
+        mixed_up = sorted(self._parts, key=lambda part: mixed(seed, VISITS, cycle, arcbites.n_parts + part))
+        return mixed_up[bite * n : (bite + 1) * n]
+
+    def _code_sums(self, parts: Sequence[int]) -> list[int]:
         """What `checkpoint.merged` says of all bites."""
         n_features, totals = len(self._training.binning.features), []
-        for bite in bites:
-            self._turn_to(bite)
+        for part in parts:
+            self._turn_to([part])
             totals.append(merged(self._engine, n_features))
         return [sum(of_all) % 2**64 for of_all in zip(*totals, strict=True)]
 
@@ -135,7 +146,7 @@ class _Visits:
             for held in training.held_out:
                 held.rewind()
 
-    def _turn_to(self, bite: int) -> None:
+    def _turn_to(self, bite: Sequence[int]) -> None:
         training, k = self._training, self._training.loss.n_outputs
         assert training.valued is not None
         self._engine.turn_to(bite, [tuple(training.valued[i : i + k]) for i in range(0, len(training.valued), k)])
@@ -145,7 +156,7 @@ class _Visits:
         """The mean loss of each bite's rows at present."""
         training, losses = self._training, {}
         for bite in bites:
-            self._turn_to(bite)
+            self._turn_to([bite])
             losses[bite] = training.loss_of(training.steps.advance(training.nothing), training.n_done)
         return losses
 
