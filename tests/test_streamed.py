@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dboost
+from dboost.engine import streamed as streamed_engine
 from dboost.shard import blocks
 from dboost.training.budget import Budget, parse_limit
 from tests.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
@@ -105,6 +106,33 @@ def test_early_stopping_and_history(folder: Path) -> None:
     assert saved(kept) == saved(streamed)
     assert (kept.history["bytes_read"] == 0).all()
     assert (streamed.history["bytes_read"] > 400 * len(NUMERIC)).all()
+
+
+@pytest.mark.parametrize("n_staying", [None, 1])
+def test_blocks_that_stay(folder: Path, monkeypatch: pytest.MonkeyPatch, n_staying: int | None) -> None:
+    """As many blocks as the limit leaves room for are read once, before the first tree: here all, or one for each thread."""
+    found: list[tuple[int, int]] = []
+
+    def counted(files: blocks.Blocks, n_bytes: int, width: int, n_threads: int) -> int:
+        n = allowed(files, n_bytes, width, n_threads)
+        found.append((n_bytes, n * n_threads * sum(file.stride for file in files.files)))
+        return n if n_staying is None else n_staying
+
+    allowed = streamed_engine.blocks_that_stay
+    monkeypatch.setattr(streamed_engine, "WORTH_KEEPING", 0)
+    monkeypatch.setattr(streamed_engine, "blocks_that_stay", counted)
+    kept, streamed = both(mixed_frame(500), "late", sample_weight="w", subsample=0.6, n_threads=2)
+    assert saved(kept) == saved(streamed)
+    read = streamed.history["bytes_read"].to_numpy()
+    assert (read == 0).all() if n_staying is None else (read > 0).all()
+    ((most, taken),) = found
+    assert 0.5 * most < taken < most < 0.75 * 64 * 2**20
+    assert list(folder.iterdir()) == []
+
+
+def test_small_tables_are_left_to_the_system(folder: Path) -> None:
+    streamed = dboost.fit(mixed_frame(500), "late", features=NUMERIC, max_iter=2, memory_limit=LIMIT)
+    assert (streamed.history["bytes_read"] > 0).all()
 
 
 def test_a_limit_that_holds_the_rows_leaves_them_in_memory() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import dboost
+from dboost.engine.streamed import StreamedEngine
 from dboost.shard import blocks
 from dboost.training.budget import Budget
 
@@ -99,6 +100,27 @@ def flip(path: Path) -> None:
 def test_files_that_change_under_a_fit(folder: Path, action: Callable[[Path], None], complaint: str) -> None:
     with pytest.raises(dboost.DBoostError, match=complaint):
         fit(callbacks=at(1, lambda: action(folder)))
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("growth", [{"max_leaf_nodes": 8}, {"max_leaf_nodes": None, "max_depth": 2}])
+@pytest.mark.parametrize("after", [1, 2])
+def test_codes_that_change_under_the_last_tree(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, growth: dict[str, Any], after: int
+) -> None:
+    """Between two passes over the files; checksums are verified when the codes are read for the last time."""
+    n_asked, answers = [0], StreamedEngine._answers
+
+    def altered(engine: StreamedEngine, question: Any) -> Any:
+        if n_asked[0] == after:
+            flip(the(folder, "codes"))
+        n_asked[0] += 1
+        return answers(engine, question)
+
+    monkeypatch.setattr(StreamedEngine, "_answers", altered)
+    with pytest.raises(dboost.DBoostError, match="codes is damaged: block 0 is not what was written"):
+        fit(max_iter=1, **growth)
+    assert n_asked[0] > after + (after == 1)
     assert list(folder.iterdir()) == []
 
 

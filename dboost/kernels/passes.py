@@ -66,11 +66,12 @@ def open_nodes(
         grouped, there[0] = found, U(n)
     else:
         # The two halves of the block take turns: to move a counter again a processor waits until it has been written.
-        half = U((n + 1) >> 1)
+        half = U(n >> 1)
         for i in range(half):
             here[leaf[found[i] & ROW]] += U(1)
-            if i + half < U(n):
-                there[leaf[found[i + half] & ROW]] += U(1)
+            there[leaf[found[i + half] & ROW]] += U(1)
+        if n % 2 == 1:
+            there[leaf[found[n - 1] & ROW]] += U(1)
         # Records of nodes that are opened are brought together; all others go to the place behind them, one over the other.
         n_opened = U(0)
         for slot in range(n_slots):
@@ -83,17 +84,15 @@ def open_nodes(
             if step[slot] == 0:
                 here[slot] = there[slot] = n_opened
         for i in range(half if n_opened > 0 else U(0)):
-            record = found[i]
-            slot = leaf[record & ROW]
-            at = here[slot]
-            here[slot] = at + step[slot]
-            grouped[at] = record
-            if i + half < U(n):
-                record = found[i + half]
-                slot = leaf[record & ROW]
-                at = there[slot]
-                there[slot] = at + step[slot]
-                grouped[at] = record
+            one, other = found[i], found[i + half]
+            slot, other_slot = leaf[one & ROW], leaf[other & ROW]
+            at, other_at = here[slot], there[other_slot]
+            here[slot], there[other_slot] = at + step[slot], other_at + step[other_slot]
+            grouped[at], grouped[other_at] = one, other
+        if n % 2 == 1 and n_opened > 0:
+            slot = leaf[found[n - 1] & ROW]
+            grouped[there[slot]] = found[n - 1]
+            there[slot] += step[slot]
     # Behind the second half's records of a slot those of the next one begin.
     first = U(0)
     for slot in range(n_slots):

@@ -10,9 +10,10 @@ A tree grows by passes (`kernels.passes`): each question of the grower is answer
 rows go to the nodes that were split last and are added to the histograms of those to be opened. The grower opens many
 nodes at a time here, since a pass over the files costs more than histograms made for nothing.
 
-Checksums of codes are verified once a tree, in its last pass: what was damaged or altered when an earlier pass read it still is
-then, and the tree is not finished. Only wide columns are verified in every pass, for a code that is too large would be added up
-beside the histogram; each of the 256 codes that a byte can hold has its place.
+Checksums of codes are verified once a tree, when they are read for the last time: what was damaged or altered when an earlier
+pass read it still is then, and the tree is not finished. Which pass reads them last is not always known before: it may be one
+that opens fewer nodes than the pass before. Only wide columns are verified in every pass, for a code that is too large would be
+added up beside the histogram; each of the 256 codes that a byte can hold has its place.
 """
 
 from __future__ import annotations
@@ -188,6 +189,7 @@ class _Tree:
     def __init__(self, shard: StreamedShard, task: TreeTask) -> None:
         self._shard, self._task = shard, task
         self._slot_of = {0: 0}
+        self._n_opened, self._is_verified = 0, False  # by the last pass that has read codes
         self._scratch = np.zeros(int(shard.layout.n_bins.max()) + 1, np.int64)
         self._records = np.empty((2, shard.blocks.state.block_rows), np.uint64)
 
@@ -215,10 +217,13 @@ class _Tree:
             named.append("curvature")
         wishes = [self._of_output(name) for name in named] + (["times"] if traits.has_times else [])
         leaf = [self._of_output("leaf")]
-        is_last, can_wait = question.leaves is not None, layout.n_tiled == len(layout.first) - 1
+        has_wide = layout.n_tiled < len(layout.first) - 1
+        reads_codes = bool(question.splits or question.openings) or not self._is_verified
+        self._is_verified = has_wide or sums is not None or n_openings < self._n_opened
+        self._n_opened = n_openings
         for block in shard.walk(
-            codes=bool(question.splits or question.openings) or is_last,
-            verify=is_last or not can_wait,
+            codes=reads_codes,
+            verify=self._is_verified,
             reads=wishes if is_first else [*wishes, *leaf],
             writes=leaf if is_first or question.splits or sums is not None else (),
         ):
