@@ -30,6 +30,8 @@ from dboost.schema import Feature
 
 #: Rows that quantiles are taken from.
 SAMPLE_ROWS = 200_000
+#: So few values take less time than handing them to other threads.
+FEW = 400_000
 #: Bins that two bytes can tell apart, beside "missing".
 MOST_CELLS = 65_535
 
@@ -133,6 +135,8 @@ def propose_all(
     columns: Sequence[np.ndarray | None], weight: np.ndarray | None, max_bins: int, n_threads: int
 ) -> tuple[np.ndarray | None, ...]:
     """Split points of all features; None where a column is None (categorical)."""
+    if n_threads == 1 or sum(0 if column is None else len(column) for column in columns) < FEW:
+        return tuple(None if column is None else propose(column, weight, max_bins) for column in columns)
     with ThreadPoolExecutor(n_threads) as pool:
         return tuple(pool.map(lambda column: None if column is None else propose(column, weight, max_bins), columns))
 

@@ -64,10 +64,10 @@ class Distribution:
     @classmethod
     def of_numbers(cls, values: np.ndarray) -> Distribution:
         """From some values (float64[n], NaN where missing)."""
-        present = values[~np.isnan(values)]
+        present = np.sort(values[~np.isnan(values)])
         cuts = propose(present, None, GROUPS)
-        counts = np.bincount(np.searchsorted(cuts, present, side="left"), minlength=len(cuts) + 1)
-        low, high = (float(present.min()) + 0.0, float(present.max()) + 0.0) if len(present) else (math.nan, math.nan)
+        counts = np.diff(np.searchsorted(present, cuts, side="right"), prepend=0, append=len(present))
+        low, high = (float(present[0]) + 0.0, float(present[-1]) + 0.0) if len(present) else (math.nan, math.nan)
         return cls(counts.astype(np.int64), len(values) - len(present), cuts, low, high)
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.binning import Binning, distinct_values, exact_binning, padded_edges, propose_all, sample_rows
+from dboost.binning import FEW, Binning, distinct_values, exact_binning, padded_edges, propose_all, sample_rows
 from dboost.errors import DataError
 from dboost.kernels.bins import encode_column, encode_matrix
 from dboost.kernels.histograms import Layout
@@ -17,6 +17,8 @@ from dboost.shard.layout import NARROW_BINS
 from dboost.shard.shard import Codes, empty_codes
 from dboost.sources import CategoryColumn, Chunk, Table
 
+#: So few rows are no work for several threads.
+_FEW_ROWS = 16_384
 #: Values that are looked up at once.
 _PIECE = 1 << 16
 
@@ -132,20 +134,20 @@ class Encoder:
         """Write codes from row `position` on; returns (row in chunk, feature) of an infinite value, or None."""
         matrix = chunk.matrix
         n = chunk.n_rows if rows is None else len(rows)
+        every = map if n * len(self._narrow) < FEW else self._pool.map
         if matrix is not None and matrix.dtype in (np.float32, np.float64) and all(self._narrow):
             if rows is not None:
                 matrix = matrix[rows]
-            found = self._encode_matrix(matrix, slice(position, position + n))
+            found = self._encode_matrix(matrix, slice(position, position + n), every)
         else:
             tasks = ((feature, column, rows, slice(position, position + n)) for feature, column in enumerate(chunk.columns))
-            found = next(
-                (pair for pair in self._pool.map(self._encode_column, *zip(*tasks, strict=True)) if pair is not None), None
-            )
+            answers = every(self._encode_column, *zip(*tasks, strict=True))
+            found = next((pair for pair in answers if pair is not None), None)
         if found is not None and rows is not None:
             return int(rows[found[0]]), found[1]
         return found
 
-    def _encode_matrix(self, matrix: np.ndarray, out: slice) -> tuple[int, int] | None:
+    def _encode_matrix(self, matrix: np.ndarray, out: slice, every: Callable[..., Any]) -> tuple[int, int] | None:
         edges = self._edges[matrix.dtype.type]
         codes = self._codes.narrow[:, out]
         n, p = matrix.shape
@@ -153,7 +155,7 @@ class Encoder:
         def part(bounds: tuple[int, int]) -> int:
             return encode_matrix(matrix, edges, self._n_bins, codes, *bounds)
 
-        for found in self._pool.map(part, _ranges(n, self._n_threads)):
+        for found in every(part, _ranges(n, self._n_threads)):
             if found >= 0:
                 return divmod(found, p)
         return None
@@ -195,7 +197,11 @@ def _ranges(n: int, parts: int) -> Iterator[tuple[int, int]]:
 
 
 def in_ranges(work: Callable[[int, int], Any], n: int, n_threads: int) -> None:
-    """Call work(first, last) over `n_threads` ranges at once."""
+    """Call work(first, last) over `n_threads` ranges at once, or over all of a few rows."""
+    if n_threads == 1 or n < _FEW_ROWS:
+        if n:
+            work(0, n)
+        return
     with ThreadPoolExecutor(n_threads) as pool:
         for done in [pool.submit(work, *bounds) for bounds in _ranges(n, n_threads)]:
             done.result()
