@@ -253,6 +253,7 @@ def test_a_worker_joins_and_takes_part_in_every_bite(killing: Processes) -> None
             killing.client.wait_for_workers(n_before + 1, timeout=60)
         if now.iteration >= 5 and not (rows and rows[-1][0]):
             rows.append(sorted(killing.client.run(held_rows).values()))
+            time.sleep(0.2)  # it may take seconds until it is ready to take rows over
 
     warm(killing, 1)
     n_before = len(killing.pids())

@@ -198,7 +198,7 @@ def test_workers_with_bites_in_files_die_and_come(dying: Processes) -> None:
             client.wait_for_workers(2, timeout=60)
             client.run(stream_everything)
         if now.iteration > 10 and (not rows or not rows[-1][0]):
-            time.sleep(0.1)  # while the newcomer reads its part
+            time.sleep(0.25)  # while the newcomer reads its part
             rows.append(sorted(client.run(rows_in_files).values()))
 
     booster = dboost.fit(lazily(10), "z", callbacks=replace, **options | arcbites)
