@@ -220,11 +220,11 @@ def draw_pictures(name: str, found: list[dict[str, Any]], folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
-    for one in found:
-        curve = one["curve"]
+    for k, one in enumerate(found):
+        curve, style = one["curve"], {"label": one["way"], "linewidth": 1.2, "color": f"C{k}"}
         if one["bytes_read"]:
-            left.plot(np.maximum(curve["bytes"], 1) / 2**20, curve["loss"], label=one["way"], linewidth=1.2)
-        right.plot(curve["seconds"], curve["loss"], label=one["way"], linewidth=1.2)
+            left.plot(np.maximum(curve["bytes"], 1) / 2**20, curve["loss"], **style)
+        right.plot(curve["seconds"], curve["loss"], **style)
     left.set(xscale="log", xlabel="MiB read", ylabel="log loss on the deciding rows", title=name)
     right.set(xscale="log", xlabel="seconds")
     right.legend(fontsize="small")
