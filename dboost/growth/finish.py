@@ -126,14 +126,15 @@ class Harvest:
         threshold = [math.nan] * n
         categories: list[np.ndarray | None] = [None] * n
         feature, cuts = self.feature.tolist(), self.cut.tolist()
+        n_bins = binning.n_bins
         for node in range(n):
             if child[node] < 0:
                 continue
             edges = binning.edges[feature[node]]
             if edges is None:
                 assert self.left_codes is not None
-                n_levels = int(binning.n_bins[feature[node]])
-                categories[node] = np.flatnonzero(self.left_codes[node, :n_levels]).astype(np.int32)
+                levels = self.left_codes[node, : n_bins[feature[node]]]
+                categories[node] = np.flatnonzero(levels).astype(np.int32)
             else:
                 # A cut after the last bin separates missing values only.
                 threshold[node] = edges[cuts[node]] if cuts[node] < len(edges) else math.inf
