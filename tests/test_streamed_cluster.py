@@ -192,7 +192,9 @@ def test_workers_with_bites_in_files_die_and_come(dying: Processes) -> None:
     def replace(now: dboost.Iteration) -> None:
         if now.iteration == 10:
             os.kill(victim, signal.SIGKILL)
+            deadline = time.monotonic() + 60
             while address in client.scheduler_info(n_workers=-1)["workers"]:
+                assert time.monotonic() < deadline, "the scheduler does not notice that a worker was killed"
                 time.sleep(0.05)
             dying.add_worker()
             client.wait_for_workers(2, timeout=60)

@@ -155,7 +155,8 @@ def joined(parts: Sequence[Resting]) -> Resting:
     """The rows of several parts as one; they have seen the same iterations."""
     if len(parts) == 1:
         return parts[0]
-    narrow, wide = (np.concatenate([of(part.codes) for part in parts], axis=1) for of in (_narrow, _wide))
+    narrow = np.concatenate([part.codes.narrow for part in parts], axis=1)
+    wide = np.concatenate([part.codes.wide for part in parts], axis=1)
     weights = [part.weight for part in parts if part.weight is not None]
     return Resting(
         Codes(narrow, wide, parts[0].codes.row_of),
@@ -165,11 +166,3 @@ def joined(parts: Sequence[Resting]) -> Resting:
         np.concatenate([part.numbers for part in parts]),
         parts[0].n_seen,
     )
-
-
-def _narrow(codes: Codes) -> np.ndarray:
-    return codes.narrow
-
-
-def _wide(codes: Codes) -> np.ndarray:
-    return codes.wide
