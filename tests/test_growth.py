@@ -19,6 +19,7 @@ from dboost.engine.in_process import InProcessEngine
 from dboost.engine.rounds import ShardedEngine
 from dboost.growth.finish import Harvest, leaf_values
 from dboost.growth.frontier import ANY_ORDER, limits_of
+from dboost.growth.grower import Answer
 from dboost.growth.task import Choice, GrownTree, Sample, TreeTask
 from dboost.kernels.histograms import TILE_COLUMNS
 from dboost.losses import SquaredError
@@ -410,3 +411,21 @@ def test_precision_is_chosen_by_what_is_looked_at() -> None:
     assert precision_of(twenty, False).n_planes == 3
     constant: Precision = precision_of(twenty, True)
     assert (constant.n_planes, constant.count_plane) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "largest, narrow", [(2.0**31 - 1, True), (-(2.0**31) + 1, True), (2.0**31, False), (-(2.0**31), False)]
+)
+def test_answers_travel_in_half_the_bytes_where_they_fit_and_add_up(largest: int, narrow: bool) -> None:
+    rng = np.random.default_rng(3)
+    planes = rng.integers(-1000, 1000, (3, 2, 40)).astype(float)
+    planes[2, 1, 39] = largest
+    answer = Answer(planes, np.array([[4, 5]]), np.array([[1.0, 2.0]]))
+    sent = answer.compact()
+    assert sent.planes.dtype == (np.int32 if narrow else np.float64)
+    assert np.array_equal(sent.planes, planes)
+    other = Answer(np.ones((3, 2, 40), np.int32), np.array([[1, 1]]), np.array([[0.5, 0.0]]))
+    total = Answer.total([sent, other])
+    assert total.planes.dtype == np.float64
+    assert np.array_equal(total.planes, planes + 1)
+    assert total.n_rows.tolist() == [[5, 6]] and total.leaf_sums is not None and total.leaf_sums.tolist() == [[1.5, 2.0]]
