@@ -40,7 +40,7 @@ from numba.core import caching, event
 _KNOWN_INSIDE = numba.version_info.short == (0, 68)
 _PIPELINE: dict[str, Any] = {}
 if _KNOWN_INSIDE:
-    from dboost.kernels.pipeline import KernelCompiler
+    from dboost.kernels.pipeline import KernelCompiler, PartCache
 
     _PIPELINE["pipeline_class"] = KernelCompiler
 
@@ -141,6 +141,8 @@ def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
             return compile_(**options)(function)
         kept = dispatcher._cache
         kept._cache_file._source_stamp = _STAMP
+        if _KNOWN_INSIDE and options.get("no_cpython_wrapper"):
+            kept._impl.__class__ = PartCache
         load = kept.load_overload
 
         def load_overload(signature: Any, context: Any) -> Any:

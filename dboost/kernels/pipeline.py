@@ -6,7 +6,9 @@ newcomer time. Three things are left out here, by the means that Numba has for c
 * Steps for what no kernel contains: closures, list comprehensions, `with`, `literal_unroll`, sums and products of whole arrays
   (kernels have loops).
 * A kernel that only other kernels call is a *part*. LLVM optimises it again in each of its callers, and makes machine code
-  of it there, so neither is done for the part alone. Its cache holds it as LLVM's bitcode, for callers to come.
+  of it there, so neither is done for the part alone. Its cache holds it as LLVM's bitcode, for callers to come. (Machine code
+  made of a part alone would be worse than lost time: it has calls where callers have pasted code, and the linker takes the
+  first function of a name that it meets. All that is called from a caller compiled later would be half as fast.)
 * What an operation makes of its operands' types is found by trying all that it could mean, a third of a millisecond for a
   sum of two integers, thousands of times in a kernel or two. Here each finding is remembered.
 
@@ -17,9 +19,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from llvmlite.binding import parse_bitcode
 from numba import _dynfunc, types  # type: ignore[attr-defined]
+from numba.core.caching import CompileResultCacheImpl
 from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler import CompilerBase, DefaultPassBuilder, compile_result
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.typed_passes import NativeLowering, NopythonTypeInference
 
@@ -42,6 +46,26 @@ class _Part(JITCodeLibrary):
 
     def serialize_using_object_code(self) -> Any:
         return self.serialize_using_bitcode()
+
+
+class PartCache(CompileResultCacheImpl):
+    """What reads a part from the cache: as a part."""
+
+    def rebuild(self, target_context: Any, payload: Any) -> Any:
+        (name, _, bitcode), descriptor, environment, signature, *_ = payload
+        library = _Part(target_context.codegen(), name)
+        library._final_module = parse_bitcode(bitcode)
+        library._finalize_final_module()
+        return compile_result(
+            target_context=target_context, typing_context=target_context.typing_context, library=library,
+            environment=environment, entry_point=_nothing_to_call(descriptor, environment, library), fndesc=descriptor,
+            signature=signature, objectmode=False, lifted=(), reload_init=[], referenced_envs=[],
+        )  # fmt: skip
+
+
+def _nothing_to_call(descriptor: Any, environment: Any, library: _Part) -> Any:
+    """Numba's dispatchers must have something that Python could call; a part has no code to run."""
+    return _dynfunc.make_function(descriptor.lookup_module(), descriptor.qualname, "", 0, environment, (library,))
 
 
 class _Remembering:
@@ -95,8 +119,7 @@ class _Lowering(NativeLowering):
         flags.no_compile = True
         super().run_pass(state)
         made = state.cr
-        # Numba's dispatchers must have something that Python could call; this one has no code to run.
-        function = _dynfunc.make_function(made.fndesc.lookup_module(), made.fndesc.qualname, "", 0, made.env, (state.library,))
+        function = _nothing_to_call(made.fndesc, made.env, state.library)
         state.targetctx.insert_user_function(function, made.fndesc, [state.library])
         state.cr = made._replace(cfunc=function)
         return True
