@@ -100,12 +100,6 @@ class _Clock:
         self._marks: list[tuple[float, float, float]] = []
 
     @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
-        start = time.process_time()
-        yield
-        self.profile.seconds[part] += time.process_time() - start
-
-    @contextmanager
     def running(self) -> Iterator[None]:
         """A context in which fits are looked at."""
         grow, advance, ask = InProcessEngine.grow, InProcessEngine.advance, InProcessEngine.ask
@@ -165,13 +159,13 @@ class _Clock:
             ),
             (rounds, "_label"): ("leaves", lambda records, *_: (0, len(records) * 9)),
             (rounds, "_sum_leaves"): ("leaves", lambda *_: (0, n * (of_row + 1))),
-            (search, "_search_node"): ("search", lambda planes, *_: (0, planes.nbytes)),
+            # The small children's histograms are read and kept, their siblings' (all but the root's) read and written.
+            (search, "_look"): ("search", lambda planes, kept, places, *_: (0, 16 * planes[0].size * int((places >= 0).sum()))),
         }  # fmt: skip
         with ExitStack() as patches:
             for (module, name), how in names.items():
                 patches.enter_context(patch.object(module, name, self._clocked(getattr(module, name), *how)))
-            grown = self._pieces.grow(task)
-        self._subtract(int(shard.bin_layout.offset[-1]) * engine._shared.parts.shape[1], grown.n_leaves - 1)
+            self._pieces.grow(task)
         nothing = np.zeros((shard.n_outputs, int(shard.leaf.max()) + 1))
         raw = shard.raw.copy()
         start = time.process_time()
@@ -182,14 +176,6 @@ class _Clock:
         # A score is read and written, gradient (and Hessian) written, target and leaf read.
         profile.bytes["scores, gradients"] += n * (16 + of_row + 1 + 8 / shard.n_outputs)
         profile.n_looked += 1
-
-    def _subtract(self, size: int, times: int) -> None:
-        """The larger children's histograms, their parents' minus those of the smaller ones: a part of the search."""
-        large, small = np.zeros(size), np.ones(size)
-        with self._timed("search"):
-            for _ in range(times):
-                large -= small
-        self.profile.bytes["search"] += 24.0 * size * times
 
     def _clocked(self, function: Callable, part: str, work: Callable) -> Callable:
         def call(*arguments: Any) -> Any:
