@@ -1,9 +1,10 @@
-"""64 rows side by side: one question put to all of them in one go.
+"""64 rows side by side: questions put to all of them in one go.
 
 A compiler turns a plain loop over 64 rows into vector instructions only when it feels like it, and takes seconds to
-think about it. `keep_above` and `keep_above_or_missing` write the vector operation down as such (LLVM splits it into
-whatever registers the processor has): faster to compile, and sure to be fast. `pick` is a choice that must not become
-a jump: which child a row goes to is what no processor can predict.
+think about it. `keep_where_left` writes the vector operations down as such (LLVM splits them into whatever registers the
+processor has): faster to compile, and sure to be fast. It also holds the rows' masks in registers from one question to the
+next; in memory, loading and storing them would take longer than asking. `pick` is a choice that must not become a jump:
+which child a row goes to is what no processor can predict.
 """
 
 from __future__ import annotations
@@ -29,51 +30,97 @@ def _everywhere(builder, value):
     return builder.shuffle_vector(single, nothing, ir.Constant(ir.VectorType(int32, LANES), [0] * LANES))
 
 
-def _keep_where(is_right):
-    """Code for ``masks[r] &= keep`` in the lanes where `is_right` of ``values[start + r]`` and threshold."""
+class _Questions:
+    """Code that puts the questions of one array to the lanes of a block, one question after the other."""
+
+    def __init__(self, context, builder, signature, arguments):
+        questions, values = signature.args[0], signature.args[4]
+        self._context, self._builder = context, builder
+        self._record, self._value = questions.dtype, values.dtype
+        self._first_question = context.make_array(questions)(context, builder, arguments[0]).data
+        self._first_value = context.make_array(values)(context, builder, arguments[4]).data
+
+    def _field(self, place, name):
+        """A field of the question whose first byte is at `place`."""
+        kind = self._context.get_value_type(self._record.typeof(name))
+        address = self._builder.gep(place, [ir.IntType(64)(self._record.offset(name))])
+        return self._builder.load(self._builder.bitcast(address, kind.as_pointer()))
+
+    def ask(self, masks, first, last, is_right):
+        """The masks after questions first…last-1: where a lane's value `is_right`, only the bits of `keep` stay."""
+        builder, int64 = self._builder, ir.IntType(64)
+        before = builder.block
+        head, body, after = (builder.append_basic_block(f"questions.{name}") for name in ("head", "body", "after"))
+        builder.branch(head)
+        builder.position_at_end(head)
+        i, kept = builder.phi(int64), builder.phi(masks.type)
+        i.add_incoming(first, before)
+        kept.add_incoming(masks, before)
+        builder.cbranch(builder.icmp_unsigned("<", i, last), body, after)
+
+        builder.position_at_end(body)
+        bytes_ = builder.bitcast(self._first_question, ir.IntType(8).as_pointer())
+        place = builder.gep(bytes_, [builder.mul(i, int64(self._record.size))])
+        value = builder.gep(self._first_value, [builder.zext(self._field(place, "start"), int64)])
+        element = self._context.get_value_type(self._value)
+        values = builder.load(_lanes(builder, value, element), align=self._value.bitwidth // 8)
+        right = is_right(values, _everywhere(builder, self._field(place, "threshold")))
+        dropped = _everywhere(builder, builder.not_(self._field(place, "keep")))
+        dropped = builder.and_(builder.sext(right, masks.type), dropped)
+        i.add_incoming(builder.add(i, int64(1)), body)
+        kept.add_incoming(builder.and_(kept, builder.not_(dropped)), body)
+        builder.branch(head)
+
+        builder.position_at_end(after)
+        return kept
+
+
+@intrinsic
+def keep_where_left(typingctx, questions, begin, missing_left, end, values, masks):
+    """``masks[r]`` becomes the bits that all questions leave set in lane r.
+
+    A question is about ``values[start + r]``. Where that is above the threshold (or NaN, for questions begin … missing_left-1)
+    it leaves only the bits of `keep` set.
+
+    questions : see `trees.question`; begin, missing_left, end : unsigned; values : of the thresholds' type;
+    masks : uint32[LANES].
+    """
+    signature = types.void(questions, types.uint64, types.uint64, types.uint64, values, masks)
 
     def codegen(context, builder, signature, arguments):
-        mask_type, _, value_type, start_type, _ = signature.args
-        masks, keep, values, start, threshold = arguments
-        if start_type.bitwidth < 64:
-            start = builder.zext(start, ir.IntType(64))
-        first = builder.gep(context.make_array(value_type)(context, builder, values).data, [start])
-        element = context.get_value_type(value_type.dtype)
-        value = builder.load(_lanes(builder, first, element), align=value_type.dtype.bitwidth // 8)
-        where = _lanes(builder, context.make_array(mask_type)(context, builder, masks).data, ir.IntType(32))
-        mask = builder.load(where, align=4)
-        right = is_right(builder, value, _everywhere(builder, threshold))
-        kept = builder.and_(mask, _everywhere(builder, keep))
-        builder.store(builder.select(right, kept, mask), where, align=4)
+        begin, missing_left, end = arguments[1:4]
+        asked = _Questions(context, builder, signature, arguments)
+        all_set = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0xFFFFFFFF] * LANES)
+        kept = asked.ask(all_set, begin, missing_left, lambda value, top: builder.fcmp_unordered(">", value, top))
+        kept = asked.ask(kept, missing_left, end, lambda value, top: builder.fcmp_ordered(">", value, top))
+        where = context.make_array(signature.args[5])(context, builder, arguments[5]).data
+        builder.store(kept, _lanes(builder, where, ir.IntType(32)), align=4)
         return context.get_dummy_value()
 
-    return codegen
+    return signature, codegen
 
 
 @intrinsic
-def keep_above_or_missing(typingctx, masks, keep, values, start, threshold):
-    """``masks[r] &= keep`` in the lanes where ``values[start + r]`` is above the threshold or NaN.
+def note_leaves(typingctx, masks, first_leaf, leaf):
+    """``leaf[r] = first_leaf + (position of the lowest bit of masks[r])`` in the lanes where any bit is set.
 
-    masks : uint32[LANES]; keep : uint32; values, threshold : of one float type; start : unsigned.
+    masks, leaf : uint32[LANES]; first_leaf : uint32.
     """
-    signature = types.void(masks, keep, values, start, threshold)
-    return signature, _keep_where(lambda builder, value, threshold: builder.fcmp_unordered(">", value, threshold))
-
-
-@intrinsic
-def keep_above(typingctx, masks, keep, values, start, threshold):
-    """``masks[r] &= keep`` in the lanes where ``values[start + r]`` is above the threshold; arguments as above."""
-    signature = types.void(masks, keep, values, start, threshold)
-    return signature, _keep_where(lambda builder, value, threshold: builder.fcmp_ordered(">", value, threshold))
-
-
-@intrinsic
-def lowest_bit(typingctx, mask):
-    """Position of the lowest set bit of a uint32 (32 when there is none)."""
-    signature = types.uint32(types.uint32)
+    signature = types.void(masks, types.uint32, leaf)
 
     def codegen(context, builder, signature, arguments):
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+        where, at = (
+            _lanes(builder, context.make_array(kind)(context, builder, array).data, ir.IntType(32))
+            for kind, array in ((masks, arguments[0]), (leaf, arguments[2]))
+        )
+        mask, before = builder.load(where, align=4), builder.load(at, align=4)
+        name, flag = f"llvm.cttz.v{LANES}i32", ir.IntType(1)
+        function_type = ir.FunctionType(mask.type, [mask.type, flag])
+        function = builder.module.globals.get(name) or ir.Function(builder.module, function_type, name)
+        lowest = builder.call(function, [mask, flag(0)])
+        found = builder.icmp_unsigned("!=", mask, ir.Constant(mask.type, [0] * LANES))
+        builder.store(builder.select(found, builder.add(lowest, _everywhere(builder, arguments[1])), before), at, align=4)
+        return context.get_dummy_value()
 
     return signature, codegen
 

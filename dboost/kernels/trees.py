@@ -31,10 +31,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dboost.kernels import internal, uncounted
-from dboost.kernels.lanes import LANES, keep_above, keep_above_or_missing, lowest_bit, pick
+from dboost.kernels.lanes import LANES, keep_where_left, note_leaves, pick
 
 U32 = np.uint32
-ALL_LEAVES = U32(0xFFFFFFFF)
 MINUS_INFINITY = np.float32(-np.inf)
 
 
@@ -124,7 +123,10 @@ def node(precision: npt.DTypeLike) -> np.dtype:
 def room_for(columns: np.ndarray, n_levels: np.ndarray, precision: npt.DTypeLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Scratch for one call of `ask` or `walk`: a block's values, its codes, and two numbers per row."""
     # Nodes that ask about nothing numeric look at the first values, so there must be some.
-    block = np.empty(max(1, columns.size - n_levels.size) * 2 * LANES, precision)
+    n_bytes = max(1, columns.size - n_levels.size) * 2 * LANES * np.dtype(precision).itemsize
+    memory = np.empty(n_bytes + 64, np.uint8)
+    at = -memory.ctypes.data % 64  # vectors that lie across two cache lines take twice as long to load
+    block = memory[at : at + n_bytes].view(precision)
     return block, np.empty(n_levels.size * LANES, U32), np.empty((2, LANES), U32)
 
 
@@ -163,21 +165,12 @@ def ask(
             tree = trees[t]
             for p in range(tree.first_page, tree.last_page):
                 page = pages[p]
-                first_leaf = page.first_leaf
-                for r in range(LANES):
-                    masks[r] = ALL_LEAVES
-                for i in range(page.begin, page.missing_left):
-                    q = questions[i]
-                    keep_above_or_missing(masks, q.keep, block, q.start, q.threshold)
-                for i in range(page.missing_left, page.end):
-                    q = questions[i]
-                    keep_above(masks, q.keep, block, q.start, q.threshold)
+                keep_where_left(questions, page.begin, page.missing_left, page.end, block, masks)
                 for i in range(page.first_lookup, page.last_lookup):
                     start, table = lookups[i].start, lookups[i].table
                     for r in range(LANES):
                         masks[r] &= tables[table + codes[start + U32(r)]]
-                for r in range(LANES):
-                    leaf[r] = first_leaf + lowest_bit(masks[r]) if masks[r] else leaf[r]
+                note_leaves(masks, page.first_leaf, leaf)
             _hand_over(leaf, values, tree.first_value, row, n_rows, t, t - tree_range[0], scores, leaves)
 
 
