@@ -1,4 +1,8 @@
-"""``python -m benchmarks``: the race over the chosen workloads, and its table."""
+"""``python -m benchmarks``: the race over the chosen workloads, and its table.
+
+With ``--all`` everything that one process of one machine can show: all workloads and engines, the profile of the kernels,
+Shapley values, the first fit. (Clusters and tables larger than memory: `benchmarks.cluster`, `benchmarks.out_of_core`.)
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import shap
+from benchmarks import cold_start, picture, profile, shap
 from benchmarks.engines import ENGINES, USUAL, can_fit
 from benchmarks.race import Result, peak_memory, race, spread
 from benchmarks.workloads import MAIN, OTHERS, WORKLOADS, Workload
@@ -39,10 +43,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         console.print(f"{workload}; threads: {options.threads}, rounds: {options.rounds}")
         console.print(draw(workload, results))
         report[name] = {engine: asdict(result) for engine, result in results.items()}
+        if options.output:
+            Path(options.output).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if options.plot:
+        raced = [WORKLOADS[name].quick() if options.quick else WORKLOADS[name] for name in options.workloads]
+        least = {workload.name: picture.least_of(workload, options.threads) for workload in raced}
+        picture.plot(report, raced, least, options.plot)
     if len(options.workloads) == len(WORKLOADS):
-        shap.main(["--threads", str(options.threads), *(["--quick", "--rows", "100"] if options.quick else [])])
-    if options.output:
-        Path(options.output).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        quick = ["--quick"] if options.quick else []
+        profile.main(quick)
+        shap.main(["--threads", str(options.threads), *quick, *(["--rows", "100"] if options.quick else [])])
+        cold_start.main(["--repeats", "1"] if options.quick else [])
 
 
 def draw(workload: Workload, results: dict[str, Result]) -> Table:
@@ -89,15 +100,20 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         "--others", dest="workloads", action="store_const", const=others, help=f"those of other shapes: {', '.join(others)}"
     )
     chosen.add_argument(
-        "--all", dest="workloads", action="store_const", const=main + others, help="all of them, and Shapley values"
-    )
-    parser.add_argument("--engines", type=names(ENGINES, "engine"), default=list(USUAL), metavar="dboost,xgboost,…")
+        "--all", dest="workloads", action="store_const", const=main + others,
+        help="all of them, every engine, the kernels' profile, Shapley values and the first fit",
+    )  # fmt: skip
+    parser.add_argument("--engines", type=names(ENGINES, "engine"), metavar="dboost,xgboost,…")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="tiny tables, to see that everything runs")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="do not measure peak memory")
     parser.add_argument("--output", metavar="FILE.json", help="also write every measurement")
-    return parser.parse_args(argv)
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="also draw training beside the machine's limits")
+    options = parser.parse_args(argv)
+    if options.engines is None:
+        options.engines = list(ENGINES if len(options.workloads) == len(WORKLOADS) else USUAL)
+    return options
 
 
 if __name__ == "__main__":

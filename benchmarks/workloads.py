@@ -64,6 +64,11 @@ class Workload:
     def max_depth(self) -> int | None:
         return None if self.growth == "best_first" else 6
 
+    @property
+    def n_trees(self) -> int:
+        """Of all iterations: with several classes each takes one of every class."""
+        return self.trees * (self.n_classes if self.n_classes > 2 else 1)
+
     def quick(self) -> Workload:
         """The same race in a second."""
         return replace(self, rows=self.rows // 200 + 2_000, features=min(self.features, 60), trees=5, test_rows=2_000)

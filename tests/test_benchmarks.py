@@ -24,8 +24,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_race(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = folder / "report.json"
-    options = ["--rounds", "2", "--threads", "1", "--no-memory", "--output", str(output)]
+    output, picture = folder / "report.json", folder / "race.svg"
+    options = ["--rounds", "2", "--threads", "1", "--no-memory", "--output", str(output), "--plot", str(picture)]
     main(["--quick", "--workloads", "W1b,W5", *options])
     drawn = capsys.readouterr().out
     report = json.loads(output.read_text())
@@ -42,6 +42,16 @@ def test_the_race(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert max(scores) - min(scores) < 0.02
         assert min(scores) > 0.7 if name == "W1b" else max(scores) < 1.03
     assert report["W5"].keys() == report["W1b"].keys()
+    assert all(f">{text}</text>" in picture.read_text() for text in ("W1b", "W5", "xgboost", "limits"))
+
+
+@pytest.mark.slow
+def test_one_command_runs_the_lot(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--all", "--quick", "--rounds", "1", "--no-memory"])
+    drawn = capsys.readouterr().out
+    assert all(f"│ {engine} " in drawn for engine in ENGINES)
+    for heading in (*(f"{name}: " for name in WORKLOADS), "loading and binning", "leaves", "The first fit of a process"):
+        assert heading in drawn, heading
 
 
 def test_tables_of_other_shapes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import logging
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import dask.dataframe as dd
@@ -42,12 +42,13 @@ def filing(client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
     assert left(client) == []
 
 
-def left(client: Client) -> list[Path]:
+def left(client: Client) -> list[str]:
     """Files of rows on the workers, once what belongs to fits has been dropped."""
     folders = client.run(lambda dask_worker: dask_worker.local_directory).values()
-    found: list[Path] = []
+    found: list[str] = []
     for _ in range(500):  # they are removed by a thread that nobody waits for
-        found = [path for folder in folders for path in Path(folder).glob("dboost-*/judged*")]
+        # (`Path.glob` fails when a folder goes while it looks.)
+        found = [path for folder in folders for path in glob.glob(f"{glob.escape(folder)}/dboost-*/judged*")]
         if not found and not any(client.run(held_fits).values()):
             break
         time.sleep(0.01)

@@ -12,7 +12,8 @@ newcomer time. Five things are left out here, by the means that Numba has for co
 * What an operation makes of its operands' types is found by trying all that it could mean, a third of a millisecond for a
   sum of two integers, thousands of times in a kernel or two. Here each finding is remembered.
 * So is the hash of the options of a compilation, which stands in the key of most of what Numba remembers itself.
-* LLVM passes over each function alone before it passes over all of them together; the second does what the first did.
+* LLVM passes over each function alone before it passes over all of them together, where the second does what the first did.
+  (Parts are passed over alone: what is never used goes, which must not stay in a cache.)
 
 Together they save half of the time, and the machine code is as fast.
 """
@@ -39,15 +40,15 @@ _UNNEEDED = {
 }  # fmt: skip
 
 
-class _Library(JITCodeLibrary):
-    """LLVM's code of a kernel with its callees, optimised once: Numba does it function by function before."""
+class _Whole(JITCodeLibrary):
+    """LLVM's code of a kernel with its callees, optimised together; Numba does it function by function before."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout
 
 
-class _Part(_Library):
-    """LLVM's code of a function that is not called by itself: as it was generated, and never made machine code."""
+class _Part(JITCodeLibrary):
+    """LLVM's code of a function that is not called by itself: tidied up, but never made machine code."""
 
     def _optimize_final_module(self) -> None:
         """That is for the callers."""
@@ -156,7 +157,7 @@ class _Lowering(NativeLowering):
     def _lower(self, state: Any) -> bool:
         flags, codegen, name = state.flags, state.targetctx.codegen(), state.func_id.func_qualname
         if not (flags.no_cpython_wrapper and flags.no_cfunc_wrapper):
-            state.library = _Library(codegen, name)
+            state.library = _Whole(codegen, name)
             state.library.enable_object_caching()
             return bool(super().run_pass(state))
         state.library = _Part(codegen, name)
