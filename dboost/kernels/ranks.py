@@ -45,16 +45,21 @@ def count_digits(target, raw, weight, group, absolute, rows, first, last, prefix
     absolute : whether |target - raw| is meant; rows : int64[...], those that count, or None (all); first, last : range of
     rows, or of places in `rows`; prefix : uint64[n_groups]; shift : uint64, bits
     below the digit; unit : what weights are multiplied by; counts : int64[n_groups, 256], added to. A row has at least 1.
+
+    Whether a row shares the first digit or two nobody can guess, so all rows add something then; of later digits few share any.
     """
+    guessable = shift < U(48)
     for at in range(first, last):
         i = I(at) if rows is None else rows[at]
         key = rank_key(_residual(target, raw, absolute, i)) >> shift
         g = I(0) if group is None else I(group[i])
-        if key >> U(8) == prefix[g]:
-            w = I(1)
-            if weight is not None:
-                w = max(I(weight[i] * unit), I(1))
-            counts[g, key & U(255)] += w
+        shared = key >> U(8) == prefix[g]
+        if guessable and not shared:
+            continue
+        w = I(shared)
+        if weight is not None:
+            w *= max(I(weight[i] * unit), I(1))
+        counts[g, key & U(255)] += w
 
 
 @kernel
@@ -64,7 +69,8 @@ def next_keys(target, raw, group, absolute, rows, first, last, keys, following):
         i = I(at) if rows is None else rows[at]
         key = rank_key(_residual(target, raw, absolute, i))
         g = I(0) if group is None else I(group[i])
-        if key > keys[g] and key < following[g]:
+        # keys < key < following, as one question to which the answer is nearly always no: what is below zero is very large.
+        if key - keys[g] - U(1) < following[g] - keys[g] - U(1):
             following[g] = key
 
 
