@@ -54,9 +54,12 @@ def race(workload: Workload, engines: Sequence[str], rounds: int, threads: int, 
 
 
 def _warm_up(engine: str, table: Table, settings: Settings) -> None:
-    """Compile kernels, start thread pools, import modules: all that only the first fit of a process pays."""
+    """Compile kernels, start thread pools, import modules: all that only the first fit of a process pays.
+
+    (With more rows than dboost keeps packed histograms of: large tables have kernels of their own.)
+    """
     few = Settings(**{**asdict(settings), "trees": 2})
-    ENGINES[engine](table.X[:1000], table.y[:1000], few).raw_score(table.X_test[:1000])
+    ENGINES[engine](table.X[:70_000], table.y[:70_000], few).raw_score(table.X_test[:1000])
 
 
 def _run(fit: Callable, table: Table, settings: Settings, result: Result) -> None:
