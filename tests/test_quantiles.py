@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.kernels.ranks import count_digits, next_keys
+from dboost.kernels.ranks import collect_keys, count_digits, next_keys
 from dboost.losses import Quantile
-from dboost.statistics.quantiles import MOST_PASSES, exact_level, find_quantiles, find_size, from_keys, rank_unit
+from dboost.shard.residuals import joined
+from dboost.statistics.quantiles import FEW, MOST_PASSES, exact_level, find_quantiles, find_size, from_keys, rank_unit
 
 FLOATS = st.floats(-1e300, 1e300) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 5e-324, -5e-324])
 
@@ -34,7 +35,7 @@ class Asked:
         self.values, self.weight, self.group, self.n_groups, self.sizes = values, weight, group, n_groups, sizes
         self.ranges = list(pairwise([0, *sorted(min(c, len(values)) for c in cuts), len(values)]))
         self.unit = 1.0 if weight is None else rank_unit(float(weight.max()), len(values))
-        self.n_passes = 0
+        self.n_passes, self.room = 0, FEW
 
     def count(self, prefix: np.ndarray, shift: np.uint64) -> np.ndarray:
         self.n_passes += 1
@@ -46,6 +47,18 @@ class Asked:
                 self.unit, answers[-1],
             )  # fmt: skip
         return reduce(np.add, answers)
+
+    def collect(self, prefix: np.ndarray, shift: np.uint64) -> np.ndarray | None:
+        self.n_passes += 1
+        answers: list[np.ndarray | None] = []
+        for first, last in self.ranges:
+            found = np.empty((self.room, 3), np.uint64)
+            n = collect_keys(
+                self.values, np.zeros(len(self.values)), self.weight, self.group, self.sizes, None, first, last, prefix, shift,
+                self.unit, found,
+            )  # fmt: skip
+            answers.append(found[:n] if n <= self.room else None)
+        return reduce(joined, answers)
 
     def above(self, keys: np.ndarray) -> np.ndarray:
         self.n_passes += 1
@@ -68,6 +81,13 @@ def quantiles(
     asked = Asked(values, weight, group, n_groups, cuts or [], False)
     found = find_quantiles(asked.count, asked.above, exact_level(level), n_groups)
     assert asked.n_passes <= MOST_PASSES
+    # Numbers that are told once few are left, or would be if there were not too many of them: the same to the bit.
+    for room in (FEW, 3):
+        asked.n_passes, asked.room = 0, room
+        told = find_quantiles(asked.count, asked.above, exact_level(level), n_groups, asked.collect, len(values))
+        np.testing.assert_array_equal(told, found)
+        if room == FEW:
+            assert asked.n_passes <= 4  # two bytes, what is left, and what comes next
     return found
 
 

@@ -63,6 +63,27 @@ def count_digits(target, raw, weight, group, absolute, rows, first, last, prefix
 
 
 @kernel
+def collect_keys(target, raw, weight, group, absolute, rows, first, last, prefix, shift, unit, found):
+    """Note the residuals whose digits above `shift` are those of `prefix`; returns how many there are.
+
+    found : uint64[room, 3], receives group, rank key and weight of as many as it has room for. All else as in `count_digits`.
+    """
+    n = 0
+    for at in range(first, last):
+        i = I(at) if rows is None else rows[at]
+        key = rank_key(_residual(target, raw, absolute, i))
+        g = I(0) if group is None else I(group[i])
+        if key >> shift == prefix[g]:
+            if n < len(found):
+                w = I(1)
+                if weight is not None:
+                    w = max(I(weight[i] * unit), I(1))
+                found[n, 0], found[n, 1], found[n, 2] = U(g), key, U(w)
+            n += 1
+    return n
+
+
+@kernel
 def next_keys(target, raw, group, absolute, rows, first, last, keys, following):
     """The smallest rank key above that of the group: following : uint64[n_groups], lowered; else as in `count_digits`."""
     for at in range(first, last):

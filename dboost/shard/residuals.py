@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from dboost.growth.task import Part
-from dboost.kernels.ranks import add_clipped, count_digits, count_influence, next_keys
+from dboost.kernels.ranks import add_clipped, collect_keys, count_digits, count_influence, next_keys
 from dboost.shard.merging import merged_by
 from dboost.shard.shard import Shard
+from dboost.statistics.quantiles import FEW
 from dboost.statistics.trimming import N_DIGITS
 
 
@@ -25,6 +26,25 @@ def leaf_digits(
         shard.target, shard.raw, shard.weight, shard.leaf, False, *shard.places(part, first, last), prefix, shift, unit, counts
     )
     return counts
+
+
+def joined(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None:
+    """Residuals of two parts of the rows, in any order; None (too many) if there are too many of either or both."""
+    if one is None or other is None or len(one) + len(other) > FEW:
+        return None
+    return np.concatenate((one, other))
+
+
+@merged_by(joined)
+def leaf_keys(
+    shard: Shard, first: int, last: int, part: Part, unit: float, prefix: np.ndarray, shift: np.uint64
+) -> np.ndarray | None:
+    """Leaf, rank key and weight of residuals that share the bytes found so far: uint64[n, 3], or None if there are too many."""
+    found = np.empty((FEW, 3), np.uint64)
+    n = collect_keys(
+        shard.target, shard.raw, shard.weight, shard.leaf, False, *shard.places(part, first, last), prefix, shift, unit, found
+    )
+    return found[:n] if n <= FEW else None
 
 
 @merged_by(np.minimum)
@@ -63,6 +83,14 @@ def size_digits(shard: Shard, first: int, last: int, unit: float, prefix: np.nda
     counts = np.zeros((1, 256), np.int64)
     count_digits(shard.target, shard.raw, shard.weight, None, True, None, first, last, prefix, shift, unit, counts)
     return counts
+
+
+@merged_by(joined)
+def size_keys(shard: Shard, first: int, last: int, unit: float, prefix: np.ndarray, shift: np.uint64) -> np.ndarray | None:
+    """The same for the sizes of all residuals."""
+    found = np.empty((FEW, 3), np.uint64)
+    n = collect_keys(shard.target, shard.raw, shard.weight, None, True, None, first, last, prefix, shift, unit, found)
+    return found[:n] if n <= FEW else None
 
 
 @merged_by(np.minimum)

@@ -2,9 +2,9 @@
 
 With ``step="leaf"`` (TreeBoost) every leaf gets a constant of its own, and the loss declares which. Newton steps come out of
 the sums that growing the tree ends with; where trees are grown by least squares (``criterion="gradient"``), the second
-derivatives are asked for. Quantiles of the residuals are found by asking all rows, in nine rounds at most for all leaves
-together (`statistics.quantiles`); Huber's step takes one more. Huber's δ is such a quantile too, of the sizes of all
-residuals, and is chosen when the last trees are in the scores: so its iteration takes the pass over the rows twice.
+derivatives are asked for. Quantiles of the residuals are found by asking all rows, in four rounds or so for all leaves together
+and never more than nine (`statistics.quantiles`); Huber's step takes one more. Huber's δ is such a quantile too, of the sizes
+of all residuals, and is chosen when the last trees are in the scores: so its iteration takes the pass over the rows twice.
 
 **Which rows count.** Only those that take part in the tree (``subsample``, ``influence_trimming``) decide what its leaves are
 worth, whatever the step: Newton sums, second derivatives, medians and quantiles, Huber's means, the slopes of a line search.
@@ -73,6 +73,8 @@ class Steps:
                 exact_level(self._loss.alpha),
                 lambda *place: reduce(np.add, self._engine.ask(residuals.size_digits, self._rank_unit, *place)),
                 lambda keys: reduce(np.minimum, self._engine.ask(residuals.size_next, keys)),
+                lambda *place: reduce(residuals.joined, self._engine.ask(residuals.size_keys, self._rank_unit, *place)),
+                self._n_counted,
             )
             extremes = self._engine.advance(np.zeros_like(values), self._loss.terms_with(self._delta))
         self._curvature = extremes.max_hessian
@@ -122,6 +124,8 @@ class Steps:
             lambda keys: reduce(np.minimum, ask(residuals.leaf_next, part, keys)),
             exact_level(self._loss.level),
             grown.n_leaves,
+            lambda *place: reduce(residuals.joined, ask(residuals.leaf_keys, part, self._rank_unit, *place)),
+            self._n_counted,
         )
         if self._loss.leaf_statistic == "huber":
             unit, weight_unit = (unit_for(large * self._heaviest, self._n_counted) for large in (self._delta, 1.0))
