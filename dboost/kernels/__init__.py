@@ -142,7 +142,7 @@ def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         kept = dispatcher._cache
         kept._cache_file._source_stamp = _STAMP
         if _KNOWN_INSIDE and options.get("no_cpython_wrapper"):
-            kept._impl.__class__ = PartCache
+            kept._impl.__class__ = PartCache  # the same but for how it reads
         load = kept.load_overload
 
         def load_overload(signature: Any, context: Any) -> Any:
