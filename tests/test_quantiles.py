@@ -86,6 +86,7 @@ def quantiles(
         asked.n_passes, asked.room = 0, room
         told = find_quantiles(asked.count, asked.above, exact_level(level), n_groups, asked.collect, len(values))
         np.testing.assert_array_equal(told, found)
+        assert asked.n_passes <= MOST_PASSES + 1
         if room == FEW:
             assert asked.n_passes <= 4  # two bytes, what is left, and what comes next
     return found

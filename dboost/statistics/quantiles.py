@@ -1,4 +1,4 @@
-"""Exact quantiles of numbers that lie anywhere, of many groups at once, in nine passes over them at most.
+"""Exact quantiles of numbers that lie anywhere, of many groups at once, in a few passes over them: ten at most.
 
 A quantile of level τ is the smallest number v such that the numbers up to v have at least the share τ of the weight; if it is
 exactly that share, everything from v to the next larger number minimises the pinball loss, and the middle between the two is
@@ -68,10 +68,11 @@ def find_quantiles(
     """
     groups = np.arange(n_groups)
     prefix, below = np.zeros(n_groups, np.uint64), np.zeros(n_groups, np.int64)
-    need, met = np.zeros(n_groups, np.int64), np.zeros(n_groups, bool)
+    need, met, everything = np.zeros(n_groups, np.int64), np.zeros(n_groups, bool), 1.0
     for shift in range(56, -8, -8):
         reached = below[:, None] + count(prefix, np.uint64(shift)).cumsum(axis=1)
         if shift == 56:
+            everything = max(float(reached[:, -1].sum()), 1.0)
             shares = [level * int(whole) for whole in reached[:, -1]]
             need = np.array([math.ceil(share) for share in shares], np.int64)
             met = np.array([share.denominator == 1 for share in shares])
@@ -81,11 +82,12 @@ def find_quantiles(
         prefix = (prefix << np.uint64(8)) | byte.astype(np.uint64)
         if collect is None or not 0 < shift < 56:
             continue
-        left = float((reached[groups, byte] - below).sum()) / max(float(reached[:, -1].sum()), 1.0)
+        left = float((reached[groups, byte] - below).sum()) / everything
         if left * n_rows <= FEW:
             told = collect(prefix, np.uint64(shift))
             if told is not None:
                 return _among(told, below, need, met, above)
+            collect = None  # many numbers of little weight: not asked again, or there would be no end of passes
     met &= (reached[groups, byte] == need) & (need > 0)
     found = from_keys(prefix)
     if met.any():

@@ -3,7 +3,7 @@
 With ``step="leaf"`` (TreeBoost) every leaf gets a constant of its own, and the loss declares which. Newton steps come out of
 the sums that growing the tree ends with; where trees are grown by least squares (``criterion="gradient"``), the second
 derivatives are asked for. Quantiles of the residuals are found by asking all rows, in four rounds or so for all leaves together
-and never more than nine (`statistics.quantiles`); Huber's step takes one more. Huber's δ is such a quantile too, of the sizes
+and never more than ten (`statistics.quantiles`); Huber's step takes one more. Huber's δ is such a quantile too, of the sizes
 of all residuals, and is chosen when the last trees are in the scores: so its iteration takes the pass over the rows twice.
 
 **Which rows count.** Only those that take part in the tree (``subsample``, ``influence_trimming``) decide what its leaves are
