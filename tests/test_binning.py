@@ -14,7 +14,7 @@ from dboost import binning
 from dboost.binning import SAMPLE_ROWS, Binning, midpoints, propose, sample_rows
 from dboost.schema import Feature
 from dboost.shard.layout import plan_layout
-from dboost.shard.loading import encode_table, kept_rows, propose_binning
+from dboost.shard.loading import encode_table, kept_rows, propose_binning, sampled
 from dboost.sources import open_table
 from tests.naive import bins as naive
 
@@ -209,3 +209,16 @@ def test_every_row_of_weight_zero_is_left_out() -> None:
     assert kept_rows(None) is None
     assert kept_rows(np.ones(3)) is None
     assert kept_rows(np.array([1.0, 0.0, 2.0])).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(40_000, 3), (500, 1000), (3, 40_000)])
+def test_sampled_rows_of_a_matrix_are_turned_by_blocks(shape: tuple[int, int], order: str) -> None:
+    rng = np.random.default_rng(0)
+    matrix = np.asarray(rng.normal(size=shape), order=order)  # type: ignore[call-overload]
+    rows = np.flatnonzero(rng.random(len(matrix)) < 0.9)
+    table = open_table(matrix, np.zeros(len(matrix)))
+    for n_threads in (1, 2):
+        ((i, columns),) = sampled(table, rows[:-1], n_threads=n_threads)
+        assert i == 0
+        np.testing.assert_array_equal(columns, matrix[rows[:-1]].T)

@@ -55,7 +55,7 @@ def test_rounding_down_is_to_the_next_number_below(edges: np.ndarray) -> None:
 @pytest.mark.parametrize("dtype", PRECISIONS)
 def test_codes_of_a_matrix(dtype: type) -> None:
     rng = np.random.default_rng(0)
-    n, edges = 1000, [np.sort(rng.normal(size=size)) for size in (0, 1, 5, 253, 254)]
+    n, edges = 1000, [np.sort(rng.normal(size=size)) for size in (0, 1, 3, 4, 5, 253, 254)]
     values = rng.normal(size=(n, len(edges))).astype(dtype)
     values[rng.random(values.shape) < 0.1] = np.nan
     expected = [[naive.code(float(value), edge.tolist()) for value in values[:, j]] for j, edge in enumerate(edges)]

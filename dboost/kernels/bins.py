@@ -1,7 +1,8 @@
 """From values to codes, and from codes to tiles.
 
 The code of a value is the number of edges below it, so bin b holds the values in (edge[b-1], edge[b]] and a split after bin
-b is the test ``value <= edge[b]``. Eight branch-free halving steps find it among at most 254 edges, padded with infinity.
+b is the test ``value <= edge[b]``. Eight branch-free halving steps find it among at most 254 edges, padded with infinity; up to
+three edges, as of one-hot columns, are simply counted.
 
 Columns of float32 are compared with edges rounded down to float32, which gives the same codes: for a float32 x,
 ``x > edge`` and ``x > largest float32 <= edge`` are the same test.
@@ -33,6 +34,12 @@ def _code(x, edges):
     return p
 
 
+@inlined
+def _code_of_few(x, edges):
+    """The same where the fourth edge is infinite."""
+    return U(x > edges[0]) + U(x > edges[1]) + U(x > edges[2])
+
+
 @uncounted
 def encode_column(values, edges, n_bins, codes):
     """Codes of one column. Returns the position of the first infinite value, or -1.
@@ -41,10 +48,11 @@ def encode_column(values, edges, n_bins, codes):
     codes : uint8[n], missing values become n_bins.
     """
     infinite = -1
-    missing = np.uint8(n_bins)
+    missing, few = np.uint8(n_bins), edges[3] == np.inf
     for i in range(values.size):
         x = values[i]
-        codes[i] = np.uint8(_code(x, edges)) if x == x else missing
+        code = _code_of_few(x, edges) if few else _code(x, edges)
+        codes[i] = np.uint8(code) if x == x else missing
         if abs(x) == np.inf and infinite < 0:
             infinite = i
     return infinite
@@ -63,9 +71,11 @@ def encode_matrix(values, edges, n_bins, codes, first, last):
         stop = start + 256 if start + 256 < last else last
         for j in range(p):
             column, edge, missing = codes[j], edges[j], np.uint8(n_bins[j])
+            few = edge[3] == np.inf
             for i in range(start, stop):
                 x = values[i, j]
-                column[i] = np.uint8(_code(x, edge)) if x == x else missing
+                code = _code_of_few(x, edge) if few else _code(x, edge)
+                column[i] = np.uint8(code) if x == x else missing
                 if abs(x) == np.inf and infinite < 0:
                     infinite = i * p + j
     return infinite

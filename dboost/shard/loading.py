@@ -19,6 +19,8 @@ from dboost.sources import CategoryColumn, Chunk, Table
 
 #: So few rows are no work for several threads.
 _FEW_ROWS = 16_384
+#: Bytes of a matrix that are turned at once from rows into columns.
+_TURNED = 1 << 17
 #: Values that are looked up at once.
 _PIECE = 1 << 16
 
@@ -42,7 +44,8 @@ def propose_binning(
     if kept is not None:
         rows = kept[rows]
     weight = None if table.weight is None else table.weight[rows]
-    return propose_from(table.features, [part for _, part in sampled(table, rows)], weight, max_bins, n_threads)
+    parts = [part for _, part in sampled(table, rows, n_threads=n_threads)]
+    return propose_from(table.features, parts, weight, max_bins, n_threads)
 
 
 def distinct_of(table: Table, rows: np.ndarray) -> list[np.ndarray]:
@@ -53,7 +56,9 @@ def distinct_of(table: Table, rows: np.ndarray) -> list[np.ndarray]:
     return known
 
 
-def sampled(table: Table, rows: np.ndarray, numeric: Sequence[int] | None = None) -> Iterator[tuple[int, list[np.ndarray]]]:
+def sampled(
+    table: Table, rows: np.ndarray, numeric: Sequence[int] | None = None, n_threads: int = 1
+) -> Iterator[tuple[int, list[np.ndarray]]]:
     """Some rows (int64, ascending) of a table, chunk by chunk: the chunk's number and its numeric columns, or some of them."""
     if numeric is None:
         numeric = [j for j, feature in enumerate(table.features) if not feature.is_categorical]
@@ -65,11 +70,25 @@ def sampled(table: Table, rows: np.ndarray, numeric: Sequence[int] | None = None
             chunk = table.chunk(i)
             local: Any = slice(None) if whole else rows[low:high] - start
             if chunk.matrix is not None and not whole and len(numeric) == len(table.features):
-                columns = np.ascontiguousarray(np.take(chunk.matrix, local, axis=0).T)
+                columns = _columns_of(chunk.matrix, local, n_threads)
                 yield i, [columns[j] for j in numeric]
             else:
                 yield i, [chunk.columns[j][local] for j in numeric]  # type: ignore[index]
         start += length
+
+
+def _columns_of(matrix: np.ndarray, rows: np.ndarray, n_threads: int) -> np.ndarray:
+    """The columns of some rows of a matrix, side by side, turned by blocks that stay in the cache."""
+    columns = np.empty((matrix.shape[1], len(rows)), matrix.dtype)
+    n = max(_TURNED // (matrix.shape[1] * matrix.itemsize), 1)
+
+    def turn(first: int, last: int) -> None:
+        for start in range(first, last, n):
+            some = slice(start, min(start + n, last))
+            columns[:, some] = np.take(matrix, rows[some], axis=0).T
+
+    in_ranges(turn, len(rows), n_threads)
+    return columns
 
 
 def propose_from(

@@ -160,7 +160,7 @@ def propose_within(
     at_once = len(numeric) if budget is None else budget.columns_at_once(n_rows)
     for at in range(0, len(numeric), max(at_once, 1)):
         some = numeric[at : at + at_once]
-        parts = [part for _, part in sampled(table, rows, some)]
+        parts = [part for _, part in sampled(table, rows, some, n_threads)]
         columns = [np.concatenate(column) if len(column) > 1 else column[0] for column in zip(*parts, strict=True)]
         for j, edge in zip(some, propose_all(columns, weight, max_bins, n_threads), strict=True):
             edges[j] = edge
