@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from dboost.errors import DBoostError
-from dboost.late import is_a, pd
+from dboost.late import is_a
 from dboost.schema import Feature
 from dboost.sources.chunk import CategoryColumn, Column
 from dboost.sources.columns import Rule
-from dboost.sources.frame import as_frame
+from dboost.sources.frame import as_frame, is_plain
 from dboost.sources.levels import Dictionary
 from dboost.sources.partition import read_partition
 from dboost.sources.plan import Plan, columns_like
@@ -51,23 +51,20 @@ def feature_block(data: Any, features: tuple[Feature, ...], named: bool, *, what
         Naming the column that is missing or unreadable, or the number of columns that was expected.
     """
     frame = as_frame(data)
-    rules = tuple(Rule(feature.name, feature.is_categorical, known=True) for feature in features)
     try:
         columns = columns_like(frame.names, frame.named, features, named)
-        if is_a(data, "pandas", "DataFrame") and columns == frame.names and _is_plain(data, features):
-            return np.ascontiguousarray(data.to_numpy())
+        if not any(feature.is_categorical for feature in features):  # going through thousands of columns takes long
+            if frame.matrix is not None and is_plain(frame.matrix):
+                return frame.matrix
+            if is_a(data, "pandas", "DataFrame") and columns == frame.names and set(data.dtypes) in _FLOATS:
+                return np.ascontiguousarray(data.to_numpy())
+        rules = tuple(Rule(feature.name, feature.is_categorical, known=True) for feature in features)
         chunk = read_partition(frame, Plan(rules, columns, known=features))
     except DBoostError as error:
         raise type(error)(f"{what}: {error}") from None
     if chunk.matrix is not None:
         return chunk.matrix
     return _fill(chunk.n_rows, [_numbers(c, feature) for c, feature in zip(chunk.columns, features, strict=True)])
-
-
-def _is_plain(data: pd.DataFrame, features: tuple[Feature, ...]) -> bool:
-    """Whether pandas itself can make the block: floats of one type, no categories."""
-    types = set(data.dtypes)
-    return types in _FLOATS and not any(feature.is_categorical for feature in features)
 
 
 def _numbers(column: Column, feature: Feature) -> np.ndarray:

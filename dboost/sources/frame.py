@@ -124,3 +124,13 @@ def one_dimensional(shape: object) -> DataError:
         f"a table has rows and columns, but this array has shape {shape}. Reshape your data: "
         "array.reshape(-1, 1) makes it one column, array.reshape(1, -1) one row"
     )
+
+
+def is_plain(matrix: np.ndarray) -> bool:
+    """Whether an array is one that kernels read as it is: float32 or float64 of this machine, row after row, nothing masked."""
+    return (
+        not isinstance(matrix, np.ma.MaskedArray)
+        and matrix.dtype in (np.float32, np.float64)
+        and matrix.dtype.isnative
+        and matrix.flags.c_contiguous
+    )

@@ -15,7 +15,7 @@ from dboost.errors import DataError, InputTypeError
 from dboost.late import is_a
 from dboost.sources.chunk import CategoryColumn, Chunk, Column
 from dboost.sources.columns import Rule, to_column
-from dboost.sources.frame import Frame, as_frame, library
+from dboost.sources.frame import Frame, as_frame, is_plain, library
 from dboost.sources.levels import apply
 from dboost.sources.plan import Plan
 
@@ -82,10 +82,7 @@ def _features(frame: Frame, plan: Plan, position: dict[str, int]) -> tuple[tuple
     matrix = frame.matrix
     plain = (
         matrix is not None
-        and not isinstance(matrix, np.ma.MaskedArray)
-        and matrix.dtype in (np.float32, np.float64)
-        and matrix.dtype.isnative
-        and matrix.flags.c_contiguous
+        and is_plain(matrix)
         and places == list(range(matrix.shape[1]))
         and not any(rule.categorical for rule in plan.rules)
     )
