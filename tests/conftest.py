@@ -20,6 +20,19 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return None if FOLDER.exists() else "no real tables beside the checkout (../shared/data): their tests are skipped"
 
 
+_internal_errors: list[str] = []
+
+
+def pytest_internalerror(excrepr: object) -> None:
+    _internal_errors.append(str(excrepr))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """What went wrong first in pytest itself, or in a process of its, is told last: what follows from it fills the screen."""
+    if _internal_errors and not hasattr(config, "workerinput"):
+        print("the first internal error:", *_internal_errors[0].splitlines()[-20:], sep="\n")
+
+
 # A shell that starts the tests in the background makes them ignore ^C, and with them every process that they start. Tests
 # that interrupt would then wait for ever; with Python's own handler they, and their children, hear it again.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
