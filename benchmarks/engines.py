@@ -48,6 +48,7 @@ class Settings:
     threads: int = 2
     learning_rate: float = 0.1
     bins: int = 255
+    min_rows: int = 1  # of a leaf; XGBoost cannot be told
 
     @property
     def by_classes(self) -> float:
@@ -64,6 +65,7 @@ def settings_of(workload: Workload, threads: int) -> Settings:
         max_leaves=workload.max_leaves,
         max_depth=workload.max_depth,
         threads=threads,
+        min_rows=workload.min_rows,
     )
 
 
@@ -110,7 +112,7 @@ def fit_dboost(X: Features, y: np.ndarray, settings: Settings, watch: bool = Fal
         max_iter=settings.trees,
         max_leaf_nodes=settings.max_leaves,
         max_depth=settings.max_depth,
-        min_samples_leaf=1,
+        min_samples_leaf=settings.min_rows,
         min_hessian=1.0,
         l2_regularization=1.0,
         growth=settings.growth,
@@ -163,7 +165,7 @@ def fit_lightgbm(X: Features, y: np.ndarray, settings: Settings, watch: bool = F
         "learning_rate": settings.learning_rate * settings.by_classes,
         "num_leaves": settings.max_leaves,
         "max_depth": settings.max_depth or -1,
-        "min_data_in_leaf": 1,
+        "min_data_in_leaf": settings.min_rows,
         "min_sum_hessian_in_leaf": settings.by_classes,
         "lambda_l2": settings.by_classes,
         # It would try both and keep the faster one; told which that is, it need not.
@@ -238,7 +240,7 @@ def fit_sklearn(X: Features, y: np.ndarray, settings: Settings, watch: bool = Fa
         max_leaf_nodes=settings.max_leaves,
         max_depth=settings.max_depth,
         max_bins=settings.bins,
-        min_samples_leaf=4 if settings.n_classes else 1,
+        min_samples_leaf=max(settings.min_rows, 4 if settings.n_classes else 1),
         l2_regularization=1.0,
         early_stopping=False,
     )

@@ -6,7 +6,7 @@ steps, plus a little on all of the first 24, so that there is something to find 
 of about 0.8.
 
 Some workloads ask what a table of another shape costs: one-hot columns, rows that come sorted, heavy ties, missing values,
-categories of many levels, several classes, losses with medians for leaves.
+categories of many levels, several classes, losses with medians for leaves; one asks what it costs to count the rows of leaves.
 
 A table is made once and kept under ``benchmarks/data`` as plain NumPy files.
 """
@@ -40,6 +40,8 @@ class Workload:
         What is special about the features.
     loss : str
         By dboost's name.
+    min_rows : int
+        Rows that a leaf has at least.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Workload:
     test_rows: int = 200_000
     shape: str = "plain"
     loss: str = "log_loss"
+    min_rows: int = 1
 
     @property
     def n_classes(self) -> int:
@@ -76,6 +79,7 @@ class Workload:
     def __str__(self) -> str:
         shape = "31 leaves best-first" if self.growth == "best_first" else "depth 6"
         special = "" if self.shape == "plain" else f"{self.shape}, "
+        shape += f" of {self.min_rows} rows" if self.min_rows > 1 else ""
         return f"{self.name}: {self.rows:,} × {self.features} {self.kind}, {special}{self.loss}, {shape}, {self.trees} trees"
 
 
@@ -95,6 +99,7 @@ OTHERS = (
     Workload("categories", 500_000, 12, "binary", 50, shape="categories"),
     Workload("one-hot", 300_000, 300, "binary", 30, shape="one-hot"),
     Workload("2000 columns", 50_000, 2_000, "binary", 10, test_rows=10_000),
+    Workload("leaves of 20", 10_000, 10, "binary", 500, test_rows=50_000, min_rows=20),
     Workload("classes", 300_000, 28, "classes", 20),
     Workload("absolute", 500_000, 28, "regression", 30, loss="absolute_error"),
     Workload("huber", 500_000, 28, "regression", 30, loss="huber"),

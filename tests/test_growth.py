@@ -280,13 +280,13 @@ def test_wide_tables(kind: str, with_hessian: bool) -> None:
     assert_equal(problem.by_questions([100, 100, 350], 5)[0], expected)
 
 
-@pytest.mark.parametrize("min_samples_leaf", [1, 20], ids=["two planes", "three planes"])
+@pytest.mark.parametrize("limits", [(1, 0.0), (20, 0.0), (20, 0.1)], ids=["two planes", "three planes", "three, never packed"])
 @pytest.mark.parametrize("n_columns", [3, 130], ids=["narrow", "wide"])
-def test_many_rows(n_columns: int, min_samples_leaf: int) -> None:
+def test_many_rows(n_columns: int, limits: tuple[int, float]) -> None:
     """More rows than packed buckets hold between flushes, and than a stripe has: threads against one shard and many."""
     n_rows = 150_000 if n_columns == 3 else 20_000
     table = make_table([20, 255, 4][:n_columns] if n_columns == 3 else [20] * n_columns, n_rows, missing=0.3)
-    parameters = Parameters(max_leaf_nodes=20, min_samples_leaf=min_samples_leaf)
+    parameters = Parameters(max_leaf_nodes=20, min_samples_leaf=limits[0], l1_regularization=limits[1])
     problem = Problem(table, parameters, 0, with_hessian=True)
     expected, leaf = problem.whole(1)
     assert expected.n_leaves == 20
@@ -301,6 +301,34 @@ def test_many_rows(n_columns: int, min_samples_leaf: int) -> None:
     assert root == n_rows
     assert expected.count[expected.feature < 0].sum() == n_rows
     assert np.array_equal(np.bincount(leaf), expected.count[expected.feature < 0])
+
+
+@pytest.mark.parametrize("heaviest", [None, 3])
+def test_histograms_with_counts_stay_packed_as_long_as_sums_fit(heaviest: int | None) -> None:
+    """At the last row whose sums fit half a word all gradients and Hessians are as large as can be, and beyond it."""
+    times = None if heaviest is None else np.full(300_000, heaviest, np.uint8)
+    packing = precision_of(Parameters(min_samples_leaf=2), False, heaviest or 1).packing
+    most = 64 * packing.rows
+    assert 2**31 - 2**20 < most * packing.max_gradient * (heaviest or 1) < 2**31
+    for n_rows in (most, most + 1):
+        table = make_table([4, 9], n_rows, missing=0.1)
+        problem = Problem(
+            table,
+            Parameters(max_leaf_nodes=4, min_samples_leaf=2),
+            0,
+            with_hessian=True,
+            times=None if times is None else times[:n_rows],
+        )
+        problem.gradient[:] = 1.0
+        problem.gradient[table.codes[0] == 0] = -1.0  # the root's sum may be as small as minus all, a child's as large
+        problem.hessian = np.ones(n_rows, np.float32)
+        problem.task = problem._task()
+        with problem.in_process(2) as engine:
+            tree = problem.finished(engine.grow(problem.task))
+            assert (engine._tallies is None) == (n_rows > most)
+        assert_equal(problem.by_questions([n_rows // 3], 4)[0], tree)
+        problem.gradient[:] = 1.0
+        assert_equal(problem.by_questions([], 4)[0], problem.whole(1)[0])
 
 
 @pytest.mark.parametrize("with_hessian", [False, True])

@@ -175,32 +175,46 @@ def test_some_columns_only(packing: Packing) -> None:
 
 
 @njit(error_model="numpy")
-def keep_packed(tiles, wide_codes, records, layout, packing, packed, planes, words, clear, scratch):
+def keep_packed(tiles, wide_codes, records, layout, packing, packed, planes, words, tallies, clear, scratch):
     for k in range(packed.size):
         packed[k] = 0
     last = layout.first.size - 1
-    kernels.add_records(
+    _, flushed = kernels.add_records(
         tiles, wide_codes, records, None, layout, packing, 0, last, packed, planes, np.int64(0), np.int64(0), scratch
     )
-    kernels.accumulate(layout, 0, last, np.int64(0), packed, words, clear, scratch)
+    kernels.accumulate(layout, packing, 0, last, np.int64(0), packed, words, tallies, 1, clear, scratch)
+    if tallies is not None:
+        if flushed:
+            kernels.accumulate_planes(layout, 0, last, planes, words, tallies, 1)
 
 
-@given(table=tables(max_features=10, max_rows=60), seed=st.integers(0, 2**32), cut=st.integers(0, 60))
-def test_prefix_sums_of_packed_buckets(table: CodedTable, seed: int, cut: int) -> None:
-    """Of some rows, and then of the others added to them, as from two threads."""
-    g, h = random_sums(PAIR, table.n_rows, seed)
+@given(
+    table=tables(max_features=10, max_rows=60),
+    seed=st.integers(0, 2**32),
+    cut=st.integers(0, 60),
+    packing=st.sampled_from([PAIR, TRIPLE, TRIPLE._replace(rows=7), WEIGHED, WEIGHED._replace(rows=7)]),
+)
+def test_prefix_sums_of_packed_buckets(table: CodedTable, seed: int, cut: int, packing: Packing) -> None:
+    """Of some rows, and then of the others added to them, as from two threads; with counts also of what was flushed before."""
+    g, h = random_sums(packing, table.n_rows, seed)
     rows, layout = list(range(table.n_rows)), table.layout
     shard = table.shard(np.zeros(table.n_rows), None)
     wide = shard.codes.wide if len(shard.codes.wide) else None
-    words = np.full(int(layout.offset[-1]), 99)
+    n_buckets = int(layout.offset[-1])
+    words, tallies = np.full((2, n_buckets), 99), np.full((2, n_buckets), 77)
     packed, scratch = np.zeros(int(layout.start[-1]), np.int64), np.zeros(max(table.n_codes), np.int64)
     for part, clear in ((rows[:cut], True), (rows[cut:], False)):
         records = np.array(records_of(g, h, part), np.uint64)
-        keep_packed(shard.tiles, wide, records, layout, PAIR, packed, np.zeros((2, 1)), words, clear, scratch)
+        counted = None if packing is PAIR else tallies
+        planes = np.zeros((3, n_buckets))
+        keep_packed(shard.tiles, wide, records, layout, packing, packed, planes, words, counted, clear, scratch)
     for feature, codes in enumerate(table.codes.tolist()):
         sums = histogram(codes, table.n_codes[feature], g, h, rows)
-        expected = np.cumsum([(a << 32) + b for a, b, _ in sums]).tolist()
-        assert words[layout.offset[feature] : layout.offset[feature + 1]].tolist() == expected
+        of_feature = slice(layout.offset[feature], layout.offset[feature + 1])
+        assert words[1, of_feature].tolist() == np.cumsum([(a << 32) + b for a, b, _ in sums]).tolist()
+        if packing is not PAIR:
+            assert tallies[1, of_feature].tolist() == np.cumsum([n for _, _, n in sums]).tolist()
+    assert (words[0] == 99).all() and (tallies[0] == 77).all()
 
 
 @PACKINGS

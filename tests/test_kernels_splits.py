@@ -162,27 +162,30 @@ def test_scores_are_what_they_say(histograms: list[Histogram], limits: Limits) -
 
 
 @njit(error_model="numpy")
-def search_packed(words, offset, total, limits, scratch, bits, best):
+def search_packed(words, tallies, offset, total, limits, scratch, bits, best):
     kernels.forget(best)
     for k in range(len(offset)):
         feature, at, n_bins = offset[k]
-        packed.search_words(words, at, n_bins, feature, total, limits, scratch, bits, best)
+        packed.search_words(words, tallies, 1, at, n_bins, feature, total, limits, scratch, bits, best)
 
 
 @given(histograms=nodes(), limits=LIMITS, data=st.data())
 def test_packed_prefix_sums_give_the_same_split(histograms: list[Histogram], limits: Limits, data: st.DataObject) -> None:
-    limits = limits._replace(l1=0.0, max_step=math.inf, count_plane=min(limits.count_plane, 1))
+    limits = limits._replace(l1=0.0, max_step=math.inf)
     order = data.draw(st.permutations(range(len(histograms))))
     expected = found(histograms, [False] * len(histograms), limits, order)
     words = np.concatenate([np.cumsum([(g << 32) + h for g, h, _ in node]) for node in histograms])
+    tallies = np.concatenate([np.cumsum([n for _, _, n in node]) for node in histograms])
     starts = np.cumsum([0, *map(len, histograms)])
     offset = np.array([(feature, starts[feature], len(histograms[feature]) - 1) for feature in order])
     total = np.array(naive.added(histograms[0]), np.float64)
     scratch, best = np.full((4, max(map(len, histograms))), np.nan), np.full(SPLIT_SIZE, np.nan)
-    search_packed(words, offset, total, limits, scratch, scratch.view(np.int64), best)
+    slots = np.stack([np.full_like(words, 99), words]), np.stack([np.full_like(words, 77), tallies])
+    counted = slots[1] if limits.count_plane == 2 else None
+    search_packed(slots[0], counted, offset, total, limits, scratch, scratch.view(np.int64), best)
     assert best[SCORE] == expected[SCORE]
     if expected[SCORE] != NO_SPLIT:
-        assert best[: LEFT_N + (limits.count_plane == 1)].tolist() == expected[: LEFT_N + (limits.count_plane == 1)].tolist()
+        assert best[: LEFT_N + (limits.count_plane > 0)].tolist() == expected[: LEFT_N + (limits.count_plane > 0)].tolist()
 
 
 @njit(error_model="numpy")

@@ -70,6 +70,7 @@ class InProcessEngine:
         self._n_slots = min(rule.max_leaves, _SLOTS_ANY_ORDER) if rule.order == ANY_ORDER else rule.max_leaves
         self._pool: np.ndarray | None = None
         self._words: np.ndarray | None = None
+        self._tallies: np.ndarray | None = None
         self._paths: list[Paths | None] = [None] * n_threads
         self._own = [_own(shard, rule, n_threads, self._n_slots) for _ in range(n_threads)]
         self._frontiers = [new_frontier(rule.max_leaves) for _ in range(n_threads)]
@@ -109,7 +110,7 @@ class InProcessEngine:
             team.run(lambda thread: put_into_bins(shard, task.cells, *self._range(thread)))
         rooms = [None if task.node_bins is None else new_room(task.node_bins) for _ in range(team.n_threads)]
         wide = shard.bins.wide if len(shard.bins.wide) else None
-        pool, words = self._histograms_for(task)
+        pool, words, tallies = self._histograms_for(task)
         if task.choice is not None and self._paths[0] is None:
             self._paths = [new_paths(task.choice, 2 * task.rule.max_leaves - 1) for _ in range(team.n_threads)]
 
@@ -118,7 +119,7 @@ class InProcessEngine:
                 thread, team.n_threads, team.control, shard.tiles, shard.bins.narrow, wide, shard.bins.row_of,
                 gradient, hessian, shard.times, chosen, leaf, shard.bin_layout, task.packing, task.limits, task.rule,
                 self._frontiers[thread], self._shared, self._own[thread], task.scales, task.allowed, self._by_unit,
-                pool, words, self._categorical, task.choice, self._paths[thread], task.direction, rooms[thread],
+                pool, words, tallies, self._categorical, task.choice, self._paths[thread], task.direction, rooms[thread],
             )  # fmt: skip
 
         n_nodes = team.run(work)[0]
@@ -139,16 +140,17 @@ class InProcessEngine:
         in_cells(grown, task.cells, shard.keeps_cells)
         return grown
 
-    def _histograms_for(self, task: TreeTask) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Room for the open leaves' histograms: as planes, or packed."""
-        n_buckets = int(self.shard.bin_layout.offset[-1])
-        if self._categorical is None and can_stay_packed(task, self.shard.n_rows):
+    def _histograms_for(self, task: TreeTask) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+        """Room for the open leaves' histograms: as planes, or packed, and for the counts of packed ones."""
+        shape = self._n_slots, int(self.shard.bin_layout.offset[-1])
+        if self._categorical is None and can_stay_packed(task, self.shard.n_rows, self._by_unit):
             if self._words is None:
-                self._words = np.zeros((self._n_slots, n_buckets), np.int64)
-            return None, self._words
+                self._words = np.zeros(shape, np.int64)
+                self._tallies = np.zeros(shape, np.int64) if task.limits.count_plane == 2 else None
+            return None, self._words, self._tallies
         if self._pool is None:
-            self._pool = np.zeros((self._n_slots, self._shared.parts.shape[1], n_buckets))
-        return self._pool, None
+            self._pool = np.zeros((shape[0], self._shared.parts.shape[1], shape[1]))
+        return self._pool, None, None
 
     def report(self) -> dict[str, float]:
         """Nothing: all seconds are work."""
@@ -158,11 +160,17 @@ class InProcessEngine:
         self.team.close()
 
 
-def can_stay_packed(task: TreeTask, n_rows: int) -> bool:
-    """Whether histograms of numeric features may stay packed: when the buckets never overflow, and scores are plain."""
-    limits = task.limits
+def can_stay_packed(task: TreeTask, n_rows: int, by_unit: bool) -> bool:
+    """Whether histograms of numeric features may stay packed: when halves of words never overflow, and scores are plain.
+
+    Buckets with counts are flushed before that, into planes that only threads with rows of their own have.
+    """
+    limits, packing = task.limits, task.packing
+    most = packing.rows
+    if limits.count_plane == 2 and not by_unit:
+        most *= 2**31 // (packing.max_gradient * (packing.count_mask + 1) // 2)
     is_plain = limits.l1 == 0.0 and limits.max_step == math.inf and limits.is_bounded == 0
-    return n_rows <= task.packing.rows and limits.count_plane < 2 and is_plain and task.node_bins is None
+    return n_rows <= most and is_plain and task.node_bins is None
 
 
 def is_small(n_rows: int, n_features: int) -> bool:

@@ -32,7 +32,7 @@ from dboost.growth.choice import open_features, set_out, turn
 from dboost.growth.frontier import divide, note_best, pick, plant
 from dboost.kernels import uncounted
 from dboost.kernels.bounded import search_bounded
-from dboost.kernels.histograms import accumulate, add_records, flush
+from dboost.kernels.histograms import accumulate, accumulate_planes, add_records, flush
 from dboost.kernels.levels import search_categorical, send_left
 from dboost.kernels.packed import search_words
 from dboost.kernels.proposals import search_cells
@@ -81,7 +81,7 @@ class Own(NamedTuple):
 @uncounted
 def grow_tree(
     thread, n_threads, control, tiles, codes, wide_codes, code_row, gradient, hessian, times, sampled, leaf, layout, packing,
-    limits, rule, frontier, shared, own, scales, allowed, by_unit, pool, words, categorical,
+    limits, rule, frontier, shared, own, scales, allowed, by_unit, pool, words, tallies, categorical,
     choice, paths, direction, room,
 ):  # fmt: skip
     """Grow one tree. Returns the number of nodes, or -1 when the team was told to abort.
@@ -93,9 +93,9 @@ def grow_tree(
     receives where each row ended; scales : float64[4] (what gradients and Hessians are multiplied by before rounding, for
     histograms and for the exact sums of leaves); allowed : uint8[n_features]; by_unit : whether units of columns are shared
     out instead of rows; pool : float64[n_slots, n_planes, n_buckets], histograms of open leaves, or None when these are in
-    words : int64[n_slots, n_buckets], as packed prefix sums, or None; categorical : None when no feature is; choice, paths :
-    see `growth.choice`, or None; direction : int8[n_features], see `frontier.share`, or None; room : `kernels.proposals.Room`
-    where bins are proposed in every node, or None. What belongs to a None is compiled away.
+    words : int64[n_slots, n_buckets], as packed prefix sums, or None; tallies : their counts, or None; categorical : None when
+    no feature is; choice, paths : see `growth.choice`, or None; direction : int8[n_features], see `frontier.share`, or None;
+    room : `kernels.proposals.Room` where bins are proposed in every node, or None. What belongs to a None is compiled away.
     """
     # Unpacked once: every access through a record costs the compiler a pair of reference counts.
     slot, free, begins, ends, side_of = own.slot, own.free, own.begin, own.end, own.side
@@ -183,7 +183,9 @@ def grow_tree(
             if pool is not None:
                 flush(layout, packing, first_column, last_column, base, packed, destination, flushed == 0, order)
             if words is not None:
-                accumulate(layout, first_column, last_column, base, packed, words[slot[small]], True, order)
+                accumulate(
+                    layout, packing, first_column, last_column, base, packed, words, tallies, slot[small], True, order
+                )  # fmt: skip
         if not by_unit:
             epoch = barrier(control, n_threads, epoch)
             if epoch < 0:
@@ -195,7 +197,12 @@ def grow_tree(
         if not by_unit:
             for q in range(n_threads):
                 if words is not None:
-                    accumulate(layout, my_first, my_last, I(0), all_packed[q], words[slot[small]], q == 0, order)
+                    accumulate(
+                        layout, packing, my_first, my_last, I(0), all_packed[q], words, tallies, slot[small], q == 0, order
+                    )  # fmt: skip
+                    if tallies is not None:
+                        if flushed_of[q] != 0:
+                            accumulate_planes(layout, my_first, my_last, parts[q], words, tallies, slot[small])
                 if pool is not None:
                     planes = pool[slot[small]]
                     flush(layout, packing, my_first, my_last, I(0), all_packed[q], planes, q == 0, order)
@@ -217,6 +224,8 @@ def grow_tree(
             if words is not None:
                 word = words[slot[small], offset[1] - 1]
                 total[0], total[1] = np.float64(word >> I(32)), np.float64(word & I(0xFFFFFFFF))
+                if tallies is not None:
+                    total[2] = np.float64(tallies[slot[small], offset[1] - 1])
             plant(frontier, total[0], total[1], total[2] if n_planes == 3 else total[1])
         for unit in range(thread if by_unit else my_first, n_units if by_unit else my_last, n_threads if by_unit else I(1)):
             first_column = units[unit] if by_unit else I(unit)
@@ -227,6 +236,10 @@ def grow_tree(
                 if large >= 0:
                     if words is not None:
                         rest, part = words[slot[large], start:stop], words[slot[small], start:stop]
+                        for bucket in range(part.size):
+                            rest[bucket] -= part[bucket]
+                    if tallies is not None:
+                        rest, part = tallies[slot[large], start:stop], tallies[slot[small], start:stop]
                         for bucket in range(part.size):
                             rest[bucket] -= part[bucket]
                     if pool is not None:
@@ -243,7 +256,7 @@ def grow_tree(
                     found = all_found[thread, child - left]
                     if words is not None:
                         search_words(
-                            words[slot[child]], start, stop - start - 1, feature, total_of[child], limits,
+                            words, tallies, slot[child], start, stop - start - 1, feature, total_of[child], limits,
                             scratch, scratch_bits, found,
                         )  # fmt: skip
                     if pool is not None:

@@ -18,9 +18,9 @@ the last bit those of a table that holds the row n times. (Other weights are mul
 **Planes.** A node's histogram is ``planes[p, bucket]``: p = 0 sums gradients, 1 Hessians, 2 (if there) counts rows.
 Buckets are ordered by feature; each has `n_bins` of them and one more for missing values.
 
-**Small tables.** As long as all rows of the table fit between two flushes, histograms may stay packed, and are kept as
-prefix sums over the bins (`accumulate` instead of `flush`): these are what the search wants, and the larger child's are the
-parent's minus the smaller child's just like the sums themselves.
+**Small tables.** As long as the sums over all rows of the table fit halves of a word, histograms may stay packed, and are
+kept as prefix sums over the bins (`accumulate` instead of `flush`), counts in words of their own: these are what the search
+wants, and the larger child's are the parent's minus the smaller child's just like the sums themselves.
 
 The 264 words between columns (not 256) keep the first buckets of all columns from falling into the same cache set.
 """
@@ -196,11 +196,13 @@ def flush(layout, packing, first_column, last_column, base, packed, planes, clea
 
 
 @internal
-def accumulate(layout, first_column, last_column, base, packed, words, clear, scratch):
+def accumulate(layout, packing, first_column, last_column, base, packed, words, tallies, slot, clear, scratch):
     """What `flush` does, for histograms that stay packed.
 
-    words : int64[n_buckets], receives the prefix sums of each feature's buckets: what is left of each cut.
+    words : int64[n_slots, n_buckets], where the prefix sums ``G << 32 | H`` of each feature's buckets (what is left of each
+    cut) are added, or with `clear` written; tallies : the same for counts, or None when nobody asks for them.
     """
+    high, low, mask, count_mask = I(packing.high), I(packing.low), I(packing.hessian_mask), I(packing.count_mask)
     for column in range(first_column, last_column):
         for k in range(layout.first[column], layout.first[column + 1]):
             feature = layout.features[k]
@@ -210,11 +212,34 @@ def accumulate(layout, first_column, last_column, base, packed, words, clear, sc
             if repeats * stride > 1:
                 source = scratch[:n]
                 _sum_others(packed[start:], stride, repeats, source)
-            target = words[layout.offset[feature] : layout.offset[feature] + n]
+            at = layout.offset[feature]
+            target = words[slot, at : at + n]
             running = I(0)
-            for b in range(n):
-                running += source[b]
-                target[b] = running if clear else target[b] + running
+            if tallies is None:
+                for b in range(n):
+                    running += source[b]
+                    target[b] = running if clear else target[b] + running
+            if tallies is not None:
+                tally, rows = tallies[slot, at : at + n], I(0)
+                for b in range(n):
+                    word = source[b]
+                    running += ((word >> high) << I(32)) + ((word >> low) & mask)
+                    rows += word & count_mask
+                    target[b] = running if clear else target[b] + running
+                    tally[b] = rows if clear else tally[b] + rows
+
+
+@internal
+def accumulate_planes(layout, first_column, last_column, planes, words, tallies, slot):
+    """Add to the prefix sums (see `accumulate`) what was flushed before into planes (float64[3, n_buckets])."""
+    for k in range(layout.first[first_column], layout.first[last_column]):
+        feature = layout.features[k]
+        word = rows = I(0)
+        for bucket in range(layout.offset[feature], layout.offset[feature + 1]):
+            word += (I(planes[0, bucket]) << I(32)) + I(planes[1, bucket])
+            rows += I(planes[2, bucket])
+            words[slot, bucket] += word
+            tallies[slot, bucket] += rows
 
 
 @internal

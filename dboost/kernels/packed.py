@@ -1,8 +1,9 @@
 """The best split of a node whose histogram stayed packed (small tables, see `histograms.accumulate`).
 
-A feature's buckets come as prefix sums of words ``G << 32 | H``: what is left of each cut, ready to be scored. On ten
-thousand rows the search is most of the work, so it takes every short cut that changes no result: bins that leave too little
-on a side are found by halving and not scored, and where a best bin is, is asked only when its score beats the best so far.
+A feature's buckets come as prefix sums of words ``G << 32 | H``, and of counts: what is left of each cut, ready to be scored.
+On ten thousand rows the search is most of the work, so it takes every short cut that changes no result: bins that leave too
+little on a side are found by halving and not scored, and where a best bin is, is asked only when its score beats the best so
+far.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _score_words(left, extra, total, l2, scores):
 
 @internal
 def _first_with(words, first, last, extra, least):
-    """First position from `first` on where a prefix sum's Hessian is at least an integer; `last` when there is none."""
+    """First position from `first` on where a sum of Hessians or counts is at least an integer; `last` when there is none."""
     n = last - first
     while n > 0:
         half = (n + 1) >> 1
@@ -59,12 +60,13 @@ def _first_with(words, first, last, extra, least):
 
 
 @internal
-def search_words(words, at, n_bins, feature, total, limits, scratch, scratch_bits, best):
-    """`search_numeric` for a histogram of packed prefix sums, in trees without an L1 penalty, a bound on steps or counts of
-    rows.
+def search_words(all_words, tallies, slot, at, n_bins, feature, total, limits, scratch, scratch_bits, best):
+    """`search_numeric` for a histogram of packed prefix sums, in trees without an L1 penalty or a bound on steps.
 
-    words : int64[n_buckets], sums ``G << 32 | H``. Counts are Hessians where `count_plane` is 1.
+    all_words : int64[n_slots, n_buckets], sums ``G << 32 | H``; tallies : the same for counts, or None: nobody asks for them
+    then, or they are Hessians (`count_plane` is 1).
     """
+    words = all_words[slot]
     scores, score_bits = scratch[3], scratch_bits[3]
     missing = words[at + n_bins] - words[at + n_bins - 1]
     has_missing = np.int32(missing) != 0
@@ -74,10 +76,15 @@ def search_words(words, at, n_bins, feature, total, limits, scratch, scratch_bit
     least = I(np.ceil(min_hessian)) if min_hessian < 2.0**32 else I(1) << I(32)
     for missing_left in range(2 if has_missing else 1):
         extra = missing * missing_left
-        # Hessians grow from bin to bin, so the splits that leave enough on both sides are neighbours.
+        # Hessians and counts grow from bin to bin, so the splits that leave enough on both sides are neighbours.
         last = at + n_bins if has_missing and missing_left == 0 else at + n_bins - 1
         first = _first_with(words, at, last, extra, least)
         last = _first_with(words, first, last, extra, I(total[1]) - least + 1)
+        if tallies is not None:
+            rows, fewest = tallies[slot], I(np.ceil(limits.min_rows))
+            extra_rows = (rows[at + n_bins] - rows[at + n_bins - 1]) * missing_left
+            first = _first_with(rows, first, last, extra_rows, fewest)
+            last = _first_with(rows, first, last, extra_rows, I(total[2]) - fewest + 1)
         if first >= last:
             continue
         top = _score_words(words[first:last], extra, total, limits.l2, scores)
@@ -94,3 +101,5 @@ def search_words(words, at, n_bins, feature, total, limits, scratch, scratch_bit
             best[LEFT_G] = np.float64(np.int32(word >> I(32)))
             best[LEFT_H] = np.float64(np.int32(word))
             best[LEFT_N] = best[LEFT_H] if limits.count_plane == 1 else 0.0
+            if tallies is not None:
+                best[LEFT_N] = np.float64(rows[first + b] + extra_rows)
