@@ -86,12 +86,12 @@ def propose(values: np.ndarray, weight: np.ndarray | None, max_bins: int) -> np.
         weight = None if weight is None else weight[present]
     if weight is None:
         ordered = np.sort(values)
-        last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)) if len(ordered) else np.empty(0, np.int64)
+        last = _ends(ordered)
         distinct, cumulative = ordered[last].astype(np.float64), (last + 1).astype(np.float64)
     else:
         order = np.argsort(values, kind="stable")
         ordered = values[order]
-        last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)) if len(ordered) else np.empty(0, np.int64)
+        last = _ends(ordered)
         distinct, cumulative = ordered[last].astype(np.float64), np.cumsum(weight[order])[last]
     distinct += 0.0  # -0.0 becomes 0.0: which of the two a sort puts last is left to chance
     if len(distinct) <= max_bins:
@@ -127,8 +127,13 @@ def quantiles(distinct: np.ndarray, cumulative: np.ndarray, max_bins: int) -> np
     at = np.searchsorted(running, wanted, side="left")
     own = np.flatnonzero(heavy)
     # Nothing lies above the largest value: a split point that falls on it moves to its neighbour.
-    positions = np.unique(np.minimum(np.concatenate((at, own, own[own > 0] - 1)), len(distinct) - 2))
-    return distinct[positions][: max_bins - 1]
+    positions = np.sort(np.minimum(np.concatenate((at, own, own[own > 0] - 1)), len(distinct) - 2))
+    return distinct[positions[_ends(positions)]][: max_bins - 1]
+
+
+def _ends(ordered: np.ndarray) -> np.ndarray:
+    """Where runs of equal numbers end: int64[...]."""
+    return np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)) if len(ordered) else np.empty(0, np.int64)
 
 
 def propose_all(

@@ -88,7 +88,7 @@ def _polars_to_arrow(values: Any, rule: Rule) -> Any:
 
 
 def _from_numpy(values: np.ndarray, rule: Rule) -> Column:
-    if isinstance(values, np.ma.MaskedArray):
+    if is_a(values, "numpy.ma", "MaskedArray"):
         values = _masked(values.data, np.ma.getmaskarray(values))
     kind = values.dtype.kind
     if kind == "O":

@@ -108,7 +108,7 @@ def as_matrix(data: Any) -> np.ndarray:
             "an array, or the path of a Parquet or CSV file"
         )
     try:
-        matrix = data if isinstance(data, np.ma.MaskedArray) else np.asarray(data)
+        matrix = data if is_a(data, "numpy.ma", "MaskedArray") else np.asarray(data)
     except ValueError as error:
         raise DataError(f"the rows are not all of the same length: {error}") from None
     if matrix.ndim != 2:
@@ -129,7 +129,7 @@ def one_dimensional(shape: object) -> DataError:
 def is_plain(matrix: np.ndarray) -> bool:
     """Whether an array is one that kernels read as it is: float32 or float64 of this machine, row after row, nothing masked."""
     return (
-        not isinstance(matrix, np.ma.MaskedArray)
+        not is_a(matrix, "numpy.ma", "MaskedArray")
         and matrix.dtype in (np.float32, np.float64)
         and matrix.dtype.isnative
         and matrix.flags.c_contiguous
