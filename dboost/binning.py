@@ -111,18 +111,17 @@ def quantiles(distinct: np.ndarray, cumulative: np.ndarray, max_bins: int) -> np
 
     distinct, cumulative : float64[n], ascending values and the weight up to and including each.
     """
-    mass = np.diff(cumulative, prepend=0.0)
-    heavy = np.zeros(len(mass), bool)
+    mass = light = np.diff(cumulative, prepend=0.0)
+    heavy, running = np.zeros(len(mass), bool), cumulative
     while True:
         # A heavy value costs two split points; what is left is shared by the others.
         n_light = max_bins - 2 * int(heavy.sum())
-        light = np.where(heavy, 0.0, mass)
-        share = light.sum() / max(n_light, 1)
-        more = light > 2.0 * share
+        more = light > 2.0 * (light.sum() / max(n_light, 1))
         if n_light <= 2 or not more.any() or 2 * int((heavy | more).sum()) > max_bins - 2:
             break
         heavy |= more
-    running = np.cumsum(light)
+        light = np.where(heavy, 0.0, mass)
+        running = np.cumsum(light)
     wanted = running[-1] * np.arange(1, max(n_light, 1)) / max(n_light, 1)
     at = np.searchsorted(running, wanted, side="left")
     own = np.flatnonzero(heavy)
