@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PYTHON ?=
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.11 python3 python3.12 python3.13 python3.14)
 
+PYTEST = $(BIN)/python -m pytest -n 2 $(if $(filter true 1,$(CI)),-m "",)
+
 .PHONY: help demo test lint format bench docs clean
 .DELETE_ON_ERROR:
 
@@ -20,8 +22,9 @@ help:
 demo: $(VENV)/.run
 	$(BIN)/dboost demo
 
+# pytest ends with 3 when it failed itself (a process of its, between two tests), which says nothing about dboost.
 test: lint
-	$(BIN)/python -m pytest -n 2 $(if $(filter true 1,$(CI)),-m "",)
+	$(PYTEST) || { test $$? -eq 3 && echo "pytest itself has failed: once more" && $(PYTEST); }
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

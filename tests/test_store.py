@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -135,3 +136,18 @@ def test_a_file_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert "there is no room for its 8 MiB" in told
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_closed_once_by_however_many_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another file may have its number as soon as it is closed, and must not be closed by who comes second."""
+    file, close, closed = BlockFile(tmp_path / "rows", FIELDS, 10, sealed=False), os.close, []
+
+    def meanwhile(descriptor: int) -> None:
+        closed.append(descriptor)
+        file.close()  # as another thread would
+        close(descriptor)
+
+    monkeypatch.setattr(os, "close", meanwhile)
+    file.close()
+    file.close()
+    assert len(closed) == 1

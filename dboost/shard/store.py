@@ -245,10 +245,10 @@ class BlockFile:
             raise self._failed("write", error) from error
 
     def close(self) -> None:
-        """Close the file, which stays; again is harmless."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        """Close the file, which stays; again is harmless, by another thread at the same time, too."""
+        file, self._file = self._file, -1  # before it is closed: its number may belong to another file at once
+        if file >= 0:
+            os.close(file)
 
     def remove(self) -> None:
         """Close the file and remove it."""
