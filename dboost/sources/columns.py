@@ -89,7 +89,7 @@ def _polars_to_arrow(values: Any, rule: Rule) -> Any:
 
 def _from_numpy(values: np.ndarray, rule: Rule) -> Column:
     if is_a(values, "numpy.ma", "MaskedArray"):
-        values = _masked(values.data, np.ma.getmaskarray(values))
+        values = _masked(np.ma.getdata(values), np.ma.getmaskarray(values))
     kind = values.dtype.kind
     if kind == "O":
         return _from_objects(values, rule)
