@@ -215,10 +215,47 @@ def test_a_full_disk_names_the_directory(tmp_path: Path) -> None:
 def test_a_truncated_file_is_an_error(temporary: Path) -> None:
     table = open_table(frame(), "y", retain_bytes=0)
     (folder,) = temporary.iterdir()
-    os.truncate(folder / "chunk-1.npy", 200)
-    with pytest.raises(DBoostError, match=r"cannot read the temporary file .*chunk-1"):
+    os.truncate(folder / "chunk-1", (folder / "chunk-1").stat().st_size - 1)
+    with pytest.raises(DBoostError, match=r"cannot read the temporary file .*chunk-1: it ends after \d+ of \d+ values"):
         table.chunk(1)
     table.close()
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12.0).reshape(3, 4),
+        np.asfortranarray(np.arange(12, dtype=np.int16).reshape(3, 4)),
+        np.arange(24, dtype=">f4").reshape(2, 3, 4)[:, ::2, 1:],
+        np.arange(10, dtype=np.uint8)[::-3],
+        np.empty((0, 5), np.float32),
+        np.array(["one", "three"]),
+        np.array([True, False]),
+        np.array(["2020-01-01", "NaT"], "datetime64[D]"),
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_arrays_come_back_from_files_as_they_were(temporary: Path, array: np.ndarray) -> None:
+    spool = Spool(0)
+    spool.put(0, [array, np.arange(3), array])
+    for found, expected in zip(spool.get(0), [array, np.arange(3), array], strict=True):
+        assert found.dtype == expected.dtype and found.shape == expected.shape
+        np.testing.assert_array_equal(found, expected)
+        assert found.flags.c_contiguous or array.flags.f_contiguous
+    spool.close()
+
+
+def test_files_are_read_without_pythons_parser(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails at times (SystemError: AST constructor recursion depth mismatch) when several threads use it at once."""
+    spool = Spool(0)
+    spool.put(0, [np.arange(5)])
+
+    def parse(*_: object, **__: object) -> None:
+        raise SystemError("the parser was asked")
+
+    monkeypatch.setattr("ast.parse", parse)
+    assert spool.get(0)[0].tolist() == [0, 1, 2, 3, 4]
+    spool.close()
 
 
 def test_views_are_copied_only_where_that_saves_memory() -> None:

@@ -7,11 +7,14 @@ process. What a killed process left behind is removed by the next one that asks:
 is gone *and* nobody holds the lock on its ``owner`` file, so that several machines or containers may share a
 temporary directory.
 
-Files are read and written, never mapped: mapped pages would count as memory of the process.
+Files are read and written, never mapped: mapped pages would count as memory of the process. They hold the arrays' bytes and
+nothing else. NumPy's own format begins with a line that Python's parser reads, and in some versions of Python that fails every
+thousandth time when several threads do so at once.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -120,9 +123,32 @@ def _remove(path: Path, owner: IO[bytes], pid: int) -> None:
 
 
 @dataclass(frozen=True, eq=False)
+class _Form:
+    """What an array is whose bytes are in a file."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    by_columns: bool
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> _Form:
+        return cls(array.dtype, array.shape, array.flags.f_contiguous and not array.flags.c_contiguous)
+
+    def write(self, file: IO[bytes], array: np.ndarray) -> None:
+        (array.T if self.by_columns else array).tofile(file)
+
+    def read(self, file: IO[bytes]) -> np.ndarray:
+        count = math.prod(self.shape)
+        found = np.fromfile(file, self.dtype, count)
+        if len(found) != count:
+            raise OSError(f"it ends after {len(found)} of {count} values")
+        return found.reshape(self.shape[::-1]).T if self.by_columns else found.reshape(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
 class _Kept:
     arrays: tuple[np.ndarray, ...] | None
-    n_arrays: int
+    forms: tuple[_Form, ...]  # of those in a file
     n_bytes: int
 
 
@@ -169,15 +195,16 @@ class Spool:
         if fits:
             views = _are_most_of(arrays)
             own = tuple(array if views or array.base is None else array.copy(order="K") for array in arrays)
-            self._kept[number] = _Kept(own, len(own), size)
+            self._kept[number] = _Kept(own, (), size)
             return
+        forms = tuple(map(_Form.of, arrays))
         try:
             with self._new_file(number) as file:
-                for array in arrays:
-                    np.lib.format.write_array(file, array, allow_pickle=False)
+                for form, array in zip(forms, arrays, strict=True):
+                    form.write(file, array)
         except OSError as error:
             raise DBoostError(f"cannot write temporary files in {self.directory}: {error}") from error
-        self._kept[number] = _Kept(None, len(arrays), size)
+        self._kept[number] = _Kept(None, forms, size)
 
     def drop(self, number: int) -> None:
         """Forget what is kept under a number, if anything is."""
@@ -186,7 +213,7 @@ class Spool:
 
     def hold(self, number: int, arrays: list[np.ndarray]) -> None:
         """Keep arrays as they are, whatever their size: for data that the user holds in memory anyway."""
-        self._kept[number] = _Kept(tuple(arrays), len(arrays), sum(array.nbytes for array in arrays))
+        self._kept[number] = _Kept(tuple(arrays), (), sum(array.nbytes for array in arrays))
 
     def n_bytes(self, number: int) -> int:
         """How large the arrays kept under a number are."""
@@ -202,8 +229,8 @@ class Spool:
         path = self._path(number)
         try:
             with open(path, "rb") as file:
-                return tuple(np.lib.format.read_array(file, allow_pickle=False) for _ in range(kept.n_arrays))
-        except (OSError, ValueError) as error:
+                return tuple(form.read(file) for form in kept.forms)
+        except OSError as error:
             raise DBoostError(f"cannot read the temporary file {path}: {error}") from error
 
     def keep(self, numbers: Collection[int]) -> None:
@@ -234,7 +261,7 @@ class Spool:
 
     def _path(self, number: int) -> Path:
         assert self._directory is not None
-        return self._directory.path / f"chunk-{number}.npy"
+        return self._directory.path / f"chunk-{number}"
 
 
 def _are_most_of(arrays: Sequence[np.ndarray]) -> bool:
