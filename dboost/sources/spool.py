@@ -8,8 +8,8 @@ is gone *and* nobody holds the lock on its ``owner`` file, so that several machi
 temporary directory.
 
 Files are read and written, never mapped: mapped pages would count as memory of the process. They hold the arrays' bytes and
-nothing else. NumPy's own format begins with a line that Python's parser reads, and in some versions of Python that fails every
-thousandth time when several threads do so at once.
+nothing else: NumPy's own format begins with a line that Python's parser reads, and in some versions of Python that fails at
+times when several threads do so at once.
 """
 
 from __future__ import annotations
