@@ -22,9 +22,9 @@ from dboost.shard import blocks
 from dboost.training.budget import Budget
 
 ROOT = Path(__file__).parent.parent
-#: How soon a worker that says nothing is looked for, so that tests need not wait as long as users; and where our own
-#: functions are found.
-ENVIRONMENT = {"DASK_DBOOST__PATIENCE": "1500ms", "DASK_DBOOST__WORKER_TIMEOUT": "20s", "PYTHONPATH": str(ROOT)}
+#: A machine may be busy, and a worker that imports or compiles then looks as if it were stopped: tests that stop workers ask
+#: for less patience when theirs have done that (`Processes.impatient`). And where our own functions are found.
+ENVIRONMENT = {"DASK_DBOOST__PATIENCE": "30s", "DASK_DBOOST__WORKER_TIMEOUT": "60s", "PYTHONPATH": str(ROOT)}
 
 
 @contextlib.contextmanager
@@ -54,9 +54,34 @@ class Processes:
         self.client = Client(self.address, set_as_default=False)
         self.client.wait_for_workers(n_workers, timeout=60)
 
-    def add_worker(self) -> None:
+    def add_worker(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start one more worker. arguments : of `dask worker`."""
         nanny = [] if self._nanny else ["--no-nanny"]
-        self._start("dask_worker", self.address, "--nthreads", "1", "--no-dashboard", *nanny)
+        return self._start("dask_worker", self.address, "--nthreads", "1", "--no-dashboard", *nanny, *arguments)
+
+    def restart_worker(self, address: str) -> None:
+        """Kill a worker, and wait until another one is at the same address."""
+        before = self.pids()
+        os.kill(before[address], signal.SIGKILL)
+        self.wait_for(lambda: address not in self.addresses())
+        self.add_worker("--worker-port", address.rpartition(":")[2])
+        self.wait_for(lambda: address in self.addresses())
+
+    def impatient(self) -> contextlib.AbstractContextManager[None]:
+        """See `impatient`."""
+        return impatient(self.client)
+
+    def addresses(self) -> set[str]:
+        """Workers that the scheduler knows."""
+        return set(self.client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.workers)))
+
+    @staticmethod
+    def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Until something is so; a deadline only so that nothing hangs."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "this takes too long"
+            time.sleep(0.02)
 
     def pids(self) -> dict[str, int]:
         """Process ids of the workers by address."""
@@ -97,6 +122,23 @@ class Processes:
         for pid in pids if self._nanny else []:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def impatient(client: Client, patience: str = "1500ms") -> Iterator[None]:
+    """Within, silent workers are looked for so soon: for tests that stop some, when all have imported and compiled."""
+
+    def change(to: str) -> None:
+        dask.config.set({"dboost.patience": to})
+
+    client.run(change, patience)
+    client.run_on_scheduler(change, patience)
+    try:
+        with dask.config.set({"dboost.patience": patience}):
+            yield
+    finally:
+        client.run_on_scheduler(change, ENVIRONMENT["DASK_DBOOST__PATIENCE"])
+        client.run(change, ENVIRONMENT["DASK_DBOOST__PATIENCE"], on_error="ignore")
 
 
 def stream_everything() -> None:
@@ -164,3 +206,8 @@ def rows_in_files(dask_worker: Any = None) -> int:
     """For `Client.run`: how many of these it has in files."""
     holdings = dask_worker.plugins["dboost"]._holdings.values()
     return sum(holding.in_files(batch) for holding in holdings for batch in holding._built)
+
+
+def session_names(dask_worker: Any = None) -> list[str]:
+    """For `Client.run`: the sessions that a worker has."""
+    return [holding.session for holding in dask_worker.plugins["dboost"]._holdings.values()]

@@ -106,16 +106,16 @@ def test_two_of_three_are_killed_and_held_out_rows_with_them(cluster: Processes)
 def test_a_stopped_worker_is_given_up(cluster: Processes, expected: str) -> None:
     victim = somebody(cluster)
     stop = at(5, lambda: os.kill(victim, signal.SIGSTOP))
-    began = time.monotonic()
-    assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=stop, **OPTIONS).sha256 == expected
-    assert time.monotonic() - began < 60
+    with cluster.impatient():
+        assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=stop, **OPTIONS).sha256 == expected
     os.kill(victim, signal.SIGKILL)
 
 
 def test_a_worker_stopped_while_loading_is_given_up(cluster: Processes, expected: str) -> None:
     victim = somebody(cluster)
     after(0.3, lambda: os.kill(victim, signal.SIGSTOP))
-    assert dboost.fit(lazily(0.3), "z", client=cluster.client, **OPTIONS).sha256 == expected
+    with cluster.impatient():
+        assert dboost.fit(lazily(0.3), "z", client=cluster.client, **OPTIONS).sha256 == expected
     os.kill(victim, signal.SIGKILL)
 
 

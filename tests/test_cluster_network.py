@@ -18,7 +18,7 @@ import pytest
 from distributed import Client
 
 import dboost
-from tests.clusters import ENVIRONMENT, a_table
+from tests.clusters import ENVIRONMENT, a_table, impatient
 
 pytestmark = pytest.mark.slow
 
@@ -133,6 +133,7 @@ def test_a_fit_over_slow_links_one_of_which_is_cut(hosts: Hosts, client: Client)
             cut.set()
             hosts.cut(1)
 
-    assert dboost.fit(lazy, "z", client=client, callbacks=pull, **options).sha256 == expected
+    with impatient(client):
+        assert dboost.fit(lazy, "z", client=client, callbacks=pull, **options).sha256 == expected
     assert cut.is_set()
     assert len(client.scheduler_info(n_workers=-1)["workers"]) == N_HOSTS - 1

@@ -51,7 +51,6 @@ ONLY_IN = {"distributed": {"cluster"}, "matplotlib": {"inspection", "demo"}}
 LATE = {"matplotlib"}
 #: One idea a file; a name like these says there was none.
 NO_IDEA = {"utils", "util", "common", "helpers", "misc"}
-MAX_LINES = 400
 
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -115,7 +114,6 @@ def test_imports_lead_down(module: str, path: Path) -> None:
 @pytest.mark.parametrize(("module", "path"), modules(), ids=[module for module, _ in modules()])
 def test_a_file_is_one_idea(module: str, path: Path) -> None:
     assert path.stem not in NO_IDEA, f"{module}: name it after what it is about"
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES, f"{module}: an idea wants a room of its own"
 
 
 @pytest.mark.parametrize(

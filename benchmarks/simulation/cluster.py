@@ -27,7 +27,7 @@ from dboost.cluster.connection import Connection
 from dboost.cluster.fit import fit_on_cluster
 from dboost.cluster.holder import ShardHolder
 from dboost.cluster.holding import Holding
-from dboost.cluster.messages import unpack
+from dboost.cluster.messages import SessionRef, unpack
 from dboost.cluster.source import Receipt, Source
 from dboost.kernels.histograms import PAIR
 from dboost.sources import lazy
@@ -42,7 +42,7 @@ class Worker:
         self.address = address
         self.handlers: dict[str, Any] = {}
         self.plugins: dict[str, Any] = {}
-        self.state = SimpleNamespace(nthreads=1, nanny=None)
+        self.state = SimpleNamespace(nthreads=1, nanny=None, server_id=address)
         self.local_directory = tempfile.gettempdir()  # where rows would be streamed from, if memory were limited
         self.memory_manager = SimpleNamespace(memory_limit=None)
         self._simulated = simulated
@@ -138,7 +138,7 @@ class Simulated:
         if worker is None:
             self.deciding += took if self._trains else 0.0
             return took
-        fit, number, method, packed = arguments
+        fit, _, number, method, packed = arguments
         holding = worker.holder._holdings.get(fit)
         seconds = took if holding is None else self._of_rows(holding, method, packed, took)
         if self._trains:
@@ -221,7 +221,7 @@ class _Source(Source):
             (bundle,) = dask.get(self._graph | {"bundle": self._bundles[i]}, ["bundle"])
             holding = simulated.workers[address].holder.holding(connection.fit)
             n_rows = holding.take(batch, i, plan, lazy.in_place(bundle, self._filled))
-            receipts.append(Receipt(i, n_rows, address))
+            receipts.append(Receipt(i, n_rows, SessionRef(address, holding.session)))
         return receipts
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from dboost.cluster.messages import MissingPartitions
 from dboost.schema import Feature, Level
 from dboost.sources.chunk import CategoryColumn, Chunk, Column
 from dboost.sources.levels import Dictionary
@@ -46,6 +47,8 @@ class Survey:
         The largest weight.
     unit_weights : bool
         All weights are 1 (or 0).
+    fingerprints : {partition: int}
+        See `sources.fingerprint`.
     """
 
     lengths: dict[int, int]
@@ -57,6 +60,7 @@ class Survey:
     complaints: tuple[Complaint, ...]
     heaviest: float
     unit_weights: bool
+    fingerprints: dict[int, int]
 
 
 class Batch:
@@ -77,7 +81,7 @@ class Batch:
         self._plan = plan
         self._spool = Spool(retain_bytes, most_bytes)
         self._apart = RoleSpool() if spool_roles else None
-        self._reader = Reader(plan, self._spool, self._apart)
+        self._reader = Reader(plan, self._spool, self._apart, fingerprints=True)
         self._pieces: dict[int, Piece] = {}
         self._lock = threading.Lock()
         self._rows: Rows | None = None
@@ -106,12 +110,14 @@ class Batch:
 
     def give(self, i: int) -> Chunk:
         """Partition `i`, for another worker."""
+        self._check([i])
         return self._reader.chunk(i, self._pieces[i])
 
     def survey(self, numbers: Sequence[int]) -> Survey:
         """What these partitions, which are the ones that count, are made of. The others are forgotten."""
         if self._survey is not None:  # asked again
             return self._survey
+        self._check(numbers)
         self._reader.keep(set(numbers))
         self._spool.keep(set(numbers))
         numbers = tuple(sorted(numbers))
@@ -134,8 +140,15 @@ class Batch:
             complaints=roles.complaints,
             heaviest=max((heaviest for _, heaviest, *_ in told), default=1.0),
             unit_weights=all(is_unit for *_, is_unit, _ in told),
+            fingerprints={i: self._pieces[i].fingerprint for i in numbers},
         )
         return self._survey
+
+    def _check(self, numbers: Sequence[int]) -> None:
+        with self._lock:
+            missing = [i for i in numbers if i not in self._pieces]
+        if missing:
+            raise MissingPartitions(", ".join(map(str, missing)))
 
     def _parts(self, rows: Rows, roles: Roles) -> Iterator[tuple[int, Column | None, np.ndarray | None]]:
         """Rows, target and weight of each partition."""

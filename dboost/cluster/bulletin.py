@@ -43,7 +43,7 @@ class Bulletin:
 
     def _tell_where(self) -> None:
         """Say who holds how many rows, if that has changed."""
-        held = [(share.worker, share.numbers) for share in self._table.shares]
+        held = [(share.ref.worker, share.numbers) for share in self._table.shares]
         if held == self._held:
             return
         self._held = held

@@ -8,12 +8,12 @@ milliseconds, and there are a thousand of them in a fit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dboost.cluster.durations import patience
-from dboost.cluster.messages import FAILED, LOST, STALE, UNKNOWN, LostWorkers
+from dboost.cluster.messages import FAILED, LOST, STALE, UNKNOWN, LostWorkers, SessionRef, session_refs
 from dboost.growth.search import Searcher
 
 
@@ -43,19 +43,29 @@ class WorkerFailed(Exception):
         self.address, self.error = address, error
 
 
-async def result_of(address: str, call: Any) -> bytes:
+async def result_of(ref: SessionRef, call: Any) -> bytes:
     """A worker's packed result, or what happened instead."""
     try:
         reply = await call
     except OSError as error:  # the connection broke, perhaps before Dask notices that the worker is gone
-        raise LostWorkers([address]) from error
+        raise LostWorkers([ref]) from error
     if reply is None or reply["status"] in (UNKNOWN, STALE):
-        raise LostWorkers([address])
+        raise LostWorkers([ref])
     if reply["status"] == LOST:  # it could not reach another one
-        raise LostWorkers(list(reply["workers"]))
+        raise LostWorkers(session_refs(reply["sessions"]))
     if reply["status"] == FAILED:
-        raise WorkerFailed(address, reply["error"])
+        raise WorkerFailed(ref.worker, reply["error"])
     return reply["result"]
+
+
+def check_rows(told: Mapping[SessionRef, int], expected: Mapping[SessionRef, int]) -> None:
+    """Raise `LostWorkers` for sessions that do not have the rows which the client knows them to have.
+
+    Lost partitions are recognised by their sessions; this is a second check, which depends on nothing but the counts.
+    """
+    wrong = [ref for ref, n in told.items() if n != expected.get(ref, 0)]
+    if wrong:
+        raise LostWorkers(wrong)
 
 
 async def turn(fit: Fit, calls: Sequence[asyncio.Future[bytes]]) -> bool:
@@ -88,10 +98,10 @@ def _wake(ended: asyncio.Future[bool], silent: bool = False) -> None:
         ended.set_result(silent)
 
 
-def lost_by(call: asyncio.Future[bytes]) -> list[str]:
-    """Whom a call that has ended says to be lost."""
+def lost_by(call: asyncio.Future[bytes]) -> list[SessionRef]:
+    """The sessions that a call which has ended reports as lost."""
     error = None if not call.done() or call.cancelled() else call.exception()
-    return error.addresses if isinstance(error, LostWorkers) else []
+    return error.sessions if isinstance(error, LostWorkers) else []
 
 
 def abandon(future: asyncio.Future[Any]) -> None:

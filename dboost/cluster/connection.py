@@ -12,8 +12,21 @@ from typing import Any
 import dask
 from distributed import Client, LocalCluster, get_worker, worker_client
 
+from dboost.cluster.attempts import Attempts
 from dboost.cluster.durations import patience, worker_timeout
-from dboost.cluster.messages import CANCELLED, FAILED, LOST, OK, SILENT, LostWorkers, Timing, pack, unpack
+from dboost.cluster.messages import (
+    CANCELLED,
+    FAILED,
+    LOST,
+    OK,
+    SILENT,
+    LostWorkers,
+    SessionRef,
+    Timing,
+    pack,
+    session_refs,
+    unpack,
+)
 from dboost.cluster.reducer import Reducer
 from dboost.errors import DBoostError, InputTypeError
 from dboost.growth.task import GrownTree
@@ -105,6 +118,19 @@ def _in_task() -> bool:
     return True
 
 
+def check_version(address: str, version: str | None) -> None:
+    """Refuse a worker that cannot take part.
+
+    Raises
+    ------
+    DBoostError
+    """
+    if version is None:
+        raise DBoostError(f"worker {address} has no dboost: install dboost {__version__} there")
+    if version != __version__:
+        raise DBoostError(f"worker {address} has dboost {version}, this process {__version__}")
+
+
 class Connection:
     """A fit's line to the cluster; use as a context manager.
 
@@ -117,8 +143,12 @@ class Connection:
     client : distributed.Client
     fit : str
         A name for this fit that nobody else has.
-    roster : list of str
-        Addresses of all workers of the cluster, as of the last answer.
+    roster : list of (str, str)
+        Address and identity of all worker processes of the cluster, as of the last answer.
+    lost : set of SessionRef
+        Sessions that were lost. They are never asked again, whatever becomes of their workers: the rows are held elsewhere by
+        now, and nothing may be counted twice.
+    attempts : Attempts
 
     Raises
     ------
@@ -139,53 +169,100 @@ class Connection:
             raise DBoostError(
                 f"the scheduler at {where} cannot run dboost {__version__}; is it installed there? {error}"
             ) from error
-        self.roster: list[str] = []
-        reply = self._call("dboost_open", client_id=client.id)
-        self.roster = list(reply["workers"])
-        if reply["version"] != __version__:
-            raise DBoostError(f"the scheduler at {where} has dboost {reply['version']}, this process {__version__}")
-        for address, version in reply["workers"].items():
-            if version is None:
-                self.end()
-                raise DBoostError(f"worker {address} has no dboost: install dboost {__version__} there")
-            if version not in (__version__, SILENT):
-                self.end()
-                raise DBoostError(f"worker {address} has dboost {version}, this process {__version__}")
+        self.roster: list[tuple[str, str]] = []
+        self.lost: set[SessionRef] = set()
+        self.attempts = Attempts()
+        try:
+            reply = self._call("dboost_open", client_id=client.id)
+            if reply["version"] != __version__:
+                raise DBoostError(f"the scheduler at {where} has dboost {reply['version']}, this process {__version__}")
+            for address, version in reply["hellos"].items():
+                if version != SILENT:
+                    check_version(address, version)
+        except BaseException:  # or the scheduler would keep a fit that never began
+            self.end()
+            raise
 
-    def ask(self, workers: Sequence[str], method: str, *arguments: Any) -> dict[str, Any]:
-        """Call a method of these workers' holdings with the same arguments; their results by address.
+    def usable(self) -> tuple[list[str], dict[str, str]]:
+        """Workers that can take part, and for those that cannot the reason; silent ones are among neither."""
+        usable: list[str] = []
+        others: dict[str, str] = {}
+        for address, version in self._call("dboost_workers")["hellos"].items():
+            try:
+                if version != SILENT:
+                    check_version(address, version)
+                    usable.append(address)
+            except DBoostError as error:
+                others[address] = str(error)
+        return usable, others
+
+    def ask(self, refs: Sequence[SessionRef], method: str, *arguments: Any) -> dict[SessionRef, Any]:
+        """Call a method of these sessions with the same arguments; their results.
 
         Raises
         ------
         LostWorkers
-            When some of them are gone.
+            When some of them are lost.
         DBoostError
             What a worker raised; other errors as a DBoostError that names the worker.
         """
-        return self._results(self._call("dboost_ask", workers=list(workers), method=method, arguments=pack(arguments)))
+        return self._ask(list(refs), method, pack(arguments))
 
-    def ask_each(self, arguments: dict[str, tuple[Any, ...]], method: str) -> dict[str, Any]:
-        """The same, with arguments by address."""
-        packed = {address: pack(each) for address, each in arguments.items()}
-        return self._results(self._call("dboost_ask", workers=list(packed), method=method, arguments=packed))
+    def ask_each(self, arguments: dict[SessionRef, tuple[Any, ...]], method: str) -> dict[SessionRef, Any]:
+        """The same, with arguments for each."""
+        return self._ask(list(arguments), method, [pack(each) for each in arguments.values()])
 
-    def move(self, batch: str, plan: bytes, moves: dict[str, list[tuple[int, str]]]) -> None:
-        """Have workers take partitions over that others have read. moves : {new owner: (partition, old owner) pairs}
+    def _ask(self, refs: list[SessionRef], method: str, packed: Any) -> dict[SessionRef, Any]:
+        self._check_not_lost(refs)
+        reply = self._call("dboost_ask", sessions=refs, method=method, arguments=packed)
+        return dict(zip(refs, self._results(reply), strict=True))
+
+    def move(self, batch: str, plan: bytes, moves: dict[str, list[tuple[int, SessionRef]]]) -> list[SessionRef]:
+        """Have workers take partitions over that others have read; the sessions that have them now.
+
+        moves : {new owner: (partition, old owner) pairs}
 
         Raises
         ------
         LostWorkers
-            When some of them are gone; nobody knows then how far the others came.
+            When some of them are gone; how far the others came is not known then.
         """
-        self._results(self._call("dboost_move", batch=batch, plan=plan, moves=moves))
+        reply = self._call("dboost_move", batch=batch, plan=plan, moves=moves, lost=self.lost_sessions)
+        return self._results(reply)
 
-    def grow(self, workers: Sequence[str], order: bytes) -> tuple[GrownTree, Timing]:
-        """Grow a tree. order : packed (TreeTask, Layout, n_rows, width). Raises like `ask`."""
-        return unpack(self._call("dboost_grow", workers=list(workers), order=order)["tree"])
+    def grow(self, refs: Sequence[SessionRef], order: bytes) -> tuple[GrownTree, Timing]:
+        """Grow a tree. order : packed (TreeTask, Layout, n_rows, width, rows of each session). Raises like `ask`."""
+        self._check_not_lost(refs)
+        return unpack(self._call("dboost_grow", sessions=list(refs), order=order)["tree"])
 
-    def sweep(self) -> list[str]:
-        """Have workers removed that are stopped or cut off; the addresses of the others."""
-        return list(self._call("dboost_sweep")["workers"])
+    def sweep(self) -> tuple[list[str], dict[str, tuple[int, int]]]:
+        """Have workers removed that this fit waits for and that are stopped or cut off.
+
+        The addresses of the workers that are left; and of those that are paused the bytes they use and their limit.
+        """
+        reply = self._call("dboost_sweep")
+        return list(reply["workers"]), dict(reply["paused"])
+
+    def abandon(self, refs: Sequence[SessionRef]) -> None:
+        """Give sessions up; their workers, if they are still there, are told to drop them."""
+        self.lost.update(refs)
+        with suppress(DBoostError):  # nothing depends on it: a lost session is never asked again
+            self._call("dboost_abandon", sessions=list(refs))
+
+    def discard(self, batch: str) -> None:
+        """Have all workers forget a batch that came to nothing."""
+        with suppress(DBoostError):
+            self._call("dboost_discard", batch=batch)
+
+    @property
+    def lost_sessions(self) -> list[str]:
+        """Names of the sessions that were given up, for workers that may still have one."""
+        return sorted(ref.session for ref in self.lost)
+
+    def _check_not_lost(self, refs: Sequence[SessionRef]) -> None:
+        lost = [ref for ref in refs if ref in self.lost]
+        if lost:
+            raise LostWorkers(lost)
 
     def tell(self, action: str, **what: Any) -> None:
         """Have an event of this fit logged; nothing is waited for, and what cannot be told is not."""
@@ -205,9 +282,9 @@ class Connection:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.end("done" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
 
-    def _results(self, reply: dict[str, Any]) -> dict[str, Any]:
-        self.roster = list(reply["workers"])
-        return {address: unpack(result) for address, result in reply["results"].items()}
+    def _results(self, reply: dict[str, Any]) -> list[Any]:
+        self.roster = [(address, identity) for address, identity in reply["workers"]]
+        return [unpack(result) for result in reply["results"]]
 
     def _call(self, operation: str, **arguments: Any) -> dict[str, Any]:
         async def call() -> Any:
@@ -222,7 +299,9 @@ class Connection:
         if reply is None or "status" not in reply:
             raise DBoostError("the scheduler no longer runs dboost: was it restarted?")
         if reply["status"] == LOST:
-            raise LostWorkers(list(reply["workers"]))
+            lost = session_refs(reply["sessions"])
+            self.abandon(lost)
+            raise LostWorkers(lost)
         if reply["status"] == FAILED:
             what = unpack(reply["error"])
             if isinstance(what, DBoostError):

@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from dboost.cluster.calls import check_rows
 from dboost.cluster.connection import Connection
 from dboost.cluster.messages import LostWorkers, Timing, pack
 from dboost.cluster.newcomers import Newcomers
 from dboost.cluster.recipe import Past, Turn
 from dboost.cluster.table import ClusterTable
 from dboost.engine.team import Team
+from dboost.errors import DBoostError
 from dboost.growth.proposal import in_cells
 from dboost.growth.task import Extremes, GrownTree, TreeTask
 from dboost.kernels.histograms import Layout
@@ -93,20 +95,29 @@ class ClusterEngine:
         self._turn = turn = Turn(number, tuple(bite), len(self._iterations))
 
         def ask() -> None:
-            workers, applied = self._training.workers, self._n_advanced - 1
-            known = self.connection.ask(workers, "turn_to", turn, n_known, self._iterations[n_known:], applied)
+            sessions, applied = self._training.sessions, self._n_advanced - 1
+            known = self.connection.ask(sessions, "turn_to", turn, n_known, self._iterations[n_known:], applied)
             if not all(known.values()):
-                self.connection.ask(workers, "turn_to", turn, 0, self._iterations, applied)
+                self.connection.ask(sessions, "turn_to", turn, 0, self._iterations, applied)
 
-        self._surely(ask)
+        self._surely("turn_to", ask)
 
     def advance(self, values: np.ndarray, terms: tuple | None = None) -> Extremes:
         """Add the last trees' leaf values (float64[n_outputs, n_leaves]) to the scores; gradients and Hessians follow."""
         terms = self._terms if terms is None else terms
         began = time.perf_counter()
-        answers = self._surely(
-            lambda: self.connection.ask(self._training.workers, "advance", self._n_advanced, values, terms).values()
-        )
+
+        def ask() -> list[Any]:
+            answers = self.connection.ask(self._training.sessions, "advance", self._n_advanced, values, terms)
+            try:
+                check_rows({ref: n_rows for ref, (*_, n_rows) in answers.items()}, self._training.rows_of_sessions())
+            except LostWorkers as lost:
+                self.connection.abandon(lost.sessions)
+                raise
+            return list(answers.values())
+
+        answers = self._surely("advance", ask)
+        self.connection.attempts.reset(f"iteration {self._n_advanced}")
         if self._pending:
             self._iterations.append(
                 tuple(ValuedTree(tree.grown, row, tree.output) for tree, row in zip(self._pending, values, strict=True))
@@ -117,16 +128,20 @@ class ClusterEngine:
         if self._newcomers is None:
             self._newcomers = Newcomers(self.connection, self._training)
         self._newcomers.welcome()
-        compute = max(seconds for _, seconds, _ in answers)
-        self._bytes_read += sum(n_bytes for *_, n_bytes in answers)
+        compute = max(seconds for _, seconds, *_ in answers)
+        self._bytes_read += sum(n_bytes for *_, n_bytes, _ in answers)
         self.timing += Timing(1, compute, 0.0, time.perf_counter() - began - compute)
         return reduce(Extremes.merge, (extremes for extremes, *_ in answers if extremes is not None))
 
     def grow(self, task: TreeTask) -> GrownTree:
         """Grow one tree from the present gradients and Hessians."""
         width = task.rule.max_leaves if self.streams else leaves_per_round(task.rule.max_leaves)
-        order = pack((task, self._layout, self.n_rows, width))
-        grown, timing = self._surely(lambda: self.connection.grow(self._training.workers, order))
+
+        def ask() -> tuple[GrownTree, Timing]:
+            order = pack((task, self._layout, self.n_rows, width, self._training.rows_of_sessions()))
+            return self.connection.grow(self._training.sessions, order)
+
+        grown, timing = self._surely("grow", ask)
         self.timing += timing
         in_cells(grown, task.cells, self._keeps_cells)
         self._pending.append(ValuedTree(grown, np.zeros(grown.n_leaves), task.output))
@@ -134,26 +149,26 @@ class ClusterEngine:
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """One answer for each shard."""
-        answers = self._surely(lambda: self.connection.ask(self._training.workers, "ask", function, arguments))
+        answers = self._surely("ask", lambda: self.connection.ask(self._training.sessions, "ask", function, arguments))
         return [answer for of_worker in answers.values() for answer in of_worker]
 
     def judge(
         self, trees: Sequence[ValuedTree], n_known: int, metrics: dict[str, list[str]], mark: int, n_cuts: int
     ) -> list[dict[str, Any]]:
-        """Statistics of held-out rows after all these trees, from every worker that has some.
+        """Number and statistics of held-out rows after all these trees, from every worker that has some.
 
         n_known : how many of the trees workers have been told already; rows that came late have not.
         mark, n_cuts : see `Holding.judge`.
         """
 
         def ask() -> list[Any]:
-            workers = sorted({worker for table in self._tables for worker in table.workers})
-            answers = list(self.connection.ask(workers, "judge", n_known, trees[n_known:], metrics, mark, n_cuts).values())
+            sessions = sorted({ref for table in self._tables for ref in table.sessions})
+            answers = list(self.connection.ask(sessions, "judge", n_known, trees[n_known:], metrics, mark, n_cuts).values())
             if any(answer is None for answer in answers):
-                answers = list(self.connection.ask(workers, "judge", 0, trees, metrics, mark, n_cuts).values())
+                answers = list(self.connection.ask(sessions, "judge", 0, trees, metrics, mark, n_cuts).values())
             return answers
 
-        return self._surely(ask)
+        return self._surely("judge", ask)
 
     def report(self) -> dict[str, float]:
         """Seconds since the last report: the slowest worker's own work, merging and deciding, and waiting (for messages);
@@ -161,21 +176,23 @@ class ClusterEngine:
         spent, self.timing = self.timing, Timing()
         told = {"seconds_compute": spent.compute, "seconds_reduce": spent.reduce, "seconds_wait": spent.wait}
         n_bytes, self._bytes_read = self._bytes_read, 0
-        return told | {"bytes_read": n_bytes, "workers": len(self._training.workers)}
+        return told | {"bytes_read": n_bytes, "workers": len(self._training.sessions)}
 
     def close(self) -> None:
         self.team.close()
 
-    def _surely(self, call: Callable[[], Any]) -> Any:
+    def _surely(self, name: str, call: Callable[[], Any]) -> Any:
+        """Repeat a call until no worker is lost meanwhile. name : for the error when that does not end well."""
         while True:
             for table in self._tables:
                 table.complete()
             try:
                 return call()
             except LostWorkers as lost:
-                self.n_lost += len(lost.addresses)
+                self.n_lost += len(lost.sessions)
                 for table in self._tables:
-                    table.forget(lost.addresses)
+                    table.forget(lost.sessions)
+                self.connection.attempts.note(name, lost)
 
 
 class ClusterHeldOut:
@@ -184,12 +201,12 @@ class ClusterHeldOut:
     Parameters
     ----------
     engine : ClusterEngine
-    names : sequence of str
+    sizes : {name: number of rows}
     """
 
-    def __init__(self, engine: ClusterEngine, names: Sequence[str]) -> None:
+    def __init__(self, engine: ClusterEngine, sizes: dict[str, int]) -> None:
         self._engine = engine
-        self._names = list(names)
+        self._names, self._sizes = list(sizes), sizes
         self._trees: list[ValuedTree] = []
         self._n_sent = 0
         self._mark, self._n_cuts = -1, 0
@@ -221,7 +238,10 @@ class ClusterHeldOut:
             self._n_sent = len(self._trees)
             self._latest = {}
             for of_set in self._names:
-                chunks = [chunk for answer in answers for chunk in answer.get(of_set, ())]
+                told = [answer[of_set] for answer in answers]
+                n_rows, chunks = sum(n for n, _ in told), [chunk for _, some in told for chunk in some]
+                if n_rows != self._sizes[of_set]:
+                    raise DBoostError(f"workers hold {n_rows} of the {self._sizes[of_set]} rows of evaluation set {of_set!r}")
                 for k, metric in enumerate(metrics):
                     value = metric.finish(reduce(metric.merge, (chunk[k] for chunk in chunks)))
                     self._latest[f"{of_set}_{metric.name}"] = value

@@ -19,6 +19,7 @@ import dask
 import numpy as np
 from dask.utils import parse_bytes
 
+from dboost.cluster.messages import SessionRef
 from dboost.growth.task import TreeTask
 from dboost.kernels.histograms import Layout
 
@@ -35,9 +36,9 @@ def owner_bytes() -> int:
 
 @dataclass(frozen=True)
 class Owner:
-    """A worker that searches features first…last-1."""
+    """A session that searches features first…last-1."""
 
-    worker: str
+    ref: SessionRef
     first: int
     last: int
 
@@ -45,19 +46,19 @@ class Owner:
         return slice(int(layout.offset[self.first]), int(layout.offset[self.last]))
 
 
-def choose_owners(workers: Sequence[str], task: TreeTask, layout: Layout, width: int) -> list[Owner]:
+def choose_owners(refs: Sequence[SessionRef], task: TreeTask, layout: Layout, width: int) -> list[Owner]:
     """Who searches what; nobody where it is better to gather."""
     n_planes = 3 if task.limits.count_plane == 2 else 2
-    n_bytes = len(workers) * width * n_planes * int(layout.offset[-1]) * 4
+    n_bytes = len(refs) * width * n_planes * int(layout.offset[-1]) * 4
     n_features = len(layout.n_bins)
-    if n_bytes < gather_bytes() or len(workers) == 1:
+    if n_bytes < gather_bytes() or len(refs) == 1:
         return []
-    n_owners = min(-(-n_bytes // owner_bytes()), len(workers), n_features)
+    n_owners = min(-(-n_bytes // owner_bytes()), len(refs), n_features)
     # Ranges of about as many buckets each.
     wanted = layout.offset[-1] * np.arange(1, n_owners) / n_owners
     inner = np.clip(np.searchsorted(layout.offset, wanted), 1, n_features - 1)
     bounds = sorted({0, *inner.tolist(), n_features})
-    return [Owner(w, a, b) for w, a, b in zip(workers, bounds[:-1], bounds[1:], strict=False)]
+    return [Owner(ref, a, b) for ref, a, b in zip(refs, bounds[:-1], bounds[1:], strict=False)]
 
 
 class Inbox:

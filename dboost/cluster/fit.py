@@ -179,7 +179,7 @@ def fit_on_cluster(
                 source_name,
                 portray(table, len(known), parameters.random_state),
             )
-            settle_bites(prepared, budget, max(table.rows_of_workers().values()))
+            settle_bites(prepared, budget, max(table.rows_of_sessions().values()))
             arcbites = prepared.parameters.arcbites
             recipe = Recipe(
                 features=known,
@@ -206,14 +206,14 @@ def fit_on_cluster(
             engine = ClusterEngine(
                 connection, table, prepared.bin_layout, prepared.keeps_cells, prepared.n_rows, terms, n_threads
             )
-            chosen = _hold_out_chosen(table, judged, prepared, recipe)
+            _hold_out_chosen(table, judged, prepared, recipe)
             table.build("build", lambda: (recipe, engine.past()))
             if recipe.may_stream:
                 how = "streamed from" if arcbites is None else "divided into bites in"
                 engine.streams = _tell_of_files(table, budget, how) and arcbites is None
             clock.lap("bin")
             held_out = _hold_out(
-                engine, prepared, recipe, list(with_columns(sets, target, sample_weight, offset)), chosen, n_threads
+                engine, prepared, recipe, list(with_columns(sets, target, sample_weight, offset)), judged, n_threads
             )
             clock.lap("load")
         bulletin = Bulletin(connection, table)
@@ -231,16 +231,13 @@ def _tell_of_files(table: ClusterTable, budget: Budget | None, how: str) -> bool
     return n_rows > 0
 
 
-def _hold_out_chosen(
-    table: ClusterTable, judged: dict[str, tuple[int, float]], prepared: Prepared, recipe: Recipe
-) -> list[str]:
-    """Judge rows that were chosen from the training data; the names of their sets."""
+def _hold_out_chosen(table: ClusterTable, judged: dict[str, tuple[int, float]], prepared: Prepared, recipe: Recipe) -> None:
+    """Judge rows that were chosen from the training data."""
     for name, (n_rows, heaviest) in judged.items():
         size = Size(prepared.start.magnitude, prepared.start.spread, heaviest, n_rows)
         table.build("hold_out_chosen", partial(_same, (name, recipe, size)))
     if judged and sum(table.ask("judged_in_files")):
         tell_judged_in_files(" and ".join(judged))
-    return list(judged)
 
 
 def _same(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -252,10 +249,13 @@ def _hold_out(
     prepared: Prepared,
     recipe: Recipe,
     sets: Sequence[tuple[str, Any, Any, Any, Any]],
-    chosen: list[str],
+    chosen: dict[str, tuple[int, float]],
     n_threads: int,
 ) -> list[Judge]:
-    """A judge for each evaluation set: on the workers for Dask collections and paths, here for data in memory."""
+    """A judge for each evaluation set: on the workers for Dask collections and paths, here for data in memory.
+
+    chosen : sets of rows that were chosen from the training data, with their numbers of rows and largest weights.
+    """
     start = prepared.start
     yardstick = Yardstick(
         recipe.target,
@@ -268,14 +268,14 @@ def _hold_out(
         with_block=_wants_block(prepared.metrics),
         n_threads=n_threads,
     )
-    remote = chosen + [name for name, data, *_ in sets if is_lazy(data) or is_path(data)]
+    remote = {name: n_rows for name, (n_rows, _) in chosen.items()}
     judges: dict[str, Judge] = {}
     for name, data, *columns in sets:
-        if name not in remote:
+        if not (is_lazy(data) or is_path(data)):
             judges[name] = yardstick.data(name, data, *columns)(engine.team)
             continue
         try:
-            _load_held_out(engine, prepared, recipe, name, data, *columns)
+            remote[name] = _load_held_out(engine, prepared, recipe, name, data, *columns)
         except (DataError, InputTypeError) as error:
             raise type(error)(f"evaluation set {name!r}: {error}") from error
     if remote:
@@ -285,7 +285,8 @@ def _hold_out(
 
 def _load_held_out(
     engine: ClusterEngine, prepared: Prepared, recipe: Recipe, name: str, data: Any, target: Any, weight: Any, offset: Any
-) -> None:
+) -> int:
+    """Have the workers hold an evaluation set; how many rows of positive weight it has."""
     source = Source(data, target, sample_weight=weight, offset=offset, like=recipe.features, budget=recipe.budget)
     table = ClusterTable(engine.connection, f"evaluation set {name!r}", source)
     table.load()
@@ -300,6 +301,7 @@ def _load_held_out(
     engine.watch(table)
     if sum(table.ask("judged_in_files")):
         tell_judged_in_files(name)
+    return n
 
 
 def _wants_block(metrics: Sequence[Metric]) -> bool:

@@ -2,6 +2,10 @@
 
 A call comes over Dask's own connections, to the handler that `setup` registers. It runs in a thread of ours, because work on
 the event loop would make the worker look dead; the threads of Dask's executor belong to tasks.
+
+A holding is one *session*: it has a name of its own, every call says which session it is meant for, and a call for another one
+is answered with `UNKNOWN`. So a worker that was restarted, or whose session the client has given up (a connection that broke
+is reason enough), is never taken for the one that held the rows.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +24,19 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from dboost.cluster.exchange import Inbox
 from dboost.cluster.giving_back import keep_what_rounds_need
 from dboost.cluster.holding import Holding
-from dboost.cluster.messages import FAILED, LOST, NAME, OK, STALE, UNKNOWN, pack, pack_round, unpack
+from dboost.cluster.messages import (
+    FAILED,
+    LOST,
+    NAME,
+    OK,
+    STALE,
+    UNKNOWN,
+    MissingPartitions,
+    SessionRef,
+    pack,
+    pack_round,
+    unpack,
+)
 from dboost.cluster.meters import WorkMeter, publish
 from dboost.cluster.moving import Moving
 from dboost.training.budget import Budget
@@ -31,6 +48,8 @@ _FITS_AT_A_TIME = 16
 _OF_ROUNDS = frozenset({"answer", "answer_in_slices", "search_slices"})
 #: Of a worker's memory limit, where Dask is told to do nothing before it pauses the worker.
 _SHARE = 0.6
+#: Of a worker's memory limit, what a fit may take where other things have taken all.
+_LEAST_SHARE = 1 / 16
 
 
 class ShardHolder(WorkerPlugin):
@@ -52,10 +71,12 @@ class ShardHolder(WorkerPlugin):
         worker.handlers.update(
             {
                 "dboost_hello": self.hello,
+                "dboost_has": self.has,
                 "dboost_call": self.call,
                 "dboost_exchange": self.exchange,
                 "dboost_slice": self.slice,
                 "dboost_drop": self.drop,
+                "dboost_discard": self.discard,
             }
         )
 
@@ -69,74 +90,86 @@ class ShardHolder(WorkerPlugin):
         """That dboost is here, and which."""
         return {"status": OK, "version": __version__}
 
-    def holding(self, fit: str) -> Holding:
-        """What is held of a fit; made when it is first asked for."""
+    def has(self, fit: str, session: str) -> dict[str, Any]:
+        """Whether this is one of our sessions."""
+        return {"status": OK, "has": self.known(fit, session) is not None}
+
+    def holding(self, fit: str, lost: Collection[str] = ()) -> Holding:
+        """Our session of a fit; made when it is first asked for. lost : sessions that the client has given up."""
         with self._lock:
             if fit in self._ended:
                 raise RuntimeError("this fit has ended")
+            known = self._holdings.get(fit)
+            if known is not None and known.session in lost:
+                self._pool.submit(_close, self._holdings.pop(fit))
             if fit not in self._holdings:
                 worker = self._worker
                 self._holdings[fit] = Holding(worker.state.nthreads, Path(worker.local_directory), _spare(worker))
             return self._holdings[fit]
 
-    def known(self, fit: str) -> Holding | None:
-        """What is held of a fit, if anything is."""
-        return self._holdings.get(fit)
+    def known(self, fit: str, session: str | None = None) -> Holding | None:
+        """Our session of a fit, if there is one, and if it is the one that is meant."""
+        found = self._holdings.get(fit)
+        return None if found is None or session not in (None, found.session) else found
 
-    async def call(self, fit: str, number: int, method: str, arguments: bytes) -> dict[str, Any]:
-        """Call a method of a fit's holding.
+    async def call(self, fit: str, session: str, number: int, method: str, arguments: bytes) -> dict[str, Any]:
+        """Call a method of a session.
 
         number : of the round, ascending. A call of a round that was given up may arrive after those of the next one; it is
         not carried out any more.
         """
-        if fit not in self._holdings:
+        if self.known(fit, session) is None:
             return {"status": UNKNOWN}
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._call, fit, number, method, arguments)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._call, fit, session, number, method, arguments)
 
-    async def exchange(self, fit: str, number: int, senders: list[str], arguments: bytes) -> dict[str, Any]:
+    async def exchange(self, fit: str, session: str, number: int, n_senders: int, arguments: bytes) -> dict[str, Any]:
         """Answer a question, the histograms to their owners, and what was found in ours to the reducer.
 
-        senders : all workers that take part.
+        n_senders : how many sessions take part.
         """
         self._inbox.begin(fit, number)
-        reply = await self.call(fit, number, "answer_in_slices", arguments)
+        reply = await self.call(fit, session, number, "answer_in_slices", arguments)
         if reply["status"] != OK:
             return reply
-        answer, slices, seconds = unpack(reply["result"])
+        here = SessionRef(self._worker.address, session)
+        answer, slices, n_rows, seconds = unpack(reply["result"])
         owners = list(slices)
-        sent = await asyncio.gather(*(self._send(owner, fit, number, slices[owner]) for owner in owners))
+        sent = await asyncio.gather(*(self._send(owner, here, fit, number, slices[owner]) for owner in owners))
         gone = [owner for owner, arrived in zip(owners, sent, strict=True) if not arrived]
         if gone:
-            return {"status": LOST, "workers": gone}
+            return {"status": LOST, "sessions": gone}
         found = None
-        if self._worker.address in slices:
-            parts = await self._inbox.all_of(fit, number, len(senders))
-            reply = await self.call(fit, number, "search_slices", pack_round((self._worker.address, arguments, parts)))
+        if here in slices:
+            parts = await self._inbox.all_of(fit, number, n_senders)
+            reply = await self.call(fit, session, number, "search_slices", pack_round((here, arguments, parts)))
             if reply["status"] != OK:
                 return reply
             found, more = unpack(reply["result"])
             seconds += more
-        return {"status": OK, "result": pack_round((answer, found, seconds))}
+        return {"status": OK, "result": pack_round((answer, found, n_rows, seconds))}
 
-    async def _send(self, owner: str, fit: str, number: int, content: bytes) -> bool:
-        if owner == self._worker.address:
-            self._inbox.put(fit, number, owner, content)
+    async def _send(self, owner: SessionRef, here: SessionRef, fit: str, number: int, content: bytes) -> bool:
+        if owner == here:
+            self._inbox.put(fit, number, here.session, content)
             return True
         try:
-            message = {"fit": fit, "number": number, "sender": self._worker.address, "content": content}
-            reply = await self._worker.rpc(owner).dboost_slice(**message)
+            message = {"fit": fit, "session": owner.session, "number": number, "sender": here.session, "content": content}
+            reply = await self._worker.rpc(owner.worker).dboost_slice(**message)
         except OSError:
             return False
         return reply is not None and reply["status"] == OK
 
-    def slice(self, fit: str, number: int, sender: str, content: bytes) -> dict[str, str]:
-        """Take in another worker's slice of our features."""
+    def slice(self, fit: str, session: str, number: int, sender: str, content: bytes) -> dict[str, str]:
+        """Take in another worker's slice of our features. sender : its session."""
+        if self.known(fit, session) is None:
+            return {"status": UNKNOWN}
         self._inbox.put(fit, number, sender, content)
         self.meter.received(len(content))
         return {"status": OK}
 
-    def _call(self, fit: str, number: int, method: str, arguments: bytes) -> dict[str, Any]:
-        holding = self._holdings.get(fit)
+    def _call(self, fit: str, session: str, number: int, method: str, arguments: bytes) -> dict[str, Any]:
+        holding = self.known(fit, session)
         if holding is None:
             return {"status": UNKNOWN}
         try:
@@ -148,18 +181,23 @@ class ShardHolder(WorkerPlugin):
                 answer = getattr(holding, method)(*unpack(arguments))
                 result = pack_round(answer) if method in _OF_ROUNDS else pack(answer)
                 with self._lock:
-                    if fit in self._holdings:  # a fit that ended meanwhile would be counted as under way for ever
+                    if self.known(fit, session) is not None:  # a fit that ended meanwhile would be counted for ever
                         self.meter.note(fit, method, began, len(arguments), len(result), holding.n_rows)
                 return {"status": OK, "result": result}
+        except MissingPartitions:
+            return {"status": UNKNOWN}
         except Exception as error:  # whatever it is belongs to the user, who is elsewhere
-            if fit not in self._holdings:
+            if self.known(fit, session) is None:
                 return {"status": UNKNOWN}
             return {"status": FAILED, "error": pack_error(error)}
 
-    def drop(self, fit: str) -> dict[str, str]:
-        """Forget a fit. Its loading tasks that are still to run will fail."""
+    def drop(self, fit: str, session: str | None = None) -> dict[str, str]:
+        """Forget a session that was given up, or (None) a fit: its loading tasks that are still to run will fail."""
         with self._lock:
-            self._ended.add(fit)
+            if session is None:
+                self._ended.add(fit)
+            elif self.known(fit, session) is None:
+                return {"status": OK}
             holding = self._holdings.pop(fit, None)
             self.meter.forget(fit)
         self._inbox.drop(fit)
@@ -168,15 +206,25 @@ class ShardHolder(WorkerPlugin):
             self._pool.submit(_close, holding)
         return {"status": OK}
 
+    def discard(self, fit: str, batch: str) -> dict[str, str]:
+        """Forget a batch that came to nothing."""
+        holding = self.known(fit)
+        if holding is not None:
+            self._pool.submit(_discard, holding, batch)
+        return {"status": OK}
+
 
 def _spare(worker: Worker) -> Budget | None:
-    """What a worker may still take without being made to spill or to pause; None where nobody limits it, or it has nothing."""
+    """What a worker may still take without being made to spill or to pause; None where nobody limits it.
+
+    One that is close to that, or beyond it already, has a little all the same: rows have to be somewhere.
+    """
     memory = worker.memory_manager
     if not memory.memory_limit:
         return None
     share = memory.memory_target_fraction or memory.memory_spill_fraction or _SHARE
     left = int(memory.memory_limit * share) - worker.monitor.get_process_memory()
-    return Budget(left) if left > 0 else None
+    return Budget(max(left, int(memory.memory_limit * _LEAST_SHARE)))
 
 
 def _close(holding: Holding) -> None:
@@ -184,13 +232,21 @@ def _close(holding: Holding) -> None:
         holding.close()
 
 
-def here(fit: str) -> tuple[Holding, str]:
-    """For tasks: this worker's holding of a fit, and its address."""
+def _discard(holding: Holding, batch: str) -> None:
+    with holding.lock:
+        holding.keep(batch, ())
+
+
+def here(fit: str, version: str, lost: Collection[str]) -> tuple[Holding, SessionRef]:
+    """For tasks: this worker's session of a fit. version : of the client; lost : sessions that it has given up."""
     worker = get_worker()
     holder = worker.plugins.get(NAME)
     if not isinstance(holder, ShardHolder):
         raise RuntimeError(f"worker {worker.address} has no dboost")
-    return holder.holding(fit), worker.address
+    if version != __version__:
+        raise RuntimeError(f"worker {worker.address} has dboost {__version__}, the client {version}")
+    holding = holder.holding(fit, lost)
+    return holding, SessionRef(worker.address, holding.session)
 
 
 def pack_error(error: Exception) -> bytes:

@@ -1,4 +1,4 @@
-"""What one worker holds of one fit: batches while it loads (`intake.py`), then shards and held-out rows.
+"""What one worker holds of one fit, its session: batches while it loads (`intake.py`), then shards and held-out rows.
 
 The methods without underscore are what the reducer may call by name (see `holder.py`); their arguments come pickled and so
 do their results. Calls of one fit run one at a time, in a thread of their own; loading tasks run beside them.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -28,7 +29,7 @@ from dboost.cluster.bitten import InFiles
 from dboost.cluster.exchange import Owner
 from dboost.cluster.giving_back import give_back
 from dboost.cluster.judged import JudgedSets
-from dboost.cluster.messages import pack_round, unpack
+from dboost.cluster.messages import SessionRef, pack_round, unpack
 from dboost.cluster.parts import MemoryPart, Part, StreamedPart, streamed_parts
 from dboost.cluster.recipe import Past, Recipe, Turn
 from dboost.cluster.refitting import Refitting
@@ -66,6 +67,8 @@ class Holding(Refitting):
 
     def __init__(self, n_threads: int, folder: Path | None = None, spare: Budget | None = None) -> None:
         super().__init__(n_threads, spare)
+        #: A name that no other session has, of this fit or of another one, here or elsewhere.
+        self.session = uuid.uuid4().hex
         self._folder = folder or temporary_root()
         self._told_bytes = 0
         #: What parts had read that are no more.
@@ -102,7 +105,8 @@ class Holding(Refitting):
         """Turn a table into shards that know the trees so far, and let go of its raw values."""
         if batch in self._built:
             return
-        rows = self._rows.pop(batch)
+        rows = self._table_rows(batch)
+        del self._rows[batch]
         self._recipe = recipe
         if past.turn is not None:
             self._resting.take(past.turn, 0, past.iterations[: past.turn.n_kept])
@@ -254,20 +258,21 @@ class Holding(Refitting):
 
     # Training.
 
-    def advance(self, iteration: int, values: np.ndarray, terms: tuple) -> tuple[Extremes | None, float, int]:
-        """Complete an iteration (0: none yet): scores take in its trees; also the seconds that took, and bytes read meanwhile.
+    def advance(self, iteration: int, values: np.ndarray, terms: tuple) -> tuple[Extremes | None, float, int, int]:
+        """Complete an iteration (0: none yet): scores take in its trees.
 
-        Asked again, it repeats what it said. terms : the loss's record for kernels.
+        Also the seconds that took, bytes read meanwhile, and how many rows are trained on here. Asked again, it repeats what
+        it said. terms : the loss's record for kernels.
         """
         began = time.perf_counter()
         parts = [part for part in self._each(lambda part: _to(part, iteration, values, terms)) if part is not None]
         before, self._told_bytes = self._told_bytes, self._bytes_of_gone + self._resting.bytes_read
         self._told_bytes += sum(part.bytes_read for part in self._parts)
         merged = reduce(Extremes.merge, parts) if parts else None
-        return merged, time.perf_counter() - began, self._told_bytes - before
+        return merged, time.perf_counter() - began, self._told_bytes - before, self.n_rows
 
-    def answer(self, task: TreeTask | None, question: Question) -> tuple[Answer | None, float]:
-        """Begin a tree (with a task) and answer a question; also the seconds that took."""
+    def answer(self, task: TreeTask | None, question: Question) -> tuple[Answer | None, int, float]:
+        """Begin a tree (with a task) and answer a question; also how many rows are trained on here, and the seconds."""
         began = time.perf_counter()
 
         def one(part: Part) -> Answer:
@@ -277,32 +282,32 @@ class Holding(Refitting):
 
         answers = self._each(one)
         merged = reduce(Answer.merge, answers).compact() if answers else None
-        return merged, time.perf_counter() - began
+        return merged, self.n_rows, time.perf_counter() - began
 
     def answer_in_slices(
         self, task: TreeTask | None, question: Question, owners: Sequence[Owner]
-    ) -> tuple[Answer | None, dict[str, bytes], float]:
+    ) -> tuple[Answer | None, dict[SessionRef, bytes], int, float]:
         """The same, the histograms cut into packed slices for their owners."""
-        answer, seconds = self.answer(task, question)
+        answer, n_rows, seconds = self.answer(task, question)
         began = time.perf_counter()
-        slices: dict[str, bytes] = {}
+        slices: dict[SessionRef, bytes] = {}
         if question.openings:
             for owner in owners:
                 part = None
                 if answer is not None and self._recipe is not None:
                     part = np.ascontiguousarray(answer.planes[:, :, owner.buckets(self._recipe.bin_layout)])
-                slices[owner.worker] = pack_round(part)
+                slices[owner.ref] = pack_round(part)
         if answer is not None:
             answer = replace(answer, planes=np.empty(0))
-        return answer, slices, seconds + time.perf_counter() - began
+        return answer, slices, n_rows, seconds + time.perf_counter() - began
 
-    def search_slices(self, here: str, arguments: bytes, parts: Sequence[bytes]) -> tuple[Findings, float]:
+    def search_slices(self, here: SessionRef, arguments: bytes, parts: Sequence[bytes]) -> tuple[Findings, float]:
         """Add the slices of our features up, and search them. arguments : those of `answer_in_slices`, packed."""
         began = time.perf_counter()
         task, question, owners = unpack(arguments)
         assert self._recipe is not None
         if task is not None:
-            own = next(owner for owner in owners if owner.worker == here)
+            own = next(owner for owner in owners if owner.ref == here)
             self._searcher = Searcher(task, self._recipe.bin_layout, own.first, own.last, after=self._searcher)
         arrays = [array for array in map(unpack, parts) if array is not None]
         planes = arrays[0].astype(np.float64)
@@ -331,7 +336,8 @@ class Holding(Refitting):
         """Turn a table into held-out rows."""
         if batch in self._built:
             return
-        rows = self._rows.pop(batch)
+        rows = self._table_rows(batch)
+        del self._rows[batch]
         self._judged.add(batch, rows, name, recipe, size, with_block=with_block)
         rows.close()
         self._batches.pop(batch).close()
@@ -342,7 +348,7 @@ class Holding(Refitting):
         """Turn the chosen rows of a table that is trained on into held-out rows."""
         chosen = self._chosen.pop((batch, name), None)
         if chosen is not None:  # else done before
-            self._judged.add(batch, self._rows[batch], name, recipe, size, chosen=chosen)
+            self._judged.add(batch, self._table_rows(batch), name, recipe, size, chosen=chosen)
 
     def judged_in_files(self, batch: str) -> int:
         """How many rows of a batch are judged from files."""
@@ -350,8 +356,10 @@ class Holding(Refitting):
 
     def judge(
         self, first: int, trees: Sequence[ValuedTree], metrics: dict[str, list[str]], mark: int, n_cuts: int
-    ) -> dict[str, list[list[Any]]] | None:
-        """Statistics of the metrics (by set), after the trees from number `first` on; None where earlier ones are missing.
+    ) -> dict[str, tuple[int, list[list[Any]]]] | None:
+        """Number of rows and statistics of the metrics (by set), after the trees from number `first` on.
+
+        None where earlier trees are missing.
 
         mark, n_cuts : to how many trees the model may be cut back, or was, and how often that has been; mark -1 for never.
         """

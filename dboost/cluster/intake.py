@@ -16,6 +16,7 @@ import numpy as np
 from dboost.binning import sample_rows
 from dboost.cluster.batch import Batch, Survey
 from dboost.cluster.giving_back import Tally, give_back
+from dboost.cluster.messages import MissingPartitions
 from dboost.cluster.recipe import RowRoles
 from dboost.cluster.rows import BatchRows
 from dboost.shard.loading import distinct_of, kept_rows, sampled
@@ -72,10 +73,21 @@ class Intake:
         """Take in partition `i` as another worker has read it."""
         self._batch(batch, plan, budget, whole).take_chunk(i, chunk)
 
-    def give(self, batch: str, i: int) -> Chunk | None:
-        """Partition `i` of a batch, for another worker; None when there is no such batch (any more)."""
+    def give(self, batch: str, i: int) -> Chunk:
+        """Partition `i` of a batch, for another worker."""
+        return self._known(batch).give(i)
+
+    def _known(self, batch: str) -> Batch:
         found = self._batches.get(batch)
-        return None if found is None else found.give(i)
+        if found is None:
+            raise MissingPartitions(batch)
+        return found
+
+    def _table_rows(self, batch: str) -> BatchRows:
+        found = self._rows.get(batch)
+        if found is None:
+            raise MissingPartitions(batch)
+        return found
 
     def _batch(self, name: str, plan: Plan, budget: Budget | None, whole: bool) -> Batch:
         with self._guard:
@@ -87,20 +99,20 @@ class Intake:
 
     def attach(self, batch: str, role: str, values: dict[int, Any]) -> None:
         """Take in target, weight or offset of a batch's partitions, where the user gave them for all rows at once."""
-        self._batches[batch].attach(role, values)
+        self._known(batch).attach(role, values)
 
     def survey(self, batch: str, numbers: Sequence[int]) -> Survey:
         """What the partitions of a batch are made of; those not listed were loaded elsewhere as well, and are forgotten."""
         give_back()  # what reading has left behind
-        return self._batches[batch].survey(numbers)
+        return self._known(batch).survey(numbers)
 
     def settle(self, batch: str, features: Any, named: bool) -> None:
         """Turn a batch into a table."""
-        self._rows[batch] = BatchRows(self._batches[batch].table(features, named), self._n_threads)
+        self._rows[batch] = BatchRows(self._known(batch).table(features, named), self._n_threads)
 
     def encode_target(self, batch: str, target: Any) -> None:
         """Work out the target of a table's rows."""
-        self._rows[batch].encode(target)
+        self._table_rows(batch).encode(target)
 
     def tell_rows(self, batch: str) -> dict[int, tuple[np.ndarray, np.ndarray | None]]:
         """Target and weight of all rows by partition, for those who choose rows by them."""
@@ -134,7 +146,7 @@ class Intake:
         """Hold out a share of the rows. starts : {partition: number of its first row among all `n_rows` of positive weight}"""
         if (batch, HELD_OUT) in self._chosen:  # asked again
             return
-        table = self._rows[batch].table
+        table = self._table_rows(batch).table
         firsts = np.cumsum((0, *table.lengths))
         chosen, weights = [np.empty(0, np.int64)], [np.empty(0)]
         weighted = any(length and table.roles(k)[1] is not None for k, length in enumerate(table.lengths))
@@ -160,14 +172,14 @@ class Intake:
 
     def begin(self, batch: str, origin: Origin) -> None:
         """Work out the scores that a model of other data gives a table's rows of positive weight."""
-        self._rows[batch].begin(origin)
+        self._table_rows(batch).begin(origin)
 
     def ask_rows(self, batch: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
         """``function(y, weight, offset, *arguments)`` of a table's rows of positive weight, part by part.
 
         Where a model is continued its scores take the place of the offsets.
         """
-        return [function(*part, *arguments) for part in self._rows[batch].parts()]
+        return [function(*part, *arguments) for part in self._table_rows(batch).parts()]
 
     def distinct(self, batch: str) -> list[np.ndarray]:
         """The distinct values of the numeric columns, in rows of positive weight: float64[...] each."""
@@ -180,7 +192,7 @@ class Intake:
 
         starts : {partition: number of its first row among all rows of positive weight}
         """
-        table = self._rows[batch].table
+        table = self._table_rows(batch).table
         drawn = _drawn(table, starts, partial(sample_rows, n_rows, seed))
         weights: dict[int, np.ndarray | None] = {}
         for k, i in enumerate(table.numbers):
@@ -190,7 +202,7 @@ class Intake:
 
     def portray(self, batch: str, starts: dict[int, int], n_rows: int, seed: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """Values and targets of the rows of a portrait, by partition; starts, n_rows and seed as in `sample`."""
-        rows = self._rows[batch]
+        rows = self._table_rows(batch)
         table = rows.table
         drawn = _drawn(table, starts, partial(portrayed_rows, n_rows, len(table.features), seed))
         return {
@@ -200,7 +212,7 @@ class Intake:
 
     def _gathered(self, batch: str) -> BatchRows:
         """A batch's rows, all that belongs to them but the columns in memory: for those who look at all rows at once."""
-        rows = self._rows[batch]
+        rows = self._table_rows(batch)
         rows.gather()
         return rows
 

@@ -179,21 +179,24 @@ class JudgedSets:
 
     def judge(
         self, first: int, trees: Sequence[ValuedTree], metrics: dict[str, list[str]], mark: int, n_cuts: int
-    ) -> dict[str, list[list[Any]]] | None:
+    ) -> dict[str, tuple[int, list[list[Any]]]] | None:
         """See `Holding.judge`."""
         for name in metrics:
             for judged in self._sets.get(name, ()):
                 judged.follow(mark, n_cuts)
         if any(judged.n_trees < first for name in metrics for judged in self._sets.get(name, ())):
             return None
-        found: dict[str, list[list[Any]]] = {}
+        found: dict[str, tuple[int, list[list[Any]]]] = {}
         for name, names in metrics.items():
+            n_rows, chunks = 0, []
             for judged in self._sets.get(name, ()):
                 for tree in trees[judged.n_trees - first :]:
                     judged.held.add(tree.grown, tree.values, tree.output)
                     judged.n_trees += 1
                     judged.mark(mark)
-                found.setdefault(name, []).append(judged.held.chunks(find_metrics(names, judged.loss)))
+                n_rows += judged.n_rows
+                chunks.append(judged.held.chunks(find_metrics(names, judged.loss)))
+            found[name] = n_rows, chunks
         return found
 
     def in_files(self, batch: str) -> int:

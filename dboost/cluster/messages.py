@@ -9,8 +9,9 @@ many words: a process that does not know the call answers with nothing at all.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from distributed.protocol import pickle as dask_pickle
 
@@ -22,12 +23,32 @@ OK, LOST, FAILED, UNKNOWN, STALE = "OK", "lost", "failed", "unknown", "stale"
 CANCELLED, SILENT = "cancelled", "silent"
 
 
-class LostWorkers(Exception):
-    """Some workers are no longer there, or no longer hold what they held; recovery decides what to do."""
+class SessionRef(NamedTuple):
+    """Names what one worker process holds of one fit.
 
-    def __init__(self, addresses: list[str]) -> None:
-        super().__init__(", ".join(addresses))
-        self.addresses = addresses
+    An address is not enough: a worker that is restarted at the same address holds nothing, and has another session. Every call
+    names the session that it is meant for, and a worker answers `UNKNOWN` when it has another one.
+    """
+
+    worker: str
+    session: str
+
+
+def session_refs(pairs: Sequence[Sequence[str]]) -> list[SessionRef]:
+    """Sessions from what msgpack makes of them."""
+    return [SessionRef(*pair) for pair in pairs]
+
+
+class LostWorkers(Exception):
+    """Some sessions are lost: their workers are gone, or no longer hold what they held; recovery decides what to do."""
+
+    def __init__(self, sessions: Sequence[SessionRef]) -> None:
+        super().__init__(", ".join(sorted({ref.worker for ref in sessions})))
+        self.sessions = list(sessions)
+
+
+class MissingPartitions(Exception):
+    """A call speaks of a batch, or of partitions of it, that this session does not hold."""
 
 
 class FitCancelled(Exception):

@@ -16,7 +16,7 @@ from distributed import Worker
 
 from dboost.cluster.durations import patience
 from dboost.cluster.holding import Holding
-from dboost.cluster.messages import LOST, OK, UNKNOWN, pack, unpack
+from dboost.cluster.messages import LOST, OK, UNKNOWN, MissingPartitions, SessionRef, pack, unpack
 
 
 class Moving:
@@ -33,32 +33,40 @@ class Moving:
         self._worker, self._holder, self._pool = worker, holder, pool
         worker.handlers.update({"dboost_give": self.give, "dboost_take": self.take})
 
-    async def give(self, fit: str, batch: str, partition: int) -> dict[str, Any]:
+    async def give(self, fit: str, session: str, batch: str, partition: int) -> dict[str, Any]:
         """A partition that was read here."""
-        holding = self._holder.known(fit)
+        holding = self._holder.known(fit, session)
         if holding is None:
             return {"status": UNKNOWN}
         content = await self._in_thread(_packed, holding, batch, partition)
         return {"status": UNKNOWN} if content is None else {"status": OK, "content": content}
 
-    async def take(self, fit: str, batch: str, plan: bytes, moves: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """Fetch partitions, one after the other. moves : (partition, old owner) pairs; plan : as loading tasks get it."""
-        for partition, giver in moves:
+    async def take(
+        self, fit: str, batch: str, plan: bytes, moves: Sequence[Sequence[Any]], lost: Sequence[str]
+    ) -> dict[str, Any]:
+        """Fetch partitions, one after the other; the result is the session that has them now.
+
+        moves : (partition, old owner) pairs; plan : as loading tasks get it; lost : sessions that the client has given up.
+        """
+        holding = self._holder.holding(fit, lost)
+        for partition, pair in moves:
+            giver = SessionRef(*pair)
             try:
                 reply = await self._asked(giver, fit, batch, partition)
             except (TimeoutError, OSError):
-                return {"status": LOST, "workers": [giver]}
+                return {"status": LOST, "sessions": [giver]}
             if reply is None or reply["status"] != OK:
-                return {"status": LOST, "workers": [giver]}
-            await self._in_thread(_taken_in, self._holder.holding(fit), batch, partition, plan, reply["content"])
-        return {"status": OK, "result": pack(None)}
+                return {"status": LOST, "sessions": [giver]}
+            await self._in_thread(_taken_in, holding, batch, partition, plan, reply["content"])
+        return {"status": OK, "result": pack(SessionRef(self._worker.address, holding.session))}
 
-    async def _asked(self, giver: str, fit: str, batch: str, partition: int) -> Any:
+    async def _asked(self, giver: SessionRef, fit: str, batch: str, partition: int) -> Any:
         """The giver's answer. One that says nothing is pinged: it may be stopped, and its connection open all the same."""
-        call = asyncio.ensure_future(self._worker.rpc(giver).dboost_give(fit=fit, batch=batch, partition=partition))
+        line = self._worker.rpc(giver.worker)
+        call = asyncio.ensure_future(line.dboost_give(fit=fit, session=giver.session, batch=batch, partition=partition))
         try:
             while not (await asyncio.wait({call}, timeout=patience()))[0]:
-                await asyncio.wait_for(self._worker.rpc(giver).dboost_hello(), patience())
+                await asyncio.wait_for(line.dboost_hello(), patience())
             return call.result()
         finally:
             call.cancel()
@@ -68,8 +76,10 @@ class Moving:
 
 
 def _packed(holding: Holding, batch: str, partition: int) -> bytes | None:
-    chunk = holding.give(batch, partition)
-    return None if chunk is None else pack(chunk)
+    try:
+        return pack(holding.give(batch, partition))
+    except MissingPartitions:
+        return None
 
 
 def _taken_in(holding: Holding, batch: str, partition: int, plan: bytes, content: bytes) -> None:

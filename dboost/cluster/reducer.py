@@ -1,13 +1,14 @@
 """The plugin in the scheduler's process: puts questions to all workers, merges their answers, picks the splits.
 
-It knows nothing of a fit but its workers. A call comes from the client, fans out to the workers that hold rows, and ends in
-one of four ways: all answers; an error that a worker met; the names of workers that were *lost*; or because the fit was
-cancelled. Recovery is the client's business, which keeps the source of every partition.
+It knows nothing of a fit but its sessions, one on each worker that holds rows of it. A call comes from the client, fans out
+to sessions, and ends in one of four ways: all answers; an error that a worker met; the sessions that were *lost*; or because
+the fit was cancelled. Recovery is the client's business, which keeps the source of every partition.
 
 **Nothing waits for ever.** A worker that dies is noticed by its connection, or by Dask telling `remove_worker`. One that is
 stopped, or cut off, keeps its connections and says nothing: after `dboost.patience` (10 s) without an answer it is pinged,
 and if it does not answer that within the same time, it is removed from the cluster (its nanny, if there is one, starts it
-anew). A worker that is merely slow answers pings, because its work does not run on its event loop.
+anew). A worker that is merely slow answers pings, because its work does not run on its event loop. Only workers that a fit
+waits for are pinged: the cluster may have others, which are no concern of this fit.
 
 Merging and searching run in a thread, unless they take no longer than a change of threads: the scheduler's loop is everybody's.
 """
@@ -23,11 +24,12 @@ from functools import partial
 from typing import Any
 
 from distributed import Scheduler
+from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dboost.cluster import meters
 from dboost.cluster.board import Board
-from dboost.cluster.calls import Fit, WorkerFailed, abandon, lost_by, result_of, turn
+from dboost.cluster.calls import Fit, WorkerFailed, abandon, check_rows, lost_by, result_of, turn
 from dboost.cluster.courier import Courier
 from dboost.cluster.durations import patience
 from dboost.cluster.exchange import Owner, choose_owners
@@ -42,9 +44,11 @@ from dboost.cluster.messages import (
     SILENT,
     FitCancelled,
     LostWorkers,
+    SessionRef,
     Timing,
     pack,
     pack_round,
+    session_refs,
     unpack,
 )
 from dboost.cluster.page import show
@@ -55,6 +59,8 @@ from dboost.version import __version__
 
 #: What is merged and searched in about a millisecond, the price of two changes of threads.
 _LIGHT_BYTES, _LIGHT_OPENINGS = 512 * 1024, 8
+#: Seconds between two questions to a worker whose plugin has not started yet.
+_STARTING = 0.05
 
 
 class Reducer(SchedulerPlugin):
@@ -64,10 +70,19 @@ class Reducer(SchedulerPlugin):
     idempotent = True
 
     async def start(self, scheduler: Scheduler) -> None:
+        # Two clients may begin their first fits at the same time. Dask keeps the plugin whose start ends first: the second one
+        # must not take the handlers over, or calls would go to one reducer and news of lost workers to the other.
+        first = getattr(scheduler.handlers.get("dboost_open"), "__self__", None)
+        if first is not None:
+            await first.started.wait()
+            return
         keep_what_rounds_need()
+        self.started = asyncio.Event()
         self._scheduler = scheduler
         self._fits: dict[str, Fit] = {}
         self._chores: set[asyncio.Task[Any]] = set()
+        #: Versions of dboost by Dask's names of worker processes.
+        self._versions: dict[str, str | None] = {}
         self._n_rounds = 0  # of all fits: by its number, what belongs to an abandoned round is recognised
         self.board = Board()
         self._meters = meters.publish(partial(meters.of_board, self.board))
@@ -76,37 +91,60 @@ class Reducer(SchedulerPlugin):
         scheduler.handlers.update(
             {
                 "dboost_open": self.open_fit,
+                "dboost_workers": self.usable_workers,
                 "dboost_ask": self.ask,
                 "dboost_grow": self.grow,
                 "dboost_move": self.move,
+                "dboost_abandon": self.abandon,
+                "dboost_discard": self.discard,
                 "dboost_sweep": self.sweep,
                 "dboost_end": self.end_fit,
             }
         )
-        await scheduler.register_worker_plugin(None, pack(Courier()), name=NAME, idempotent=False)
+        # Dask waits for every worker here. One that is stopped, or dies just now, must not hold the others up: workers that
+        # have not started the plugin when a fit begins are asked again by `_hello`.
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            plugin = scheduler.register_worker_plugin(None, pack(Courier()), name=NAME, idempotent=False)
+            await asyncio.wait_for(plugin, patience())
+        self.started.set()
 
     # What the client calls.
 
     async def open_fit(self, fit: str, client_id: str) -> dict[str, Any]:
-        """Begin a fit; which workers there are, and what they say to hello (their version of dboost, or None)."""
+        """Begin a fit; what the workers say to hello (their version of dboost, or None)."""
         self._fits[fit] = Fit(client_id)
-        addresses = list(self._scheduler.workers)
-        hellos = await asyncio.gather(*map(self._hello, addresses))
         self._scheduler.idle_since = None
         self._scheduler.log_event(NAME, {"action": "began", "fit": fit})
-        return {"status": OK, "version": __version__, "workers": dict(zip(addresses, hellos, strict=True))}
+        return {"status": OK, "version": __version__, "hellos": await self._hellos()}
 
-    async def ask(self, fit: str, workers: Sequence[str], method: str, arguments: Any) -> dict[str, Any]:
-        """Call a method on workers. arguments : the same bytes for all, or {address: bytes}."""
-        return await self._outcome(self._ask(fit, workers, method, arguments))
+    async def usable_workers(self, fit: str) -> dict[str, Any]:
+        """What the workers that there are now say to hello; those that were asked before are not asked again."""
+        return {"status": OK, "hellos": await self._hellos(known=True)}
 
-    async def move(self, fit: str, batch: str, plan: bytes, moves: dict[str, Any]) -> dict[str, Any]:
-        """Have workers take partitions over. moves : {new owner: (partition, old owner) pairs}"""
-        return await self._outcome(self._move(fit, batch, plan, moves))
+    async def ask(self, fit: str, sessions: Sequence[Any], method: str, arguments: Any) -> dict[str, Any]:
+        """Call a method of sessions. arguments : the same bytes for all, or bytes for each."""
+        return await self._outcome(self._ask(fit, session_refs(sessions), method, arguments))
 
-    async def grow(self, fit: str, workers: Sequence[str], order: bytes) -> dict[str, Any]:
-        """Grow one tree. order : packed (TreeTask, Layout, n_rows, width)."""
-        return await self._outcome(self._grow(fit, list(workers), order))
+    async def move(self, fit: str, batch: str, plan: bytes, moves: dict[str, Any], lost: Sequence[str] = ()) -> dict[str, Any]:
+        """Have workers take partitions over. moves : {new owner: (partition, old owner) pairs}; lost : see `ShardHolder`."""
+        return await self._outcome(self._move(fit, batch, plan, moves, list(lost)))
+
+    async def grow(self, fit: str, sessions: Sequence[Any], order: bytes) -> dict[str, Any]:
+        """Grow one tree. order : packed (TreeTask, Layout, n_rows, width, rows of each session)."""
+        return await self._outcome(self._grow(fit, session_refs(sessions), order))
+
+    async def abandon(self, fit: str, sessions: Sequence[Any]) -> dict[str, Any]:
+        """Have sessions dropped that the client has given up; nothing is waited for, for most of them are gone anyway."""
+        for worker, session in session_refs(sessions):
+            if worker in self._scheduler.workers:
+                self._later(self._drop(worker, fit, session))
+        return {"status": OK}
+
+    async def discard(self, fit: str, batch: str) -> dict[str, Any]:
+        """Have all workers forget a batch that came to nothing."""
+        for worker in list(self._scheduler.workers):
+            self._later(self._discard(worker, fit, batch))
+        return {"status": OK}
 
     def tell(self, client: str, event: Any) -> None:
         """Log what a client has to tell of its fit."""
@@ -149,10 +187,37 @@ class Reducer(SchedulerPlugin):
         return [worker for worker in workers if worker.address not in in_use and not any(map(_is_read, worker.has_what))]
 
     async def sweep(self, fit: str) -> dict[str, Any]:
-        """Remove workers that are stopped or cut off, so that Dask gives their tasks to others; which workers are left."""
+        """Remove workers that this fit waits for and that are stopped or cut off, so that Dask gives their tasks to others.
+
+        Which workers are left, and of those that are paused the bytes they use and their limit.
+        """
         self._scheduler.idle_since = None
-        await self._sweep(list(self._scheduler.workers))
-        return {"status": OK, "workers": list(self._scheduler.workers)}
+        await self._sweep(sorted(self._awaited(fit)))
+        workers = self._scheduler.workers
+        paused = {
+            address: (int(state.metrics.get("memory", 0)), int(state.memory_limit or 0))
+            for address, state in workers.items()
+            if state.status == Status.paused
+        }
+        return {"status": OK, "workers": list(workers), "paused": paused}
+
+    def _awaited(self, fit: str) -> set[str]:
+        """Workers that hold sessions of a fit, read its partitions, or make or hold what these are read from."""
+        known = self._fits.get(fit)
+        found = set() if known is None else {worker for worker in known.workers if worker in self._scheduler.workers}
+        begins = f"{READING}{fit}"
+        due = [task for task in self._scheduler.tasks.values() if str(task.key).startswith(begins)]
+        seen = set(due)
+        while due:
+            task = due.pop()
+            if task.processing_on is not None:
+                found.add(task.processing_on.address)
+            found |= {state.address for state in task.who_has or ()}
+            if task.state != "memory":
+                upstream = set(task.dependencies) - seen
+                seen |= upstream
+                due += upstream
+        return found
 
     # How it is done.
 
@@ -160,58 +225,66 @@ class Reducer(SchedulerPlugin):
         try:
             return {"status": OK, **await work}
         except LostWorkers as lost:
-            return {"status": LOST, "workers": lost.addresses}
+            return {"status": LOST, "sessions": lost.sessions}
         except WorkerFailed as failed:
             return {"status": FAILED, "worker": failed.address, "error": failed.error}
         except FitCancelled:
             return {"status": CANCELLED}
 
-    async def _ask(self, name: str, workers: Sequence[str], method: str, arguments: Any) -> dict[str, Any]:
+    async def _ask(self, name: str, refs: Sequence[SessionRef], method: str, arguments: Any) -> dict[str, Any]:
         number = self._next_round()
+        each = isinstance(arguments, list | tuple)
+        packed = dict(zip(refs, arguments, strict=True)) if each else dict.fromkeys(refs, arguments)
 
-        def call(address: str) -> Any:
-            packed = arguments[address] if isinstance(arguments, dict) else arguments
-            return self._scheduler.rpc(address).dboost_call(fit=name, number=number, method=method, arguments=packed)
+        def call(ref: SessionRef) -> Any:
+            line = self._scheduler.rpc(ref.worker)
+            return line.dboost_call(fit=name, session=ref.session, number=number, method=method, arguments=packed[ref])
 
-        results = await self._fan_out(name, workers, call)
-        return {"results": results, "workers": list(self._scheduler.workers)}
+        results = await self._fan_out(name, refs, call)
+        return {"results": [results[ref] for ref in refs], "workers": self._identities()}
 
-    async def _move(self, name: str, batch: str, plan: bytes, moves: dict[str, Any]) -> dict[str, Any]:
-        def call(address: str) -> Any:
-            return self._scheduler.rpc(address).dboost_take(fit=name, batch=batch, plan=plan, moves=moves[address])
+    async def _move(self, name: str, batch: str, plan: bytes, moves: dict[str, Any], lost: list[str]) -> dict[str, Any]:
+        def call(ref: SessionRef) -> Any:
+            line = self._scheduler.rpc(ref.worker)
+            return line.dboost_take(fit=name, batch=batch, plan=plan, moves=moves[ref.worker], lost=lost)
 
-        results = await self._fan_out(name, list(moves), call)
-        return {"results": results, "workers": list(self._scheduler.workers)}
+        takers = [SessionRef(worker, "") for worker in moves]  # the session of one that has read nothing yet is made now
+        results = await self._fan_out(name, takers, call)
+        return {"results": [results[ref] for ref in takers], "workers": self._identities()}
 
-    async def _fan_out(self, name: str, workers: Sequence[str], call: Callable[[str], Any]) -> dict[str, bytes]:
-        """The workers' packed results by address. call : makes the call to one of them."""
+    def _identities(self) -> list[tuple[str, str]]:
+        """Address and Dask's own name of every worker process: one that is restarted at the same address has another name."""
+        return [(address, str(state.server_id)) for address, state in self._scheduler.workers.items()]
+
+    async def _fan_out(
+        self, name: str, refs: Sequence[SessionRef], call: Callable[[SessionRef], Any]
+    ) -> dict[SessionRef, bytes]:
+        """The packed results of sessions. call : makes the call to one of them."""
         fit = self._fits.get(name)
         if fit is None:
             raise FitCancelled
-        fit.workers.update(workers)
+        fit.workers.update(ref.worker for ref in refs)
         self._scheduler.idle_since = None
-        gone = [address for address in workers if address not in self._scheduler.workers]
+        gone = [ref for ref in refs if ref.worker not in self._scheduler.workers]
         if gone:
             raise LostWorkers(gone)
-        calls: dict[str, asyncio.Future[bytes]] = {
-            address: asyncio.ensure_future(result_of(address, call(address))) for address in workers
-        }
+        calls: dict[SessionRef, asyncio.Future[bytes]] = {ref: asyncio.ensure_future(result_of(ref, call(ref))) for ref in refs}
         try:
-            await self._wait(fit, calls)
-            return {address: call.result() for address, call in calls.items()}
+            await self._wait(name, fit, calls)
+            return {ref: call.result() for ref, call in calls.items()}
         finally:
             for waiting in calls.values():
                 abandon(waiting)
 
-    async def _wait(self, fit: Fit, calls: dict[str, asyncio.Future[bytes]]) -> None:
+    async def _wait(self, name: str, fit: Fit, calls: dict[SessionRef, asyncio.Future[bytes]]) -> None:
         """Until all calls are answered; raises when that will not be."""
         while True:
-            pending = {address: call for address, call in calls.items() if not call.done()}
+            pending = {ref: call for ref, call in calls.items() if not call.done()}
             silent = bool(pending) and await turn(fit, list(pending.values()))
             if fit.cancelled:
                 raise FitCancelled
-            lost = [a for a in calls if a not in self._scheduler.workers]
-            lost += [a for call in calls.values() for a in lost_by(call) if a not in lost]
+            lost = [ref for ref in calls if ref.worker not in self._scheduler.workers]
+            lost += [ref for call in calls.values() for ref in lost_by(call) if ref not in lost]
             if lost:
                 raise LostWorkers(lost)
             for call in calls.values():
@@ -220,9 +293,13 @@ class Reducer(SchedulerPlugin):
             if not pending:
                 return
             if silent:
-                hung = await self._sweep([address for address, call in pending.items() if not call.done()])
-                if hung:
-                    raise LostWorkers(hung)
+                asked = [ref for ref, call in pending.items() if not call.done()]
+                hung = set(await self._sweep([ref.worker for ref in asked]))
+                # A worker that was restarted at the same address answers, and knows nothing of the call.
+                unknown = [ref for ref in asked if ref.session and ref.worker not in hung and not await self._has(name, ref)]
+                lost = [ref for ref in asked if ref.worker in hung] + unknown
+                if lost:
+                    raise LostWorkers(lost)
 
     async def _sweep(self, addresses: Sequence[str]) -> list[str]:
         """Ping workers and remove those that do not answer."""
@@ -232,15 +309,49 @@ class Reducer(SchedulerPlugin):
             await self._remove(address)
         return hung
 
+    async def _hellos(self, known: bool = False) -> dict[str, str | None]:
+        """What all workers say to hello. known : whether to repeat what the same processes have said before."""
+        identities = self._identities()
+        here = {identity for _, identity in identities}
+        self._versions = {identity: version for identity, version in self._versions.items() if identity in here}
+        due = [(address, identity) for address, identity in identities if not (known and identity in self._versions)]
+        hellos = await asyncio.gather(*(self._hello(address) for address, _ in due))
+        found = dict(zip(due, hellos, strict=True))
+        self._versions |= {identity: version for (_, identity), version in found.items() if version != SILENT}
+        return {address: self._versions.get(identity, SILENT) for address, identity in identities}
+
     async def _hello(self, address: str) -> str | None:
+        """A worker's version of dboost, None where it has none, SILENT where nothing is heard of it."""
+
+        async def asked() -> str | None:
+            deadline = time.monotonic() + patience() / 2
+            while True:
+                reply = await self._scheduler.rpc(address).dboost_hello()
+                if reply is not None:
+                    return reply.get("version")
+                if time.monotonic() > deadline:
+                    return None
+                await asyncio.sleep(_STARTING)  # a worker that has just come is known before it has started its plugins
+
         with contextlib.suppress(OSError, asyncio.TimeoutError):
-            reply = await asyncio.wait_for(self._scheduler.rpc(address).dboost_hello(), patience())
-            return None if reply is None else reply.get("version")
+            return await asyncio.wait_for(asked(), patience())
         return SILENT
 
-    async def _drop(self, address: str, name: str) -> None:
+    async def _has(self, name: str, ref: SessionRef) -> bool:
+        """Whether a worker has a session; no answer says nothing."""
         with contextlib.suppress(OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._scheduler.rpc(address).dboost_drop(fit=name), patience())
+            line = self._scheduler.rpc(ref.worker)
+            reply = await asyncio.wait_for(line.dboost_has(fit=name, session=ref.session), patience())
+            return reply is not None and bool(reply.get("has"))
+        return True
+
+    async def _drop(self, address: str, name: str, session: str | None = None) -> None:
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._scheduler.rpc(address).dboost_drop(fit=name, session=session), patience())
+
+    async def _discard(self, address: str, name: str, batch: str) -> None:
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._scheduler.rpc(address).dboost_discard(fit=name, batch=batch), patience())
 
     async def _remove(self, address: str) -> None:
         """Remove a worker that does not answer; its nanny starts it anew."""
@@ -262,9 +373,9 @@ class Reducer(SchedulerPlugin):
         self._chores.add(chore)
         chore.add_done_callback(self._chores.discard)
 
-    async def _grow(self, name: str, workers: list[str], order: bytes) -> dict[str, Any]:
-        task, layout, n_rows, width = unpack(order)
-        owners = choose_owners(workers, task, layout, width)
+    async def _grow(self, name: str, refs: list[SessionRef], order: bytes) -> dict[str, Any]:
+        task, layout, n_rows, width, rows_of = unpack(order)
+        owners = choose_owners(refs, task, layout, width)
         fit = self._fits.get(name)
         grower = grow_tree(task, layout, n_rows, width)
         searcher = Searcher(task, layout, after=None if fit is None else fit.searcher)
@@ -272,13 +383,15 @@ class Reducer(SchedulerPlugin):
             fit.searcher = searcher
         question, begin, timing = next(grower), task, Timing()
 
-        def advance(results: dict[str, bytes]) -> tuple[Question | GrownTree, float, float]:
+        def advance(results: dict[SessionRef, bytes]) -> tuple[Question | GrownTree, float, float]:
             """Merge, search and decide; the next question or the tree, the slowest worker's seconds, and ours."""
             began = time.perf_counter()
             told = [unpack(result) for result in results.values()]
+            if begin is not None:
+                check_rows({ref: n for ref, (*_, n, _) in zip(results, told, strict=True)}, rows_of)
             merged = Answer.total([answer for answer, *_ in told if answer is not None])
             if owners:
-                parts = [found for _, found, _ in told if found is not None]
+                parts = [found for _, found, *_ in told if found is not None]
                 found = merge_findings(parts) if parts else []
             else:
                 found = searcher.look(question.openings, merged.planes)
@@ -290,7 +403,7 @@ class Reducer(SchedulerPlugin):
 
         while True:
             began = time.perf_counter()
-            results = await self._fan_out(name, workers, self._round(name, workers, begin, question, owners))
+            results = await self._fan_out(name, refs, self._round(name, refs, begin, question, owners))
             n_bytes = sum(map(len, results.values()))
             # A tree's first round may have to compile, or load, what it needs.
             light = begin is None and n_bytes <= _LIGHT_BYTES and len(question.openings) <= _LIGHT_OPENINGS
@@ -298,7 +411,7 @@ class Reducer(SchedulerPlugin):
             elapsed = time.perf_counter() - began
             timing += Timing(1, compute, reducing, elapsed - compute - reducing, n_bytes)
             if isinstance(following, GrownTree):
-                event = {"action": "tree", "fit": name, "workers": len(workers), "leaves": following.n_leaves}
+                event = {"action": "tree", "fit": name, "workers": len(refs), "leaves": following.n_leaves}
                 self._scheduler.log_event(NAME, event | {"owners": len(owners)} | asdict(timing))
                 return {"tree": pack((following.copy(), timing))}
             question, begin = following, None
@@ -308,15 +421,19 @@ class Reducer(SchedulerPlugin):
         return self._n_rounds
 
     def _round(
-        self, name: str, workers: list[str], task: TreeTask | None, question: Question, owners: list[Owner]
-    ) -> Callable[[str], Any]:
-        """The call that puts a question to a worker."""
-        rpc, number = self._scheduler.rpc, self._next_round()
-        if not owners:
-            packed = pack_round((task, question))
-            return lambda address: rpc(address).dboost_call(fit=name, number=number, method="answer", arguments=packed)
-        packed = pack_round((task, question, owners))
-        return lambda address: rpc(address).dboost_exchange(fit=name, number=number, senders=workers, arguments=packed)
+        self, name: str, refs: list[SessionRef], task: TreeTask | None, question: Question, owners: list[Owner]
+    ) -> Callable[[SessionRef], Any]:
+        """The call that puts a question to a session."""
+        number = self._next_round()
+
+        def put(ref: SessionRef) -> Any:
+            line, whom = self._scheduler.rpc(ref.worker), {"fit": name, "session": ref.session, "number": number}
+            if owners:
+                return line.dboost_exchange(**whom, n_senders=len(refs), arguments=packed)
+            return line.dboost_call(**whom, method="answer", arguments=packed)
+
+        packed = pack_round((task, question, owners) if owners else (task, question))
+        return put
 
 
 def _is_read(task: Any) -> bool:

@@ -20,6 +20,7 @@ from dboost.cluster.loading import check, portray, unite_features
 from dboost.cluster.refitting import RefitOrder
 from dboost.cluster.source import Source
 from dboost.cluster.table import ClusterTable
+from dboost.errors import DBoostError
 from dboost.growth.task import Extremes
 from dboost.losses import Loss
 from dboost.model.ensemble import Ensemble
@@ -50,13 +51,18 @@ class _RowsThere:
         step = Advance(self._iteration, values, self._terms)
         found = reduce(Extremes.merge, self._answers("refit_advance", len(self._past), step))
         self._past.append(step)
+        self._table.connection.attempts.reset(f"advance {len(self._past)} of the leaf values")
         return found
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         return self._answers("refit_ask", self._iteration, function, arguments)
 
     def _answers(self, method: str, *arguments: Any) -> list[Any]:
-        return [answer for answer in self._table.ask(method, *arguments) if answer is not None]
+        told = self._table.ask(method, *arguments)
+        n_rows = sum(n for n, _ in told)
+        if n_rows != self.n_rows:
+            raise DBoostError(f"workers hold {n_rows} of the {self.n_rows} rows of the {self._table.name}")
+        return [answer for n, answer in told if n]
 
 
 def refresh_on_cluster(

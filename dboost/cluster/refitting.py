@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dboost.cluster.intake import Intake
+from dboost.cluster.messages import MissingPartitions
 from dboost.growth.task import Extremes
 from dboost.losses import Loss
 from dboost.model.ensemble import Ensemble
@@ -50,12 +51,19 @@ class Refitting(Intake):
                 rows.advance(number, step)
         self._refits[batch] = rows
 
-    def refit_advance(self, batch: str, number: int, step: Advance) -> Extremes | None:
-        """See `RefitRows.advance`; None where there are no rows."""
-        rows = self._refits[batch]
-        return None if rows is None else rows.advance(number, step)
+    def refit_advance(self, batch: str, number: int, step: Advance) -> tuple[int, Extremes | None]:
+        """The number of rows, and see `RefitRows.advance`; None where there are no rows."""
+        rows = self._known_rows(batch)
+        return (0, None) if rows is None else (rows.n_rows, rows.advance(number, step))
 
-    def refit_ask(self, batch: str, iteration: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """See `RefitRows.ask`; None where there are no rows."""
-        rows = self._refits[batch]
-        return None if rows is None else rows.ask(iteration, function, *arguments)
+    def refit_ask(
+        self, batch: str, iteration: int, function: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> tuple[int, Any]:
+        """The number of rows, and see `RefitRows.ask`; None where there are no rows."""
+        rows = self._known_rows(batch)
+        return (0, None) if rows is None else (rows.n_rows, rows.ask(iteration, function, *arguments))
+
+    def _known_rows(self, batch: str) -> RefitRows | None:
+        if batch not in self._refits:
+            raise MissingPartitions(batch)
+        return self._refits[batch]

@@ -22,7 +22,7 @@ from distributed import Future
 from dboost.cluster.connection import Connection
 from dboost.cluster.durations import patience, worker_timeout
 from dboost.cluster.holder import here
-from dboost.cluster.messages import READING, pack, unpack
+from dboost.cluster.messages import READING, SessionRef, pack, unpack
 from dboost.errors import DataError, DBoostError
 from dboost.schema import Feature
 from dboost.sources.bundle import in_place
@@ -30,7 +30,8 @@ from dboost.sources.frame import Frame, as_frame, is_lazy, is_path, library
 from dboost.sources.partition import ROLES
 from dboost.sources.plan import Plan, make_plan
 from dboost.sources.table import separate_roles
-from dboost.training.budget import Budget
+from dboost.training.budget import Budget, in_words
+from dboost.version import __version__
 
 #: Loading tasks go before the tasks that the user queued earlier.
 _PRIORITY = 10
@@ -38,6 +39,8 @@ _PRIORITY = 10
 _LEAST_ROWS = 5_000
 #: Bytes of a plan that goes with every task.
 _LIGHT = 32 * 1024
+#: Times that tasks are submitted because workers have come that cannot run them.
+_MOST_READINGS = 10
 #: Seconds between two events that tell how many partitions have been read.
 _TELLING = 0.25
 
@@ -48,7 +51,7 @@ class Receipt:
 
     number: int
     n_rows: int
-    worker: str
+    ref: SessionRef
 
 
 class Source:
@@ -128,11 +131,31 @@ class Source:
     ) -> list[Receipt]:
         """Have partitions read into a batch, by these workers if they can.
 
+        Workers that have joined without dboost, or with another version, get none. Where there are such, tasks are bound to the
+        others; where there are none, a wish is all that tasks carry: any worker may go at any time.
+
         Raises
         ------
         DataError, DBoostError
             Naming the partition that could not be read, and why.
         """
+        for _ in range(_MOST_READINGS):
+            usable, others = connection.usable()
+            bound = {"workers": usable, "allow_other_workers": False} if others and usable else {}
+            wish = bound or ({} if workers is None else {"workers": list(workers), "allow_other_workers": True})
+            try:
+                return self._read(connection, batch, numbers, plan, wish)
+            except _Again:
+                continue
+            except DBoostError:
+                if set(connection.usable()[1]) == set(others):
+                    raise
+                # A worker that cannot take part has come meanwhile, and may have been given a task.
+        raise DBoostError(f"{_MOST_READINGS} times workers came that have no dboost {__version__}: nobody can read the data")
+
+    def _read(
+        self, connection: Connection, batch: str, numbers: Sequence[int], plan: Plan, wish: dict[str, Any]
+    ) -> list[Receipt]:
         plan_key = f"dboost-plan-{connection.fit}-{batch}"
         keys = {i: f"{READING}{connection.fit}-{batch}-{i}" for i in numbers}
         graph = dict(self._graph)
@@ -141,13 +164,13 @@ class Source:
             # One task for all; it draws them to where it ran, so a light plan goes with each.
             graph[plan_key], packed = (_given, packed), plan_key
         for i, key in keys.items():
-            graph[key] = (_read_part, connection.fit, batch, i, packed, self._filled, self._bundles[i])
-        # A worker may go at any time: a wish, never a condition.
-        wish = {} if workers is None else {"workers": list(workers), "allow_other_workers": True}
+            session = connection.fit, __version__, connection.lost_sessions
+            graph[key] = (_read_part, session, batch, i, packed, self._filled, self._bundles[i])
         futures = connection.client.get(graph, list(keys.values()), sync=False, priority=_PRIORITY, **wish)
         try:
             news = _Reading(connection, batch.rpartition("/")[0], len(numbers))
-            return _receipts(connection, dict(zip(futures, numbers, strict=True)), news)
+            bound = [] if wish.get("allow_other_workers", True) else list(wish["workers"])
+            return _receipts(connection, dict(zip(futures, numbers, strict=True)), news, bound)
         finally:
             connection.client.cancel(list(futures), reason="loading ended")
 
@@ -167,28 +190,86 @@ class _Reading:
             self._connection.tell("reading", read=n_read, **self._what)
 
 
-def _receipts(connection: Connection, waiting: dict[Future, int], news: _Reading) -> list[Receipt]:
-    """Wait for loading tasks. While nothing arrives, workers that do not answer are looked for: Dask would not miss them."""
+class _Again(Exception):
+    """The tasks have to be submitted anew."""
+
+
+def _receipts(connection: Connection, waiting: dict[Future, int], news: _Reading, bound: Sequence[str]) -> list[Receipt]:
+    """Wait for loading tasks. While nothing arrives, workers that do not answer are looked for: Dask would not miss them.
+
+    bound : the only workers that may run the tasks, if there is such a condition.
+    """
     done: queue.SimpleQueue[Future] = queue.SimpleQueue()
     for future in waiting:
         future.add_done_callback(done.put)
-    n_left, silent = len(waiting), 0.0
+    n_left, waited = len(waiting), _Waited(connection)
     while n_left:
         try:
             future = done.get(timeout=patience())
         except queue.Empty:
-            silent = 0.0 if connection.sweep() else silent + patience()
-            if silent >= worker_timeout():
-                raise DBoostError(f"no worker has come for {worker_timeout():.0f} s: nobody can read the data") from None
+            here = waited.more()
+            if bound and not set(bound) & set(here):
+                raise _Again from None
             continue
-        silent = 0.0
+        waited = _Waited(connection)
         if future.status == "error":
             raise _failure(waiting[future], future.exception())
         if future.cancelled():
             raise DBoostError(f"the task that reads partition {waiting[future]} was cancelled")
         n_left -= 1
         news.tell(len(waiting) - n_left)
-    return list(connection.client.gather(list(waiting)))
+    return _gathered(connection, waiting)
+
+
+class _Waited:
+    """How long nothing has been heard of loading tasks, and why that may be."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._seconds = 0.0
+
+    def more(self) -> list[str]:
+        """After another `dboost.patience` without news: the workers that there are.
+
+        Raises
+        ------
+        DBoostError
+            When there was no worker for `dboost.worker-timeout`, or all were paused at their memory limits.
+        """
+        here, paused = self._connection.sweep()
+        if set(here) - set(paused):  # somebody can work
+            self._seconds = 0.0
+            return here
+        self._seconds += patience()
+        if self._seconds >= worker_timeout():
+            seconds, lost = f"{worker_timeout():.0f} s", self._connection.attempts.summary()
+            if not here:
+                raise DBoostError(f"no worker has come for {seconds}: nobody can read the data{lost}")
+            told = ", ".join(f"{worker} uses {in_words(used)} of {in_words(limit)}" for worker, (used, limit) in paused.items())
+            raise DBoostError(
+                f"for {seconds} all workers have been paused by Dask because they are short of memory ({told}), and paused "
+                "workers read no data: free what else they hold, or add workers or memory"
+            )
+        return here
+
+
+def _gathered(connection: Connection, waiting: dict[Future, int]) -> list[Receipt]:
+    """The results of tasks that are done; those whose worker is gone by now are computed again, by another one."""
+
+    async def results() -> Any:
+        return await connection.client.gather(list(waiting), asynchronous=True)
+
+    waited = _Waited(connection)
+    while True:
+        try:
+            return list(connection.client.sync(results, callback_timeout=patience()))
+        except TimeoutError:
+            waited.more()
+        except Exception as error:
+            failed = next((i for future, i in waiting.items() if future.status == "error"), None)
+            if failed is None:
+                raise
+            raise _failure(failed, error) from error
 
 
 def _failure(i: int, error: BaseException | None) -> DBoostError:
@@ -205,11 +286,13 @@ def _given(value: Any) -> Any:
     return value
 
 
-def _read_part(fit: str, batch: str, i: int, plan: bytes, filled: Sequence[bool], bundle: tuple[Any, ...]) -> Receipt:
-    """The loading task."""
-    holding, address = here(fit)
+def _read_part(
+    session: tuple[str, str, list[str]], batch: str, i: int, plan: bytes, filled: Sequence[bool], bundle: tuple[Any, ...]
+) -> Receipt:
+    """The loading task. session : arguments of `here`."""
+    holding, ref = here(*session)
     how, budget, whole = unpack(plan)
-    return Receipt(i, holding.take(batch, i, how, in_place(bundle, filled), budget, whole), address)
+    return Receipt(i, holding.take(batch, i, how, in_place(bundle, filled), budget, whole), ref)
 
 
 def _cut(data: Any, frame: Frame, n_parts: int) -> tuple[dict[Any, Any], list[Any]]:

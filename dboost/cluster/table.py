@@ -3,7 +3,10 @@
 The partitions that one worker reads in one go are a *share*. All shares go through the same stages: read, surveyed, settled
 (levels have their final codes), the target encoded, built (into shards or held-out rows). When workers are lost, their
 partitions are read again elsewhere, and the new shares are brought to the stage of the others; so `ask` can be used as if
-nothing ever happened. Only the number of attempts is bounded: partitions that take every worker with them are an error.
+nothing ever happened. Only the number of attempts without progress is bounded (`attempts.py`).
+
+A partition that is read again must be what it was: its number of rows and a fingerprint of its values are kept, and a source
+that gives other rows the second time ends the fit.
 """
 
 from __future__ import annotations
@@ -17,25 +20,22 @@ import numpy as np
 from dboost.cluster.balance import plan_moves, tolerance
 from dboost.cluster.batch import Survey
 from dboost.cluster.connection import Connection
-from dboost.cluster.messages import LostWorkers
+from dboost.cluster.messages import LostWorkers, SessionRef
 from dboost.cluster.recipe import RowRoles
-from dboost.cluster.source import Source
-from dboost.errors import DataError, DBoostError
+from dboost.cluster.source import Receipt, Source
+from dboost.errors import DataError
 from dboost.schema import Feature
 from dboost.sources.plan import Plan
 from dboost.sources.roles import Rows
 from dboost.training.target import Target
 
-#: Times that a table is repaired without getting on, before the fit is given up.
-MAX_REPAIRS = 20
-
 
 @dataclass(eq=False)
 class Share:
-    """Partitions of one batch on one worker."""
+    """Partitions of one batch in one worker's session."""
 
     batch: str
-    worker: str
+    ref: SessionRef
     numbers: tuple[int, ...]
     survey: Survey | None = None
     stage: int = 0
@@ -51,6 +51,7 @@ class ClusterTable:
     lengths : {partition: number of rows}
     stages : list of functions
         What was done to all shares so far, and has to be done to new ones.
+    fingerprints : {partition: int}
     """
 
     connection: Connection
@@ -59,15 +60,19 @@ class ClusterTable:
     shares: list[Share] = field(default_factory=list)
     lengths: dict[int, int] = field(default_factory=dict)
     stages: list[Callable[[list[Share]], object]] = field(default_factory=list)
+    fingerprints: dict[int, int] = field(default_factory=dict)
     _chosen: dict[int, int] | None = None
     _known: tuple[Feature, ...] | None = None
     _n_batches: int = 0
-    _n_repairs: int = 0
+    #: The furthest that loading has come: partitions times stages.
+    _best: int = 0
 
     # Stages.
 
     def load(self) -> None:
         """Read and survey all partitions."""
+        if self.source.whole:
+            self.stages.append(self._attach)
         self._stage(self._survey)
 
     def settle(self, features: tuple[Feature, ...]) -> None:
@@ -100,9 +105,9 @@ class ClusterTable:
     # What is known.
 
     @property
-    def workers(self) -> list[str]:
-        """Workers that hold partitions with rows."""
-        return sorted({share.worker for share in self.shares if any(self.lengths[i] for i in share.numbers)})
+    def sessions(self) -> list[SessionRef]:
+        """Sessions that hold partitions with rows."""
+        return sorted({share.ref for share in self.shares if any(self.lengths[i] for i in share.numbers)})
 
     @property
     def surveys(self) -> list[Survey]:
@@ -117,11 +122,11 @@ class ClusterTable:
         found = {i: n for survey in self.surveys for i, n in survey.n_kept.items()}
         return dict(sorted(found.items()))
 
-    def rows_of_workers(self) -> dict[str, int]:
-        """How many rows of positive weight each worker has."""
-        kept, found = self.n_kept, dict[str, int]()
+    def rows_of_sessions(self) -> dict[SessionRef, int]:
+        """How many rows of positive weight each session has."""
+        kept, found = self.n_kept, dict[SessionRef, int]()
         for share in self.shares:
-            found[share.worker] = found.get(share.worker, 0) + sum(kept[i] for i in share.numbers)
+            found[share.ref] = found.get(share.ref, 0) + sum(kept[i] for i in share.numbers)
         return found
 
     def where(self, row: int) -> str:
@@ -140,14 +145,15 @@ class ClusterTable:
             try:
                 return [answer for _, answer in self._answers(self.shares, method, arguments)]
             except LostWorkers as lost:
-                self.forget(lost.addresses)
+                self.connection.attempts.note(method, lost)
+                self.forget(lost.sessions)
 
     # Loss and repair.
 
-    def forget(self, addresses: Iterable[str]) -> None:
-        """These workers are gone, and with them their shares."""
-        gone = set(addresses)
-        self.shares = [share for share in self.shares if share.worker not in gone]
+    def forget(self, refs: Iterable[SessionRef]) -> None:
+        """These sessions are lost, and with them their shares."""
+        gone = set(refs)
+        self.shares = [share for share in self.shares if share.ref not in gone]
 
     def complete(self) -> bool:
         """Read the partitions that nobody has, and bring all shares to the same stage. Returns whether there was anything."""
@@ -164,13 +170,12 @@ class ClusterTable:
                     late += self._read(missing)
                 self._bring(late)
             except LostWorkers as lost:
-                self.forget(lost.addresses)
-                self._n_repairs += 1
-                if self._n_repairs > MAX_REPAIRS:
-                    raise DBoostError(
-                        f"{self._n_repairs} times workers were lost while they read or held partitions of the "
-                        f"{self.name}, the last of them {lost}: giving up"
-                    ) from lost
+                self.forget(lost.sessions)
+                came = sum(len(share.numbers) * (1 + share.stage) for share in self.shares)
+                if came > self._best:
+                    self._best = came
+                    self.connection.attempts.reset(f"more partitions of the {self.name} than before were ready")
+                self.connection.attempts.note(f"loading the {self.name}", lost)
 
     def take_over(self, shares: list[Share]) -> None:
         """Let new shares have the partitions that others hold; those let go of them.
@@ -181,8 +186,8 @@ class ClusterTable:
         try:
             self._bring(shares)
         except LostWorkers as lost:
-            self.forget(lost.addresses)
-            self._keep([share for share in shares if share.worker not in lost.addresses], set())
+            self.forget(lost.sessions)
+            self._keep([share for share in shares if share.ref not in lost.sessions], set())
             return
         moved = {i for share in shares for i in share.numbers}
         givers = [share for share in self.shares if moved & set(share.numbers)]
@@ -198,7 +203,7 @@ class ClusterTable:
             try:
                 self._answers([share], "keep", lambda share: (share.numbers,))
             except LostWorkers as lost:  # with all their rows, and that is as good
-                self.forget(lost.addresses)
+                self.forget(lost.sessions)
 
     def _stage(self, work: Callable[[list[Share]], object]) -> None:
         self.stages.append(work)
@@ -215,35 +220,50 @@ class ClusterTable:
     def _read(self, numbers: list[int]) -> list[Share]:
         batch = self.new_batch()
         receipts = self.source.read(self.connection, batch, numbers, self.plan())
+        self.check_again(receipts)
         self.lengths |= {receipt.number: receipt.n_rows for receipt in receipts}
-        by_worker: dict[str, list[int]] = {}
-        for i, worker in self._balanced(batch, {receipt.number: receipt.worker for receipt in receipts}).items():
-            by_worker.setdefault(worker, []).append(i)
-        shares = [Share(batch, worker, tuple(sorted(mine))) for worker, mine in by_worker.items()]
+        by_session: dict[SessionRef, list[int]] = {}
+        for i, ref in self._balanced(batch, {receipt.number: receipt.ref for receipt in receipts}).items():
+            by_session.setdefault(ref, []).append(i)
+        shares = [Share(batch, ref, tuple(sorted(mine))) for ref, mine in by_session.items()]
         self.shares += shares
-        if self.source.whole:
-            self._attach(shares)
         return shares
 
-    def _balanced(self, batch: str, owners: dict[int, str]) -> dict[int, str]:
+    def check_again(self, receipts: Iterable[Receipt]) -> None:
+        """Refuse partitions that have another number of rows than when they were read before."""
+        for receipt in receipts:
+            before = self.lengths.get(receipt.number, receipt.n_rows)
+            if receipt.n_rows != before:
+                raise self._changed(receipt.number, f"{receipt.n_rows} rows where it had {before}")
+
+    def _changed(self, i: int, what: str) -> DataError:
+        return DataError(
+            f"partition {i} of the {self.name} was read again because workers have left or joined, and gave {what}: a source "
+            "must give the same rows every time (no sample without a seed, no query without an order, no files that change)"
+        )
+
+    def _balanced(self, batch: str, owners: dict[int, SessionRef]) -> dict[int, SessionRef]:
         """Who has which partition of a batch that was just read, after some have been moved to even the workers out."""
         held: dict[str, int] = {}
         for share in self.shares:
-            held[share.worker] = held.get(share.worker, 0) + sum(self.lengths[i] for i in share.numbers)
-        threads = self.connection.client.nthreads()
-        moves = plan_moves(owners, self.lengths, threads, held, tolerance(self.source.is_persisted))
-        calls: dict[str, list[tuple[int, str]]] = {}
+            held[share.ref.worker] = held.get(share.ref.worker, 0) + sum(self.lengths[i] for i in share.numbers)
+        usable = set(self.connection.usable()[0])
+        threads = {worker: n for worker, n in self.connection.client.nthreads().items() if worker in usable}
+        addresses = {i: ref.worker for i, ref in owners.items()}
+        moves = plan_moves(addresses, self.lengths, threads, held, tolerance(self.source.is_persisted)) if threads else {}
+        calls: dict[str, list[tuple[int, SessionRef]]] = {}
         for i, taker in moves.items():
             calls.setdefault(taker, []).append((i, owners[i]))
+        if not calls:
+            return owners
         try:
-            if calls:
-                self.connection.move(batch, self.source.packed(self.plan()), calls)
+            takers = self.connection.move(batch, self.source.packed(self.plan()), calls)
         except LostWorkers:  # in the middle of it: the whole batch is read again, under another name
             self.connection.sweep()  # one that was silent must not be given the same partitions again
-            here = set(self.connection.client.nthreads())
-            self._keep([Share(batch, worker, ()) for worker in sorted({*owners.values(), *calls} & here)], set())
+            self.connection.discard(batch)
             raise
-        return owners | moves
+        sessions = {ref.worker: ref for ref in takers}
+        return owners | {i: sessions[taker] for i, taker in moves.items()}
 
     def new_batch(self) -> str:
         """A name that no other batch of this fit has."""
@@ -273,6 +293,9 @@ class ClusterTable:
     def _survey(self, shares: list[Share]) -> None:
         for share, survey in self._answers(shares, "survey", lambda share: (share.numbers,)):
             share.survey = survey
+            for i, fingerprint in survey.fingerprints.items():
+                if self.fingerprints.setdefault(i, fingerprint) != fingerprint:
+                    raise self._changed(i, "other values")
 
     def _tell(self, shares: list[Share], method: str, *arguments: Any) -> None:
         self._answers(shares, method, lambda share: arguments)
@@ -280,11 +303,11 @@ class ClusterTable:
     def _answers(
         self, shares: list[Share], method: str, arguments: Callable[[Share], tuple[Any, ...]]
     ) -> list[tuple[Share, Any]]:
-        """One call per batch, because a worker may hold shares of several."""
+        """One call per batch, because a session may hold shares of several."""
         found = []
         for batch in sorted({share.batch for share in shares}):
-            of_worker = {share.worker: share for share in shares if share.batch == batch}
-            calls = {worker: (batch, *arguments(share)) for worker, share in of_worker.items()}
+            of_session = {share.ref: share for share in shares if share.batch == batch}
+            calls = {ref: (batch, *arguments(share)) for ref, share in of_session.items()}
             answers = self.connection.ask_each(calls, method)
-            found += [(of_worker[worker], answer) for worker, answer in answers.items()]
+            found += [(of_session[ref], answer) for ref, answer in answers.items()]
         return found

@@ -16,6 +16,7 @@ import numpy as np
 from dboost.errors import DataError, DBoostError
 from dboost.schema import Feature, Level
 from dboost.sources.chunk import CategoryColumn, Chunk, Column
+from dboost.sources.fingerprint import fingerprint
 from dboost.sources.levels import Dictionary, apply
 from dboost.sources.partition import ROLES, read_partition, role_column
 from dboost.sources.plan import Plan
@@ -45,11 +46,14 @@ class Piece:
         The arrays are one, a matrix of all columns.
     is_code : tuple of bool
         Per feature, whether its array holds provisional codes.
+    fingerprint : int
+        Of its values as they were read, where the reader was asked for it (see `sources.fingerprint`); else 0.
     """
 
     n_rows: int
     is_matrix: bool
     is_code: tuple[bool, ...]
+    fingerprint: int = 0
 
 
 class Union:
@@ -97,10 +101,14 @@ def _all_missing(values: np.ndarray) -> bool:
 
 
 class Reader:
-    """Turns partitions into pieces, and at the end says what the table is made of."""
+    """Turns partitions into pieces, and at the end says what the table is made of.
 
-    def __init__(self, plan: Plan, spool: Spool, roles: RoleSpool | None = None) -> None:
+    fingerprints : whether pieces are to have one, because partitions may have to be read again.
+    """
+
+    def __init__(self, plan: Plan, spool: Spool, roles: RoleSpool | None = None, *, fingerprints: bool = False) -> None:
         self._plan = plan
+        self._fingerprints = fingerprints
         self._spool = spool
         self._role_spool = roles
         known = plan.known or (None,) * len(plan.rules)
@@ -154,6 +162,7 @@ class Reader:
         return piece
 
     def _translate(self, i: int, chunk: Chunk, private: bool) -> tuple[list[np.ndarray], Piece]:
+        found = fingerprint(chunk) if self._fingerprints else 0
         arrays = [union.add(column, i) for union, column in zip(self._features, chunk.columns, strict=True)]
         if chunk.matrix is not None:
             arrays = [chunk.matrix]
@@ -169,7 +178,7 @@ class Reader:
             copied = private and isinstance(column, np.ndarray) and column.base is not None
             self._parts[role][i] = column.copy() if copied and isinstance(column, np.ndarray) else column
         is_code = tuple(isinstance(column, CategoryColumn) for column in chunk.columns)
-        return arrays, Piece(chunk.n_rows, chunk.matrix is not None, is_code)
+        return arrays, Piece(chunk.n_rows, chunk.matrix is not None, is_code, found)
 
     def _code_target(self, column: Column, i: int) -> Column:
         array = self._target.add(column, i)

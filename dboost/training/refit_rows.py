@@ -74,6 +74,10 @@ class RefitRows:
         self._n_advanced = 0
         self._told: Extremes | None = None
 
+    @property
+    def n_rows(self) -> int:
+        return len(self._shard.target)
+
     def turn_to(self, iteration: int) -> None:
         """Find the leaf of each row in each tree of an iteration; none where it is -1."""
         if iteration == self._iteration or iteration < 0:

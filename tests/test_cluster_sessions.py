@@ -1,0 +1,352 @@
+"""Workers that are restarted at their address, lost though they live, joining, or lost again and again: no row goes missing.
+
+The workers are processes at fixed ports; they are killed and started again for real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client
+from distributed.core import Status
+
+import dboost
+from dboost.cluster import attempts, holder
+from dboost.cluster.connection import Connection
+from dboost.cluster.reducer import Reducer
+from tests.clusters import Processes, a_table, held_fits, held_rows, scheduler_plugin, session_names
+
+FRAME = a_table(4000, seed=1)[["a", "b", "c", "e", "w", "z"]]
+OPTIONS: dict[str, Any] = {"max_iter": 15, "progress": False, "max_leaf_nodes": 8}
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    return dboost.fit(FRAME, "z", **OPTIONS).sha256
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Processes]:
+    with Processes(3) as processes:
+        yield processes
+
+
+@pytest.fixture
+def cluster(shared: Processes) -> Processes:
+    """Three workers that have dboost loaded."""
+    for _ in range(3 - len(shared.addresses())):
+        shared.add_worker()
+    shared.client.wait_for_workers(3, timeout=60)
+    dboost.fit(lazily(), "z", client=shared.client, **OPTIONS | {"max_iter": 1})
+    return shared
+
+
+@pytest.fixture
+def connection(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Connection]:
+    """The connection of the fit under way."""
+    found: list[Connection] = []
+    begin = Connection.__init__
+
+    def noted(self: Connection, client: Client) -> None:
+        begin(self, client)
+        found.append(self)
+
+    monkeypatch.setattr(Connection, "__init__", noted)
+    return lambda: found[-1]
+
+
+def lazily(n_partitions: int = 6, seconds: float = 0.0) -> dd.DataFrame:
+    def slowly(frame: pd.DataFrame) -> pd.DataFrame:
+        time.sleep(seconds)
+        return frame
+
+    lazy = dd.from_pandas(FRAME, npartitions=n_partitions)
+    return lazy.map_partitions(slowly, meta=lazy._meta) if seconds else lazy
+
+
+def at(iterations: int | set[int], action: Callable[[], Any]) -> Callable[[dboost.Iteration], None]:
+    """A callback that does something once in each of these iterations."""
+    left = {iterations} if isinstance(iterations, int) else set(iterations)
+
+    def callback(now: dboost.Iteration) -> None:
+        if now.iteration in left:
+            left.remove(now.iteration)
+            action()
+
+    return callback
+
+
+def test_a_worker_that_is_restarted_at_its_address_is_another_worker(cluster: Processes, expected: str) -> None:
+    """It is given a partition of a neighbour that died before anybody asks it for the rows that it held."""
+    reborn, lost, _ = cluster.pids()
+
+    def disaster() -> None:
+        cluster.restart_worker(reborn)
+        os.kill(cluster.pids()[lost], signal.SIGKILL)
+        cluster.wait_for(lambda: lost not in cluster.addresses())
+
+    rows: dict[str, int] = {}
+    callbacks = [at(5, disaster), at(8, lambda: rows.update(cluster.client.run(held_rows)))]
+    booster = dboost.fit(lazily(), "z", client=cluster.client, callbacks=callbacks, **OPTIONS)
+    assert booster.sha256 == expected
+    assert sum(rows.values()) == len(FRAME)
+
+
+def test_a_worker_is_restarted_at_its_address_while_an_evaluation_set_is_read(cluster: Processes) -> None:
+    held = lazily(4, seconds=0.3)
+    alone = dboost.fit(FRAME, "z", eval_set=FRAME, **OPTIONS)
+    victim = next(iter(cluster.pids()))
+    began = threading.Event()
+
+    def restart() -> None:
+        began.wait(60)
+        time.sleep(0.5)
+        cluster.restart_worker(victim)
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    read = Connection.tell
+
+    def told(self: Connection, action: str, **what: Any) -> None:
+        if action == "reading" and "evaluation" in what["table"]:
+            began.set()
+        read(self, action, **what)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dboost.cluster.source._TELLING", 0.0)
+        patch.setattr(Connection, "tell", told)
+        booster = dboost.fit(lazily(), "z", eval_set=held, client=cluster.client, **OPTIONS)
+    thread.join()
+    assert booster.sha256 == alone.sha256
+    assert [source["rows"] for source in booster.sources] == [len(FRAME)]
+
+
+def test_a_session_that_was_given_up_is_not_counted_again(
+    cluster: Processes, expected: str, connection: Callable[[], Connection]
+) -> None:
+    """A connection broke, the worker is still there, and is even given the rows that it held once more."""
+
+    def break_off() -> None:
+        for known in list(sessions()):
+            connection().abandon([known])
+
+    def sessions() -> set[Any]:
+        told = cluster.client.run(session_names)
+        return {holder.SessionRef(worker, name) for worker, names in told.items() for name in names}
+
+    rows: dict[str, int] = {}
+    callbacks = [at(5, break_off), at(8, lambda: rows.update(cluster.client.run(held_rows)))]
+    booster = dboost.fit(lazily(), "z", client=cluster.client, callbacks=callbacks, **OPTIONS)
+    assert booster.sha256 == expected
+    assert sum(rows.values()) == len(FRAME)
+
+
+def test_rows_that_vanish_on_a_worker_are_noticed(cluster: Processes, expected: str) -> None:
+    """Whatever the reason: every advance and every tree's root count the rows."""
+
+    def lose_rows(dask_worker: Any = None) -> None:
+        for held in dask_worker.plugins["dboost"]._holdings.values():
+            held._parts = held._parts[:-1]
+
+    lose = at({3, 6}, lambda: cluster.client.run(lose_rows, workers=[next(iter(cluster.addresses()))]))
+    assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=lose, **OPTIONS).sha256 == expected
+
+
+@pytest.mark.parametrize("role", ["sample_weight", "offset"])
+def test_a_worker_is_lost_while_weights_are_attached(cluster: Processes, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Target and weights are arrays in the client; the first are there already."""
+    arrays = {"target": FRAME["z"].to_numpy(), role: FRAME["w"].to_numpy()}
+    features = FRAME[["a", "b", "c"]]
+    alone = dboost.fit(features, **arrays, **OPTIONS)
+    seen: list[str] = []
+    ask_each = Connection.ask_each
+
+    def lossy(self: Connection, arguments: dict[Any, tuple[Any, ...]], method: str) -> Any:
+        if method == "attach" and next(iter(arguments.values()))[1] == role and not seen:
+            victim = next(iter(arguments)).worker
+            seen.append(victim)
+            os.kill(cluster.pids()[victim], signal.SIGKILL)
+            cluster.wait_for(lambda: victim not in cluster.addresses())
+        return ask_each(self, arguments, method)
+
+    monkeypatch.setattr(Connection, "ask_each", lossy)
+    table = dd.from_pandas(features, npartitions=6)
+    booster = dboost.fit(table, client=cluster.client, **arrays, **OPTIONS)
+    assert seen and booster.sha256 == alone.sha256
+
+
+def test_two_clients_that_register_at_the_same_time_share_one_reducer() -> None:
+    async def race(dask_scheduler: Any = None) -> list[bool]:
+        register = dask_scheduler.register_scheduler_plugin
+        await asyncio.gather(*(register(Reducer(), idempotent=True) for _ in range(3)))
+        reducer = dask_scheduler.plugins["dboost"]
+        return [dask_scheduler.handlers[f"dboost_{name}"].__self__ is reducer for name in ("open", "ask", "grow", "end")]
+
+    with Processes(2) as processes:
+        assert all(processes.client.run_on_scheduler(race))
+        fits: list[str] = []
+
+        def fit() -> None:
+            with Client(processes.address, set_as_default=False) as client:
+                fits.append(dboost.fit(lazily(), "z", client=client, **OPTIONS).sha256)
+
+        threads = [threading.Thread(target=fit) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert len(fits) == 2 and len(set(fits)) == 1
+        assert processes.client.run_on_scheduler(scheduler_plugin)["fits"] == 0
+        processes.wait_for(lambda: not any(processes.client.run(held_fits).values()))
+
+
+def test_a_step_that_ends_its_workers_every_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deadly(dboost.losses.Loss):
+        """Ends the process of the worker that computes its gradients, once the model has said something."""
+
+        def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+            return (raw - y) ** 2
+
+        def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+            if np.abs(raw - raw[:1]).max() > 0 and os.environ.get("DEADLY"):
+                os._exit(1)
+            return 2 * (raw - y)
+
+        def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+            return np.full(len(y), 2.0)
+
+    monkeypatch.setattr(attempts, "MOST_ATTEMPTS", 3)
+    with Processes(2, nanny=True, environment={"DEADLY": "yes"}) as processes:
+        with pytest.raises(dboost.DBoostError, match=r"workers were lost 3 times .*tcp://127.* in 'ask_rows'"):
+            table = dd.from_pandas(a_table(4000)[["b", "c", "y"]], npartitions=6)
+            dboost.fit(table, "y", loss=Deadly(), client=processes.client, **OPTIONS)
+        processes.wait_for(lambda: not any(processes.client.run(held_fits).values()))
+
+
+def test_any_number_of_losses_is_survived_as_long_as_iterations_are_completed(
+    cluster: Processes, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "MOST_ATTEMPTS", 2)
+    restart = at({3, 6, 9}, lambda: cluster.restart_worker(next(iter(cluster.pids()))))
+    assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=restart, **OPTIONS).sha256 == expected
+
+
+@pytest.mark.parametrize("what", ["rows", "values"])
+def test_a_source_that_gives_other_rows_the_second_time_is_refused(cluster: Processes, what: str, tmp_path: Path) -> None:
+    def unstable(frame: pd.DataFrame, partition_info: Any = None) -> pd.DataFrame:
+        number = (partition_info or {"number": -1})["number"]
+        read = tmp_path / f"{number}-{time.time_ns()}"
+        n_before = len(list(tmp_path.glob(f"{number}-*")))
+        read.touch()
+        if not n_before:
+            return frame
+        return frame.iloc[:-1] if what == "rows" else frame.assign(b=frame["b"].to_numpy()[::-1])
+
+    lazy = dd.from_pandas(FRAME, npartitions=6)
+    table = lazy.map_partitions(unstable, meta=lazy._meta)
+    kill = at(5, lambda: os.kill(next(iter(cluster.pids().values())), signal.SIGKILL))
+    told = "rows where it had" if what == "rows" else "other values"
+    with pytest.raises(dboost.DataError, match=rf"partition \d of the training data was read again .*{told}"):
+        dboost.fit(table, "z", client=cluster.client, callbacks=kill, **OPTIONS)
+
+
+def test_workers_that_are_all_paused_are_named() -> None:
+    def pause(dask_worker: Any = None) -> None:
+        dask_worker.status = Status.paused
+
+    environment = {"DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE": "False"}
+    impatient = {"dboost.patience": "1s", "dboost.worker-timeout": "3s"}
+    with Processes(2, environment=environment) as processes, dask.config.set(impatient):
+        processes.client.run(pause)
+        with pytest.raises(dboost.DBoostError, match=r"all workers have been paused .*tcp://127.* uses .* of "):
+            dboost.fit(lazily(), "z", client=processes.client, **OPTIONS)
+
+
+def test_a_worker_above_its_share_of_memory_has_a_limit_all_the_same() -> None:
+    def spare(used: int) -> Any:
+        memory = SimpleNamespace(memory_limit=1600, memory_target_fraction=0.6, memory_spill_fraction=0.7)
+        return holder._spare(SimpleNamespace(memory_manager=memory, monitor=SimpleNamespace(get_process_memory=lambda: used)))
+
+    assert spare(160).limit == 800
+    assert spare(2000).limit == spare(960).limit == 100
+
+
+@pytest.mark.parametrize("sabotage", ["no dboost", "another version"])
+def test_a_worker_that_joins_and_cannot_take_part_ends_no_fit(cluster: Processes, expected: str, sabotage: str) -> None:
+    from tests.test_cluster_failures import SABOTAGE
+
+    code = f"{SABOTAGE[sabotage]}; from distributed.cli.dask_worker import main; main()"
+    started: list[subprocess.Popen[bytes]] = []
+
+    def join() -> None:
+        before = cluster.addresses()
+        arguments = [sys.executable, "-c", code, cluster.address, "--no-nanny", "--no-dashboard", "--nthreads", "4"]
+        started.append(subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        cluster.wait_for(lambda: len(cluster.addresses()) > len(before))
+
+    victim = next(iter(cluster.pids().values()))
+    callbacks = [at(3, join), at(6, lambda: os.kill(victim, signal.SIGKILL))]
+    try:
+        booster = dboost.fit(lazily(12), "z", client=cluster.client, callbacks=callbacks, **OPTIONS)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert booster.sha256 == expected
+    cluster.wait_for(lambda: len(cluster.addresses()) == 2)
+
+
+def test_a_worker_of_no_concern_is_not_removed(cluster: Processes, connection: Callable[[], Connection]) -> None:
+    """It is silent because somebody else's work blocks it, and has none of our rows."""
+    left: list[set[str]] = []
+
+    def look() -> None:
+        idle = next(address for address, n in cluster.client.run(held_rows).items() if not n)
+        pid = cluster.pids()[idle]
+        os.kill(pid, signal.SIGSTOP)
+        connection().sweep()
+        left.append(cluster.addresses())
+        os.kill(pid, signal.SIGCONT)
+
+    before = cluster.addresses()
+    with cluster.impatient():
+        dboost.fit(lazily(1), "z", client=cluster.client, callbacks=at(3, look), **OPTIONS)
+    assert left == [before]
+
+
+def test_a_scheduler_of_another_version_keeps_nothing(cluster: Processes) -> None:
+    def change(version: str, dask_scheduler: Any = None) -> str:
+        from dboost.cluster import reducer
+
+        before, reducer.__version__ = reducer.__version__, version
+        return before
+
+    version = cluster.client.run_on_scheduler(change, "0.0.1")
+    try:
+        with pytest.raises(dboost.DBoostError, match=r"has dboost 0\.0\.1"):
+            dboost.fit(lazily(), "z", client=cluster.client, **OPTIONS)
+        assert cluster.client.run_on_scheduler(scheduler_plugin)["fits"] == 0
+    finally:
+        cluster.client.run_on_scheduler(change, version)
+
+
+def test_a_stopped_worker_does_not_hold_up_the_first_fit(expected: str) -> None:
+    with Processes(2, environment={"DASK_DBOOST__PATIENCE": "3s"}) as processes:
+        pid = next(iter(processes.pids().values()))
+        os.kill(pid, signal.SIGSTOP)
+        assert dboost.fit(lazily(), "z", client=processes.client, **OPTIONS).sha256 == expected
