@@ -17,8 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -237,8 +235,6 @@ class Cluster:
         #: Events of Dask's topic "dboost".
         self.news: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.n_restarts = 0
-        self._ended: list[Process] = []
-        self._pool = ThreadPoolExecutor(8, "chaos-asks")
 
     def __enter__(self) -> Cluster:
         try:
@@ -277,7 +273,6 @@ class Cluster:
                 slot.process.end()
         if hasattr(self, "scheduler"):
             self.scheduler.end()
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def client(self, number: int) -> ClientProcess:
         """The client with this number, started if need be (and then not yet ready)."""
@@ -317,17 +312,21 @@ class Cluster:
 
     def within(self, seconds: float, ask: Callable[[], Any]) -> Any:
         """An answer, or None when it takes longer or fails."""
-        future = self._pool.submit(ask)
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.later(lambda: answers.put(ask()))
         try:
-            return future.result(seconds)
-        except FutureTimeout:
-            return None
-        except Exception:
+            return answers.get(timeout=seconds)
+        except queue.Empty:
             return None
 
     def later(self, work: Callable[[], Any]) -> None:
-        """Have something done by a thread."""
-        self._pool.submit(work)
+        """Have something done by a thread, which may hang for ever."""
+
+        def carefully() -> None:
+            with contextlib.suppress(Exception):
+                work()
+
+        threading.Thread(target=carefully, daemon=True).start()
 
     def print_stacks(self) -> None:
         """Have every process print its stacks into its log."""

@@ -67,7 +67,12 @@ class Fault:
 def draw_faults(chance: random.Random, specs: Sequence[Spec], n_workers: int) -> list[Fault]:
     """None, one, or several."""
     n = chance.choices([0, 1, 2, 3, 4, 6], [1, 5, 3, 2, 1, 1])[0]
-    return sorted((_draw(chance, specs, n_workers) for _ in range(n)), key=lambda fault: fault.after)
+    faults = [_draw(chance, specs, n_workers) for _ in range(n)]
+    if len(specs) > 1 and any(spec.evaluation in ("lazy", "path") for spec in specs) and chance.random() < 0.5:
+        # A worker is back at its address while one of two fits reads its evaluation set.
+        after = round(chance.uniform(0.0, 0.3), 3)
+        faults.append(Fault("killed", chance.randrange(n_workers), after, reading="evaluation"))
+    return sorted(faults, key=lambda fault: fault.after)
 
 
 def _draw(chance: random.Random, specs: Sequence[Spec], n_workers: int) -> Fault:

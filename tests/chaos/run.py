@@ -31,6 +31,9 @@ from tests.chaos.inside import held, known
 HANG, LEAK, BACK = 90.0, 30.0, 60.0
 #: Jobs on one cluster.
 ROUND = 12
+WARM_UP = Spec(
+    *(5000, 5, 4, 0), target="z", options={"max_iter": 3, "n_threads": 2, "progress": False}, evaluation="lazy", weight=True
+)
 _NAMES_A_CAUSE = re.compile(r"worker|partition|scheduler|nobody can read|\.parquet|tcp://")
 _INTERNAL = re.compile(
     r"(KeyError|AttributeError|AssertionError|TypeError|IndexError|ValueError|RuntimeError|UnboundLocalError|NameError|"
@@ -122,6 +125,7 @@ class Run:
         self._cluster: Cluster | None = None
         self._round: int | None = None
         self._n_clusters = 0
+        self._warm: set[bool] = set()
         self._began = time.monotonic()
         self.summary = Summary(seed)
 
@@ -180,7 +184,19 @@ class Run:
             self._say(f"cluster {self._n_clusters}: {setting}")
             self._cluster = Cluster(setting, self._folder / f"cluster-{self._n_clusters}", self._tables).__enter__()
             self._round = number // ROUND
+            self._warm_up(self._cluster)
         return self._cluster
+
+    def _warm_up(self, cluster: Cluster) -> None:
+        """Have kernels compiled that were never used on this machine: that takes so long that a fit would seem to hang."""
+        if cluster.setting.streams in self._warm:
+            return
+        self._warm.add(cluster.setting.streams)
+        write_table(WARM_UP, self._tables)
+        client = cluster.client(0)
+        client.order("warm-up", WARM_UP)
+        while client.events.get(timeout=600)["event"] not in ("done", "error", "crash", "gone"):
+            pass
 
     def _end_cluster(self) -> None:
         cluster, self._cluster = self._cluster, None
@@ -240,6 +256,7 @@ class _Job:
             for k, (spec, of, client) in enumerate(zip(specs, expected, clients, strict=True))
         ]
         self.mischief = Mischief(cluster, faults, self._kill_client)
+        self._most_read: dict[tuple[str, str], int] = {}
 
     def carry_out(self) -> None:
         summary, mischief, n_before = self.run.summary, self.mischief, len(self.run.summary.violations)
@@ -278,7 +295,9 @@ class _Job:
     def _step(self) -> None:
         news = self.cluster.news
         while not news.empty():
-            self.mischief.saw(news.get())
+            event = news.get()
+            self.mischief.saw(event)
+            self._see_reading(event)
         self.mischief.step()
         for one in self.fittings:
             while one.result is None and not one.client.events.empty():
@@ -291,6 +310,17 @@ class _Job:
                 self.run.violation("hang", text, self)
                 return
         time.sleep(0.01)
+
+    def _see_reading(self, event: dict[str, Any]) -> None:
+        """Before the first iteration it is progress when more partitions of a table have been read than ever before."""
+        if event.get("action") != "reading":
+            return
+        table = str(event["fit"]), str(event["table"])
+        if int(event["read"]) > self._most_read.get(table, -1):
+            self._most_read[table] = int(event["read"])
+            for one in self.fittings:
+                if not one.iteration:
+                    one.progressed = time.monotonic()
 
     def _hear(self, one: Fitting, event: dict[str, Any]) -> None:
         kind = event["event"]
