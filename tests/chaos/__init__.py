@@ -6,6 +6,7 @@ Fits and faults follow from the seed and the number of a job; the moment at whic
     fits.py      what is fitted: drawn, written to files, fitted (by clients) and expected (by fits in this process)
     client.py    the process of a client, told by lines of JSON what to fit
     inside.py    what runs in the processes of the cluster: signals that pause a worker or print its stacks
+    spare.py     a worker that waits to be needed
     cluster.py   the processes: started, killed, stopped, started anew at the same address
     faults.py    what goes wrong and when: drawn, and carried out
     run.py       job after job; what must be true of each, and what is printed where it is not

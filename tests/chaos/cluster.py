@@ -69,12 +69,23 @@ class Setting:
 
 
 class Process:
-    """A process whose output goes to a file, or, of a client, its events to a queue."""
+    """A process whose output goes to a file.
 
-    def __init__(self, name: str, command: list[str], folder: Path, environment: dict[str, str], talks: bool = False) -> None:
+    talks : its standard output is for events; hears : its standard input is for orders.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        folder: Path,
+        environment: dict[str, str],
+        *,
+        talks: bool = False,
+        hears: bool = False,
+    ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
-        pipe = subprocess.PIPE if talks else None
         with open(self.log, "ab") as log:
             log.write(f"--- {name} starts at {time.time():.3f}: {' '.join(command)}\n".encode())
             log.flush()
@@ -82,12 +93,18 @@ class Process:
                 command,
                 env=os.environ | environment,
                 cwd=ROOT,
-                stdin=pipe or subprocess.DEVNULL,
-                stdout=pipe or log,
+                stdin=subprocess.PIPE if hears else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if talks else log,
                 stderr=log,
                 start_new_session=True,
             )
         self.pid = self.popen.pid
+
+    def order(self, line: str) -> None:
+        """Write a line to its standard input."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(line.encode() + b"\n")
+        self.popen.stdin.flush()
 
     @property
     def runs(self) -> bool:
@@ -129,22 +146,42 @@ class Slot:
         self.folder = cluster.folder / f"slot-{number}"
         (self.folder / "tmp").mkdir(parents=True)
         self.process: Process | None = None
+        self.spare: Process | None = None
         self.wanted = True
         self.stopped: int | None = None
         self.paused = False
 
     def start(self) -> None:
+        """Start a worker; one without a nanny is there at once, where a spare one waits."""
+        self.wanted, self.stopped, self.paused = True, None, False
+        if self._cluster.setting.nanny:
+            self.process = self._process("distributed.cli.dask_worker")
+            return
+        if self.spare is None or not self.spare.runs:
+            self.spare = self._process("tests.chaos.spare", "--no-nanny", hears=True)
+        self.process = self.spare
+        with contextlib.suppress(OSError):  # it has ended: `supervise` will notice
+            self.process.order("work")
+        self.spare = self._process("tests.chaos.spare", "--no-nanny", hears=True)
+
+    def _process(self, module: str, *more: str, hears: bool = False) -> Process:
         setting = self._cluster.setting
-        nanny = [] if setting.nanny else ["--no-nanny"]
         command = [
-            *(sys.executable, "-m", "distributed.cli.dask_worker", self._cluster.address),
+            *(sys.executable, "-m", module, self._cluster.address),
             *("--host", "127.0.0.1", "--worker-port", str(self.port), "--nthreads", str(setting.threads)),
             *("--memory-limit", setting.memory_limit, "--no-dashboard", "--preload", "tests.chaos.inside"),
-            *("--local-directory", str(self.folder), "--death-timeout", "60", *nanny),
+            *("--local-directory", str(self.folder), "--death-timeout", "60", *more),
         ]
         environment = self._cluster.environment | {"TMPDIR": str(self.folder / "tmp")}
-        self.wanted, self.stopped, self.paused = True, None, False
-        self.process = Process(f"worker-{self.number}", command, self._cluster.folder, environment)
+        return Process(f"worker-{self.number}", command, self._cluster.folder, environment, hears=hears)
+
+    def end(self) -> None:
+        """End the worker and the one that waits."""
+        self.wanted = False
+        for process in (self.process, self.spare):
+            if process is not None:
+                process.end()
+        self.spare = None
 
     def pid(self) -> int | None:
         """Of the process that is Dask's worker (with a nanny, its child), once it can hear signals."""
@@ -196,7 +233,7 @@ class ClientProcess:
         temporary = cluster.folder / f"client-{number}-tmp"
         temporary.mkdir(exist_ok=True)
         environment = cluster.environment | {"TMPDIR": str(temporary)}
-        self.process = Process(f"client-{number}", command, cluster.folder, environment, talks=True)
+        self.process = Process(f"client-{number}", command, cluster.folder, environment, talks=True, hears=True)
         self.number = number
         self.events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -215,10 +252,7 @@ class ClientProcess:
             raise RuntimeError(f"client {self.number} did not start: see {self.process.log}")
 
     def order(self, job: str, spec: Spec) -> None:
-        stdin = self.process.popen.stdin
-        assert stdin is not None
-        stdin.write((json.dumps({"job": job, "spec": asdict(spec)}) + "\n").encode())
-        stdin.flush()
+        self.process.order(json.dumps({"job": job, "spec": asdict(spec)}))
 
 
 class Cluster:
@@ -268,9 +302,7 @@ class Cluster:
         for client in self.clients.values():
             client.process.end()
         for slot in self.slots:
-            slot.wanted = False
-            if slot.process is not None:
-                slot.process.end()
+            slot.end()
         if hasattr(self, "scheduler"):
             self.scheduler.end()
 
@@ -286,11 +318,6 @@ class Cluster:
         self.slots.append(slot)
         slot.start()
         return slot
-
-    def drop_slot(self, slot: Slot) -> None:
-        slot.wanted = False
-        if slot.process is not None:
-            slot.process.end()
 
     def supervise(self) -> list[int]:
         """Start workers anew whose process has ended by itself; the numbers of their slots."""

@@ -82,6 +82,8 @@ def _draw(chance: random.Random, specs: Sequence[Spec], n_workers: int) -> Fault
         seconds = 0.5 * 60 ** chance.random()
     elif kind in ("paused", "all paused"):
         seconds = 0.5 * 16 ** chance.random()
+        if kind == "all paused" and chance.random() < 0.2:
+            seconds = 100.0  # longer than any fit may wait
     delay: float | None = chance.choice([0.0, 0.0, 0.0, chance.uniform(0.1, 5.0), None])
     if kind == "all killed":
         delay = chance.choice([0.0, chance.uniform(0.0, 4.0)])
@@ -191,7 +193,7 @@ class Mischief:
                 other.kill()
                 self._back(other, fault.delay)
             for other in self.joined:
-                self._cluster.drop_slot(other)
+                other.end()
             return f"back after {fault.delay} s"
         if fault.kind == "all paused":
             paused = [other for other in [*self._own, *self.joined] if other.works and other.pause(True)]
@@ -241,7 +243,7 @@ class Mischief:
         self._waiting.clear()
         self._chores.clear()
         for slot in self.joined:
-            self._cluster.drop_slot(slot)
+            slot.end()
         for slot in self._own:
             slot.go_on()
             if slot.paused:

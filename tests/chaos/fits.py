@@ -46,7 +46,7 @@ class Spec:
     validation_fraction : held out by an estimator; 0 for `dboost.fit`
     base : None, "continued" or "refitted", with a model of other rows
     checkpoint : whether it is written down as it goes on
-    slow : seconds that reading a partition takes
+    slow, held_slow : seconds that reading a partition takes, and one of the evaluation set
     """
 
     rows: int
@@ -64,6 +64,7 @@ class Spec:
     base: str | None = None
     checkpoint: bool = False
     slow: float = 0.0
+    held_slow: float = 0.0
 
     @property
     def table(self) -> str:
@@ -74,7 +75,7 @@ class Spec:
     def expects(self) -> str:
         """What its model depends on."""
         given = asdict(self)
-        for name in ("slow", "checkpoint"):
+        for name in ("slow", "held_slow", "checkpoint"):
             del given[name]
         return repr(sorted(given.items()))
 
@@ -145,7 +146,8 @@ def draw(chance: random.Random) -> Spec:
         validation_fraction=fraction,
         base=base,
         checkpoint=base != "refitted" and not fraction and chance.random() < 0.25,
-        slow=chance.choice([0.0, 0.02, 0.05, 0.1, 0.2]),
+        slow=chance.choice([0.0, 0.02, 0.1, 0.3]),
+        held_slow=chance.choice([0.0, 0.1, 0.5, 1.5]) if evaluation == "lazy" else 0.0,
     )
 
 
@@ -298,6 +300,7 @@ def _given(spec: Spec, folder: Path, name: str, client: Any) -> tuple[Any, Any, 
     paths, features, roles = files_of(spec, folder, name), _features(spec), _roles(spec)
     columns = [*features, spec.target, *roles.values()]
     apart = spec.apart or spec.form == "array"
+    seconds = spec.slow if name == "train" else spec.held_slow
     if client is None or (spec.form == "memory" and name == "train") or (spec.evaluation == "memory" and name == "held"):
         frame = pd.concat([pd.read_parquet(path, columns=columns) for path in paths], ignore_index=True)
         if not apart:
@@ -305,14 +308,14 @@ def _given(spec: Spec, folder: Path, name: str, client: Any) -> tuple[Any, Any, 
         data = frame[features].to_numpy(np.float64) if spec.form == "array" else frame[features]
         return data, frame[spec.target].to_numpy(), {role: frame[column].to_numpy() for role, column in roles.items()}
     if spec.form == "array":
-        return _arrays(spec, paths, features, roles)
+        return _arrays(spec, paths, features, roles, seconds)
     if name == "held":
         by = "path" if spec.evaluation == "path" else "from_map"
     else:
         by = spec.form
     if by == "path" and not apart:
         return str(folder / spec.table / name), spec.target, {**roles} if spec.base else {**roles, "features": features}
-    lazy = _frame(paths, columns, spec.slow, by)
+    lazy = _frame(paths, columns, seconds, by)
     if by == "persisted":
         lazy = client.persist(lazy)
     if not apart:
@@ -330,7 +333,9 @@ def _frame(paths: list[str], columns: list[str], seconds: float, by: str) -> Any
     return dd.from_map(read_slowly, paths, columns=columns, seconds=seconds, meta=meta)
 
 
-def _arrays(spec: Spec, paths: list[str], features: list[str], roles: dict[str, str]) -> tuple[Any, Any, dict[str, Any]]:
+def _arrays(
+    spec: Spec, paths: list[str], features: list[str], roles: dict[str, str], seconds: float
+) -> tuple[Any, Any, dict[str, Any]]:
     import dask
     import dask.array as da
     import pyarrow.parquet as pq
@@ -338,7 +343,7 @@ def _arrays(spec: Spec, paths: list[str], features: list[str], roles: dict[str, 
     columns = [*features, spec.target, *roles.values()]
     lengths = [pq.ParquetFile(path).metadata.num_rows for path in paths]
     parts = [
-        da.from_delayed(dask.delayed(read_matrix)(path, columns, spec.slow), (n, len(columns)), np.float64)
+        da.from_delayed(dask.delayed(read_matrix)(path, columns, seconds), (n, len(columns)), np.float64)
         for path, n in zip(paths, lengths, strict=True)
     ]
     rows = da.concatenate(parts)

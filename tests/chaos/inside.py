@@ -25,9 +25,7 @@ PAUSE, RESUME = (signal.SIGRTMIN + 1, signal.SIGRTMIN + 2) if sys.platform == "l
 
 def dask_setup(server: Any) -> None:
     """Called by Dask in the scheduler's and in every worker's process, before they are known to anybody."""
-    # On a busy machine an import takes seconds in which the event loop does not run: not what is tested here.
-    for name in ("dask.dataframe", "pyarrow.parquet", "dboost.cluster.holder", "dboost.cluster.reducer", "tests.chaos.fits"):
-        import_module(name)
+    import_all()
     signal.signal(signal.SIGUSR1, print_stacks)
     if hasattr(server, "memory_manager"):
         fraction = server.memory_manager.memory_pause_fraction
@@ -38,6 +36,12 @@ def dask_setup(server: Any) -> None:
     else:
         _end_with(os.getppid())
     (Path(os.environ["CHAOS_READY"]) / f"ready-{os.getpid()}").touch()
+
+
+def import_all() -> None:
+    """On a busy machine an import takes seconds in which the event loop does not run: not what is tested here."""
+    for name in ("dask.dataframe", "pyarrow.parquet", "dboost.cluster.holder", "dboost.cluster.reducer", "tests.chaos.fits"):
+        import_module(name)
 
 
 def print_stacks(*_: Any) -> None:
