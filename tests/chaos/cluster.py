@@ -293,7 +293,12 @@ class Cluster:
         self.monitor.subscribe_topic("dboost", lambda event: self.news.put(event[1]))
         for number in range(2):
             self.client(number)
-        self.monitor.wait_for_workers(self.setting.n_workers, timeout=90)
+        until = time.monotonic() + 180
+        while len(self.roster()) < self.setting.n_workers:
+            if time.monotonic() > until:
+                raise RuntimeError(f"the workers do not start: see {self.folder}")
+            self.supervise()
+            time.sleep(0.2)
 
     def end(self) -> None:
         """End all processes."""
@@ -382,9 +387,12 @@ class Cluster:
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """A port below those that connections are given: nobody takes it while its worker is away."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 30_000)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
 
 
 def _workers(dask_scheduler: Any = None) -> list[str]:
