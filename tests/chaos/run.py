@@ -350,7 +350,7 @@ class _Job:
         one.result = "different"
         differs = [name for name in ("file", "history", "sources") if getattr(found, name) != getattr(one.expected, name)]
         one.text = f"expected {one.expected}, found {found}"
-        self.run.violation("different model", f"{' and '.join(differs)} differ: {one.text}", self)
+        self.run.violation("different model", f"{' and '.join(differs)} differ", self)
 
     def _judge_error(self, one: Fitting, event: dict[str, Any]) -> None:
         text = f"{event['type']}: {event['text']}"
