@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from tests.chaos.run import Run, keep_going, temporary_folder
@@ -45,4 +47,15 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = 1
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        code = 130
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads that wait for a cluster that has been ended would keep this process
