@@ -23,7 +23,9 @@ import dboost
 from dboost import DataError, ModelFileError, ParameterError
 from dboost.engine.in_process import InProcessEngine
 from dboost.model import files
+from dboost.shard import blocks
 from dboost.shard.fingerprint import fingerprint, random_numbers
+from dboost.training.budget import Budget
 from tests.clusters import Processes, threads_cluster
 from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 from tests.tables import make_table
@@ -101,11 +103,14 @@ def test_a_continued_fit_resumes(target: str, tmp_path: Path) -> None:
         fit(target, strange, checkpoint=tmp_path, **options | {"start_from": old.truncate(11)})
 
 
-def test_rows_in_files_resume(tmp_path: Path) -> None:
+def test_rows_in_files_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = mixed_frame(3000)
     booster = None
-    for n, limit in ((5, None), (9, "64MB"), (12, 10**10)):
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 256)
+    for n, limit, streams in ((5, None, False), (9, "64MB", True), (12, 10**10, False)):
+        monkeypatch.setattr(Budget, "holds_rows", lambda *_, fits=not streams: fits)
         booster = fit("y", frame, max_iter=n, checkpoint=tmp_path, checkpoint_every=2, memory_limit=limit)
+        assert (booster.history["bytes_read"].iloc[-1] > 0) == streams
     assert booster is not None and saved(booster) == saved(fit("y", frame))
 
 

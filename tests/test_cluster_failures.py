@@ -276,26 +276,3 @@ def test_over_encrypted_connections(expected: str) -> None:
     ):
         assert client.scheduler_info()["address"].startswith("tls://")
         assert dboost.fit(lazily(), "z", client=client, **OPTIONS).sha256 == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("nanny", [False, True], ids=["no nannies", "nannies"])
-def test_chaos(nanny: bool, expected: str) -> None:
-    """Kills at random moments of fit after fit; with nannies also while workers exchange slices of their histograms."""
-    exchange = {"DASK_DBOOST__GATHER_BYTES": "0B", "DASK_DBOOST__OWNER_BYTES": "1B"}
-    with Processes(3, nanny=nanny, environment=exchange if nanny else {}) as processes:
-        dboost.fit(lazily(), "z", client=processes.client, **OPTIONS)
-        began = time.monotonic()
-        dboost.fit(lazily(0.05), "z", client=processes.client, **OPTIONS)
-        usual = time.monotonic() - began
-        chance = random.Random(nanny)
-        for _ in range(10):
-            victims = list(processes.pids().values())
-            moment, victim = chance.uniform(0, usual), chance.choice(victims)
-            killer = after(moment, lambda pid=victim: os.kill(pid, signal.SIGKILL))  # type: ignore[misc]
-            assert dboost.fit(lazily(0.05), "z", client=processes.client, **OPTIONS).sha256 == expected
-            killer.join()
-            if not nanny:
-                processes.add_worker()
-            time.sleep(0.5)  # until the scheduler has noticed a kill after the fit
-            processes.client.wait_for_workers(3, timeout=60)

@@ -19,8 +19,9 @@ import numpy as np
 
 from dboost.kernels.histograms import Layout
 from dboost.shard.layout import NARROW_BINS, code_rows, tile_shape
-from dboost.shard.shard import Codes, Shard
+from dboost.shard.shard import Codes, Shard, empty_codes
 from dboost.shard.store import BLOCK_ROWS, BlockFile, Field, Wish
+from dboost.shard.writing import codes_of
 
 #: A block of a wide table has fewer rows, so that it is not larger than this.
 _BLOCK_BYTES = 4 * 2**20
@@ -234,6 +235,12 @@ class BlockShard(Shard):
     def turn_to(self, block: int) -> None:
         """Note which block it is; all of equal length lie in the same places."""
         self._block = block
+
+    def columns(self) -> Codes:
+        """The codes of all features by columns, of a block whose codes have been read: worked out from tiles."""
+        codes = empty_codes(self.layout, self.n_rows)
+        codes_of(self.tiles, self.codes.wide if len(self.codes.wide) else None, self.layout, codes)
+        return codes
 
     @property
     def _ranges(self) -> list[tuple[int, int]]:  # type: ignore[override]

@@ -18,7 +18,7 @@ _STRETCH = 65_536
 def fingerprint(shard: Shard, first: int, last: int) -> np.ndarray:
     """Of rows first…last-1: uint64[2 + n_features], sums of target, weight and the codes of each feature."""
     n_features = len(shard.layout.n_bins)
-    sums = np.zeros(2 + n_features, np.uint64)
+    sums, codes = np.zeros(2 + n_features, np.uint64), shard.columns()
     for start in range(first, last, _STRETCH):
         rows = slice(start, min(start + _STRETCH, last))
         number = random_numbers(shard.numbers(rows.start, rows.stop))
@@ -26,8 +26,11 @@ def fingerprint(shard: Shard, first: int, last: int) -> np.ndarray:
         if shard.weight is not None:
             sums[1] += (number * shard.weight[rows].view(np.uint64)).sum()
         for feature in range(n_features):
-            sums[2 + feature] += (number * (shard.codes.of(feature)[rows].astype(np.uint64) + np.uint64(1))).sum()
+            sums[2 + feature] += (number * (codes.of(feature)[rows].astype(np.uint64) + np.uint64(1))).sum()
     return sums
+
+
+fingerprint.reads_codes = True  # type: ignore[attr-defined]  # see `StreamedShard.ask`
 
 
 def random_numbers(rows: np.ndarray) -> np.ndarray:

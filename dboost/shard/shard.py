@@ -173,6 +173,10 @@ class Shard:
             at += n
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
+    def columns(self) -> Codes:
+        """The codes of all features by columns."""
+        return self.codes
+
     def numbers(self, first: int, last: int) -> np.ndarray:
         """Global numbers of rows first…last-1: int64[last - first]."""
         if self._numbers is not None:

@@ -137,9 +137,13 @@ class StreamedShard:
         return found
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """``function(shard, first, last, *arguments)`` of every block; added up where the function says how (`merge`)."""
+        """``function(shard, first, last, *arguments)`` of every block; added up where the function says how (`merge`).
+
+        Codes are read only for functions with the attribute `reads_codes`.
+        """
         everything = [field.name for field in self.blocks.state.fields]
-        answers = (function(shard, 0, shard.n_rows, *arguments) for shard in self.walk(rows=True, reads=everything))
+        blocks = self.walk(codes=getattr(function, "reads_codes", False), rows=True, reads=everything)
+        answers = (function(shard, 0, shard.n_rows, *arguments) for shard in blocks)
         merge = getattr(function, "merge", None)
         if merge is None or not self.n_rows:
             return list(answers)
