@@ -34,7 +34,7 @@ BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#666666"
 def run(arguments: argparse.Namespace) -> None:
     folder = Path(arguments.output)
     folder.mkdir(parents=True, exist_ok=True)
-    console = Console()
+    console = Console(markup=False, emoji=False)  # the folder may be called anything
     train, test = rows()
     train.to_parquet(folder / "train.parquet", index=False)
     test.to_parquet(folder / "test.parquet", index=False)
@@ -130,7 +130,7 @@ def _calm(axes: Any) -> None:
 
 
 def _farewell(console: Console, folder: Path, drawn: bool) -> None:
-    picture = f"{folder}/demo.png" if drawn else "no picture: pip install 'dboost\\[plots]'"
+    picture = f"{folder}/demo.png" if drawn else "no picture: pip install 'dboost[plots]'"
     dboost = _command()
     console.print(
         f"Written: {folder}/model.json, {folder}/predictions.parquet, {picture}\n\n"

@@ -8,6 +8,7 @@ a node is taken away); and on stderr one sentence instead of a traceback, which 
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 import threading
@@ -36,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The arguments after the program's name; default: those of the process.
     """
     arguments = parse(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show a name shows its escape, as stderr does
+        sys.stdout.reconfigure(errors="backslashreplace")
     with _termination() as terminated:
         return _run(arguments, terminated)
 

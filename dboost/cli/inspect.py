@@ -26,7 +26,8 @@ SHOWN = 50
 def run(arguments: argparse.Namespace) -> None:
     _check(arguments)
     booster = _load(arguments.model)
-    console = Console(highlight=False)
+    # Names, levels and values are printed as they are: "speed [km/h]" is no markup, ":smile:" no picture.
+    console = Console(highlight=False, markup=False, emoji=False)
     asked = [_importance(booster)] if arguments.importance else []
     if arguments.dependence:
         asked.append(_dependence(booster, arguments.dependence, arguments.data, arguments.weight))
@@ -120,7 +121,7 @@ def _outline(ensemble: Ensemble) -> Table:
 def _parameters(ensemble: Ensemble) -> Table:
     table = _table("Parameters", "", "")
     for name, value in ensemble.parameters.items():
-        table.add_row(name, json.dumps(value))
+        table.add_row(name, json.dumps(value, ensure_ascii=False))
     return table
 
 
@@ -173,4 +174,4 @@ def _words(value: Any) -> str:
         return f"{value['name']} ({rest})" if rest else str(value["name"])
     if isinstance(value, str):
         return value[:12] + "…" if len(value) == 64 else value
-    return "–" if value is None else json.dumps(value)
+    return "–" if value is None else json.dumps(value, ensure_ascii=False)

@@ -109,7 +109,7 @@ class Progress:
             from rich.progress import Progress as RichProgress
 
             self._bar = RichProgress(
-                TextColumn("boosting"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
+                TextColumn("boosting"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}", markup=False),
                 TimeRemainingColumn(), console=Console(stderr=True),
             )  # fmt: skip
             self._task = self._bar.add_task("", total=n_iterations, note="")

@@ -43,7 +43,7 @@ def draw_summary(
                 ax.plot(x[seen], y[seen], "o", color=VERMILION, markersize=2.2, markeredgewidth=0, alpha=0.5, rasterized=True)
         ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
         ax.set_yticks(np.arange(len(order)), [canvas.short(features[j].name) for j in order[::-1]])
-        ax.set(xlabel=f"effect on the {label}", ylim=(-0.6, max(3, len(order)) - 0.4))
+        ax.set(xlabel=f"effect on the {canvas.plain(label)}", ylim=(-0.6, max(3, len(order)) - 0.4))
         if notes:
             ax.set_xlabel(f"{ax.get_xlabel()}\n({', '.join(sorted(notes, reverse=True))})")
         ax.set_title("What moved the predictions (Shapley values)")
@@ -110,7 +110,7 @@ def draw_waterfall(
         ax.axvline(start, color=GREY, linewidth=0.8, linestyle=(0, (3, 2)), zorder=0)
         ax.set_yticks(np.arange(len(steps)), [name for name, _ in steps[::-1]])
         ax.set_title(f"From {canvas.number(start)} (expected) to {canvas.number(end)}")
-        ax.set(xlabel=label, ylim=(-0.6, max(3, len(steps)) - 0.2))
+        ax.set(xlabel=canvas.plain(label), ylim=(-0.6, max(3, len(steps)) - 0.2))
         ends = start + np.cumsum([0.0, *(move for _, move in steps[::-1])])
         reach = float(np.ptp(ends)) or 1.0
         ax.set_xlim(ends.min() - 0.05 * reach, ends.max() + 0.22 * reach)
@@ -132,7 +132,7 @@ def draw_attribution(values: np.ndarray, x: np.ndarray, feature: Feature, label:
                 mean = values[~present].mean()
                 ax.axhline(mean, color=INK, linewidth=0.9, linestyle=(0, (1, 2)), label="missing, on average")
                 ax.legend(loc="best")
-            ax.set(xlabel=feature.name, ylabel=f"effect on the {label}")
+            ax.set(xlabel=canvas.plain(feature.name), ylabel=f"effect on the {canvas.plain(label)}")
             ax.grid(axis="y")
         else:
             codes = np.unique(x[present]).astype(np.int64)[::-1]
@@ -144,7 +144,7 @@ def draw_attribution(values: np.ndarray, x: np.ndarray, feature: Feature, label:
                 )
             ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
             ax.set_yticks(np.arange(len(codes)), [canvas.short(feature.levels[code]) for code in codes])
-            ax.set(xlabel=f"effect on the {label}", ylabel=feature.name)
+            ax.set(xlabel=f"effect on the {canvas.plain(label)}", ylabel=canvas.plain(feature.name))
             canvas.bars(ax)
         ax.set_title(f"Shapley values of {canvas.short(feature.name)}")
     return ax

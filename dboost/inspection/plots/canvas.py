@@ -149,9 +149,28 @@ def colour(i: int) -> dict[str, Any]:
 
 
 def short(text: Any, length: int = 24) -> str:
-    """A name that fits beside a bar."""
-    text = "missing" if text is None else str(text)
+    """A name that fits beside a bar, for a picture."""
+    return plain(cut("missing" if text is None else str(text), length))
+
+
+def cut(text: str, length: int = 24) -> str:
+    """The beginning of a text that is too long."""
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def plain(text: str) -> str:
+    """A text of the user's for a picture: matplotlib would set what is between two dollar signs as a formula."""
+    return text.replace("$", r"\$")
+
+
+def spoken(text: str) -> str:
+    """A text of a picture as it is read."""
+    return text.replace(r"\$", "$")
+
+
+def key(text: str) -> str:
+    """A text for a legend, from which matplotlib leaves out those that begin with an underscore."""
+    return f"\u200b{text}" if text.startswith("_") else text
 
 
 def number(value: float) -> str:

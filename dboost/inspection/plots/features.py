@@ -32,7 +32,7 @@ def draw_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax:
             for k, name in enumerate(by_class.columns):
                 of_class = by_class.loc[shown.index, name]
                 style = {"color": canvas.CYCLE[k % len(canvas.CYCLE)], "marker": markers[k % len(markers)]}
-                ax.plot(of_class, place, linestyle="none", markersize=4.5, clip_on=False, label=canvas.short(name), **style)
+                ax.plot(of_class, place, linestyle="none", markersize=4.5, clip_on=False, label=canvas.key(canvas.short(name)), **style)
             canvas.legend_beside(ax, "class")
         elif len(shown):
             for y, value in enumerate(shown.to_numpy().tolist()):
@@ -57,13 +57,13 @@ def draw_dependence(table: pd.DataFrame, label: str, ax: Any) -> Any:
     -------
     The axes, or an array of them for panels.
     """
-    names = table.attrs["features"]
+    names, label = table.attrs["features"], canvas.plain(label)
     with canvas.style():
         if len(names) == 1:
             draw = _curve if _is_numeric(table[names[0]]) else _bars
             ax = canvas.axes_for(ax, height=3.0 if draw is _curve else _bars_height(table, names[0]))
             draw(ax, table, names[0], label)
-            ax.set_title(f"{_what(table)} on {_user_name(names[0])}")
+            ax.set_title(f"{_what(table)} on {_label(names[0])}")
             return ax
         if table.attrs["kind"] == "individual":
             raise ParameterError("individual curves are drawn for one feature: ask for two of them one after the other")
@@ -71,7 +71,7 @@ def draw_dependence(table: pd.DataFrame, label: str, ax: Any) -> Any:
         if all(numeric) and "class" not in table:
             ax = canvas.axes_for(ax, height=3.7)
             _surface(ax, table, names, label)
-            ax.set_title(f"{_what(table)} on {_user_name(names[0])} and {_user_name(names[1])}")
+            ax.set_title(f"{_what(table)} on {_label(names[0])} and {_label(names[1])}")
             return ax
         if ax is not None:
             raise ParameterError("this picture has several panels: it makes axes of its own, so leave ax out")
@@ -83,7 +83,13 @@ def _what(table: pd.DataFrame) -> str:
 
 
 def _user_name(column: str) -> str:
+    """The feature's own name."""
     return column.removeprefix("feature ")
+
+
+def _label(column: str) -> str:
+    """The same for a picture."""
+    return canvas.plain(_user_name(column))
 
 
 def _is_numeric(column: pd.Series) -> bool:
@@ -108,14 +114,14 @@ def _curve(ax: Any, table: pd.DataFrame, name: str, label: str, legend: bool = T
             present = present.groupby(name, as_index=False)["value"].mean()
             style["linewidth"] = 2.6
         marker = "o" if len(present) <= FEW_POINTS else None
-        text = None if of_class is None else canvas.short(of_class)
+        text = None if of_class is None else canvas.key(canvas.short(of_class))
         ax.plot(present[name], present["value"], marker=marker, markersize=4, label=text, zorder=3, **style)
         gone = part[part[name].isna()]
         if len(gone):
             text = None if len(groups) > 1 else "missing"
             ax.axhline(gone["value"].mean(), color=style["color"], linewidth=0.9, linestyle=(0, (1, 2)), label=text)
     _rug(ax, table, name, "x")
-    ax.set(xlabel=_user_name(name), ylabel=label)
+    ax.set(xlabel=_label(name), ylabel=label)
     ax.grid(axis="y")
     if legend and ax.get_legend_handles_labels()[0]:
         if len(groups) > 1:
@@ -154,10 +160,10 @@ def _bars(ax: Any, table: pd.DataFrame, name: str, label: str, legend: bool = Tr
             ax.axvline(centre, color=GREY, linewidth=0.8)
         else:
             style = {"color": canvas.CYCLE[i % len(canvas.CYCLE)], "marker": markers[i % len(markers)]}
-            ax.plot(values, place, linestyle="none", markersize=5, label=canvas.short(of_class), **style)
+            ax.plot(values, place, linestyle="none", markersize=5, label=canvas.key(canvas.short(of_class)), **style)
             ax.axvline(centre, color=style["color"], linewidth=0.6, linestyle=(0, (1, 2)))
     ax.set_yticks(place, [canvas.short(level) for level in levels])
-    ax.set(xlabel=label, ylabel=_user_name(name), ylim=(-0.6, max(2, len(levels)) - 0.4))
+    ax.set(xlabel=label, ylabel=_label(name), ylim=(-0.6, max(2, len(levels)) - 0.4))
     ax.margins(x=0.06)
     canvas.bars(ax)
     if len(groups) > 1 and legend:
@@ -184,7 +190,7 @@ def _surface(ax: Any, table: pd.DataFrame, names: list[str], label: str) -> Any:
         _borders(grid.columns.to_numpy(np.float64)), _borders(grid.index.to_numpy(np.float64)), grid.to_numpy(),
         cmap=canvas.SURFACE, rasterized=True,
     )  # fmt: skip
-    ax.set(xlabel=_user_name(names[0]), ylabel=_user_name(names[1]), facecolor=FAINT)
+    ax.set(xlabel=_label(names[0]), ylabel=_label(names[1]), facecolor=FAINT)
     limits = ax.get_xlim(), ax.get_ylim()
     _rug(ax, table, names[0], "x")
     _rug(ax, table, names[1], "y")

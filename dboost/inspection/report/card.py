@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from dboost.inspection.plots.canvas import short
+from dboost.inspection.plots.canvas import cut
 from dboost.inspection.report.look import words
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def card(booster: Drawing) -> str:
     ]
     importance = booster.importance()
     bars = "".join(
-        f'<tr><td style="text-align:left;padding:0 8px 0 0">{escape(short(name))}</td><td style="padding:0;width:140px">'
+        f'<tr><td style="text-align:left;padding:0 8px 0 0">{escape(cut(str(name)))}</td><td style="padding:0;width:140px">'
         f'<div style="background:#0072b2;height:9px;border-radius:2px;width:{value:.0f}%"></div></td></tr>'
         for name, value in importance[importance > 0].head(SHOWN).items()
     )

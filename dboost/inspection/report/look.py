@@ -70,7 +70,7 @@ def picture(drawn: Any, *, wide: bool = False) -> str:
     """
     axes = np.ravel(drawn)
     wide = wide or axes[0].get_subplotspec().get_gridspec().ncols > 2
-    name = "; ".join(dict.fromkeys(ax.get_title(loc="left") for ax in axes))
+    name = canvas.spoken("; ".join(dict.fromkeys(ax.get_title(loc="left") for ax in axes)))
     opening = '<figure class="wide">' if wide else "<figure>"
     return f"{opening}{inline(axes[0].figure, name)}</figure>"
 
@@ -82,16 +82,21 @@ def inline(figure: Any, name: str) -> str:
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = file.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    for colour, variable in _VARIABLES.items():
-        svg = svg.replace(f": {colour}", f": var({variable})")
     # Images are named after their content, so two that are alike would share a name that nobody asks for.
     svg = re.sub(r'(<image [^>]*?) id="[^"]*"', r"\1", svg)
     prefix = f"d{next(_numbers)}-"
-    svg = re.sub(r'\bid="', f'id="{prefix}', svg)
-    svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", svg)
+    svg = re.sub(r"<[^>]*>", lambda tag: _adopted(tag[0], prefix), svg)  # what is between tags are the user's names
     head, rest = svg.split(">", 1)
     head = re.sub(r' (width|height)="[^"]*"', "", head)
     return f'{head} role="img" aria-label="{escape(name, quote=True)}">{rest.strip()}'
+
+
+def _adopted(tag: str, prefix: str) -> str:
+    """A tag with the page's colours, its ids and references prefixed."""
+    for colour, variable in _VARIABLES.items():
+        tag = tag.replace(f": {colour}", f": var({variable})")
+    tag = re.sub(r'\bid="', f'id="{prefix}', tag)
+    return re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", tag)
 
 
 def table(frame: pd.DataFrame) -> str:
