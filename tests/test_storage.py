@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dboost.errors import ModelFileError
+import dboost
+from dboost import Booster
+from dboost.errors import DBoostError, ModelFileError
+from dboost.inspection.naming import class_names
 from dboost.model import files, storage
 from dboost.model.ensemble import Ensemble
 from dboost.model.tree import Tree
 from dboost.schema import Feature
+from tests.fits import FEATURES, mixed_frame
 from tests.forests import random_ensemble
 
 SMALL = random_ensemble(1, n_iterations=2, n_leaves=4)
@@ -256,7 +262,12 @@ def test_a_forgery_without_a_change_is_read() -> None:
         (put("baseline", [None]), "baseline"),
         (put("baseline", [0.5, 0.5]), "several outputs but no classes"),
         (put("classes", ["a", "b", "c"]), "classes and baseline do not fit"),
-        (put("classes_dtype", "no such type"), "is no NumPy dtype"),
+        (put("classes_dtype", "no such type"), "is no type of classes"),
+        (put("classes_dtype", "i4,("), "is no type of classes"),
+        (put("classes_dtype", "U99999999"), "is no type of classes"),
+        (put("loss", "n_classes", 10**12), "one of 1000000000000 classes"),
+        (put("loss", "quantile", "0.5"), "the loss's quantile is not a number"),
+        (put("sources", 0, "rows", "5"), "rows of a source is not an integer"),
         (put("classes_dtype", 3), "classes_dtype is not a string"),
         (put("best_iteration", 1.5), "best_iteration"),
         (put("named", 1), "named is neither true nor false"),
@@ -271,6 +282,105 @@ def test_a_forgery_without_a_change_is_read() -> None:
 def test_nonsense_with_a_right_checksum_is_refused(change: Callable[[dict[str, Any]], Any], complaint: str) -> None:
     with pytest.raises(ModelFileError, match=f"forged.json does not hold a valid model: .*({complaint})"):
         storage.loads(forged(change), "forged.json")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "classes", "complaint"),
+    [
+        ("int8", [1, 300], "cannot hold the classes"),
+        ("int64", ["1", "2"], "cannot hold the classes"),
+        ("int64", [0.5, 1.5], "cannot hold the classes"),
+        ("bool", ["a", "b"], "cannot hold the classes"),
+        ("float16", [1, 100_000], "cannot hold the classes"),
+        ("(,)", ["a", "b"], "is no type of classes"),
+        ("O,O", ["a", "b"], "is no type of classes"),
+        ("<U1", ["abc", "abd"], "is no type of classes"),
+        ("M8[s]", [1, 2], "is no type of classes"),
+        (None, ["a", "b"], "classes but no classes_dtype"),
+        ("object", ["a"], "but one class"),
+    ],
+)
+def test_types_that_cannot_hold_the_classes_are_refused(dtype: Any, classes: list[Any], complaint: str) -> None:
+    with pytest.raises(ModelFileError, match=complaint):
+        storage.loads(forged(lambda entries: entries.update(classes=classes, classes_dtype=dtype)))
+
+
+#: What is worth a try in place of anything.
+HOSTILE = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([2**31, 2**63, 2**64, 10**400, -1, 1e999, -0.0]),
+    st.floats(allow_nan=False),
+    st.text(max_size=8),
+    st.sampled_from(
+        ["(", "(,)", "i4,(", "O", "int8", "U99999999", "M8[s]", "V9", "bool", "\x00", "\udcff", "log_loss", "quantile", "huber",
+         "tweedie", "Infinity", "NaN", "1e5", "first", "__class__", "softmax", "label", "summary"]
+    ),
+    st.lists(st.one_of(st.none(), st.integers(-1, 3), st.text(max_size=3)), max_size=4),
+    st.dictionaries(st.sampled_from(["name", "counts", "levels", "n_classes", "0"]), st.integers(), max_size=2),
+)  # fmt: skip
+
+
+def places(entries: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Ways to everything in nested lists and mappings."""
+    inner = entries.items() if isinstance(entries, dict) else enumerate(entries) if isinstance(entries, list) else ()
+    return [place for key, value in inner for place in [(*way, key), *places(value, (*way, key))]]
+
+
+@cache
+def learned() -> Booster:
+    """With everything that a fit writes."""
+    frame = mixed_frame(200)[[*FEATURES, "grade"]]
+    return dboost.fit(
+        frame, "grade", max_iter=2, max_leaf_nodes=3, max_bins=5, eval_set=frame, early_stopping_rounds=2, source_name="first",
+        arcbites={"n_bites": 2, "trees_per_visit": 1}, progress=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("compact", [False, True])
+@given(data=st.data())
+def test_whatever_is_changed_is_refused_or_can_be_used(compact: bool, data: st.DataObject) -> None:
+    _, _, _, _, content = storage.dumps(learned().ensemble).split(b"\n", 4)
+    entries = json.loads(b"{" + content)
+    if compact:
+        entries["trees"] = len(entries["trees"])
+    for _ in range(data.draw(st.integers(1, 2))):
+        top = data.draw(st.sampled_from(sorted(entries)))
+        *way, last = data.draw(st.sampled_from([(top,), *places(entries[top], (top,))]))
+        at = entries
+        for key in way:
+            at = at[key]
+        how = data.draw(st.sampled_from(["put", "put", "remove", "rename"]))
+        if how == "put":
+            at[last] = data.draw(HOSTILE)
+        elif how == "rename" and isinstance(at, dict):
+            at[data.draw(st.text(max_size=4))] = at.pop(last)
+        else:
+            del at[last]
+    if compact:
+        unpacked = zlib.decompress(storage.dumps_arrays(learned().ensemble).split(b"\n", 2)[2])
+        rest = unpacked[8 + int.from_bytes(unpacked[:8], "little") :]
+        text = json.dumps(entries).encode()
+        packed = zlib.compress(len(text).to_bytes(8, "little") + text + rest)
+        forgery = b"dboost arrays, version 1\n" + hashlib.sha256(packed).hexdigest().encode() + b"\n" + packed
+    else:
+        text = json.dumps(entries)[1:].encode()
+        first = storage.dumps(BY_HAND).split(b' "sha256"')[0]
+        forgery = first + f' "sha256": "{hashlib.sha256(text).hexdigest()}",\n'.encode() + text
+    try:
+        model = storage.loads(forgery)
+    except ModelFileError:
+        return
+    booster = Booster(model)
+    assert booster._flat.raw_scores(np.zeros((3, len(model.features)))).shape == (3, model.n_outputs)
+    try:
+        assert len(booster.classes_ if booster.classes_ is not None else [None]) == len(class_names(model))
+        booster._decisions(np.zeros((3, model.n_outputs)))
+        repr(booster), booster.sources, booster.truncate(1), booster.importance(), booster.to_frame()
+        storage.loads(storage.dumps(model))
+    except DBoostError:
+        pass
 
 
 @pytest.mark.parametrize("content", [b'"a": NaN}', b"[" * 100_000, b'"a": ' + b"[" * 100_000, b"\xff}", b"", b'"a": 1'])

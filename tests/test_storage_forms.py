@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import tracemalloc
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -133,6 +134,45 @@ def test_what_is_not_compressed_is_refused() -> None:
     with pytest.raises(ModelFileError, match="cannot be decompressed"):
         storage.loads(b"dboost arrays, version 1\n" + hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
     assert arrays.is_arrays(b"dboost arrays, version 1\n") and not arrays.is_arrays(storage.dumps(SMALL))
+
+
+def test_a_bomb_is_refused_before_it_fills_the_memory() -> None:
+    """Some kilobytes that would become 96 MiB: of a header, or of one-leaf trees."""
+    text = json.dumps({"trees": 1 << 24}).encode()
+    endless, many = (1 << 26).to_bytes(8, "little"), len(text).to_bytes(8, "little") + text
+    for beginning, rest in ((endless, b" " * (1 << 20)), (many, b"\1" * (1 << 20))):
+        compressor = zlib.compressobj(1)
+        packed = compressor.compress(beginning) + b"".join(compressor.compress(rest) for _ in range(96)) + compressor.flush()
+        bomb = b"dboost arrays, version 1\n" + hashlib.sha256(packed).hexdigest().encode() + b"\n" + packed
+        assert len(bomb) < 1 << 20
+        tracemalloc.start()
+        try:
+            with pytest.raises(ModelFileError, match=r"bomb.dboost does not hold a valid model: .* decompress to more than"):
+                storage.loads(bomb, "bomb.dboost")
+            assert tracemalloc.get_traced_memory()[1] < 32 << 20
+        finally:
+            tracemalloc.stop()
+
+
+def test_what_is_cut_or_lengthened_after_it_is_packed_is_refused() -> None:
+    packed = zlib.compress(contents())
+    for changed, complaint in ((packed[:-3], "ends too early"), (packed + b"x", "more in it than its compressed content")):
+        digest = hashlib.sha256(changed).hexdigest().encode()
+        with pytest.raises(ModelFileError, match=complaint):
+            storage.loads(b"dboost arrays, version 1\n" + digest + b"\n" + changed)
+
+
+def test_models_that_hardly_take_room_are_written_so_that_they_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees of one leaf each, all alike, compress to a fortieth: more than a reader allows of a file that is not small."""
+    leaf = random_ensemble(0, n_iterations=1, n_leaves=1).trees[0]
+    model = replace(SMALL, trees=(leaf,) * 2000)
+    compressed = storage.dumps_arrays(model)
+    monkeypatch.setattr(arrays, "_SMALL", 50_000)
+    with pytest.raises(ModelFileError, match="decompress to more than"):
+        storage.loads(compressed)
+    data = storage.dumps_arrays(model)
+    assert len(data) > 2000 * 40 > 10 * len(compressed)
+    assert len(storage.loads(data).trees) == 2000
 
 
 def test_files_of_version_1_keep_loading() -> None:

@@ -29,6 +29,9 @@ from dboost.model.parsing import Refused
 from dboost.model.tree import Tree
 
 SUFFIX = ".dboost"
+#: Content is decompressed up to so many bytes, and in larger files to so many for each byte of the file. Trees
+#: take a quarter of their bytes or more; what would take less than a sixteenth is written without compression.
+_SMALL, _RATIO = 4 << 20, 16
 _MAGIC = b"dboost arrays, version "
 _FIRST_LINES = re.compile(_MAGIC + rb"([1-9][0-9]{0,8})\n([0-9a-f]{64})\n")
 
@@ -75,7 +78,10 @@ def pack(header: dict[str, Any], trees: Sequence[Tree], is_categorical: np.ndarr
     sets = [codes for tree in trees for codes in tree.categories if codes is not None]
     parts.append(_bytes(np.array([len(codes) for codes in sets], "<i4")))
     parts.append(_bytes(np.concatenate([np.empty(0, "<u2"), *sets]).astype("<u2")))
-    content = zlib.compress(b"".join(parts), 6)
+    joined = b"".join(parts)
+    content = zlib.compress(joined, 6)
+    if len(joined) > _allowed(len(content)):
+        content = zlib.compress(joined, 0)
     return _MAGIC + f"{version}\n{hashlib.sha256(content).hexdigest()}\n".encode() + content
 
 
@@ -95,10 +101,7 @@ def unpack(data: bytes, is_categorical: Callable[[Any], np.ndarray]) -> dict[str
     content = memoryview(data)[first.end() :]
     if hashlib.sha256(content).hexdigest() != first[2].decode():
         raise Refused("it is damaged, cut short or was edited: its content does not match its checksum")
-    try:
-        rest = _Rest(zlib.decompress(content))
-    except zlib.error as error:
-        raise Refused(f"its content cannot be decompressed ({error})") from error
+    rest = _Rest(_decompressed(content))
     header = json.loads(rest.take(int.from_bytes(rest.take(8), "little")))
     if not isinstance(header, dict) or type(header.get("trees")) is not int or not 0 <= header["trees"] <= len(data) * 1032:
         raise Refused("its header has no number of trees")
@@ -123,6 +126,27 @@ def unpack(data: bytes, is_categorical: Callable[[Any], np.ndarray]) -> dict[str
     codes = np.split(rest.array("<u2", int(lengths.sum(dtype=np.int64))), np.cumsum(lengths)[:-1]) if len(lengths) else []
     rest.end()
     return header | {"trees": _trees(sizes, columns, of["categorical"], codes)}
+
+
+def _allowed(n_compressed: int) -> int:
+    """Bytes that so many compressed ones may become."""
+    return max(_SMALL, _RATIO * n_compressed)
+
+
+def _decompressed(content: memoryview) -> bytes:
+    """The content, unless it is much larger than a model in such a file: a few kilobytes could fill the memory otherwise."""
+    allowed, stream = _allowed(len(content)), zlib.decompressobj()
+    try:
+        data = stream.decompress(content, allowed + 1)
+    except zlib.error as error:
+        raise Refused(f"its content cannot be decompressed ({error})") from error
+    if len(data) > allowed:
+        raise Refused(f"its {len(content):,} bytes of content decompress to more than {allowed:,} bytes, which is no model")
+    if not stream.eof:
+        raise Refused("its content cannot be decompressed (it ends too early)")
+    if stream.unused_data:
+        raise Refused("there is more in it than its compressed content")
+    return data
 
 
 def _trees(

@@ -8,6 +8,7 @@ value is checked here, and `Refused` says in words which one is wrong.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ import numpy as np
 from dboost.model.ensemble import Ensemble
 from dboost.model.tree import Tree
 from dboost.schema import MAX_LEVELS, Feature, Level
+
+#: Types of classes. NumPy's own reader of type names parses Python literals, and knows types that classes never have.
+_CLASS_TYPES = re.compile(r"bool|object|u?int(8|16|32|64)|float(16|32|64|96|128)|[<>]([iu][248]|f(2|4|8|12|16))")
 
 _WORDS = {None: math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -40,6 +44,7 @@ def parse_ensemble(content: Any) -> Ensemble:
     classes = entries["classes"]
     if classes is not None:
         classes = _levels(classes, "classes")
+        _check(len(classes) > 1, "there is but one class")
         _check(len(baseline) == (1 if len(classes) == 2 else len(classes)), "classes and baseline do not fit")
     else:
         _check(len(baseline) == 1, "there are several outputs but no classes")
@@ -47,20 +52,19 @@ def parse_ensemble(content: Any) -> Ensemble:
     _check(len(trees) % len(baseline) == 0, f"{len(trees)} trees do not make whole iterations of {len(baseline)}")
     best = entries["best_iteration"]
     _check(best is None or (type(best) is int and best >= 0), "best_iteration is not a number of iterations")
-    loss = _mapping(entries["loss"], "loss")
-    _check(type(loss.get("name")) is str, "the loss has no name")
+    loss = _loss(entries["loss"], len(baseline))
     metrics = _mapping(entries["metrics"], "metrics")
     return Ensemble(
         features=features,
         named=entries["named"],
         loss=loss,
         classes=classes,
-        classes_dtype=_dtype(entries["classes_dtype"]),
+        classes_dtype=_dtype(entries["classes_dtype"], classes),
         baseline=baseline,
         trees=trees,
         edges=_edges(entries["edges"], features),
         parameters=_mapping(entries["parameters"], "parameters"),
-        sources=tuple(_mapping(source, "a source") for source in _sequence(entries["sources"], "sources")),
+        sources=tuple(map(_source, _sequence(entries["sources"], "sources"))),
         metrics={name: tuple(_floats(values, f"metric {name!r}").tolist()) for name, values in metrics.items()},
         best_iteration=best,
     )
@@ -160,12 +164,46 @@ def _edges(value: Any, features: tuple[Feature, ...]) -> tuple[np.ndarray | None
     return tuple(parsed)
 
 
-def _dtype(value: Any) -> str | None:
-    _check(value is None or type(value) is str, "classes_dtype is not a string")
+def _loss(value: Any, n_outputs: int) -> dict[str, Any]:
+    """The record of a loss; what a built-in one is made of must suit it, of a user's own nothing is known here."""
+    from dboost import losses  # it comes with compiled kernels, which those who only write models do not need
+
+    loss = _mapping(value, "loss")
+    _check(type(loss.get("name")) is str, "the loss has no name")
+    if all(known.name != loss["name"] for known in losses.BUILT_IN):
+        return loss
+    for name, option in loss.items():
+        is_number = type(option) in (int, float) and abs(option) < math.inf
+        _check(name == "name" or option is None or is_number, f"the loss's {name} is not a number")
+    n_classes = loss.get("n_classes")
+    _check(n_classes is None or n_classes == max(n_outputs, 2), f"the loss is one of {n_classes} classes")
     try:
-        np.dtype(value)
-    except TypeError:
-        raise Refused(f"classes_dtype {value!r} is no NumPy dtype") from None
+        losses.from_dict({name: option for name, option in loss.items() if option is not None})
+    except (TypeError, ValueError) as error:
+        raise Refused(f"the loss {loss['name']!r} cannot be made of what is told of it: {error}") from None
+    return loss
+
+
+def _source(value: Any) -> dict[str, Any]:
+    source = _mapping(value, "a source")
+    for name in ("rows", "first_iteration", "last_iteration"):
+        _check(name not in source or type(source[name]) is int, f"{name} of a source is not an integer")
+    return source
+
+
+def _dtype(value: Any, classes: tuple[Level, ...] | None) -> str | None:
+    """The type of the classes, which must be able to hold them."""
+    _check(value is None or type(value) is str, "classes_dtype is not a string")
+    if value is None:
+        _check(classes is None, "there are classes but no classes_dtype")
+        return None
+    _check(_CLASS_TYPES.fullmatch(value) is not None, f"classes_dtype {value[:40]!r} is no type of classes")
+    try:
+        with np.errstate(over="ignore"):
+            held = np.array(() if classes is None else classes, np.dtype(value)).tolist()
+    except (TypeError, ValueError, OverflowError):
+        held = None
+    _check(held == list(classes or ()), f"classes_dtype {value!r} cannot hold the classes")
     return value
 
 
