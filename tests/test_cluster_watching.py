@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.request import urlopen
 
 import dask.dataframe as dd
+import numpy as np
 import pytest
 from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
 
 import dboost
 from dboost.cluster import reducer
 from dboost.cluster.board import _POINTS, _REMEMBERED, Board, Curve
 from dboost.cluster.meters import Figure, WorkMeter, added_up, of_board
-from dboost.cluster.page import page
+from dboost.cluster.page import _finite, page
 from tests.clusters import a_table, threads_cluster
 
 FRAME = a_table(3000)[["a", "b", "e", "z"]]
@@ -164,6 +168,80 @@ def test_the_board_forgets() -> None:
     assert figures["dboost_fits_ended", ("outcome", "done")] == 3 * _REMEMBERED
     assert figures["dboost_seconds", ("phase", "reduce")] == 1.5 * _REMEMBERED
     assert figures[("dboost_workers_lost",)] == 3 * _REMEMBERED and figures[("dboost_fits",)] == 0
+
+
+#: One event of each kind, as dboost tells them.
+EVENTS: list[dict[str, Any]] = [
+    {"action": "began"},
+    {"action": "reading", "table": "training data", "read": 1, "partitions": 2},
+    {"action": "boosting", "loss": "huber", "rows": 5, "features": 2},
+    {"action": "holding", "rows": {"w": 3, "v": 2}},
+    {"action": "iteration", "iteration": 1} | ITERATION,
+    {"action": "tree", "n_rounds": 2, "n_bytes": 100},
+    {"action": "lost", "worker": "v"},
+    {"action": "ended", "outcome": "done"},
+]
+ANYTHING = st.one_of(
+    st.none(), st.booleans(), st.integers(-1, 3), st.floats(), st.text(max_size=3), st.binary(max_size=2),
+    st.sampled_from([10**400, -(10**400), 2**63, 1e308, "\udcff", "<b>", np.int64(3), np.float64(2.0)]),
+    st.lists(st.integers(0, 2), max_size=2), st.dictionaries(st.one_of(st.text(max_size=2), st.integers()), st.floats(), max_size=2),
+)  # fmt: skip
+
+
+def shown(board: Board) -> None:
+    """All that is made of a board."""
+    page(board, 5.0).encode()
+    json.dumps([_finite(fit.as_dict()) for fit in board.fits.values()], allow_nan=False).encode()
+    for figure in of_board(board):
+        assert math.isfinite(figure.value) or figure.name == "dboost_score"
+        str(figure).encode()
+
+
+@given(st.lists(st.tuples(st.sampled_from(EVENTS), st.text("fit", max_size=1), st.booleans(), st.text(max_size=3), ANYTHING)))
+def test_no_event_spoils_the_page(told: list[Any]) -> None:
+    board = Board()
+    for event, fit, changes, name, value in told:
+        board.see(event | {"fit": fit}, 1.0)
+        fields = sorted(set(event) | {"fit"})
+        changed = event | {"fit": fit} | {fields[len(name) % len(fields)]: value}
+        board.see(changed if changes else {**event, "fit": fit, name: value}, 2.0)
+        board.see({key: event[key] for key in fields[1:] if key in event} | {"fit": fit}, 3.0)
+        board.see(value, 4.0)
+        shown(board)
+
+
+@pytest.mark.parametrize("event", EVENTS[1:], ids=lambda event: event["action"])
+def test_events_that_make_no_sense_change_nothing(event: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    board = Board()
+    for known in EVENTS[:5]:
+        board.see(known | {"fit": "f"}, 1.0)
+    before = json.dumps([fit.as_dict() for fit in board.fits.values()]), dict(board.totals)
+    for field in set(event) - {"action"}:
+        for value in (None, [1], {"w": "x"}, b"1", -(10**400)):
+            board.see(event | {"fit": "f", field: value}, 2.0)
+        board.see({name: value for name, value in event.items() if name != field} | {"fit": "f"}, 2.0)
+    assert (json.dumps([fit.as_dict() for fit in board.fits.values()]), dict(board.totals)) == before
+    assert caplog.text.count("makes no sense and is ignored") == 1, "once of each kind"
+
+
+def test_malformed_events_do_not_end_the_page(client: Client) -> None:
+    name = "of somebody else <b>"
+    client.log_event("dboost", {"action": "began", "fit": name})
+    for event in (
+        "text", ["began"], {"action": "began"}, {"action": "began", "fit": 3}, {"action": "reading", "fit": name},
+        {"action": "boosting", "fit": name, "loss": None, "rows": "many", "features": None},
+        {"action": "holding", "fit": name, "rows": [1, 2]}, {"action": "holding", "fit": name, "rows": {"w": "all"}},
+        {"action": "iteration", "fit": name, "iteration": "last"} | ITERATION,
+        {"action": "iteration", "fit": name, "iteration": 1} | ITERATION | {"scores": {"a": "b"}},
+        {"action": "reading", "fit": name, "table": "t", "read": "a", "partitions": {}},
+    ):  # fmt: skip
+        client.log_event("dboost", event)
+    client.log_event("dboost", {"action": "ended", "fit": name, "outcome": "gone"})
+    until(lambda: any(fit["phase"] == "gone" for fit in json.loads(fetch(client, "/dboost.json"))["fits"]))
+    assert "loading <small>gone" in fetch(client, "/dboost")
+    dboost.fit(dd.from_pandas(FRAME, npartitions=3), "z", client=client, **OPTIONS)
+    until(lambda: json.loads(fetch(client, "/dboost.json"))["fits"][-1]["phase"] == "done")
+    assert "3,000 rows × 3 features" in fetch(client, "/dboost")
 
 
 def test_a_curve_stays_short() -> None:

@@ -12,16 +12,22 @@ what only the client knows:
     lost       a worker that held rows                                      reducer
     ended      and how                                                      reducer
 
-So whoever subscribes to the topic knows as much. Fits that have ended are kept for a while, a few of them; a fit of any length
-takes up the same memory, because its curves are thinned as they grow.
+So whoever subscribes to the topic knows as much. Anybody can log under a topic of Dask's: an event that is none of these, or
+lacks something, changes nothing, because what it says is read and checked before the board is written to. Fits that have ended are kept for a
+while, a few of them; a fit of any length takes up the same memory, because its curves are thinned as they grow.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
+
+_log = logging.getLogger("dboost")
 
 #: Fits that have ended and can still be looked at.
 _REMEMBERED = 8
@@ -126,6 +132,7 @@ class Board:
     def __init__(self) -> None:
         self.fits: dict[str, FitNews] = {}
         self.totals: defaultdict[str, float] = defaultdict(float)
+        self._complained: set[str] = set()
         self._actions: dict[Any, Callable[[FitNews, dict[str, Any], float], None]] = {
             "reading": self._reading,
             "boosting": self._boosting,
@@ -137,54 +144,94 @@ class Board:
         }
 
     def see(self, event: Any, now: float) -> None:
-        """Take in an event. Anybody may log something under our topic: what does not speak of a known fit is nothing to us."""
+        """Take in an event. One that does not speak of a known fit, or that makes no sense, is ignored."""
         if not isinstance(event, dict):
             return
         action, name = event.get("action"), event.get("fit")
-        if action == "began" and name is not None:
-            self.fits.setdefault(name, FitNews(name, now))
-        fit = self.fits.get(name) if isinstance(name, str) else None
-        if fit is not None and action in self._actions:
-            self._actions[action](fit, event, now)
+        if not (isinstance(action, str) and isinstance(name, str)):
+            return
+        try:
+            if action == "began":
+                self.fits.setdefault(_text(name), FitNews(name, now))
+            fit = self.fits.get(name)
+            if fit is not None and action in self._actions:
+                self._actions[action](fit, event, now)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            if action not in self._complained:  # once of each kind: there may be one after every iteration
+                self._complained.add(action)
+                _log.warning("an event %r of the topic 'dboost' makes no sense and is ignored: %r", action, error)
 
     @property
     def under_way(self) -> list[FitNews]:
         return [fit for fit in self.fits.values() if fit.ended is None]
 
     def _reading(self, fit: FitNews, event: dict[str, Any], now: float) -> None:
-        fit.reading = {name: event[name] for name in ("table", "read", "partitions")}
+        fit.reading = {"table": _text(event["table"])} | {name: _count(event[name]) for name in ("read", "partitions")}
 
     def _boosting(self, fit: FitNews, event: dict[str, Any], now: float) -> None:
-        fit.facts = {name: event[name] for name in ("loss", "rows", "features")}
+        fit.facts = {"loss": _text(event["loss"])} | {name: _count(event[name]) for name in ("rows", "features")}
 
     def _holding(self, fit: FitNews, event: dict[str, Any], now: float) -> None:
-        fit.rows = dict(event["rows"])
+        fit.rows = {_text(worker): _count(n) for worker, n in dict(event["rows"]).items()}
 
     def _iteration(self, fit: FitNews, event: dict[str, Any], now: float) -> None:
-        fit.iteration, fit.n_iterations = event["iteration"], event["n_iterations"]
-        fit.worked += event["rows"]
-        fit.seconds["all"] += event["seconds"]
-        for phase in PHASES:
-            fit.seconds[phase] += event[phase]
-            self.totals[phase] += event[phase]
-        for name, value in event["scores"].items():
-            fit.curves.setdefault(name, Curve()).add(fit.iteration, value)
+        iteration, n_iterations, rows = (_count(event[name]) for name in ("iteration", "n_iterations", "rows"))
+        seconds, phases = _seconds(event["seconds"]), {phase: _seconds(event[phase]) for phase in PHASES}
+        scores = {_text(name): _number(value) for name, value in dict(event["scores"]).items()}
+        if iteration < 1:
+            raise ValueError("iterations are counted from 1")
+        fit.iteration, fit.n_iterations = iteration, n_iterations
+        fit.worked += rows
+        fit.seconds["all"] += seconds
+        for phase, spent in phases.items():
+            fit.seconds[phase] += spent
+            self.totals[phase] += spent
+        for name, value in scores.items():
+            fit.curves.setdefault(name, Curve()).add(iteration, value)
 
     def _tree(self, fit: FitNews, event: dict[str, Any], now: float) -> None:
+        rounds, n_bytes = _count(event["n_rounds"]), _count(event["n_bytes"])
         self.totals["trees"] += 1
-        self.totals["rounds"] += event["n_rounds"]
-        self.totals["bytes"] += event["n_bytes"]
+        self.totals["rounds"] += rounds
+        self.totals["bytes"] += n_bytes
 
     def _lost(self, fit: FitNews, event: dict[str, Any], now: float) -> None:
+        worker = _text(event["worker"])
         fit.n_lost += 1
         self.totals["lost"] += 1
-        fit.rows.pop(event["worker"], None)
+        fit.rows.pop(worker, None)
 
     def _ended(self, fit: FitNews, event: dict[str, Any], now: float) -> None:
         if fit.ended is not None:
             return
-        fit.ended, fit.outcome = now, event["outcome"]
+        fit.ended, fit.outcome = now, _text(event["outcome"])
         self.totals[f"ended {fit.outcome}"] += 1
         ended = [one.fit for one in self.fits.values() if one.ended is not None]
         for name in ended[:-_REMEMBERED]:
             del self.fits[name]
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= value < 1 << 63:
+        raise ValueError(f"{value!r:.40} is no count")
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(f"{value!r:.40} is no number")
+    return float(value)
+
+
+def _seconds(value: Any) -> float:
+    seconds = _number(value)
+    if not math.isfinite(seconds):  # below 0 by a little where the clocks of two machines differ
+        raise ValueError(f"{value!r:.40} is no time")
+    return seconds
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is no text")
+    value.encode()  # half of a surrogate pair could not be shown
+    return value

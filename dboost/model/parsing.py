@@ -52,7 +52,7 @@ def parse_ensemble(content: Any) -> Ensemble:
     _check(len(trees) % len(baseline) == 0, f"{len(trees)} trees do not make whole iterations of {len(baseline)}")
     best = entries["best_iteration"]
     _check(best is None or (type(best) is int and best >= 0), "best_iteration is not a number of iterations")
-    loss = _loss(entries["loss"], len(baseline))
+    loss = _loss(entries["loss"], len(baseline), classes is not None)
     metrics = _mapping(entries["metrics"], "metrics")
     return Ensemble(
         features=features,
@@ -164,7 +164,7 @@ def _edges(value: Any, features: tuple[Feature, ...]) -> tuple[np.ndarray | None
     return tuple(parsed)
 
 
-def _loss(value: Any, n_outputs: int) -> dict[str, Any]:
+def _loss(value: Any, n_outputs: int, has_classes: bool) -> dict[str, Any]:
     """The record of a loss; what a built-in one is made of must suit it, of a user's own nothing is known here."""
     from dboost import losses  # it comes with compiled kernels, which those who only write models do not need
 
@@ -175,12 +175,13 @@ def _loss(value: Any, n_outputs: int) -> dict[str, Any]:
     for name, option in loss.items():
         is_number = type(option) in (int, float) and abs(option) < math.inf
         _check(name == "name" or option is None or is_number, f"the loss's {name} is not a number")
-    n_classes = loss.get("n_classes")
-    _check(n_classes is None or n_classes == max(n_outputs, 2), f"the loss is one of {n_classes} classes")
+    n_classes = loss.get("n_classes", 2)
+    _check(n_classes == max(n_outputs, 2), f"the loss is one of {n_classes} classes, the model has {n_outputs} outputs")
     try:
-        losses.from_dict({name: option for name, option in loss.items() if option is not None})
+        made = losses.from_dict(loss)
     except (TypeError, ValueError) as error:
         raise Refused(f"the loss {loss['name']!r} cannot be made of what is told of it: {error}") from None
+    _check(made.is_classification == has_classes, f"the loss {made.name!r} and the classes do not fit")
     return loss
 
 
