@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +13,7 @@ import pytest
 
 import dboost
 from dboost import DataError, ParameterError
+from dboost.shard.store import StorageError
 from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
 pytestmark = pytest.mark.filterwarnings("ignore::dboost.DriftWarning")
@@ -93,3 +98,64 @@ def test_a_folder_is_for_one_model(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no column 'x'"):
         dboost.prepare(NEW.drop(columns="x"), "y", tmp_path / "more", start_from=old)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["for old", "plain"]
+
+
+@pytest.mark.parametrize("n_th", [1, 2])
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()])
+def test_a_failed_replacement_leaves_the_old_data(
+    n_th: int, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old folder steps aside, then the new one takes its name: whichever of the two fails, the old one is there."""
+    dboost.prepare(OLD, "y", tmp_path / "data", features=FEATURES)
+    before = saved(dboost.fit(tmp_path / "data", "y", max_iter=2))
+    calls: list[Any] = []
+
+    def rename(source: Any, target: Any) -> None:
+        calls.append(target)
+        if len(calls) == n_th:
+            raise error
+        real(source, target)
+
+    real = os.rename
+    with monkeypatch.context() as patched:
+        patched.setattr("os.rename", rename)
+        with pytest.raises(StorageError if isinstance(error, OSError) else KeyboardInterrupt, match="data|^$"):
+            dboost.prepare(NEW, "y", tmp_path / "data", features=FEATURES)
+    assert len(calls) == (1 if n_th == 1 else 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    assert saved(dboost.fit(tmp_path / "data", "y", max_iter=2)) == before
+
+
+KILLED = """
+import os, signal, sys
+import dboost
+from tests.fits import FEATURES, mixed_frame
+
+real, calls = os.rename, []
+
+def rename(source, target):
+    calls.append(target)
+    if len(calls) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(source, target)
+
+os.rename = rename
+dboost.prepare(mixed_frame(300, seed=5), "y", sys.argv[1], features=FEATURES)
+"""
+
+
+@pytest.mark.parametrize("n_th", [1, 2])
+def test_a_process_killed_between_two_renames_leaves_the_old_data(n_th: int, tmp_path: Path) -> None:
+    dboost.prepare(OLD, "y", tmp_path / "data", features=FEATURES)
+    before = saved(dboost.fit(tmp_path / "data", "y", max_iter=2))
+    root = Path(__file__).parent.parent
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "data"), str(n_th)], cwd=root, env=environment)
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / "data").exists() == (n_th == 1)
+    assert saved(dboost.fit(tmp_path / "data", "y", max_iter=2)) == before
+    dboost.prepare(NEW, "y", tmp_path / "data", features=FEATURES)
+    assert saved(dboost.fit(tmp_path / "data", "y", max_iter=2)) != before
+    assert not (tmp_path / ".data-replaced").exists()
+    dboost.prepare(NEW, "y", tmp_path / "data", features=FEATURES)
+    assert not (tmp_path / ".data-replaced").exists()

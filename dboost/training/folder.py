@@ -1,7 +1,8 @@
 """The file that makes a folder a binned data set (`training.binned`), and writing such a folder whole or not at all.
 
 A new folder is filled beside its final place and renamed when everything is on the disk; one that is there is replaced only if
-it is such a folder itself. Reading trusts nothing: the file has a digest, and every block of the others a checksum in it.
+it is such a folder itself. Folders cannot be exchanged in one step everywhere, so the old one steps aside for a moment, under a
+name that readers know: if the process is killed then, they find it there. Reading trusts nothing: the file has a digest, and every block of the others a checksum in it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,17 @@ _NAME = "binned.json"
 
 def is_binned(path: Any) -> bool:
     """Whether there is a binned data set (perhaps a damaged one) in a folder."""
-    return isinstance(path, str | os.PathLike) and (Path(path) / _NAME).is_file()
+    return isinstance(path, str | os.PathLike) and (_home(Path(path)) / _NAME).is_file()
+
+
+def _aside(folder: Path) -> Path:
+    """Where a folder is while another one takes its place."""
+    return folder.with_name(f".{folder.name}-replaced")
+
+
+def _home(folder: Path) -> Path:
+    """The folder, or the one that was to be replaced when the process was killed between two renames."""
+    return folder if os.path.exists(folder) or not os.path.isfile(_aside(folder) / _NAME) else _aside(folder)
 
 
 def write_folder(path: str | os.PathLike[str], write: Callable[[Path], BinnedData]) -> None:
@@ -66,13 +77,7 @@ def write_folder(path: str | os.PathLike[str], write: Callable[[Path], BinnedDat
             description.write(head + content + "}\n")
             description.flush()
             os.fsync(description.fileno())
-        if final.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{final.name}-old-", dir=final.parent))
-            os.rename(final, old / "data")
-            os.rename(new, final)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.rename(new, final)
+        _put_in_place(new, final)
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)
         if isinstance(error, StorageError):
@@ -83,6 +88,21 @@ def write_folder(path: str | os.PathLike[str], write: Callable[[Path], BinnedDat
         raise
 
 
+def _put_in_place(new: Path, final: Path) -> None:
+    """Give the new folder its final name; the one that had it is there again if that fails."""
+    old = _aside(final)
+    if final.exists():
+        shutil.rmtree(old, ignore_errors=True)  # of a process that was killed while it removed it
+        os.rename(final, old)
+    try:
+        os.rename(new, final)
+    except BaseException:
+        if not final.exists() and old.exists():
+            os.rename(old, final)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
 def open_folder(path: str | os.PathLike[str]) -> BinnedData:
     """Open a folder that `write_folder` has written.
 
@@ -91,7 +111,7 @@ def open_folder(path: str | os.PathLike[str]) -> BinnedData:
     StorageError
         When it is damaged, was written by a newer version or on a machine with another order of bytes.
     """
-    folder = Path(path)
+    folder = _home(Path(path))
     name = folder / _NAME
     try:
         stored = json.loads(name.read_text(encoding="utf-8"))
