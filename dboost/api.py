@@ -19,7 +19,7 @@ from dboost.training.checkpoint import checkpoint_in
 from dboost.training.fit import available_threads, fit_binned, fit_table
 from dboost.training.folder import check_same, is_binned, open_folder
 from dboost.training.monitor import Callback
-from dboost.training.origin import NOTHING, Origin, check_options, checked_name, keywords_for
+from dboost.training.origin import NOTHING, Origin, check_options, checked_name, idle_in_refit, keywords_for
 
 
 def fit(
@@ -110,11 +110,26 @@ def fit(
     FitInterrupted
         On ^C; a `KeyboardInterrupt` that says how far the fit came.
     """
+    if not isinstance(refit_leaves, bool):
+        raise ParameterError(f"refit_leaves={refit_leaves!r} must be True or False")
     if refit_leaves:
         options = {"sample_weight": sample_weight, "offset": offset, "source_name": source_name, "n_threads": n_threads}
         options["client"] = client
-        idle = {"eval_set": eval_set, "features": features, "checkpoint": checkpoint}
-        return _refitted(start_from, data, target, options, parameters | idle | {"memory_limit": memory_limit})
+        idle = {
+            "eval_set": eval_set,
+            "eval_metric": eval_metric,
+            "features": features,
+            "categorical_features": categorical_features,
+            "callbacks": callbacks,
+            "progress": progress,
+            "memory_limit": memory_limit,
+            "continue_bins": continue_bins,
+            "continue_steps": continue_steps,
+            "checkpoint": checkpoint,
+            "checkpoint_every": checkpoint_every,
+        }
+        given = [*(name for name, value in parameters.items() if value is not None), *idle_in_refit(idle)]
+        return _refitted(start_from, data, target, options, given)
     origin, own = NOTHING, None
     if start_from is not None:
         model = as_booster(start_from)
@@ -188,11 +203,12 @@ def _fit_prepared(path: Any, given: dict[str, Any], parameters: dict[str, Any], 
     return fit_binned(data, checked, columns=(target, weight, offset), **common)
 
 
-def _refitted(start_from: Any, data: Any, target: Any, options: dict[str, Any], idle: dict[str, Any]) -> Booster:
-    """What `fit` does with ``refit_leaves=True``. idle : keywords that have nothing to do with it."""
+def _refitted(start_from: Any, data: Any, target: Any, options: dict[str, Any], given: list[str]) -> Booster:
+    """What `fit` does with ``refit_leaves=True``. given : keywords that have nothing to do with it."""
     if start_from is None:
         raise ParameterError("refit_leaves=True needs start_from, the model whose leaf values are estimated anew")
-    given = [name for name, value in idle.items() if value is not None]
+    if is_binned(data):
+        raise ParameterError(f"refit_leaves=True needs the values of the rows, but {data} holds prepared data: give the data")
     if given:
         raise ParameterError(f"{given[0]} has nothing to do with refit_leaves=True, which adds no trees")
     return as_booster(start_from).refit_leaves(data, target, **options)

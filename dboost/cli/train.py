@@ -27,6 +27,8 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.arcbites:
         parameters.setdefault("arcbites", True)  # --set may have said more
     parameters |= _options(arguments)
+    if parameters.get("refit_leaves"):
+        del parameters["progress"]  # there are no iterations to show
     if arguments.only_new:
         _train_on_new(arguments, parameters)
     else:

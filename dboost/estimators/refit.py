@@ -1,8 +1,8 @@
 """``refit_leaves=True`` on an estimator: `fit` adds no trees, it estimates the leaf values of a model anew.
 
 The model is `start_from`, or with `partial_fit` the estimator's own. All that an estimator has to say of learning (how many
-trees, how they grow, when to stop) has nothing to do with it, and defaults cannot be told from wishes; what would change the
-rows or ask for something that cannot be done is refused.
+trees, how they grow, when to stop) has nothing to do with it, because it may be what the model was trained with before; what
+would change the rows or ask for something that cannot be done is refused.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from typing import Any
 from dboost.booster import Booster
 from dboost.errors import ParameterError
 from dboost.params import Parameters
-from dboost.training.origin import checked_name
+from dboost.training.origin import checked_name, idle_in_refit
 from dboost.training.replay import check_loss
 from dboost.training.target import loss_for
 
 #: What is nothing to `refit_leaves`, and what it has to be.
 _IDLE: dict[str, Any] = {
-    "warm_start": False, "checkpoint": None, "memory_limit": None, "arcbites": None, "class_weight": None, "features": None,
-    "early_stopping_rounds": None, "eval_metric": None,
+    "warm_start": False, "arcbites": None, "class_weight": None, "early_stopping_rounds": None, "scoring": "loss", "verbose": 0,
 }  # fmt: skip
 
 
@@ -45,7 +44,7 @@ def refitted(model: Booster | None, X: Any, y: Any, settings: dict[str, Any], pa
     if model is None:
         raise ParameterError("refit_leaves=True needs start_from, the model whose leaf values are estimated anew")
     judged = [name for name in ("eval_set", "X_val") if more.pop(name, None) is not None]
-    idle = judged + [name for name, plain in _IDLE.items() if settings.get(name, plain) != plain]
+    idle = judged + idle_in_refit(settings) + [name for name, plain in _IDLE.items() if settings.get(name, plain) != plain]
     if settings["early_stopping"] not in ("auto", False):
         idle.append("early_stopping")
     if idle:

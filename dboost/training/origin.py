@@ -130,6 +130,27 @@ def check_options(bins: Any, steps: Any) -> None:
         raise ParameterError(f"continue_steps={steps!r} must be 'damped' or 'full'")
 
 
+#: What does nothing where leaf values are estimated anew, and what it is where nobody has asked for it.
+_IDLE_IN_REFIT: dict[str, Any] = {
+    "eval_set": None, "eval_metric": None, "features": None, "categorical_features": "from_dtype", "callbacks": None,
+    "progress": None, "memory_limit": None, "continue_bins": "new", "continue_steps": "damped", "checkpoint": None,
+    "checkpoint_every": 10,
+}  # fmt: skip
+
+
+def idle_in_refit(given: dict[str, Any]) -> list[str]:
+    """Keywords that a user gave and that have nothing to do with ``refit_leaves=True``, which adds no trees."""
+
+    def is_given(name: str, value: Any) -> bool:
+        plain = _IDLE_IN_REFIT[name]
+        if name == "callbacks":  # functions, or one; none at all is an empty sequence
+            return callable(value) or bool(value)
+        # Without progress there is nothing to show, and nothing is shown.
+        return not (value is plain or (isinstance(value, str | int) and value == plain) or (name == "progress" and not value))
+
+    return [name for name, value in given.items() if name in _IDLE_IN_REFIT and is_given(name, value)]
+
+
 def checked_name(source_name: Any) -> str | None:
     """What the user calls the data."""
     if source_name is not None and not isinstance(source_name, str):
