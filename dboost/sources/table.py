@@ -12,6 +12,7 @@ values agrees with both, because its type says little (an all-empty text column 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -298,6 +299,13 @@ class Table:
             return
         for i in filled:
             self._apart.put("sample_weight", self.numbers[i], weights(i))
+
+    def weighing(self, weight: np.ndarray | None) -> Table:
+        """The same rows with other weights, while this table is open and its roles are in memory. weight : float64[n_rows]."""
+        assert self._apart is None
+        found = copy.copy(self)
+        found.weight = weight
+        return found
 
     def partition_name(self, i: int) -> str:
         """Where chunk `i` came from, for messages."""

@@ -79,7 +79,7 @@ def load_into_memory(table: Table, wanted: Wanted) -> Loaded:
     plan = _supervised(table, target, wanted)
     metrics, stopping = _judged_by(wanted, parameters, target, plan)
     origin = _begin(wanted, table.features, target, parameters, metrics, stopping)
-    table.weight = plan.weight
+    table = table.weighing(plan.weight)
     kept = _training_rows(plan, table.n_rows)
     wanted.clock.lap("load")
 
@@ -137,18 +137,18 @@ def load_into_memory(table: Table, wanted: Wanted) -> Loaded:
 def load_into_files(table: Table, census: Census, wanted: Wanted) -> Loaded:
     """The rows of a table in temporary files, which go with the engine."""
     parameters, n_threads = wanted.parameters, wanted.n_threads
-    plan, values, weight = Supervision(None), np.empty(0), table.weight
+    plan, values, trained = Supervision(None), np.empty(0), table
     chooses = wanted.supervise is not None or needs_test_set(parameters, plan, wanted.sets)
     if chooses:  # whoever chooses rows sees all targets and weights
         table.gather_roles()
         target = read_target(table, parameters)
-        plan, values, weight = _supervised(table, target, wanted), target.values, table.weight
-        weight = plan.weight
-        table.weight = weight
+        plan, values = _supervised(table, target, wanted), target.values
+        trained = table = table.weighing(plan.weight)
         if plan.held_out is not None:
-            table.weight = np.ones(table.n_rows) if weight is None else weight.copy()
-            table.weight[plan.held_out] = 0.0
-        census = take_census(table)
+            weight = np.ones(table.n_rows) if plan.weight is None else plan.weight.copy()
+            weight[plan.held_out] = 0.0
+            trained = table.weighing(weight)
+        census = take_census(trained)
     wanted.clock.lap("load")
     learned = _target_of(census.target, wanted)
     parameters = parameters.with_loss(learned.loss.name)
@@ -159,18 +159,16 @@ def load_into_files(table: Table, census: Census, wanted: Wanted) -> Loaded:
             binning = origin.binning(table.features)
         else:
             binning = propose_within(
-                table, census.n_kept, max_bins=parameters.max_bins, seed=parameters.random_state,
+                trained, census.n_kept, max_bins=parameters.max_bins, seed=parameters.random_state,
                 n_threads=n_threads, budget=wanted.budget,
             )  # fmt: skip
         data = write_binned(
-            table, census, binning, folder.path, origin=origin, seed=parameters.random_state, n_threads=n_threads
+            trained, census, binning, folder.path, origin=origin, seed=parameters.random_state, n_threads=n_threads
         )
         loaded = load_binned(data, wanted, plan, folder, origin)
     except BaseException:
         folder.close()
         raise
-    if chooses:
-        table.weight = weight
     loaded.judged += _own_sets(loaded.yardstick, table, values, plan)
     return loaded
 

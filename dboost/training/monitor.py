@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +62,12 @@ class EarlyStopping:
     def rule(self) -> list[Any]:
         """What it goes by."""
         return [self.column, self.rounds, self._sign > 0, self._tolerance, self._keep_latest]
+
+    def waiting(self, rounds: int) -> EarlyStopping:
+        """The same rule with another number of iterations to wait."""
+        found = copy.copy(self)
+        found.rounds = rounds
+        return found
 
     def should_stop(self, iteration: int, record: Mapping[str, Any]) -> bool:
         value = self._sign * record[self.column]

@@ -1,0 +1,52 @@
+"""What a caller hands in is what it was before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dboost.params import make_parameters
+from dboost.sources import open_table
+from dboost.statistics.metrics import find_metrics
+from dboost.training.binned import take_census
+from dboost.training.boost import stopping_rule
+from dboost.training.budget import Budget
+from dboost.training.loading import Wanted, load_into_files, load_into_memory
+from dboost.training.monitor import EarlyStopping
+from dboost.training.supervision import Supervision
+from dboost.training.target import read_target
+from tests.fits import FEATURES, mixed_frame
+
+FRAME = mixed_frame(400)
+
+
+def test_a_rule_of_early_stopping_keeps_its_rounds() -> None:
+    parameters = make_parameters({"arcbites": {"n_bites": 2, "early_stopping_rounds": 3}, "loss": "squared_error"})
+    given = EarlyStopping("held_squared_error", 7, larger_is_better=False)
+    with open_table(FRAME[[*FEATURES, "y"]], "y") as table:
+        metrics = find_metrics(None, read_target(table, parameters).loss)
+    found = stopping_rule(parameters, given, [], metrics)
+    assert found is not None and found.rounds == 3
+    assert found.rule == ["held_squared_error", 3, False, 0.0, False]
+    assert given.rounds == 7
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_table_keeps_its_weights(in_files: bool, weighted: bool) -> None:
+    other, held_out = np.linspace(1, 2, len(FRAME)), np.arange(0, 400, 5)
+    wanted = Wanted(
+        make_parameters({"max_iter": 2}), [], None, 1,
+        supervise=lambda table, target, so_far: Supervision(other, held_out), budget=Budget(10**9) if in_files else None,
+    )  # fmt: skip
+    with open_table(FRAME[[*FEATURES, "late", "w"]], "late", sample_weight="w" if weighted else None) as table:
+        before, kept = table.weight, None if table.weight is None else table.weight.copy()
+        if in_files:
+            loaded = load_into_files(table, take_census(table), wanted)
+        else:
+            table.gather_roles()
+            loaded = load_into_memory(table, wanted)
+        loaded.engine.close()
+        assert table.weight is before and (kept is None or np.array_equal(table.weight, kept))
+        assert loaded.prepared.n_rows == len(FRAME) - len(held_out) and loaded.prepared.weighted
+    assert np.array_equal(other, np.linspace(1, 2, len(FRAME)))
