@@ -432,6 +432,34 @@ def test_a_limit_says_how_many_bites(tmp_path: Any) -> None:
     assert list(tmp_path.rglob("*")) == []
 
 
+def test_a_checkpoint_knows_how_many_bites_a_limit_made(tmp_path: Any) -> None:
+    """Another number divides the rows in another way: the trees that are there would be told of rows they never saw."""
+    options = FEW_BINS | {"arcbites": ArcBites(trees_per_visit=1, visits=None), "checkpoint": tmp_path, "checkpoint_every": 1}
+    rows = cut(ROWS, range(500, 12_000, 500))
+    begun = fit(rows, "y", memory_limit="500KiB", **options | {"max_iter": 3})
+    n_bites = begun.ensemble.parameters["arcbites"]["n_bites"]
+    for other in ("350KiB", None):
+        with pytest.raises(
+            ParameterError, match=rf"is of another fit .* there were {n_bites} arcbites, now there are [0-9]+ \("
+        ):
+            fit(rows, "y", memory_limit=other, **options)
+    resumed = fit(rows, "y", memory_limit="500KiB", **options)
+    whole = fit(rows, "y", memory_limit="500KiB", **options | {"checkpoint": None})
+    assert resumed.sha256 == whole.sha256 and resumed.n_iter_ == 12
+
+
+@pytest.mark.parametrize("steps", ["full", "damped"])
+def test_the_warning_of_drift_tells_how_steps_are_damped(steps: str) -> None:
+    old = fit(ROWS, "y", **FEW_BINS)
+    drifted = ROWS.assign(a=ROWS["a"] + 5)
+    with pytest.warns(dboost.DriftWarning) as told:
+        options = {"max_iter": 3, "continue_steps": steps, "arcbites": ArcBites(trees_per_visit=1)}
+        dboost.fit(drifted, "y", start_from=old, **options)
+    (warning,) = told
+    assert ("steps are not damped" in str(warning.message)) == (steps == "full")
+    assert ("steps are damped: learning_rate" in str(warning.message)) == (steps == "damped")
+
+
 def test_a_bite_that_was_altered_on_the_disk_is_an_error(tmp_path: Any) -> None:
     import dask
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +19,7 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pandas as pd
 import pytest
 from distributed import Client
 
@@ -25,6 +29,7 @@ from dboost.engine.in_process import InProcessEngine
 from dboost.model import files
 from dboost.shard import blocks
 from dboost.shard.fingerprint import fingerprint, random_numbers
+from dboost.training import checkpoint
 from dboost.training.budget import Budget
 from tests.clusters import Processes, threads_cluster
 from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
@@ -216,14 +221,71 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
                 with pytest.raises(ModelFileError, match=path.name):
                     fit(checkpoint=tmp_path, max_iter=6)
         path.write_bytes(data)
-    head, _, rest = (tmp_path / "state.json").read_bytes().partition(b'"version": 1')
-    (tmp_path / "state.json").write_bytes(head + b'"version": 2' + rest)
-    with pytest.raises(ModelFileError, match=r"state\.json has format version 2, written by a newer dboost"):
+    head, _, rest = (tmp_path / "state.json").read_bytes().partition(b'"version": 2')
+    (tmp_path / "state.json").write_bytes(head + b'"version": 3' + rest)
+    with pytest.raises(ModelFileError, match=r"state\.json has format version 3, written by a newer dboost"):
         fit(checkpoint=tmp_path)
-    (tmp_path / "state.json").write_bytes(head + b'"version": 1' + rest)
+    (tmp_path / "state.json").write_bytes(head + b'"version": 2' + rest)
     (tmp_path / "trees-000001-000002.json").unlink()
     with pytest.raises(ModelFileError, match=r"trees-000001-000002\.json"):
         fit(checkpoint=tmp_path)
+
+
+def simple(first: int, last: int) -> pd.DataFrame:
+    """The rows of the checkpoint in tests/files."""
+    i = np.arange(first, last)
+    towns = np.array(["Gent", "Mons", "Namur"])[i % 3]
+    return pd.DataFrame({"x": i % 17 / 4, "town": towns, "w": 1 + i % 2, "y": (i % 17) * (i % 3) / 8})
+
+
+def test_checkpoints_of_version_1_keep_resuming(tmp_path: Path) -> None:
+    """Written by the first release of the format, which had the words of messages for names."""
+    shutil.copytree(ROOT / "tests/files/checkpoint-1", tmp_path, dirs_exist_ok=True)
+    options: dict[str, Any] = {
+        "sample_weight": "w", "eval_set": {"held": simple(120, 180)}, "early_stopping_rounds": 5, "max_leaf_nodes": 4,
+        "max_iter": 6, "progress": False,
+    }  # fmt: skip
+    frame = simple(0, 120)
+    whole = dboost.fit(frame, "y", **options)
+    keeping = options | {"checkpoint": tmp_path}
+    for change, complaint in (
+        ({"learning_rate": 0.2}, "learning_rate was 0.1 then and is 0.2 now"),
+        ({"eval_set": {"other": simple(120, 180)}}, r"the names of the evaluation sets was \['held'\] then"),
+        ({"early_stopping_rounds": 6}, "early_stopping_rounds was 5"),
+        ({"start_from": whole, "early_stopping_rounds": 5}, "the model to start from was None then"),
+        ({"data": frame.assign(x=frame["x"] * 2)}, "column 'x' holds other values"),
+        ({"data": frame.assign(w=1)}, "the weight differs"),
+        ({"data": frame[["town", "x", "w", "y"]]}, "column .town. has the place of .x."),
+    ):
+        with pytest.raises((ParameterError, DataError), match=complaint):
+            dboost.fit(change.pop("data", frame), "y", **keeping | change)
+    seen: list[int] = []
+    resumed = dboost.fit(frame, "y", callbacks=lambda now: seen.append(now.iteration), **keeping)
+    assert seen == [4, 5, 6] and saved(resumed) == saved(whole)
+    assert b'"version": 2' in (tmp_path / "state.json").read_bytes()
+    assert saved(dboost.fit(frame, "y", **keeping)) == saved(whole)
+
+
+def test_no_wording_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"eval_set": {"held": HELD}, "checkpoint": tmp_path, "sample_weight": "w"}
+    fit(max_iter=3, **options)
+    written = (tmp_path / "state.json").read_bytes()
+    identity = json.loads(b"{" + written.partition(b"\n")[2])["identity"]
+    assert all(" " not in key for part in ("asked", "data") for key in identity[part])
+    monkeypatch.setattr(checkpoint, "_CALLED", {name: f"other words for {name}" for name in checkpoint._CALLED})
+    assert fit(max_iter=5, **options).n_iter_ == 5
+    with pytest.raises(DataError, match="other words for sample_weight differs"):
+        fit(max_iter=6, **options | {"sample_weight": None})
+
+
+def test_parameters_that_there_were_not_yet_had_their_defaults(tmp_path: Path) -> None:
+    fit(max_iter=3, checkpoint=tmp_path)
+    content = (tmp_path / "state.json").read_bytes().partition(b"\n")[2].replace(b'"step": "leaf", ', b"")
+    head = f'{{"format": "dboost checkpoint", "version": 2, "sha256": "{hashlib.sha256(content).hexdigest()}",\n'.encode()
+    (tmp_path / "state.json").write_bytes(head + content)
+    with pytest.raises(ParameterError, match="step was leaf then and is constant now"):
+        fit(max_iter=5, checkpoint=tmp_path, step="constant")
+    assert fit(max_iter=5, checkpoint=tmp_path).n_iter_ == 5
 
 
 def test_interrupted_the_message_says_what_is_kept(tmp_path: Path) -> None:

@@ -42,7 +42,13 @@ def fitted(target: str) -> tuple[Booster, pd.DataFrame]:
     y = {0: score, 2: classes[1 * (score > 1)], 3: classes[np.digitize(score, [0, 3])]}[TARGETS[target]]
     frame = frame.assign(**{target: y})
     booster = dboost.fit(
-        frame, target, max_iter=8, max_leaf_nodes=8, eval_set={"_eval$1$_{ [/e]": frame}, source_name="s [/s] <b>", progress=False
+        frame,
+        target,
+        max_iter=8,
+        max_leaf_nodes=8,
+        eval_set={"_eval$1$_{ [/e]": frame},
+        source_name="s [/s] <b>",
+        progress=False,
     )
     return booster, frame
 
@@ -101,7 +107,9 @@ def test_the_report_shows_names_as_they_are() -> None:
     for name in [*NUMBERS, *KINDS, "s [/s] <b>"]:
         assert f"\n{name}\n" in text
     labels = html.unescape(" ".join(re.findall(r'aria-label="([^"]*)"', written)))
-    assert f"Dependence on {booster.importance().index[0]}" in labels and "\\$" not in labels.replace(KINDS[1], "").replace(LEVELS[3], "")
+    assert f"Dependence on {booster.importance().index[0]}" in labels and "\\$" not in labels.replace(KINDS[1], "").replace(
+        LEVELS[3], ""
+    )
     assert "<b>" not in written.replace("<b></b>", "") and "<i>" not in written and "</title>\n" not in written
     assert "\\$k" not in text
 

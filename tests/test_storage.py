@@ -268,6 +268,10 @@ def test_a_forgery_without_a_change_is_read() -> None:
         (put("loss", "n_classes", 10**12), "one of 1000000000000 classes"),
         (put("loss", "quantile", "0.5"), "the loss's quantile is not a number"),
         (put("sources", 0, "rows", "5"), "rows of a source is not an integer"),
+        (put("sources", 0, "first_iteration", 1.0), "first_iteration of a source is not an integer"),
+        (put("sources", 0, "label", ["a"]), "the label of a source is not a string"),
+        (put("sources", 0, "summary", []), "summary of a source is not a mapping"),
+        (put("loss", "name", "log_loss"), "the loss 'log_loss' and the classes do not fit"),
         (put("classes_dtype", 3), "classes_dtype is not a string"),
         (put("best_iteration", 1.5), "best_iteration"),
         (put("named", 1), "named is neither true nor false"),
@@ -302,7 +306,7 @@ def test_nonsense_with_a_right_checksum_is_refused(change: Callable[[dict[str, A
 )
 def test_types_that_cannot_hold_the_classes_are_refused(dtype: Any, classes: list[Any], complaint: str) -> None:
     with pytest.raises(ModelFileError, match=complaint):
-        storage.loads(forged(lambda entries: entries.update(classes=classes, classes_dtype=dtype)))
+        storage.loads(forged(lambda entries: entries.update(classes=classes, classes_dtype=dtype, loss={"name": "log_loss"})))
 
 
 #: What is worth a try in place of anything.
@@ -377,7 +381,7 @@ def test_whatever_is_changed_is_refused_or_can_be_used(compact: bool, data: st.D
     try:
         assert len(booster.classes_ if booster.classes_ is not None else [None]) == len(class_names(model))
         booster._decisions(np.zeros((3, model.n_outputs)))
-        repr(booster), booster.sources, booster.truncate(1), booster.importance(), booster.to_frame()
+        repr(booster), booster.sources, booster.importance(), booster.to_frame()
         storage.loads(storage.dumps(model))
     except DBoostError:
         pass

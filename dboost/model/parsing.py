@@ -187,8 +187,12 @@ def _loss(value: Any, n_outputs: int, has_classes: bool) -> dict[str, Any]:
 
 def _source(value: Any) -> dict[str, Any]:
     source = _mapping(value, "a source")
-    for name in ("rows", "first_iteration", "last_iteration"):
+    for name in ("first_iteration", "last_iteration"):
         _check(name not in source or type(source[name]) is int, f"{name} of a source is not an integer")
+    _check(type(source.get("rows")) in (int, type(None)), "rows of a source is not an integer")
+    _check(type(source.get("label")) in (str, type(None)), "the label of a source is not a string")
+    for name in ("parameters", "summary"):
+        _mapping(source.get(name, {}), f"{name} of a source")
     return source
 
 

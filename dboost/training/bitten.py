@@ -56,7 +56,9 @@ def settle_bites(prepared: Prepared, budget: Budget | None, most_rows: int | Non
     if n_bites * arcbites.parts > n_rows:
         of = "" if arcbites.parts == 1 else f" of {arcbites.parts} parts each"
         raise ParameterError(f"arcbites: n_bites={n_bites}{of} is more than the {n_rows} rows that there are to train on")
-    prepared.parameters = replace(prepared.parameters, arcbites=replace(arcbites, n_bites=n_bites))
+    settled = replace(arcbites, n_bites=n_bites)
+    prepared.parameters = replace(prepared.parameters, arcbites=settled)
+    prepared.learning = replace(prepared.learning, arcbites=settled)
 
 
 def _bites_within(budget: Budget, traits: Traits, n_rows: int) -> int:

@@ -252,15 +252,15 @@ def asked(
     metrics: Sequence[Metric],
     stopping: EarlyStopping | None,
 ) -> dict[str, Any]:
-    """What a fit was asked for, for its checkpoint. How many iterations that is may change."""
+    """What a fit was asked for, for its checkpoint, by names that stay. How many iterations that is may change."""
     told = {name: value for name, value in parameters.to_dict().items() if name != "max_iter"}
     return told | {
-        "the model to start from": None if origin.model is None else storage.digest(origin.model),
+        "start_from": None if origin.model is None else storage.digest(origin.model),
         "continue_bins": "kept" if origin.keeps_bins else "new",
         "continue_steps": "damped" if origin.damps else "full",
-        "the names of the evaluation sets": [name for name, *_ in sets],
+        "eval_set": [name for name, *_ in sets],
         "eval_metric": [metric.name for metric in metrics],
-        "the rule of early stopping": None if stopping is None else stopping.rule,
+        "early_stopping": None if stopping is None else stopping.rule,
     }
 
 
@@ -286,7 +286,7 @@ def stopping_rule(
     if arcbites is not None and given.column == "train_loss":
         raise ParameterError("arcbites cannot be stopped by the training loss, which is always another bite's: hold rows out")
     if arcbites is not None and arcbites.early_stopping_rounds is not None:
-        given.rounds = arcbites.early_stopping_rounds
+        return given.waiting(arcbites.early_stopping_rounds)
     return given
 
 

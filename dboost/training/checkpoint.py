@@ -6,7 +6,8 @@ fit this is. Every file appears whole or not at all, and the state is written af
 fit is killed, the state that is there is that of a moment: the trees of a later moment are at worst not named, and will be
 written again.
 
-Whoever resumes must be the same fit of the same data. What the user asked for is compared word by word. The data are compared
+Whoever resumes must be the same fit of the same data. What the user asked for is compared by its names in the file, which never
+change; what messages call it is in `_CALLED`. The data are compared
 as learning sees them: of each feature the split points, the levels and a sum of all rows' codes, each times a random number
 that belongs to the row (see `shard.fingerprint`); the sums are integers modulo 2**64, so they know nothing of partitions and
 workers. Scores are not compared but recomputed, from the trees: then the loss and every metric of every evaluation set must
@@ -20,7 +21,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +43,20 @@ from dboost.training.target import Target
 if TYPE_CHECKING:
     from dboost.training.trainer import Training
 
-#: Of the format of `state.json`; a folder of a higher one is refused.
-VERSION = 1
+#: Of the format of `state.json`; a folder of a higher one is refused. Version 1 had the words of messages in place of names.
+VERSION = 2
 STATE = "state.json"
+#: What messages call the entries of `State.identity` that are not keywords of the user's.
+_CALLED = {
+    "start_from": "the model to start from",
+    "eval_set": "the names of the evaluation sets",
+    "early_stopping": "the rule of early stopping",
+    "target": "the target",
+    "sample_weight": "the weight",
+    "n_bites": "the number of arcbites",
+    "order": "the order of columns",
+    "loss": "the loss",
+}
 _HEAD = re.compile(rb'\{"format": "dboost checkpoint", "version": (\d{1,9}), "sha256": "([0-9a-f]{64})",\n')
 
 
@@ -127,7 +139,7 @@ class Checkpoint:
         parameters : Parameters
             With more iterations than last time it goes on.
         asked : mapping
-            What the user asked for, as JSON types by what messages call it.
+            What the user asked for, as JSON types by name.
 
         Raises
         ------
@@ -139,10 +151,13 @@ class Checkpoint:
         self._identity = {"asked": _plain(asked)}
         if self._state is None:
             return origin
-        differs = _difference(self._state.identity["asked"], self._identity["asked"])
+        # Of a parameter that there was not yet the default was meant.
+        defaults = {field.name: _plain(field.default) for field in fields(Parameters) if field.name in self._identity["asked"]}
+        differs = _difference(defaults | self._state.identity["asked"], self._identity["asked"])
         if differs is not None:
             name, then, now = differs
-            raise ParameterError(f"{self._refusal}: {name} was {then} then and is {now} now")
+            called = name if name == "loss" else _CALLED.get(name, name)
+            raise ParameterError(f"{self._refusal}: {called} was {then} then and is {now} now")
         n = len(self.history)
         if n > origin.last_iteration(parameters.max_iter) - origin.n_earlier:
             raise ParameterError(f"{self._refusal}: it has {n} iterations already, more than max_iter={parameters.max_iter}")
@@ -178,6 +193,8 @@ class Checkpoint:
         ------
         DataError
             When they are other data, naming what differs.
+        ParameterError
+            When another memory limit makes another number of arcbites.
         """
         self._identity["data"] = _describe(training)
         self._empty = replace(empty, edges=(), parameters={}, metrics={}, sources=())
@@ -185,13 +202,7 @@ class Checkpoint:
         if state is None:
             self._state = State(self._identity, [], now, [])
             return now
-        differs = _difference(state.identity["data"], self._identity["data"])
-        if differs is not None:
-            name, then, current = differs
-            told = f"{name} holds other values" if name.startswith("column") else f"{name} differs"
-            if name == "rows":
-                told = f"there were {then} rows then, there are {current} now"
-            raise DataError(f"{self._refusal}: the data are not the same, {told}")
+        self._check_data(state.identity["data"], self._identity["data"])
         noted = state.visits["began"] if state.visits else state.history[-1] if state.history else state.before
         for name, value in sorted(now.items(), key=lambda item: item[0] != "train_loss"):
             if not _same(value, noted.get(name)):
@@ -200,6 +211,27 @@ class Checkpoint:
                     f"{self._refusal}: {whose} are not the same, {name} is {value!r} where {noted.get(name)!r} was noted"
                 )
         return state.before
+
+    def _check_data(self, then: dict[str, Any], now: dict[str, Any]) -> None:
+        """Refuse other data, and another number of bites."""
+        then = _in_names(then, now) if "the target" in then else then
+        other = then.get("n_bites", now.get("n_bites"))
+        if other != now.get("n_bites") and then["rows"] == now["rows"]:
+            raise ParameterError(
+                f"{self._refusal}: with the memory_limit of then there were {other} arcbites, now there are {now['n_bites']} "
+                f"(give the same memory_limit, or n_bites={other})"
+            )
+        differs = _difference({**then, "n_bites": other, "columns": None}, {"n_bites": None, **now, "columns": None})
+        column = _difference(then["columns"], now["columns"])
+        if differs is not None and differs[0] == "rows":
+            told = f"there were {differs[1]} rows then, there are {differs[2]} now"
+        elif differs is not None and (differs[0] != "loss" or column is None):
+            told = f"{_CALLED.get(differs[0], differs[0])} differs"
+        elif column is not None:
+            told = f"column {column[0]!r} holds other values"
+        else:
+            return
+        raise DataError(f"{self._refusal}: the data are not the same, {told}")
 
     def note(self, training: Training) -> None:
         """After an iteration: write it down if it is time to."""
@@ -284,7 +316,12 @@ class Checkpoint:
         content = data[head.end() :]
         if hashlib.sha256(content).hexdigest() != head[2].decode():
             raise ModelFileError(f"{name} is damaged, cut short or was edited: its content does not match its checksum")
-        return State(**json.loads(b"{" + content))
+        state = State(**json.loads(b"{" + content))
+        if int(head[1]) < VERSION:
+            names = {called: name for name, called in _CALLED.items()}
+            asked = {names.get(key, key): value for key, value in state.identity["asked"].items()}
+            state = replace(state, identity=state.identity | {"asked": asked})
+        return state
 
     def _model(self) -> Ensemble:
         """The fit's own trees, and what was measured."""
@@ -330,15 +367,26 @@ def _describe(training: Training) -> dict[str, Any]:
     """The data as learning sees them."""
     binning, loss = training.binning, training.loss
     sums = merged(training.engine, len(binning.features)) if training.code_sums is None else training.code_sums
-    columns = {}
+    columns: dict[str, str] = {}
     for feature, edges, code_sum in zip(binning.features, binning.edges, sums[2:], strict=True):
         cut = [repr(level) for level in feature.levels or ()] if edges is None else [edge.hex() for edge in edges.tolist()]
-        columns[f"column {feature.name!r}"] = hashlib.sha256(json.dumps([cut, code_sum]).encode()).hexdigest()
+        columns[feature.name] = hashlib.sha256(json.dumps([cut, code_sum]).encode()).hexdigest()
     # The weights first: what they change (split points, say) is not at fault.
-    rows: dict[str, Any] = {"rows": training.engine.n_rows, "the target": sums[0], "the weight": sums[1]}
+    rows: dict[str, Any] = {"rows": training.engine.n_rows, "target": sums[0], "sample_weight": sums[1]}
     if training.parameters.arcbites is not None:
-        rows["the number of arcbites"] = training.parameters.arcbites.n_bites
-    return rows | {"the order of columns": list(columns)} | columns | {"the loss": _plain(loss.to_dict())}
+        rows["n_bites"] = training.parameters.arcbites.n_bites
+    return rows | {"order": list(columns), "columns": columns, "loss": _plain(loss.to_dict())}
+
+
+def _in_names(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """What the first version of the format noted of the data, as it is noted now.
+
+    Columns were entries of their own, and the number of bites was noted only where the user had given it.
+    """
+    known = {name: then[called] for name, called in _CALLED.items() if then.get(called) is not None}
+    keys = {f"column {name!r}": name for name in now["columns"]}
+    columns = {keys.get(key, key): value for key, value in then.items() if key.startswith("column ")}
+    return {"rows": then["rows"], **known, "order": [keys.get(key, key) for key in known["order"]], "columns": columns}
 
 
 def merged(engine: Engine, n_features: int) -> list[int]:

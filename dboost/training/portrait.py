@@ -129,7 +129,7 @@ def warn_of_drift(model: Ensemble, portrait: Portrait, asked: Parameters, learni
         return
     told = dict.fromkeys(one["name"] for one in drifted)  # the scores of several outputs once
     listed = ", ".join(list(told)[:_TOLD]) + (f" and {len(told) - _TOLD} more" if len(told) > _TOLD else "")
-    if learning is asked:
+    if (learning.learning_rate, learning.l2_regularization) == (asked.learning_rate, asked.l2_regularization):
         steps = "steps are not damped"
     else:
         steps = (

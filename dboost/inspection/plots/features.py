@@ -32,7 +32,15 @@ def draw_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax:
             for k, name in enumerate(by_class.columns):
                 of_class = by_class.loc[shown.index, name]
                 style = {"color": canvas.CYCLE[k % len(canvas.CYCLE)], "marker": markers[k % len(markers)]}
-                ax.plot(of_class, place, linestyle="none", markersize=4.5, clip_on=False, label=canvas.key(canvas.short(name)), **style)
+                ax.plot(
+                    of_class,
+                    place,
+                    linestyle="none",
+                    markersize=4.5,
+                    clip_on=False,
+                    label=canvas.key(canvas.short(name)),
+                    **style,
+                )
             canvas.legend_beside(ax, "class")
         elif len(shown):
             for y, value in enumerate(shown.to_numpy().tolist()):

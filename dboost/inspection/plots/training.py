@@ -37,7 +37,9 @@ def draw_history(history: pd.DataFrame, loss: Loss, best: int | None, ax: Any) -
         for axes, (metric, lines) in zip(grid, panels.items(), strict=True):
             for rows, column in lines:
                 i = 0 if rows == "training" else 1 + sum(other != "training" for other, c in lines if c < column)
-                axes.plot(history["iteration"], history[column], label=canvas.key(canvas.plain(f"{rows} rows")), **canvas.colour(i))
+                axes.plot(
+                    history["iteration"], history[column], label=canvas.key(canvas.plain(f"{rows} rows")), **canvas.colour(i)
+                )
             axes.set_ylabel(canvas.plain(metric.replace("_", " ")))
             axes.grid(axis="y")
             axes.margins(x=0.01)
