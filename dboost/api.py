@@ -128,8 +128,8 @@ def fit(
             "checkpoint": checkpoint,
             "checkpoint_every": checkpoint_every,
         }
-        given = [*(name for name, value in parameters.items() if value is not None), *idle_in_refit(idle)]
-        return _refitted(start_from, data, target, options, given)
+        of_trees = [name for name, value in parameters.items() if value is not None]
+        return _refitted(start_from, data, target, options, [*of_trees, *idle_in_refit(idle)])
     origin, own = NOTHING, None
     if start_from is not None:
         model = as_booster(start_from)

@@ -184,7 +184,8 @@ EVENTS: list[dict[str, Any]] = [
 ANYTHING = st.one_of(
     st.none(), st.booleans(), st.integers(-1, 3), st.floats(), st.text(max_size=3), st.binary(max_size=2),
     st.sampled_from([10**400, -(10**400), 2**63, 1e308, "\udcff", "<b>", np.int64(3), np.float64(2.0)]),
-    st.lists(st.integers(0, 2), max_size=2), st.dictionaries(st.one_of(st.text(max_size=2), st.integers()), st.floats(), max_size=2),
+    st.lists(st.integers(0, 2), max_size=2),
+    st.dictionaries(st.one_of(st.text(max_size=2), st.integers()), st.floats(), max_size=2),
 )  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def test_a_failed_replacement_leaves_the_old_data(
     real = os.rename
     with monkeypatch.context() as patched:
         patched.setattr("os.rename", rename)
-        with pytest.raises(StorageError if isinstance(error, OSError) else KeyboardInterrupt, match="data|^$"):
+        with pytest.raises(StorageError if isinstance(error, OSError) else KeyboardInterrupt, match=r"data|^$"):
             dboost.prepare(NEW, "y", tmp_path / "data", features=FEATURES)
     assert len(calls) == (1 if n_th == 1 else 3)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]

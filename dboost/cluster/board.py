@@ -13,8 +13,8 @@ what only the client knows:
     ended      and how                                                      reducer
 
 So whoever subscribes to the topic knows as much. Anybody can log under a topic of Dask's: an event that is none of these, or
-lacks something, changes nothing, because what it says is read and checked before the board is written to. Fits that have ended are kept for a
-while, a few of them; a fit of any length takes up the same memory, because its curves are thinned as they grow.
+lacks something, changes nothing, because what it says is read and checked before the board is written to. Fits that have ended
+are kept for a while, a few of them; a fit of any length takes up the same memory, because its curves are thinned as they grow.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class Board:
 
 
 def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= value < 1 << 63:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < 1 << 63:
         raise ValueError(f"{value!r:.40} is no count")
     return int(value)
 

@@ -2,7 +2,8 @@
 
 A new folder is filled beside its final place and renamed when everything is on the disk; one that is there is replaced only if
 it is such a folder itself. Folders cannot be exchanged in one step everywhere, so the old one steps aside for a moment, under a
-name that readers know: if the process is killed then, they find it there. Reading trusts nothing: the file has a digest, and every block of the others a checksum in it.
+name that readers know: if the process is killed then, they find it there. Reading trusts nothing: the file has a digest, and
+every block of the others a checksum in it.
 """
 
 from __future__ import annotations
