@@ -29,8 +29,8 @@ from dboost.engine.in_process import InProcessEngine
 from dboost.model import files
 from dboost.shard import blocks
 from dboost.shard.fingerprint import fingerprint, random_numbers
-from dboost.training import checkpoint
 from dboost.training.budget import Budget
+from dboost.training import identity as identity_of
 from tests.clusters import Processes, threads_cluster
 from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 from tests.tables import make_table
@@ -272,7 +272,8 @@ def test_no_wording_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     written = (tmp_path / "state.json").read_bytes()
     identity = json.loads(b"{" + written.partition(b"\n")[2])["identity"]
     assert all(" " not in key for part in ("asked", "data") for key in identity[part])
-    monkeypatch.setattr(checkpoint, "_CALLED", {name: f"other words for {name}" for name in checkpoint._CALLED})
+    for name in identity_of.CALLED:
+        monkeypatch.setitem(identity_of.CALLED, name, f"other words for {name}")
     assert fit(max_iter=5, **options).n_iter_ == 5
     with pytest.raises(DataError, match="other words for sample_weight differs"):
         fit(max_iter=6, **options | {"sample_weight": None})

@@ -381,7 +381,7 @@ def test_whatever_is_changed_is_refused_or_can_be_used(compact: bool, data: st.D
     try:
         assert len(booster.classes_ if booster.classes_ is not None else [None]) == len(class_names(model))
         booster._decisions(np.zeros((3, model.n_outputs)))
-        repr(booster), booster.sources, booster.importance(), booster.to_frame()
+        repr(booster), booster.sources, booster.loss
         storage.loads(storage.dumps(model))
     except DBoostError:
         pass

@@ -7,7 +7,7 @@ fit is killed, the state that is there is that of a moment: the trees of a later
 written again.
 
 Whoever resumes must be the same fit of the same data. What the user asked for is compared by its names in the file, which never
-change; what messages call it is in `_CALLED`. The data are compared
+change; what messages call it is in `training.identity`. The data are compared
 as learning sees them: of each feature the split points, the levels and a sum of all rows' codes, each times a random number
 that belongs to the row (see `shard.fingerprint`); the sums are integers modulo 2**64, so they know nothing of partitions and
 workers. Scores are not compared but recomputed, from the trees: then the loss and every metric of every evaluation set must
@@ -20,22 +20,20 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dboost.engine.contract import Engine
-from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError
+from dboost.errors import DataError, ModelFileError, ParameterError
 from dboost.late import fsspec, is_a
 from dboost.model import files, storage
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
 from dboost.schema import Feature
-from dboost.shard.fingerprint import fingerprint
 from dboost.training.assembly import appended, metrics_of
+from dboost.training.identity import CALLED, describe, difference, in_names, plain, same
 from dboost.training.origin import Origin
 from dboost.training.replay import check_continues
 from dboost.training.target import Target
@@ -46,17 +44,6 @@ if TYPE_CHECKING:
 #: Of the format of `state.json`; a folder of a higher one is refused. Version 1 had the words of messages in place of names.
 VERSION = 2
 STATE = "state.json"
-#: What messages call the entries of `State.identity` that are not keywords of the user's.
-_CALLED = {
-    "start_from": "the model to start from",
-    "eval_set": "the names of the evaluation sets",
-    "early_stopping": "the rule of early stopping",
-    "target": "the target",
-    "sample_weight": "the weight",
-    "n_bites": "the number of arcbites",
-    "order": "the order of columns",
-    "loss": "the loss",
-}
 _HEAD = re.compile(rb'\{"format": "dboost checkpoint", "version": (\d{1,9}), "sha256": "([0-9a-f]{64})",\n')
 
 
@@ -148,15 +135,15 @@ class Checkpoint:
         ModelFileError
             When a file of the checkpoint is damaged.
         """
-        self._identity = {"asked": _plain(asked)}
+        self._identity = {"asked": plain(asked)}
         if self._state is None:
             return origin
         # Of a parameter that there was not yet the default was meant.
-        defaults = {field.name: _plain(field.default) for field in fields(Parameters) if field.name in self._identity["asked"]}
-        differs = _difference(defaults | self._state.identity["asked"], self._identity["asked"])
+        defaults = {field.name: plain(field.default) for field in fields(Parameters) if field.name in self._identity["asked"]}
+        differs = difference(defaults | self._state.identity["asked"], self._identity["asked"])
         if differs is not None:
             name, then, now = differs
-            called = name if name == "loss" else _CALLED.get(name, name)
+            called = name if name == "loss" else CALLED.get(name, name)
             raise ParameterError(f"{self._refusal}: {called} was {then} then and is {now} now")
         n = len(self.history)
         if n > origin.last_iteration(parameters.max_iter) - origin.n_earlier:
@@ -196,7 +183,7 @@ class Checkpoint:
         ParameterError
             When another memory limit makes another number of arcbites.
         """
-        self._identity["data"] = _describe(training)
+        self._identity["data"] = describe(training)
         self._empty = replace(empty, edges=(), parameters={}, metrics={}, sources=())
         state = self._state
         if state is None:
@@ -205,7 +192,7 @@ class Checkpoint:
         self._check_data(state.identity["data"], self._identity["data"])
         noted = state.visits["began"] if state.visits else state.history[-1] if state.history else state.before
         for name, value in sorted(now.items(), key=lambda item: item[0] != "train_loss"):
-            if not _same(value, noted.get(name)):
+            if not same(value, noted.get(name)):
                 whose = "the training data" if name == "train_loss" else "the evaluation sets"
                 raise DataError(
                     f"{self._refusal}: {whose} are not the same, {name} is {value!r} where {noted.get(name)!r} was noted"
@@ -214,19 +201,19 @@ class Checkpoint:
 
     def _check_data(self, then: dict[str, Any], now: dict[str, Any]) -> None:
         """Refuse other data, and another number of bites."""
-        then = _in_names(then, now) if "the target" in then else then
+        then = in_names(then, now) if "the target" in then else then
         other = then.get("n_bites", now.get("n_bites"))
         if other != now.get("n_bites") and then["rows"] == now["rows"]:
             raise ParameterError(
                 f"{self._refusal}: with the memory_limit of then there were {other} arcbites, now there are {now['n_bites']} "
                 f"(give the same memory_limit, or n_bites={other})"
             )
-        differs = _difference({**then, "n_bites": other, "columns": None}, {"n_bites": None, **now, "columns": None})
-        column = _difference(then["columns"], now["columns"])
+        differs = difference({**then, "n_bites": other, "columns": None}, {"n_bites": None, **now, "columns": None})
+        column = difference(then["columns"], now["columns"])
         if differs is not None and differs[0] == "rows":
             told = f"there were {differs[1]} rows then, there are {differs[2]} now"
         elif differs is not None and (differs[0] != "loss" or column is None):
-            told = f"{_CALLED.get(differs[0], differs[0])} differs"
+            told = f"{CALLED.get(differs[0], differs[0])} differs"
         elif column is not None:
             told = f"column {column[0]!r} holds other values"
         else:
@@ -251,7 +238,7 @@ class Checkpoint:
         first, last = self._n_written(training), training.n_done
         if last == first:
             return
-        records = [_plain(record) for record in training.history[first - last :]]
+        records = [plain(record) for record in training.history[first - last :]]
         part = self._write_trees(training, first, last)
         self._write_state(State(self._identity, [*state.parts, part], state.before, [*state.history, *records]))
 
@@ -266,8 +253,8 @@ class Checkpoint:
             return
         first, last = self._n_written(training), training.n_done
         parts = state.parts if first == last else [*state.parts, self._write_trees(training, first, last)]
-        history = [*state.history, *(_plain(record) for record in training.history[len(state.history) :])]
-        self._write_state(State(self._identity, parts, state.before, history, _plain(past | {"began": began})))
+        history = [*state.history, *(plain(record) for record in training.history[len(state.history) :])]
+        self._write_state(State(self._identity, parts, state.before, history, plain(past | {"began": began})))
 
     def _write_trees(self, training: Training, first: int, last: int) -> dict[str, Any]:
         name = f"trees-{first + 1:06d}-{last:06d}.json"
@@ -318,7 +305,7 @@ class Checkpoint:
             raise ModelFileError(f"{name} is damaged, cut short or was edited: its content does not match its checksum")
         state = State(**json.loads(b"{" + content))
         if int(head[1]) < VERSION:
-            names = {called: name for name, called in _CALLED.items()}
+            names = {called: name for name, called in CALLED.items()}
             asked = {names.get(key, key): value for key, value in state.identity["asked"].items()}
             state = replace(state, identity=state.identity | {"asked": asked})
         return state
@@ -361,61 +348,3 @@ def _dumps(state: State) -> bytes:
     content = text.encode()
     head = f'{{"format": "dboost checkpoint", "version": {VERSION}, "sha256": "{hashlib.sha256(content).hexdigest()}",\n'
     return head.encode() + content
-
-
-def _describe(training: Training) -> dict[str, Any]:
-    """The data as learning sees them."""
-    binning, loss = training.binning, training.loss
-    sums = merged(training.engine, len(binning.features)) if training.code_sums is None else training.code_sums
-    columns: dict[str, str] = {}
-    for feature, edges, code_sum in zip(binning.features, binning.edges, sums[2:], strict=True):
-        cut = [repr(level) for level in feature.levels or ()] if edges is None else [edge.hex() for edge in edges.tolist()]
-        columns[feature.name] = hashlib.sha256(json.dumps([cut, code_sum]).encode()).hexdigest()
-    # The weights first: what they change (split points, say) is not at fault.
-    rows: dict[str, Any] = {"rows": training.engine.n_rows, "target": sums[0], "sample_weight": sums[1]}
-    if training.parameters.arcbites is not None:
-        rows["n_bites"] = training.parameters.arcbites.n_bites
-    return rows | {"order": list(columns), "columns": columns, "loss": _plain(loss.to_dict())}
-
-
-def _in_names(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """What the first version of the format noted of the data, as it is noted now.
-
-    Columns were entries of their own, and the number of bites was noted only where the user had given it.
-    """
-    known = {name: then[called] for name, called in _CALLED.items() if then.get(called) is not None}
-    keys = {f"column {name!r}": name for name in now["columns"]}
-    columns = {keys.get(key, key): value for key, value in then.items() if key.startswith("column ")}
-    return {"rows": then["rows"], **known, "order": [keys.get(key, key) for key in known["order"]], "columns": columns}
-
-
-def merged(engine: Engine, n_features: int) -> list[int]:
-    """The sums of all rows: of target, weight, and the codes of each feature."""
-    answers = engine.ask(fingerprint)
-    total = reduce(np.add, answers, np.zeros(n_features + 2, np.uint64))
-    return [int(number) for number in total]
-
-
-def _difference(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any] | None:
-    """The first thing that differs between two records: its name, and both values."""
-    for name in [*then, *(name for name in now if name not in then)]:
-        if not _same(then.get(name), now.get(name)):
-            return name, then.get(name), now.get(name)
-    return None
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one == other or (one != one and other != other)
-
-
-def _plain(value: Any) -> Any:
-    """What comes back from JSON as it was."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise DBoostError(f"a checkpoint cannot note {value!r}")

@@ -29,7 +29,7 @@ from dboost.growth.task import VISITS, Extremes, mixed
 from dboost.shard.bites import bite_sizes
 from dboost.shard.shard import Shard
 from dboost.statistics.exact import merged_float, total
-from dboost.training.checkpoint import merged
+from dboost.training.identity import merged
 from dboost.training.monitor import Progress
 from dboost.training.trainer import Assemble, Training
 
