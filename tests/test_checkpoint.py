@@ -276,7 +276,7 @@ def test_no_wording_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setitem(identity_of.CALLED, name, f"other words for {name}")
     assert fit(max_iter=5, **options).n_iter_ == 5
     with pytest.raises(DataError, match="other words for sample_weight differs"):
-        fit(max_iter=6, **options | {"sample_weight": None})
+        fit(frame=FRAME.assign(w=3 * FRAME["w"]), max_iter=6, **options)
 
 
 def test_parameters_that_there_were_not_yet_had_their_defaults(tmp_path: Path) -> None:
