@@ -29,8 +29,8 @@ from dboost.engine.in_process import InProcessEngine
 from dboost.model import files
 from dboost.shard import blocks
 from dboost.shard.fingerprint import fingerprint, random_numbers
-from dboost.training.budget import Budget
 from dboost.training import identity as identity_of
+from dboost.training.budget import Budget
 from tests.clusters import Processes, threads_cluster
 from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 from tests.tables import make_table
