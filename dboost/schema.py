@@ -6,12 +6,20 @@ when a model is first trained and new ones are only ever appended, so codes neve
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 #: A categorical feature may have this many levels at most: codes are 16-bit, and the last value means "missing".
 MAX_LEVELS = 65_535
 
 Level = str | int | float | bool
+
+_KINDS: dict[type, str] = {str: "text", bool: "truth values"}
+
+
+def kinds_of(levels: Iterable[Level]) -> set[str]:
+    """What levels are, in words: "text", "numbers" or "truth values"."""
+    return {_KINDS.get(kind, "numbers") for kind in set(map(type, levels))}
 
 
 @dataclass(frozen=True)
@@ -24,3 +32,17 @@ class Feature:
     @property
     def is_categorical(self) -> bool:
         return self.levels is not None
+
+    @property
+    def legal_kinds(self) -> tuple[str, ...]:
+        """What a column may hold that is read for this feature, its own kind first; empty where anything is legal.
+
+        Levels 0 and 1 may come as truth values. A numeric feature is not restricted here, nor is one without levels or with
+        levels of text and numbers.
+        """
+        kinds = kinds_of(self.levels or ())
+        if len(kinds) != 1:
+            return ()
+        own = kinds.pop()
+        assert self.levels is not None
+        return (own, "truth values") if own == "numbers" and (0 in self.levels or 1 in self.levels) else (own,)

@@ -130,7 +130,7 @@ def test_numpy_scalars_are_numbers() -> None:
 
 def test_nodes_must_be_in_depth_first_order() -> None:
     tree = SMALL.trees[0]
-    with pytest.raises(ModelFileError, match="tree 1 are not in depth-first order"):
+    with pytest.raises(ModelFileError, match="tree 1: its nodes are not in depth-first order"):
         storage.dumps(replace(SMALL, trees=(tree, replace(tree, right=tree.left))))
 
 
