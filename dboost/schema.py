@@ -14,12 +14,14 @@ MAX_LEVELS = 65_535
 
 Level = str | int | float | bool
 
-_KINDS: dict[type, str] = {str: "text", bool: "truth values"}
+#: What levels may be, in words.
+TEXT, NUMBERS, TRUTH_VALUES = "text", "numbers", "truth values"
+_KINDS: dict[type, str] = {str: TEXT, bool: TRUTH_VALUES}
 
 
 def kinds_of(levels: Iterable[Level]) -> set[str]:
-    """What levels are, in words: "text", "numbers" or "truth values"."""
-    return {_KINDS.get(kind, "numbers") for kind in set(map(type, levels))}
+    """What levels are, in words."""
+    return {_KINDS.get(kind, NUMBERS) for kind in set(map(type, levels))}
 
 
 @dataclass(frozen=True)
@@ -45,4 +47,4 @@ class Feature:
             return ()
         own = kinds.pop()
         assert self.levels is not None
-        return (own, "truth values") if own == "numbers" and (0 in self.levels or 1 in self.levels) else (own,)
+        return (own, TRUTH_VALUES) if own == NUMBERS and (0 in self.levels or 1 in self.levels) else (own,)

@@ -25,7 +25,7 @@ import numpy as np
 
 from dboost.errors import DataError, InputTypeError
 from dboost.late import is_a, pa, pd
-from dboost.schema import MAX_LEVELS, Feature, Level, kinds_of
+from dboost.schema import MAX_LEVELS, NUMBERS, TRUTH_VALUES, Feature, Level, kinds_of
 from dboost.sources.chunk import CategoryColumn, Column
 from dboost.sources.levels import apply, too_many
 
@@ -98,14 +98,14 @@ def _check_kind(column: Column, rule: Rule) -> None:
     if isinstance(column, CategoryColumn):
         given, values = kinds_of(column.levels), np.array([level for level in column.levels if not isinstance(level, str)])
     else:
-        given, values = {"truth values" if column.dtype == bool else "numbers"}, column
+        given, values = {TRUTH_VALUES if column.dtype == bool else NUMBERS}, column
     wrong = given - set(rule.kinds)
     if not wrong:
         return
-    if wrong == {"numbers"}:
+    if wrong == {NUMBERS}:
         present = values[~np.isnan(values)]
         # Truth values among missing ones are often stored as 0 and 1.
-        if not len(present) or (rule.kinds[0] == "truth values" and ((present == 0) | (present == 1)).all()):
+        if not len(present) or (rule.kinds[0] == TRUTH_VALUES and ((present == 0) | (present == 1)).all()):
             return
     if len(column.codes if isinstance(column, CategoryColumn) else column):
         raise DataError(f"column {rule.name!r} holds {min(wrong)}, but it held {rule.kinds[0]} in training")

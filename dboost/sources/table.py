@@ -97,7 +97,7 @@ def open_table(
     if origin is not None:
         from dboost.sources.paths import open_path
 
-        data = open_path(origin)
+        data = open_path(origin, like)
     in_partitions = is_lazy(data)
     if in_partitions:
         from dboost.sources import lazy
