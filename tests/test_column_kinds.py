@@ -18,7 +18,7 @@ import pytest
 from distributed import Client
 
 import dboost
-from dboost import DataError
+from dboost import DataError, binning
 from dboost.binning import propose
 from dboost.sources import open_table
 from tests.clusters import threads_cluster
@@ -138,7 +138,7 @@ def test_masked_integers_are_levels_too() -> None:
     ],
 )
 def test_infinite_categories_are_refused_by_name(column: Any, declared: bool) -> None:
-    with pytest.raises(DataError, match="column 'c' .*infinite"):
+    with pytest.raises(DataError, match=r"column 'c' .*infinite"):
         fit(X.assign(c=column), categorical_features=["c"] if declared else "from_dtype")
 
 
@@ -261,11 +261,19 @@ def test_levels_that_are_new_and_columns_without_values_are_legal(of_text: dboos
 def test_models_of_numbers_want_numbers() -> None:
     categories = fit(X.assign(c=CODES), categorical_features=["c"])
     numeric = fit(X.assign(c=CODES))
-    for column in (CODES, CODES.astype(float), pd.Categorical(CODES), CODES.astype("Int64"), CODES + 17, CODES - 1.5, CODES > 0):
+    for column in (
+        CODES,
+        CODES.astype(float),
+        pd.Categorical(CODES),
+        CODES.astype("Int64"),
+        CODES + 17,
+        CODES - 1.5,
+        CODES > 0,
+    ):
         assert np.isfinite(categories.predict(X.assign(c=column))).all()
     with pytest.raises(DataError, match="column 'c' holds text, but it held numbers in training"):
         categories.predict(X)
-    with pytest.raises(DataError, match="column 'c' holds text or categories.*the model knows it as numeric"):
+    with pytest.raises(DataError, match=r"column 'c' holds text or categories.*the model knows it as numeric"):
         numeric.predict(X)
     later = fit(X.assign(c=CODES + 3), categorical_features=["c"])
     assert np.isfinite(later.predict(X.assign(c=CODES))).all()
@@ -298,3 +306,20 @@ def test_text_of_digits_is_read_from_csv_as_the_model_knows_it(tmp_path: Path, c
     assert fit(path, "y", start_from=booster) == again
     assert fit(path, "y", start_from=booster, client=client) == again
     assert again.features == booster.features
+
+
+def test_no_fit_gives_a_model_that_its_file_cannot_hold(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binning, "midpoints", lambda distinct: np.zeros(len(distinct) - 1))
+    frame = X.assign(x=np.round(X["x"]), y=Y)
+    grown: list[int] = []
+
+    def note(now: dboost.Iteration) -> None:
+        grown.append(now.iteration)
+
+    dboost.prepare(frame, "y", tmp_path / "data")
+    for data, options in ((frame, {}), (frame, {"memory_limit": LIMIT}), (tmp_path / "data", {}), (frame, {"client": client})):
+        with pytest.raises(dboost.ModelFileError, match="the model cannot be stored: edges of 'x' do not ascend"):
+            fit(data, "y", callbacks=[note], **options)
+    assert not grown, "that is known before the first iteration"

@@ -374,7 +374,9 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
 def changed(field: str, values: Any) -> Ensemble:
     """SMALL with another array in its second tree; values : a function of the old array."""
     tree = SMALL.trees[1]
-    return replace(SMALL, trees=(SMALL.trees[0], replace(tree, **{field: values(getattr(tree, field).copy())}), *SMALL.trees[2:]))
+    return replace(
+        SMALL, trees=(SMALL.trees[0], replace(tree, **{field: values(getattr(tree, field).copy())}), *SMALL.trees[2:])
+    )
 
 
 def set_at(index: int, value: Any) -> Any:
@@ -418,9 +420,11 @@ def test_models_that_would_not_come_back_fail_the_check(ensemble: Ensemble, mess
 
 
 def test_sets_of_levels_are_checked() -> None:
-    ensemble = next(e for e in (random_ensemble(s, n_iterations=4, n_leaves=8) for s in range(50)) if any(
-        codes is not None for tree in e.trees for codes in tree.categories
-    ))
+    ensemble = next(
+        e
+        for e in (random_ensemble(s, n_iterations=4, n_leaves=8) for s in range(50))
+        if any(codes is not None for tree in e.trees for codes in tree.categories)
+    )
     number, tree = next((i, t) for i, t in enumerate(ensemble.trees) if any(codes is not None for codes in t.categories))
     for bad in ([0, 0], [1, 0], [-1], [10**6]):
         wrong = tuple(None if codes is None else np.array(bad, np.int32) for codes in tree.categories)

@@ -179,7 +179,6 @@ class Source:
         finally:
             connection.client.cancel(list(futures), reason="loading ended")
 
-
     def _failure(self, connection: Connection, i: int, error: BaseException | None) -> DBoostError:
         """What to raise where a partition could not be read."""
         if isinstance(error, DBoostError):

@@ -71,7 +71,8 @@ def parse_ensemble(content: Any) -> Ensemble:
 def depth_first_children(feature: np.ndarray, sizes: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Left and right children (int32, -1 in leaves) of the nodes of trees, which are numbered from 0 in each tree.
 
-    feature : of the nodes of all trees, one tree after the other, in depth-first order; -1 in leaves. sizes : nodes of each tree.
+    feature : of the nodes of all trees, one tree after the other, in depth-first order; -1 in leaves.
+    sizes : nodes of each tree.
 
     Raises
     ------

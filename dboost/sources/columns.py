@@ -119,7 +119,7 @@ def _polars_to_arrow(values: Any, rule: Rule) -> Any:
 
 
 def _from_numpy(values: np.ndarray | CategoryColumn, rule: Rule) -> Column:
-    if is_a(values, "numpy.ma", "MaskedArray"):
+    if not isinstance(values, CategoryColumn) and is_a(values, "numpy.ma", "MaskedArray"):
         values = _masked(np.ma.getdata(values), np.ma.getmaskarray(values), rule)
     if isinstance(values, CategoryColumn):
         return values

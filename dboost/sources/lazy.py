@@ -107,10 +107,11 @@ def consume(
 
 def _failed(error: Exception, graph: dict[Any, Any], keys: list[Any]) -> int | None:
     """Which partition was read when an error occurred in a task; None where several need the task, or it is not known."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "execute_task"]
-    failed = frames[-1].f_locals.get("key") if frames else None
-    if failed not in graph:
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "execute_task")
+    tasks = [key for key in (frame.f_locals.get("key") for frame in frames) if key in graph]
+    if not tasks:
         return None
+    failed = tasks[-1]
     dependents = reverse_dict({key: get_dependencies(graph, key) for key in graph})
     reached, waiting = {failed}, [failed]
     while waiting:

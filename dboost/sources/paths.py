@@ -153,9 +153,7 @@ def _read_parquet(paths: list[str], files: list[str]) -> dd.DataFrame:
 def _read_csv(files: list[str], as_text: Container[str]) -> dd.DataFrame:
     with reading(files[0]), fsspec.open(files[0], "rb", compression="infer") as stream:
         sample = _parse(stream, [], n_rows=SAMPLE_ROWS)
-    text = [
-        name for name in sample if name in as_text or pd.api.types.infer_dtype(sample[name], skipna=True) == "string"
-    ]
+    text = [name for name in sample if name in as_text or pd.api.types.infer_dtype(sample[name], skipna=True) == "string"]
     sample = sample.astype(dict.fromkeys(text, "str"))
     blocks = [(file, start, length) for file in files for start, length in _cut(file)]
     return dd.from_map(
