@@ -120,6 +120,14 @@ def test_integer_levels_are_exact_also_beside_missing_values(column: pd.Series) 
             assert codes == [0, 1, 2, 3, 2, 1, -1]
 
 
+def test_unsigned_integers_among_objects_are_exact_levels() -> None:
+    column = pd.Series([2**63 + 2, None, 2**63 + 1, 5], dtype=object)
+    with open_table(pd.DataFrame({"id": column}), np.arange(4), categorical_features=["id"]) as table:
+        assert table.features[0].levels == (5, 2**63 + 1, 2**63 + 2)
+    with open_table(pd.DataFrame({"id": column}), np.arange(4)) as table:
+        np.testing.assert_array_equal(table.chunk(0).columns[0], [2.0**63, np.nan, 2.0**63, 5.0])
+
+
 def test_masked_integers_are_levels_too() -> None:
     masked = np.ma.masked_array(IDS[:, None], mask=[[False]] * 5 + [[True]])
     with open_table(masked, np.arange(6), categorical_features=[0]) as table:

@@ -102,7 +102,9 @@ def loads(data: bytes, name: str = "the model file") -> Ensemble:
 
 
 def check(ensemble: Ensemble, n_known: int = 0) -> None:
-    """Refuse a model that `loads` would not give back, without writing its trees and split points out.
+    """Refuse a model that `loads` would not give back, without writing out what is long: trees, split points, summaries.
+
+    Summaries are JSON types of finite numbers by their making (`model.summary`), and `loads` asks no more of them.
 
     n_known : trees at the beginning that are those of a model already, and not looked at again.
 
@@ -111,7 +113,8 @@ def check(ensemble: Ensemble, n_known: int = 0) -> None:
     ModelFileError
         Saying what is wrong.
     """
-    content = json.loads(b"{" + _content(replace(ensemble, trees=(), edges=())))
+    sources = tuple({name: value for name, value in source.items() if name != "summary"} for source in ensemble.sources)
+    content = json.loads(b"{" + _content(replace(ensemble, trees=(), edges=(), sources=sources)))
     try:
         parse_ensemble(content | {"edges": list(ensemble.edges)})
     except Refused as error:

@@ -169,11 +169,12 @@ def _from_objects(values: np.ndarray, rule: Rule) -> Column:
     if all(issubclass(t, (bool, np.bool_)) for t in types):
         numeric = present.astype(bool)
     else:
+        whole = all(issubclass(t, (numbers.Integral, np.bool_)) for t in types)
         try:
-            whole = all(issubclass(t, (numbers.Integral, np.bool_)) for t in types)
             numeric = present.astype(np.int64 if whole else np.float64)
         except OverflowError:
-            numeric = present.astype(np.float64)
+            unsigned = whole and present.min() >= 0 and present.max() < 2**64
+            numeric = present.astype(np.uint64 if unsigned else np.float64)
     if not missing.any():
         return numeric
     full = np.zeros(len(values), dtype=numeric.dtype)
