@@ -68,6 +68,7 @@ def test_the_type_of_weights_does_not_matter(dtype: Any) -> None:
     assert fit(X.assign(w=weight, y=FRAME["y"]), "y", "w") == expected
 
 
+@pytest.mark.filterwarnings("ignore::dboost.DriftWarning")
 def test_weights_of_later_data_and_of_evaluation_sets_count_alike() -> None:
     old = fit(X, FRAME["y"], None)
     columns = fit(FRAME.drop(columns="grade"), "y", "w", start_from=old, eval_set=[FRAME.drop(columns="grade")])
