@@ -78,8 +78,11 @@ def propose(values: np.ndarray, weight: np.ndarray | None, max_bins: int) -> np.
 
     Returns
     -------
-    float64[n_edges], ascending, at most max_bins - 1 of them.
+    float64[n_edges], strictly ascending, at most max_bins - 1 of them.
     """
+    if values.dtype.kind in "iu" and values.dtype.itemsize == 8:
+        # Integers beyond 2**53 that become the same float are one value: thresholds and codes cannot tell them apart.
+        values = values.astype(np.float64)
     present = values == values
     if not present.all():
         values = values[present]

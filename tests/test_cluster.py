@@ -270,6 +270,29 @@ def test_a_partition_that_cannot_be_read_is_named(client: Client) -> None:
         on_cluster(client, mixed, "y")
 
 
+@pytest.mark.parametrize("features", [None, ["a"]])
+def test_only_a_column_that_is_missing_is_called_missing(client: Client, features: list[str] | None) -> None:
+    parts = [FRAME[["a", "b", "y"]]] * 3
+
+    def load(i: int, what: str) -> pd.DataFrame:
+        if i == 2 and what == "their own mapping":
+            {}["Brugge"]
+        if i == 2 and what == "their own selection":
+            parts[i][["c of theirs"]]
+        return parts[i].drop(columns="a") if i == 2 and what == "no column" else parts[i]
+
+    def attempt(what: str) -> None:
+        lazy = dd.from_map(load, range(3), what=what, meta=parts[0].iloc[:0], enforce_metadata=False)
+        on_cluster(client, lazy, "y", features=features)
+
+    for what, message in (("their own mapping", "KeyError: 'Brugge'"), ("their own selection", "KeyError: .*c of theirs")):
+        with pytest.raises(dboost.DBoostError, match=f"^partition 2 could not be read: {message}") as caught:
+            attempt(what)
+        assert isinstance(caught.value.__cause__, KeyError) and not isinstance(caught.value, dboost.DataError)
+    with pytest.raises(dboost.DataError, match=r"^partition 2: there is no column 'a'$"):
+        attempt("no column")
+
+
 def test_evaluation_sets_are_named_in_errors(client: Client) -> None:
     lazy = dd.from_pandas(FRAME[["a", "t"]], npartitions=3)
     with pytest.raises(dboost.DataError, match=r"evaluation set 'held': .*'other'"):

@@ -276,3 +276,24 @@ def test_steps_are_bounded_where_the_raw_score_is_a_logarithm() -> None:
     assert np.abs(np.concatenate([tree.value for tree in booster.ensemble.trees])).max() <= 4.0
     assert booster.predict(side)[:40] == pytest.approx(np.full(40, 1e6), rel=0.01)
     assert booster.predict(side)[40:] == pytest.approx(np.full(N - 40, 1e-2), rel=0.01)
+
+
+@pytest.mark.parametrize("subsample", [1e-9, 1e-3])
+@pytest.mark.parametrize("loss", [*TARGET, "classes"])
+def test_iterations_that_no_row_takes_part_in_change_nothing(loss: str, subsample: float) -> None:
+    y = np.digitize(SIGNAL, [-0.5, 0.5]) if loss == "classes" else TARGET[loss]
+    options = {"quantile": 0.8} if loss == "quantile" else {}
+    name = "log_loss" if loss == "classes" else loss
+    for step in ("leaf", "line_search", "constant"):
+        booster = dboost.fit(X, y, loss=name, subsample=subsample, step=step, max_iter=8, min_samples_leaf=1, **options)
+        scores = np.asarray(booster.predict(X, raw_score=True)).reshape(N, -1)
+        assert np.isfinite(scores).all()
+        idle = booster.history["rows_kept"] == 0
+        if subsample == 1e-9:
+            assert idle.all()
+            np.testing.assert_array_equal(scores, np.repeat(booster.ensemble.baseline[None], N, axis=0))
+        else:
+            assert idle.any() and not idle.all()
+            before = booster.history["train_loss"].shift()
+            unchanged = idle & before.notna()
+            np.testing.assert_array_equal(booster.history["train_loss"][unchanged], before[unchanged])

@@ -208,3 +208,30 @@ def test_errors_name_the_partition(retain_bytes: int) -> None:
     message = "column 'a' holds numbers in partition [012], but text or categories in partition 3"
     with pytest.raises(DataError, match=message):
         open_table(frame, "y", retain_bytes=retain_bytes)
+
+
+@pytest.mark.parametrize("features", [None, ["a"]])
+@pytest.mark.parametrize("kind", [KeyError, OSError, ZeroDivisionError])
+def test_errors_of_the_loading_code_stay_what_they_are(features: list[str] | None, kind: type[Exception]) -> None:
+    frame = pd.DataFrame({"a": np.arange(5.0), "b": 1.0, "y": np.arange(5.0)})
+
+    def load(i: int) -> pd.DataFrame:
+        if i == 2:
+            raise kind("Brugge")
+        return frame
+
+    data = dd.from_map(load, range(4), meta=frame.iloc[:0], enforce_metadata=False)
+    for options in ({}, {"scheduler": "sync"}):
+        with dask.config.set(options), pytest.raises(kind, match="Brugge") as caught:
+            open_table(data, "y", features=features)
+        assert caught.value.__notes__ == ["while partition 2 was read"]
+
+
+def test_an_error_that_all_partitions_share_names_none() -> None:
+    def load() -> np.ndarray:
+        raise OSError("the disk is gone")
+
+    whole = da.from_delayed(dask.delayed(load)(), shape=(20, 2), dtype=np.float64)
+    with pytest.raises(OSError, match="the disk is gone") as caught:
+        open_table(whole.rechunk((5, 2)), np.arange(20))
+    assert not getattr(caught.value, "__notes__", [])

@@ -136,7 +136,7 @@ def test_numpy_scalars_are_numbers() -> None:
 
 def test_nodes_must_be_in_depth_first_order() -> None:
     tree = SMALL.trees[0]
-    with pytest.raises(ModelFileError, match="tree 1 are not in depth-first order"):
+    with pytest.raises(ModelFileError, match="tree 1: its nodes are not in depth-first order"):
         storage.dumps(replace(SMALL, trees=(tree, replace(tree, right=tree.left))))
 
 
@@ -483,3 +483,66 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="cannot read"):
         storage.load(tmp_path)
     assert os.listdir(tmp_path) == []
+
+
+def changed(field: str, values: Any) -> Ensemble:
+    """SMALL with another array in its second tree; values : a function of the old array."""
+    tree = SMALL.trees[1]
+    return replace(
+        SMALL, trees=(SMALL.trees[0], replace(tree, **{field: values(getattr(tree, field).copy())}), *SMALL.trees[2:])
+    )
+
+
+def set_at(index: int, value: Any) -> Any:
+    def change(values: np.ndarray) -> np.ndarray:
+        values[index] = value
+        return values
+
+    return change
+
+
+def test_models_that_come_back_pass_the_check() -> None:
+    for seed in range(20):
+        ensemble = random_ensemble(seed, n_iterations=3, n_leaves=1 + seed)
+        storage.check(ensemble)
+        storage.check(replace(ensemble, trees=()))
+        assert storage.dumps(storage.loads(storage.dumps(ensemble))) == storage.dumps(ensemble)
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "message"),
+    [
+        (replace(SMALL, edges=tuple(None if e is None else np.array([1.0, 1.0]) for e in SMALL.edges)), "do not ascend"),
+        (replace(SMALL, edges=(None,) * len(SMALL.features)), "the edges and kind of .* do not fit"),
+        (replace(SMALL, baseline=np.array([np.nan])), "baseline"),
+        (replace(SMALL, features=(Feature("c", (1.0, np.inf)), *SMALL.features[1:])), "Out of range"),
+        (replace(SMALL, features=(Feature("c", ("a", "a")), *SMALL.features[1:]), edges=()), "a level is there twice"),
+        (replace(SMALL, parameters={"a": float("nan")}), "Out of range"),
+        (changed("feature", set_at(0, 99)), "tree 1: feature is not within"),
+        (changed("feature", set_at(-1, 0)), "do not make one tree"),
+        (changed("threshold", set_at(-1, 1.0)), "tree 1: thresholds and features do not fit"),
+        (changed("missing_left", set_at(-1, True)), "tree 1: a leaf sends missing values left"),
+        (changed("count", set_at(0, -1)), "tree 1: count is negative"),
+        (changed("right", set_at(0, 1)), "tree 1: its nodes are not in depth-first order"),
+        (changed("value", lambda values: values[:-1]), "differ in length"),
+        (replace(SMALL, trees=(replace(SMALL.trees[0], categories=(np.array([0]),) * SMALL.trees[0].n_nodes),)), "categories"),
+    ],
+)
+def test_models_that_would_not_come_back_fail_the_check(ensemble: Ensemble, message: str) -> None:
+    with pytest.raises(ModelFileError, match=f"cannot be stored: .*{message}"):
+        storage.check(ensemble)
+
+
+def test_sets_of_levels_are_checked() -> None:
+    ensemble = next(
+        e
+        for e in (random_ensemble(s, n_iterations=4, n_leaves=8) for s in range(50))
+        if any(codes is not None for tree in e.trees for codes in tree.categories)
+    )
+    number, tree = next((i, t) for i, t in enumerate(ensemble.trees) if any(codes is not None for codes in t.categories))
+    for bad in ([0, 0], [1, 0], [-1], [10**6]):
+        wrong = tuple(None if codes is None else np.array(bad, np.int32) for codes in tree.categories)
+        trees = (*ensemble.trees[:number], replace(tree, categories=wrong), *ensemble.trees[number + 1 :])
+        with pytest.raises(ModelFileError, match=f"tree {number}: categories of a node are no ascending levels"):
+            storage.check(replace(ensemble, trees=trees))
+        storage.check(replace(ensemble, trees=trees), n_known=number + 1)

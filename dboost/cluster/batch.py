@@ -128,6 +128,7 @@ class Batch:
             complaints, _ = self._reader.finish_spooled(rows)
             roles = Roles(None, self._apart.target_dtype, self._apart.target_is_bool, None, None, tuple(complaints))
         self._roles = roles
+        self._reader.silence_levels({i: self._pieces[i] for i in numbers}, roles.weight)
         told = [_tell(roles, *part) for part in self._parts(rows, roles)]
         targets = [one for *_, one in told if one is not None]
         self._survey = Survey(
@@ -135,7 +136,7 @@ class Batch:
             n_kept=dict(zip(numbers, (n for n, *_ in told), strict=True)),
             n_bytes={i: self._spool.n_bytes(i) for i in numbers},
             kinds=self._reader.kinds(),
-            levels=self._reader.levels(),
+            levels=self._reader.counted_levels(),
             target=reduce(merge_surveys, targets) if targets else None,
             complaints=roles.complaints,
             heaviest=max((heaviest for _, heaviest, *_ in told), default=1.0),

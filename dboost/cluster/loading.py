@@ -23,7 +23,7 @@ from dboost.shard.loading import propose_from
 from dboost.sources.levels import Dictionary
 from dboost.sources.plan import Plan
 from dboost.sources.reader import disagree
-from dboost.sources.roles import label, nothing_left, refuse
+from dboost.sources.roles import check_heaviest, label, refuse
 from dboost.training.portrait import Portrait
 from dboost.training.target import Target
 from dboost.training.target_survey import unite_targets
@@ -35,8 +35,7 @@ def check(table: ClusterTable) -> None:
     if not sum(table.lengths.values()):
         raise DataError(f"the data have no rows: all {table.source.n_parts} partitions are empty")
     refuse([complaint for survey in surveys for complaint in survey.complaints])
-    if not any(table.n_kept.values()):
-        raise nothing_left(label("sample_weight", plan.weight))
+    check_heaviest(max(survey.heaviest for survey in surveys), label("sample_weight", plan.weight))
 
 
 def unite_features(plan: Plan, surveys: Sequence[Survey]) -> tuple[Feature, ...]:

@@ -27,7 +27,7 @@ from dboost.errors import DataError, DBoostError
 from dboost.schema import Feature
 from dboost.sources.bundle import in_place
 from dboost.sources.frame import Frame, as_frame, is_lazy, is_path, library
-from dboost.sources.partition import ROLES
+from dboost.sources.partition import ROLES, check_columns
 from dboost.sources.plan import Plan, make_plan
 from dboost.sources.table import separate_roles
 from dboost.training.budget import Budget, in_words
@@ -82,12 +82,13 @@ class Source:
         from dboost.sources import lazy  # for the client only
 
         self._budget = budget
+        self._unselected: Any = None
         if target is None:
             raise DataError("training requires y to be passed, but the target y is None")
         if is_path(data):
             from dboost.sources.paths import open_path
 
-            data = open_path(data)
+            data = open_path(data, like)
         given = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
         frame = None if is_lazy(data) else as_frame(data)
         names, self.named = lazy.layout(data) if frame is None else (frame.names, frame.named)
@@ -106,6 +107,7 @@ class Source:
             if not self.named:
                 data = lazy.whole_rows(data)
             elif self.plan.all_names is None:
+                self._unselected = data
                 data = lazy.select(data, self.plan.needed)
             target_, weight_, offset_ = (aligned.get(role) for role in ROLES)
             self._graph, self._bundles = lazy.bundled(data, (target_, weight_, offset_))
@@ -171,8 +173,46 @@ class Source:
             news = _Reading(connection, batch.rpartition("/")[0], len(numbers))
             bound = [] if wish.get("allow_other_workers", True) else list(wish["workers"])
             return _receipts(connection, dict(zip(futures, numbers, strict=True)), news, bound)
+        except _Unread as unread:
+            failure = self._failure(connection, unread.number, unread.error)
+            raise failure from (failure.__cause__ if failure is unread.error else unread.error)
         finally:
             connection.client.cancel(list(futures), reason="loading ended")
+
+    def _failure(self, connection: Connection, i: int, error: BaseException | None) -> DBoostError:
+        """What to raise where a partition could not be read."""
+        if isinstance(error, DBoostError):
+            return error
+        if isinstance(error, KeyError) and self._unselected is not None:
+            # Dask's selection of columns may have failed, or code of the user's: the columns that are there tell.
+            absent = self._look_again(connection, i)
+            if absent is not None:
+                return absent
+        return DBoostError(f"partition {i} could not be read: {type(error).__name__}: {error}")
+
+    def _look_again(self, connection: Connection, i: int) -> DataError | None:
+        """What is wrong with the columns of a partition, all of which are read for it."""
+        from dboost.sources import lazy
+
+        graph, bundles = lazy.bundled(self._unselected, (None, None, None))
+        key = f"dboost-columns-{connection.fit}-{i}"
+        graph[key] = (_check_part, i, pack(self.plan), bundles[i])
+        futures = connection.client.get(graph, [key], sync=False, priority=_PRIORITY)
+        try:
+            found = futures[0].exception(timeout=worker_timeout())
+        except TimeoutError:
+            return None
+        finally:
+            connection.client.cancel(futures, reason="the columns are known")
+        return found if isinstance(found, DataError) else None
+
+
+class _Unread(Exception):
+    """That a partition could not be read, and why."""
+
+    def __init__(self, number: int, error: BaseException | None) -> None:
+        super().__init__(number)
+        self.number, self.error = number, error
 
 
 class _Reading:
@@ -213,7 +253,7 @@ def _receipts(connection: Connection, waiting: dict[Future, int], news: _Reading
             continue
         waited = _Waited(connection)
         if future.status == "error":
-            raise _failure(waiting[future], future.exception())
+            raise _Unread(waiting[future], future.exception())
         if future.cancelled():
             raise DBoostError(f"the task that reads partition {waiting[future]} was cancelled")
         n_left -= 1
@@ -269,17 +309,7 @@ def _gathered(connection: Connection, waiting: dict[Future, int]) -> list[Receip
             failed = next((i for future, i in waiting.items() if future.status == "error"), None)
             if failed is None:
                 raise
-            raise _failure(failed, error) from error
-
-
-def _failure(i: int, error: BaseException | None) -> DBoostError:
-    if isinstance(error, DBoostError):
-        return error
-    if isinstance(error, KeyError):
-        return DataError(f"partition {i}: there is no column {error}")
-    wrapped = DBoostError(f"partition {i} could not be read: {type(error).__name__}: {error}")
-    wrapped.__cause__ = error
-    return wrapped
+            raise _Unread(failed, error) from error
 
 
 def _given(value: Any) -> Any:
@@ -293,6 +323,11 @@ def _read_part(
     holding, ref = here(*session)
     how, budget, whole = unpack(plan)
     return Receipt(i, holding.take(batch, i, how, in_place(bundle, filled), budget, whole), ref)
+
+
+def _check_part(i: int, plan: bytes, bundle: tuple[Any, ...]) -> None:
+    """The task that looks at the columns of a partition."""
+    check_columns(i, bundle[0], unpack(plan))
 
 
 def _cut(data: Any, frame: Frame, n_parts: int) -> tuple[dict[Any, Any], list[Any]]:

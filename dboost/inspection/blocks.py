@@ -186,7 +186,7 @@ def lazy_pieces(data: Any, ensemble: Ensemble, *others: str) -> tuple[list[Any],
     from dboost.sources.plan import columns_like
 
     if is_path(data):
-        data = open_path(data)
+        data = open_path(data, ensemble.features)
     columns = columns_like(*lazy.layout(data), ensemble.features, ensemble.named)
     if isinstance(data, da.Array):
         return lazy.whole_rows(data).to_delayed().ravel().tolist(), list(data.chunks[0])

@@ -21,6 +21,8 @@ from dboost.schema import MAX_LEVELS, Feature, Level
 #: Types of classes. NumPy's own reader of type names parses Python literals, and knows types that classes never have.
 _CLASS_TYPES = re.compile(r"bool|object|u?int(8|16|32|64)|float(16|32|64|96|128)|[<>]([iu][248]|f(2|4|8|12|16))")
 
+_NO_TREE = "its nodes do not make one tree"
+_ARRAYS = ("feature", "threshold", "missing_left", "left", "right", "gain", "cover", "count", "value")
 _WORDS = {None: math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -70,27 +72,75 @@ def parse_ensemble(content: Any) -> Ensemble:
     )
 
 
-def depth_first_children(feature: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Left and right children (int32, -1 in leaves) of nodes in depth-first order, of which leaves have feature -1.
+def depth_first_children(feature: np.ndarray, sizes: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Left and right children (int32, -1 in leaves) of the nodes of trees, which are numbered from 0 in each tree.
+
+    feature : of the nodes of all trees, one tree after the other, in depth-first order; -1 in leaves.
+    sizes : nodes of each tree.
 
     Raises
     ------
     Refused
-        When the nodes do not make one tree.
+        When the nodes of one do not make a tree.
     """
-    step = np.where(np.asarray(feature) < 0, -1, 1)
+    n_nodes = np.asarray(sizes, np.int64)
+    _check(bool((n_nodes > 0).all()), _NO_TREE)
+    tree, end = np.repeat(np.arange(len(n_nodes)), n_nodes), np.cumsum(n_nodes)
+    node = np.arange(len(feature)) - (end - n_nodes)[tree]
+    step = np.where(feature < 0, -1, 1)
     # A split needs one more node than it is, a leaf needs none: only the last node may satisfy the need.
     need = 1 + np.cumsum(step)
-    _check(len(need) > 0 and need[-1] == 0 and bool((need[:-1] > 0).all()), "its nodes do not make one tree")
-    left, right = np.full(len(step), -1, np.int32), np.full(len(step), -1, np.int32)
-    waiting: list[int] = []
-    for node, split in enumerate((step > 0).tolist()):
-        if split:
-            left[node] = node + 1
-            waiting.append(node)
-        elif waiting:
-            right[waiting.pop()] = node + 1
+    need -= np.append(0, need[end - 1] - 1)[tree]
+    is_last = np.zeros(len(feature), bool)
+    is_last[end - 1] = True
+    _check(not np.where(is_last, need != 0, need <= 0).any(), _NO_TREE)
+    left, right = np.full(len(feature), -1, np.int32), np.full(len(feature), -1, np.int32)
+    split, after_leaf = np.flatnonzero(step > 0), np.flatnonzero((step < 0) & ~is_last) + 1
+    left[split] = node[split] + 1
+    # Splits and right children match like brackets: among those of one tree and depth of nesting, in their order.
+    opened = split[np.lexsort((need[split], tree[split]))]
+    closed = after_leaf[np.lexsort((need[after_leaf - 1] + 1, tree[after_leaf]))]
+    right[opened] = node[closed]
     return left, right
+
+
+def check_trees(trees: Sequence[Tree], features: tuple[Feature, ...]) -> None:
+    """What `parse_ensemble` checks of each tree, of trees in memory and of all of them at once, which is much faster.
+
+    Raises
+    ------
+    Refused
+        Naming the first tree that is wrong.
+    """
+    if not trees:
+        return
+    sizes = np.array([tree.n_nodes for tree in trees])
+    of = {name: np.concatenate([getattr(tree, name) for tree in trees]) for name in _ARRAYS}
+    has_set = np.array([codes is not None for tree in trees for codes in tree.categories])
+    number = np.repeat(np.arange(len(trees)), sizes)
+
+    def refuse(wrong: np.ndarray, what: str) -> None:
+        _check(not wrong.any(), f"tree {number[np.argmax(wrong)] if len(wrong) else 0}: {what}")
+
+    _check(all(len(values) == len(number) for values in (*of.values(), has_set)), "arrays of a tree differ in length")
+    feature = of["feature"]
+    refuse((feature < -1) | (feature >= len(features)), f"feature is not within -1 to {len(features) - 1}")
+    left, right = depth_first_children(feature, sizes)
+    refuse((left != of["left"]) | (right != of["right"]), "its nodes are not in depth-first order")
+    is_split = feature >= 0
+    is_set = is_split & np.array([*(f.is_categorical for f in features), False])[feature]
+    refuse(np.isnan(of["threshold"]) != (~is_split | is_set), "thresholds and features do not fit")
+    refuse(has_set != is_set, "categories and features do not fit")
+    refuse(of["missing_left"] & ~is_split, "a leaf sends missing values left")
+    refuse(of["count"] < 0, "count is negative")
+    sets = [codes for tree in trees for codes in tree.categories if codes is not None]
+    if sets:
+        node = np.repeat(np.flatnonzero(is_set), [len(codes) for codes in sets])
+        codes = np.concatenate(sets)
+        n_levels = np.array([len(f.levels or ()) for f in features])[feature[node]]
+        wrong = (codes < 0) | (codes >= n_levels)
+        wrong[1:] |= (node[1:] == node[:-1]) & (codes[1:] <= codes[:-1])
+        refuse(np.isin(np.arange(len(number)), node[wrong]), "categories of a node are no ascending levels")
 
 
 def _check(holds: bool, otherwise: str) -> None:
@@ -223,8 +273,8 @@ def _nodes(value: Any, features: tuple[Feature, ...]) -> Tree:
     stored = ("feature", "threshold", "categories", "missing_left", "gain", "cover", "count", "value")
     entries = _mapping(value, "it", stored)
     feature = _integers(entries["feature"], "feature", -1, len(features) - 1, np.int32)
-    left, right = depth_first_children(feature.tolist())
     n = len(feature)
+    left, right = depth_first_children(feature, [n])
     is_set = np.array([f >= 0 and features[f].is_categorical for f in feature.tolist()])
     threshold = _floats(entries["threshold"], "threshold", n)
     _check(bool((np.isnan(threshold) == ((feature < 0) | is_set)).all()), "thresholds and features do not fit")

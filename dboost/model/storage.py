@@ -48,7 +48,7 @@ import numpy as np
 from dboost.errors import ModelFileError
 from dboost.model import arrays, files
 from dboost.model.ensemble import Ensemble
-from dboost.model.parsing import Refused, depth_first_children, parse_ensemble
+from dboost.model.parsing import Refused, check_trees, parse_ensemble
 from dboost.model.tree import Tree
 
 #: Of the format; a file of a higher one is refused.
@@ -101,9 +101,30 @@ def loads(data: bytes, name: str = "the model file") -> Ensemble:
         raise ModelFileError(f"{name} does not hold a valid model: {error}") from error
 
 
+def check(ensemble: Ensemble, n_known: int = 0) -> None:
+    """Refuse a model that `loads` would not give back, without writing out what is long: trees, split points, summaries.
+
+    Summaries are JSON types of finite numbers by their making (`model.summary`), and `loads` asks no more of them.
+
+    n_known : trees at the beginning that are those of a model already, and not looked at again.
+
+    Raises
+    ------
+    ModelFileError
+        Saying what is wrong.
+    """
+    sources = tuple({name: value for name, value in source.items() if name != "summary"} for source in ensemble.sources)
+    content = json.loads(b"{" + _content(replace(ensemble, trees=(), edges=(), sources=sources)))
+    try:
+        parse_ensemble(content | {"edges": list(ensemble.edges)})
+    except Refused as error:
+        raise ModelFileError(f"the model cannot be stored: {error}") from error
+    _check_trees(replace(ensemble, trees=ensemble.trees[n_known:]))
+
+
 def dumps_arrays(ensemble: Ensemble) -> bytes:
     """The model as the bytes of its file in the compact form."""
-    _check_order(ensemble)
+    _check_trees(ensemble)
     header = json.loads(b"{" + _content(replace(ensemble, trees=())))
     is_categorical = np.array([feature.is_categorical for feature in ensemble.features], bool)
     return arrays.pack(header, ensemble.trees, is_categorical, VERSION)
@@ -178,7 +199,7 @@ def _refuse_constant(constant: str) -> None:
 
 def _content(ensemble: Ensemble) -> bytes:
     """Everything below the digest."""
-    _check_order(ensemble)
+    _check_trees(ensemble)
     entries = {
         "loss": _line(_sorted(ensemble.loss)),
         "classes": _line(ensemble.classes),
@@ -238,11 +259,11 @@ def _floats(values: Any) -> list[float | str | None]:
     ]
 
 
-def _check_order(ensemble: Ensemble) -> None:
-    for number, tree in enumerate(ensemble.trees):
-        left, right = depth_first_children(tree.feature.tolist())
-        if not (np.array_equal(left, tree.left) and np.array_equal(right, tree.right)):
-            raise ModelFileError(f"the model cannot be stored: the nodes of tree {number} are not in depth-first order")
+def _check_trees(ensemble: Ensemble) -> None:
+    try:
+        check_trees(ensemble.trees, ensemble.features)
+    except Refused as error:
+        raise ModelFileError(f"the model cannot be stored: {error}") from error
 
 
 def _tree(tree: Tree) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dboost.errors import DBoostError
 from dboost.late import is_a
 from dboost.schema import Feature
 from dboost.sources.chunk import CategoryColumn, Column
-from dboost.sources.columns import Rule
+from dboost.sources.columns import rule_for
 from dboost.sources.frame import as_frame, is_plain
 from dboost.sources.levels import Dictionary
 from dboost.sources.partition import read_partition
@@ -58,7 +58,7 @@ def feature_block(data: Any, features: tuple[Feature, ...], named: bool, *, what
                 return frame.matrix
             if is_a(data, "pandas", "DataFrame") and columns == frame.names and set(data.dtypes) in _FLOATS:
                 return np.ascontiguousarray(data.to_numpy())
-        rules = tuple(Rule(feature.name, feature.is_categorical, known=True) for feature in features)
+        rules = tuple(map(rule_for, features))
         chunk = read_partition(frame, Plan(rules, columns, known=features))
     except DBoostError as error:
         raise type(error)(f"{what}: {error}") from None

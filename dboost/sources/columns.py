@@ -16,6 +16,7 @@ What has no obvious meaning as a number or a category (dates, complex numbers, l
 from __future__ import annotations
 
 import decimal
+import math
 import numbers
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ import numpy as np
 
 from dboost.errors import DataError, InputTypeError
 from dboost.late import is_a, pa, pd
-from dboost.schema import MAX_LEVELS, Level
+from dboost.schema import MAX_LEVELS, NUMBERS, TRUTH_VALUES, Feature, Level, kinds_of
 from dboost.sources.chunk import CategoryColumn, Column
 from dboost.sources.levels import apply, too_many
 
@@ -44,11 +45,19 @@ class Rule:
         True: numbers too are levels. False: must be numeric. None: the column's own type decides.
     known : bool
         The levels are those of a model, so that any number of unknown ones may come, negative ones too.
+    kinds : tuple of str
+        What the column may hold, see `Feature.legal_kinds`: unknown levels are legal, another kind of them is a mistake.
     """
 
     name: str
     categorical: bool | None = None
     known: bool = False
+    kinds: tuple[str, ...] = ()
+
+
+def rule_for(feature: Feature, *, grows: bool = False) -> Rule:
+    """How the column of a feature that is known already is to be read; grows : whether new levels are added to it."""
+    return Rule(feature.name, feature.is_categorical, known=not (grows and feature.is_categorical), kinds=feature.legal_kinds)
 
 
 def to_column(values: Any, rule: Rule) -> Column:
@@ -72,12 +81,34 @@ def to_column(values: Any, rule: Rule) -> Column:
         column = _from_pandas(values, rule)
     else:
         column = _from_numpy(values, rule)
+    if rule.kinds:
+        _check_kind(column, rule)
     if isinstance(column, CategoryColumn):
         if rule.categorical is False:
+            if not column.levels:  # nothing but missing values: numbers as well as anything
+                return np.full(len(column.codes), np.nan, np.float32)
             hint = "the model knows it as numeric" if rule.known else "declare it in categorical_features, or leave it out"
             raise DataError(f"column {rule.name!r} holds text or categories, which cannot be made numeric: {hint}")
         return column
     return _levels_of_numbers(column, rule) if rule.categorical else column
+
+
+def _check_kind(column: Column, rule: Rule) -> None:
+    """Refuse a column of another kind than in training: all its values would count as unknown levels, that is as missing."""
+    if isinstance(column, CategoryColumn):
+        given, values = kinds_of(column.levels), np.array([level for level in column.levels if not isinstance(level, str)])
+    else:
+        given, values = {TRUTH_VALUES if column.dtype == bool else NUMBERS}, column
+    wrong = given - set(rule.kinds)
+    if not wrong:
+        return
+    if wrong == {NUMBERS}:
+        present = values[~np.isnan(values)]
+        # Truth values among missing ones are often stored as 0 and 1.
+        if not len(present) or (rule.kinds[0] == TRUTH_VALUES and ((present == 0) | (present == 1)).all()):
+            return
+    if len(column.codes if isinstance(column, CategoryColumn) else column):
+        raise DataError(f"column {rule.name!r} holds {min(wrong)}, but it held {rule.kinds[0]} in training")
 
 
 def _polars_to_arrow(values: Any, rule: Rule) -> Any:
@@ -87,9 +118,11 @@ def _polars_to_arrow(values: Any, rule: Rule) -> Any:
         raise CellError(f"column {rule.name!r} holds {values.dtype}; a number or text is needed") from error
 
 
-def _from_numpy(values: np.ndarray, rule: Rule) -> Column:
-    if is_a(values, "numpy.ma", "MaskedArray"):
-        values = _masked(np.ma.getdata(values), np.ma.getmaskarray(values))
+def _from_numpy(values: np.ndarray | CategoryColumn, rule: Rule) -> Column:
+    if not isinstance(values, CategoryColumn) and is_a(values, "numpy.ma", "MaskedArray"):
+        values = _masked(np.ma.getdata(values), np.ma.getmaskarray(values), rule)
+    if isinstance(values, CategoryColumn):
+        return values
     kind = values.dtype.kind
     if kind == "O":
         return _from_objects(values, rule)
@@ -102,14 +135,16 @@ def _from_numpy(values: np.ndarray, rule: Rule) -> Column:
     return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
 
 
-def _masked(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Numbers with NaN where masked; float32 where that holds every value."""
+def _masked(values: np.ndarray, mask: np.ndarray, rule: Rule) -> np.ndarray | CategoryColumn:
+    """Numbers with NaN where masked, float32 where that holds every value; integers that are levels as exact categories."""
     if values.dtype.kind not in "biuf":
         values = values.astype(object)
         values[mask] = None
         return values
     if not mask.any():
         return values
+    if rule.categorical and values.dtype.kind in "iu":  # floats would not tell those beyond 2**53 apart
+        return _levels_of_numbers(values, rule, mask)
     filled = values.astype(np.result_type(values.dtype, np.float32) if values.dtype != bool else np.float32)
     filled[mask] = np.nan
     return filled
@@ -134,16 +169,17 @@ def _from_objects(values: np.ndarray, rule: Rule) -> Column:
     if all(issubclass(t, (bool, np.bool_)) for t in types):
         numeric = present.astype(bool)
     else:
+        whole = all(issubclass(t, (numbers.Integral, np.bool_)) for t in types)
         try:
-            whole = all(issubclass(t, (numbers.Integral, np.bool_)) for t in types)
             numeric = present.astype(np.int64 if whole else np.float64)
         except OverflowError:
-            numeric = present.astype(np.float64)
+            unsigned = whole and present.min() >= 0 and present.max() < 2**64
+            numeric = present.astype(np.uint64 if unsigned else np.float64)
     if not missing.any():
         return numeric
     full = np.zeros(len(values), dtype=numeric.dtype)
     full[~missing] = numeric
-    return _masked(full, missing)
+    return _masked(full, missing, rule)
 
 
 def _names(types: set[type]) -> str:
@@ -171,7 +207,7 @@ def _from_pandas(values: pd.Series | pd.Index, rule: Rule) -> Column:
     if hasattr(dtype, "numpy_dtype") and dtype.kind in "biuf":
         mask = np.asarray(values.isna())
         plain = values.to_numpy(dtype=dtype.numpy_dtype, na_value=dtype.type(0))
-        return _from_numpy(_masked(plain, mask), rule)
+        return _from_numpy(_masked(plain, mask, rule), rule)
     raise _refusal(rule, str(dtype), "date" if dtype.kind in "Mm" or isinstance(dtype, pd.PeriodDtype) else None)
 
 
@@ -200,7 +236,7 @@ def _from_arrow(array: pa.Array | pa.ChunkedArray, rule: Rule) -> Column:
     if missing:
         plain = np.concatenate([piece.fill_null(0).to_numpy(zero_copy_only=False) for piece in pieces])
         mask = np.concatenate([piece.is_null().to_numpy(zero_copy_only=False) for piece in pieces])
-        return _from_numpy(_masked(plain, mask), rule)
+        return _from_numpy(_masked(plain, mask, rule), rule)
     if len(pieces) == 1:
         return _from_numpy(pieces[0].to_numpy(zero_copy_only=pa.types.is_primitive(kind) and kind != pa.bool_()), rule)
     return _from_numpy(np.asarray(array.to_numpy()), rule)
@@ -216,7 +252,7 @@ def _from_arrow_dictionary(array: pa.Array | pa.ChunkedArray, rule: Rule) -> Cat
     return _category(np.concatenate(indices), pieces[0].dictionary.to_pylist(), rule)
 
 
-def _levels_of_numbers(values: np.ndarray, rule: Rule) -> CategoryColumn:
+def _levels_of_numbers(values: np.ndarray, rule: Rule, mask: np.ndarray | None = None) -> CategoryColumn:
     if values.dtype == bool:
         values = values.view(np.uint8)
     if values.dtype.kind == "f" and not rule.known and np.isinf(values).any():
@@ -224,6 +260,8 @@ def _levels_of_numbers(values: np.ndarray, rule: Rule) -> CategoryColumn:
     codes, levels = pd.factorize(values, use_na_sentinel=True)
     if not rule.known and values.dtype.kind != "u":
         codes[values < 0] = -1
+    if mask is not None:
+        codes[mask] = -1
     return _category(codes, levels, rule)
 
 
@@ -238,11 +276,11 @@ def _category(codes: np.ndarray, levels: Any, rule: Rule) -> CategoryColumn:
         levels = [levels[i] for i in kept.tolist()] if isinstance(levels, list) else levels[kept]
     plain = levels if isinstance(levels, list) else levels.tolist()
     fresh = np.where(used, np.cumsum(used) - 1, -1)
-    if any(level is None for level in plain):  # an Arrow dictionary may hold a null of its own
-        hole = [level is None for level in plain]
+    hole = [level is None or level != level for level in plain]  # an Arrow dictionary may hold a null or NaN of its own
+    if any(hole):
         rank = np.where(hole, -1, np.cumsum(np.logical_not(hole)) - 1)
         fresh = apply(rank, fresh)
-        plain = [level for level in plain if level is not None]
+        plain = [level for level, is_hole in zip(plain, hole, strict=True) if not is_hole]
     return CategoryColumn(apply(fresh, codes), tuple(_level(level, rule) for level in plain))
 
 
@@ -252,6 +290,8 @@ def _level(level: Any, rule: Rule) -> Level:
     if isinstance(level, (bool, int)):
         return level
     if isinstance(level, float):
+        if math.isinf(level) and not rule.known:
+            raise DataError(f"column {rule.name!r} has an infinite category ({level}): make it missing, or a number of its own")
         return int(level) if level.is_integer() else level
     if isinstance(level, decimal.Decimal):
         return _level(float(level), rule)
@@ -262,6 +302,8 @@ def _level(level: Any, rule: Rule) -> Level:
 
 
 def _refusal(rule: Rule, dtype: str, what: str | None) -> DataError:
+    if rule.kinds:
+        return DataError(f"column {rule.name!r} has type {dtype}, but it held {rule.kinds[0]} in training")
     head = f"column {rule.name!r} has type {dtype}, which is not a feature: "
     if what == "complex":
         return DataError(head + "Complex data not supported; use the real and imaginary parts as two columns")

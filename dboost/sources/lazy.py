@@ -15,6 +15,7 @@ collection or a path is met.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +24,9 @@ import dask.array as da
 import dask.dataframe as dd
 import dask.threaded
 import pandas as pd
-from dask.core import flatten
+from dask.core import flatten, get_dependencies, reverse_dict
 
-from dboost.errors import DataError, InputTypeError
+from dboost.errors import DataError, DBoostError, InputTypeError
 from dboost.sources.bundle import bundle, in_place
 from dboost.sources.frame import array_names, library, names_of, one_dimensional
 from dboost.sources.partition import ROLES
@@ -80,7 +81,8 @@ def consume(
     Raises
     ------
     DataError
-        When the numbers of partitions differ. Whatever the consumer or the user's own tasks raise passes through.
+        When the numbers of partitions differ. Whatever the consumer or the user's own tasks raise passes through, with a note
+        that names the partition.
     """
     graph, bundles = bundled(data, vectors)
     for key, value in graph.items():
@@ -94,7 +96,30 @@ def consume(
     keys = [("dboost-read", i) for i in range(len(bundles))]
     graph.update({key: (hand_over, i, pieces) for i, (key, pieces) in enumerate(zip(keys, bundles, strict=True))})
     options = {} if n_threads is None else {"num_workers": n_threads}
-    return list(_scheduler()(graph, keys, **options))
+    try:
+        return list(_scheduler()(graph, keys, **options))
+    except Exception as error:
+        number = _failed(error, graph, keys)
+        if number is not None and not isinstance(error, DBoostError):  # ours name it themselves
+            error.add_note(f"while partition {number} was read")
+        raise
+
+
+def _failed(error: Exception, graph: dict[Any, Any], keys: list[Any]) -> int | None:
+    """Which partition was read when an error occurred in a task; None where several need the task, or it is not known."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "execute_task")
+    tasks = [key for key in (frame.f_locals.get("key") for frame in frames) if key in graph]
+    if not tasks:
+        return None
+    failed = tasks[-1]
+    dependents = reverse_dict({key: get_dependencies(graph, key) for key in graph})
+    reached, waiting = {failed}, [failed]
+    while waiting:
+        new = dependents.get(waiting.pop(), set()) - reached
+        reached |= new
+        waiting += new
+    found = [i for i, key in enumerate(keys) if key in reached]
+    return found[0] if len(found) == 1 else None
 
 
 def bundled(data: Any, vectors: tuple[Any, Any, Any]) -> tuple[dict[Any, Any], list[Any]]:

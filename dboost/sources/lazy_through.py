@@ -21,7 +21,7 @@ from dboost.sources.through import Predictor, like_input
 def predict_lazily(data: Any, predictor: Predictor) -> Any:
     """A lazy collection of predictions, divided like `data` (a Dask frame or array, or a path)."""
     if is_path(data):
-        data = open_path(data)
+        data = open_path(data, predictor.features)
     columns = columns_like(*lazy.layout(data), predictor.features, predictor.named)
     task = dask.delayed(predictor, name=f"dboost-model-{uuid.uuid4().hex}", traverse=False)
     if isinstance(data, da.Array):

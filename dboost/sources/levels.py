@@ -59,6 +59,7 @@ class Dictionary:
         # Known levels are asked for by plain equality, so that a flag read as 1 still finds the level True.
         self._known: dict[Level, int] = {level: code for code, level in enumerate(known or ())}
         self._codes: dict[tuple[int, Level], int] = {}
+        self._silent: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._known) + len(self._codes)
@@ -78,13 +79,25 @@ class Dictionary:
         """The levels in the order of their codes."""
         return (*self._known, *(level for _, level in self._codes))
 
+    def silence(self, codes: Iterable[int]) -> None:
+        """Take these provisional codes for missing values: only rows of weight zero have them. Known levels stay."""
+        self._silent = {code for code in codes if code >= len(self._known)}
+
+    def counted(self) -> tuple[Level, ...]:
+        """The levels in the order of their codes, without those that were silenced."""
+        return tuple(level for code, level in enumerate(self.levels()) if code not in self._silent)
+
     def finish(self) -> tuple[tuple[Level, ...], np.ndarray]:
         """The known levels and, sorted, the others; for each provisional code the final one (int32)."""
-        levels = [level for _, level in self._codes]
         known = tuple(self._known)
+        levels = list(self.counted()[len(known) :])
         if any(isinstance(level, bool) for level in levels) and any(sort_key(level)[0] == 1 for level in levels):
             levels = [int(level) if isinstance(level, bool) else level for level in levels]
         final = tuple(sorted(set(levels), key=sort_key))
         position = {level: code for code, level in enumerate(final, len(known))}
-        others = np.array([position[level] for level in levels], dtype=np.int32)
-        return known + final, np.concatenate([np.arange(len(known), dtype=np.int32), others])
+        codes = np.full(len(self), -1, np.int32)
+        codes[[code for code in range(len(self)) if code not in self._silent]] = [
+            *range(len(known)),
+            *(position[level] for level in levels),
+        ]
+        return known + final, codes

@@ -12,7 +12,7 @@ import io
 import os
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ from fsspec.utils import read_block
 from dboost.errors import DataError, DBoostError
 from dboost.late import pa, pd
 from dboost.remote import is_failure, reason, shown
+from dboost.schema import TEXT, Feature
 
 #: Bytes of text per partition.
 BLOCK_BYTES = 32 * 2**20
@@ -37,8 +38,10 @@ _PARQUET = (".parquet", ".parq", ".pq")
 _CSV = (".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".csv.zip", ".csv.zst")
 
 
-def open_path(path: Any) -> dd.DataFrame:
+def open_path(path: Any, like: Sequence[Feature] | None = None) -> dd.DataFrame:
     """A lazy frame of the rows of a file, folder, glob, URL, or list of files, in the order of their names.
+
+    like : features of a model; CSV columns that were text to it are read as text, also where they hold nothing but digits.
 
     Raises
     ------
@@ -57,7 +60,7 @@ def open_path(path: Any) -> dd.DataFrame:
         if parquet:
             return _read_parquet(paths, parquet)
         if text:
-            return _read_csv(text)
+            return _read_csv(text, {one.name for one in like or () if one.legal_kinds == (TEXT,)})
     raise DataError(f"{_shown(path)} is neither Parquet nor CSV: its name must end in .parquet, .csv or .csv.gz")
 
 
@@ -147,10 +150,11 @@ def _read_parquet(paths: list[str], files: list[str]) -> dd.DataFrame:
     return dd.concat([dd.read_parquet(file) for file in files])  # Dask would sort them
 
 
-def _read_csv(files: list[str]) -> dd.DataFrame:
+def _read_csv(files: list[str], as_text: Container[str]) -> dd.DataFrame:
     with reading(files[0]), fsspec.open(files[0], "rb", compression="infer") as stream:
         sample = _parse(stream, [], n_rows=SAMPLE_ROWS)
-    text = [name for name in sample if pd.api.types.infer_dtype(sample[name], skipna=True) == "string"]
+    text = [name for name in sample if name in as_text or pd.api.types.infer_dtype(sample[name], skipna=True) == "string"]
+    sample = sample.astype(dict.fromkeys(text, "str"))
     blocks = [(file, start, length) for file in files for start, length in _cut(file)]
     return dd.from_map(
         read_csv_block,

@@ -15,7 +15,7 @@ import numpy as np
 
 from dboost.errors import DataError, ParameterError
 from dboost.schema import Feature
-from dboost.sources.columns import Rule
+from dboost.sources.columns import Rule, rule_for
 from dboost.sources.frame import array_names
 
 
@@ -101,9 +101,7 @@ def make_plan(
         columns = columns_like(free, named, like)
         found = names if named else tuple(feature.name for feature in like)
         _check_kinds(categorical_features, tuple(map(str, columns)) if named else found, named, like)
-        rules = tuple(
-            Rule(feature.name, feature.is_categorical, known=not (grows and feature.is_categorical)) for feature in like
-        )
+        rules = tuple(rule_for(feature, grows=grows) for feature in like)
     else:
         chosen = free if features is None else _chosen(features, names, named, given.get("target"))
         if not chosen:

@@ -118,6 +118,7 @@ class Reader:
         ]
         self._target = Union(plan.target or "target")
         self._parts: dict[str, dict[int, Column]] = {role: {} for role in ROLES}
+        self._weighed_late = False
 
     def take_partition(self, i: int, data: tuple[Any, Any, Any, Any]) -> Piece:
         """Read a partition that nobody else holds: partition, target, weight, offset. Thread-safe."""
@@ -200,6 +201,30 @@ class Reader:
         """The levels met, per feature in the order of their provisional codes."""
         return tuple(union.dictionary.levels() for union in self._features)
 
+    def counted_levels(self) -> tuple[tuple[Level, ...], ...]:
+        """The same without those that only rows of weight zero have."""
+        return tuple(union.dictionary.counted() for union in self._features)
+
+    def silence_levels(self, pieces: dict[int, Piece], weight: np.ndarray | None) -> None:
+        """Forget the levels that only rows of weight zero have, as `read_partition` does where it knows the weights.
+
+        pieces : by partition, in order; weight : of all their rows.
+        """
+        if not self._weighed_late or weight is None or weight.all() or self._plan.closed:
+            return
+        used = [np.zeros(len(union.dictionary), bool) for union in self._features]
+        first = 0
+        for i, piece in pieces.items():
+            counts = weight[first : first + piece.n_rows] > 0
+            first += piece.n_rows
+            if not any(piece.is_code):
+                continue
+            for array, is_code, of_feature in zip(self._spool.get(i), piece.is_code, used, strict=True):
+                if is_code:
+                    of_feature[array[counts & (array >= 0)]] = True
+        for union, of_feature in zip(self._features, used, strict=True):
+            union.dictionary.silence(np.flatnonzero(~of_feature).tolist())
+
     def finish_features(self) -> tuple[tuple[Feature, ...], list[np.ndarray | None]]:
         """The features, and per feature how provisional codes become final ones (None: they are final)."""
         if self._plan.known is not None and self._plan.closed:
@@ -207,7 +232,7 @@ class Reader:
         features: list[Feature] = []
         translations: list[np.ndarray | None] = []
         for rule, union in zip(self._plan.rules, self._features, strict=True):
-            if not (rule.categorical or len(union.dictionary)):
+            if not (rule.categorical or union.dictionary.counted()):
                 features.append(Feature(rule.name))
                 translations.append(None)
                 continue
@@ -220,9 +245,10 @@ class Reader:
         """Take in target, weight or offset where they did not come with partition `i`."""
         column = role_column(values, role, None, n_rows)
         self._parts[role][i] = self._code_target(column, i) if role == "target" else column
+        self._weighed_late = self._weighed_late or role == "sample_weight"
 
-    def finish_spooled(self, rows: Rows) -> tuple[list[Complaint], bool]:
-        """What there is to complain about in target, weight and offset where they wait in files, and whether any row counts."""
+    def finish_spooled(self, rows: Rows) -> tuple[list[Complaint], float]:
+        """What there is to complain about in target, weight and offset where they wait in files, and the largest weight."""
         assert self._role_spool is not None
         self._role_spool.finish(self._target.dictionary)
         return self._role_spool.check(self._plan, rows)

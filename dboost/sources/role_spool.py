@@ -1,7 +1,7 @@
 """Target, weight and offset of tables so long that even these do not fit in memory: they wait in files, partition by partition.
 
 What must be known of them all together is small: the levels of a target of categories, the type that holds the numbers of all
-partitions, how many rows count, and what there is to complain about.
+partitions, the largest weight, and what there is to complain about.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class RoleSpool:
             self.target_dtype = result_dtype(kinds) if kinds else "float64"
             self.target_is_bool = self.target_dtype == "bool"
 
-    def check(self, plan: Plan, rows: Rows) -> tuple[list[Complaint], bool]:
-        """What there is to complain about in the values of these partitions, and whether any row counts."""
+    def check(self, plan: Plan, rows: Rows) -> tuple[list[Complaint], float]:
+        """What there is to complain about in the values of these partitions, and the largest weight."""
         complaints: list[Complaint] = []
-        counts = False
+        heaviest = 0.0
         for k, length in enumerate(rows.lengths):
             if not length:
                 continue
@@ -78,8 +78,8 @@ class RoleSpool:
                 complaints += check_weight(weight, label("sample_weight", plan.weight), here)
             if offset is not None:
                 complaints += check_offset(offset, label("offset", plan.offset), here)
-            counts = counts or weight is None or bool((weight > 0).any())
-        return complaints, counts
+            heaviest = max(heaviest, 1.0 if weight is None else float(weight.max()))
+        return complaints, heaviest
 
     def get(self, i: int) -> tuple[Column | None, np.ndarray | None, np.ndarray | None]:
         """Target, weight and offset of partition i."""

@@ -21,6 +21,8 @@ from dboost.sources.levels import Dictionary, apply
 
 #: Whole numbers below this size are exact as floats (and 2**53 + 1 would look like 2**53).
 _EXACT = 2**53
+#: The largest weight is this at least. Gradients are float32 numbers, of which those below 1e-30 count as nothing.
+LEAST_HEAVIEST = 1e-25
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,9 +181,20 @@ def check_weight(weight: np.ndarray, what: str, rows: Rows) -> list[Complaint]:
     ]
 
 
-def nothing_left(what: str) -> DataError:
-    """The error when all weights are zero."""
-    return DataError(f"{what} is zero in every row: nothing is left to learn from")
+def check_heaviest(heaviest: float, what: str) -> None:
+    """Refuse weights of which the largest is zero, or so small that gradients times it are nothing to float32 numbers.
+
+    Raises
+    ------
+    DataError
+    """
+    if not heaviest > 0:
+        raise DataError(f"{what} is zero in every row: nothing is left to learn from")
+    if heaviest < LEAST_HEAVIEST:
+        raise DataError(
+            f"{what} is {heaviest:g} at most in all rows, but at least one weight of {LEAST_HEAVIEST:g} or more is needed: "
+            "multiply all weights by the same number"
+        )
 
 
 def check_offset(offset: np.ndarray, what: str, rows: Rows) -> list[Complaint]:

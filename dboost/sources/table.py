@@ -28,7 +28,7 @@ from dboost.sources.partition import ROLES, check_columns
 from dboost.sources.plan import Plan, make_plan
 from dboost.sources.reader import Piece, Reader
 from dboost.sources.role_spool import RoleSpool
-from dboost.sources.roles import Roles, Rows, label, nothing_left, refuse
+from dboost.sources.roles import Roles, Rows, check_heaviest, label, refuse
 from dboost.sources.spool import Spool, remove_stale
 
 
@@ -98,7 +98,7 @@ def open_table(
     if origin is not None:
         from dboost.sources.paths import open_path
 
-        data = open_path(origin)
+        data = open_path(origin, like)
     in_partitions = is_lazy(data)
     if in_partitions:
         from dboost.sources import lazy
@@ -129,18 +129,19 @@ def open_table(
         if not rows.n_rows:
             where = f": all {len(pieces)} partitions are empty" if in_partitions else ""
             raise DataError(f"the data have no rows{where}")
-        features_, translations = reader.finish_features()
         if apart is not None:
-            complaints, counts = reader.finish_spooled(rows)
+            complaints, heaviest = reader.finish_spooled(rows)
             refuse(complaints)
-            if not counts:
-                raise nothing_left(label("sample_weight", plan.weight))
+            check_heaviest(heaviest, label("sample_weight", plan.weight))
             none = Roles(None, apart.target_dtype, apart.target_is_bool, None, None)
+            features_, translations = reader.finish_features()
             return Table(features_, named, rows, none, spool, pieces, translations, apart)
         roles = reader.finish_roles(separate, rows)
         refuse(roles.complaints)
-        if roles.weight is not None and not roles.weight.any():
-            raise nothing_left(label("sample_weight", plan.weight))
+        if roles.weight is not None:
+            check_heaviest(float(roles.weight.max()), label("sample_weight", plan.weight))
+        reader.silence_levels(dict(enumerate(pieces)), roles.weight)
+        features_, translations = reader.finish_features()
         return Table(features_, named, rows, roles, spool, pieces, translations)
     except BaseException:
         spool.close()

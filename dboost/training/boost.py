@@ -198,6 +198,7 @@ def boost(
     so_far : receives a function that returns the ensemble as far as it has come, also of an iteration under way.
     """
     start, origin, stopping, loss = prepared.start, prepared.origin, prepared.stopping, prepared.target.loss
+    storage.check(prepared.empty)  # now rather than after hours of training
     training = Training(
         engine=engine,
         binning=prepared.binning,
@@ -242,7 +243,10 @@ def boost(
     clock.lap("train")
     all_here = prepared.checkpoint is None or prepared.parameters.arcbites is not None
     history = training.history if all_here or prepared.checkpoint is None else prepared.checkpoint.history
-    return Fitted(with_summary(collect(), prepared.portrait), history, training.before, stopping, clock.seconds)
+    ensemble = with_summary(collect(), prepared.portrait)
+    # What could be saved but not be loaded is no model.
+    storage.check(ensemble, n_known=0 if origin.model is None else len(origin.model.trees))
+    return Fitted(ensemble, history, training.before, stopping, clock.seconds)
 
 
 def asked(

@@ -23,6 +23,7 @@ import numpy as np
 from dboost.errors import DataError, ParameterError
 from dboost.growth.task import Extremes, Part
 from dboost.losses import Loss
+from dboost.model import storage
 from dboost.model.ensemble import Ensemble
 from dboost.model.tree import Tree
 from dboost.params import Parameters, make_parameters
@@ -157,7 +158,9 @@ def revalued(
     note = {"label": source_name, "rows": rows.n_rows, "decay": decay}
     sources = tuple(source | {"refreshed": [*source.get("refreshed", []), note]} for source in model.sources)
     # What was measured was measured with the old values.
-    return replace(model, trees=tuple(trees), sources=sources, metrics={}, best_iteration=None)
+    refreshed = replace(model, trees=tuple(trees), sources=sources, metrics={}, best_iteration=None)
+    storage.check(refreshed)
+    return refreshed
 
 
 def parameters_of(model: Ensemble, own: Loss | None) -> list[Parameters]:

@@ -130,7 +130,10 @@ class Steps:
         if self._loss.leaf_statistic == "huber":
             unit, weight_unit = (unit_for(large * self._heaviest, self._n_counted) for large in (self._delta, 1.0))
             sums = reduce(np.add, ask(residuals.leaf_clipped, part, steps, self._delta, unit, weight_unit))
-            steps = steps + (sums[:, 0] / unit) / (sums[:, 1] / weight_unit)
+            # A leaf whose rows all sat the tree out (or weigh too little to count) has no residuals to go by: it adds nothing.
+            steps = steps + np.divide(
+                sums[:, 0] / unit, sums[:, 1] / weight_unit, out=np.zeros(len(sums)), where=sums[:, 1] > 0
+            )
         return steps
 
     def _multiplier(self, steps: np.ndarray, part: Part) -> float:

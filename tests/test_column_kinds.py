@@ -1,0 +1,333 @@
+"""Columns that look alike but are not: large integers, levels that no file holds, columns without values, numbers for text."""
+
+from __future__ import annotations
+
+import decimal
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from distributed import Client
+
+import dboost
+from dboost import DataError, binning
+from dboost.binning import propose
+from dboost.sources import open_table
+from tests.clusters import threads_cluster
+from tests.fits import cut
+
+N = 800
+pytestmark = pytest.mark.filterwarnings("ignore::dboost.DriftWarning")
+rng = np.random.default_rng(0)
+X = pd.DataFrame({"c": rng.choice(["low", "middle", "high"], N), "x": rng.normal(size=N)})
+Y = X["x"] + 2.0 * (X["c"] == "low") + rng.normal(size=N) / 4
+#: So little that rows are streamed.
+LIMIT = 64 * 10**6
+WITHIN: dict[str, Any] = {"max_iter": 4}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster(2, 1) as client:
+        yield client
+
+
+def fit(data: Any, target: Any = Y, **options: Any) -> dboost.Booster:
+    return dboost.fit(data, target, **(WITHIN | options))
+
+
+def comes_back(booster: dboost.Booster, folder: Path) -> bool:
+    """Whether files of both forms and a pickle give the same model back."""
+    for name in ("model.json", "model.dboost"):
+        booster.save(folder / name)
+    return all(
+        one == booster
+        for one in (
+            dboost.load(folder / "model.json"),
+            dboost.load(folder / "model.dboost"),
+            pickle.loads(pickle.dumps(booster)),
+        )
+    )
+
+
+@pytest.mark.parametrize("n_distinct", [40, 100, N])
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_integers_that_floats_cannot_tell_apart_are_one_value(
+    n_distinct: int, dtype: type, client: Client, tmp_path: Path
+) -> None:
+    first = 2**60 if dtype is np.int64 else 2**63 + 2**62
+    ids = (first + 7 * (np.arange(N, dtype=np.uint64) % np.uint64(n_distinct))).astype(dtype)
+    # Of 40 distinct ones about two floats are left, of 800 some forty.
+    frame = pd.DataFrame({"id": ids, "x": X["x"], "y": Y + (ids.astype(float) > float(first)) * 3})
+    booster = fit(frame, "y")
+    edges = booster.ensemble.edges[0]
+    assert edges is not None and len(edges) == len(np.unique(ids.astype(np.float64))) - 1
+    assert comes_back(booster, tmp_path)
+    assert fit(frame.assign(id=ids.astype(np.float64)), "y") == booster
+    lazy = cut(frame, [100, 550])
+    dboost.prepare(lazy, "y", tmp_path / "data")
+    for again in (
+        fit(frame, "y", memory_limit=LIMIT),
+        fit(pl.from_pandas(frame), "y"),
+        fit(lazy, "y", memory_limit=LIMIT),
+        fit(tmp_path / "data", "y"),
+        fit(lazy, "y", client=client),
+        fit(lazy, "y", client=client, memory_limit=LIMIT),
+    ):
+        assert again == booster
+    for proposal in ("tree", "node", "exact"):
+        assert comes_back(fit(frame, "y", split_proposal=proposal), tmp_path)
+    np.testing.assert_array_equal(booster.predict(frame), booster.predict(frame.assign(id=ids.astype(np.float64))))
+
+
+@pytest.mark.parametrize("max_bins", [5, 255])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_split_points_of_large_integers_are_those_of_their_floats(max_bins: int, weighted: bool) -> None:
+    for start in (-(2**63), 2**53 - 50, 2**62):
+        values = start + rng.integers(0, 20_000, 5000)
+        weight = rng.integers(1, 4, 5000).astype(np.float64) if weighted else None
+        edges = propose(values, weight, max_bins)
+        assert (np.diff(edges) > 0).all()
+        np.testing.assert_array_equal(edges, propose(values.astype(np.float64), weight, max_bins))
+
+
+IDS = 2**60 + np.array([0, 1, 2, 3, 2, 1])
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pd.Series([*IDS.tolist(), None], dtype="Int64"),
+        pd.Series([*IDS.tolist(), None], dtype="int64[pyarrow]"),
+        pd.Series([*IDS.tolist(), None], dtype=object),
+    ],
+)
+def test_integer_levels_are_exact_also_beside_missing_values(column: pd.Series) -> None:
+    frame = pd.DataFrame({"id": column})
+    # Dask makes text of columns of objects.
+    for data in (frame,) if column.dtype == object else (frame, cut(frame, [3, 4])):
+        with open_table(data, np.arange(7), categorical_features=["id"]) as table:
+            assert table.features[0].levels == tuple(range(2**60, 2**60 + 4))
+            codes = [code for i in range(table.n_chunks) for code in table.chunk(i).columns[0].codes]  # type: ignore[union-attr]
+            assert codes == [0, 1, 2, 3, 2, 1, -1]
+
+
+def test_unsigned_integers_among_objects_are_exact_levels() -> None:
+    column = pd.Series([2**63 + 2, None, 2**63 + 1, 5], dtype=object)
+    with open_table(pd.DataFrame({"id": column}), np.arange(4), categorical_features=["id"]) as table:
+        assert table.features[0].levels == (5, 2**63 + 1, 2**63 + 2)
+    with open_table(pd.DataFrame({"id": column}), np.arange(4)) as table:
+        np.testing.assert_array_equal(table.chunk(0).columns[0], [2.0**63, np.nan, 2.0**63, 5.0])
+
+
+def test_masked_integers_are_levels_too() -> None:
+    masked = np.ma.masked_array(IDS[:, None], mask=[[False]] * 5 + [[True]])
+    with open_table(masked, np.arange(6), categorical_features=[0]) as table:
+        assert table.features[0].levels == tuple(range(2**60, 2**60 + 4))
+        assert table.chunk(0).columns[0].codes.tolist() == [0, 1, 2, 3, 2, -1]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("column", "declared"),
+    [
+        (pd.Categorical(rng.choice([1.0, 2.5, np.inf], N)), False),
+        (pd.Categorical(rng.choice([1.0, 2.5, -np.inf], N)), False),
+        (pd.Categorical([decimal.Decimal("Infinity" if i % 2 else "1") for i in range(N)]), False),
+        (pd.Series(rng.choice([1.0, 2.5, np.inf], N), dtype=object), True),
+        (rng.choice([1.0, 2.5, np.inf], N), True),
+    ],
+)
+def test_infinite_categories_are_refused_by_name(column: Any, declared: bool) -> None:
+    with pytest.raises(DataError, match=r"column 'c' .*infinite"):
+        fit(X.assign(c=column), categorical_features=["c"] if declared else "from_dtype")
+
+
+def test_infinite_classes_are_refused() -> None:
+    with pytest.raises(DataError, match="column 't' has an infinite category"):
+        fit(X.assign(t=pd.Categorical(rng.choice([1.0, np.inf], N))), "t")
+
+
+def test_infinite_categories_are_unknown_levels_of_a_model(tmp_path: Path) -> None:
+    booster = fit(X.assign(c=pd.Categorical(rng.choice([1.0, 2.5], N))))
+    assert comes_back(booster, tmp_path)
+    strange, missing = X.assign(c=pd.Categorical([np.inf] * N)), X.assign(c=np.nan)
+    np.testing.assert_array_equal(booster.predict(strange), booster.predict(missing))
+
+
+def test_nan_in_an_arrow_dictionary_is_missing(tmp_path: Path) -> None:
+    indices = rng.integers(0, 4, N)
+    column = pa.DictionaryArray.from_arrays(pa.array(indices), pa.array([1.5, float("nan"), None, 3.5]))
+    booster = fit(pa.table({"c": column, "x": X["x"]}))
+    assert booster.features[0].levels == (1.5, 3.5)
+    assert comes_back(booster, tmp_path)
+
+
+MISSING: dict[str, Callable[[], Any]] = {
+    "category": lambda: X.assign(c=pd.Categorical([None] * N)),
+    "category with levels": lambda: X.assign(c=pd.Categorical([None] * N, categories=["low"])),
+    "object": lambda: X.assign(c=pd.Series([None] * N, dtype=object)),
+    "string": lambda: X.assign(c=pd.Series([None] * N, dtype="string[python]")),
+    "arrow string": lambda: X.assign(c=pd.Series([None] * N, dtype="string[pyarrow]")),
+    "arrow dictionary": lambda: X.assign(c=pd.Series([None] * N, dtype=pd.ArrowDtype(pa.dictionary(pa.int8(), pa.string())))),
+    "polars string": lambda: pl.DataFrame({"c": pl.Series([None] * N, dtype=pl.String), "x": X["x"].to_numpy()}),
+    "polars category": lambda: pl.DataFrame({"c": pl.Series([None] * N, dtype=pl.Categorical), "x": X["x"].to_numpy()}),
+    "polars enum": lambda: pl.DataFrame({"c": pl.Series([None] * N, dtype=pl.Enum(["a"])), "x": X["x"].to_numpy()}),
+    "polars null": lambda: pl.DataFrame({"c": pl.Series([None] * N), "x": X["x"].to_numpy()}),
+    "arrow": lambda: pa.table({"c": pa.array([None] * N, pa.string()), "x": X["x"]}),
+    "arrow dictionary table": lambda: pa.table({"c": pa.array([None] * N, pa.string()).dictionary_encode(), "x": X["x"]}),
+}
+
+
+@pytest.mark.parametrize("kind", MISSING)
+@pytest.mark.parametrize("declared", [False, True])
+def test_a_model_predicts_what_it_was_trained_on_without_any_value(kind: str, declared: bool, tmp_path: Path) -> None:
+    data = MISSING[kind]()
+    categories = ["c"] if declared else "from_dtype"
+    booster = fit(data, eval_set=[(data, Y)], categorical_features=categories)
+    assert comes_back(booster, tmp_path)
+    expected = booster.predict(X.assign(c=np.nan)).to_numpy()
+    np.testing.assert_array_equal(np.asarray(booster.predict(data)), expected)
+    for other in MISSING:
+        np.testing.assert_array_equal(np.asarray(booster.predict(MISSING[other]())), expected)
+    assert booster.refit_leaves(data, Y).n_iter_ == fit(data, start_from=booster).sources[0]["last_iteration"] == 4
+    if isinstance(data, pd.DataFrame):
+        lazy = cut(data, [100, 500])
+        np.testing.assert_array_equal(booster.predict(lazy).compute(), expected)
+        assert fit(lazy, Y.to_numpy(), categorical_features=categories) == fit(data, categorical_features=categories)
+
+
+CODES = X["c"].map({"low": 0, "middle": 1, "high": 2})
+OF_TEXT: dict[str, tuple[Callable[[], Any], str]] = {
+    "array": (lambda: np.column_stack([CODES, X["x"]]), "numbers"),
+    "integers": (lambda: X.assign(c=CODES), "numbers"),
+    "floats with gaps": (lambda: X.assign(c=CODES.where(CODES > 0)), "numbers"),
+    "objects": (lambda: X.assign(c=CODES.astype(object)), "numbers"),
+    "categories of numbers": (lambda: X.assign(c=pd.Categorical(CODES)), "numbers"),
+    "truth values": (lambda: X.assign(c=CODES > 0), "truth values"),
+    "some text among numbers": (lambda: X.assign(c=pd.Categorical([0, "low"] * (N // 2))), "numbers"),
+    "dates": (lambda: X.assign(c=pd.Timestamp("2020-01-01")), "type datetime64"),
+    "polars": (lambda: pl.from_pandas(X.assign(c=CODES)), "numbers"),
+    "arrow": (lambda: pa.Table.from_pandas(X.assign(c=CODES)), "numbers"),
+}
+
+
+@pytest.fixture(scope="module")
+def of_text() -> dboost.Booster:
+    return fit(X)
+
+
+@pytest.mark.parametrize("kind", OF_TEXT)
+def test_a_column_of_another_kind_than_in_training_is_refused(kind: str, of_text: dboost.Booster, client: Client) -> None:
+    make, held = OF_TEXT[kind]
+    data, message = make(), f"column 'c' (has|holds) {held}.*, but it held text in training"
+    attempts: list[Callable[[], Any]] = [
+        lambda: of_text.predict(data),
+        lambda: of_text.predict(data, offset=np.zeros(N)),
+        lambda: of_text.refit_leaves(data, Y),
+        lambda: fit(data, start_from=of_text),
+        lambda: of_text.shap_values(data),
+    ]
+    if not isinstance(data, np.ndarray):
+        attempts += [lambda: fit(X, eval_set=[(data, Y)])]
+    if isinstance(data, pd.DataFrame) and data["c"].dtype != object and kind != "some text among numbers":  # Dask makes it text
+        lazy = dd.from_pandas(data.iloc[:200], npartitions=2)
+        attempts += [
+            lambda: of_text.predict(lazy).compute(),
+            lambda: fit(lazy, Y[:200].to_numpy(), start_from=of_text, client=client),
+            lambda: fit(cut(X, [100]), Y.to_numpy(), eval_set=[(data, Y)], client=client),
+        ]
+    for attempt in attempts:
+        with pytest.raises(DataError, match=message):
+            attempt()
+
+
+def test_lazy_arrays_of_codes_are_refused(of_text: dboost.Booster) -> None:
+    codes = da.from_array(np.column_stack([CODES, X["x"]]), chunks=(300, 2))
+    with pytest.raises(DataError, match="column 'c' holds numbers, but it held text in training"):
+        of_text.predict(codes).compute()
+
+
+def test_levels_that_are_new_and_columns_without_values_are_legal(of_text: dboost.Booster) -> None:
+    missing = of_text.predict(X.assign(c=None))
+    for column in ("new", np.nan, pd.Categorical([1.0 if i < 0 else None for i in range(N)]), pd.NA, "1"):
+        np.testing.assert_array_equal(of_text.predict(X.assign(c=column)), missing)
+    parts = [X[:300].assign(c=np.nan), X[300:].assign(c="new")]
+    lazy = dd.from_map(lambda i: parts[i], range(2), meta=X.iloc[:0])
+    np.testing.assert_array_equal(of_text.predict(lazy).compute(), missing)
+    grown = fit(X.assign(c="new"), start_from=of_text)
+    assert grown.features[0].levels == ("high", "low", "middle", "new")
+
+
+def test_models_of_numbers_want_numbers() -> None:
+    categories = fit(X.assign(c=CODES), categorical_features=["c"])
+    numeric = fit(X.assign(c=CODES))
+    for column in (
+        CODES,
+        CODES.astype(float),
+        pd.Categorical(CODES),
+        CODES.astype("Int64"),
+        CODES + 17,
+        CODES - 1.5,
+        CODES > 0,
+    ):
+        assert np.isfinite(categories.predict(X.assign(c=column))).all()
+    with pytest.raises(DataError, match="column 'c' holds text, but it held numbers in training"):
+        categories.predict(X)
+    with pytest.raises(DataError, match=r"column 'c' holds text or categories.*the model knows it as numeric"):
+        numeric.predict(X)
+    later = fit(X.assign(c=CODES + 3), categorical_features=["c"])
+    assert np.isfinite(later.predict(X.assign(c=CODES))).all()
+    with pytest.raises(DataError, match="column 'c' holds truth values, but it held numbers in training"):
+        later.predict(X.assign(c=CODES > 0))
+
+
+def test_truth_values_may_come_as_zero_and_one() -> None:
+    flags = fit(X.assign(c=pd.Categorical(CODES > 0)))
+    assert flags.features[0].levels == (False, True)
+    expected = flags.predict(X.assign(c=CODES > 0))
+    for column in ((CODES > 0).astype(int), (CODES > 0).astype(float), pd.Categorical((CODES > 0).astype(int))):
+        np.testing.assert_array_equal(flags.predict(X.assign(c=column)), expected)
+    gaps = (CODES > 0).where(CODES < 2)
+    assert np.isfinite(flags.predict(X.assign(c=gaps.astype(float)))).all()
+    with pytest.raises(DataError, match="column 'c' holds numbers, but it held truth values in training"):
+        flags.predict(X.assign(c=CODES))
+
+
+def test_text_of_digits_is_read_from_csv_as_the_model_knows_it(tmp_path: Path, client: Client) -> None:
+    codes = X["c"].map({"low": "01", "middle": "12", "high": "3x"})
+    frame = X.assign(c=codes, y=Y)
+    booster = fit(frame, "y")
+    digits = frame[codes != "3x"]
+    path = tmp_path / "digits.csv"
+    digits.to_csv(path, index=False, float_format="%.17g")
+    expected = booster.predict(digits).to_numpy()
+    np.testing.assert_array_equal(booster.predict(path).compute(), expected)
+    again = fit(digits, "y", start_from=booster)
+    assert fit(path, "y", start_from=booster) == again
+    assert fit(path, "y", start_from=booster, client=client) == again
+    assert again.features == booster.features
+
+
+def test_no_fit_gives_a_model_that_its_file_cannot_hold(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binning, "midpoints", lambda distinct: np.zeros(len(distinct) - 1))
+    frame = X.assign(x=np.round(X["x"]), y=Y)
+    grown: list[int] = []
+
+    def note(now: dboost.Iteration) -> None:
+        grown.append(now.iteration)
+
+    dboost.prepare(frame, "y", tmp_path / "data")
+    for data, options in ((frame, {}), (frame, {"memory_limit": LIMIT}), (tmp_path / "data", {}), (frame, {"client": client})):
+        with pytest.raises(dboost.ModelFileError, match="the model cannot be stored: edges of 'x' do not ascend"):
+            fit(data, "y", callbacks=[note], **options)
+    assert not grown, "that is known before the first iteration"
