@@ -46,7 +46,7 @@ from dboost.shard.catch_up import ValuedTree, leaves_of, take_in
 from dboost.shard.loading import encode_table, in_ranges, kept_rows
 from dboost.shard.rounds import Rounds
 from dboost.shard.shard import Codes, Shard, runs_of
-from dboost.sources.spool import temporary_root
+from dboost.sources.spool import remove_stale, temporary_root
 from dboost.statistics.metrics import Size
 from dboost.training.budget import Budget, limit_that_streams
 from dboost.training.replay import add_trees, starting_scores
@@ -70,6 +70,9 @@ class Holding(Refitting):
         #: A name that no other session has, of this fit or of another one, here or elsewhere.
         self.session = uuid.uuid4().hex
         self._folder = folder or temporary_root()
+        # What a worker left that was killed here: an in-memory fit and the client may never look.
+        for root in {self._folder, temporary_root()}:
+            remove_stale(root)
         self._told_bytes = 0
         #: What parts had read that are no more.
         self._bytes_of_gone = 0
