@@ -5,7 +5,7 @@ eight partitions was seen to keep as much again. To Dask, which watches the size
 library is asked to let go of it, every so many bytes read and when the raw values are gone. That takes a few milliseconds.
 
 While trees grow it is the other way round. Every round makes and frees a few hundred KiB of histograms and messages; returned
-to the system each time, they come back as pages to be cleared. With ``dboost.keep-freed-memory`` (false) in Dask's configuration
+to the system each time, they come back as pages to be cleared. With ``dboost.keep-freed-memory`` (false) in the configuration
 of a worker or scheduler (``DASK_DBOOST__KEEP_FREED_MEMORY`` in its environment) what is freed in such amounts stays: as much as
 `_KEPT` at the end of a heap. That changes the allocator of the whole process for good, and takes the place of Dask's own
 ``MALLOC_TRIM_THRESHOLD_``, so it is left to whoever runs the cluster.

@@ -48,7 +48,7 @@ from dboost.shard.rounds import Rounds
 from dboost.shard.shard import Codes, Shard, runs_of
 from dboost.sources.spool import remove_stale, temporary_root
 from dboost.statistics.metrics import Size
-from dboost.training.budget import Budget, limit_that_streams
+from dboost.training.budget import Budget, check_rows_in_memory, limit_that_streams
 from dboost.training.replay import add_trees, starting_scores
 
 
@@ -137,6 +137,7 @@ class Holding(Refitting):
 
     def _in_memory(self, of_batch: BatchRows, batch: str, recipe: Recipe, past: Past) -> list[Part]:
         parts: list[Part] = []
+        check_rows_in_memory(-(-of_batch.n_kept // self._n_threads))  # a shard for each thread
         for codes, target, weight, raw, numbers in self._encoded(of_batch, batch, recipe):
             shard = Shard(
                 codes,

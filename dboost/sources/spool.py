@@ -75,7 +75,7 @@ def remove_stale(root: Path | None = None) -> None:
             continue
         with suppress(OSError):
             try:
-                owner = open(folder / "owner", "r+b")  # network file systems lock only what may be written
+                owner = open(folder / "owner", "r+b")  # noqa: SIM115  (network file systems lock only what may be written)
             except FileNotFoundError:
                 folder.rmdir()  # it is about to get one, or about to go: in both cases there is nothing else in it
                 continue
