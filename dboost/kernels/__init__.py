@@ -43,7 +43,7 @@ from numba.core import event
 from numba.extending import intrinsic
 
 #: Whether kernels run as Python, as `NUMBA_DISABLE_JIT=1` asks for.
-INTERPRETED = bool(numba.config.DISABLE_JIT)
+INTERPRETED = bool(getattr(numba.config, "DISABLE_JIT", 0))
 
 
 #: The version of Numba of which private parts are changed here and in `pipeline.py`.

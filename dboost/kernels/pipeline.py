@@ -192,7 +192,8 @@ def check_names() -> None:
         for name in names:
             getattr(owner, name)
     with suppress(RuntimeError):  # no folder for a cache
-        kept = njit(cache=True)(_nothing)._cache
+        probe: Any = njit(cache=True)(_nothing)
+        kept = probe._cache
         _ = kept._impl, kept._cache_file._source_stamp
 
 

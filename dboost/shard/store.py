@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -80,7 +81,7 @@ _BINARY: int = getattr(os, "O_BINARY", 0)
 _POSITION = threading.Lock()
 
 
-def _read_at(file: int, part: np.ndarray, at: int) -> int:
+def _read_at(file: int, part: Any, at: int) -> int:
     """Read into a part of a buffer (uint8); returns the number of bytes. Not all systems have the calls for it."""
     if hasattr(os, "preadv"):
         return os.preadv(file, [part], at)
@@ -94,7 +95,7 @@ def _read_at(file: int, part: np.ndarray, at: int) -> int:
     return len(found)
 
 
-def _write_at(file: int, part: np.ndarray, at: int) -> int:
+def _write_at(file: int, part: Any, at: int) -> int:
     """The same for writing."""
     if hasattr(os, "pwritev"):
         return os.pwritev(file, [part], at)
