@@ -106,5 +106,175 @@ def test_two_of_three_are_killed_and_held_out_rows_with_them(cluster: Processes)
 def test_a_stopped_worker_is_given_up(cluster: Processes, expected: str) -> None:
     victim = somebody(cluster)
     stop = at(5, lambda: os.kill(victim, signal.SIGSTOP))
+    with cluster.impatient():
+        assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=stop, **OPTIONS).sha256 == expected
     events = [event for _, event in cluster.client.get_events("dboost")]
     assert any(event["action"] == "removed" for event in events), "it is not Dask that gives it up, after five minutes"
+    os.kill(victim, signal.SIGKILL)
+
+
+def test_a_worker_stopped_while_loading_is_given_up(cluster: Processes, expected: str) -> None:
+    victim = somebody(cluster)
+    after(0.3, lambda: os.kill(victim, signal.SIGSTOP))
+    with cluster.impatient():
+        assert dboost.fit(lazily(0.3), "z", client=cluster.client, **OPTIONS).sha256 == expected
+    os.kill(victim, signal.SIGKILL)
+
+
+def test_a_worker_is_retired(cluster: Processes, expected: str) -> None:
+    address = next(iter(cluster.pids()))
+    retire = at(5, lambda: cluster.client.retire_workers([address]))
+    assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=retire, **OPTIONS).sha256 == expected
+
+
+def test_all_workers_die_and_another_one_comes(cluster: Processes, expected: str) -> None:
+    def disaster() -> None:
+        for pid in cluster.pids().values():
+            os.kill(pid, signal.SIGKILL)
+        after(1.0, cluster.add_worker)
+
+    assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=at(5, disaster), **OPTIONS).sha256 == expected
+
+
+def test_a_worker_that_joins_is_given_rows(cluster: Processes, expected: str) -> None:
+    before: dict[str, int] = {}
+    latest: dict[str, int] = {}
+
+    def watch(now: dboost.Iteration) -> None:
+        if now.iteration == 3:
+            before.update(cluster.client.run(held_rows))
+            cluster.add_worker()
+            cluster.client.wait_for_workers(4, timeout=60)
+        if now.iteration > 3:
+            time.sleep(0.1)
+            latest.update(cluster.client.run(held_rows))
+
+    booster = dboost.fit(lazily(n_partitions=12), "z", client=cluster.client, callbacks=watch, **OPTIONS)
+    assert booster.sha256 == expected
+    (newcomer,) = set(latest) - set(before)
+    assert sum(before.values()) == sum(latest.values()) == len(FRAME)
+    assert latest[newcomer] > len(FRAME) / 8
+    cluster.client.retire_workers([newcomer])
+
+
+def test_a_partition_that_kills_its_workers_is_named(cluster: Processes) -> None:
+    def deadly(frame: pd.DataFrame, partition_info: Any = None) -> pd.DataFrame:
+        if partition_info and partition_info["number"] == 1:
+            os._exit(1)
+        return frame
+
+    lazy = dd.from_pandas(FRAME, npartitions=3)
+    cluster.client.run_on_scheduler(allow_no_failures)
+    with pytest.raises(dboost.DBoostError, match=r"partition 1 could not be read|nobody can read"):
+        dboost.fit(lazy.map_partitions(deadly, meta=lazy._meta), "z", client=cluster.client, **OPTIONS)
+
+
+def test_two_fits_at_once_one_of_them_cancelled(cluster: Processes, expected: str) -> None:
+    results: dict[str, Any] = {}
+
+    def patient() -> None:
+        results["patient"] = dboost.fit(lazily(), "z", client=cluster.client, **OPTIONS).sha256
+
+    def enough(iteration: dboost.Iteration) -> None:
+        if iteration.iteration == 8:
+            raise KeyboardInterrupt
+
+    def hasty() -> None:
+        with Client(cluster.address, set_as_default=False) as other:
+            try:
+                dboost.fit(lazily(), "z", client=other, callbacks=enough, **OPTIONS)
+            except KeyboardInterrupt as stopped:
+                results["hasty"] = stopped
+
+    threads = [threading.Thread(target=patient), threading.Thread(target=hasty)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert results["patient"] == expected
+    assert isinstance(results["hasty"], dboost.FitInterrupted)
+    assert results["hasty"].iterations == 8
+    nothing_is_held(cluster)
+
+
+def nothing_is_held(cluster: Processes) -> None:
+    for _ in range(1200):
+        held = cluster.client.run_on_scheduler(scheduler_plugin)["fits"] + sum(cluster.client.run(held_fits).values())
+        if not held:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{held} fits are still held")
+
+
+def test_a_client_that_vanishes_is_cleaned_up_after(cluster: Processes, tmp_path: Path) -> None:
+    script = tmp_path / "client.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import os, signal, sys
+        from distributed import Client
+        import dboost
+        from test_cluster_failures import OPTIONS, lazily
+        def die(iteration):
+            if iteration.iteration == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+        if __name__ == "__main__":
+            dboost.fit(lazily(), "z", client=Client({cluster.address!r}), callbacks=die, **OPTIONS)
+        """)
+    )
+    done = subprocess.run(
+        [sys.executable, script],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))},
+        timeout=120,
+    )
+    assert done.returncode == -signal.SIGKILL
+    nothing_is_held(cluster)
+
+
+SABOTAGE = {
+    "no dboost": "import sys; sys.modules['dboost'] = None",
+    "another version": "import dboost.version; dboost.version.__version__ = '0.0.1'",
+}
+
+
+@pytest.mark.parametrize(("sabotage", "message"), [("no dboost", "has no dboost"), ("another version", "has dboost 0.0.1")])
+def test_a_worker_that_cannot_take_part_is_named(cluster: Processes, sabotage: str, message: str) -> None:
+    code = f"{SABOTAGE[sabotage]}; from distributed.cli.dask_worker import main; main()"
+    before = set(cluster.pids())
+    worker = subprocess.Popen(
+        [sys.executable, "-c", code, cluster.address, "--no-nanny", "--no-dashboard"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        cluster.client.wait_for_workers(len(before) + 1, timeout=60)
+        (address,) = set(cluster.client.scheduler_info(n_workers=-1)["workers"]) - before
+        with pytest.raises(dboost.DBoostError, match=f"worker {address} {message}"):
+            dboost.fit(lazily(), "z", client=cluster.client, **OPTIONS)
+    finally:
+        worker.kill()
+        worker.wait()
+        while len(cluster.client.scheduler_info(n_workers=-1)["workers"]) > len(before):
+            time.sleep(0.05)
+
+
+def test_the_scheduler_dies() -> None:
+    with Processes(1) as processes:
+        kill = at(5, lambda: processes.scheduler.kill())
+        with pytest.raises(dboost.DBoostError, match="scheduler"):
+            dboost.fit(lazily(), "z", client=processes.client, callbacks=kill, **OPTIONS)
+
+
+def test_over_encrypted_connections(expected: str) -> None:
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=False,
+            protocol="tls",
+            security=Security.temporary(),
+            dashboard_address=":0",
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        assert client.scheduler_info()["address"].startswith("tls://")
+        assert dboost.fit(lazily(), "z", client=client, **OPTIONS).sha256 == expected
