@@ -193,7 +193,7 @@ def test_a_worker_that_is_stopped_while_rows_are_moved(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Moving, "give", falls_silent)
     monkeypatch.setattr(ShardHolder, "hello", says_nothing)
-    with no_stealing(), dask.config.set({"dboost.patience": "300ms"}), threads_cluster(2, 1) as client:
+    with no_stealing(), dask.config.set({"dboost.patience": "2s"}), threads_cluster(2, 1) as client:
         data = FRAME[["a", "y"]]
         lazy = dd.from_pandas(data, npartitions=9)
         digest, rows = fit(client, on_one_worker(client, lazy), "y")

@@ -113,14 +113,20 @@ def n_workers(client: Client) -> int:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    for _ in range(400):
+    for _ in range(2400):
         if condition():
             return
         time.sleep(0.05)
     raise AssertionError("it never came to that")
 
 
+#: The cluster that is to grow while data are read.
+GROWING: list[Client] = []
+
+
 def nap(frame: pd.DataFrame) -> pd.DataFrame:
+    """Read until there is another worker: how long that takes is the machine's affair. (All are threads of this process.)"""
+    until(lambda: n_workers(GROWING[-1]) > 1)
     time.sleep(0.2)
     return frame
 
@@ -131,6 +137,7 @@ def losses(client: Client) -> list[Any]:
 
 def test_a_cluster_grows_while_data_are_read_and_shrinks_after_the_fit(adaptive: Client, expected: str) -> None:
     slow = dd.from_pandas(FRAME, npartitions=12).map_partitions(nap, meta=FRAME.iloc[:0])
+    GROWING.append(adaptive)
     adaptive.cluster.adapt(minimum=1, maximum=3)
     # Many times as long as the cluster's patience with workers that have no tasks.
     booster = dboost.fit(slow, "z", client=adaptive, callbacks=lambda now: time.sleep(0.1), **OPTIONS)

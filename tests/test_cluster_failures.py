@@ -108,6 +108,8 @@ def test_a_stopped_worker_is_given_up(cluster: Processes, expected: str) -> None
     stop = at(5, lambda: os.kill(victim, signal.SIGSTOP))
     with cluster.impatient():
         assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=stop, **OPTIONS).sha256 == expected
+    events = [event for _, event in cluster.client.get_events("dboost")]
+    assert any(event["action"] == "removed" for event in events), "it is not Dask that gives it up, after five minutes"
     os.kill(victim, signal.SIGKILL)
 
 
@@ -196,7 +198,7 @@ def test_two_fits_at_once_one_of_them_cancelled(cluster: Processes, expected: st
 
 
 def nothing_is_held(cluster: Processes) -> None:
-    for _ in range(100):
+    for _ in range(1200):
         held = cluster.client.run_on_scheduler(scheduler_plugin)["fits"] + sum(cluster.client.run(held_fits).values())
         if not held:
             return

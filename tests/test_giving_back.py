@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+import sys
+
+import dask
 import numpy as np
 import psutil
 import pytest
 
 from dboost.cluster import giving_back
-from dboost.cluster.giving_back import Tally, give_back
+from dboost.cluster.giving_back import Tally, give_back, keep_what_rounds_need
+from dboost.errors import ParameterError
 
 
 def test_what_was_freed_is_given_back() -> None:
@@ -36,3 +42,43 @@ def test_only_when_enough_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None
 def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(giving_back, "_trim", lambda: None)
     give_back()
+
+
+class Library:
+    """A C library that writes down how it was told to allocate."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int]] = []
+
+    def mallopt(self, option: int, value: int) -> None:
+        self.told.append((option, value))
+
+
+@pytest.mark.parametrize(
+    ("given", "times"), [({}, 0), ({"dboost.keep-freed-memory": False}, 0), ({"dboost.keep-freed-memory": True}, 2)]
+)
+def test_the_allocator_is_changed_only_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, bool], times: int
+) -> None:
+    library = Library()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    with dask.config.set(given):
+        keep_what_rounds_need()
+    assert len(library.told) == times
+
+
+def test_the_allocator_takes_what_it_is_told() -> None:
+    if giving_back._trim() is None:
+        pytest.skip("this C library cannot be asked")
+    code = "import ctypes; from dboost.cluster import giving_back as g; m = ctypes.CDLL(None).mallopt; "
+    code += "print(m(g._M_TRIM_THRESHOLD, g._KEPT), m(g._M_MMAP_THRESHOLD, g._LARGE))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "1 1\n"
+
+
+@pytest.mark.parametrize("given", ["yes", 1, None])
+def test_what_is_neither_true_nor_false(given: object) -> None:
+    with (
+        dask.config.set({"dboost.keep-freed-memory": given}),
+        pytest.raises(ParameterError, match=r"^dboost\.keep-freed-memory="),
+    ):
+        keep_what_rounds_need()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import dboost
@@ -54,12 +56,20 @@ def part(i):
     time.sleep(0.3)
     return pd.DataFrame({"x": np.random.default_rng(i).normal(size=1000), "y": 1.0 * np.arange(1000)})
 frame = dd.from_map(part, range(400), meta=part(0))
-dboost.fit(frame, "y")
+try:
+    dboost.fit(frame, "y")
+finally:
+    print(len(read))
 """
 
 
 def interrupted(program: str, *arguments: str) -> tuple[int, float, str, str]:
-    """Run a program, send SIGINT once it has printed "three"; its exit status, seconds it still took, and its output."""
+    """Run a program, send SIGINT once it has printed "three".
+
+    Returns its exit status, the seconds of a processor that it still took (not those of a clock, which others use up too, when
+    the machine is busy), and its output.
+    """
+    before = processor_seconds()
     process = subprocess.Popen(
         [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -69,12 +79,18 @@ def interrupted(program: str, *arguments: str) -> tuple[int, float, str, str]:
         line = process.stdout.readline()
         assert line == "three\n", f"{line}{process.stderr.read() if process.stderr else ''}"
         time.sleep(0.1)
-        began = time.monotonic()
+        until_then = sum(psutil.Process(process.pid).cpu_times()[:2])
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-        return process.returncode, time.monotonic() - began, out, err
+        out, err = process.communicate(timeout=300)
+        return process.returncode, processor_seconds() - before - until_then, out, err
     finally:
         process.kill()
+
+
+def processor_seconds() -> float:
+    """Of all processes that were waited for so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def assert_one_clean_end(err: str) -> None:
@@ -93,7 +109,7 @@ def assert_one_clean_end(err: str) -> None:
 def test_training_ends_at_once(n_rows: int, n_threads: int) -> None:
     program = TRAIN.format(n_rows=n_rows, n_threads=n_threads) + "train()"
     status, seconds, _, err = interrupted(program)
-    assert seconds < 2
+    assert seconds < 5, "a million iterations take hours"
     assert status in (1, 130, -signal.SIGINT)
     assert_one_clean_end(err)
     assert "FitInterrupted: interrupted after " in err
@@ -104,13 +120,13 @@ def test_what_was_learned_is_usable(tmp_path: Path) -> None:
     program = TRAIN.format(n_rows=100_000, n_threads=2) + CAUGHT
     status, seconds, out, err = interrupted(program, str(tmp_path / "model.json"))
     assert (status, out.splitlines()[-1].split(";")[-1]) == (0, " usable"), err
-    assert seconds < 4, "saving and loading included"
+    assert seconds < 10, "saving and loading included"
     assert "Traceback" not in err
 
 
 def test_reading_ends_at_once() -> None:
-    status, seconds, _, err = interrupted(LOAD)
-    assert seconds < 2
+    status, _, out, err = interrupted(LOAD)
+    assert int(out) < 200, "reading all 400 parts takes a minute, which a busy machine does not make shorter"
     assert status in (1, 130, -signal.SIGINT)
     assert_one_clean_end(err)
     assert "interrupted while reading the data, before the first iteration" in err

@@ -25,12 +25,12 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def use(folder: Path, *before: str) -> tuple[int, bool]:
-    """What the kernel says in a process of its own, and whether it was compiled there."""
+def use(folder: Path, *before: str, first: str = "") -> tuple[int, bool]:
+    """What the kernel says in a process of its own (that runs some code first), and whether it was compiled there."""
     environment = os.environ | {
         "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(folder / "code"), "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
-    command = [*before, sys.executable, "-c", "from dboost.kernels.one import twice; print(twice(21))"]
+    command = [*before, sys.executable, "-c", f"{first}\nfrom dboost.kernels.one import twice; print(twice(21))"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0, done.stderr
     return int(done.stdout), "compiling kernels" in done.stderr
@@ -48,6 +48,54 @@ def test_kernels_are_kept_until_a_file_with_kernels_changes(copy: Path) -> None:
     assert use(copy) == (42, False)
     (copy / "code" / "dboost" / "losses" / "base.py").open("a").write("# changed\n")
     assert use(copy) == (42, True)
+
+
+#: Versions of Numba whose private parts are not those that dboost changes.
+OTHER_NUMBAS = {
+    "newer": "import numba; numba.version_info = numba.version_info._replace(short=(0, 69))",
+    "no NativeLowering": "import numba.extending; from numba.core import typed_passes; del typed_passes.NativeLowering",
+    "no _CacheLocator": "from numba.core import caching; del caching._CacheLocator",
+    "no _load_overload": """
+from numba.core.caching import FunctionCache
+FunctionCache._read = FunctionCache.__base__._load_overload
+del FunctionCache.__base__._load_overload
+def load_overload(self, signature, context):
+    context.refresh()
+    with self._guard_against_spurious_io_errors():
+        return self._read(signature, context)
+FunctionCache.load_overload = load_overload
+""",
+}
+
+
+@pytest.mark.parametrize(
+    "other", [pytest.param(name, marks=() if name == "newer" else pytest.mark.slow) for name in OTHER_NUMBAS]
+)
+def test_numbas_of_other_insides_compile_and_keep_in_their_own_way(copy: Path, other: str) -> None:
+    first = OTHER_NUMBAS[other]
+    check = first + "\nfrom dboost import kernels; assert not kernels._KNOWN_INSIDE"
+    assert use(copy, first=check) == (42, True)
+    assert use(copy, first=first) == (42, False)
+    # Numba itself looks at the file of the kernel only.
+    (copy / "code" / "dboost" / "losses" / "base.py").open("a").write("# changed\n")
+    assert use(copy, first=first) == (42, True)
+    assert use(copy, first=first) == (42, False)
+
+
+@pytest.mark.slow
+def test_a_newer_numba_trains_the_same_model(tmp_path: Path) -> None:
+    fit = "import sys; from pathlib import Path; from tests.test_kernels_interpreted import train\n"
+    fit += "train('squared_error', Path(sys.argv[1]))"
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    said = []
+    for folder, first in (("newer", OTHER_NUMBAS["newer"]), ("again", OTHER_NUMBAS["newer"]), ("known", "")):
+        (tmp_path / folder).mkdir()
+        command = [sys.executable, "-c", f"{first}\n{fit}", str(tmp_path / folder)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        said.append("compiling kernels" in done.stderr)
+    assert said == [True, False, True]
+    assert len({(tmp_path / folder / "squared_error.dboost").read_bytes() for folder in ("newer", "again", "known")}) == 1
 
 
 PARTS = """

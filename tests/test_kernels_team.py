@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,10 +112,8 @@ def test_control_c_ends_all_at_their_next_barrier(n_threads: int, heard_by: str)
             signal.pthread_kill(listener.ident or 0, signal.SIGINT)
 
         threading.Timer(0.2, interrupt).start()
-        began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            team.run(work)
-        assert time.monotonic() - began < 5
+            team.run(work)  # for ever, if nobody listens
         assert team.control[ABORT] == 1
 
 

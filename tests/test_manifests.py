@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 pytest.importorskip("kubernetes_validate")
 pytest.importorskip("jsonschema")
@@ -23,7 +26,7 @@ PLAIN = [
     "shared/account.yaml", "shared/settings.yaml", "shared/network.yaml", "base/scheduler.yaml", "base/workers.yaml",
     "base/train.yaml", "overlays/nightly/nightly.yaml",
 ]  # fmt: skip
-OPERATOR = ["operator/cluster.yaml", "operator/autoscaler.yaml", "operator/job.yaml"]
+OPERATOR = ["operator/cluster.yaml", "operator/autoscaler.yaml", "operator/job.yaml", "operator/network.yaml"]
 CLIENTS = [("base/train.yaml", "Job"), ("overlays/nightly/nightly.yaml", "CronJob"), ("operator/job.yaml", "DaskJob")]
 
 
@@ -208,6 +211,38 @@ def test_what_the_operator_makes_of_them_is_valid() -> None:
     deployment, service, *_ = made
     assert service["spec"]["selector"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
     assert service["metadata"]["name"] == "dboost-scheduler"
+
+
+def test_the_network_lets_the_operator_through_to_schedulers_only() -> None:
+    manifests = read(*OPERATOR)
+    policy = the("NetworkPolicy", manifests)["spec"]
+    schedulers = [the("DaskCluster", manifests)["spec"]["scheduler"]]
+    schedulers.append(the("DaskJob", manifests)["spec"]["cluster"]["spec"]["scheduler"])
+    for scheduler in schedulers:
+        assert policy["podSelector"]["matchLabels"].items() <= scheduler["metadata"]["labels"].items()
+        (container,) = scheduler["spec"]["containers"]
+        (rule,) = policy["ingress"]
+        # These two, by their names, are what the operator's controller asks.
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert [port["port"] for port in rule["ports"]] == [ports["tcp-comm"], ports["http-dashboard"]]
+        # A namespace and a pod of it; as two entries of the list either would do.
+        (peer,) = rule["from"]
+        assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "dask-operator"}
+        assert peer["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "dask-kubernetes-operator"}
+    for manifest in manifests:
+        for labels, _ in pods(manifest):
+            reached = policy["podSelector"]["matchLabels"].items() <= labels.items()
+            assert reached == (labels["app.kubernetes.io/component"] == "scheduler")
+
+
+def test_the_ports_and_the_label_are_those_of_the_operator() -> None:
+    controller = pytest.importorskip("dask_kubernetes.operator.controller.controller")
+    chart = Path(controller.__file__).parent.parent / "deployment" / "helm" / "dask-kubernetes-operator"
+    assert yaml.safe_load((chart / "Chart.yaml").read_text())["name"] == "dask-kubernetes-operator"
+    asked = inspect.getsource(controller.get_desired_workers)
+    assert 'port_name="http-dashboard"' in asked
+    default = inspect.signature(controller.get_scheduler_address).parameters["port_name"].default
+    assert default == "tcp-comm"
 
 
 def test_durations_are_durations() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import dask
@@ -16,6 +19,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dboost.cluster.holding import Holding
 from dboost.errors import DBoostError
 from dboost.sources import open_table
 from dboost.sources.spool import Spool, remove_stale
@@ -137,26 +141,131 @@ def test_files_go_on_interrupt(temporary: Path) -> None:
     assert done.stdout == "[]\n[]\n", done.stderr
 
 
-def test_what_a_killed_process_left_is_removed(temporary: Path) -> None:
-    script = """
-        import os, signal, sys
-        import dask, dask.array as da, numpy as np
-        from dboost.sources import open_table
-        dask.config.set({"temporary-directory": sys.argv[1]})
-        table = open_table(da.zeros((10, 2), chunks=5), np.zeros(10), retain_bytes=0)
-        print(len(os.listdir(sys.argv[1])), flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), temporary], capture_output=True, text=True)
-    assert done.stdout == "1\n", done.stderr
-    (left,) = temporary.iterdir()
+#: Holds files in a folder until it is killed, or until its input ends.
+HOLDER = """
+    import os, sys
+    import dask, dask.array as da, numpy as np
+    from dboost.sources import spool
+    if len(sys.argv) > 2:
+        os.getpid = lambda: int(sys.argv[2])
+    dask.config.set({"temporary-directory": sys.argv[1]})
+    kept = spool.Spool(0)
+    kept.put(0, [np.zeros(10)])
+    print(kept.directory.name, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def holder(folder: Path, *pid: int) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A process that has temporary files, and their folder."""
+    command = [sys.executable, "-c", textwrap.dedent(HOLDER), str(folder), *map(str, pid)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process, folder / process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("pid", [[], [1], [os.getpid()]], ids=["its own", "1", "that of a living process"])
+def test_what_a_killed_process_left_is_removed(temporary: Path, pid: list[int]) -> None:
+    """Whatever its process number says: in containers all have the same few."""
     other = temporary / "dboost-notapid-1"
-    mine = temporary / f"dboost-{os.getpid()}-alive"
-    old = temporary / f"{left.name}-without-owner"
-    for folder in (other, mine, old):
-        folder.mkdir()
+    other.mkdir(parents=True)
+    with holder(temporary, *pid) as (process, left):
+        assert not pid or left.name.startswith(f"dboost-{pid[0]}-")
+        open_table(np.eye(2), [0, 1])
+        assert sorted(path.name for path in left.iterdir()) == ["chunk-0", "owner"]
+        process.kill()
+        process.wait()
+        assert left.exists()
     open_table(np.eye(2), [0, 1])
-    assert sorted(temporary.iterdir()) == sorted([other, mine])
+    assert list(temporary.iterdir()) == [other]
+
+
+def test_half_of_a_directory_is_removed(temporary: Path) -> None:
+    """As it is left by a process that was killed while it made or removed one."""
+    for name, files in {"dboost-1-empty": [], "dboost-2-owned": ["owner"]}.items():
+        (temporary / name).mkdir(parents=True)
+        for file in files:
+            (temporary / name / file).write_text("")
+    remove_stale()
+    assert list(temporary.iterdir()) == []
+
+
+def test_links_are_not_followed(temporary: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_text("")
+    temporary.mkdir()
+    (temporary / "dboost-1-link").symlink_to(tmp_path / "elsewhere")
+    remove_stale()
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["file"]
+
+
+def test_several_processes_remove_and_make_at_once(temporary: Path) -> None:
+    """No directory goes while it is used, all that are stale go, and nobody fails."""
+    script = """
+        import sys
+        from pathlib import Path
+        import numpy as np
+        from dboost.sources.spool import PrivateDirectory, Spool, remove_stale, temporary_root
+        sys.stdin.readline()
+        for _ in range(300):
+            own = PrivateDirectory()
+            (own.path / "file").write_text("here")
+            remove_stale()
+            assert (own.path / "file").read_text() == "here"
+            own.close()
+            assert not own.path.exists()
+    """
+    temporary.mkdir()
+    for i in range(200):
+        (temporary / f"dboost-{i + 1}-left").mkdir()
+        if i % 2:
+            (temporary / f"dboost-{i + 1}-left" / "chunk-0").write_text("")
+            (temporary / f"dboost-{i + 1}-left" / "owner").write_text("")
+    environment = os.environ | {"DASK_TEMPORARY_DIRECTORY": str(temporary)}
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    processes = [
+        subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    assert list(temporary.iterdir()) == []
+
+
+def test_where_files_cannot_be_locked_nothing_is_removed(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fcntl.flock", unsupported)
+        spool = Spool(0)
+        spool.put(0, [np.arange(3.0)])
+        assert spool.directory is not None
+        left = temporary / "dboost-1-left"
+        left.mkdir()
+        (left / "owner").write_text("")
+        remove_stale()
+        assert left.exists()
+    remove_stale()  # another process may have better luck with the same folder
+    assert not left.exists()
+    assert spool.get(0)[0].tolist() == [0.0, 1.0, 2.0]
+    spool.close()
+    assert list(temporary.iterdir()) == []
+
+
+def test_workers_remove_what_was_left_where_they_work(temporary: Path, tmp_path: Path) -> None:
+    for folder in (temporary, tmp_path / "worker"):
+        (folder / "dboost-1-left").mkdir(parents=True)
+        (folder / "dboost-1-left" / "owner").write_text("")
+    Holding(1, tmp_path / "worker").close()
+    assert [*temporary.iterdir(), *(tmp_path / "worker").iterdir()] == []
 
 
 def test_a_locked_directory_is_left_alone(temporary: Path) -> None:

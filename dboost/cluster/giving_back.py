@@ -5,8 +5,10 @@ eight partitions was seen to keep as much again. To Dask, which watches the size
 library is asked to let go of it, every so many bytes read and when the raw values are gone. That takes a few milliseconds.
 
 While trees grow it is the other way round. Every round makes and frees a few hundred KiB of histograms and messages; returned
-to the system each time, they come back as pages to be cleared, a tenth of a worker's time. So what is freed in such amounts
-is to stay: as much as `_KEPT` at the end of a heap.
+to the system each time, they come back as pages to be cleared. With ``dboost.keep-freed-memory`` (false) in the configuration
+of a worker or scheduler (``DASK_DBOOST__KEEP_FREED_MEMORY`` in its environment) what is freed in such amounts stays: as much as
+`_KEPT` at the end of a heap. That changes the allocator of the whole process for good, and takes the place of Dask's own
+``MALLOC_TRIM_THRESHOLD_``, so it is left to whoever runs the cluster.
 """
 
 from __future__ import annotations
@@ -16,6 +18,10 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable
+
+import dask
+
+from dboost.errors import ParameterError
 
 #: Bytes read between two times.
 _EVERY = 64 * 2**20
@@ -41,9 +47,21 @@ def give_back() -> None:
         trim(0)
 
 
-@functools.cache
 def keep_what_rounds_need() -> None:
-    """Have the C library keep what a round of a tree frees, for the next round; nothing where it knows no such thing."""
+    """Have the C library keep what a round of a tree frees, for the next round, where Dask's configuration wants that.
+
+    Nothing where the library knows no such thing.
+
+    Raises
+    ------
+    ParameterError
+        When the configuration has something else than true or false.
+    """
+    wanted = dask.config.get("dboost.keep-freed-memory", False)
+    if not isinstance(wanted, bool):
+        raise ParameterError(f"dboost.keep-freed-memory={wanted!r} in Dask's configuration is not true or false")
+    if not wanted:
+        return
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         allocation = ctypes.CDLL(None).mallopt
         allocation(_M_TRIM_THRESHOLD, _KEPT)

@@ -46,9 +46,9 @@ from dboost.shard.catch_up import ValuedTree, leaves_of, take_in
 from dboost.shard.loading import encode_table, in_ranges, kept_rows
 from dboost.shard.rounds import Rounds
 from dboost.shard.shard import Codes, Shard, runs_of
-from dboost.sources.spool import temporary_root
+from dboost.sources.spool import remove_stale, temporary_root
 from dboost.statistics.metrics import Size
-from dboost.training.budget import Budget, limit_that_streams
+from dboost.training.budget import Budget, check_rows_in_memory, limit_that_streams
 from dboost.training.replay import add_trees, starting_scores
 
 
@@ -70,6 +70,9 @@ class Holding(Refitting):
         #: A name that no other session has, of this fit or of another one, here or elsewhere.
         self.session = uuid.uuid4().hex
         self._folder = folder or temporary_root()
+        # What a worker left that was killed here: an in-memory fit and the client may never look.
+        for root in {self._folder, temporary_root()}:
+            remove_stale(root)
         self._told_bytes = 0
         #: What parts had read that are no more.
         self._bytes_of_gone = 0
@@ -134,6 +137,7 @@ class Holding(Refitting):
 
     def _in_memory(self, of_batch: BatchRows, batch: str, recipe: Recipe, past: Past) -> list[Part]:
         parts: list[Part] = []
+        check_rows_in_memory(-(-of_batch.n_kept // self._n_threads))  # a shard for each thread
         for codes, target, weight, raw, numbers in self._encoded(of_batch, batch, recipe):
             shard = Shard(
                 codes,

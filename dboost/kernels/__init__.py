@@ -15,7 +15,10 @@ A cached kernel contains its callees, but Numba only looks at the date of the fi
 stamp of every kernel here covers all files that hold kernels: none outlives a change in any of them. It is a digest of what
 is in the files; their dates change when they are packed into an image.
 
-In such an image the cache is part of the file system that nobody may write to. Numba would turn away from a folder like that,
+With `NUMBA_DISABLE_JIT=1` kernels run as the Python that they are written in, with the numbers that compiled code has: the same
+model, some thousand times slower, for whoever wants to step through one with a debugger.
+
+In an image the cache is part of the file system that nobody may write to. Numba would turn away from a folder like that,
 even if everything needed is in it. Here a `NUMBA_CACHE_DIR` that can be read but not written is *sealed*: kernels are taken
 from it, and those that are not there are compiled and not kept.
 """
@@ -23,26 +26,49 @@ from it, and those that are not there are compiled and not kept.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
 import numba
-from numba.core import caching, event
+import numpy as np
+from numba.core import event
+from numba.extending import intrinsic
 
-#: What `pipeline.py` changes is inside Numba; other versions compile in their own way, which takes longer.
-_KNOWN_INSIDE = numba.version_info.short == (0, 68)
-_PIPELINE: dict[str, Any] = {}
-if _KNOWN_INSIDE:
-    from dboost.kernels.pipeline import KernelCompiler, PartCache
+#: Whether kernels run as Python, as `NUMBA_DISABLE_JIT=1` asks for.
+INTERPRETED = bool(getattr(numba.config, "DISABLE_JIT", 0))
 
-    _PIPELINE["pipeline_class"] = KernelCompiler
+
+#: The version of Numba of which private parts are changed here and in `pipeline.py`.
+_KNOWN_VERSION = (0, 68)
+
+
+def _inside() -> Any:
+    """The module of our compiler; None when Numba is another version than the known one, or lacks a name that is changed.
+
+    Everything that touches a private part of Numba depends on this. Without it kernels are compiled and kept in Numba's
+    ordinary way, which takes longer.
+    """
+    if INTERPRETED or numba.version_info.short != _KNOWN_VERSION:
+        return None
+    try:
+        pipeline: Any = importlib.import_module("dboost.kernels.pipeline")
+        pipeline.check_names()
+    except (AttributeError, ImportError):
+        return None
+    return pipeline
+
+
+_INSIDE = _inside()
+_KNOWN_INSIDE = _INSIDE is not None
+_PIPELINE: dict[str, Any] = {"pipeline_class": _INSIDE.KernelCompiler} if _KNOWN_INSIDE else {}
 
 _PACKAGE = Path(__file__).parent.parent
 _WITH_KERNELS = ("kernels", "losses", "growth", "engine", "shard")
@@ -77,10 +103,14 @@ def _linear_algebra_later() -> None:
     second and 20 MiB in every process that trains. Here Numba gets that answer from the list of installed modules. Each of
     its linear algebra functions imports what it needs when it is compiled, as it always did.
     """
+    if not _KNOWN_INSIDE:
+        return
     linalg: Any = importlib.import_module("numba.np.linalg")
     if "numba.np.arraymath" in sys.modules or importlib.util.find_spec("scipy") is None:
         return
-    ensure_blas = linalg.ensure_blas
+    ensure_blas = getattr(linalg, "ensure_blas", None)
+    if ensure_blas is None:
+        return
     linalg.ensure_blas = lambda: None
     try:
         arraymath: Any = importlib.import_module("numba.np.arraymath")
@@ -115,7 +145,7 @@ event.register("numba:compile", _Notice())
 @contextmanager
 def _unwritten() -> Iterator[None]:
     """Numba chooses a folder for its cache without trying whether it can be written."""
-    locator: Any = caching._CacheLocator
+    locator: Any = _INSIDE.caching._CacheLocator
     tries = locator.ensure_cache_path
     locator.ensure_cache_path = _keep_nothing
     try:
@@ -133,33 +163,73 @@ def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     options |= {"nogil": True, "no_cfunc_wrapper": True} | _PIPELINE
 
     def decorate(function: Callable[..., Any]) -> Any:
+        if INTERPRETED:
+            return _interpreted(function)
+        if not _KNOWN_INSIDE:
+            # The name of a function is in the names of its files: with the stamp in it they are those of this code only.
+            function.__qualname__ += f"_{_STAMP[:16]}"
         try:
-            with _unwritten() if _SEALED else nullcontext():
+            with _unwritten() if _SEALED and _KNOWN_INSIDE else nullcontext():
                 dispatcher = compile_(cache=True, **options)(function)
         except RuntimeError:
             # Nowhere to keep a cache (a read-only file system, no NUMBA_CACHE_DIR): compile in every process.
             return compile_(**options)(function)
-        kept = dispatcher._cache
-        kept._cache_file._source_stamp = _STAMP
-        if _KNOWN_INSIDE and options.get("no_cpython_wrapper"):
-            kept._impl.__class__ = PartCache  # the same but for how it reads
-        load = kept.load_overload
-
-        def load_overload(signature: Any, context: Any) -> Any:
-            found = None
-            if _KNOWN_INSIDE and options.get("_nrt") is False:
-                # Numba would make ready for compiling first (a third of a second), and for counting references.
-                with kept._guard_against_spurious_io_errors():
-                    found = kept._load_overload(signature, context)
-            if found is None:
-                _linear_algebra_later()
-                found = load(signature, context)
-            return found
-
-        kept.load_overload = load_overload
-        if _SEALED:
-            kept.save_overload = _keep_nothing
+        if _KNOWN_INSIDE:
+            _change_cache(dispatcher._cache, options)
         return dispatcher
+
+    return decorate
+
+
+def _change_cache(kept: Any, options: dict[str, Any]) -> None:
+    """Stamp a kernel's cache, and have it load without what Numba needs for compiling only."""
+    kept._cache_file._source_stamp = _STAMP
+    if options.get("no_cpython_wrapper"):
+        kept._impl.__class__ = _INSIDE.PartCache  # the same but for how it reads
+    load = kept.load_overload
+
+    def load_overload(signature: Any, context: Any) -> Any:
+        found = None
+        if options.get("_nrt") is False:
+            # Numba would make ready for compiling first (a third of a second), and for counting references.
+            with kept._guard_against_spurious_io_errors():
+                found = kept._load_overload(signature, context)
+        if found is None:
+            _linear_algebra_later()
+            found = load(signature, context)
+        return found
+
+    kept.load_overload = load_overload
+    if _SEALED:
+        kept.save_overload = _keep_nothing
+
+
+def _interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel as Python, with the numbers of compiled code: integers of 64 bits that wrap, no errors of floats."""
+
+    @wraps(function)
+    def run(*arguments: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return function(*map(_as_compiled, arguments))
+
+    return run
+
+
+def _as_compiled(argument: Any) -> Any:
+    if type(argument) is int:
+        return np.int64(argument) if argument < 2**63 else np.uint64(argument)
+    if type(argument) is float:
+        return np.float64(argument)
+    if isinstance(argument, np.ndarray) and argument.dtype.names:
+        return argument.view(np.recarray)  # kernels read fields as attributes
+    return argument
+
+
+def instruction(twin: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Numba's `intrinsic`; `twin` does the same in Python, where kernels are not compiled."""
+
+    def decorate(typed: Callable[..., Any]) -> Any:
+        return twin if INTERPRETED else intrinsic(typed)
 
     return decorate
 

@@ -15,9 +15,8 @@ import math
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
-from dboost.kernels import inlined
+from dboost.kernels import inlined, instruction
 
 I = np.int64  # noqa: E741
 
@@ -34,7 +33,7 @@ _E13, _E12, _E11, _E10, _E9, _E8, _E7, _E6, _E5, _E4, _E3 = _E[13:2:-1]
 _A21, _A19, _A17, _A15, _A13, _A11, _A9, _A7, _A5, _A3 = _A[10:0:-1]
 
 
-@intrinsic
+@instruction(lambda bits: np.int64(bits).view(np.float64))
 def _to_float(typingctx, bits):
     """The float64 whose bits are those of an int64."""
 
@@ -44,7 +43,7 @@ def _to_float(typingctx, bits):
     return types.float64(types.int64), codegen
 
 
-@intrinsic
+@instruction(lambda number: np.float64(number).view(np.int64))
 def to_bits(typingctx, number):
     """The bits of a float64 as an int64."""
 

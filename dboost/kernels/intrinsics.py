@@ -10,9 +10,19 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
+
+import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+
+from dboost.kernels import instruction
+
+#: The system's call to let another thread run.
+_YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
+_LOCK = threading.Lock()
 
 
 def _address(context, builder, array_type, array, index_type, index):
@@ -22,7 +32,7 @@ def _address(context, builder, array_type, array, index_type, index):
     return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
 
 
-@intrinsic
+@instruction(lambda array, index: None)
 def prefetch(typingctx, array, index):
     """Fetch the cache line that holds ``array.ravel()[index]``."""
     signature = types.void(array, index)
@@ -41,7 +51,14 @@ def prefetch(typingctx, array, index):
     return signature, codegen
 
 
-@intrinsic
+def _add(array, index, value):
+    with _LOCK:
+        before = array[index]
+        array[index] += value
+    return before
+
+
+@instruction(_add)
 def atomic_add(typingctx, array, index, value):
     """Add to an int64 array's element; sequentially consistent. Returns the value before."""
     signature = types.int64(array, index, types.int64)
@@ -53,7 +70,7 @@ def atomic_add(typingctx, array, index, value):
     return signature, codegen
 
 
-@intrinsic
+@instruction(lambda array, index: array[index])
 def atomic_load(typingctx, array, index):
     """Read an int64 array's element with acquire order."""
     signature = types.int64(array, index)
@@ -65,21 +82,20 @@ def atomic_load(typingctx, array, index):
     return signature, codegen
 
 
-@intrinsic
+@instruction(lambda: time.sleep(0))
 def yield_processor(typingctx):
     """Let another thread of this machine run."""
     signature = types.int32()
 
     def codegen(context, builder, signature, arguments):
-        name = "sched_yield"
         module = builder.module
-        function = module.globals.get(name) or ir.Function(module, ir.FunctionType(ir.IntType(32), []), name)
+        function = module.globals.get(_YIELD) or ir.Function(module, ir.FunctionType(ir.IntType(32), []), _YIELD)
         return builder.call(function, [])
 
     return signature, codegen
 
 
-@intrinsic
+@instruction(lambda bits: np.int32(bits).view(np.float32))
 def bits_to_float32(typingctx, bits):
     """The float32 whose bits are those of an int32."""
     signature = types.float32(types.int32)
@@ -90,7 +106,7 @@ def bits_to_float32(typingctx, bits):
     return signature, codegen
 
 
-@intrinsic
+@instruction(lambda bits: np.uint64(bits).view(np.float64))
 def bits_to_float64(typingctx, bits):
     """The float64 whose bits are those of a uint64."""
     signature = types.float64(types.uint64)
@@ -101,7 +117,7 @@ def bits_to_float64(typingctx, bits):
     return signature, codegen
 
 
-@intrinsic
+@instruction(lambda value: np.float64(value).view(np.int64))
 def float64_to_bits(typingctx, value):
     """The int64 whose bits are those of a float64; of non-negative numbers it orders like they do."""
     signature = types.int64(types.float64)

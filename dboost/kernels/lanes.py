@@ -9,9 +9,11 @@ which child a row goes to is what no processor can predict.
 
 from __future__ import annotations
 
+import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+
+from dboost.kernels import instruction
 
 #: Rows that are handled side by side.
 LANES = 64
@@ -75,7 +77,16 @@ class _Questions:
         return kept
 
 
-@intrinsic
+def _keep_where_left(questions, begin, missing_left, end, values, masks):
+    masks[:] = 0xFFFFFFFF
+    for i in range(begin, end):
+        question = questions[i]
+        value = values[question.start : question.start + LANES]
+        right = ~(value <= question.threshold) if i < missing_left else value > question.threshold
+        masks[right] &= question.keep
+
+
+@instruction(_keep_where_left)
 def keep_where_left(typingctx, questions, begin, missing_left, end, values, masks):
     """``masks[r]`` becomes the bits that all questions leave set in lane r.
 
@@ -100,7 +111,13 @@ def keep_where_left(typingctx, questions, begin, missing_left, end, values, mask
     return signature, codegen
 
 
-@intrinsic
+def _note_leaves(masks, first_leaf, leaf):
+    found = masks != 0
+    lowest = masks[found] & -masks[found]
+    leaf[found] = first_leaf + np.log2(lowest).astype(np.uint32)
+
+
+@instruction(_note_leaves)
 def note_leaves(typingctx, masks, first_leaf, leaf):
     """``leaf[r] = first_leaf + (position of the lowest bit of masks[r])`` in the lanes where any bit is set.
 
@@ -125,7 +142,7 @@ def note_leaves(typingctx, masks, first_leaf, leaf):
     return signature, codegen
 
 
-@intrinsic
+@instruction(lambda condition, if_true, if_false: if_true if condition else if_false)
 def pick(typingctx, condition, if_true, if_false):
     """One of two uint32, by a conditional move."""
     signature = types.uint32(types.boolean, types.uint32, types.uint32)

@@ -21,11 +21,12 @@ Together they save about two fifths of the time, and the machine code is as fast
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from llvmlite.binding import parse_bitcode
-from numba import _dynfunc, types  # type: ignore[attr-defined]
+from numba import _dynfunc, njit, types  # type: ignore[attr-defined]
+from numba.core import caching
 from numba.core.caching import CompileResultCacheImpl
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder, Flags, compile_result
@@ -168,6 +169,36 @@ class _Lowering(NativeLowering):
         state.targetctx.insert_user_function(function, made.fndesc, [state.library])
         state.cr = made._replace(cfunc=function)
         return True
+
+
+def check_names() -> None:
+    """Look for what is changed, here and in `dboost.kernels`.
+
+    Raises
+    ------
+    AttributeError
+        When a name is not where it was.
+    """
+    cache: Any = caching
+    for owner, names in (
+        (cache._CacheLocator, ("ensure_cache_path",)),
+        (cache.FunctionCache, ("load_overload", "_load_overload", "save_overload", "_guard_against_spurious_io_errors")),
+        (Flags, ("values", "copy")),
+        (JITCodeLibrary, (
+            "_optimize_functions", "_optimize_final_module", "_finalize_final_module", "_finalize_dynamic_globals",
+            "serialize_using_object_code", "serialize_using_bitcode", "enable_object_caching",
+        )),
+    ):  # fmt: skip
+        for name in names:
+            getattr(owner, name)
+    with suppress(RuntimeError):  # no folder for a cache
+        probe: Any = njit(cache=True)(_nothing)
+        kept = probe._cache
+        _ = kept._impl, kept._cache_file._source_stamp
+
+
+def _nothing() -> None:
+    """Never called: what is looked at is its cache."""
 
 
 _REPLACED = {NativeLowering: _Lowering, NopythonTypeInference: _Typing}

@@ -20,12 +20,10 @@ from __future__ import annotations
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numba.extending import overload
 
 from dboost.errors import DBoostError
-from dboost.kernels import OVERLOAD
 from dboost.losses.base import Loss
-from dboost.losses.passes import block_terms
+from dboost.losses.passes import overloads_block_terms
 
 
 class QuantileTerms(NamedTuple):
@@ -42,7 +40,7 @@ class HuberTerms(NamedTuple):
     value_delta: float
 
 
-@overload(block_terms, jit_options=OVERLOAD)
+@overloads_block_terms
 def _quantile_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is QuantileTerms:
 
@@ -60,7 +58,7 @@ def _quantile_terms(loss, y, raw, gradient, hessian, value, scratch):
         return terms
 
 
-@overload(block_terms, jit_options=OVERLOAD)
+@overloads_block_terms
 def _huber_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is HuberTerms:
 

@@ -17,12 +17,10 @@ from __future__ import annotations
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numba.extending import overload
 
-from dboost.kernels import OVERLOAD
 from dboost.kernels.elementary64 import LARGEST, exp64, log64
 from dboost.losses.base import Loss
-from dboost.losses.passes import block_terms
+from dboost.losses.passes import overloads_block_terms
 
 
 class PoissonTerms(NamedTuple):
@@ -43,7 +41,7 @@ class TweedieTerms(NamedTuple):
     power: float
 
 
-@overload(block_terms, jit_options=OVERLOAD)
+@overloads_block_terms
 def _poisson_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is PoissonTerms:
 
@@ -58,7 +56,7 @@ def _poisson_terms(loss, y, raw, gradient, hessian, value, scratch):
         return terms
 
 
-@overload(block_terms, jit_options=OVERLOAD)
+@overloads_block_terms
 def _gamma_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is GammaTerms:
 
@@ -72,7 +70,7 @@ def _gamma_terms(loss, y, raw, gradient, hessian, value, scratch):
         return terms
 
 
-@overload(block_terms, jit_options=OVERLOAD)
+@overloads_block_terms
 def _tweedie_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is TweedieTerms:
 

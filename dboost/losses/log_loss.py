@@ -11,12 +11,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba.extending import overload
 
-from dboost.kernels import OVERLOAD
 from dboost.kernels.elementary import exp32, log1p32
 from dboost.losses.base import Loss
-from dboost.losses.passes import block_terms
+from dboost.losses.passes import overloads_block_terms
 
 
 class LogLossTerms(NamedTuple):
@@ -25,7 +23,7 @@ class LogLossTerms(NamedTuple):
     unused: float = 0.0
 
 
-@overload(block_terms, jit_options=OVERLOAD)
+@overloads_block_terms
 def _block_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is LogLossTerms:
 

@@ -9,9 +9,13 @@ The loss is summed exactly: each row's loss is cut into a coarse and a fine inte
 
 from __future__ import annotations
 
-import numpy as np
+from types import SimpleNamespace
+from typing import Any
 
-from dboost.kernels import any_order, internal, uncounted
+import numpy as np
+from numba.extending import overload
+
+from dboost.kernels import OVERLOAD, any_order, internal, uncounted
 from dboost.kernels.rows import ROUNDER64
 
 #: Fine units per coarse one; `statistics.exact` uses the same.
@@ -28,7 +32,23 @@ def block_terms(loss, y, raw, gradient, hessian, value, scratch):
     y, raw : float64[n], n <= BLOCK; gradient, hessian : float32[n] (hessian None when constant) and value : float64[n]
     receive the results; scratch : float32[BLOCK]. Loops that keep to one width of number vectorise; mixed ones do not.
     """
-    raise NotImplementedError("only for use inside kernels")
+    # What follows runs where kernels are Python: the overloads ask for Numba's type of the record.
+    kind = SimpleNamespace(instance_class=type(loss))
+    arguments = loss, y, raw, gradient, hessian, value, scratch
+    for choose in _OVERLOADS:
+        terms = choose(kind, *arguments[1:])
+        if terms is not None:
+            return terms(*arguments)
+    raise NotImplementedError(f"no overload for {type(loss).__name__}")
+
+
+_OVERLOADS: list[Any] = []
+
+
+def overloads_block_terms(choose):
+    """Decorator of the function that gives Numba the terms of a loss's record."""
+    _OVERLOADS.append(choose)
+    return overload(block_terms, jit_options=OVERLOAD)(choose)
 
 
 @uncounted

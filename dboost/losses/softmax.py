@@ -15,12 +15,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.extending import overload
 
-from dboost.kernels import OVERLOAD
 from dboost.kernels.elementary import exp32, log1p32
 from dboost.losses.base import Loss
-from dboost.losses.passes import block_terms
+from dboost.losses.passes import overloads_block_terms
 
 _LOG_2 = np.float32(np.log(2.0))
 
@@ -31,7 +29,7 @@ class SoftmaxTerms(NamedTuple):
     unused: float = 0.0
 
 
-@overload(block_terms, jit_options=OVERLOAD)
+@overloads_block_terms
 def _block_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is SoftmaxTerms:
 

@@ -26,10 +26,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -71,6 +73,37 @@ def aligned(n_bytes: int) -> np.ndarray:
     memory = np.empty(n_bytes + _ALIGNMENT, np.uint8)
     skip = -memory.ctypes.data % _ALIGNMENT
     return memory[skip : skip + n_bytes]
+
+
+#: Windows would change line ends.
+_BINARY: int = getattr(os, "O_BINARY", 0)
+#: Where a file can only be read at its own position, which all threads share, one at a time.
+_POSITION = threading.Lock()
+
+
+def _read_at(file: int, part: Any, at: int) -> int:
+    """Read into a part of a buffer (uint8); returns the number of bytes. Not all systems have the calls for it."""
+    if hasattr(os, "preadv"):
+        return os.preadv(file, [part], at)
+    if hasattr(os, "pread"):
+        found = os.pread(file, len(part), at)
+    else:
+        with _POSITION:
+            os.lseek(file, at, os.SEEK_SET)
+            found = os.read(file, len(part))
+    part[: len(found)] = np.frombuffer(found, np.uint8)
+    return len(found)
+
+
+def _write_at(file: int, part: Any, at: int) -> int:
+    """The same for writing."""
+    if hasattr(os, "pwritev"):
+        return os.pwritev(file, [part], at)
+    if hasattr(os, "pwrite"):
+        return os.pwrite(file, part, at)
+    with _POSITION:
+        os.lseek(file, at, os.SEEK_SET)
+        return os.write(file, part)
 
 
 class BlockFile:
@@ -118,7 +151,7 @@ class BlockFile:
         self.checksums = checksums if checksums is not None or not sealed else np.zeros(self.n_blocks, np.uint64)
         is_new = checksums is None
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL if is_new else os.O_RDONLY, 0o600)
+            self._file = os.open(path, (os.O_RDWR | os.O_CREAT | os.O_EXCL if is_new else os.O_RDONLY) | _BINARY, 0o600)
         except OSError as error:
             raise self._failed("make" if is_new else "open", error) from error
         if is_new:
@@ -160,7 +193,7 @@ class BlockFile:
             self._clear_rest(buffer, block)
             self.checksums[block] = checksum(buffer.view(np.uint64))
         for first, last in self._spans(block, wishes):
-            self._all(os.pwritev, buffer[first:last], block * self.stride + first, "write", block)
+            self._all(_write_at, buffer[first:last], block * self.stride + first, "write", block)
             self.bytes_written += last - first
 
     def read(self, block: int, buffer: np.ndarray, wishes: Sequence[Wish] | None = None, *, verify: bool = True) -> int:
@@ -175,7 +208,7 @@ class BlockFile:
         """
         n_bytes = 0
         for first, last in self._spans(block, wishes):
-            self._all(os.preadv, buffer[first:last], block * self.stride + first, "read", block)
+            self._all(_read_at, buffer[first:last], block * self.stride + first, "read", block)
             n_bytes += last - first
         if self.checksums is not None:
             assert wishes is None, "blocks of a sealed file are read whole"
@@ -222,7 +255,7 @@ class BlockFile:
         done = 0
         while done < len(part):
             try:
-                moved = call(self._file, [part[done:]], at + done)
+                moved = call(self._file, part[done:], at + done)
             except OSError as error:
                 raise self._failed(verb, error) from error
             if not moved:
@@ -231,7 +264,7 @@ class BlockFile:
             done += moved
 
     def _failed(self, verb: str, error: OSError) -> StorageError:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", None)):
             wanted = f"{self.stride * self.n_blocks / 2**20:.0f} MiB"
             free = f"{shutil.disk_usage(self.path.parent).free / 2**20:.0f} MiB are free"
             return StorageError(f"cannot {verb} {self.path}: there is no room for its {wanted} ({error.strerror}; {free})")

@@ -3,9 +3,12 @@
 A `Spool` keeps lists of arrays: in memory as long as they fit in `retain_bytes`, in one file each beyond. Files lie
 in a private directory named ``dboost-<pid>-<random>`` in Dask's ``temporary-directory`` (else the system's). It is
 made when the first file needs it and goes with the spool: on `close`, on garbage collection, at the end of the
-process. What a killed process left behind is removed by the next one that asks: a directory is stale when its process
-is gone *and* nobody holds the lock on its ``owner`` file, so that several machines or containers may share a
-temporary directory.
+process. What a killed process left behind is removed by the next one that asks. Only the lock on a directory's ``owner``
+file decides whether it is stale: the system drops it when the process ends, while process numbers mean something else in
+another container and come again in the next one. Where files cannot be locked, directories have another name and stay.
+
+Two processes agree by the lock alone. A directory is removed under its lock, and who has made one looks, once the lock is
+his, whether it is still there.
 
 Files are read and written, never mapped: mapped pages would count as memory of the process. They hold the arrays' bytes and
 nothing else: NumPy's own format begins with a line that Python's parser reads, and in some versions of Python that fails at
@@ -23,6 +26,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -31,12 +35,17 @@ import numpy as np
 
 from dboost.errors import DBoostError
 
-if sys.platform != "win32":
+fcntl: Any
+try:
     import fcntl
+except ImportError:  # Windows: nothing is ever taken for stale
+    fcntl = None
 
 #: Views are kept as they are when they keep alive at most so many times their own size.
 _MOST = 1.5
-_NAME = re.compile(r"dboost-(\d+)-.+")
+_NAME = re.compile(r"dboost-\d+-.+")
+#: The private directories of this process.
+_OWN: set[Path] = set()
 
 
 def temporary_root() -> Path:
@@ -53,36 +62,61 @@ def remove_stale(root: Path | None = None) -> None:
     """Remove the private directories of processes that are no more; never fails."""
     root = root or temporary_root()
     try:
-        entries = [entry for entry in os.scandir(root) if _NAME.fullmatch(entry.name) and entry.is_dir()]
+        with os.scandir(root) as entries:
+            found = [
+                Path(entry.path)
+                for entry in entries
+                if _NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False) and _is_ours(entry)
+            ]
     except OSError:
         return
-    for entry in entries:
-        match = _NAME.fullmatch(entry.name)
-        if match and not _locked(Path(entry.path)) and not _alive(int(match[1])):
-            shutil.rmtree(entry.path, ignore_errors=True)
+    for folder in found:
+        if folder in _OWN:  # with some network file systems a process can take its own locks again
+            continue
+        with suppress(OSError):
+            try:
+                owner = open(folder / "owner", "r+b")  # noqa: SIM115  (network file systems lock only what may be written)
+            except FileNotFoundError:
+                folder.rmdir()  # it is about to get one, or about to go: in both cases there is nothing else in it
+                continue
+            with owner:
+                if _lock(owner, wait=False) and _is_at(owner, folder):
+                    _remove_files(folder)
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+def _is_ours(entry: os.DirEntry[str]) -> bool:
+    """Whether a directory belongs to this user: nobody else's names are followed."""
+    return not hasattr(os, "geteuid") or entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+
+
+def _lock(file: IO[bytes], *, wait: bool = True) -> bool:
+    """Take the lock of a file; False when another process has it (without `wait`), or when files cannot be locked here."""
+    if fcntl is None:
         return False
-    except (PermissionError, OverflowError):
-        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
     return True
 
 
-def _locked(folder: Path) -> bool:
-    if sys.platform == "win32":
-        return True  # without these locks nobody can tell; the system cleans its temporary directory itself
+def _is_at(owner: IO[bytes], folder: Path) -> bool:
+    """Whether an open file is still the owner file of a directory."""
     try:
-        with open(folder / "owner", "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
+        return os.path.samestat(os.fstat(owner.fileno()), os.lstat(folder / "owner"))
     except OSError:
-        return True
-    return False
+        return False
+
+
+def _remove_files(folder: Path) -> None:
+    """Remove a directory whose lock is held; the owner file goes last, so that what cannot be removed now is tried again."""
+    with suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.name != "owner":
+                os.unlink(entry.path)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 class PrivateDirectory:
@@ -103,12 +137,10 @@ class PrivateDirectory:
         root = temporary_root() if root is None else root
         try:
             root.mkdir(parents=True, exist_ok=True)
-            self.path = Path(tempfile.mkdtemp(prefix=f"dboost-{os.getpid()}-", dir=root))
-            owner: IO[bytes] = open(self.path / "owner", "wb")  # noqa: SIM115  (its lock is held until the directory goes)
-            if sys.platform != "win32":
-                fcntl.flock(owner, fcntl.LOCK_EX)
+            self.path, owner = _made(root)
         except OSError as error:
             raise DBoostError(f"cannot write temporary files in {root}: {error}") from error
+        _OWN.add(self.path)
         self._remove = weakref.finalize(self, _remove, self.path, owner, os.getpid())
 
     def close(self) -> None:
@@ -116,9 +148,30 @@ class PrivateDirectory:
         self._remove()
 
 
+def _made(root: Path) -> tuple[Path, IO[bytes]]:
+    """A new directory and its owner file, locked."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=f"dboost-{os.getpid()}-", dir=root))
+        try:
+            owner: IO[bytes] = open(path / "owner", "xb")  # noqa: SIM115  (its lock is held until the directory goes)
+        except FileNotFoundError:  # it was taken for what a killed process left
+            continue
+        if not _lock(owner):
+            unlocked = path.with_name(path.name.replace("dboost-", "dboost-unlocked-", 1))
+            if fcntl is not None:
+                path = path.rename(unlocked)  # where this process cannot lock it, another one might
+            return path, owner
+        if _is_at(owner, path):
+            return path, owner
+        owner.close()
+
+
 def _remove(path: Path, owner: IO[bytes], pid: int) -> None:
+    _OWN.discard(path)
+    if fcntl is None:
+        owner.close()  # Windows does not remove what is open
     if os.getpid() == pid:  # a forked child inherits this object, not the right to remove
-        shutil.rmtree(path, ignore_errors=True)
+        _remove_files(path)
     owner.close()
 
 

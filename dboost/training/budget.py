@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dboost.binning import SAMPLE_ROWS
-from dboost.errors import ParameterError
+from dboost.errors import DataError, ParameterError
 from dboost.params import Parameters
 from dboost.shard.blocks import Traits
 from dboost.shard.layout import NARROW_BINS, plan_layout
@@ -144,6 +144,19 @@ class Allowance:
             return False
         self._left -= n_bytes
         return True
+
+
+#: Rows of one shard in memory: their numbers have 32 bits while a tree grows (`kernels.histograms`).
+MOST_ROWS = 2**32
+
+
+def check_rows_in_memory(n_rows: int) -> None:
+    """Raise DataError when one shard cannot number so many rows."""
+    if n_rows > MOST_ROWS:
+        raise DataError(
+            f"{n_rows:,} rows in one part of the memory are more than the {MOST_ROWS:,} whose numbers fit 32 bits: set "
+            "a memory_limit that they do not fit, so that they are streamed from files, or train on more workers"
+        )
 
 
 def limit_that_streams(

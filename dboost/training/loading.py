@@ -29,7 +29,7 @@ from dboost.statistics.metrics import find_metrics
 from dboost.training.binned import BinnedData, Census, propose_within, take_census, write_binned
 from dboost.training.bitten import bites_in_files, bites_in_memory, settle_bites
 from dboost.training.boost import Clock, Prepared, asked, stopping_rule
-from dboost.training.budget import Allowance, Budget
+from dboost.training.budget import Allowance, Budget, check_rows_in_memory
 from dboost.training.checkpoint import Checkpoint
 from dboost.training.held_out import Judge, Yardstick
 from dboost.training.origin import NOTHING, Origin
@@ -81,6 +81,8 @@ def load_into_memory(table: Table, wanted: Wanted) -> Loaded:
     origin = _begin(wanted, table.features, target, parameters, metrics, stopping)
     table = table.weighing(plan.weight)
     kept = _training_rows(plan, table.n_rows)
+    if parameters.arcbites is None:
+        check_rows_in_memory(table.n_rows if kept is None else len(kept))
     wanted.clock.lap("load")
 
     if origin.keeps_bins:
@@ -208,6 +210,8 @@ def load_binned(
     traits = traits_of(prepared)
     engine: InProcessEngine | StreamedEngine | BittenEngine
     if folder is None and (budget is None or budget.holds_rows(traits, data.n_rows, n_threads)):
+        if parameters.arcbites is None:
+            check_rows_in_memory(data.n_rows)
         shard = shard_of(answers, prepared)
         if parameters.arcbites is None:
             engine = _in_process(shard, prepared, n_threads)
