@@ -28,6 +28,7 @@ from distributed.core import Status
 import dboost
 from dboost.cluster import attempts, holder
 from dboost.cluster.connection import Connection
+from dboost.cluster.engine import ClusterEngine
 from dboost.cluster.reducer import Reducer
 from tests.clusters import Processes, a_table, held_fits, held_rows, scheduler_plugin, session_names
 
@@ -165,6 +166,22 @@ def test_rows_that_vanish_on_a_worker_are_noticed(cluster: Processes, expected: 
 
     lose = at({3, 6}, lambda: cluster.client.run(lose_rows, workers=[next(iter(cluster.addresses()))]))
     assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=lose, **OPTIONS).sha256 == expected
+
+
+def test_a_worker_is_lost_when_the_first_arcbite_begins(cluster: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are given its rows, and train on their own rows of that bite all the same."""
+    options = OPTIONS | {"arcbites": dboost.ArcBites(n_bites=4, visits=2)}
+    alone = dboost.fit(FRAME, "z", **options)
+    turn_to, victims = ClusterEngine.turn_to, [next(iter(cluster.pids().values()))]
+
+    def lossy(self: ClusterEngine, *arguments: Any) -> None:
+        if victims:
+            os.kill(victims.pop(), signal.SIGKILL)
+            cluster.wait_for(lambda: len(cluster.addresses()) == 2)
+        turn_to(self, *arguments)
+
+    monkeypatch.setattr(ClusterEngine, "turn_to", lossy)
+    assert dboost.fit(lazily(12), "z", client=cluster.client, **options).sha256 == alone.sha256
 
 
 @pytest.mark.parametrize("role", ["sample_weight", "offset"])

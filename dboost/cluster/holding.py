@@ -29,7 +29,7 @@ from dboost.cluster.bitten import InFiles
 from dboost.cluster.exchange import Owner
 from dboost.cluster.giving_back import give_back
 from dboost.cluster.judged import JudgedSets
-from dboost.cluster.messages import SessionRef, pack_round, unpack
+from dboost.cluster.messages import MissingPartitions, SessionRef, pack_round, unpack
 from dboost.cluster.parts import MemoryPart, Part, StreamedPart, streamed_parts
 from dboost.cluster.recipe import Past, Recipe, Turn
 from dboost.cluster.refitting import Refitting
@@ -111,13 +111,21 @@ class Holding(Refitting):
         rows = self._table_rows(batch)
         del self._rows[batch]
         self._recipe = recipe
+        is_new_turn = past.turn not in (None, self._resting.turn)
         if past.turn is not None:
             self._resting.take(past.turn, 0, past.iterations[: past.turn.n_kept])
         asked, spare = recipe.budget, self._spare if recipe.may_stream else None
         if recipe.n_bites is not None:
             limit = asked or spare
             fits = limit is None or limit.holds_rows(recipe.traits, rows.n_kept + self.n_rows, self._n_threads)
-            self._parts += self._in_bites(rows, batch, recipe, past, None if fits else limit)
+            own = self._in_bites(rows, batch, recipe, past, None if fits else limit)
+            if is_new_turn:  # workers were lost when the turn began: what was here before has to be trained on as well
+                for part in own:
+                    part.close()
+                own, self._parts = [self._enter(*present) for present in self._resting.present()], []
+                for part in own:
+                    _catch_up(part, past)
+            self._parts += own
         elif limit_that_streams(asked, spare, recipe.traits, rows.n_kept, self.n_rows, self._n_threads) is None:
             rows.gather()
             self._parts += self._in_memory(rows, batch, recipe, past)
@@ -273,7 +281,7 @@ class Holding(Refitting):
         before, self._told_bytes = self._told_bytes, self._bytes_of_gone + self._resting.bytes_read
         self._told_bytes += sum(part.bytes_read for part in self._parts)
         merged = reduce(Extremes.merge, parts) if parts else None
-        return merged, time.perf_counter() - began, self._told_bytes - before, self.n_rows
+        return merged, time.perf_counter() - began, self._told_bytes - before, self._counted_rows()
 
     def answer(self, task: TreeTask | None, question: Question) -> tuple[Answer | None, int, float]:
         """Begin a tree (with a task) and answer a question; also how many rows are trained on here, and the seconds."""
@@ -286,7 +294,7 @@ class Holding(Refitting):
 
         answers = self._each(one)
         merged = reduce(Answer.merge, answers).compact() if answers else None
-        return merged, self.n_rows, time.perf_counter() - began
+        return merged, self._counted_rows(), time.perf_counter() - began
 
     def answer_in_slices(
         self, task: TreeTask | None, question: Question, owners: Sequence[Owner]
@@ -328,6 +336,13 @@ class Holding(Refitting):
     def n_rows(self) -> int:
         """Rows that are trained on here."""
         return self._resting.n_rows or sum(part.n_rows for part in self._parts)
+
+    def _counted_rows(self) -> int:
+        """The same for the client, who knows how many there are to be; with arcbites the present bite must be whole, too."""
+        present = self._resting.present()
+        if present and sum(rows.n_rows for _, rows in present) != sum(part.n_rows for part in self._parts):
+            raise MissingPartitions("rows of the present arcbite")
+        return self.n_rows
 
     def _each(self, work: Callable[[Part], Any]) -> list[Any]:
         if len(self._parts) == 1:
