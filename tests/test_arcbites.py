@@ -25,7 +25,7 @@ from dboost.shard.bites import bite_sizes, bites_of
 from dboost.sources import open_table
 from dboost.training.fit import fit_table
 from dboost.training.origin import Origin
-from dboost.training.test_share import held_out_rows
+from dboost.training.test_share import share_of
 from dboost.training.visits import order_of_visits
 from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
@@ -310,7 +310,7 @@ def test_rows_are_held_out_where_no_test_set_is_given() -> None:
         UserWarning, match=r"no eval_set was given to tell when to leave a bite: \d+ of the 900 rows are held out"
     ):
         booster = fit(arcbites=True)
-    rows = held_out_rows(np.arange(900), 0, 900)
+    rows = share_of(900, 0).selects(np.arange(900))
     assert 60 < rows.sum() < 120
     given = fit(FRAME[~rows].reset_index(drop=True), arcbites=True, eval_set={"validation": FRAME[rows]})
     assert [t.value.tobytes() for t in given.ensemble.trees] == [t.value.tobytes() for t in booster.ensemble.trees]
@@ -318,7 +318,7 @@ def test_rows_are_held_out_where_no_test_set_is_given() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit(arcbites=ArcBites(4, 1))
-    assert held_out_rows(np.arange(10**6), 0, 10**7).mean() == pytest.approx(0.02, rel=0.05), "about 200,000 at most"
+    assert share_of(10**7, 0).selects(np.arange(10**6)).mean() == pytest.approx(0.02, rel=0.05), "about 200,000 at most"
 
 
 def test_rows_of_weight_zero_have_no_say() -> None:
@@ -526,7 +526,7 @@ def test_mistakes(given: Any, complaint: str) -> None:
 
 def test_too_few_rows_to_hold_some_out() -> None:
     X = np.arange(3.0)[:, None]
-    seed = next(seed for seed in range(9) if not held_out_rows(np.arange(3), seed, 3).any())
+    seed = next(seed for seed in range(9) if not share_of(3, seed).selects(np.arange(3)).any())
     with pytest.raises(ParameterError, match="of 3 rows none can be spared"):
         fit(X, X[:, 0], arcbites=ArcBites(2), random_state=seed)
     assert fit(X, X[:, 0], arcbites=ArcBites(3, 1, visits=2)).n_iter_ >= 2, "bites without rows are passed over"

@@ -14,6 +14,7 @@ from sklearn.utils import check_random_state
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
+from dboost.growth.task import HOLD_OUT, hashed, mixed
 
 BOTH = pytest.mark.parametrize("Estimator", [DBoostRegressor, DBoostClassifier])
 
@@ -30,21 +31,25 @@ def data_for(Estimator: Any) -> tuple[np.ndarray, np.ndarray]:
     return noisy(n_classes=None if Estimator is DBoostRegressor else 3)
 
 
-def sklearn_split(y: np.ndarray, size: float | int, seed: int, stratify: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The rows that HistGradientBoosting would train on and hold out."""
-    drawn = check_random_state(seed).randint(np.iinfo(np.uint32).max, dtype="u8")
-    train, held = train_test_split(np.arange(len(y)), test_size=size, stratify=y if stratify else None, random_state=drawn)
-    return np.sort(train), np.sort(held)
+def split(y: np.ndarray, size: float | int, seed: int, stratify: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The rows to train on and to hold out: of each class as many as scikit-learn takes, those with the smallest hashes."""
+    drawn = int(check_random_state(seed).randint(np.iinfo(np.uint32).max, dtype="u8"))
+    classes = y if stratify else np.zeros(len(y), int)
+    _, theirs = train_test_split(np.arange(len(y)), test_size=size, stratify=y if stratify else None, random_state=drawn)
+    sizes = {label: np.count_nonzero(classes[theirs] == label) for label in np.unique(classes)}
+    order = np.argsort(hashed(mixed(drawn, HOLD_OUT), np.arange(len(y))))
+    held = np.sort(np.concatenate([order[classes[order] == label][:n] for label, n in sizes.items()]))
+    return np.setdiff1d(np.arange(len(y)), held), held
 
 
 @BOTH
-@pytest.mark.parametrize("size", [0.3, 100])
+@pytest.mark.parametrize("size", [0.3, 120])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_split_is_the_same_as_giving_its_parts(Estimator: Any, size: float | int, weighted: bool) -> None:
     X, y = data_for(Estimator)
     weight = np.random.default_rng(1).random(len(y)) + 0.1 if weighted else None
     model = Estimator(early_stopping=True, validation_fraction=size, random_state=3).fit(X, y, weight)
-    train, held = sklearn_split(y, size, 3, Estimator is DBoostClassifier)
+    train, held = split(y, size, 3, Estimator is DBoostClassifier)
     given = Estimator(early_stopping=True, random_state=3).fit(
         X[train], y[train], None if weight is None else weight[train],
         X_val=X[held], y_val=y[held], sample_weight_val=None if weight is None else weight[held],
@@ -57,7 +62,7 @@ def test_a_split_is_the_same_as_giving_its_parts(Estimator: Any, size: float | i
 @BOTH
 def test_scores_are_those_of_the_model(Estimator: Any) -> None:
     X, y = data_for(Estimator)
-    train, held = sklearn_split(y, 0.25, 0, Estimator is DBoostClassifier)
+    train, held = split(y, 0.25, 0, Estimator is DBoostClassifier)
     model = Estimator(early_stopping=True, validation_fraction=0.25, random_state=0).fit(X, y)
 
     def loss(rows: np.ndarray) -> list[float]:
@@ -125,7 +130,7 @@ def test_scorers_see_what_the_finished_model_says(scoring: str | None) -> None:
     model = DBoostClassifier(
         early_stopping=True, scoring=scoring, max_iter=6, tol=0, n_iter_no_change=6, class_weight={"a": 2.0}, random_state=1
     ).fit(frame, labels, weight)
-    train, held = sklearn_split(y, 0.1, 1, True)
+    train, held = split(y, 0.1, 1, True)
     scorer, weight = check_scoring(model, scoring), weight * np.where(y == 0, 2.0, 1.0)
     for rows, scores in ((train, model.train_score_), (held, model.validation_score_)):
         np.testing.assert_allclose(

@@ -9,7 +9,7 @@ partition; workers keep the rows; the scheduler's process merges and decides, a 
     table.py        which worker has which partitions; what happens when one is lost         client
     balance.py      which partitions move, so that workers hold their fair shares            client
     fit.py          one fit, step by step                                                    client
-    supervision.py  letting an estimator say what rows are for                               client
+    supervision.py  which rows are held out, and what classes weigh                          client
     engine.py       the engine contract, answered by the cluster                             client
     newcomers.py    workers that join are given rows                                         client
     connection.py   calls to the reducer                                                     client

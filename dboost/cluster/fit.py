@@ -19,7 +19,7 @@ from dboost.cluster.engine import ClusterEngine, ClusterHeldOut
 from dboost.cluster.loading import check, portray, propose, starts_of, unite_features, unite_target
 from dboost.cluster.recipe import Recipe
 from dboost.cluster.source import Source
-from dboost.cluster.supervision import all_rows, chosen_by, give_roles, hold_out_share, refuse_scorers
+from dboost.cluster.supervision import supervised
 from dboost.cluster.table import ClusterTable
 from dboost.errors import DataError, InputTypeError
 from dboost.growth.proposal import cells_of
@@ -49,9 +49,8 @@ from dboost.training.monitor import Callback
 from dboost.training.origin import NOTHING, Origin
 from dboost.training.replay import check_continues
 from dboost.training.start import start_of
-from dboost.training.supervision import HELD_OUT, Supervise, Supervision
+from dboost.training.supervision import Supervise
 from dboost.training.target import continued, target_for, target_of
-from dboost.training.test_share import needs_test_set
 
 _TRAINING = "training data"
 _log = logging.getLogger("dboost")
@@ -90,7 +89,7 @@ def fit_on_cluster(
     n_threads : int
         Threads of this process, for what is done here.
     supervise, origin, checkpoint, source_name, classes
-        As in `fit_table`. Whoever supervises sees the target and the weights of all rows, which come here for that.
+        As in `fit_table`.
     budget : Budget, optional
         What the fit may add to the memory of each worker. Rows that do not fit are streamed from its local directory.
     """
@@ -130,19 +129,10 @@ def fit_on_cluster(
 
             parameters = parameters.with_loss(learned.loss.name)
             metrics = find_metrics(eval_metric, learned.loss)
-            plan = Supervision(None)
-            unit_weights = all(survey.unit_weights for survey in table.surveys)
             if origin.model is not None:
                 check_continues(origin.model, known, learned)
-            if supervise is not None:
-                rows, learned_of_all = all_rows(table, known, learned)
-                plan = supervise(rows, learned_of_all, lambda: so_far[0]())
-                refuse_scorers(plan)
-                unit_weights = give_roles(table, rows, plan)
-                metrics += [metric for metric in plan.metrics if metric.name not in {one.name for one in metrics}]
-            judged = chosen_by(plan)
-            if needs_test_set(parameters, plan, sets):
-                judged[HELD_OUT] = hold_out_share(table, parameters.random_state)
+            plan, judged, unit_weights = supervised(table, learned, parameters, sets, supervise, lambda: so_far[0]())
+            metrics += [metric for metric in plan.metrics if metric.name not in {one.name for one in metrics}]
             stopping = stopping_rule(parameters, plan.early_stopping, sets, metrics)
             if checkpoint is not None:
                 wishes = asked(parameters, begun, sets, metrics, stopping)

@@ -17,7 +17,6 @@ from dboost.binning import sample_rows
 from dboost.cluster.batch import Batch, Survey
 from dboost.cluster.giving_back import Tally, give_back
 from dboost.cluster.messages import MissingPartitions
-from dboost.cluster.recipe import RowRoles
 from dboost.cluster.rows import BatchRows
 from dboost.shard.loading import distinct_of, kept_rows, sampled
 from dboost.sources import Table
@@ -26,11 +25,14 @@ from dboost.sources.plan import Plan
 from dboost.training.budget import Budget
 from dboost.training.origin import Origin
 from dboost.training.portrait import portrayed_rows, values_in
+from dboost.training.row_selection import Assignment, Digits, NumberedRows
 from dboost.training.supervision import HELD_OUT
-from dboost.training.test_share import held_out_rows
 
 #: Chunks beyond this total wait in files until they are encoded.
 RETAIN_BYTES = 256 * 2**20
+
+#: Of each partition the number of its first row among all rows of positive weight, and how many such rows it has.
+Numbered = dict[int, tuple[int, int]]
 
 
 class Intake:
@@ -48,6 +50,7 @@ class Intake:
         self._batches: dict[str, Batch] = {}
         self._rows: dict[str, BatchRows] = {}
         self._chosen: dict[tuple[str, str], tuple[np.ndarray, np.ndarray | None]] = {}
+        self._supervised: set[str] = set()
 
     def take(
         self,
@@ -114,61 +117,35 @@ class Intake:
         """Work out the target of a table's rows."""
         self._table_rows(batch).encode(target)
 
-    def tell_rows(self, batch: str) -> dict[int, tuple[np.ndarray, np.ndarray | None]]:
-        """Target and weight of all rows by partition, for those who choose rows by them."""
-        rows = self._gathered(batch)
-        table, y = rows.table, rows.y
-        ends = np.cumsum(table.lengths)
-        slices = [slice(int(end) - n, int(end)) for end, n in zip(ends, table.lengths, strict=True)]
-        weights = [None if table.weight is None else table.weight[rows] for rows in slices]
-        return {i: (y[rows], weight) for i, rows, weight in zip(table.numbers, slices, weights, strict=True)}
+    def class_counts(self, batch: str, numbered: Numbered, n_classes: int | None) -> np.ndarray:
+        """How many of a table's rows of positive weight are of each class; see `NumberedRows.class_counts`."""
+        return self._numbered(batch, numbered, n_classes).class_counts()
 
-    def supervise(self, batch: str, roles: dict[int, RowRoles]) -> None:
-        """Take in what the rows of each partition are for: weights to train with, rows to hold out, rows to watch."""
-        table = self._gathered(batch).table
-        starts = dict(zip(table.numbers, np.cumsum((0, *table.lengths)).tolist(), strict=False))
-        of_parts = [roles[i] for i in table.numbers]
-        if of_parts and any((batch, name) in self._chosen for name in of_parts[0].chosen):  # asked again
+    def digit_counts(self, batch: str, numbered: Numbered, n_classes: int | None, digits: Digits) -> np.ndarray:
+        """How often the values of a digit of the rows' hashes occur; see `Digits.count`."""
+        return self._numbered(batch, numbered, n_classes).digit_counts(digits)
+
+    def supervise(self, batch: str, numbered: Numbered, n_classes: int | None, assignment: Assignment) -> None:
+        """Give a table's rows their weights to train with, and note which are held out."""
+        if batch in self._supervised:  # asked again
             return
-        if of_parts and of_parts[0].weight is not None:
-            table.weight = np.concatenate([part.weight for part in of_parts])
-        for name in of_parts[0].chosen if of_parts else ():
-            chosen = [starts[i] + roles[i].chosen[name] for i in table.numbers]
-            rows = np.concatenate(chosen)
-            self._chosen[batch, name] = rows, None if table.weight is None else table.weight[rows]
-        held_out = self._chosen.get((batch, HELD_OUT))
+        held_out, _ = self._numbered(batch, numbered, n_classes).apply(assignment)
         if held_out is not None:
-            # Rows of weight zero are not trained on; their own weight is kept beside them.
-            table.weight = np.ones(table.n_rows) if table.weight is None else table.weight.copy()
-            table.weight[held_out[0]] = 0.0
+            self._chosen[batch, HELD_OUT] = held_out
+        self._supervised.add(batch)
 
-    def hold_out_share(self, batch: str, starts: dict[int, int], seed: int, n_rows: int) -> None:
-        """Hold out a share of the rows. starts : {partition: number of its first row among all `n_rows` of positive weight}"""
-        if (batch, HELD_OUT) in self._chosen:  # asked again
-            return
-        table = self._table_rows(batch).table
-        firsts = np.cumsum((0, *table.lengths))
-        chosen, weights = [np.empty(0, np.int64)], [np.empty(0)]
-        weighted = any(length and table.roles(k)[1] is not None for k, length in enumerate(table.lengths))
+    def trained_rows(self, batch: str) -> tuple[dict[int, int], float, bool]:
+        """How many rows of each partition are trained on, the largest weight held out, and whether they train with weight 1."""
+        rows = self._table_rows(batch)
+        held_out, weights = self._chosen.get((batch, HELD_OUT), (np.empty(0, np.int64), None))
+        heaviest = float(len(held_out) > 0) if weights is None else float(weights.max(initial=0.0))
+        n_kept = {i: rows.kept_of(k) for k, i in enumerate(rows.table.numbers)}
+        return n_kept, heaviest, all(_is_unit(rows.table, k) for k, n in enumerate(rows.table.lengths) if n)
 
-        def others(k: int) -> np.ndarray:
-            """The weights of chunk k without the rows that are held out, which are noted."""
-            weight = table.roles(k)[1]
-            weight = np.ones(table.lengths[k]) if weight is None else weight.copy()
-            kept = np.flatnonzero(weight > 0)
-            own = kept[held_out_rows(starts[table.numbers[k]] + np.arange(len(kept)), seed, n_rows)]
-            chosen.append(firsts[k] + own)
-            weights.append(weight[own])
-            weight[own] = 0.0
-            return weight
-
-        table.reweigh(others)
-        self._chosen[batch, HELD_OUT] = np.concatenate(chosen), np.concatenate(weights) if weighted else None
-
-    def heaviest_held_out(self, batch: str) -> float:
-        """The largest weight of the rows of a table that are held out; 0 if there are none."""
-        rows, weight = self._chosen[batch, HELD_OUT]
-        return float(len(rows) > 0) if weight is None else float(weight.max(initial=0.0))
+    def _numbered(self, batch: str, numbered: Numbered, n_classes: int | None) -> NumberedRows:
+        rows = self._table_rows(batch)
+        starts, n_kept = zip(*(numbered[i] for i in rows.table.numbers), strict=True)
+        return NumberedRows(rows.table, rows.target_of, starts, n_kept, n_classes)
 
     def begin(self, batch: str, origin: Origin) -> None:
         """Work out the scores that a model of other data gives a table's rows of positive weight."""
@@ -215,6 +192,12 @@ class Intake:
         rows = self._table_rows(batch)
         rows.gather()
         return rows
+
+
+def _is_unit(table: Table, k: int) -> bool:
+    """Whether all weights of a chunk are 1 (or 0)."""
+    weight = table.roles(k)[1]
+    return weight is None or bool(((weight == 1.0) | (weight == 0.0)).all())
 
 
 def _drawn(table: Table, starts: dict[int, int], draw: Callable[[int, int], np.ndarray]) -> dict[int, np.ndarray]:

@@ -22,16 +22,10 @@ from dboost.cluster.rows import BatchRows
 from dboost.engine.team import Team
 from dboost.losses import Loss
 from dboost.shard.catch_up import ValuedTree
-from dboost.shard.loading import kept_rows
-from dboost.shard.shard import empty_codes
-from dboost.statistics.metrics import Rows, Size, find_metrics
+from dboost.statistics.metrics import Size, find_metrics
 from dboost.training.budget import Allowance, Budget
-from dboost.training.held_out import HeldOut
+from dboost.training.held_out import HeldOut, in_memory
 from dboost.training.held_out_files import FiledHeldOut, FiledRows, ToJudge, judged_bytes
-from dboost.training.replay import block_of
-
-#: Rows that are encoded at a time.
-_PIECE_ROWS = 65_536
 
 
 @dataclass(eq=False)
@@ -112,14 +106,24 @@ class JudgedSets:
         if with_block:
             rows.gather()
         judged = ToJudge(rows.table, rows.target_of, *(chosen or ()))
-        n_rows, _, weighted = judged.sizes()
+        n_rows = judged.sizes()[0]
         if not n_rows:
             return
         loss, budget = recipe.target.loss, recipe.budget or self._spare
         held: HeldOut | FiledHeldOut
         if budget is None or with_block or self._holds(judged_bytes(recipe.layout, n_rows, len(recipe.baseline)), budget):
-            block = block_of(rows.table, kept_rows(rows.table.weight)) if with_block else None
-            held = self._in_memory(judged, n_rows, weighted, name, recipe, size, block)
+            seen = in_memory(
+                judged,
+                recipe.binning,
+                recipe.layout,
+                loss,
+                size,
+                with_block=with_block,
+                baseline=recipe.baseline,
+                origin=recipe.origin,
+                n_threads=self._team.n_threads,
+            )
+            held = HeldOut(name, seen[0], recipe.layout, *seen[1:], self._team)
         else:
             files = FiledRows.write(
                 judged,
@@ -152,30 +156,6 @@ class JudgedSets:
         if self._allowance is None:
             self._allowance = Allowance(budget.retained)
         return self._allowance.take(n_bytes)
-
-    def _in_memory(
-        self, judged: ToJudge, n: int, weighted: bool, name: str, recipe: Recipe, size: Size, block: np.ndarray | None
-    ) -> HeldOut:
-        codes, n_outputs = empty_codes(recipe.layout, n), len(recipe.baseline)
-        raw = np.empty(n if n_outputs == 1 else (n_outputs, n))
-        rooms = {"narrow": codes.narrow, "wide": codes.wide, "target": np.empty(n), "raw": raw}
-        if weighted:
-            rooms["weight"] = np.empty(n)
-        at = 0
-        for found in judged.pieces(
-            recipe.binning,
-            recipe.layout,
-            min(n, _PIECE_ROWS),
-            baseline=recipe.baseline,
-            origin=recipe.origin,
-            n_threads=self._team.n_threads,
-        ):
-            here = slice(at, at + len(found["target"]))
-            for field, room in rooms.items():
-                room[..., here] = found[field]
-            at = here.stop
-        seen = Rows(rooms["target"], raw.T, rooms.get("weight"), recipe.target.loss, size, block=block)
-        return HeldOut(name, codes, recipe.layout, seen, raw, self._team)
 
     def judge(
         self, first: int, trees: Sequence[ValuedTree], metrics: dict[str, list[str]], mark: int, n_cuts: int

@@ -134,19 +134,3 @@ class Past:
     pending: tuple[ValuedTree, ...] = ()
     terms: tuple = ()
     turn: Turn | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class RowRoles:
-    """What the rows of one partition are for, where somebody chooses.
-
-    Attributes
-    ----------
-    weight : float64[n_rows] or None
-        To train with; None when the table has none.
-    chosen : {name of an evaluation set: int64[...]}
-        Rows that are judged as this set.
-    """
-
-    weight: np.ndarray | None
-    chosen: dict[str, np.ndarray]

@@ -24,6 +24,7 @@ from dboost.cluster.durations import patience, worker_timeout
 from dboost.cluster.holder import here
 from dboost.cluster.messages import READING, SessionRef, pack, unpack
 from dboost.errors import DataError, DBoostError
+from dboost.late import is_a, pa
 from dboost.schema import Feature
 from dboost.sources.bundle import in_place
 from dboost.sources.frame import Frame, as_frame, is_lazy, is_path, library
@@ -90,6 +91,8 @@ class Source:
 
             data = open_path(data, like)
         given = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
+        if library(data) == "polars" and hasattr(data, "collect"):
+            data = data.collect()  # once, not for each part
         frame = None if is_lazy(data) else as_frame(data)
         names, self.named = lazy.layout(data) if frame is None else (frame.names, frame.named)
         self.plan = make_plan(
@@ -102,7 +105,7 @@ class Source:
         if frame is not None:
             self.whole |= {role: lazy.compute(values) for role, values in aligned.items()}
             aligned = {}
-            self._graph, self._bundles = _cut(data, frame, n_parts)
+            self._graph, self._bundles = _cut(_selected(data, frame, self.plan), frame, n_parts)
         else:
             if not self.named:
                 data = lazy.whole_rows(data)
@@ -343,11 +346,31 @@ def _unpacked(piece: bytes) -> tuple[Any, ...]:
     return (unpack(piece),)
 
 
+def _selected(data: Any, frame: Frame, plan: Plan) -> Any:
+    """The columns of a table in memory that are read, where these are not all."""
+    if not frame.named or plan.all_names is not None:
+        return data
+    places = [j for j, name in enumerate(frame.names) if name in set(plan.needed)]
+    return data.iloc[:, places] if library(data) == "pandas" else data.select([frame.names[j] for j in places])
+
+
 def _rows(data: Any, frame: Frame, first: int, last: int) -> Any:
+    """Some rows of a table in memory, such that nothing else is pickled with them."""
     if frame.matrix is not None:
-        return np.ascontiguousarray(frame.matrix[first:last])
-    if library(data) == "pandas":
-        return data.iloc[first:last]
-    if library(data) == "polars" and hasattr(data, "collect"):
-        data = data.collect()
-    return data.slice(first, last - first)
+        part = frame.matrix[first:last]
+        return part.copy() if is_a(part, "numpy.ma", "MaskedArray") else np.ascontiguousarray(part)
+    return rows_alone(data.iloc[first:last] if library(data) == "pandas" else data.slice(first, last - first))
+
+
+def rows_alone(part: Any) -> Any:
+    """Some rows as they are to be pickled: without pandas' index, and without the rows around them in Arrow's buffers."""
+    if hasattr(part, "iloc"):
+        return part.set_axis(range(len(part)), axis=0)
+    if library(part) != "pyarrow":
+        return part
+    if is_a(part, "pyarrow", "Table", "RecordBatch"):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, part.schema) as stream:
+            stream.write(part)
+        return pa.ipc.open_stream(sink.getvalue()).read_all()
+    return rows_alone(pa.table([part], ["values"])).column(0)

@@ -1,96 +1,92 @@
-"""Letting somebody in the client say what rows are for: weights by class, rows that are held out.
+"""Which rows are held out, and what classes weigh, decided here and carried out on the workers.
 
-scikit-learn's estimators choose their validation rows from all rows, stratified by class. To choose the same ones whatever
-the partitions, they see what they would see in one process: the target and the weights of all rows, two numbers a row, which
-are fetched for that and nothing else. The features stay where they are.
+The client counts the rows of each class and says how many of each are held out; the workers count digits of the rows' hashes
+until it is known which (see `training.row_selection`). So counts travel, but no target and no weight of a row.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from dboost.cluster.loading import starts_of
-from dboost.cluster.recipe import RowRoles
-from dboost.cluster.table import ClusterTable
-from dboost.errors import ParameterError
-from dboost.schema import Feature
-from dboost.training.supervision import HELD_OUT, WATCHED, Supervision
+from dboost.cluster.table import ClusterTable, Share
+from dboost.errors import DBoostError, ParameterError
+from dboost.model.ensemble import Ensemble
+from dboost.params import Parameters
+from dboost.training.row_selection import Digits
+from dboost.training.supervision import HELD_OUT, Supervise, Supervision
 from dboost.training.target import Target
-from dboost.training.test_share import held_out_rows, tell
+from dboost.training.test_share import needs_test_set, share_of, tell
 
 
-@dataclass(eq=False)
-class AllRows:
-    """What a supervisor sees of a table on the cluster."""
+def supervised(
+    table: ClusterTable,
+    target: Target,
+    parameters: Parameters,
+    sets: Any,
+    supervise: Supervise | None,
+    so_far: Callable[[], Ensemble],
+) -> tuple[Supervision, dict[str, tuple[int, float]], bool]:
+    """Have the workers give rows the weights that they are trained with.
 
-    features: tuple[Feature, ...]
-    weight: np.ndarray | None
-    n_rows: int = 0
+    Returns
+    -------
+    plan : Supervision
+    judged : {name: (int, float)}
+        The evaluation sets that were chosen from the rows: how many these are, and their largest weight.
+    unit_weights : bool
+        Whether all weights to train with are 1.
+
+    Raises
+    ------
+    ParameterError
+        When the plan has a scorer, or there are too few rows to hold some out.
+    DataError
+        When a partition has another number of rows than it had before.
+    """
+    plan = Supervision()
+    if supervise is None and not needs_test_set(parameters, plan, sets):
+        return plan, {}, all(survey.unit_weights for survey in table.surveys)
+    before = table.n_kept
+    starts, n_rows = starts_of(before), sum(before.values())
+    n_classes = None if target.classes is None else len(target.classes)
+
+    def numbered(share: Share) -> tuple[Any, ...]:
+        return {i: (starts[i], before[i]) for i in share.numbers}, n_classes
+
+    def added_up(method: str, *arguments: Any) -> np.ndarray:
+        return reduce(np.add, table.ask_each(method, lambda share: (*numbered(share), *arguments)))
+
+    def ask(digits: Digits) -> np.ndarray:
+        return added_up("digit_counts", digits)
+
+    counts = [n_rows] if n_classes is None else added_up("class_counts").tolist()
+    if supervise is not None:
+        plan = supervise(counts, target, so_far)
+        _refuse_scorers(plan)
+    is_alone = needs_test_set(parameters, plan, sets)
+    assignment = plan.assign(counts, ask, share_of(n_rows, parameters.random_state) if is_alone else None)
+    table.supervise(lambda share: (*numbered(share), assignment))
+    told = table.ask("trained_rows")
+    after = dict(sorted((i, n) for each, *_ in told for i, n in each.items()))
+    n_held_out = n_rows - sum(after.values())
+    if is_alone:
+        tell(n_held_out, n_rows)
+    elif after.keys() != before.keys() or n_held_out != (sum(plan.held_out.sizes) if plan.held_out is not None else 0):
+        raise DBoostError(f"{n_held_out} of {n_rows} rows in {len(after)} of {len(before)} partitions were held out")
+    table.take_in(after)
+    judged = {} if assignment.held_out is None else {HELD_OUT: (n_held_out, max(heaviest for _, heaviest, _ in told))}
+    return plan, judged, all(is_unit for *_, is_unit in told)
 
 
-def all_rows(table: ClusterTable, features: tuple[Feature, ...], target: Target) -> tuple[Any, Target]:
-    """All rows as a supervisor wants them, and their target."""
-    told: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
-    for answer in table.ask("tell_rows"):
-        told |= answer
-    parts = [told[i] for i in sorted(told)]
-    y = np.concatenate([part for part, _ in parts])
-    weights = [weight for _, weight in parts if weight is not None]
-    weight = np.concatenate(weights) if len(weights) == len(parts) else None
-    return AllRows(features, weight, len(y)), Target(target.loss, y, target.classes, target.classes_dtype)
-
-
-def refuse_scorers(plan: Supervision) -> None:
+def _refuse_scorers(plan: Supervision) -> None:
     """Scorers of scikit-learn want the rows themselves."""
     for metric in plan.metrics:
         if metric.wants_block:
             raise ParameterError(
                 "scoring with a scorer wants all rows in one place, which a cluster has not; use scoring='loss', or eval_metric"
             )
-
-
-def give_roles(table: ClusterTable, rows: Any, plan: Supervision) -> bool:
-    """Tell the workers what rows are for. Returns whether all weights to train with are 1 (or 0)."""
-    weight = plan.weight
-    chosen = {name: part for name, part in ((HELD_OUT, plan.held_out), (WATCHED, plan.watched)) if part is not None}
-    trained = np.ones(rows.n_rows, bool) if weight is None else weight > 0
-    if plan.held_out is not None:
-        trained[plan.held_out] = False
-    roles, n_kept, start = {}, {}, 0
-    for i in sorted(table.lengths):
-        last = start + table.lengths[i]
-        own = {name: part[np.searchsorted(part, start) : np.searchsorted(part, last)] - start for name, part in chosen.items()}
-        roles[i] = RowRoles(None if weight is None else weight[start:last], own)
-        n_kept[i] = int(trained[start:last].sum())
-        start = last
-    table.supervise(roles, n_kept)
-    return weight is None or bool((weight[trained] == 1.0).all())
-
-
-def chosen_by(plan: Supervision) -> dict[str, tuple[int, float]]:
-    """The sets of rows that a supervisor has chosen to be judged: how many rows, and their largest weight."""
-    chosen = {name: rows for name, rows in ((HELD_OUT, plan.held_out), (WATCHED, plan.watched)) if rows is not None}
-    weight = plan.weight
-    return {name: (len(rows), 1.0 if weight is None else float(weight[rows].max())) for name, rows in chosen.items()}
-
-
-def hold_out_share(table: ClusterTable, seed: int) -> tuple[int, float]:
-    """Hold out a share of the rows as a test set; their number and their largest weight.
-
-    Which rows follows from their numbers, so no row need be seen for that.
-
-    Raises
-    ------
-    ParameterError
-        When there are too few rows to hold some out.
-    """
-    before = table.n_kept
-    starts, n_rows = starts_of(before), sum(before.values())
-    held_out = {i: int(held_out_rows(starts[i] + np.arange(n), seed, n_rows).sum()) for i, n in before.items()}
-    n_held_out = sum(held_out.values())
-    tell(n_held_out, n_rows)
-    table.hold_out_share(starts, seed, n_rows, {i: n - held_out[i] for i, n in before.items()})
-    return n_held_out, max(table.ask("heaviest_held_out"))

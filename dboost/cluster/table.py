@@ -21,8 +21,7 @@ from dboost.cluster.balance import plan_moves, tolerance
 from dboost.cluster.batch import Survey
 from dboost.cluster.connection import Connection
 from dboost.cluster.messages import LostWorkers, SessionRef
-from dboost.cluster.recipe import RowRoles
-from dboost.cluster.source import Receipt, Source
+from dboost.cluster.source import Receipt, Source, rows_alone
 from dboost.errors import DataError
 from dboost.schema import Feature
 from dboost.sources.plan import Plan
@@ -84,18 +83,12 @@ class ClusterTable:
         """Work out the target's values in the terms of the training target."""
         self._stage(lambda shares: self._tell(shares, "encode_target", target))
 
-    def supervise(self, roles: dict[int, RowRoles], n_kept: dict[int, int]) -> None:
-        """Say what rows are for. n_kept : {partition: rows that are still trained on}"""
-        self._chosen = n_kept
-        self._stage(lambda shares: self._answers(shares, "supervise", lambda share: ({i: roles[i] for i in share.numbers},)))
+    def supervise(self, arguments: Callable[[Share], tuple[Any, ...]]) -> None:
+        """Say what rows are for."""
+        self._stage(lambda shares: self._answers(shares, "supervise", arguments))
 
-    def hold_out_share(self, starts: dict[int, int], seed: int, n_rows: int, n_kept: dict[int, int]) -> None:
-        """Hold out a share of the `n_rows` rows. n_kept : {partition: rows that are still trained on}"""
-
-        def arguments(share: Share) -> tuple[Any, ...]:
-            return {i: starts[i] for i in share.numbers}, seed, n_rows
-
-        self._stage(lambda shares: self._answers(shares, "hold_out_share", arguments))
+    def take_in(self, n_kept: dict[int, int]) -> None:
+        """Note how many rows of each partition are trained on, now that it is said what they are for."""
         self._chosen = n_kept
 
     def build(self, method: str, arguments: Callable[[], tuple[Any, ...]]) -> None:
@@ -286,7 +279,8 @@ class ClusterTable:
 
             def parts(share: Share, values: Any = values, slices: dict[int, slice] = slices, role: str = role) -> Any:
                 filled = [i for i in share.numbers if self.lengths[i]]
-                return role, {i: values.iloc[slices[i]] if hasattr(values, "iloc") else values[slices[i]] for i in filled}
+                found = values.iloc if hasattr(values, "iloc") else values
+                return role, {i: rows_alone(found[slices[i]]) for i in filled}
 
             self._answers(shares, "attach", parts)
 

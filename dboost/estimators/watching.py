@@ -1,24 +1,28 @@
 """How an estimator watches its training: class weights, validation rows, scores, and when to stop.
 
-All of this wants to know the rows, so it is decided when the table is open (see `training.supervision`): whatever kind of
-table the user has, it is read once, and no rows are copied to be split off.
+All of this depends on how many rows there are, of each class; so it is decided when they are counted (see
+`training.supervision`). Which rows are held out follows from their numbers: no rows are copied to be split off, and on a
+cluster they stay where they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import numbers
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from sklearn.utils.class_weight import compute_class_weight
 
-from dboost.errors import ParameterError
+from dboost.errors import DataError, ParameterError
 from dboost.estimators.scoring import NAME, scorer_metric
+from dboost.growth.task import HOLD_OUT, WATCH, mixed
 from dboost.model.ensemble import Ensemble
-from dboost.sources import Table
 from dboost.statistics.metrics import find_metrics
 from dboost.training.monitor import EarlyStopping
+from dboost.training.row_selection import Draw, in_proportion
 from dboost.training.supervision import HELD_OUT, WATCHED, Supervision
 from dboost.training.target import Target
 
@@ -62,20 +66,19 @@ class Watching:
         later = ensemble.metrics[column][: ensemble.n_iterations]
         return self.sign * np.array([before.get(column, np.nan), *later])
 
-    def supervise(self, table: Table, target: Target, whole: Callable[[], Ensemble]) -> Supervision:
-        """Called with the open table, see `training.supervision.Supervise`."""
+    def supervise(self, counts: Sequence[int], target: Target, whole: Callable[[], Ensemble]) -> Supervision:
+        """Called when the rows are counted, see `training.supervision.Supervise`."""
         settings = self.estimator
-        weight = _with_class_weight(table, target, getattr(settings, "class_weight", None))
-        rows = np.arange(table.n_rows) if weight is None else np.flatnonzero(weight > 0)
+        weight = _class_weight(counts, target, getattr(settings, "class_weight", None))
+        n_rows = sum(counts)
         own_rule = settings.early_stopping_rounds is not None
-        by_score = len(rows) > MANY_ROWS if settings.early_stopping == "auto" else bool(settings.early_stopping)
+        by_score = n_rows > MANY_ROWS if settings.early_stopping == "auto" else bool(settings.early_stopping)
         by_score = by_score and not own_rule
         self.stops = by_score or own_rule
 
-        classes = target.values if target.classes is not None else None
         held_out = watched = None
         if by_score and self.judge is None and settings.validation_fraction is not None:
-            rows, held_out = _split(rows, classes, settings.validation_fraction, self.seed)
+            held_out = _split(counts, target, settings.validation_fraction, mixed(self.seed, HOLD_OUT))
         validation = self.judge if held_out is None else HELD_OUT
         if settings.scoring == "loss":
             metric = find_metrics(None, target.loss)[0]
@@ -86,7 +89,9 @@ class Watching:
 
             metric = scorer_metric(settings, check_scoring(settings, settings.scoring), whole)
             self.columns["train"] = f"{WATCHED}_{NAME}"
-            watched = _sample(rows, classes, self.seed)
+            left = counts if held_out is None else [n - own for n, own in zip(counts, held_out.sizes, strict=True)]
+            seed = mixed(self.seed, WATCH)
+            watched = Draw(seed, in_proportion(left, min(sum(left), SAMPLE_ROWS), seed))
         else:
             return Supervision(weight)
         if validation is not None:
@@ -105,35 +110,40 @@ class Watching:
         return Supervision(weight, held_out, watched, (metric,), stopping)
 
 
-def _with_class_weight(table: Table, target: Target, class_weight: Any) -> np.ndarray | None:
-    """Weights times those of the classes; "balanced" counts the rows of positive weight."""
+def _class_weight(counts: Sequence[int], target: Target, class_weight: Any) -> np.ndarray | None:
+    """Weights of the classes: float64[n_classes]; "balanced" counts the rows of positive weight."""
     if class_weight is None or target.classes is None:
-        return table.weight
+        return None
     classes = np.array(target.classes, np.dtype(target.classes_dtype))
-    codes = target.values.astype(np.int64)
-    counted = codes if table.weight is None else codes[table.weight > 0]
-    of_classes = compute_class_weight(class_weight, classes=classes, y=classes[counted])
+    if isinstance(class_weight, str) and class_weight == "balanced":
+        if not all(counts):
+            missing = target.classes[list(counts).index(0)]
+            raise DataError(f"class_weight='balanced' wants rows of every class, but the target has none of class {missing!r}")
+        return sum(counts) / (len(counts) * np.array(counts, np.float64))
+    of_classes = compute_class_weight(class_weight, classes=classes, y=classes)
     if not (of_classes > 0).all():
         culprit = int(np.argmin(of_classes > 0))
         raise ParameterError(f"class_weight of class {target.classes[culprit]!r} is {of_classes[culprit]:g}, not positive")
-    of_rows = of_classes[codes]
-    return of_rows if table.weight is None else of_rows * table.weight
+    return of_classes
 
 
-def _split(rows: np.ndarray, classes: np.ndarray | None, size: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to train on and rows to hold out, the latter of each class in proportion; scikit-learn's own choice of rows."""
-    from sklearn.model_selection import train_test_split
-
-    stratify = None if classes is None else classes[rows]
-    train, held_out = train_test_split(rows, test_size=size, stratify=stratify, random_state=seed)
-    return np.sort(train), np.sort(held_out)
-
-
-def _sample(rows: np.ndarray, classes: np.ndarray | None, seed: int) -> np.ndarray:
-    if len(rows) <= SAMPLE_ROWS:
-        return rows
-    from sklearn.utils import resample
-
-    stratify = None if classes is None else classes[rows]
-    chosen = resample(rows, n_samples=SAMPLE_ROWS, replace=False, random_state=seed, stratify=stratify)
-    return np.sort(chosen)
+def _split(counts: Sequence[int], target: Target, size: Any, seed: int) -> Draw:
+    """The rows to hold out: as many as scikit-learn would, of each class in proportion."""
+    total = sum(counts)
+    n = int(size) if isinstance(size, numbers.Integral) else math.ceil(size * total)
+    if n >= total:
+        raise ParameterError(f"validation_fraction={size!r} holds out {n} of {total} rows: none would be left to train on")
+    if target.classes is not None:
+        n_classes = sum(count > 0 for count in counts)
+        if 1 in counts:
+            alone = target.classes[list(counts).index(1)]
+            raise DataError(
+                f"rows of every class are held out for early stopping, but class {alone!r} has 1 row: give X_val and y_val, or "
+                "early_stopping=False"
+            )
+        if min(n, total - n) < n_classes:
+            raise ParameterError(
+                f"validation_fraction={size!r} divides {total} rows into {total - n} to train on and {n} that are held out: "
+                f"both must be at least the number of classes, {n_classes}"
+            )
+    return Draw(seed, in_proportion(counts, n, seed))

@@ -57,7 +57,7 @@ class Choice(NamedTuple):
 
 
 #: What hashes are for, so that those for different purposes differ.
-_ROWS, FEATURES, BITES, VISITS, HOLD_OUT = 1, 2, 3, 4, 5
+_ROWS, FEATURES, BITES, VISITS, HOLD_OUT, WATCH = 1, 2, 3, 4, 5, 6
 
 
 def mixed(*numbers: int) -> int:

@@ -14,9 +14,10 @@ from dboost.engine.team import Team
 from dboost.errors import DataError, InputTypeError
 from dboost.growth.task import GrownTree
 from dboost.kernels.histograms import Layout
+from dboost.losses import Loss
 from dboost.shard.catch_up import add_grown
 from dboost.shard.loading import encode_table, kept_rows
-from dboost.shard.shard import Codes
+from dboost.shard.shard import Codes, empty_codes
 from dboost.sources import Table, open_table
 from dboost.statistics.metrics import Metric, Rows, Size
 from dboost.training.budget import Allowance, Budget, reading_within
@@ -26,6 +27,9 @@ from dboost.training.replay import block_of, starting_scores
 from dboost.training.target import Target, encode_chunk, encode_like
 
 _log = logging.getLogger("dboost")
+
+#: Rows that are encoded at a time.
+_PIECE_ROWS = 65_536
 
 
 def named_sets(eval_set: Any) -> Iterator[tuple[str, Any, Any, Any, Any]]:
@@ -228,27 +232,72 @@ class Yardstick:
         size = Size(self.magnitude, self.spread, files.heaviest, files.n_rows)
         return lambda team: FiledHeldOut(name, files, self.target.loss, size, team)
 
-    def rows(self, name: str, table: Table, y: np.ndarray, rows: np.ndarray) -> Callable[[Team], Judge]:
-        """Some rows (int64, ascending) of a table with targets y; waits for the team that will share the work."""
-        if self._holds(len(rows)):
-            return self._in_memory(name, table, y, rows)
-        starts = np.cumsum((0, *table.lengths))
-        weight = None if table.weight is None else table.weight[rows]
-        return self._in_files(name, ToJudge(table, lambda k: y[starts[k] : starts[k + 1]], rows, weight))
+    def rows(self, name: str, judged: ToJudge) -> Callable[[Team], Judge]:
+        """Some rows of a table that is trained on; waits for the team that will share the work."""
+        n_rows, heaviest, _ = judged.sizes()
+        if not self._holds(n_rows):
+            return self._in_files(name, judged)
+        size = Size(self.magnitude, self.spread, heaviest, n_rows)
+        held = in_memory(
+            judged,
+            self.binning,
+            self.layout,
+            self.target.loss,
+            size,
+            with_block=self.with_block,
+            baseline=self.baseline,
+            origin=self.origin,
+            n_threads=self.n_threads,
+        )
+        return lambda team: HeldOut(name, held[0], self.layout, *held[1:], team)
 
-    def _in_memory(self, name: str, table: Table, y: np.ndarray, rows: np.ndarray | None) -> Callable[[Team], Judge]:
-        codes = encode_table(table, self.binning, self.layout, rows, self.n_threads, allow_infinite=True)
+    def _in_memory(self, name: str, table: Table, y: np.ndarray, kept: np.ndarray | None) -> Callable[[Team], Judge]:
+        codes = encode_table(table, self.binning, self.layout, kept, self.n_threads, allow_infinite=True)
         weight = table.weight
-        if rows is not None:
-            y, weight = y[rows], None if weight is None else weight[rows]
+        if kept is not None:
+            y, weight = y[kept], None if weight is None else weight[kept]
         n, heaviest = len(y), 1.0 if weight is None else float(weight.max())
-        raw = starting_scores(self.baseline, self.origin, table, rows, self.n_threads)
+        raw = starting_scores(self.baseline, self.origin, table, kept, self.n_threads)
         seen = Rows(
             y,
             raw.T,
             weight,
             self.target.loss,
             Size(self.magnitude, self.spread, heaviest, n),
-            block=block_of(table, rows) if self.with_block else None,
+            block=block_of(table, kept) if self.with_block else None,
         )
         return lambda team: HeldOut(name, codes, self.layout, seen, raw, team)
+
+
+def in_memory(
+    judged: ToJudge,
+    binning: Binning,
+    layout: Layout,
+    loss: Loss,
+    size: Size,
+    *,
+    baseline: np.ndarray,
+    origin: Origin,
+    n_threads: int,
+    with_block: bool = False,
+) -> tuple[Codes, Rows, np.ndarray]:
+    """Rows to be judged as `HeldOut` has them: codes, what metrics see, raw scores.
+
+    with_block : whether some metric wants to see the rows.
+    """
+    n, _, weighted = judged.sizes()
+    codes, n_outputs = empty_codes(layout, n), len(baseline)
+    raw = np.empty(n if n_outputs == 1 else (n_outputs, n))
+    rooms = {"narrow": codes.narrow, "wide": codes.wide, "target": np.empty(n), "raw": raw}
+    if weighted:
+        rooms["weight"] = np.empty(n)
+    at = 0
+    for found in judged.pieces(binning, layout, min(n, _PIECE_ROWS), baseline=baseline, origin=origin, n_threads=n_threads):
+        here = slice(at, at + len(found["target"]))
+        for field, room in rooms.items():
+            room[..., here] = found[field]
+        at = here.stop
+    block = None
+    if with_block:
+        block = block_of(judged.table, kept_rows(judged.table.weight) if judged.rows is None else judged.rows)
+    return codes, Rows(rooms["target"], raw.T, rooms.get("weight"), loss, size, block=block), raw

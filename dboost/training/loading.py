@@ -7,7 +7,8 @@ end in a `Prepared` record, an engine, and what it takes to judge held-out rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,16 +32,17 @@ from dboost.training.bitten import bites_in_files, bites_in_memory, settle_bites
 from dboost.training.boost import Clock, Prepared, asked, stopping_rule
 from dboost.training.budget import Allowance, Budget, check_rows_in_memory
 from dboost.training.checkpoint import Checkpoint
+from dboost.training.chosen_rows import TargetsInFiles, TargetsInMemory, choose_rows, judge_chosen
 from dboost.training.held_out import Judge, Yardstick
 from dboost.training.origin import NOTHING, Origin
 from dboost.training.portrait import portray
 from dboost.training.reopened import Answers, blocks_around, shard_of, traits_of
 from dboost.training.replay import add_trees, check_continues, starting_scores
 from dboost.training.start import in_one_part, start_of
-from dboost.training.supervision import HELD_OUT, WATCHED, Supervise, Supervision
+from dboost.training.supervision import Supervise, Supervision
 from dboost.training.target import Target, read_target, target_for, target_of
 from dboost.training.target_survey import TargetSurvey, unite_targets
-from dboost.training.test_share import hold_out_share, needs_test_set
+from dboost.training.test_share import needs_test_set
 
 
 @dataclass(eq=False)
@@ -76,13 +78,16 @@ def load_into_memory(table: Table, wanted: Wanted) -> Loaded:
     n_threads = wanted.n_threads
     target = read_target(table, wanted.parameters, _continued_model(wanted), wanted.classes)
     parameters = wanted.parameters.with_loss(target.loss.name)
-    plan = _supervised(table, target, wanted)
+    table = table.weighing(table.weight)  # the caller's keeps its own weights
+    targets = TargetsInMemory(table, target)
+    plan, chosen = choose_rows(table, targets, wanted.parameters, wanted.sets, wanted.supervise, lambda: wanted.so_far[0]())
     metrics, stopping = _judged_by(wanted, parameters, target, plan)
     origin = _begin(wanted, table.features, target, parameters, metrics, stopping)
-    table = table.weighing(plan.weight)
-    kept = _training_rows(plan, table.n_rows)
+    kept = kept_rows(table.weight)
     if parameters.arcbites is None:
         check_rows_in_memory(table.n_rows if kept is None else len(kept))
+    if table.weight is not None and ((table.weight == 1.0) | (table.weight == 0.0)).all():
+        table.weight = None  # the same as none at all, and faster
     wanted.clock.lap("load")
 
     if origin.keeps_bins:
@@ -98,8 +103,6 @@ def load_into_memory(table: Table, wanted: Wanted) -> Loaded:
         )
     y = target.values if kept is None else target.values[kept]
     weight = table.weight if kept is None or table.weight is None else table.weight[kept]
-    if weight is not None and (weight == 1.0).all():
-        weight = None  # the same as none at all, and faster
     offset = table.offset if kept is None or table.offset is None else table.offset[kept]
     begun, offsets = None, offset
     if origin.is_new_source:
@@ -117,7 +120,7 @@ def load_into_memory(table: Table, wanted: Wanted) -> Loaded:
         raw = begun
         add_trees(raw, origin, table, kept, n_threads, (origin.n_earlier, origin.n_before))
     yardstick = _yardstick(prepared, wanted)
-    judged = _own_sets(yardstick, table, target.values, plan)
+    judged = judge_chosen(yardstick, table, targets, chosen)
     if parameters.arcbites is not None:
         return Loaded(prepared, bites_in_memory(prepared, codes, y, weight, raw, n_threads), yardstick, judged)
     shard = Shard(
@@ -139,39 +142,33 @@ def load_into_memory(table: Table, wanted: Wanted) -> Loaded:
 def load_into_files(table: Table, census: Census, wanted: Wanted) -> Loaded:
     """The rows of a table in temporary files, which go with the engine."""
     parameters, n_threads = wanted.parameters, wanted.n_threads
-    plan, values, trained = Supervision(None), np.empty(0), table
-    chooses = wanted.supervise is not None or needs_test_set(parameters, plan, wanted.sets)
-    if chooses:  # whoever chooses rows sees all targets and weights
-        table.gather_roles()
-        target = read_target(table, parameters)
-        plan, values = _supervised(table, target, wanted), target.values
-        trained = table = table.weighing(plan.weight)
-        if plan.held_out is not None:
-            weight = np.ones(table.n_rows) if plan.weight is None else plan.weight.copy()
-            weight[plan.held_out] = 0.0
-            trained = table.weighing(weight)
-        census = take_census(trained)
-    wanted.clock.lap("load")
     learned = _target_of(census.target, wanted)
-    parameters = parameters.with_loss(learned.loss.name)
-    origin = _begin(wanted, table.features, learned, parameters, *_judged_by(wanted, parameters, learned, plan))
+    if not table.keeps_roles_apart:
+        table = table.weighing(table.weight)  # the caller's keeps its own weights
     folder = PrivateDirectory()
-    try:
-        if origin.keeps_bins:
-            binning = origin.binning(table.features)
-        else:
-            binning = propose_within(
-                trained, census.n_kept, max_bins=parameters.max_bins, seed=parameters.random_state,
-                n_threads=n_threads, budget=wanted.budget,
-            )  # fmt: skip
-        data = write_binned(
-            trained, census, binning, folder.path, origin=origin, seed=parameters.random_state, n_threads=n_threads
-        )
-        loaded = load_binned(data, wanted, plan, folder, origin)
-    except BaseException:
-        folder.close()
-        raise
-    loaded.judged += _own_sets(loaded.yardstick, table, values, plan)
+    with closing(TargetsInFiles(table, learned)) as targets:
+        try:
+            plan, chosen = choose_rows(table, targets, parameters, wanted.sets, wanted.supervise, lambda: wanted.so_far[0]())
+            if plan.class_weight is not None or chosen:
+                census = replace(take_census(table), target=census.target, levels=census.levels)
+            wanted.clock.lap("load")
+            parameters = parameters.with_loss(learned.loss.name)
+            origin = _begin(wanted, table.features, learned, parameters, *_judged_by(wanted, parameters, learned, plan))
+            if origin.keeps_bins:
+                binning = origin.binning(table.features)
+            else:
+                binning = propose_within(
+                    table, census.n_kept, max_bins=parameters.max_bins, seed=parameters.random_state,
+                    n_threads=n_threads, budget=wanted.budget,
+                )  # fmt: skip
+            data = write_binned(
+                table, census, binning, folder.path, origin=origin, seed=parameters.random_state, n_threads=n_threads
+            )
+            loaded = load_binned(data, wanted, plan, folder, origin)
+        except BaseException:
+            folder.close()
+            raise
+        loaded.judged += judge_chosen(loaded.yardstick, table, targets, chosen)
     return loaded
 
 
@@ -189,7 +186,7 @@ def load_binned(
     n_threads, budget = wanted.n_threads, wanted.budget
     is_prepared = plan is None  # by `dboost.prepare`, not by this fit
     if plan is None:
-        plan = Supervision(None)
+        plan = Supervision()
         if needs_test_set(wanted.parameters, plan, wanted.sets):
             raise ParameterError("arcbites on prepared data need a test set to tell when to leave a bite: give an eval_set")
     target = _target_of(data.target, wanted)
@@ -294,14 +291,6 @@ def _begin(
     return wanted.checkpoint.resume(origin, features, target, parameters, wishes)
 
 
-def _supervised(table: Table, target: Target, wanted: Wanted) -> Supervision:
-    supervise = wanted.supervise
-    plan = Supervision(table.weight) if supervise is None else supervise(table, target, lambda: wanted.so_far[0]())
-    if needs_test_set(wanted.parameters, plan, wanted.sets):
-        plan = hold_out_share(plan, table.n_rows, wanted.parameters.random_state)
-    return plan
-
-
 def _judged_by(wanted: Wanted, parameters: Parameters, target: Target, plan: Supervision) -> tuple[Any, Any]:
     """The metrics, and what stops early by them."""
     metrics = find_metrics(wanted.eval_metric, target.loss)
@@ -334,19 +323,3 @@ def _yardstick(prepared: Prepared, wanted: Wanted) -> Yardstick:
         budget=wanted.budget,
         allowance=None if wanted.budget is None else Allowance(wanted.budget.retained),
     )
-
-
-def _own_sets(yardstick: Yardstick, table: Table, y: np.ndarray, plan: Supervision) -> list[Callable[[Team], Judge]]:
-    """Rows of the table itself that are judged."""
-    sets = ((HELD_OUT, plan.held_out), (WATCHED, plan.watched))
-    return [yardstick.rows(name, table, y, rows) for name, rows in sets if rows is not None]
-
-
-def _training_rows(plan: Supervision, n_rows: int) -> np.ndarray | None:
-    """Numbers of the rows to train on (int64), or None when that is all of them."""
-    kept = kept_rows(plan.weight)
-    if plan.held_out is None:
-        return kept
-    trained = np.ones(n_rows, bool) if plan.weight is None else plan.weight > 0
-    trained[plan.held_out] = False
-    return np.flatnonzero(trained)

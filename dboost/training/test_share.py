@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from dboost.errors import ParameterError
-from dboost.growth.task import HOLD_OUT, hashed, mixed
+from dboost.growth.task import HOLD_OUT, mixed
 from dboost.params import Parameters
-from dboost.shard.loading import kept_rows
+from dboost.training.row_selection import Drawn
 from dboost.training.supervision import Supervision
 
 #: The share of the rows that is held out, and about how many these may be.
@@ -30,25 +27,10 @@ def needs_test_set(parameters: Parameters, plan: Supervision, sets: Sequence[Any
     return arcbites is not None and arcbites.is_watched and not sets and plan.early_stopping is None
 
 
-def held_out_rows(numbers: np.ndarray, seed: int, n_rows: int) -> np.ndarray:
-    """Whether rows (int64[n], numbers among the `n_rows` of positive weight) are held out: bool[n]."""
+def share_of(n_rows: int, seed: int) -> Drawn:
+    """The share of `n_rows` rows of positive weight that is held out."""
     share = min(TEST_SHARE, MOST_TEST_ROWS / n_rows)
-    return hashed(mixed(seed, HOLD_OUT), numbers) < np.uint64(int(share * 2.0**64))
-
-
-def hold_out_share(plan: Supervision, n_rows: int, seed: int) -> Supervision:
-    """The same plan with rows held out, of all `n_rows` those of positive weight.
-
-    Raises
-    ------
-    ParameterError
-        When there are too few rows to hold some out.
-    """
-    kept = kept_rows(plan.weight)
-    rows = np.arange(n_rows) if kept is None else kept
-    chosen = held_out_rows(np.arange(len(rows)), seed, len(rows))
-    tell(int(chosen.sum()), len(rows))
-    return replace(plan, held_out=rows[chosen])
+    return Drawn(mixed(seed, HOLD_OUT), (int(share * 2.0**64),))
 
 
 def tell(n_held_out: int, n_rows: int) -> None:

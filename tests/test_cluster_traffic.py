@@ -1,0 +1,185 @@
+"""What travels: the rows of a table in memory once, and of rows that lie on workers nothing but statistics."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from distributed import Client
+
+import dboost
+from dboost import DBoostClassifier, DBoostRegressor
+from dboost.cluster import connection, source
+from dboost.cluster.connection import Connection
+from tests.clusters import threads_cluster
+
+N = 40_000
+#: Answers that hold rows, but no more of them than are sampled.
+SAMPLES = {"sample", "portray"}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster(2, 4) as client:
+        yield client
+
+
+@pytest.fixture
+def received(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Bytes that the client received, by method."""
+    found: Counter[str] = Counter()
+    call = Connection._call
+
+    def counting(self: Connection, operation: str, **arguments: Any) -> dict[str, Any]:
+        reply = call(self, operation, **arguments)
+        found[arguments.get("method", operation)] += len(pickle.dumps(reply))
+        return reply
+
+    monkeypatch.setattr(Connection, "_call", counting)
+    return found
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of what the client packed."""
+    sizes: list[int] = []
+    for module in (source, connection):
+        pack = module.pack
+
+        def counting(message: Any, pack: Any = pack) -> bytes:
+            packed = pack(message)
+            sizes.append(len(packed))
+            return packed
+
+        monkeypatch.setattr(module, "pack", counting)
+    return sizes
+
+
+CASES: dict[str, tuple[type, dict[str, Any]]] = {
+    "plain": (DBoostRegressor, {"early_stopping": False}),
+    "plain classes": (DBoostClassifier, {"early_stopping": False}),
+    "balanced": (DBoostClassifier, {"early_stopping": False, "class_weight": "balanced"}),
+    "held out": (DBoostRegressor, {"early_stopping": True}),
+    "both": (DBoostClassifier, {"early_stopping": True, "class_weight": "balanced"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_client_receives_no_more_of_more_rows(client: Client, received: Counter[str], case: str) -> None:
+    kind, options = CASES[case]
+    totals = []
+    for n in (20_000, 200_000):
+        values = np.random.default_rng(0).normal(size=(n, 2))
+        score = values[:, 0] + values[:, 1] ** 2
+        y = score if kind is DBoostRegressor else np.digitize(score, (-0.5, 1.0))
+        X, weight = da.from_array(values, chunks=(n // 4, 2)), da.from_array(np.arange(n) % 3, chunks=n // 4)
+        kind(client=client, max_iter=2, random_state=0, **options).fit(X, da.from_array(y, chunks=n // 4), weight)
+        totals.append({method: size for method, size in received.items() if method not in SAMPLES})
+        received.clear()
+    few, many = totals
+    assert {method: size for method, size in many.items() if size > 1.5 * few.get(method, 0) + 4096} == {}
+    assert sum(many.values()) < 200_000, "not a byte for each row"
+
+
+def wide() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(N, 3)), columns=["a", "b", "c"])
+    frame["d"] = rng.choice(["alpha", "beta", "a longer name"], N)
+    return frame.assign(e=frame["d"].astype("category"))
+
+
+def tables() -> dict[str, Any]:
+    frame = wide()
+    numbers = frame[["a", "b", "c"]].to_numpy()
+    arrow = pa.Table.from_pandas(frame, preserve_index=False)
+    levels = pd.MultiIndex.from_arrays([[f"row {i}" for i in range(N)], np.arange(N)])
+    return {
+        "numpy": numbers,
+        "columns": np.asfortranarray(numbers),
+        "every other row": np.repeat(numbers, 2, axis=0)[::2],
+        "masked": np.ma.masked_array(numbers, numbers > 1.5),
+        "pandas": frame,
+        "pandas with Arrow's columns": arrow.to_pandas(types_mapper=pd.ArrowDtype),
+        "pandas with a long index": frame.set_index(levels),
+        "polars": pl.from_arrow(arrow),
+        "part of a polars frame": pl.from_arrow(pa.concat_tables([arrow] * 3)).slice(N, N),
+        "arrow": arrow,
+        "arrow in batches": pa.Table.from_batches(arrow.to_batches(max_chunksize=999)),
+        "arrow batch": pa.RecordBatch.from_pandas(frame, preserve_index=False),
+        "part of an arrow table": pa.concat_tables([arrow] * 3).slice(N, N),
+    }
+
+
+def own_size(data: Any) -> int:
+    if isinstance(data, np.ndarray):
+        return data.nbytes + (np.ma.getmaskarray(data).nbytes if np.ma.isMaskedArray(data) else 0)
+    # Text and the codes of levels take at most what Arrow or polars, whichever wants more, has for them.
+    return pl.from_arrow(pa.Table.from_pandas(wide(), preserve_index=False)).estimated_size() + 12 * N
+
+
+@pytest.mark.parametrize("kind", tables())
+@pytest.mark.parametrize("separate", [False, True], ids=["", "y in pieces"])
+def test_rows_in_memory_travel_once(client: Client, sent: list[int], kind: str, separate: bool) -> None:
+    data, y = tables()[kind], wide()["a"].to_numpy() ** 2
+    target: Any = pa.chunked_array([y]) if separate else pd.Series(y, index=np.arange(N)[::-1])
+    alone = dboost.fit(data, target, max_iter=2, progress=False)
+    sent.clear()
+    together = dboost.fit(data, target, max_iter=2, progress=False, client=client)
+    assert together.sha256 == alone.sha256
+    assert 8 * N < sum(sent) < 1.05 * (own_size(data) + 8 * N) + 100_000
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars", "arrow"])
+def test_columns_that_are_not_read_stay(client: Client, sent: list[int], kind: str) -> None:
+    data, y = tables()[kind], wide()["b"].to_numpy()
+    alone = dboost.fit(data, y, features=["c", "a"], max_iter=2, progress=False)
+    sent.clear()
+    together = dboost.fit(data, y, features=["c", "a"], max_iter=2, progress=False, client=client)
+    assert together.sha256 == alone.sha256
+    assert 24 * N < sum(sent) < 1.05 * 24 * N + 100_000
+
+
+def test_a_lazy_polars_frame_is_collected_once(client: Client) -> None:
+    seen = []
+
+    def look(frame: pl.DataFrame) -> pl.DataFrame:
+        seen.append(frame.height)
+        return frame
+
+    lazy = pl.from_pandas(wide()).lazy().map_batches(look)
+    booster = dboost.fit(lazy, "a", max_iter=2, progress=False, client=client)
+    assert seen.count(N) == 1
+    assert booster.sha256 == dboost.fit(wide(), "a", max_iter=2, progress=False).sha256
+
+
+def test_tasks_hold_their_own_rows_only(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is packed is all that is sent: no task has the whole table beside its piece."""
+    from distributed.protocol import pickle as dask_pickle
+
+    sizes: list[int] = []
+    get = client.get
+
+    def counting(graph: dict[Any, Any], *arguments: Any, **options: Any) -> Any:
+        sizes.extend(len(dask_pickle.dumps(task)) for task in graph.values())
+        return get(graph, *arguments, **options)
+
+    monkeypatch.setattr(client, "get", counting)
+    data = tables()["arrow"]
+    dboost.fit(data, "a", max_iter=2, progress=False, client=client)
+    assert len(sizes) >= 8
+    assert sum(sizes) < 1.05 * data.nbytes + 200_000
+    assert max(sizes) < data.nbytes / 4
+
+
+def test_data_in_workers_stay_there(client: Client, sent: list[int]) -> None:
+    dboost.fit(dd.from_pandas(wide(), npartitions=4), "a", max_iter=2, progress=False, client=client)
+    assert sum(sent) < 200_000
