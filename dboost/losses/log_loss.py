@@ -20,9 +20,9 @@ from dboost.losses.passes import block_terms
 
 
 class LogLossTerms(NamedTuple):
-    """The loss has no parameters."""
+    """The loss has no parameters; counts_influence : see `Extremes.influence`."""
 
-    unused: float = 0.0
+    counts_influence: bool = False
 
 
 @overload(block_terms, jit_options=OVERLOAD)
