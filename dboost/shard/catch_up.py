@@ -98,18 +98,19 @@ def _by_masks(codes: Codes, layout: Layout, grown: GrownTree, splits: np.ndarray
     n, frontier = grown.n_nodes, grown.frontier
     child = frontier.child[:n]
     # Leaves below each node, counted; then the place of the first of them from the left. Children come after their parents.
-    below, first_leaf = np.ones(n, np.int64), np.zeros(n, np.int64)
-    for node in splits[::-1]:
-        below[node] = below[child[node]] + below[child[node] + 1]
-    for node in splits:
-        first_leaf[child[node]] = first_leaf[node]
-        first_leaf[child[node] + 1] = first_leaf[node] + below[child[node]]
+    # (In lists, whose elements cost a tenth of an array's.)
+    below, first_leaf = [1] * n, [0] * n
+    pairs = list(zip(splits.tolist(), child[splits].tolist(), strict=True))
+    for node, left in reversed(pairs):
+        below[node] = below[left] + below[left + 1]
+    for node, left in pairs:
+        first_leaf[left], first_leaf[left + 1] = first_leaf[node], first_leaf[node] + below[left]
     leaves = np.flatnonzero(child < 0)
     label = np.empty(len(leaves), np.int64)
-    label[first_leaf[leaves]] = grown.leaf_of[leaves]
+    label[np.array(first_leaf)[leaves]] = grown.leaf_of[leaves]
 
     feature = frontier.feature[splits]
-    struck = ((1 << below[child[splits]]) - 1) << first_leaf[splits]
+    struck = np.array([((1 << below[left]) - 1) << first_leaf[node] for node, left in pairs], np.int64)
     planes = np.stack([(struck >> (8 * p) & 255).astype(np.uint8) for p in range(N_PLANES)], axis=1)
     # A split has one leaf or more on its left, and they lie together.
     first_plane, last_plane = (planes != 0).argmax(axis=1), N_PLANES - (planes[:, ::-1] != 0).argmax(axis=1)

@@ -8,22 +8,23 @@ have the digit found, ten bits in each. Rows of equal influence stay or go toget
 their order.
 
 Sums are exact. Numbers with the same exponent E are multiples of one power of two, so what is added up is their 24-bit
-significands, as integers of 64 bits (which hold those of 2**39 rows), and ``sum · 2**E`` are Python's own integers. (A number
+significands, as integers of 64 bits (which hold those of 2**36 rows), and ``sum · 2**E`` are Python's own integers. (A number
 below the normal ones, 2**-126, counts as if its exponent went on below: at most as much as that.)
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
 
-#: Bits below each digit after the first, and its own: a float32 that is not negative has 31.
-_DIGITS = ((10, 10), (0, 10))
+from dboost.kernels.ranks import FIRST_SHIFT
+
 #: Bits of the first digit that do not belong to the exponent.
 _BELOW_EXPONENT = 3
+#: Bits below these, those below the other two digits, and their own numbers: a float32 that is not negative has 31.
+_DIGITS = ((FIRST_SHIFT, _BELOW_EXPONENT), (10, 10), (0, 10))
 
 
 def find_cut(first: np.ndarray, count: Callable[[int, int, int], np.ndarray], share: Fraction) -> int:
@@ -39,18 +40,20 @@ def find_cut(first: np.ndarray, count: Callable[[int, int, int], np.ndarray], sh
     share : Fraction
         α, between 0 and 1, both excluded.
     """
-    digits = np.flatnonzero(first).tolist()
-    sums = [weight << (digit >> _BELOW_EXPONENT) for digit, weight in zip(digits, first[digits].tolist(), strict=True)]
-    left = math.floor(share * sum(sums))
-    for prefix, weight in zip(digits, sums, strict=True):  # noqa: B007
+    by_exponent = first.reshape(-1, 1 << _BELOW_EXPONENT)
+    of_exponent = by_exponent.sum(axis=1)
+    found = np.flatnonzero(of_exponent)
+    sums = [weight << exponent for exponent, weight in zip(found.tolist(), of_exponent[found].tolist(), strict=True)]
+    left = share.numerator * sum(sums) // share.denominator
+    for exponent, weight in zip(found.tolist(), sums, strict=True):  # noqa: B007
         if weight > left:
             break
         left -= weight
     else:  # no rows at all
         return 0
-    left >>= prefix >> _BELOW_EXPONENT
+    prefix, left, sums_of = exponent, left >> exponent, by_exponent[exponent]
     for shift, width in _DIGITS:
-        reached = count(prefix, shift, width).cumsum()
+        reached = (sums_of if shift == FIRST_SHIFT else count(prefix, shift, width)).cumsum()
         digit = int((reached <= left).sum())
         left -= int(reached[digit - 1]) if digit else 0
         prefix = prefix << width | digit
