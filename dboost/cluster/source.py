@@ -87,7 +87,7 @@ class Source:
         if is_path(data):
             from dboost.sources.paths import open_path
 
-            data = open_path(data)
+            data = open_path(data, None if budget is None else budget.chunk)
         given = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
         frame = None if is_lazy(data) else as_frame(data)
         names, self.named = lazy.layout(data) if frame is None else (frame.names, frame.named)

@@ -28,6 +28,8 @@ from dboost.remote import is_failure, reason, shown
 
 #: Bytes of text per partition.
 BLOCK_BYTES = 32 * 2**20
+#: A row group may be so many times as large as what may be in memory of a partition's columns: as large as the whole limit.
+_LARGEST = 4
 #: Rows of the first file that decide which columns are text.
 SAMPLE_ROWS = 1000
 
@@ -37,13 +39,19 @@ _PARQUET = (".parquet", ".parq", ".pq")
 _CSV = (".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".csv.zip", ".csv.zst")
 
 
-def open_path(path: Any) -> dd.DataFrame:
+def open_path(path: Any, most_bytes: int | None = None) -> dd.DataFrame:
     """A lazy frame of the rows of a file, folder, glob, URL, or list of files, in the order of their names.
+
+    Parameters
+    ----------
+    path : path, URL, or list of them
+    most_bytes : int, optional
+        A partition is not to be larger: row groups of Parquet files and blocks of CSV files are not joined beyond.
 
     Raises
     ------
     DataError
-        Naming the path, when nothing is there or it is neither Parquet nor CSV.
+        Naming the path, when nothing is there or it is neither Parquet nor CSV, or a row group that is too large to be read.
     """
     paths = [os.fspath(item) for item in path] if isinstance(path, (list, tuple)) else [os.fspath(path)]
     with reading(path):
@@ -55,9 +63,11 @@ def open_path(path: Any) -> dd.DataFrame:
         if parquet and text:
             raise DataError(f"{_shown(path)} holds both Parquet and CSV files: name one kind")
         if parquet:
-            return _read_parquet(paths, parquet)
+            if most_bytes is not None:
+                _check_row_groups(parquet, _LARGEST * most_bytes)
+            return _read_parquet(paths, parquet, most_bytes)
         if text:
-            return _read_csv(text)
+            return _read_csv(text, BLOCK_BYTES if most_bytes is None else min(BLOCK_BYTES, max(most_bytes, 1)))
     raise DataError(f"{_shown(path)} is neither Parquet nor CSV: its name must end in .parquet, .csv or .csv.gz")
 
 
@@ -138,20 +148,37 @@ def _hidden(name: str) -> bool:
     return any(part.startswith(("_", ".")) for part in name.split("/"))
 
 
-def _read_parquet(paths: list[str], files: list[str]) -> dd.DataFrame:
+def _read_parquet(paths: list[str], files: list[str], most_bytes: int | None) -> dd.DataFrame:
     fs, root = fsspec.url_to_fs(paths[0])
+    how: dict[str, Any] = {} if most_bytes is None else {"split_row_groups": "adaptive", "blocksize": most_bytes}
     if len(paths) == 1 and fs.isdir(root):
-        return dd.read_parquet(paths[0])  # as a whole, so that Dask sees columns in the names of folders
+        return dd.read_parquet(paths[0], **how)  # as a whole, so that Dask sees columns in the names of folders
     if files == sorted(files, key=natural_sort_key):
-        return dd.read_parquet(files)
-    return dd.concat([dd.read_parquet(file) for file in files])  # Dask would sort them
+        return dd.read_parquet(files, **how)
+    return dd.concat([dd.read_parquet(file, **how) for file in files])  # Dask would sort them
 
 
-def _read_csv(files: list[str]) -> dd.DataFrame:
+def _check_row_groups(files: list[str], most: int) -> None:
+    """Raise a DataError when a row group is larger than `most` bytes: it can only be read as a whole."""
+    from pyarrow import parquet as pq
+
+    for file in files:
+        with reading(file), fsspec.open(file, "rb") as stream:
+            groups = pq.read_metadata(stream)
+        for k in range(groups.num_row_groups):
+            size = groups.row_group(k).total_byte_size
+            if size > most:
+                raise DataError(
+                    f"row group {k} of {_shown(file)} has {size / 2**20:.1f} MiB, which is more than memory_limit allows "
+                    f"({most / 2**20:.1f} MiB): write the file in smaller row groups, or raise the limit"
+                )
+
+
+def _read_csv(files: list[str], block_bytes: int) -> dd.DataFrame:
     with reading(files[0]), fsspec.open(files[0], "rb", compression="infer") as stream:
         sample = _parse(stream, [], n_rows=SAMPLE_ROWS)
     text = [name for name in sample if pd.api.types.infer_dtype(sample[name], skipna=True) == "string"]
-    blocks = [(file, start, length) for file in files for start, length in _cut(file)]
+    blocks = [(file, start, length) for file in files for start, length in _cut(file, block_bytes)]
     return dd.from_map(
         read_csv_block,
         [block[0] for block in blocks],
@@ -164,13 +191,13 @@ def _read_csv(files: list[str]) -> dd.DataFrame:
     )
 
 
-def _cut(file: str) -> list[tuple[int, int | None]]:
+def _cut(file: str, block_bytes: int) -> list[tuple[int, int | None]]:
     """Start and length of each block of a file; a compressed one is a single block."""
     if not file.lower().endswith(".csv"):
         return [(0, None)]
     fs, name = fsspec.url_to_fs(file)
     size = fs.size(name)
-    return [(start, BLOCK_BYTES) for start in range(0, max(size or 0, 1), BLOCK_BYTES)]
+    return [(start, block_bytes) for start in range(0, max(size or 0, 1), block_bytes)]
 
 
 def read_csv_block(
