@@ -182,8 +182,8 @@ class Spool:
         size = sum(array.nbytes for array in arrays)
         if self.most_bytes is not None and size > self.most_bytes:
             raise DBoostError(
-                f"partition {number} has rows of {len(arrays)} columns, but memory_limit leaves {self.most_bytes} bytes for them: "
-                f"make the limit {size / self.most_bytes:.2g} times as large"
+                f"partition {number} has rows of {size} bytes in its columns, but memory_limit leaves {self.most_bytes} for them: "
+                f"make the limit {math.ceil(size / self.most_bytes)} times as large"
             )
         with self._lock:
             fits = size <= self._allowance
