@@ -112,11 +112,12 @@ def test_one_partition_much_larger_than_the_limit(kind: str, tmp_path: Path) -> 
             big = dd.from_map(lambda _: frame, [0], meta=frame[:0])
         else:
             import pyarrow as pa, pyarrow.parquet as pq
-            small, big = (sys.argv[1] + "/" + name for name in ("small.parquet", "big.parquet"))
-            for place, parts in ((small, 4), (big, 10)):
-                with pq.ParquetWriter(place, pa.Table.from_pandas(part(0, 5)).schema) as writer:
-                    for i in range(parts):
-                        writer.write_table(pa.Table.from_pandas(part(i)), row_group_size={ROWS_A_PART // 2})
+            small, big = [f"{{sys.argv[1]}}/{{i}}.parquet" for i in range(8)], sys.argv[1] + "/big.parquet"
+            for i, place in enumerate(small):
+                pq.write_table(pa.Table.from_pandas(part(i)), place)
+            with pq.ParquetWriter(big, pa.Table.from_pandas(part(0, 5)).schema) as writer:
+                for i in range(10):
+                    writer.write_table(pa.Table.from_pandas(part(i)), row_group_size={ROWS_A_PART // 2})
         streamed(lazy(8) if {kind!r} == "frame" else small)
         before = peak()
         assert streamed(big).sources[0]["rows"] == {n}
