@@ -94,9 +94,7 @@ def test_a_table_gives_back_its_rows(sliced: None) -> None:
         for ours, theirs in zip(table.chunk(1).columns, whole.chunk(1).columns, strict=True):
             ours, theirs = (getattr(column, "codes", column) for column in (ours, theirs))
             assert np.array_equal(ours, theirs, equal_nan=True)
-        assert all(
-            sum(getattr(column, "codes", column).nbytes for column in part.columns) <= SHARE for *_, part in parts
-        )
+        assert all(sum(getattr(column, "codes", column).nbytes for column in part.columns) <= SHARE for *_, part in parts)
         rows = np.array([3, 70, 71, 494])
         assert [(first, some.tolist()) for first, some, _ in table.slices(1, rows) if some is not None] == [
             (0, [3]), (70, [0, 1]), (424, [70]),
@@ -145,7 +143,7 @@ def test_bad_rows_have_their_own_names(sliced: None) -> None:
 
 def test_a_row_that_is_larger_than_its_share(sliced: None) -> None:
     X, y = np.zeros((20, SHARE // 8 + 1)), np.arange(20.0)
-    with pytest.raises(dboost.DBoostError, match="partition 0 has rows of 4104 bytes in its columns, but memory_limit leaves 4096 f"):
+    with pytest.raises(dboost.DBoostError, match="row of partition 0 has 4104 bytes of columns, but memory_limit leaves 4096"):
         dboost.fit(da.from_array(X, chunks=(20, -1)), da.from_array(y), memory_limit="64MiB", **COMMON)
 
 

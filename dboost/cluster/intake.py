@@ -69,9 +69,7 @@ class Intake:
         self._tally.add(found.n_bytes(i))
         return n_rows
 
-    def take_slice(
-        self, batch: str, i: int, plan: Plan, chunk: Chunk, number: int, budget: Budget | None, whole: bool
-    ) -> None:
+    def take_slice(self, batch: str, i: int, plan: Plan, chunk: Chunk, number: int, budget: Budget | None, whole: bool) -> None:
         """Take in a slice of partition `i` as another worker has read it; they come in order."""
         self._batch(batch, plan, budget, whole).take_slice(i, chunk, number)
 

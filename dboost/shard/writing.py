@@ -1,4 +1,4 @@
-"""From a table to codes in pieces: slice by slice of its chunks, so that no more rows are in memory than a slice and a piece have.
+"""From a table to codes in pieces: slice by slice of its chunks, so that a slice and a piece are all the rows in memory.
 
 The codes of a piece are made in columns, as everywhere, and go to files in tiles.
 """

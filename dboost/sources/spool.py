@@ -182,7 +182,7 @@ class Spool:
         size = sum(array.nbytes for array in arrays)
         if self.most_bytes is not None and size > self.most_bytes:
             raise DBoostError(
-                f"partition {number} has rows of {size} bytes in its columns, but memory_limit leaves {self.most_bytes} for them: "
+                f"a row of partition {number} has {size} bytes of columns, but memory_limit leaves {self.most_bytes} for it: "
                 f"make the limit {math.ceil(size / self.most_bytes)} times as large"
             )
         with self._lock:
