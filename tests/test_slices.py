@@ -16,7 +16,7 @@ import pytest
 
 import dboost
 from dboost.shard import blocks
-from dboost.sources import open_table
+from dboost.sources import open_table, paths
 from dboost.sources.frame import as_frame
 from dboost.sources.paths import open_path
 from dboost.training.budget import Budget
@@ -148,8 +148,9 @@ def test_a_row_that_is_larger_than_its_share(sliced: None) -> None:
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_files_are_read_in_parts(sliced: None, tmp_path: Path, kind: str) -> None:
+def test_files_are_read_in_parts(sliced: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """As many partitions as that takes, in the order of the rows, whether a path is a file or a folder."""
+    monkeypatch.setattr(paths, "LEAST_BLOCK_BYTES", 1000)
     frame = mixed_frame(800)[[*NUMERIC, "town", "y"]]
     (tmp_path / "rows").mkdir()
     for k, part in enumerate((frame[:500], frame[500:])):

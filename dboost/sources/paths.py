@@ -28,6 +28,8 @@ from dboost.remote import is_failure, reason, shown
 
 #: Bytes of text per partition.
 BLOCK_BYTES = 32 * 2**20
+#: The same at least where memory is limited: partitions that are larger than their share are cut into slices anyway.
+LEAST_BLOCK_BYTES = 2**20
 #: A row group may be so many times as large as what may be in memory of a partition's columns: as large as the whole limit.
 _LARGEST = 4
 #: Rows of the first file that decide which columns are text.
@@ -46,7 +48,8 @@ def open_path(path: Any, most_bytes: int | None = None) -> dd.DataFrame:
     ----------
     path : path, URL, or list of them
     most_bytes : int, optional
-        A partition is not to be larger: row groups of Parquet files and blocks of CSV files are not joined beyond.
+        How large a partition is to be: row groups of Parquet files are not joined beyond that, and blocks of CSV files are not
+        longer (but for `LEAST_BLOCK_BYTES`).
 
     Raises
     ------
@@ -67,7 +70,7 @@ def open_path(path: Any, most_bytes: int | None = None) -> dd.DataFrame:
                 _check_row_groups(parquet, _LARGEST * most_bytes)
             return _read_parquet(paths, parquet, most_bytes)
         if text:
-            return _read_csv(text, BLOCK_BYTES if most_bytes is None else min(BLOCK_BYTES, max(most_bytes, 1)))
+            return _read_csv(text, BLOCK_BYTES if most_bytes is None else min(BLOCK_BYTES, max(most_bytes, LEAST_BLOCK_BYTES)))
     raise DataError(f"{_shown(path)} is neither Parquet nor CSV: its name must end in .parquet, .csv or .csv.gz")
 
 
