@@ -164,9 +164,9 @@ def test_a_worker_that_is_lost_while_rows_are_moved(client: Client, monkeypatch:
     asked: list[int] = []
     give = Moving.give
 
-    async def first_fails(self: Moving, fit: str, batch: str, partition: int) -> dict[str, Any]:
+    async def first_fails(self: Moving, fit: str, session: str, batch: str, partition: int, number: int) -> dict[str, Any]:
         asked.append(partition)
-        return {"status": UNKNOWN} if len(asked) == 4 else await give(self, fit, batch, partition)
+        return {"status": UNKNOWN} if len(asked) == 4 else await give(self, fit, session, batch, partition, number)
 
     monkeypatch.setattr("dboost.cluster.moving.Moving.give", first_fails)
     with no_stealing(), threads_cluster(3, 1) as other:
@@ -181,7 +181,7 @@ def test_a_worker_that_is_stopped_while_rows_are_moved(monkeypatch: pytest.Monke
     silent: list[Any] = []
     hello = ShardHolder.hello
 
-    async def falls_silent(self: Moving, fit: str, batch: str, partition: int) -> dict[str, Any]:
+    async def falls_silent(self: Moving, fit: str, session: str, batch: str, partition: int, number: int) -> dict[str, Any]:
         silent.append(self._worker)
         await asyncio.sleep(3600)
         raise AssertionError

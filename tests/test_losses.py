@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from numba import njit
 
 from dboost.errors import ParameterError
+from dboost.kernels.ranks import LANES, N_DIGITS
 from dboost.losses import (
     BUILT_IN,
     AbsoluteError,
@@ -247,23 +248,25 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
     before = np.ascontiguousarray(raw.T)
     values = rng.normal(size=5) if k == 1 else rng.normal(size=(k, 5))
     leaf = rng.integers(5, size=before.shape).astype(np.uint8)
+    times = rng.integers(1, 4, n).astype(np.uint8) if weighted else None
     coarse = unit_for(1e10, n)
 
     def walked(ranges: list[tuple[int, int]]) -> tuple[np.ndarray, ...]:
         score, gradient, hessian = before.copy(), np.empty(before.shape, np.float32), np.empty(before.shape, np.float32)
-        sums, tops = np.zeros(2), []
+        sums, tops, influence = np.zeros(2), [], np.zeros((k, LANES, N_DIGITS), np.int64)
         for first, last in ranges:
             top = np.zeros(2 if k == 1 else (2, k), np.int32)
             (advance if k == 1 else advance_outputs)(
                 loss.terms(), score, leaf, values, y, weight, gradient, hessian, gradient.view(np.int32),
                 hessian.view(np.int32), first, last, coarse, np.empty((2, BLOCK)), np.empty(BLOCK, np.float32), sums, top,
-                weigh,
+                weigh, times, influence if k > 1 else influence[0],
             )  # fmt: skip
             tops.append(top.view(np.float32))
-        return score, gradient, hessian, sums, np.max(tops, axis=0)
+        return score, gradient, hessian, sums, np.max(tops, axis=0), influence.sum(axis=1)
 
-    score, gradient, hessian, sums, top = walked([(0, n)])
-    for a, b in zip(walked([(min(cut, n), n), (0, min(cut, n))]), (score, gradient, hessian, sums, top), strict=True):
+    score, gradient, hessian, sums, top, influence = walked([(0, n)])
+    in_two = walked([(min(cut, n), n), (0, min(cut, n))])
+    for a, b in zip(in_two, (score, gradient, hessian, sums, top, influence), strict=True):
         assert a.tobytes() == b.tobytes()
     taken = values[leaf] if k == 1 else np.stack([values[j][leaf[j]] for j in range(k)])
     assert np.array_equal(score, before + taken)
@@ -278,6 +281,12 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
     assert np.array_equal(top, np.stack([np.abs(g).max(axis=0), h.max(axis=0)]))
     total = ExactSum.of(value, coarse)
     assert (total.coarse, total.fine) == tuple(sums.tolist())
+    for of_output, by_digit in zip(h.reshape(n, k).T, influence, strict=True):
+        bits = np.ascontiguousarray(of_output).view(np.int32)
+        weights = (np.frexp(np.abs(of_output))[0] * 2**24).astype(np.int64) * (1 if times is None else times)
+        normal = (bits >> 23 > 0) & (bits > 0)
+        expected = np.bincount(bits[normal] >> 20, weights[normal], N_DIGITS)
+        assert np.array_equal(by_digit[8:], expected[8:]), "digits below 8 are those of numbers below the normal ones"
 
 
 def test_a_gradient_that_is_no_number_is_noticed() -> None:
@@ -287,6 +296,6 @@ def test_a_gradient_that_is_no_number_is_noticed() -> None:
     advance(
         SquaredError().terms(), raw, np.zeros(3, np.uint8), np.zeros(1), np.zeros(3), None, gradient, None,
         gradient.view(np.int32), None, 0, 3, 1.0, np.empty((2, BLOCK)), np.empty(BLOCK, np.float32), sums, top,
-        True,
+        True, None, None,
     )  # fmt: skip
     assert np.isnan(top.view(np.float32)[0])

@@ -16,6 +16,7 @@ from distributed import Client
 
 import dboost
 from dboost.cluster import holder
+from dboost.cluster.batch import Batch
 from dboost.shard import blocks
 from dboost.training.budget import Budget
 from tests.clusters import Processes, a_table, held_rows, rows_in_files, stream_everything, threads_cluster
@@ -125,6 +126,34 @@ def test_what_lies_on_one_worker_moves_with_all_that_belongs_to_it(client: Clien
         assert there.sha256 == dboost.fit(frame, target, **settings).sha256
         assert (there.history["bytes_read"] > 0).all()
     assert min(held) > 0
+
+
+@pytest.mark.parametrize(("target", "options"), [("t", {"sample_weight": "w"}), ("y", {"offset": "d"})])
+def test_partitions_larger_than_their_share(
+    client: Client, streaming: None, monkeypatch: pytest.MonkeyPatch, target: str, options: dict[str, Any]
+) -> None:
+    """They are taken in slices, also those that go to another worker; a model is continued by slices too."""
+    monkeypatch.setattr(Budget, "chunk", property(lambda _: 4096))
+    frame = FRAME.fillna({"d": 0.0})
+    one = min(client.scheduler_info(n_workers=-1)["workers"])
+    persisted = client.persist(dd.from_pandas(frame, npartitions=6), workers=[one])
+    given: list[int] = []
+    give = Batch.give
+
+    def counted(self: Batch, i: int, number: int) -> Any:
+        given.append(number)
+        return give(self, i, number)
+
+    monkeypatch.setattr(Batch, "give", counted)
+    settings = OPTIONS | {"max_iter": 1} | options
+    old = dboost.fit(frame[:900], target, **settings)
+    for start_from in (None, old):
+        settings["features"] = OPTIONS["features"] if start_from is None else None
+        for data in (persisted, dd.from_pandas(frame, npartitions=2)):
+            there = dboost.fit(data, target, start_from=start_from, client=client, memory_limit="64MiB", **settings)
+            assert there.sha256 == dboost.fit(frame, target, start_from=start_from, **settings).sha256
+            assert (there.history["bytes_read"] > 0).all()
+    assert max(given) > 2
 
 
 @pytest.mark.parametrize(

@@ -13,25 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.kernels.ranks import count_influence
-from dboost.statistics.quantiles import rank_unit
-from dboost.statistics.trimming import N_DIGITS, find_cut
+from dboost.kernels.ranks import FIRST_SHIFT, N_DIGITS, count_influence
+from dboost.statistics.trimming import find_cut
 from tests.fits import cut, saved
 
 
 def kept(influence: np.ndarray, share: float, times: np.ndarray | None = None, cuts: tuple[int, ...] = ()) -> np.ndarray:
     """Whether each row stays."""
     bits = influence.astype(np.float32).view(np.int32)
-    unit = rank_unit(float(influence.max()), 10 * len(influence))
     borders = [0, *sorted(min(c, len(bits)) for c in cuts), len(bits)]
 
     def count(prefix: int, shift: int, width: int) -> np.ndarray:
         sums = np.zeros(N_DIGITS, np.int64)
         for first, last in pairwise(borders):
-            count_influence(bits, times, first, last, prefix, shift, width, unit, sums)
+            count_influence(bits, times, first, last, prefix, shift, width, sums)
         return sums
 
-    return bits >= find_cut(count, Fraction(repr(share)))
+    return bits >= find_cut(count(0, FIRST_SHIFT, 11), count, Fraction(repr(share)))
 
 
 @given(

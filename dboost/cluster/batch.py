@@ -72,7 +72,7 @@ class Batch:
     retain_bytes : int
         What may stay in memory; the rest waits in files.
     most_bytes : int, optional
-        Partitions whose columns are larger are refused.
+        Partitions whose columns may be larger are taken in slices that are not.
     spool_roles : bool
         Keep target, weight and offset in files.
     """
@@ -98,20 +98,21 @@ class Batch:
                 self._pieces[i] = known
         return known.n_rows
 
-    def take_chunk(self, i: int, chunk: Chunk) -> None:
-        """Take in partition `i` as another worker has read it."""
-        piece = self._reader.take_chunk(i, chunk)
+    def take_slice(self, i: int, chunk: Chunk, number: int) -> None:
+        """Take in a slice of partition `i` as another worker has read it; they come in order."""
+        one = self._reader.take_slice(i, chunk, number)
         with self._lock:
-            self._pieces[i] = piece
+            self._pieces[i] = Piece((*(self._pieces[i].slices if number else ()), one))
 
     def n_bytes(self, i: int) -> int:
         """How large the columns of partition `i` are."""
         return self._spool.n_bytes(i)
 
-    def give(self, i: int) -> Chunk:
-        """Partition `i`, for another worker."""
+    def give(self, i: int, number: int) -> tuple[Chunk, bool]:
+        """A slice of partition `i`, for another worker, and whether there are more."""
         self._check([i])
-        return self._reader.chunk(i, self._pieces[i])
+        slices = self._pieces[i].slices
+        return self._reader.chunk(i, slices[number], number), number + 1 < len(slices)
 
     def survey(self, numbers: Sequence[int]) -> Survey:
         """What these partitions, which are the ones that count, are made of. The others are forgotten."""

@@ -72,13 +72,13 @@ class Intake:
         self._tally.add(found.n_bytes(i))
         return n_rows
 
-    def take_chunk(self, batch: str, i: int, plan: Plan, chunk: Chunk, budget: Budget | None, whole: bool) -> None:
-        """Take in partition `i` as another worker has read it."""
-        self._batch(batch, plan, budget, whole).take_chunk(i, chunk)
+    def take_slice(self, batch: str, i: int, plan: Plan, chunk: Chunk, number: int, budget: Budget | None, whole: bool) -> None:
+        """Take in a slice of partition `i` as another worker has read it; they come in order."""
+        self._batch(batch, plan, budget, whole).take_slice(i, chunk, number)
 
-    def give(self, batch: str, i: int) -> Chunk:
-        """Partition `i` of a batch, for another worker."""
-        return self._known(batch).give(i)
+    def give(self, batch: str, i: int, number: int) -> tuple[Chunk, bool]:
+        """A slice of partition `i` of a batch, for another worker, and whether there are more."""
+        return self._known(batch).give(i, number)
 
     def _known(self, batch: str) -> Batch:
         found = self._batches.get(batch)

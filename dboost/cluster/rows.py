@@ -91,7 +91,13 @@ class BatchRows:
                 if offset is not None:
                     scores += offset[some]
                 if flat is not None and origin.n_earlier:
-                    add_block(scores, flat, matrix_of(table.chunk(k))[some], iterations, self._n_threads)
+                    at = 0
+                    for _, own, chunk in table.slices(k, kept):
+                        matrix = matrix_of(chunk) if own is None else matrix_of(chunk)[own]
+                        here = scores[:, at : at + len(matrix)].copy()
+                        add_block(here, flat, matrix, iterations, self._n_threads)
+                        scores[:, at : at + len(matrix)] = here
+                        at += len(matrix)
                 self._scores.put(k, [scores[0] if len(scores) == 1 else scores])
 
     def parts(self) -> Iterator[Part]:

@@ -89,7 +89,7 @@ class Source:
         if is_path(data):
             from dboost.sources.paths import open_path
 
-            data = open_path(data, like)
+            data = open_path(data, like, None if budget is None else budget.chunk)
         given = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
         if library(data) == "polars" and hasattr(data, "collect"):
             data = data.collect()  # once, not for each part

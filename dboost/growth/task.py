@@ -20,6 +20,8 @@ class Extremes:
     max_hessian: np.ndarray  # float64[n_outputs]
     coarse_loss: float
     fine_loss: float
+    #: Where wanted, sums of Hessians by the first digit of their bits: int64[n_outputs, N_DIGITS], see `statistics.trimming`.
+    influence: np.ndarray | None = None
 
     def merge(self, other: Extremes) -> Extremes:
         """What the rows of both would tell: exact, associative and commutative."""
@@ -28,6 +30,7 @@ class Extremes:
             np.maximum(self.max_hessian, other.max_hessian),
             self.coarse_loss + other.coarse_loss,
             self.fine_loss + other.fine_loss,
+            None if self.influence is None or other.influence is None else self.influence + other.influence,
         )
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dboost.kernels import inlined, kernel
+from dboost.kernels import inlined, internal, kernel
 from dboost.kernels.elementary64 import to_bits
-from dboost.kernels.intrinsics import bits_to_float32
 from dboost.kernels.rows import ROUNDER64
 
 U = np.uint64
@@ -19,6 +18,10 @@ I = np.int64  # noqa: E741
 _SIGN = U(1 << 63)
 #: Rows that `count_influence` looks at together.
 BLOCK = 64
+#: A digit of an influence has as many values at most; bits below the first one.
+N_DIGITS, FIRST_SHIFT = 2048, 20
+#: Sums of each digit that `add_influence` keeps, a power of two.
+LANES = 2
 
 
 @inlined
@@ -120,15 +123,36 @@ def add_clipped(target, raw, weight, times, group, centre, bound, rows, first, l
             sums[g, 1] += (w * weight_unit + ROUNDER64) - ROUNDER64
 
 
+@inlined
+def _weight_of(bits):
+    """What a float32 adds to a sum of those that have its exponent: 2**23 and the bits below the exponent."""
+    return I(bits & np.int32(0x7FFFFF) | np.int32(0x800000))
+
+
+@internal
+def add_influence(influence, times, first, sums):
+    """Add up numbers that are not negative, by the first digit of their bits.
+
+    influence : float32[n] as int32 bits; times : uint8[...], how often the rows from `first` on count, or None (once);
+    sums : int64[LANES, N_DIGITS], added to. Neighbours mostly share a digit, and a sum that the row before has
+    changed has to be waited for: so they go to different lanes.
+    """
+    for i in range(influence.size):
+        bits = influence[i]
+        weight = _weight_of(bits)
+        if times is not None:
+            weight *= I(times[first + i])
+        sums[i & (LANES - 1), (bits >> np.int32(FIRST_SHIFT)) & np.int32(N_DIGITS - 1)] += weight
+
+
 @kernel
-def count_influence(influence, times, first, last, prefix, shift, width, unit, sums):
+def count_influence(influence, times, first, last, prefix, shift, width, sums):
     """Add up numbers that are not negative by the next digit of their bits, of those that share the digits found so far.
 
     influence : float32[n] as int32 bits, which order like the numbers; times : uint8[n], how often a row counts, or None;
-    prefix, shift, width : the digits found so far, the bits below the next one, and its own; unit : what numbers are
-    multiplied by before they are rounded, at least to 1; sums : int64[2048], added to.
+    prefix, shift, width : the digits found so far, the bits below the next one, and its own; sums : int64[N_DIGITS], added to.
 
-    After the first digit few rows are left: a block without any is passed over at the speed of one comparison.
+    Few rows share the first digit: a block without any is passed over at the speed of one comparison.
     """
     above, low = np.int32(shift + width), (I(1) << width) - I(1)
     for start in range(first, last, BLOCK):
@@ -140,7 +164,7 @@ def count_influence(influence, times, first, last, prefix, shift, width, unit, s
             continue
         for i in range(some.size):
             if some[i] >> above == np.int32(prefix):
-                whole = max(I(np.float64(bits_to_float32(some[i])) * unit), I(1))
+                weight = _weight_of(some[i])
                 if times is not None:
-                    whole *= I(times[start + i])
-                sums[(I(some[i]) >> shift) & low] += whole
+                    weight *= I(times[start + i])
+                sums[(I(some[i]) >> shift) & low] += weight

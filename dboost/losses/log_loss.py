@@ -18,9 +18,9 @@ from dboost.losses.passes import overloads_block_terms
 
 
 class LogLossTerms(NamedTuple):
-    """The loss has no parameters."""
+    """The loss has no parameters; counts_influence : see `Extremes.influence`."""
 
-    unused: float = 0.0
+    counts_influence: bool = False
 
 
 @overloads_block_terms

@@ -16,6 +16,7 @@ import numpy as np
 from numba.extending import overload
 
 from dboost.kernels import OVERLOAD, any_order, internal, uncounted
+from dboost.kernels.ranks import add_influence
 from dboost.kernels.rows import ROUNDER64
 
 #: Fine units per coarse one; `statistics.exact` uses the same.
@@ -54,7 +55,7 @@ def overloads_block_terms(choose):
 @uncounted
 def advance(
     loss, raw, leaf, values, target, weight, gradient, hessian, gradient_bits, hessian_bits,
-    first_row, last_row, coarse, terms, scratch, sums, extremes, weigh,
+    first_row, last_row, coarse, terms, scratch, sums, extremes, weigh, times, influence,
 ):  # fmt: skip
     """Add leaf values to raw scores, then write gradients and Hessians and add up the loss, for rows first_row…last_row-1.
 
@@ -64,7 +65,9 @@ def advance(
     terms : float64[2, BLOCK] and scratch : float32[BLOCK], scratch; sums : float64[2], added to: coarse and fine sums of
     the weighted loss;
     weigh : whether gradients and Hessians are multiplied by the weights too, and not the loss alone;
-    extremes : int32[2], receives the bits of the largest |gradient| and Hessian (a NaN is larger than all numbers).
+    extremes : int32[2], receives the bits of the largest |gradient| and Hessian (a NaN is larger than all numbers);
+    times : uint8[n], how often each row counts, or None (once); influence : int64[LANES, N_DIGITS] or None, added to: the sum
+    of Hessians by the first digit of their bits (see `kernels.ranks`).
     """
     top_gradient = top_hessian = np.int32(0)
     value, wholes = terms[0], terms[1]
@@ -96,6 +99,8 @@ def advance(
             bits = hessian_bits[first:last]
             for i in range(bits.size):
                 top_hessian = bits[i] if bits[i] > top_hessian else top_hessian
+            if influence is not None:
+                add_influence(bits, times, first, influence)
         add_exactly(value, wholes, score.size, coarse, sums)
     extremes[0] = top_gradient
     extremes[1] = top_hessian

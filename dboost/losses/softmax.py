@@ -24,9 +24,9 @@ _LOG_2 = np.float32(np.log(2.0))
 
 
 class SoftmaxTerms(NamedTuple):
-    """The loss has no parameters: the number of classes is that of the arrays' rows."""
+    """The loss has no parameters: the number of classes is that of the arrays' rows. counts_influence : see `Extremes`."""
 
-    unused: float = 0.0
+    counts_influence: bool = False
 
 
 @overloads_block_terms

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from dboost.growth.task import Extremes
+from dboost.kernels.ranks import LANES, N_DIGITS
 from dboost.losses import Loss
 from dboost.losses.outputs import advance_outputs
 from dboost.losses.own import OwnTerms, told
@@ -48,15 +49,19 @@ def advance_rows(
     hessian = shard.hessian if shard.curvature is None else shard.curvature
     hessian_bits = None if hessian is None else hessian.view(np.int32)
     one = shard.raw.ndim == 1
+    counts = getattr(loss_terms, "counts_influence", False)
+    influence = np.zeros((shard.n_outputs, LANES, N_DIGITS), np.int64) if counts else None
     (advance if one else advance_outputs)(
         loss_terms, shard.raw, shard.leaf, values[0] if one else values, shard.target, shard.weight, shard.gradient,
         hessian, gradient_bits, hessian_bits, first, last, coarse, scratch.terms, scratch.single, sums,
-        top.ravel() if one else top, shard.times is None,
+        top.ravel() if one else top, shard.times is None, shard.times,
+        influence[0] if one and influence is not None else influence,
     )  # fmt: skip
     max_gradient, max_hessian = top.view(np.float32).astype(np.float64)
     if hessian is None:
         max_hessian = np.ones_like(max_hessian)
-    return Extremes(max_gradient, max_hessian, float(sums[0]), float(sums[1]))
+    by_digit = None if influence is None else influence.sum(axis=1)
+    return Extremes(max_gradient, max_hessian, float(sums[0]), float(sums[1]), by_digit)
 
 
 def _by_methods(shard: Shard, loss: Loss, values: np.ndarray, coarse: float, first: int, last: int) -> Extremes:

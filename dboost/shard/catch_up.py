@@ -14,7 +14,7 @@ import numpy as np
 
 from dboost.growth.task import GrownTree
 from dboost.kernels.histograms import Layout
-from dboost.kernels.labels import BLOCK, MASK_LEAVES, label_by_masks, label_by_tables
+from dboost.kernels.labels import BLOCK, MASK_LEAVES, N_PLANES, label_by_masks, label_by_tables
 from dboost.kernels.routing import add_tree
 from dboost.shard.shard import Codes
 
@@ -98,32 +98,37 @@ def _by_masks(codes: Codes, layout: Layout, grown: GrownTree, splits: np.ndarray
     n, frontier = grown.n_nodes, grown.frontier
     child = frontier.child[:n]
     # Leaves below each node, counted; then the place of the first of them from the left. Children come after their parents.
-    below, first_leaf = np.ones(n, np.int64), np.zeros(n, np.int64)
-    for node in splits[::-1]:
-        below[node] = below[child[node]] + below[child[node] + 1]
-    for node in splits:
-        first_leaf[child[node]] = first_leaf[node]
-        first_leaf[child[node] + 1] = first_leaf[node] + below[child[node]]
+    # (In lists, whose elements cost a tenth of an array's.)
+    below, first_leaf = [1] * n, [0] * n
+    pairs = list(zip(splits.tolist(), child[splits].tolist(), strict=True))
+    for node, left in reversed(pairs):
+        below[node] = below[left] + below[left + 1]
+    for node, left in pairs:
+        first_leaf[left], first_leaf[left + 1] = first_leaf[node], first_leaf[node] + below[left]
     leaves = np.flatnonzero(child < 0)
     label = np.empty(len(leaves), np.int64)
-    label[first_leaf[leaves]] = grown.leaf_of[leaves]
+    label[np.array(first_leaf)[leaves]] = grown.leaf_of[leaves]
 
     feature = frontier.feature[splits]
-    struck = ((1 << below[child[splits]]) - 1) << first_leaf[splits]
-    spared = (~struck).astype(np.int32)
+    struck = np.array([((1 << below[left]) - 1) << first_leaf[node] for node, left in pairs], np.int64)
+    planes = np.stack([(struck >> (8 * p) & 255).astype(np.uint8) for p in range(N_PLANES)], axis=1)
+    # A split has one leaf or more on its left, and they lie together.
+    first_plane, last_plane = (planes != 0).argmax(axis=1), N_PLANES - (planes[:, ::-1] != 0).argmax(axis=1)
     missing = layout.n_bins[feature]
     # A cut after the last bin sends all values left.
     cut = np.minimum(frontier.cut[splits], missing - 1)
     way = np.where(layout.is_categorical[feature], 2, frontier.missing_left[splits] != 0)
-    tables = np.zeros((len(splits), 256), np.int32)
+    tables = np.zeros((len(splits), 256), np.uint8)
     for s in np.flatnonzero(way == 2):
         goes_left = np.append(grown.left_codes[splits[s], : missing[s]], frontier.missing_left[splits[s]])
-        tables[s, : len(goes_left)] = np.where(goes_left, -1, spared[s])
+        tables[s, : len(goes_left)] = np.where(goes_left, 0, 255)
     splits_as_bytes = np.where(way == 2, 0, cut).astype(np.uint8), missing.astype(np.uint8)
     step, way = codes.row_of[feature], way.astype(np.int64)
+    in_order = None if (label == np.arange(len(label))).all() else label
     return lambda leaf, first, last: label_by_masks(
-        codes.narrow, step, *splits_as_bytes, way, tables, spared, label, first, last, np.empty(BLOCK, np.int32), leaf
-    )
+        codes.narrow, step, *splits_as_bytes, way, tables, planes, first_plane, last_plane, in_order, first, last,
+        np.empty((N_PLANES + 1, BLOCK), np.uint8), leaf,
+    )  # fmt: skip
 
 
 def leaves_of(codes: Codes, layout: Layout, grown: GrownTree) -> np.ndarray:

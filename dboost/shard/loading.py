@@ -67,13 +67,15 @@ def sampled(
     for i, length in enumerate(table.lengths):
         low, high = np.searchsorted(rows, (start, start + length))
         if low < high:
-            chunk = table.chunk(i)
-            local: Any = slice(None) if whole else rows[low:high] - start
-            if chunk.matrix is not None and not whole and len(numeric) == len(table.features):
-                columns = _columns_of(chunk.matrix, local, n_threads)
-                yield i, [columns[j] for j in numeric]
-            else:
-                yield i, [chunk.columns[j][local] for j in numeric]  # type: ignore[index]
+            parts: list[list[np.ndarray]] = []
+            for _, some, chunk in table.slices(i, None if whole else rows[low:high] - start):
+                local: Any = slice(None) if some is None else some
+                if chunk.matrix is not None and not whole and len(numeric) == len(table.features):
+                    columns = _columns_of(chunk.matrix, local, n_threads)
+                    parts.append([columns[j] for j in numeric])
+                else:
+                    parts.append([chunk.columns[j][local] for j in numeric])  # type: ignore[index]
+            yield i, parts[0] if len(parts) == 1 else [np.concatenate(column) for column in zip(*parts, strict=True)]
         start += length
 
 
@@ -120,19 +122,17 @@ def encode_table(
     with ThreadPoolExecutor(n_threads) as pool:
         encoder = Encoder(binning, codes, pool, n_threads)
         for i, length in enumerate(table.lengths):
-            if length:
-                chunk = table.chunk(i)
-                rows = None
-                if kept is not None:
-                    low, high = np.searchsorted(kept, (start, start + length))
-                    rows = kept[low:high] - start if high - low < length else None
-                n = length if rows is None else len(rows)
-                infinite = encoder.encode(chunk, rows, position)
+            rows = None
+            if kept is not None:
+                low, high = np.searchsorted(kept, (start, start + length))
+                rows = kept[low:high] - start if high - low < length else None
+            for first, some, chunk in table.slices(i, rows) if length else ():
+                infinite = encoder.encode(chunk, some, position)
                 if infinite is not None and not allow_infinite:
                     row, feature = infinite
-                    where = table.row_name(start + row)
+                    where = table.row_name(start + first + row)
                     raise DataError(f"column {binning.features[feature].name!r} holds an infinite value ({where})")
-                position += n
+                position += chunk.n_rows if some is None else len(some)
             start += length
     return codes
 

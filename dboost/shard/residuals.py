@@ -9,11 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from dboost.growth.task import Part
-from dboost.kernels.ranks import add_clipped, collect_keys, count_digits, count_influence, next_keys
+from dboost.kernels.ranks import N_DIGITS, add_clipped, collect_keys, count_digits, count_influence, next_keys
 from dboost.shard.merging import merged_by
 from dboost.shard.shard import Shard
 from dboost.statistics.quantiles import FEW
-from dboost.statistics.trimming import N_DIGITS
 
 
 @merged_by(np.add)
@@ -102,10 +101,8 @@ def size_next(shard: Shard, first: int, last: int, keys: np.ndarray) -> np.ndarr
 
 
 @merged_by(np.add)
-def influence_digits(
-    shard: Shard, first: int, last: int, output: int, unit: float, prefix: int, shift: int, width: int
-) -> np.ndarray:
+def influence_digits(shard: Shard, first: int, last: int, output: int, prefix: int, shift: int, width: int) -> np.ndarray:
     """Influence by the next digit of its bits, of the rows that share the digits found so far: int64[N_DIGITS]."""
     sums = np.zeros(N_DIGITS, np.int64)
-    count_influence(shard.influence(output), shard.times, first, last, prefix, shift, width, unit, sums)
+    count_influence(shard.influence(output), shard.times, first, last, prefix, shift, width, sums)
     return sums

@@ -1,4 +1,4 @@
-"""From a table to codes in pieces: chunk by chunk, so that no more rows are in memory than a chunk and a piece have.
+"""From a table to codes in pieces: slice by slice of its chunks, so that a slice and a piece are all the rows in memory.
 
 The codes of a piece are made in columns, as everywhere, and go to files in tiles.
 """
@@ -68,20 +68,20 @@ def encoded_pieces(
                 kept = kept_rows(roles[1])
             else:
                 kept = chosen[slice(*np.searchsorted(chosen, (start, start + length)))] - start
-            n = length if kept is None else len(kept)
-            chunk = table.chunk(i) if n else None
-            for first in range(0, n, piece_rows):
-                assert chunk is not None
-                last = min(first + piece_rows, n)
-                rows: slice | np.ndarray = slice(first, last) if kept is None else kept[first:last]
-                piece = some_rows(chunk, rows)
-                infinite = encoder.encode(piece, None, 0)
-                if infinite is not None and not allow_infinite:
-                    row, feature = infinite
-                    where = table.row_name(start + int(np.arange(length)[rows][row]))
-                    raise DataError(f"column {binning.features[feature].name!r} holds an infinite value ({where})")
-                own: Any = tuple(_of(role, rows) for role in roles)
-                yield Piece(piece, own, codes.part(slice(0, last - first)), i, rows)
+            for begin, some, chunk in table.slices(i, kept):
+                n = chunk.n_rows if some is None else len(some)
+                for first in range(0, n, piece_rows):
+                    last = min(first + piece_rows, n)
+                    local: slice | np.ndarray = slice(first, last) if some is None else some[first:last]
+                    rows = slice(begin + first, begin + last) if some is None else some[first:last] + begin
+                    piece = some_rows(chunk, local)
+                    infinite = encoder.encode(piece, None, 0)
+                    if infinite is not None and not allow_infinite:
+                        row, feature = infinite
+                        where = table.row_name(start + int(np.arange(length)[rows][row]))
+                        raise DataError(f"column {binning.features[feature].name!r} holds an infinite value ({where})")
+                    own: Any = tuple(_of(role, rows) for role in roles)
+                    yield Piece(piece, own, codes.part(slice(0, last - first)), i, rows)
             start += length
 
 

@@ -7,6 +7,9 @@ agree between partitions is the business of `table.py`.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -44,13 +47,25 @@ def read_partition(data: Any, plan: Plan, vectors: tuple[Any, Any, Any] = (None,
     DataError
         Naming the column that is missing, superfluous or unreadable.
     """
+    (chunk,) = read_slices(data, plan, vectors)
+    return chunk
+
+
+def read_slices(
+    data: Any, plan: Plan, vectors: tuple[Any, Any, Any] = (None, None, None), most_rows: int | None = None
+) -> Iterator[Chunk]:
+    """The same in slices of equally many rows, `most_rows` at most; target, weight and offset of all rows are in the first.
+
+    A slice is read when it is asked for, so that not all have to be in memory.
+    """
     frame = data if isinstance(data, Frame) else as_frame(data)
     position = {name: j for j, name in enumerate(frame.names)}
     if frame.n_rows and plan.all_names is not None and frame.names != plan.all_names:
         extra = [name for name in frame.names if name not in set(plan.all_names)]
         if extra:
             raise DataError(f"there is a column {extra[0]!r} that other partitions do not have")
-    columns, matrix = _features(frame, plan, position)
+    n_slices = 1 if most_rows is None else max(math.ceil(frame.n_rows / most_rows), 1)
+    ends = [frame.n_rows * k // n_slices for k in range(n_slices + 1)]
     roles: list[Column | None] = []
     for role, column, vector in zip(ROLES, (plan.target, plan.weight, plan.offset), vectors, strict=True):
         if column is not None:
@@ -58,9 +73,11 @@ def read_partition(data: Any, plan: Plan, vectors: tuple[Any, Any, Any] = (None,
         roles.append(None if vector is None else role_column(vector, role, column, frame.n_rows))
     target, weight, offset = roles
     assert not isinstance(weight, CategoryColumn) and not isinstance(offset, CategoryColumn)
-    if weight is not None and (weight == 0).any():
-        columns = tuple(_without_levels(column, weight == 0) for column in columns)
-    return Chunk(frame.n_rows, columns, target, weight, offset, matrix)
+    for first, last in pairwise(ends):
+        columns, matrix = _features(frame if n_slices == 1 else frame.rows(first, last), plan, position)
+        if weight is not None and (weight[first:last] == 0).any():
+            columns = tuple(_without_levels(column, weight[first:last] == 0) for column in columns)
+        yield Chunk(last - first, columns, *((target, weight, offset) if first == 0 else (None, None, None)), matrix)
 
 
 def _without_levels(column: Column, silent: np.ndarray) -> Column:

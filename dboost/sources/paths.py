@@ -29,6 +29,10 @@ from dboost.schema import TEXT, Feature
 
 #: Bytes of text per partition.
 BLOCK_BYTES = 32 * 2**20
+#: The same at least where memory is limited: partitions that are larger than their share are cut into slices anyway.
+LEAST_BLOCK_BYTES = 2**20
+#: A row group may be so many times as large as what may be in memory of a partition's columns: as large as the whole limit.
+_LARGEST = 4
 #: Rows of the first file that decide which columns are text.
 SAMPLE_ROWS = 1000
 
@@ -38,15 +42,22 @@ _PARQUET = (".parquet", ".parq", ".pq")
 _CSV = (".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".csv.zip", ".csv.zst")
 
 
-def open_path(path: Any, like: Sequence[Feature] | None = None) -> dd.DataFrame:
+def open_path(path: Any, like: Sequence[Feature] | None = None, most_bytes: int | None = None) -> dd.DataFrame:
     """A lazy frame of the rows of a file, folder, glob, URL, or list of files, in the order of their names.
 
-    like : features of a model; CSV columns that were text to it are read as text, also where they hold nothing but digits.
+    Parameters
+    ----------
+    path : path, URL, or list of them
+    like : sequence of Feature, optional
+        Features of a model; CSV columns that were text to it are read as text, also where they hold nothing but digits.
+    most_bytes : int, optional
+        How large a partition is to be: row groups of Parquet files are not joined beyond that, and blocks of CSV files are not
+        longer (but for `LEAST_BLOCK_BYTES`).
 
     Raises
     ------
     DataError
-        Naming the path, when nothing is there or it is neither Parquet nor CSV.
+        Naming the path, when nothing is there or it is neither Parquet nor CSV, or a row group that is too large to be read.
     """
     paths = [os.fspath(item) for item in path] if isinstance(path, (list, tuple)) else [os.fspath(path)]
     with reading(path):
@@ -58,9 +69,13 @@ def open_path(path: Any, like: Sequence[Feature] | None = None) -> dd.DataFrame:
         if parquet and text:
             raise DataError(f"{_shown(path)} holds both Parquet and CSV files: name one kind")
         if parquet:
-            return _read_parquet(paths, parquet)
+            if most_bytes is not None:
+                _check_row_groups(parquet, _LARGEST * most_bytes)
+            return _read_parquet(paths, parquet, most_bytes)
         if text:
-            return _read_csv(text, {one.name for one in like or () if one.legal_kinds == (TEXT,)})
+            as_text = {one.name for one in like or () if one.legal_kinds == (TEXT,)}
+            block_bytes = BLOCK_BYTES if most_bytes is None else min(BLOCK_BYTES, max(most_bytes, LEAST_BLOCK_BYTES))
+            return _read_csv(text, as_text, block_bytes)
     raise DataError(f"{_shown(path)} is neither Parquet nor CSV: its name must end in .parquet, .csv or .csv.gz")
 
 
@@ -141,21 +156,38 @@ def _hidden(name: str) -> bool:
     return any(part.startswith(("_", ".")) for part in name.split("/"))
 
 
-def _read_parquet(paths: list[str], files: list[str]) -> dd.DataFrame:
+def _read_parquet(paths: list[str], files: list[str], most_bytes: int | None) -> dd.DataFrame:
     fs, root = fsspec.url_to_fs(paths[0])
+    how: dict[str, Any] = {} if most_bytes is None else {"split_row_groups": "adaptive", "blocksize": most_bytes}
     if len(paths) == 1 and fs.isdir(root):
-        return dd.read_parquet(paths[0])  # as a whole, so that Dask sees columns in the names of folders
+        return dd.read_parquet(paths[0], **how)  # as a whole, so that Dask sees columns in the names of folders
     if files == sorted(files, key=natural_sort_key):
-        return dd.read_parquet(files)
-    return dd.concat([dd.read_parquet(file) for file in files])  # Dask would sort them
+        return dd.read_parquet(files, **how)
+    return dd.concat([dd.read_parquet(file, **how) for file in files])  # Dask would sort them
 
 
-def _read_csv(files: list[str], as_text: Container[str]) -> dd.DataFrame:
+def _check_row_groups(files: list[str], most: int) -> None:
+    """Raise a DataError when a row group is larger than `most` bytes: it can only be read as a whole."""
+    from pyarrow import parquet as pq
+
+    for file in files:
+        with reading(file), fsspec.open(file, "rb") as stream:
+            groups = pq.read_metadata(stream)
+        for k in range(groups.num_row_groups):
+            size = groups.row_group(k).total_byte_size
+            if size > most:
+                raise DataError(
+                    f"row group {k} of {_shown(file)} has {size / 2**20:.1f} MiB, which is more than memory_limit allows "
+                    f"({most / 2**20:.1f} MiB): write the file in smaller row groups, or raise the limit"
+                )
+
+
+def _read_csv(files: list[str], as_text: Container[str], block_bytes: int) -> dd.DataFrame:
     with reading(files[0]), fsspec.open(files[0], "rb", compression="infer") as stream:
         sample = _parse(stream, [], n_rows=SAMPLE_ROWS)
     text = [name for name in sample if name in as_text or pd.api.types.infer_dtype(sample[name], skipna=True) == "string"]
     sample = sample.astype(dict.fromkeys(text, "str"))
-    blocks = [(file, start, length) for file in files for start, length in _cut(file)]
+    blocks = [(file, start, length) for file in files for start, length in _cut(file, block_bytes)]
     return dd.from_map(
         read_csv_block,
         [block[0] for block in blocks],
@@ -168,13 +200,13 @@ def _read_csv(files: list[str], as_text: Container[str]) -> dd.DataFrame:
     )
 
 
-def _cut(file: str) -> list[tuple[int, int | None]]:
+def _cut(file: str, block_bytes: int) -> list[tuple[int, int | None]]:
     """Start and length of each block of a file; a compressed one is a single block."""
     if not file.lower().endswith(".csv"):
         return [(0, None)]
     fs, name = fsspec.url_to_fs(file)
     size = fs.size(name)
-    return [(start, BLOCK_BYTES) for start in range(0, max(size or 0, 1), BLOCK_BYTES)]
+    return [(start, block_bytes) for start in range(0, max(size or 0, 1), block_bytes)]
 
 
 def read_csv_block(

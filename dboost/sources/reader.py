@@ -8,6 +8,7 @@ holds numbers in one partition and categories in another stops the reading then 
 from __future__ import annotations
 
 import threading
+import zlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from dboost.schema import Feature, Level
 from dboost.sources.chunk import CategoryColumn, Chunk, Column
 from dboost.sources.fingerprint import fingerprint
 from dboost.sources.levels import Dictionary, apply
-from dboost.sources.partition import ROLES, read_partition, role_column
+from dboost.sources.partition import ROLES, read_partition, read_slices, role_column
 from dboost.sources.plan import Plan
 from dboost.sources.role_spool import RoleSpool
 from dboost.sources.roles import (
@@ -36,8 +37,8 @@ from dboost.sources.spool import Spool
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
-    """What the columns of one partition look like in the spool.
+class Slice:
+    """What the columns of some rows of a partition look like in the spool.
 
     Attributes
     ----------
@@ -54,6 +55,24 @@ class Piece:
     is_matrix: bool
     is_code: tuple[bool, ...]
     fingerprint: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A partition in the spool: one slice of it, or several where it is larger than what may be in memory of one."""
+
+    slices: tuple[Slice, ...]
+
+    @property
+    def n_rows(self) -> int:
+        return sum(part.n_rows for part in self.slices)
+
+    @property
+    def fingerprint(self) -> int:
+        """Of all slices: they are the same where the partition is read again within the same limit."""
+        if len(self.slices) == 1:
+            return self.slices[0].fingerprint
+        return zlib.crc32(repr([part.fingerprint for part in self.slices]).encode())
 
 
 class Union:
@@ -122,25 +141,43 @@ class Reader:
 
     def take_partition(self, i: int, data: tuple[Any, Any, Any, Any]) -> Piece:
         """Read a partition that nobody else holds: partition, target, weight, offset. Thread-safe."""
-        try:
-            chunk = read_partition(data[0], self._plan, data[1:])
-            arrays, piece = self._translate(i, chunk, private=True)
-        except DBoostError as error:
-            raise type(error)(f"partition {i}: {error}") from None
-        self._spool.put(i, arrays)
-        return piece
+        slices = read_slices(data[0], self._plan, data[1:], self._most_rows)
+        found: list[Slice] = []
+        while True:
+            try:
+                chunk = next(slices, None)
+                if chunk is None:
+                    return Piece(tuple(found))
+                arrays, one = self._translate(i, chunk, private=True)
+            except DBoostError as error:
+                raise type(error)(f"partition {i}: {error}") from None
+            del chunk
+            self._spool.put(i, arrays, len(found))
+            del arrays
+            found.append(one)
 
-    def take_chunk(self, i: int, chunk: Chunk) -> Piece:
-        """Take in a partition that another reader has read, see `chunk`. Thread-safe."""
+    @property
+    def _most_rows(self) -> int | None:
+        """Rows of a slice: no column takes more than eight bytes a row."""
+        most = self._spool.most_bytes
+        return None if most is None else max(most // (8 * max(len(self._features), 1)), 1)
+
+    def take_slice(self, i: int, chunk: Chunk, number: int) -> Slice:
+        """Take in a slice of a partition that another reader has read, see `chunk`; they come in order. Thread-safe."""
         if chunk.matrix is not None:
             chunk = replace(chunk, columns=tuple(chunk.matrix.T))
-        arrays, piece = self._translate(i, chunk, private=True)
-        self._spool.put(i, arrays)
-        return piece
+        arrays, one = self._translate(i, chunk, private=True)
+        if number == 0:
+            self._spool.drop(i)  # what is there of an attempt that was broken off
+        self._spool.put(i, arrays, number)
+        return one
 
-    def chunk(self, i: int, piece: Piece) -> Chunk:
-        """A partition as it was read, with levels of its own, to be sent elsewhere; of a matrix no columns beside."""
-        arrays = self._spool.get(i)
+    def chunk(self, i: int, piece: Slice, number: int) -> Chunk:
+        """A slice of a partition as it was read, with levels of its own, to be sent elsewhere; of a matrix no columns beside.
+
+        Target, weight and offset of the whole partition are in the first.
+        """
+        arrays = self._spool.get(i, number)
         columns: tuple[Column, ...] = (
             ()
             if piece.is_matrix
@@ -149,6 +186,8 @@ class Reader:
                 for array, union, is_code in zip(arrays, self._features, piece.is_code, strict=True)
             )
         )
+        if number:
+            return Chunk(piece.n_rows, columns, matrix=arrays[0] if piece.is_matrix else None)
         apart = self._role_spool
         target, weight, offset = (self._parts[role].get(i) if apart is None else apart.raw(role, i) for role in ROLES)
         if isinstance(target, CategoryColumn):
@@ -158,11 +197,11 @@ class Reader:
 
     def take_whole(self, data: Any) -> Piece:
         """Read a table that the user holds in memory; nothing is copied that need not be."""
-        arrays, piece = self._translate(0, read_partition(data, self._plan), private=False)
+        arrays, one = self._translate(0, read_partition(data, self._plan), private=False)
         self._spool.hold(0, arrays)
-        return piece
+        return Piece((one,))
 
-    def _translate(self, i: int, chunk: Chunk, private: bool) -> tuple[list[np.ndarray], Piece]:
+    def _translate(self, i: int, chunk: Chunk, private: bool) -> tuple[list[np.ndarray], Slice]:
         found = fingerprint(chunk) if self._fingerprints else 0
         arrays = [union.add(column, i) for union, column in zip(self._features, chunk.columns, strict=True)]
         if chunk.matrix is not None:
@@ -179,7 +218,7 @@ class Reader:
             copied = private and isinstance(column, np.ndarray) and column.base is not None
             self._parts[role][i] = column.copy() if copied and isinstance(column, np.ndarray) else column
         is_code = tuple(isinstance(column, CategoryColumn) for column in chunk.columns)
-        return arrays, Piece(chunk.n_rows, chunk.matrix is not None, is_code, found)
+        return arrays, Slice(chunk.n_rows, chunk.matrix is not None, is_code, found)
 
     def _code_target(self, column: Column, i: int) -> Column:
         array = self._target.add(column, i)
@@ -215,13 +254,14 @@ class Reader:
         used = [np.zeros(len(union.dictionary), bool) for union in self._features]
         first = 0
         for i, piece in pieces.items():
-            counts = weight[first : first + piece.n_rows] > 0
-            first += piece.n_rows
-            if not any(piece.is_code):
-                continue
-            for array, is_code, of_feature in zip(self._spool.get(i), piece.is_code, used, strict=True):
-                if is_code:
-                    of_feature[array[counts & (array >= 0)]] = True
+            for number, one in enumerate(piece.slices):
+                counts = weight[first : first + one.n_rows] > 0
+                first += one.n_rows
+                if not any(one.is_code):
+                    continue
+                for array, is_code, of_feature in zip(self._spool.get(i, number), one.is_code, used, strict=True):
+                    if is_code:
+                        of_feature[array[counts & (array >= 0)]] = True
         for union, of_feature in zip(self._features, used, strict=True):
             union.dictionary.silence(np.flatnonzero(~of_feature).tolist())
 

@@ -1,6 +1,7 @@
 """Chunks that do not fit the memory allowance wait in files.
 
-A `Spool` keeps lists of arrays: in memory as long as they fit in `retain_bytes`, in one file each beyond. Files lie
+A `Spool` keeps lists of arrays, by a number and the number of a slice: in memory as long as they fit in `retain_bytes`, in one
+file each beyond. Files lie
 in a private directory named ``dboost-<pid>-<random>`` in Dask's ``temporary-directory`` (else the system's). It is
 made when the first file needs it and goes with the spool: on `close`, on garbage collection, at the end of the
 process. What a killed process left behind is removed by the next one that asks. Only the lock on a directory's ``owner``
@@ -206,7 +207,7 @@ class _Kept:
 
 
 class Spool:
-    """Keeps lists of arrays by number, in memory or in files. Safe to use from several threads.
+    """Keeps lists of arrays by number and slice, in memory or in files. Safe to use from several threads.
 
     Parameters
     ----------
@@ -218,8 +219,8 @@ class Spool:
 
     def __init__(self, retain_bytes: int, most_bytes: int | None = None) -> None:
         self._allowance = retain_bytes
-        self._most_bytes = most_bytes
-        self._kept: dict[int, _Kept] = {}
+        self.most_bytes = most_bytes
+        self._kept: dict[tuple[int, int], _Kept] = {}
         self._directory: PrivateDirectory | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -229,17 +230,13 @@ class Spool:
         """The private directory, once there is one."""
         return None if self._directory is None else self._directory.path
 
-    def put(self, number: int, arrays: list[np.ndarray]) -> None:
+    def put(self, number: int, arrays: list[np.ndarray], part: int = 0) -> None:
         """Keep arrays under a number. Those kept in memory are copied if they are views of something much larger."""
         size = sum(array.nbytes for array in arrays)
-        if self._most_bytes is not None and size > self._most_bytes:
-            found, most = (
-                f"{n_bytes / 2**20:.1f} MiB" if n_bytes >= 2**20 else f"{n_bytes / 2**10:.0f} KiB"
-                for n_bytes in (size, self._most_bytes)
-            )
+        if self.most_bytes is not None and size > self.most_bytes:
             raise DBoostError(
-                f"partition {number} has {found} of columns, but memory_limit leaves {most} for one: make the partitions "
-                f"smaller, or the limit {size / self._most_bytes:.2g} times as large"
+                f"a row of partition {number} has {size} bytes of columns, but memory_limit leaves {self.most_bytes} for it: "
+                f"make the limit {math.ceil(size / self.most_bytes)} times as large"
             )
         with self._lock:
             fits = size <= self._allowance
@@ -248,38 +245,41 @@ class Spool:
         if fits:
             views = _are_most_of(arrays)
             own = tuple(array if views or array.base is None else array.copy(order="K") for array in arrays)
-            self._kept[number] = _Kept(own, (), size)
+            self._kept[number, part] = _Kept(own, (), size)
             return
         forms = tuple(map(_Form.of, arrays))
         try:
-            with self._new_file(number) as file:
+            with self._new_file(number, part) as file:
                 for form, array in zip(forms, arrays, strict=True):
                     form.write(file, array)
         except OSError as error:
             raise DBoostError(f"cannot write temporary files in {self.directory}: {error}") from error
-        self._kept[number] = _Kept(None, forms, size)
+        self._kept[number, part] = _Kept(None, forms, size)
 
     def drop(self, number: int) -> None:
         """Forget what is kept under a number, if anything is."""
-        if number in self._kept:
-            self.keep([other for other in self._kept if other != number])
+        if (number, 0) in self._kept:
+            self.keep([other for other, _ in self._kept if other != number])
 
     def hold(self, number: int, arrays: list[np.ndarray]) -> None:
         """Keep arrays as they are, whatever their size: for data that the user holds in memory anyway."""
-        self._kept[number] = _Kept(tuple(arrays), (), sum(array.nbytes for array in arrays))
+        self._kept[number, 0] = _Kept(tuple(arrays), (), sum(array.nbytes for array in arrays))
 
     def n_bytes(self, number: int) -> int:
         """How large the arrays kept under a number are."""
-        return self._kept[number].n_bytes
+        n_bytes, part = 0, 0
+        while (kept := self._kept.get((number, part))) is not None:
+            n_bytes, part = n_bytes + kept.n_bytes, part + 1
+        return n_bytes
 
-    def get(self, number: int) -> tuple[np.ndarray, ...]:
+    def get(self, number: int, part: int = 0) -> tuple[np.ndarray, ...]:
         """The arrays kept under a number."""
         if self._closed:
             raise DBoostError("the table is closed: its chunks are gone")
-        kept = self._kept[number]
+        kept = self._kept[number, part]
         if kept.arrays is not None:
             return kept.arrays
-        path = self._path(number)
+        path = self._path(number, part)
         try:
             with open(path, "rb") as file:
                 return tuple(form.read(file) for form in kept.forms)
@@ -289,10 +289,10 @@ class Spool:
     def keep(self, numbers: Collection[int]) -> None:
         """Forget what is kept under other numbers."""
         with self._lock:
-            for number in [number for number in self._kept if number not in numbers]:
-                gone = self._kept.pop(number)
+            for key in [key for key in self._kept if key[0] not in numbers]:
+                gone = self._kept.pop(key)
                 if gone.arrays is None:
-                    self._path(number).unlink(missing_ok=True)
+                    self._path(*key).unlink(missing_ok=True)
                 else:
                     self._allowance += gone.n_bytes
 
@@ -304,17 +304,17 @@ class Spool:
             if self._directory is not None:
                 self._directory.close()
 
-    def _new_file(self, number: int) -> IO[bytes]:
+    def _new_file(self, number: int, part: int) -> IO[bytes]:
         with self._lock:  # a thread that outlives a cancelled run must not put a file into the directory being removed
             if self._closed:
                 raise DBoostError("reading was cancelled")
             if self._directory is None:
                 self._directory = PrivateDirectory()
-            return open(self._path(number), "xb")
+            return open(self._path(number, part), "xb")
 
-    def _path(self, number: int) -> Path:
+    def _path(self, number: int, part: int) -> Path:
         assert self._directory is not None
-        return self._directory.path / f"chunk-{number}"
+        return self._directory.path / (f"chunk-{number}-{part}" if part else f"chunk-{number}")
 
 
 def _are_most_of(arrays: Sequence[np.ndarray]) -> bool:

@@ -13,7 +13,7 @@ values agrees with both, because its type says little (an all-empty text column 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -26,7 +26,7 @@ from dboost.sources.frame import as_frame, is_lazy, is_path
 from dboost.sources.levels import apply
 from dboost.sources.partition import ROLES, check_columns
 from dboost.sources.plan import Plan, make_plan
-from dboost.sources.reader import Piece, Reader
+from dboost.sources.reader import Piece, Reader, Slice
 from dboost.sources.role_spool import RoleSpool
 from dboost.sources.roles import Roles, Rows, check_heaviest, label, refuse
 from dboost.sources.spool import Spool, remove_stale
@@ -71,7 +71,7 @@ def open_table(
     retain_bytes : int
         Chunks of Dask collections beyond this total are kept in temporary files.
     most_bytes : int, optional
-        A partition whose columns are larger is an error.
+        Partitions of Dask collections whose columns may be larger are taken in slices that are not.
     spool_roles : bool
         Keep target, weight and offset that come with the partitions of Dask collections in files too. `roles` gives them
         back chunk by chunk; the table's attributes for all rows are None.
@@ -98,7 +98,7 @@ def open_table(
     if origin is not None:
         from dboost.sources.paths import open_path
 
-        data = open_path(origin, like)
+        data = open_path(origin, like, most_bytes)
     in_partitions = is_lazy(data)
     if in_partitions:
         from dboost.sources import lazy
@@ -219,7 +219,7 @@ class Table:
         self._rows = rows
         self._apart = apart
         self._spool = spool
-        self._layouts = [(piece.is_matrix, piece.is_code) for piece in pieces]
+        self._pieces = pieces
         self._translations = translations
         self._starts = (0, *accumulate(rows.lengths))
 
@@ -249,16 +249,37 @@ class Table:
         DBoostError
             When the table is closed, or its temporary file is gone.
         """
-        is_matrix, is_code = self._layouts[i]
-        arrays = self._spool.get(self.numbers[i])
-        matrix = arrays[0] if is_matrix else None
+        parts = [part for _, _, part in self.slices(i)]
+        whole = parts[0] if len(parts) == 1 else Chunk(self.lengths[i], tuple(map(_joined, *(p.columns for p in parts))))
+        roles = (None, None, None) if self._apart is not None else self.roles(i)
+        return Chunk(whole.n_rows, whole.columns, *roles, whole.matrix)
+
+    def slices(self, i: int, rows: np.ndarray | None = None) -> Iterator[tuple[int, np.ndarray | None, Chunk]]:
+        """Partition `i` in the slices that it is kept in, one after the other in memory; without target, weight and offset.
+
+        Yields the first row of the slice, which of its rows are among `rows` (ascending, counted in the partition and in
+        the slice; None for all) and the slice. Slices that have none of them are not read.
+        """
+        first = 0
+        for k, part in enumerate(self._pieces[i].slices):
+            some = None
+            if rows is not None:
+                low, high = np.searchsorted(rows, (first, first + part.n_rows))
+                some = rows[low:high] - first
+            if some is None or len(some):
+                yield first, some, self._slice(i, k, part)
+            first += part.n_rows
+
+    def _slice(self, i: int, k: int, part: Slice) -> Chunk:
+        is_code = part.is_code
+        arrays = self._spool.get(self.numbers[i], k)
+        matrix = arrays[0] if part.is_matrix else None
         if matrix is not None:
             arrays = tuple(matrix.T)
         columns = tuple(map(_final, self.features, arrays, is_code, self._translations))
         if any(feature.is_categorical for feature in self.features):
             matrix = None
-        roles = (None, None, None) if self._apart is not None else self.roles(i)
-        return Chunk(self.lengths[i], columns, *roles, matrix)
+        return Chunk(part.n_rows, columns, matrix=matrix)
 
     def roles(self, i: int) -> tuple[Column | None, np.ndarray | None, np.ndarray | None]:
         """Target, weight and offset of partition `i`."""
@@ -331,6 +352,14 @@ class Table:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _joined(*parts: Column) -> Column:
+    """A column from its slices."""
+    first = parts[0]
+    if isinstance(first, CategoryColumn):
+        return CategoryColumn(np.concatenate([part.codes for part in parts if isinstance(part, CategoryColumn)]), first.levels)
+    return np.concatenate([part for part in parts if not isinstance(part, CategoryColumn)])
 
 
 def _final(feature: Feature, array: np.ndarray, is_code: bool, translation: np.ndarray | None) -> Column:

@@ -72,7 +72,8 @@ def values_in(table: Table, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]
     for i, length in enumerate(table.lengths):
         low, high = np.searchsorted(rows, (start, start + length))
         if low < high:
-            yield i, values_of(table.chunk(i), rows[low:high] - start)
+            found = [values_of(chunk, some) for _, some, chunk in table.slices(i, rows[low:high] - start) if some is not None]
+            yield i, np.concatenate(found)
         start += length
 
 

@@ -25,12 +25,12 @@ def blocks(table: Table, rows: np.ndarray | None) -> Iterator[np.ndarray]:
     """The table's rows, or some of them (int64, ascending), chunk by chunk as matrices that trees can walk over."""
     start = 0
     for i, length in enumerate(table.lengths):
-        if rows is None:
-            yield matrix_of(table.chunk(i))
-        else:
+        own = None
+        if rows is not None:
             low, high = np.searchsorted(rows, (start, start + length))
-            if low < high:
-                yield matrix_of(table.chunk(i))[rows[low:high] - start]
+            own = rows[low:high] - start
+        for _, some, chunk in table.slices(i, own):
+            yield matrix_of(chunk) if some is None else matrix_of(chunk)[some]
         start += length
 
 

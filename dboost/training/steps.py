@@ -11,7 +11,7 @@ worth, whatever the step: Newton sums, second derivatives, medians and quantiles
 The scores of all rows then take it in. Two numbers are of all rows: the first score, and Huber's δ.
 
 With ``influence_trimming`` the rows that all together would hardly move a tree sit it out, in growing it and in the values of
-its leaves; which ones is found by three more rounds.
+its leaves; which ones is found by two more rounds.
 
 With ``step="line_search"`` (Algorithm 1) the tree stays what it was fitted to be, and is multiplied by the one number that
 makes the loss smallest: the root of an exact sum over the rows, a round for each step of the search. With
@@ -29,7 +29,7 @@ import numpy as np
 from dboost.engine.contract import Engine
 from dboost.growth.finish import bounded, leaf_values, newton_steps
 from dboost.growth.task import Extremes, Leaves, Part
-from dboost.losses import Huber, Loss
+from dboost.losses import Huber, LogLoss, Loss, SoftmaxLogLoss
 from dboost.params import Parameters
 from dboost.shard import line, residuals
 from dboost.statistics.exact import merged_float, unit_for
@@ -64,10 +64,15 @@ class Steps:
         self._rank_unit = rank_unit(heaviest, n_counted)
         self._delta = 0.0
         self._curvature = np.zeros(loss.n_outputs)
+        self._influence: np.ndarray | None = None
+        self._counting: tuple | None = None
+        if parameters.influence_trimming is not None:
+            assert isinstance(loss, LogLoss | SoftmaxLogLoss)
+            self._counting = loss.terms()._replace(counts_influence=True)
 
     def advance(self, values: np.ndarray) -> Extremes:
         """Let the scores take in the last trees (float64[n_outputs, n_leaves]); gradients and Hessians follow."""
-        extremes = self._engine.advance(values)
+        extremes = self._engine.advance(values, self._counting)
         if isinstance(self._loss, Huber):
             self._delta = find_size(
                 exact_level(self._loss.alpha),
@@ -77,7 +82,7 @@ class Steps:
                 self._n_counted,
             )
             extremes = self._engine.advance(np.zeros_like(values), self._loss.terms_with(self._delta))
-        self._curvature = extremes.max_hessian
+        self._curvature, self._influence = extremes.max_hessian, extremes.influence
         return extremes
 
     def values(self, grown: Leaves, part: Part) -> np.ndarray:
@@ -99,12 +104,12 @@ class Steps:
     def least_influence(self, output: int) -> int:
         """The influence of the first row that is not trimmed from an output's next tree, as the bits of a float32."""
         share = self._parameters.influence_trimming
-        largest = float(self._curvature[output])
-        if share is None or not largest > 0:
+        if share is None or not self._curvature[output] > 0:
             return 0
-        unit = rank_unit(largest, self._n_counted)
+        assert self._influence is not None
         return find_cut(
-            lambda *place: reduce(np.add, self._engine.ask(residuals.influence_digits, output, unit, *place)),
+            self._influence[output],
+            lambda *place: reduce(np.add, self._engine.ask(residuals.influence_digits, output, *place)),
             exact_level(share),
         )
 
