@@ -161,7 +161,7 @@ def test_files_are_read_in_parts(sliced: None, tmp_path: Path, monkeypatch: pyte
             part.to_parquet(place, row_group_size=50, index=False)
     for path in (tmp_path / "rows", [str(tmp_path / "rows" / f"part-{k}.{kind}") for k in range(2)]):
         assert open_path(path).npartitions == 2
-        lazy = open_path(path, SHARE)
+        lazy = open_path(path, most_bytes=SHARE)
         assert lazy.npartitions >= 8
         pd.testing.assert_frame_equal(lazy.compute().reset_index(drop=True), open_path(path).compute().reset_index(drop=True))
         whole = dboost.fit(path, "y", **COMMON)

@@ -248,6 +248,8 @@ class Reducer(SchedulerPlugin):
             line = self._scheduler.rpc(ref.worker)
             return line.dboost_take(fit=name, batch=batch, plan=plan, moves=moves[ref.worker], lost=lost)
 
+        if name in self._fits:  # givers are waited for as well
+            self._fits[name].workers.update(worker for pairs in moves.values() for _, (worker, _) in pairs)
         takers = [SessionRef(worker, "") for worker in moves]  # the session of one that has read nothing yet is made now
         results = await self._fan_out(name, takers, call)
         return {"results": [results[ref] for ref in takers], "workers": self._identities()}
