@@ -113,8 +113,21 @@ def fit(
     if refit_leaves:
         options = {"sample_weight": sample_weight, "offset": offset, "source_name": source_name, "n_threads": n_threads}
         options["client"] = client
-        idle = {"eval_set": eval_set, "features": features, "checkpoint": checkpoint}
-        return _refitted(start_from, data, target, options, parameters | idle | {"memory_limit": memory_limit})
+        idle = {
+            "eval_set": (eval_set, None),
+            "eval_metric": (eval_metric, None),
+            "features": (features, None),
+            "categorical_features": (categorical_features, "from_dtype"),
+            "callbacks": (callbacks or (), ()),
+            "memory_limit": (memory_limit, None),
+            "continue_bins": (continue_bins, "new"),
+            "continue_steps": (continue_steps, "damped"),
+            "checkpoint": (checkpoint, None),
+            "checkpoint_every": (checkpoint_every, 10),
+        }
+        given = [name for name, value in parameters.items() if value is not None]
+        given += [name for name, (value, default) in idle.items() if type(value) is not type(default) or value != default]
+        return _refitted(start_from, data, target, options, given)
     origin, own = NOTHING, None
     if start_from is not None:
         model = as_booster(start_from)
@@ -188,11 +201,10 @@ def _fit_prepared(path: Any, given: dict[str, Any], parameters: dict[str, Any], 
     return fit_binned(data, checked, columns=(target, weight, offset), **common)
 
 
-def _refitted(start_from: Any, data: Any, target: Any, options: dict[str, Any], idle: dict[str, Any]) -> Booster:
-    """What `fit` does with ``refit_leaves=True``. idle : keywords that have nothing to do with it."""
+def _refitted(start_from: Any, data: Any, target: Any, options: dict[str, Any], given: list[str]) -> Booster:
+    """What `fit` does with ``refit_leaves=True``. given : keywords of the call that have nothing to do with it."""
     if start_from is None:
         raise ParameterError("refit_leaves=True needs start_from, the model whose leaf values are estimated anew")
-    given = [name for name, value in idle.items() if value is not None]
     if given:
         raise ParameterError(f"{given[0]} has nothing to do with refit_leaves=True, which adds no trees")
     return as_booster(start_from).refit_leaves(data, target, **options)
