@@ -6,7 +6,7 @@ are calls that should succeed; some hold a `mistake`, which must be refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -201,6 +201,7 @@ WRONG: list[dict[str, Any]] = [
     {"arcbites": {"n_bites": 0}},
     {"arcbites": {"bites": 2}},
     {"early_stopping_rounds": 0},
+    {"early_stopping_rounds": 3, "eval_set": None},
     {"monotonic_cst": {"nowhere": 1}},
     {"monotonic_cst": {"c0": 2}},
     {"monotonic_cst": [0] * 20},
@@ -322,35 +323,37 @@ class Draw:
         return frame.assign(**{column: np.where(np.arange(len(frame)) == row, value, old)})
 
 
-def _perhaps(draw: st.DrawFn, percent: int, strategy: st.SearchStrategy[Any], otherwise: Any = None) -> Any:
-    """Something drawn in so many of a hundred draws; shrinks to the other."""
-    return draw(strategy) if draw(st.integers(0, 99)) >= 100 - percent else otherwise
-
-
-def _option(draw: st.DrawFn, options: dict[str, Any], percent: int, name: str, *values: Any) -> None:
-    """One more keyword, in so many of a hundred draws."""
-    if draw(st.integers(0, 99)) >= 100 - percent:
-        options[name] = draw(st.sampled_from(values))
-
-
 @st.composite
 def draws(draw: st.DrawFn, *, again: tuple[str, ...] = AGAIN) -> Draw:
     """Calls of `dboost.fit`. About one in seven holds a mistake, or parameters that do not go together."""
-    columns = tuple(draw(st.lists(st.sampled_from(list(COLUMNS)), min_size=1, max_size=8)))
-    front = draw(st.sampled_from(FRONTS))
+    # One source of all choices: hypothesis copies choices of one strategy to another of its kind, and with a strategy for each
+    # parameter most calls would be nearly those before.
+    random = draw(st.randoms(note_method_calls=False))
+
+    def chance(percent: int) -> bool:
+        return random.randint(0, 99) >= 100 - percent
+
+    def pick(values: Iterable[Any]) -> Any:
+        return random.choice(list(values))
+
+    def option(percent: int, name: str, *values: Any) -> None:
+        if chance(percent):
+            options[name] = pick(values)
+
+    columns = tuple(pick(COLUMNS) for _ in range(random.randint(1, 8)))
+    front = pick(FRONTS)
     if front == "dask array":
         columns = tuple(kind if kind in NUMERIC else "normal" for kind in columns)
     if front == "polars":  # has no categories of numbers
         columns = tuple("categories" if kind == "categories of numbers" else kind for kind in columns)
-    n_rows = draw(st.one_of(st.integers(5, 300), st.integers(60, 300)))
-    loss = draw(st.sampled_from(list(SUITED)))
-    careless = draw(st.integers(0, 99)) >= 92
-    target = draw(st.sampled_from(list(TARGETS) if careless else SUITED[loss]))
-    weight = _perhaps(draw, 40, st.sampled_from(list(WEIGHTS)))
-    offset = _perhaps(draw, 20, st.sampled_from(list(OFFSETS)))
-    mistake = _perhaps(draw, 12, st.one_of(st.sampled_from(BAD), st.sampled_from(WRONG)))
-    earlier = _perhaps(draw, 18, st.sampled_from(["start_from", "start_from, kept bins", "refit_leaves"]))
-    watched = _perhaps(draw, 35, st.sampled_from(["one", "two"]))
+    n_rows = random.randint(5, 60) if chance(20) else random.randint(60, 300)
+    loss, careless = pick(SUITED), chance(7)
+    target = pick(TARGETS if careless else SUITED[loss])
+    weight = pick(WEIGHTS) if chance(40) else None
+    offset = pick(OFFSETS) if chance(20) else None
+    mistake = None if not chance(12) else pick(BAD) if chance(40) else pick(WRONG)
+    earlier = pick(["start_from", "start_from, kept bins", "refit_leaves"]) if chance(18) else None
+    watched = pick(["one", "two"]) if chance(35) else None
     if isinstance(mistake, str):
         # Rows of weight zero may hold anything in target and offset.
         weight = "any" if mistake.startswith("weight") else None
@@ -360,13 +363,9 @@ def draws(draw: st.DrawFn, *, again: tuple[str, ...] = AGAIN) -> Draw:
             front = front if front in ("pandas", "dask") or "infinite" in mistake else "pandas"
         if mistake.startswith("evaluation"):
             watched, earlier = "one", None
-    options: dict[str, Any] = {"max_iter": draw(st.integers(1, 6)), "random_state": draw(st.integers(0, 9))}
-
-    def option(percent: int, name: str, *values: Any) -> None:
-        _option(draw, options, percent, name, *values)
-
+    options: dict[str, Any] = {"max_iter": random.randint(1, 6), "random_state": random.randint(0, 9)}
     if loss == "quantile":
-        options["quantile"] = draw(st.sampled_from([0.5, 0.9, 0.01, 0.999]))
+        options["quantile"] = pick([0.5, 0.9, 0.01, 0.999])
     if loss == "huber":
         option(50, "huber_alpha", 0.5, 0.99, 0.01)
     if loss == "tweedie":
@@ -399,7 +398,7 @@ def draws(draw: st.DrawFn, *, again: tuple[str, ...] = AGAIN) -> Draw:
     codes = [f"c{j}" for j, kind in enumerate(columns) if kind in CODES]
     if codes:
         text = [f"c{j}" for j, kind in enumerate(columns) if kind in CATEGORICAL]
-        options |= _perhaps(draw, 20, st.just({"categorical_features": codes if careless else [*codes, *text]}), {})
+        option(20, "categorical_features", codes if careless else [*codes, *text])
     declared = options.get("categorical_features", ())
     ordered = [f"c{j}" for j, kind in enumerate(columns) if kind in NUMERIC and f"c{j}" not in declared]
     if ordered and (not many or careless):
@@ -409,13 +408,18 @@ def draws(draw: st.DrawFn, *, again: tuple[str, ...] = AGAIN) -> Draw:
     names = list(range(len(columns)))
     option(20, "interaction_cst", "pairwise", "no_interactions", [names[:2], names[1:3]], [names[::2]], [])
     arcbites: dict[str, Any] | None = None
-    if n_rows >= 40 and draw(st.integers(0, 99)) >= 88:
-        arcbites = {"n_bites": draw(st.sampled_from([2, 3, 5])), "visits": draw(st.sampled_from([1, 2, None]))}
-        _option(draw, arcbites, 60, "trees_per_visit", 1, 2)
-        _option(draw, arcbites, 40, "order", "cyclic", "random", "adaptive")
-        if arcbites.get("order") != "adaptive":
-            _option(draw, arcbites, 20, "parts", 2)
-    if watched is not None or (careless and loss == "huber"):
+    unwatched = {"early_stopping_rounds": 3, "eval_set": None}
+    if n_rows >= 40 and mistake != unwatched and chance(12):
+        arcbites = {"n_bites": pick([2, 3, 5]), "visits": pick([1, 2, None])}
+        if chance(60):
+            arcbites["trees_per_visit"] = pick([1, 2])
+        if chance(50):
+            arcbites |= pick([{"order": "cyclic"}, {"order": "adaptive"}, {"parts": 2}])
+    if watched is not None:
+        is_class = loss in ("log_loss", "exponential", "logistic", "auto") and target in {**TWO_CLASSES, **MANY_CLASSES}
+        of_classes = ["accuracy", ["log_loss"]] if many else ["roc_auc", "brier_score", ["accuracy", "brier_score"]]
+        of_numbers = ["mean_absolute_error", "root_mean_squared_error", ["mean_squared_error"]]
+        option(30, "eval_metric", *(of_classes if is_class else of_numbers))
         option(60, "early_stopping_rounds", 1, 2)
     if not careless:
         if front == "prepared":
@@ -430,19 +434,19 @@ def draws(draw: st.DrawFn, *, again: tuple[str, ...] = AGAIN) -> Draw:
         option(10, "memory_limit", "64MiB", 10**9)
     return Draw(
         n_rows=n_rows,
-        seed=draw(st.integers(0, 2**32)),
+        seed=random.randint(0, 2**32),
         columns=columns,
         loss=loss,
         target=target,
         weight=weight,
         offset=offset,
         front=front,
-        apart=draw(st.booleans()),
+        apart=chance(40),
         options=options,
         arcbites=arcbites,
         watched=watched,
         earlier=earlier,
-        again=(draw(st.sampled_from(again)),) if again and draw(st.booleans()) else (),
-        cuts=tuple(draw(st.lists(st.integers(0, n_rows), max_size=5))),
+        again=(pick(again),) if again and chance(50) else (),
+        cuts=tuple(random.randint(0, n_rows) for _ in range(random.randint(0, 5))),
         mistake=mistake,
     )

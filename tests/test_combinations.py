@@ -16,7 +16,8 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,8 @@ def client() -> Iterator[Client]:
 # How a draw is called.
 
 
-def matrix(draw: Draw, frame: pd.DataFrame) -> np.ndarray:
-    """The features as an array: of floats, if there is no text."""
-    features = frame[draw.names]
+def matrix(features: pd.DataFrame) -> np.ndarray:
+    """A frame as an array: of floats, if there is no text."""
     if all(pd.api.types.is_numeric_dtype(dtype) for dtype in features.dtypes):
         return features.to_numpy(np.float64, na_value=np.nan)
     return features.to_numpy(object)
@@ -73,14 +73,18 @@ def matrix(draw: Draw, frame: pd.DataFrame) -> np.ndarray:
 def as_front(draw: Draw, front: str, frame: pd.DataFrame, folder: Path) -> dict[str, Any]:
     """Data, target, weight and offset as a front end hands them in."""
     if front in ("numpy", "dask array"):
-        X = matrix(draw, frame)
+        X = matrix(frame[draw.names])
         given = {"data": X, "target": frame.get("y"), "sample_weight": frame.get("w"), "offset": frame.get("o")}
         given = {name: np.asarray(value) if value is not None else None for name, value in given.items()}
         if front == "numpy":
             return given
         borders = np.diff([0, *sorted(draw.cuts), len(X)]) if max(draw.cuts, default=0) <= len(X) else [len(X)]
         chunks = tuple(int(size) for size in borders)
-        wrapped = {name: da.from_array(value, chunks=(chunks,)) for name, value in given.items() if value is not None and name != "data"}
+        wrapped = {
+            name: da.from_array(value, chunks=(chunks,))
+            for name, value in given.items()
+            if value is not None and name != "data"
+        }
         return given | wrapped | {"data": da.from_array(X, chunks=(chunks, X.shape[1]))}
     roles = {"target": "y", "sample_weight": "w" if draw.weight else None, "offset": "o" if draw.offset else None}
     if front in ("pandas", "polars", "arrow") and draw.apart and "y" in frame:
@@ -113,21 +117,18 @@ def watched_by(draw: Draw, front: str) -> dict[str, Any]:
             sets[f"set {number}"] = frame
             continue
         features = [name for name in draw.names if name in frame]
-        X = frame[features] if draw.is_named else matrix(draw, frame) if len(features) == len(draw.names) else frame[features].to_numpy()
+        X = frame[features] if draw.is_named else matrix(frame[features])
         sets[f"set {number}"] = (X, frame["y"], frame.get("w"), frame.get("o"))
     return {"eval_set": sets if draw.watched == "two" else sets["set 0"]}
 
 
 def earlier_model(draw: Draw, folder: Path) -> Booster:
     """A model of other rows, to go on from."""
-    settings = draw.keywords() if not isinstance(draw.mistake, dict) else Draw.keywords(_without_mistake(draw))
-    kept = {name: value for name, value in settings.items() if name not in ("arcbites", "early_stopping_rounds", "memory_limit")}
+    settings = replace(draw, mistake=None).keywords()
+    other = ("arcbites", "early_stopping_rounds", "eval_metric", "memory_limit")
+    kept = {name: value for name, value in settings.items() if name not in other}
     roles = as_front(draw, "pandas" if draw.is_named else "numpy", draw.table(1, max(draw.n_rows // 2, 10)), folder)
     return dboost.fit(**roles, **kept | {"max_iter": 2}, progress=False)
-
-
-def _without_mistake(draw: Draw) -> Draw:
-    return Draw(**(vars(draw) | {"mistake": None}))
 
 
 def call(draw: Draw, earlier: Booster | None, folder: Path, front: str | None = None, **more: Any) -> Booster:
@@ -150,8 +151,12 @@ def call(draw: Draw, earlier: Booster | None, folder: Path, front: str | None = 
     if front != "prepared" or draw.earlier == "refit_leaves":
         return dboost.fit(**given, **keywords)
     shaping = ("features", "categorical_features", "max_bins", "start_from", "continue_bins")
-    dboost.prepare(**given, path=folder / "prepared", **{name: keywords[name] for name in shaping if name in keywords},
-                   random_state=keywords.get("random_state", 0))
+    dboost.prepare(
+        **given,
+        path=folder / "prepared",
+        **{name: keywords[name] for name in shaping if name in keywords},
+        random_state=keywords.get("random_state", 0),
+    )
     kept = {name: value for name, value in keywords.items() if name not in ("features", "categorical_features")}
     return dboost.fit(folder / "prepared", given["target"] if isinstance(given["target"], str) else None, **kept)
 
@@ -174,13 +179,9 @@ def check_predictions(draw: Draw, booster: Booster, folder: Path) -> None:
     if draw.is_named:
         turned = turned[[*rng.permutation(draw.names)]].assign(more=1)
     front = "pandas" if draw.front == "prepared" else draw.front
-    known = pd.DataFrame(table, copy=True)
 
     def data(frame: pd.DataFrame) -> Any:
-        shown = Draw(**(vars(draw) | {"apart": False}))
-        if draw.is_named:
-            return as_front(shown, front, frame, folder)["data"]
-        return as_front(shown, front, frame, folder)["data"]
+        return as_front(replace(draw, apart=False), front, frame, folder)["data"]
 
     asked: list[Callable[[Any], Any]] = [lambda X: booster.predict(X), lambda X: booster.predict(X, raw_score=True)]
     shapes: list[tuple[int, ...]] = [(70,), (70, n_classes) if n_classes > 2 else (70,)]
@@ -191,21 +192,21 @@ def check_predictions(draw: Draw, booster: Booster, folder: Path) -> None:
         asked.append(lambda X: booster.decide(X, costs))
         shapes.append((70,))
     for ask, shape in zip(asked, shapes, strict=True):
-        found = plain(ask(data(known)))
+        found = plain(ask(data(table)))
         assert found.shape == shape
         if found.dtype.kind == "f":
             assert np.isfinite(found).all()
         np.testing.assert_array_equal(plain(ask(data(turned))), found[order])
     if n_classes:
-        np.testing.assert_allclose(plain(booster.predict_proba(data(known))).sum(axis=1), 1.0)
-        assert set(plain(booster.predict(data(known))).tolist()) <= set(booster.classes_.tolist())
+        np.testing.assert_allclose(plain(booster.predict_proba(data(table))).sum(axis=1), 1.0)
+        assert set(plain(booster.predict(data(table))).tolist()) <= set(booster.classes_.tolist())
     trained = plain(booster.predict(data(draw.table()), raw_score=True))
     assert np.isfinite(trained).all() and len(trained) == draw.n_rows
 
 
 def check_stored(draw: Draw, booster: Booster, folder: Path) -> None:
     table = draw.table(9, 70)
-    X = table if draw.is_named else matrix(draw, table)
+    X = as_front(draw, "pandas" if draw.is_named else "numpy", table, folder)["data"]
     expected = plain(booster.predict(X, raw_score=True))
     for name in ("model.json", "model.dboost"):
         booster.save(folder / name)
@@ -261,7 +262,7 @@ def check_trees(draw: Draw, booster: Booster, n_before: int) -> None:
         column = np.sort(np.concatenate([draw.table()[name].dropna().to_numpy(np.float64), [-1e308, 0.0, 1e308]]))
         grid = table.loc[np.repeat(table.index, len(column))].reset_index(drop=True)
         grid[name] = np.tile(column, len(table))
-        X = grid[draw.names] if draw.is_named else matrix(draw, grid)
+        X = grid[draw.names] if draw.is_named else matrix(grid[draw.names])
         curves = plain(booster.predict(X, raw_score=True, iteration_range=(n_before, booster.n_iter_)))
         assert (sign * np.diff(curves.reshape(len(table), -1), axis=1) >= 0).all()
 
@@ -303,16 +304,16 @@ def rows_in_files() -> Iterator[None]:
 
 def by_another_way(draw: Draw, how: str, earlier: Booster | None, folder: Path) -> Booster | None:
     """The model again; None where that way is not open to the draw."""
-    refits = draw.earlier == "refit_leaves"
-    binned = draw.front == "prepared"
+    refits, binned = draw.earlier == "refit_leaves", draw.front == "prepared"
+    is_global = draw.options.get("split_proposal", "global") == "global"
     if how == "threads":
         return call(draw, earlier, folder, n_threads=1 + draw.options.get("n_threads", 2) % 3)
     if how == "partitions" and not binned:
         return call(draw, earlier, folder, "dask" if draw.is_named else "dask array")
-    if how == "streamed" and not refits and draw.options.get("split_proposal", "global") == "global":
+    if how == "streamed" and is_global and not refits:
         with rows_in_files():
             return call(draw, earlier, folder, memory_limit="64MiB")
-    if how == "prepared" and draw.is_named and not (refits or draw.arcbites) and draw.options.get("split_proposal", "global") == "global":
+    if how == "prepared" and is_global and draw.is_named and not (refits or draw.arcbites):
         return call(draw, earlier, folder, "prepared")
     if how == "killed" and not refits:
         keeping: dict[str, Any] = {"checkpoint": folder / "run", "checkpoint_every": 1}
@@ -322,10 +323,8 @@ def by_another_way(draw: Draw, how: str, earlier: Booster | None, folder: Path) 
                 raise Killed
 
         n_before = 0 if earlier is None else earlier.n_iter_
-        try:
+        with suppress(Killed):
             call(draw, earlier, folder, callbacks=[kill], **keeping)
-        except Killed:
-            pass
         return call(draw, earlier, folder, **keeping)
     return None
 
