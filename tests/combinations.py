@@ -116,6 +116,7 @@ NUMBERS: dict[str, Target] = {
     "far from zero": lambda rng, s: 1e9 + s,
     "large numbers": lambda rng, s: 1e100 * s,
     "small numbers": lambda rng, s: 1e-100 * s,
+    "extreme numbers": lambda rng, s: 1e305 * s,
     "float32 numbers": lambda rng, s: s.astype(np.float32),
 }
 COUNTS: dict[str, Target] = {
@@ -173,6 +174,7 @@ OFFSETS: dict[str, Made] = {
     "zero": lambda rng, n: np.zeros(n),
     "far": lambda rng, n: np.full(n, 5.0) + rng.normal(size=n),
     "whole": lambda rng, n: rng.integers(-2, 3, n),
+    "extreme": lambda rng, n: np.where(rng.random(n) < 0.5, 1e305, 0.0),
 }
 FRONTS = ("pandas", "polars", "arrow", "numpy", "dask", "dask array", "parquet", "prepared")
 #: What makes the same model: other partitions, threads, rows in files, a fit that was killed, a prepared folder.
@@ -192,7 +194,7 @@ WRONG: list[dict[str, Any]] = [
     {"growth": "wide"},
     {"step": "large"},
     {"split_proposal": "never"},
-    {"criterion": None},
+    {"criterion": "least"},
     {"random_state": -1},
     {"loss": "hinge"},
     {"n_estimators": 5},
@@ -372,6 +374,7 @@ def draws(draw: st.DrawFn, *, again: tuple[str, ...] = AGAIN) -> Draw:
         option(50, "tweedie_power", 1.1, 1.9)
     option(70, "min_samples_leaf", 1, 2, 5)
     option(50, "learning_rate", 1.0, 0.5, 1e-6, 1.5)
+    option(2, "learning_rate", 1e100, 1e300)
     option(40, "max_leaf_nodes", 2, 3, 8, None)
     option(30, "max_depth", 1, 2, 5)
     option(30, "min_hessian", 0.0, 1e-3, 5.0)

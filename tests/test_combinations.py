@@ -147,6 +147,8 @@ def call(draw: Draw, earlier: Booster | None, folder: Path, front: str | None = 
             bins = "kept" if "kept" in draw.earlier else "new"
             keywords = {"start_from": earlier, "continue_bins": bins} | keywords
     keywords |= more
+    if front == "prepared" and draw.earlier != "refit_leaves":  # evaluation frames have the columns that were prepared
+        draw = replace(draw, apart=False)
     given = as_front(draw, "pandas" if front == "prepared" else front, frame, folder)
     if front != "prepared" or draw.earlier == "refit_leaves":
         return dboost.fit(**given, **keywords)
@@ -167,7 +169,7 @@ def call(draw: Draw, earlier: Booster | None, folder: Path, front: str | None = 
 def plain(prediction: Any) -> np.ndarray:
     """Predictions of any kind as an array."""
     found = prediction.compute() if hasattr(prediction, "compute") else prediction
-    found = found.to_pandas() if isinstance(found, pa.Table) else found
+    found = found.to_pandas() if isinstance(found, pa.Table | pa.ChunkedArray | pa.Array) else found
     return np.asarray(found.to_numpy() if hasattr(found, "to_numpy") else found)
 
 

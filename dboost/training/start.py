@@ -271,7 +271,8 @@ def _largest(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None
     if not len(y):
         return 0.0, 0.0
     raw = _moved(y, offset, at)
-    return float(np.abs(loss.value(y, raw)).max()), float(np.abs(loss.inverse_link(raw) - y).max())
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.abs(loss.value(y, raw)).max()), float(np.abs(loss.inverse_link(raw) - y).max())
 
 
 def _moved(y: np.ndarray, offset: np.ndarray | None, at: float) -> np.ndarray:
