@@ -113,7 +113,7 @@ def fit(
     if refit_leaves:
         options = {"sample_weight": sample_weight, "offset": offset, "source_name": source_name, "n_threads": n_threads}
         options["client"] = client
-        idle = {
+        idle: dict[str, tuple[Any, Any]] = {
             "eval_set": (eval_set, None),
             "eval_metric": (eval_metric, None),
             "features": (features, None),
@@ -125,9 +125,9 @@ def fit(
             "checkpoint": (checkpoint, None),
             "checkpoint_every": (checkpoint_every, 10),
         }
-        given = [name for name, value in parameters.items() if value is not None]
-        given += [name for name, (value, default) in idle.items() if type(value) is not type(default) or value != default]
-        return _refitted(start_from, data, target, options, given)
+        useless = [name for name, value in parameters.items() if value is not None]
+        useless += [name for name, (value, default) in idle.items() if type(value) is not type(default) or value != default]
+        return _refitted(start_from, data, target, options, useless)
     origin, own = NOTHING, None
     if start_from is not None:
         model = as_booster(start_from)

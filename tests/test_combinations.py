@@ -335,6 +335,8 @@ def attempt(draw: Draw, client: Client | None = None) -> str:
     """Try a call, check what comes of it, and say what that was."""
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
+        warnings.filterwarnings("error", module="dboost")
+        warnings.filterwarnings("ignore", "no eval_set was given")
         warnings.simplefilter("ignore", dboost.DriftWarning)
         folder = Path(name)
         try:
