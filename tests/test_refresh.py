@@ -111,6 +111,16 @@ def test_what_cannot_be(kind: type[Exception], message: str, options: dict[str, 
         dboost.fit(asked.pop("data"), "late", **asked)
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("loss", ["squared_error", "absolute_error", "huber", "poisson"])
+def test_leaves_that_no_row_reaches_keep_their_values(loss: str) -> None:
+    old = first("y", loss=loss, max_iter=2, min_samples_leaf=1)
+    new = old.refit_leaves(NEW.assign(y=NEW["y"].abs())[:5], "y")
+    before, after = (np.concatenate([tree.value[tree.feature < 0] for tree in b.ensemble.trees]) for b in (old, new))
+    kept = np.count_nonzero(before == after)
+    assert np.isfinite(after).all() and 0 < kept < len(before)
+
+
 def test_models_that_cannot_be_refreshed() -> None:
     with pytest.raises(ParameterError, match="monotonic_cst"):
         first("y", monotonic_cst={"x": 1}).refit_leaves(NEW, "y")

@@ -130,7 +130,9 @@ class Steps:
         if self._loss.leaf_statistic == "huber":
             unit, weight_unit = (unit_for(large * self._heaviest, self._n_counted) for large in (self._delta, 1.0))
             sums = reduce(np.add, ask(residuals.leaf_clipped, part, steps, self._delta, unit, weight_unit))
-            steps = steps + (sums[:, 0] / unit) / (sums[:, 1] / weight_unit)
+            # A leaf that no row reaches (of a model whose leaf values are estimated anew) has no mean.
+            reached = sums[:, 1] > 0
+            steps = steps + np.divide(sums[:, 0] / unit, sums[:, 1] / weight_unit, out=np.zeros(len(sums)), where=reached)
         return steps
 
     def _multiplier(self, steps: np.ndarray, part: Part) -> float:
