@@ -241,3 +241,34 @@ def test_extremes_are_no_mistakes(case: str) -> None:
     assert np.isfinite(booster.history["train_loss"]).all()
     train_loss = booster.history["train_loss"].to_numpy()
     assert (np.diff(train_loss) <= 1e-6 * abs(train_loss[0])).all()
+
+
+AMOUNTS = np.abs(Y)
+EXTREME: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
+    "targets": (1e200 * AMOUNTS, {}),
+    "targets times weights": (1e305 * AMOUNTS, {"sample_weight": 1e12 * (AMOUNTS + 1)}),
+    "targets that are judged": (
+        AMOUNTS,
+        {"eval_set": (X, 1e200 * AMOUNTS), "eval_metric": ["mean_squared_error", "mean_absolute_error"]},
+    ),
+    "offsets": (AMOUNTS, {"offset": np.where(ROWS % 2, 1e307, 0.0)}),
+    "steps": (AMOUNTS, {"learning_rate": 1e300, "eval_set": (X, AMOUNTS)}),
+    "scores that are judged": (AMOUNTS, {"offset": ROWS * 0.0, "eval_set": (X, AMOUNTS, None, ROWS - 1e10)}),
+}
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "absolute_error", "huber", "poisson", "tweedie"])
+@pytest.mark.parametrize("what", EXTREME)
+def test_numbers_too_large_for_floats_are_refused_or_harmless(what: str, loss: str, tmp_path: Path) -> None:
+    """Neither a warning of NumPy nor an OverflowError of Python: a model with finite scores, or a sentence."""
+    target, options = EXTREME[what]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            booster = fit(X, target, loss=loss, **options)
+        except DBoostError as error:
+            assert "are so large that" in str(error) or "training diverged in iteration" in str(error)
+        else:
+            assert np.isfinite(booster.predict(X, raw_score=True)).all()
+            booster.save(tmp_path / "model.json")
+            assert dboost.load(tmp_path / "model.json") == booster

@@ -110,6 +110,12 @@ def test_a_continued_model_is_refreshed_with_its_own_parameters() -> None:
         (ParameterError, "checkpoint_every has nothing to do with refit_leaves", {"checkpoint_every": 3}),
         (ParameterError, "refit_leaves='yes' must be True or False", {"refit_leaves": "yes"}),
         (ParameterError, "eval_set has nothing to do", {"eval_set": NEW}),
+        (ParameterError, "eval_metric has nothing to do", {"eval_metric": "accuracy"}),
+        (ParameterError, "callbacks has nothing to do", {"callbacks": [print]}),
+        (ParameterError, "categorical_features has nothing to do", {"categorical_features": None}),
+        (ParameterError, "continue_bins has nothing to do", {"continue_bins": "kept"}),
+        (ParameterError, "continue_steps has nothing to do", {"continue_steps": "full"}),
+        (ParameterError, "checkpoint_every has nothing to do", {"checkpoint_every": 5}),
         (DataError, "no column 'x'", {"data": NEW.drop(columns="x")}),
         (DataError, "a class that the training target has not: 2", {"data": NEW.assign(late=NEW["late"] * 2)}),
     ],
@@ -118,6 +124,16 @@ def test_what_cannot_be(kind: type[Exception], message: str, options: dict[str, 
     asked: dict[str, Any] = {"data": NEW, "start_from": first("late", max_iter=1), "refit_leaves": True} | options
     with pytest.raises(kind, match=message):
         dboost.fit(asked.pop("data"), "late", **asked)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("loss", ["squared_error", "absolute_error", "huber", "poisson"])
+def test_leaves_that_no_row_reaches_keep_their_values(loss: str) -> None:
+    old = first("y", loss=loss, max_iter=2, min_samples_leaf=1)
+    new = old.refit_leaves(NEW.assign(y=NEW["y"].abs())[:5], "y")
+    before, after = (np.concatenate([tree.value[tree.feature < 0] for tree in b.ensemble.trees]) for b in (old, new))
+    kept = np.count_nonzero(before == after)
+    assert np.isfinite(after).all() and 0 < kept < len(before)
 
 
 def test_models_that_cannot_be_refreshed() -> None:

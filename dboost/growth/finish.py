@@ -46,7 +46,8 @@ def bounded(step: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
     """Steps times the learning rate, none larger than allowed."""
     if parameters.max_delta_step is not None:
         step = np.clip(step, -parameters.max_delta_step, parameters.max_delta_step)
-    return np.clip(parameters.learning_rate * step, -loss.longest_step, loss.longest_step)
+    with np.errstate(over="ignore"):  # scores that are no longer finite are told after the next pass over the rows
+        return np.clip(parameters.learning_rate * step, -loss.longest_step, loss.longest_step)
 
 
 def within_bounds(values: np.ndarray, grown: GrownTree, unit: float) -> None:

@@ -88,7 +88,7 @@ def as_float(total: int) -> float:
     try:
         return total / (1 << TOTAL_BITS)
     except OverflowError:
-        return math.copysign(math.inf, total)
+        return math.inf if total > 0 else -math.inf
 
 
 def merged_float(totals: Iterable[int | None]) -> float:

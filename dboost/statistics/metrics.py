@@ -80,16 +80,15 @@ def _mean_of(
     larger: bool = False,
     after: Callable[[float], float] | None = None,
 ) -> Metric:
-    """The weighted mean of a number per row, which is about `largest` at most."""
+    """The weighted mean of a number per row, which is about `largest` at most; NaN where it is too large for a float."""
 
     def chunk(rows: Rows) -> tuple[ExactSum, ExactSum]:
-        values, size = per_row(rows), rows.size
-        if rows.weight is None:
-            return ExactSum.of(values, size.unit(largest(size))), ExactSum(1.0, len(values))
-        return (
-            ExactSum.of(values * rows.weight, size.unit(largest(size))),
-            ExactSum.of(rows.weight, size.weight_unit),
-        )
+        size = rows.size
+        with np.errstate(over="ignore", invalid="ignore"):
+            values, unit = per_row(rows), size.unit(largest(size))
+            if rows.weight is None:
+                return ExactSum.of(values, unit), ExactSum(1.0, len(values))
+            return ExactSum.of(values * rows.weight, unit), ExactSum.of(rows.weight, size.weight_unit)
 
     def merge(a: tuple[ExactSum, ExactSum], b: tuple[ExactSum, ExactSum]) -> tuple[ExactSum, ExactSum]:
         return a[0].merge(b[0]), a[1].merge(b[1])
@@ -157,8 +156,8 @@ def _twice_the_loss(rows: Rows) -> np.ndarray:
 _POISSON = _mean_of("mean_poisson_deviance", lambda r: 2.0 * Poisson().value(r.target, r.raw), lambda size: size.loss)
 _GAMMA = _mean_of("mean_gamma_deviance", lambda r: 2.0 * Gamma().value(r.target, r.raw), lambda size: size.loss)
 _ANY = (
-    _mean_of("mean_squared_error", _squared_error, lambda size: size.error**2),
-    _mean_of("root_mean_squared_error", _squared_error, lambda size: size.error**2, after=math.sqrt),
+    _mean_of("mean_squared_error", _squared_error, lambda size: size.error * size.error),
+    _mean_of("root_mean_squared_error", _squared_error, lambda size: size.error * size.error, after=math.sqrt),
     _mean_of("mean_absolute_error", lambda r: np.abs(_prediction(r) - r.target), lambda size: size.error),
 )
 _TWO_CLASSES = (

@@ -135,6 +135,8 @@ def start_of(loss: Loss, ask: Ask, *, continues: bool = False) -> Start:
         of_targets, of_weights = (reduce(ExactSum.merge, of) for of in zip(*answers, strict=True))
         weights = of_weights.finish()
         mean = of_targets.finish() / weights
+        if not math.isfinite(mean):
+            raise DataError("the targets (or their weights) are so large that their sum is infinite; scale them down")
         if loss.target_range == "non-negative" and not mean > 0 and not continues:
             raise DataError(f"loss={loss.name!r} requires non-negative y and sum(y) > 0: all targets are 0")
         best = 0.0 if continues else _best(loss, ask, mean, weights, sizes.has_offset, rank_unit(heaviest, n))
@@ -271,7 +273,8 @@ def _largest(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None
     if not len(y):
         return 0.0, 0.0
     raw = _moved(y, offset, at)
-    return float(np.abs(loss.value(y, raw)).max()), float(np.abs(loss.inverse_link(raw) - y).max())
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.abs(loss.value(y, raw)).max()), float(np.abs(loss.inverse_link(raw) - y).max())
 
 
 def _moved(y: np.ndarray, offset: np.ndarray | None, at: float) -> np.ndarray:
@@ -295,7 +298,8 @@ def _sums(
     """Sums of the weighted target and of the weights."""
     if weight is None:
         return ExactSum.of(y, target_unit), ExactSum(weight_unit, float(len(y)) * weight_unit)
-    targets = ExactSum.of(y, target_unit, weight) if is_whole else ExactSum.of(y * weight, target_unit)
+    with np.errstate(over="ignore", invalid="ignore"):  # refused by `start_of`
+        targets = ExactSum.of(y, target_unit, weight) if is_whole else ExactSum.of(y * weight, target_unit)
     return targets, ExactSum.of(weight, weight_unit)
 
 

@@ -275,6 +275,8 @@ class Training:
         values = self.steps.values(grown, task.part)
         if self.direction is not None:
             within_bounds(values, grown, self.parameters.learning_rate * task.scales[1] / task.scales[0])
+        if not np.isfinite(values).all():  # gradients of the absolute error stay finite wherever the scores are
+            raise _diverged(iteration)
         self.harvest.append(Harvest.of(grown, values, _gain_unit(task)))
         if self.valued is not None:
             self.valued.append(ValuedTree(grown.copy(), values, output))
@@ -302,10 +304,7 @@ class Training:
         if not (np.isfinite(extremes.max_gradient).all() and np.isfinite(extremes.max_hessian).all()):
             if iteration == self.origin.n_earlier == 0:
                 raise DBoostError("the targets (or their weights) are so large that gradients are infinite; scale them down")
-            raise DBoostError(
-                f"training diverged in iteration {iteration}: scores are no longer finite; a smaller learning_rate, more "
-                "l2_regularization or a max_delta_step will help"
-            )
+            raise _diverged(iteration)
         return (extremes.coarse_loss + extremes.fine_loss / FINE) / self.start.loss_unit / self.total_weight
 
     def _task(self, extremes: Extremes, iteration: int, output: int) -> TreeTask:
@@ -343,6 +342,13 @@ class Training:
             choice = choice._replace(seed=np.array([mixed(parameters.random_state, FEATURES, iteration, output)], np.uint64))
         least = self.steps.least_influence(output)
         return TreeTask(limits, packing, self.rule, scales, allowed, output, sample, least, choice, self.direction)
+
+
+def _diverged(iteration: int) -> DBoostError:
+    return DBoostError(
+        f"training diverged in iteration {iteration}: scores are no longer finite; a smaller learning_rate, more "
+        "l2_regularization or a max_delta_step will help"
+    )
 
 
 def in_rows(values: list[np.ndarray]) -> np.ndarray:

@@ -1,0 +1,455 @@
+"""Draws of whole calls of `dboost.fit`: a small table, its roles and any combination of parameters.
+
+A draw is a record of plain values, so that what hypothesis prints of a failure says all. Tables come from its seed. Most draws
+are calls that should succeed; some hold a `mistake`, which must be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from hypothesis import strategies as st
+
+import dboost
+from dboost.losses import Loss
+
+
+class Smooth(Loss):
+    """c² (|u| / c - log(1 + |u| / c)), a loss of the user's own."""
+
+    name = "smooth"
+
+    def __init__(self, c: float = 1.0) -> None:
+        self.c = c
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        u = np.abs(raw - y) / self.c
+        return self.c**2 * (u - np.log1p(u))
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return (raw - y) / (1 + np.abs(raw - y) / self.c)
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.minimum(np.abs(raw - y) / self.c, 1e100)) ** 2
+
+
+class Logistic(Loss):
+    """The log loss of two classes, as a user may write it."""
+
+    name = "logistic"
+    is_classification = True
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.logaddexp(0, raw) - y * raw
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return self.inverse_link(raw) - y
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return self.inverse_link(raw) * (1 - self.inverse_link(raw))
+
+    def link(self, prediction: np.ndarray) -> np.ndarray:
+        return np.log(prediction / (1 - prediction))
+
+    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
+        return 0.5 * (1 + np.tanh(raw / 2))
+
+
+Made = Callable[[np.random.Generator, int], Any]
+
+
+def _gaps(values: Any, rng: np.random.Generator, share: float = 0.3) -> pd.Series:
+    series = pd.Series(values)
+    return series.mask(rng.random(len(series)) < share)
+
+
+NUMERIC: dict[str, Made] = {
+    "normal": lambda rng, n: rng.normal(size=n),
+    "gaps": lambda rng, n: _gaps(rng.normal(size=n), rng),
+    "ties": lambda rng, n: rng.integers(-2, 3, n) / 2,
+    "constant": lambda rng, n: np.full(n, 3.5),
+    "constant with gaps": lambda rng, n: _gaps(np.full(n, -1.0), rng, 0.5),
+    "missing": lambda rng, n: np.full(n, np.nan),
+    "huge": lambda rng, n: rng.normal(size=n) * 1e307,
+    "tiny": lambda rng, n: rng.normal(size=n) * 1e-300,
+    "denormal": lambda rng, n: rng.integers(-9, 9, n) * 5e-324,
+    "all magnitudes": lambda rng, n: rng.normal(size=n) * 10.0 ** rng.integers(-320, 307, n),
+    "neighbors": lambda rng, n: 1.0 + rng.integers(0, 4, n) * 2.0**-52,
+    "zeros of both signs": lambda rng, n: np.where(rng.random(n) < 0.5, 0.0, -0.0),
+    "float32": lambda rng, n: rng.normal(size=n).astype(np.float32),
+    "int64": lambda rng, n: rng.integers(-(2**52), 2**52, n),
+    "int8": lambda rng, n: rng.integers(-128, 128, n).astype(np.int8),
+    "uint8": lambda rng, n: rng.integers(0, 5, n).astype(np.uint8),
+    "nullable": lambda rng, n: _gaps(pd.Series(rng.integers(0, 9, n), dtype="Int64"), rng),
+    "bool": lambda rng, n: rng.random(n) < 0.5,
+}
+CATEGORICAL: dict[str, Made] = {
+    "text": lambda rng, n: rng.choice(["a", "b", "", "é", "long " * 9], n).astype(object),
+    "text with gaps": lambda rng, n: _gaps(rng.choice(list("abcdefgh"), n).astype(object), rng),
+    "a name for each row": lambda rng, n: np.array([f"name {i}" for i in rng.permutation(n)], object),
+    "categories": lambda rng, n: pd.Categorical.from_codes(rng.integers(-1, 4, n), list("dcba")),
+    "categories of numbers": lambda rng, n: pd.Categorical.from_codes(rng.integers(0, 3, n), [7, 2, 5]),
+    "unused categories": lambda rng, n: pd.Categorical.from_codes(rng.integers(0, 2, n), [f"c{i}" for i in range(300)]),
+}
+COLUMNS = NUMERIC | CATEGORICAL
+#: Numeric columns that may be declared categorical.
+CODES = ("ties", "int8", "uint8", "bool", "constant", "gaps")
+
+
+def _classes(rng: np.random.Generator, signal: np.ndarray, n_classes: int) -> np.ndarray:
+    """Classes that follow the signal, every one of them in the first rows."""
+    codes = np.clip(np.floor((signal + rng.normal(size=len(signal)) + 2) * n_classes / 4), 0, n_classes - 1).astype(int)
+    codes[:n_classes] = np.arange(n_classes)[: len(codes)]
+    return codes
+
+
+Target = Callable[[np.random.Generator, np.ndarray], Any]
+NUMBERS: dict[str, Target] = {
+    "numbers": lambda rng, s: s + rng.normal(size=len(s)),
+    "whole numbers": lambda rng, s: np.rint(3 * s).astype(np.int64),
+    "one number": lambda rng, s: np.full(len(s), 2.5),
+    "heavy tails": lambda rng, s: s + rng.standard_cauchy(len(s)),
+    "far from zero": lambda rng, s: 1e9 + s,
+    "large numbers": lambda rng, s: 1e100 * s,
+    "small numbers": lambda rng, s: 1e-100 * s,
+    "extreme numbers": lambda rng, s: 1e305 * s,
+    "float32 numbers": lambda rng, s: s.astype(np.float32),
+}
+COUNTS: dict[str, Target] = {
+    "counts": lambda rng, s: rng.poisson(np.exp(s)),
+    "counts, most zero": lambda rng, s: np.where(rng.random(len(s)) < 0.9, 0, rng.poisson(3, len(s)) + 1) + (s == s.max()),
+}
+AMOUNTS: dict[str, Target] = {
+    "amounts": lambda rng, s: rng.gamma(2.0, np.exp(s)) + 1e-9,
+    "large amounts": lambda rng, s: 1e12 * np.exp(3 * s),
+    "small amounts": lambda rng, s: 1e-12 * np.exp(3 * s),
+}
+TWO_CLASSES: dict[str, Target] = {
+    "zeros and ones": lambda rng, s: _classes(rng, s, 2),
+    "zeros and ones as floats": lambda rng, s: _classes(rng, s, 2).astype(np.float64),
+    "truth": lambda rng, s: _classes(rng, s, 2).astype(bool),
+    "two words": lambda rng, s: np.array(["no", "yes"], object)[_classes(rng, s, 2)],
+    "one of many": lambda rng, s: (np.arange(len(s)) == 1).astype(int),
+    "separable": lambda rng, s: (s > np.sort(s)[len(s) // 2]).astype(int) | (np.arange(len(s)) == 0),
+}
+MANY_CLASSES: dict[str, Target] = {
+    "three words": lambda rng, s: np.array(["low", "middle", "high"], object)[_classes(rng, s, 3)],
+    "three categories": lambda rng, s: pd.Categorical.from_codes(_classes(rng, s, 3), ["c", "a", "b"]),
+    "five numbers": lambda rng, s: _classes(rng, s, 5) * 10 - 20,
+}
+TARGETS = NUMBERS | COUNTS | AMOUNTS | TWO_CLASSES | MANY_CLASSES
+_REAL = [*NUMBERS, *COUNTS, *AMOUNTS, "zeros and ones"]
+SUITED: dict[str, list[str]] = {
+    "auto": [*NUMBERS, *COUNTS, *AMOUNTS, *TWO_CLASSES, "three words", "three categories"],
+    "squared_error": _REAL,
+    "absolute_error": _REAL,
+    "quantile": _REAL,
+    "huber": _REAL,
+    "smooth": _REAL,
+    "poisson": [*COUNTS, *AMOUNTS, "zeros and ones"],
+    "tweedie": [*COUNTS, *AMOUNTS, "zeros and ones"],
+    "gamma": [*AMOUNTS],
+    "log_loss": [*TWO_CLASSES, *MANY_CLASSES],
+    "exponential": [*TWO_CLASSES],
+    "logistic": [*TWO_CLASSES],
+}
+OWN: dict[str, Loss] = {"smooth": Smooth(0.5), "logistic": Logistic()}
+
+WEIGHTS: dict[str, Made] = {
+    "ones": lambda rng, n: np.ones(n),
+    "counts": lambda rng, n: np.maximum(rng.integers(0, 4, n), np.arange(n) < 5),
+    "mostly zero": lambda rng, n: np.where((rng.random(n) < 0.8) & (np.arange(n) >= 5), 0.0, 1.5),
+    "any": lambda rng, n: rng.random(n) + 1e-3,
+    "huge": lambda rng, n: rng.random(n) * 1e12 + 1,
+    "tiny": lambda rng, n: rng.random(n) * 1e-12 + 1e-15,
+    "very different": lambda rng, n: 10.0 ** rng.integers(-6, 7, n),
+    "truth": lambda rng, n: (rng.random(n) < 0.6) | (np.arange(n) < 5),
+}
+OFFSETS: dict[str, Made] = {
+    "any": lambda rng, n: rng.normal(size=n),
+    "zero": lambda rng, n: np.zeros(n),
+    "far": lambda rng, n: np.full(n, 5.0) + rng.normal(size=n),
+    "whole": lambda rng, n: rng.integers(-2, 3, n),
+    "extreme": lambda rng, n: np.where(rng.random(n) < 0.5, 1e305, 0.0),
+}
+FRONTS = ("pandas", "polars", "arrow", "numpy", "dask", "dask array", "parquet", "prepared")
+#: What makes the same model: other partitions, threads, rows in files, a fit that was killed, a prepared folder.
+AGAIN = ("partitions", "threads", "streamed", "killed", "prepared")
+WRONG: list[dict[str, Any]] = [
+    {"learning_rate": 0.0},
+    {"learning_rate": float("nan")},
+    {"max_iter": 0},
+    {"max_leaf_nodes": 1},
+    {"max_depth": 0},
+    {"min_samples_leaf": 2.5},
+    {"l2_regularization": -1.0},
+    {"subsample": 0.0},
+    {"subsample": 1.5},
+    {"max_features": 0.0},
+    {"max_bins": 256},
+    {"growth": "wide"},
+    {"step": "large"},
+    {"split_proposal": "never"},
+    {"criterion": "least"},
+    {"random_state": -1},
+    {"loss": "hinge"},
+    {"n_estimators": 5},
+    {"n_threads": 0},
+    {"memory_limit": "much"},
+    {"arcbites": {"n_bites": 0}},
+    {"arcbites": {"bites": 2}},
+    {"early_stopping_rounds": 0},
+    {"early_stopping_rounds": 3, "eval_set": None},
+    {"monotonic_cst": {"nowhere": 1}},
+    {"monotonic_cst": {"c0": 2}},
+    {"monotonic_cst": [0] * 20},
+    {"interaction_cst": [["nowhere"]]},
+    {"interaction_cst": [[99]]},
+    {"interaction_cst": 5},
+    {"eval_metric": "nothing"},
+    {"features": ["c0", "nowhere"]},
+    {"categorical_features": ["nowhere"]},
+    {"continue_bins": "old"},
+    {"continue_steps": "small"},
+    {"checkpoint_every": 0},
+    {"source_name": 5},
+    {"callbacks": ["print"]},
+    {"refit_leaves": True, "start_from": None},
+    {"start_from": "nowhere/model.json"},
+]
+#: Mistakes in the data.
+BAD: tuple[str, ...] = (
+    "target is missing once",
+    "target is infinite once",
+    "weight is negative once",
+    "weight is missing once",
+    "weight is infinite once",
+    "weight is zero",
+    "offset is infinite once",
+    "offset is missing once",
+    "a feature is infinite once",
+    "a feature is a date",
+    "a feature is complex",
+    "a feature mixes numbers and text",
+    "no rows",
+    "no target",
+    "evaluation set without a feature",
+)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One call. columns, target, weight, offset : names of what the tables above make."""
+
+    n_rows: int
+    seed: int
+    columns: tuple[str, ...]
+    loss: str
+    target: str
+    weight: str | None = None
+    offset: str | None = None
+    front: str = "pandas"
+    apart: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    arcbites: dict[str, Any] | None = None
+    watched: str | None = None
+    earlier: str | None = None
+    again: tuple[str, ...] = ()
+    cuts: tuple[int, ...] = ()
+    mistake: str | dict[str, Any] | None = None
+
+    @property
+    def names(self) -> list[str]:
+        return [f"c{j}" for j in range(len(self.columns))]
+
+    def keywords(self) -> dict[str, Any]:
+        """What shapes the learning; data, roles and evaluation sets are not among them."""
+        keywords = dict(self.options)
+        keywords["loss"] = OWN.get(self.loss, self.loss)
+        if self.arcbites is not None:
+            keywords["arcbites"] = dboost.ArcBites(**self.arcbites)
+        if not self.is_named:
+            if "monotonic_cst" in keywords:
+                keywords["monotonic_cst"] = [keywords["monotonic_cst"].get(name, 0) for name in self.names]
+            if "categorical_features" in keywords:
+                keywords["categorical_features"] = [self.names.index(name) for name in keywords["categorical_features"]]
+        if isinstance(self.mistake, dict):
+            keywords |= self.mistake
+        return keywords
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the columns have names."""
+        return self.front not in ("numpy", "dask array")
+
+    def table(self, part: int = 0, n_rows: int | None = None) -> pd.DataFrame:
+        """Features c0, c1, …, target y, weight w and offset o. part : 0 to train on, others are other rows of the same kind."""
+        rng, n = np.random.default_rng([self.seed, part]), self.n_rows if n_rows is None else n_rows
+        frame = pd.DataFrame({name: COLUMNS[kind](rng, n) for name, kind in zip(self.names, self.columns, strict=True)})
+        signal = np.zeros(n)
+        for name, kind in zip(self.names[:3], self.columns, strict=False):
+            signal += pd.factorize(frame[name], sort=kind in NUMERIC)[0] % 7 / 7 - 0.4
+        frame["y"] = TARGETS[self.target](rng, signal)
+        if self.weight is not None:
+            frame["w"] = WEIGHTS[self.weight](rng, n)
+        if self.offset is not None:
+            frame["o"] = OFFSETS[self.offset](rng, n)
+        return frame
+
+    def spoiled(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The training table with the mistake in it."""
+        role, _, what = self.mistake.partition(" is ") if isinstance(self.mistake, str) else ("", "", "")
+        row = self.seed % len(frame)
+        column = {"target": "y", "weight": "w", "offset": "o", "a feature": "c0"}.get(role)
+        if self.mistake == "no rows":
+            return frame[:0]
+        if self.mistake == "no target":
+            return frame.drop(columns="y")
+        if self.mistake == "a feature mixes numbers and text":
+            return frame.assign(c0=np.array(["a", 1.5] * len(frame), object)[: len(frame)])
+        if column is None:
+            return frame
+        if what == "a date":
+            return frame.assign(c0=pd.Timestamp("2020-02-29"))
+        if what == "complex":
+            return frame.assign(c0=1j)
+        if what == "zero":
+            return frame.assign(w=0.0)
+        value = {"missing once": np.nan, "infinite once": np.inf, "negative once": -1.0}[what]
+        numeric = column != "c0" and pd.api.types.is_numeric_dtype(frame[column])
+        old = frame[column].to_numpy(np.float64) if numeric else np.zeros(len(frame))
+        return frame.assign(**{column: np.where(np.arange(len(frame)) == row, value, old)})
+
+
+@st.composite
+def draws(draw: st.DrawFn, *, again: tuple[str, ...] = AGAIN) -> Draw:
+    """Calls of `dboost.fit`. About one in seven holds a mistake, or parameters that do not go together."""
+    # One source of all choices: hypothesis copies choices of one strategy to another of its kind, and with a strategy for each
+    # parameter most calls would be nearly those before.
+    random = draw(st.randoms(note_method_calls=False))
+
+    def chance(percent: int) -> bool:
+        return random.randint(0, 99) >= 100 - percent
+
+    def pick(values: Iterable[Any]) -> Any:
+        return random.choice(list(values))
+
+    def option(percent: int, name: str, *values: Any) -> None:
+        if chance(percent):
+            options[name] = pick(values)
+
+    columns = tuple(pick(COLUMNS) for _ in range(random.randint(1, 8)))
+    front = pick(FRONTS)
+    if front == "dask array":
+        columns = tuple(kind if kind in NUMERIC else "normal" for kind in columns)
+    if front == "polars":  # has no categories of numbers
+        columns = tuple("categories" if kind == "categories of numbers" else kind for kind in columns)
+    n_rows = random.randint(5, 60) if chance(20) else random.randint(60, 300)
+    loss, careless = pick(SUITED), chance(7)
+    target = pick(TARGETS if careless else SUITED[loss])
+    weight = pick(WEIGHTS) if chance(40) else None
+    offset = pick(OFFSETS) if chance(20) else None
+    mistake = None if not chance(12) else pick(BAD) if chance(40) else pick(WRONG)
+    earlier = pick(["start_from", "start_from, kept bins", "refit_leaves"]) if chance(18) else None
+    watched = pick(["one", "two"]) if chance(35) else None
+    if isinstance(mistake, str):
+        # Rows of weight zero may hold anything in target and offset.
+        weight = "any" if mistake.startswith("weight") else None
+        offset = "any" if mistake.startswith("offset") else offset
+        if mistake.startswith("a feature"):
+            columns = ("normal", *columns[1:])
+            front = front if front in ("pandas", "dask") or "infinite" in mistake else "pandas"
+        if mistake.startswith("evaluation"):
+            watched, earlier = "one", None
+    options: dict[str, Any] = {"max_iter": random.randint(1, 6), "random_state": random.randint(0, 9)}
+    if loss == "quantile":
+        options["quantile"] = pick([0.5, 0.9, 0.01, 0.999])
+    if loss == "huber":
+        option(50, "huber_alpha", 0.5, 0.99, 0.01)
+    if loss == "tweedie":
+        option(50, "tweedie_power", 1.1, 1.9)
+    option(70, "min_samples_leaf", 1, 2, 5)
+    option(50, "learning_rate", 1.0, 0.5, 1e-6, 1.5)
+    option(2, "learning_rate", 1e100, 1e300)
+    option(40, "max_leaf_nodes", 2, 3, 8, None)
+    option(30, "max_depth", 1, 2, 5)
+    option(30, "min_hessian", 0.0, 1e-3, 5.0)
+    option(30, "l2_regularization", 0.0, 1e-9, 10.0)
+    option(20, "l1_regularization", 0.5, 1e-3)
+    option(15, "leaf_penalty", 0.1)
+    option(15, "min_gain", 1e-3, 0.1)
+    option(15, "max_delta_step", 0.5, 1e-3)
+    option(25, "criterion", "gradient", "newton")
+    option(30, "growth", "depth_wise", "best_first")
+    option(25, "split_proposal", "tree", "node", "exact", "global")
+    if options.get("split_proposal") != "exact":
+        option(30, "max_bins", 2, 3, 16, 100)
+    option(20, "subsample", 0.5, 0.8, 0.05)
+    option(20, "max_features", 0.5, 0.01)
+    option(15, "categorical_smoothing", 0.0, 1.0)
+    option(15, "categorical_l2", 0.0)
+    option(15, "max_category_group", 1, 4)
+    option(25, "min_category_hessian", 0.0, 1.0)
+    option(30, "n_threads", 1, 2, 3)
+    many = target in MANY_CLASSES
+    if loss == "log_loss" or careless:
+        option(25, "influence_trimming", 0.1, 0.5, 0.9)
+    codes = [f"c{j}" for j, kind in enumerate(columns) if kind in CODES]
+    if codes:
+        text = [f"c{j}" for j, kind in enumerate(columns) if kind in CATEGORICAL]
+        option(20, "categorical_features", codes if careless else [*codes, *text])
+    declared = options.get("categorical_features", ())
+    ordered = [f"c{j}" for j, kind in enumerate(columns) if kind in NUMERIC and f"c{j}" not in declared]
+    if ordered and (not many or careless):
+        option(25, "monotonic_cst", *({name: sign} for name in ordered for sign in (1, -1)), dict.fromkeys(ordered, 1))
+    if "monotonic_cst" not in options or careless:
+        option(20, "step", "line_search", "constant", "leaf")
+    names = list(range(len(columns)))
+    option(20, "interaction_cst", "pairwise", "no_interactions", [names[:2], names[1:3]], [names[::2]], [])
+    arcbites: dict[str, Any] | None = None
+    unwatched = {"early_stopping_rounds": 3, "eval_set": None}
+    if n_rows >= 40 and mistake != unwatched and chance(12):
+        arcbites = {"n_bites": pick([2, 3, 5]), "visits": pick([1, 2, None])}
+        if chance(60):
+            arcbites["trees_per_visit"] = pick([1, 2])
+        if chance(50):
+            arcbites |= pick([{"order": "cyclic"}, {"order": "adaptive"}, {"parts": 2}])
+    if watched is not None:
+        is_class = loss in ("log_loss", "exponential", "logistic", "auto") and target in {**TWO_CLASSES, **MANY_CLASSES}
+        of_classes = ["accuracy", ["log_loss"]] if many else ["roc_auc", "brier_score", ["accuracy", "brier_score"]]
+        of_numbers = ["mean_absolute_error", "root_mean_squared_error", ["mean_squared_error"]]
+        option(30, "eval_metric", *(of_classes if is_class else of_numbers))
+        option(60, "early_stopping_rounds", 1, 2)
+    if not careless:
+        if front == "prepared":
+            options.pop("split_proposal", None)
+            watched = watched or ("one" if arcbites else None)
+        if earlier == "start_from, kept bins":
+            options.pop("split_proposal", None)
+        if earlier == "refit_leaves":
+            options.pop("monotonic_cst", None)
+            options.pop("step", None)
+    if options.get("split_proposal", "global") == "global" or careless:
+        option(10, "memory_limit", "64MiB", 10**9)
+    return Draw(
+        n_rows=n_rows,
+        seed=random.randint(0, 2**32),
+        columns=columns,
+        loss=loss,
+        target=target,
+        weight=weight,
+        offset=offset,
+        front=front,
+        apart=chance(40),
+        options=options,
+        arcbites=arcbites,
+        watched=watched,
+        earlier=earlier,
+        again=(pick(again),) if again and chance(50) else (),
+        cuts=tuple(random.randint(0, n_rows) for _ in range(random.randint(0, 5))),
+        mistake=mistake,
+    )
