@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -351,11 +352,18 @@ def test_weighted_metrics() -> None:
     assert booster.history["train_loss"].iloc[-1] == pytest.approx(expected, rel=1e-5)
 
 
-def test_forms_of_evaluation_sets() -> None:
+def test_forms_of_evaluation_sets(tmp_path: Path) -> None:
     X, y, w = HELD_OUT[FEATURES], HELD_OUT["y"], HELD_OUT["w"]
     expected = fit(eval_set=HELD_OUT).history["eval_squared_error"].tolist()
     for form in ((X, y), (X, y.to_numpy()), (HELD_OUT, "y"), [(X, y)], {"eval": (X, y)}, {"eval": HELD_OUT}):
         assert fit(eval_set=form).history["eval_squared_error"].tolist() == expected
+    HELD_OUT.to_parquet(tmp_path / "held.parquet")
+    frames = [FRAME.assign(o=0.5), HELD_OUT.assign(o=0.5)]
+    frames[1].to_parquet(tmp_path / "offset.parquet")
+    assert fit(eval_set=tmp_path / "held.parquet").history["eval_squared_error"].tolist() == expected
+    forms = (frames[1], tmp_path / "offset.parquet")
+    frame, path = (fit(data=frames[0], offset="o", eval_set=form).history["eval_squared_error"].tolist() for form in forms)
+    assert frame == path
     two = fit(eval_set=[(X, y), (X, y, w)]).history
     assert two["eval_0_squared_error"].tolist() == expected
     assert two["eval_1_squared_error"].tolist() == fit(eval_set=(HELD_OUT, "y", "w")).history["eval_squared_error"].tolist()

@@ -28,6 +28,7 @@ from dboost.model import storage
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
 from dboost.shard.layout import plan_layout
+from dboost.sources.frame import is_path
 from dboost.statistics.metrics import Metric
 from dboost.training.assembly import assemble
 from dboost.training.checkpoint import Checkpoint
@@ -328,7 +329,7 @@ def with_columns(
             target = target_name
             weight = weight_name if isinstance(weight_name, str) and weight is None else weight
         if offset is None and offset_name is not None:
-            if not (isinstance(offset_name, str) and hasattr(data, "columns")):
+            if not (isinstance(offset_name, str) and (is_path(data) or hasattr(data, "columns"))):
                 raise ParameterError(
                     f"evaluation set {name!r} has no offsets, but the training data have: give (X, y, weight, offset), with "
                     "None for no weight, or name a column of both in fit"
