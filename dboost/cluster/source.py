@@ -288,7 +288,10 @@ class _Waited:
             seconds, lost = f"{worker_timeout():.0f} s", self._connection.attempts.summary()
             if not here:
                 raise DBoostError(f"no worker has come for {seconds}: nobody can read the data{lost}")
-            told = ", ".join(f"{worker} uses {in_words(used)} of {in_words(limit)}" for worker, (used, limit) in paused.items())
+            told = ", ".join(
+                f"{worker} uses {in_words(used)}" + (f" of {in_words(limit)}" if limit else "")
+                for worker, (used, limit) in paused.items()
+            )
             raise DBoostError(
                 f"for {seconds} all workers have been paused by Dask because they are short of memory ({told}), and paused "
                 "workers read no data: free what else they hold, or add workers or memory"
