@@ -6,10 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numba
 import pytest
+from numba import types
+
+KernelFiles: Any = pytest.importorskip("dboost.kernels.cache_files").KernelFiles
 
 PACKAGE = Path(__file__).parent.parent / "dboost"
 
@@ -161,3 +166,51 @@ def test_a_folder_that_nobody_may_write_to_is_read(copy: Path) -> None:
     finally:
         for path in folders:
             path.chmod(0o755)
+
+
+SAVE = """
+import sys, time
+from pathlib import Path
+from numba import types
+from dboost.kernels.cache_files import KernelFiles
+folder, number, start = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+for turn in range(40):
+    files = KernelFiles(folder, f"kernel-{turn}", "stamp")
+    while time.time() < start + turn * 0.02:
+        pass
+    files.save(((types.Array(types.float64, number, "C"),), "machine", "function"), number)
+"""
+
+
+def test_processes_that_keep_kernels_at_the_same_time_keep_all_of_them(tmp_path: Path) -> None:
+    """Workers of a cluster compile together; an index that each of them reads and writes would lose or mix up entries."""
+    start = time.time() + 3.0
+    environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
+    numbers = range(1, 5)
+    processes = [
+        subprocess.Popen([sys.executable, "-c", SAVE, str(tmp_path), str(number), str(start)], env=environment)
+        for number in numbers
+    ]
+    assert [process.wait(120) for process in processes] == [0] * len(processes)
+    for turn in range(40):
+        files = KernelFiles(str(tmp_path), f"kernel-{turn}", "stamp")
+        for number in numbers:
+            assert files.load(((types.Array(types.float64, number, "C"),), "machine", "function")) == number
+
+
+def test_kernels_of_earlier_code_are_not_found(tmp_path: Path) -> None:
+    key = (types.float64,), "machine", "function"
+    old, new = (KernelFiles(str(tmp_path), "kernel", stamp) for stamp in ("old", "new"))
+    old.save(key, "old")
+    assert new.load(key) is None
+    new.save(key, "new")
+    assert new.load(key) == "new" and old.load(key) is None
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_named_tuples_are_told_apart_by_their_classes() -> None:
+    """Losses hand kernels records, and two of them may have the same name and the same fields."""
+    first, second = (types.NamedTuple((types.float64,), NamedTuple("Terms", [("scale", float)])) for _ in range(2))
+    second.instance_class.__module__ = "elsewhere"
+    files = KernelFiles("folder", "kernel", "stamp")
+    assert files.name_of(((first,), "machine", "function")) != files.name_of(((second,), "machine", "function"))

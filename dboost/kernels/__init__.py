@@ -182,8 +182,8 @@ def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def _change_cache(kept: Any, options: dict[str, Any]) -> None:
-    """Stamp a kernel's cache, and have it load without what Numba needs for compiling only."""
-    kept._cache_file._source_stamp = _STAMP
+    """Give a kernel's cache files of its own, and have it load without what Numba needs for compiling only."""
+    kept._cache_file = _INSIDE.KernelFiles(kept._cache_path, kept._impl.filename_base, _STAMP)
     if options.get("no_cpython_wrapper"):
         kept._impl.__class__ = _INSIDE.PartCache  # the same but for how it reads
     load = kept.load_overload

@@ -34,6 +34,10 @@ from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.targetconfig import ConfigStack
 from numba.core.typed_passes import NativeLowering, NopythonTypeInference
 
+from dboost.kernels.cache_files import KernelFiles
+
+__all__ = ["KernelCompiler", "KernelFiles", "PartCache", "caching", "check_names"]
+
 _UNNEEDED = {
     "WithLifting", "InlineClosureLikes", "RewriteDynamicRaises", "MakeFunctionToJitFunction", "InlineInlinables",
     "FindLiterallyCalls", "LiteralUnroll", "LiteralPropagationSubPipelinePass", "InlineOverloads", "NopythonRewrites",
@@ -184,6 +188,7 @@ def check_names() -> None:
         (cache._CacheLocator, ("ensure_cache_path",)),
         (cache.FunctionCache, ("load_overload", "_load_overload", "save_overload", "_guard_against_spurious_io_errors")),
         (Flags, ("values", "copy")),
+        (caching.IndexDataCacheFile, ("_save_data", "_load_data")),
         (JITCodeLibrary, (
             "_optimize_functions", "_optimize_final_module", "_finalize_final_module", "_finalize_dynamic_globals",
             "serialize_using_object_code", "serialize_using_bitcode", "enable_object_caching",
@@ -194,7 +199,7 @@ def check_names() -> None:
     with suppress(RuntimeError):  # no folder for a cache
         probe: Any = njit(cache=True)(_nothing)
         kept = probe._cache
-        _ = kept._impl, kept._cache_file._source_stamp
+        _ = kept._impl.filename_base, kept._cache_path, kept._cache_file
 
 
 def _nothing() -> None:
