@@ -14,7 +14,7 @@ from tests.tables import make_table
 
 
 def a_tree(n_bins: np.ndarray, categorical: np.ndarray, n_leaves: int, seed: int) -> GrownTree:
-    """Splits at random, in the order of growth; leaves numbered as they come."""
+    """Splits at random, in the order of growth; leaves numbered from left to right."""
     rng = np.random.default_rng(seed)
     frontier = new_frontier(n_leaves)
     n = 2 * n_leaves - 1
@@ -30,7 +30,14 @@ def a_tree(n_bins: np.ndarray, categorical: np.ndarray, n_leaves: int, seed: int
         leaves += [size, size + 1]
         size += 2
     leaf_of = np.zeros(n, np.int64)
-    leaf_of[sorted(leaves)] = np.arange(n_leaves)
+    stack, k = [0], 0
+    while stack:
+        node = stack.pop()
+        child = int(frontier.child[node])
+        if child < 0:
+            leaf_of[node], k = k, k + 1
+        else:
+            stack += [child + 1, child]
     return GrownTree(frontier, n, n_leaves, np.zeros(n, np.int64), leaf_of, np.zeros((n_leaves, 2)), left_codes)
 
 

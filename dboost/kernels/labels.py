@@ -16,29 +16,71 @@ from __future__ import annotations
 import numpy as np
 
 from dboost.kernels import kernel
-from dboost.kernels.intrinsics import float64_to_bits
 
 I = np.int64  # noqa: E741
-I32, U8 = np.int32, np.uint8
+U8 = np.uint8
 
 #: Bytes of a mask.
 N_PLANES = 4
-#: Leaves that a mask has bits for (of 32, the highest is the sign).
-MASK_LEAVES = 8 * N_PLANES - 1
+#: Leaves that a mask has bits for.
+MASK_LEAVES = 8 * N_PLANES
+#: What is told of a split: see `label_by_masks`.
+STEP, AFTER, N_RIGHT, IS_TABLE, N_STEPS = range(5)
 #: Rows that are labelled together.
 BLOCK = 2048
 
 
 @kernel
-def label_by_masks(codes, step, cut, missing, way, tables, struck, first_plane, last_plane, label, first, last, scratch, leaf):
-    """leaf[i] = label of the leaf that row i reaches, for rows first…last-1 of a tree of at most `MASK_LEAVES` leaves.
+def prepare_masks(
+    child, feature, cut, missing_left, leaf_of, left_codes, n_bins, is_categorical, code_row, below, leaves, steps, tables,
+    struck,
+):  # fmt: skip
+    """Write a tree's splits as `label_by_masks` wants them. Returns how many there are, or -1 when a code has two bytes.
 
-    codes : uint8[n_narrow, n]; of each split, step : int64, which row of `codes` it looks at; cut : uint8, the last code that
-    goes left; missing : uint8, the code of missing values; way : int64, 0 when these go right, 1 when they go left, 2 when
-    a table says where codes go; tables : uint8[n_splits, 256], 0 (left) or 255 (right); struck : uint8[n_splits, N_PLANES],
-    the bits of the leaves on the left; first_plane, last_plane : int64, in which planes these are; label : int64, of the leaf
-    at each position from the left, or None where leaves are numbered like that; scratch : uint8[N_PLANES + 1, BLOCK];
-    leaf : uint8 or int32[n].
+    child, feature, cut, missing_left : of each node, as in `growth.frontier.Frontier`; leaf_of : int64[n_nodes], numbers of
+    leaves from left to right; left_codes : uint8[n_nodes, n_codes]; n_bins, is_categorical, code_row : of each feature;
+    below, leaves : int64[n_nodes], scratch: the first leaf below each node, and how many there are.
+    """
+    n = child.size
+    # Children come after their parents.
+    for node in range(n - 1, -1, -1):
+        left = child[node]
+        below[node] = leaf_of[node] if left < 0 else below[left]
+        leaves[node] = 1 if left < 0 else leaves[left] + leaves[left + 1]
+    s = 0
+    for node in range(n):
+        left = child[node]
+        if left < 0:
+            continue
+        f = feature[node]
+        if code_row[f] < 0:
+            return -1
+        # A cut after the last bin sends all values left.
+        after = min(cut[node] + 1, n_bins[f])
+        is_table = is_categorical[f] != 0
+        steps[STEP, s] = code_row[f]
+        steps[AFTER, s] = after
+        steps[N_RIGHT, s] = n_bins[f] + (0 if missing_left[node] != 0 else 1) - after
+        steps[IS_TABLE, s] = is_table
+        if is_table:
+            for code in range(n_bins[f]):
+                tables[s, code] = 0 if left_codes[node, code] != 0 else 255
+            tables[s, n_bins[f]] = 0 if missing_left[node] != 0 else 255
+        bits = ((I(1) << leaves[left]) - I(1)) << below[node]
+        for p in range(N_PLANES):
+            struck[s, p] = (bits >> I(8 * p)) & I(255)
+        s += 1
+    return s
+
+
+@kernel
+def label_by_masks(codes, steps, tables, struck, n_splits, first, last, scratch, leaf):
+    """leaf[i] = the leaf from the left that row i reaches, for rows first…last-1 of a tree of at most `MASK_LEAVES` leaves.
+
+    codes : uint8[n_narrow, n]; steps : int64[N_STEPS, >= n_splits], of each split: which row of `codes` it looks at, the first
+    code that goes right, and how many follow one another that do; or that a table says where codes go; tables :
+    uint8[n_splits, 256], 0 (left) or 255 (right); struck : uint8[n_splits, N_PLANES], the bits of the leaves on the left;
+    scratch : uint8[N_PLANES + 1, BLOCK]; leaf : uint8 or int32[n].
     """
     for start in range(first, last, BLOCK):
         n = BLOCK if start + BLOCK < last else last - start
@@ -47,35 +89,43 @@ def label_by_masks(codes, step, cut, missing, way, tables, struck, first_plane, 
             for i in range(n):
                 plane[i] = U8(255)
         right = scratch[N_PLANES, :n]
-        for s in range(step.size):
-            code = codes[step[s], start : start + n]
-            at, gone = cut[s], missing[s]
-            # All bits or none by arithmetic: of an "if" the compiler makes a jump for each row, which nobody can guess.
-            if way[s] == 0:
-                for i in range(n):
-                    right[i] = U8(0) - U8(code[i] > at)
-            elif way[s] == 1:
-                for i in range(n):
-                    right[i] = U8(0) - (U8(code[i] > at) & U8(code[i] != gone))
-            else:
+        for s in range(n_splits):
+            code = codes[steps[STEP, s], start : start + n]
+            is_table = steps[IS_TABLE, s] != 0
+            after, n_right = U8(steps[AFTER, s]), U8(steps[N_RIGHT, s])
+            if is_table:
                 table = tables[s]
                 for i in range(n):
                     right[i] = table[code[i]]
-            for p in range(first_plane[s], last_plane[s]):
-                plane, bits = scratch[p, :n], struck[s, p]
-                for i in range(n):
-                    plane[i] &= ~(right[i] & bits)
+            for p in range(N_PLANES):
+                if struck[s, p] == 0:
+                    continue
+                plane, stay = scratch[p, :n], U8(~struck[s, p])
+                # All bits or none by arithmetic: of an "if" the compiler makes a jump for each row, which nobody can guess.
+                # One comparison: codes below `after` wrap around and are large.
+                if is_table:
+                    for i in range(n):
+                        plane[i] &= ~right[i] | stay
+                else:
+                    for i in range(n):
+                        plane[i] &= (U8(U8(code[i] - after) < n_right) - U8(1)) | stay
+        # The first plane that is not empty, then the lowest of its bits, by halves: all in bytes.
+        found = scratch[N_PLANES - 1, :n]
+        for i in range(n):
+            right[i] = U8(8 * N_PLANES - 8)
+        for p in range(N_PLANES - 2, -1, -1):
+            plane, base = scratch[p, :n], U8(8 * p)
+            for i in range(n):
+                some = U8(0) - U8(plane[i] != 0)
+                found[i] = (plane[i] & some) | (found[i] & ~some)
+                right[i] = (base & some) | (right[i] & ~some)
+        for i in range(n):
+            lowest = U8(found[i] & (U8(0) - found[i]))
+            half, quarter, eighth = lowest & U8(0xF0), lowest & U8(0xCC), lowest & U8(0xAA)
+            right[i] += U8(half != 0) * U8(4) + U8(quarter != 0) * U8(2) + U8(eighth != 0)
         out = leaf[start : start + n]
-        a, b, c, d = scratch[0, :n], scratch[1, :n], scratch[2, :n], scratch[3, :n]
-        # The lowest bit alone is a power of two, whose exponent stands in the bits of a float64.
-        if label is None:
-            for i in range(n):
-                mask = I32(a[i]) | (I32(b[i]) << I32(8)) | (I32(c[i]) << I32(16)) | (I32(d[i]) << I32(24))
-                out[i] = (float64_to_bits(np.float64(I32(mask & -mask))) >> I(52)) - I(1023)
-        else:
-            for i in range(n):
-                mask = I32(a[i]) | (I32(b[i]) << I32(8)) | (I32(c[i]) << I32(16)) | (I32(d[i]) << I32(24))
-                out[i] = label[(float64_to_bits(np.float64(I32(mask & -mask))) >> I(52)) - I(1023)]
+        for i in range(n):
+            out[i] = right[i]
 
 
 @kernel

@@ -14,7 +14,7 @@ import numpy as np
 
 from dboost.growth.task import GrownTree
 from dboost.kernels.histograms import Layout
-from dboost.kernels.labels import BLOCK, MASK_LEAVES, N_PLANES, label_by_masks, label_by_tables
+from dboost.kernels.labels import BLOCK, MASK_LEAVES, N_PLANES, N_STEPS, label_by_masks, label_by_tables, prepare_masks
 from dboost.kernels.routing import add_tree
 from dboost.shard.shard import Codes
 
@@ -62,6 +62,18 @@ def take_in(
 def leaf_finder(codes: Codes, layout: Layout, grown: GrownTree) -> Callable[[np.ndarray, int, int], None]:
     """A function that writes the leaves that rows first…last-1 reach into an array of leaf numbers."""
     n, frontier = grown.n_nodes, grown.frontier
+    if grown.n_leaves <= MASK_LEAVES:
+        steps = np.empty((N_STEPS, MASK_LEAVES), np.int64)
+        tables, struck = np.empty((MASK_LEAVES, 256), np.uint8), np.empty((MASK_LEAVES, N_PLANES), np.uint8)
+        below, leaves = np.empty((2, n), np.int64)
+        n_splits = prepare_masks(
+            frontier.child[:n], frontier.feature, frontier.cut, frontier.missing_left, grown.leaf_of, grown.left_codes,
+            layout.n_bins, layout.is_categorical, codes.row_of, below, leaves, steps, tables, struck,
+        )  # fmt: skip
+        if n_splits >= 0:
+            return lambda leaf, first, last: label_by_masks(
+                codes.narrow, steps, tables, struck, n_splits, first, last, np.empty((N_PLANES + 1, BLOCK), np.uint8), leaf
+            )
     child, feature = frontier.child[:n], frontier.feature[:n]
     splits = np.flatnonzero(child >= 0)
     step = codes.row_of[np.maximum(feature, 0)]
@@ -74,8 +86,6 @@ def leaf_finder(codes: Codes, layout: Layout, grown: GrownTree) -> Callable[[np.
             leaf[first:last] = reached[first:last]
 
         return slowly
-    if len(splits) < MASK_LEAVES:
-        return _by_masks(codes, layout, grown, splits)
     # Of bytes where that will do: then the table fits the fastest cache.
     follows = np.repeat(np.arange(n, dtype=np.uint8 if n <= 256 else np.int32)[:, None], 256, axis=1)
     for node in splits:
@@ -91,44 +101,6 @@ def leaf_finder(codes: Codes, layout: Layout, grown: GrownTree) -> Callable[[np.
     return lambda leaf, first, last: label_by_tables(
         codes.narrow, np.maximum(step, 0), follows, grown.leaf_of[:n], depth, first, last, leaf
     )
-
-
-def _by_masks(codes: Codes, layout: Layout, grown: GrownTree, splits: np.ndarray) -> Callable[[np.ndarray, int, int], None]:
-    """The same for small trees."""
-    n, frontier = grown.n_nodes, grown.frontier
-    child = frontier.child[:n]
-    # Leaves below each node, counted; then the place of the first of them from the left. Children come after their parents.
-    # (In lists, whose elements cost a tenth of an array's.)
-    below, first_leaf = [1] * n, [0] * n
-    pairs = list(zip(splits.tolist(), child[splits].tolist(), strict=True))
-    for node, left in reversed(pairs):
-        below[node] = below[left] + below[left + 1]
-    for node, left in pairs:
-        first_leaf[left], first_leaf[left + 1] = first_leaf[node], first_leaf[node] + below[left]
-    leaves = np.flatnonzero(child < 0)
-    label = np.empty(len(leaves), np.int64)
-    label[np.array(first_leaf)[leaves]] = grown.leaf_of[leaves]
-
-    feature = frontier.feature[splits]
-    struck = np.array([((1 << below[left]) - 1) << first_leaf[node] for node, left in pairs], np.int64)
-    planes = np.stack([(struck >> (8 * p) & 255).astype(np.uint8) for p in range(N_PLANES)], axis=1)
-    # A split has one leaf or more on its left, and they lie together.
-    first_plane, last_plane = (planes != 0).argmax(axis=1), N_PLANES - (planes[:, ::-1] != 0).argmax(axis=1)
-    missing = layout.n_bins[feature]
-    # A cut after the last bin sends all values left.
-    cut = np.minimum(frontier.cut[splits], missing - 1)
-    way = np.where(layout.is_categorical[feature], 2, frontier.missing_left[splits] != 0)
-    tables = np.zeros((len(splits), 256), np.uint8)
-    for s in np.flatnonzero(way == 2):
-        goes_left = np.append(grown.left_codes[splits[s], : missing[s]], frontier.missing_left[splits[s]])
-        tables[s, : len(goes_left)] = np.where(goes_left, 0, 255)
-    splits_as_bytes = np.where(way == 2, 0, cut).astype(np.uint8), missing.astype(np.uint8)
-    step, way = codes.row_of[feature], way.astype(np.int64)
-    in_order = None if (label == np.arange(len(label))).all() else label
-    return lambda leaf, first, last: label_by_masks(
-        codes.narrow, step, *splits_as_bytes, way, tables, planes, first_plane, last_plane, in_order, first, last,
-        np.empty((N_PLANES + 1, BLOCK), np.uint8), leaf,
-    )  # fmt: skip
 
 
 def leaves_of(codes: Codes, layout: Layout, grown: GrownTree) -> np.ndarray:
