@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dboost.engine.team import Team
-from dboost.engine.whole_tree import Own, Shared, grow_tree
+from dboost.engine.whole_tree import FEW, Own, Shared, grow_tree
 from dboost.growth.choice import Paths, new_paths
 from dboost.growth.frontier import ANY_ORDER, Rule, new_frontier
 from dboost.growth.proposal import in_cells, new_room
@@ -75,6 +75,7 @@ class InProcessEngine:
         self._own = [_own(shard, rule, n_threads, self._n_slots) for _ in range(n_threads)]
         self._frontiers = [new_frontier(rule.max_leaves) for _ in range(n_threads)]
         self._scratch = [Scratch() for _ in range(n_threads)]
+        self._unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]] = []
         self._categorical = True if shard.bin_layout.is_categorical.any() else None
 
     @property
@@ -85,14 +86,29 @@ class InProcessEngine:
         """Add the last trees' leaf values (float64[n_outputs, n_leaves]) to the scores; gradients and Hessians follow."""
         self._terms = self._terms if terms is None else terms
 
+        unrouted, self._unrouted = self._unrouted, []
+
         def work(thread: int) -> Extremes:
+            for find, leaf in unrouted:
+                find(leaf, *self._range(thread))
             return advance_rows(self.shard, self._terms, values, self._coarse, self._scratch[thread], *self._range(thread))
 
         return reduce(Extremes.merge, self.team.run(work))
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """One answer for each thread's range of rows."""
-        return self.team.run(lambda thread: function(self.shard, *self._range(thread), *arguments))
+        ranges = [self._range(thread) for thread in range(self.team.n_threads)]
+        is_short = getattr(function, "is_short", None)
+        if is_short is not None and all(is_short(self.shard, *of, *arguments) for of in ranges):
+            return [function(self.shard, *of, *arguments) for of in ranges]
+        self._route()
+        return self.team.run(lambda thread: function(self.shard, *ranges[thread], *arguments))
+
+    def _route(self) -> None:
+        """Send rows that sat a tree out to their leaves now, and not with the next pass over all rows."""
+        for find, leaf in self._unrouted:
+            self.team.run(lambda thread, find=find, leaf=leaf: find(leaf, *self._range(thread)))
+        self._unrouted = []
 
     def _range(self, thread: int) -> tuple[int, int]:
         n, p = self.shard.n_rows, self.team.n_threads
@@ -100,9 +116,12 @@ class InProcessEngine:
 
     def grow(self, task: TreeTask) -> GrownTree:
         """Grow one tree from the present gradients and Hessians."""
+        self._route()
         team, shard = self.team, self.shard
         gradient, hessian, leaf = shard.for_tree(task.output)
-        chosen = shard.chosen(*task.part)
+        # Rows below a bound of influence, where that alone decides, are left out while gradients are quantised.
+        influence = shard.influence(task.output) if task.sample is None and task.least_influence > 0 else None
+        chosen = shard.chosen(*task.part) if influence is None else None
         n = shard.n_rows if chosen is None else len(chosen)
         self._shared.starts[:] = _starts(n, team.n_threads)
         team.control[:] = 0
@@ -117,7 +136,7 @@ class InProcessEngine:
         def work(thread: int) -> int:
             return grow_tree(
                 thread, team.n_threads, team.control, shard.tiles, shard.bins.narrow, wide, shard.bins.row_of,
-                gradient, hessian, shard.times, chosen, leaf, shard.bin_layout, task.packing, task.limits, task.rule,
+                gradient, hessian, shard.times, chosen, influence, task.least_influence, leaf, shard.bin_layout, task.packing, task.limits, task.rule,
                 self._frontiers[thread], self._shared, self._own[thread], task.scales, task.allowed, self._by_unit,
                 pool, words, tallies, self._categorical, task.choice, self._paths[thread], task.direction, rooms[thread],
             )  # fmt: skip
@@ -134,9 +153,10 @@ class InProcessEngine:
             leaf_sums=sums,
             left_codes=self._shared.left_codes,
         )
-        if chosen is not None:
-            find = leaf_finder(shard.bins, shard.bin_layout, grown)
-            team.run(lambda t: find(leaf, *self._range(t)))
+        if chosen is not None or (influence is not None and FEW * (n - int(grown.n_rows[0])) > n):
+            self._unrouted.append((leaf_finder(shard.bins, shard.bin_layout, grown), leaf))
+            if task.cells is not None:
+                self._route()  # by the bins of this tree
         in_cells(grown, task.cells, shard.keeps_cells)
         return grown
 
@@ -219,6 +239,7 @@ def _own(shard: Shard, rule: Rule, n_threads: int, n_slots: int) -> Own:
         begin=np.zeros((n_nodes, n_threads), np.int64),
         end=np.zeros((n_nodes, n_threads), np.int64),
         side=np.zeros(n_nodes, np.int64),
+        others=np.zeros((n_nodes, 2), np.int64),
         scratch=scratch,
         scratch_bits=scratch.view(np.int64),
         keys=np.zeros(n_codes),

@@ -36,11 +36,14 @@ from dboost.kernels.histograms import accumulate, accumulate_planes, add_records
 from dboost.kernels.levels import search_categorical, send_left
 from dboost.kernels.packed import search_words
 from dboost.kernels.proposals import search_cells
-from dboost.kernels.rows import STRIPE, add_leaves, label_rows, quantise, split_records
+from dboost.kernels.rows import STRIPE, add_leaf, add_leaves, label_rows, quantise, quantise_above, split_records
 from dboost.kernels.splits import FEATURE, SCORE, SPLIT_SIZE, forget, search_numeric
 from dboost.kernels.team import barrier
 
 I = np.int64  # noqa: E741
+
+#: Rows that sit out go along with those that take part when they are one of so many or fewer.
+FEW = 5
 
 
 class Shared(NamedTuple):
@@ -67,6 +70,7 @@ class Own(NamedTuple):
     begin: np.ndarray  # int64[n_nodes, P]: the threads' record ranges of each node
     end: np.ndarray  # int64[n_nodes, P]
     side: np.ndarray  # int64[n_nodes]: which record buffer
+    others: np.ndarray  # int64[n_nodes, 2]: range of this thread's rows that sit out, where they go along
     scratch: np.ndarray  # float64[4, n_codes]
     scratch_bits: np.ndarray  # the same memory as int64
     keys: np.ndarray  # float64[n_codes]
@@ -80,7 +84,8 @@ class Own(NamedTuple):
 
 @uncounted
 def grow_tree(
-    thread, n_threads, control, tiles, codes, wide_codes, code_row, gradient, hessian, times, sampled, leaf, layout, packing,
+    thread, n_threads, control, tiles, codes, wide_codes, code_row, gradient, hessian, times, sampled, influence, least,
+    leaf, layout, packing,
     limits, rule, frontier, shared, own, scales, allowed, by_unit, pool, words, tallies, categorical,
     choice, paths, direction, room,
 ):  # fmt: skip
@@ -89,7 +94,8 @@ def grow_tree(
     tiles : uint64[n_tiles, n_rows, words]; codes : uint8[n_narrow, n_rows]; wide_codes : uint16[n_wide, n_rows] or None;
     code_row : int64[n_features], see `shard.layout.code_rows`; gradient, hessian : float32[n_rows], hessian None when it
     is 1 for all rows; times : uint8[n_rows], how often each row counts, or None (once);
-    sampled : int64[...], rows that take part, ascending, or None (all); leaf : uint8 or int32[n_rows],
+    sampled : int64[...], rows that take part, ascending, or None (all); influence : int32[n_rows] or None: rows take part for
+    which it is not below `least`; leaf : uint8 or int32[n_rows],
     receives where each row ended; scales : float64[4] (what gradients and Hessians are multiplied by before rounding, for
     histograms and for the exact sums of leaves); allowed : uint8[n_features]; by_unit : whether units of columns are shared
     out instead of rows; pool : float64[n_slots, n_planes, n_buckets], histograms of open leaves, or None when these are in
@@ -98,7 +104,7 @@ def grow_tree(
     room : `kernels.proposals.Room` where bins are proposed in every node, or None. What belongs to a None is compiled away.
     """
     # Unpacked once: every access through a record costs the compiler a pair of reference counts.
-    slot, free, begins, ends, side_of = own.slot, own.free, own.begin, own.end, own.side
+    slot, free, begins, ends, side_of, others = own.slot, own.free, own.begin, own.end, own.side, own.others
     scratch, scratch_bits, keys, order, goes_left = own.scratch, own.scratch_bits, own.keys, own.order, own.goes_left
     leaf_sums, stack, best, total = own.leaf_sums, own.stack, own.best, own.total
     records, starts, all_packed, parts, flushed_of = shared.records, shared.starts, shared.packed, shared.parts, shared.flushed
@@ -131,13 +137,37 @@ def grow_tree(
     n_free -= 1
     slot[0] = free[n_free]
     rows_of[0] = n_rows
+    # Rows that sit out go along with the others when they are few; otherwise they find their leaves when the tree is grown.
+    go_along = False
+    if influence is not None:
+        mine, spare = records[0], records[1]
+        at, behind = starts[thread], starts[thread + 1] - 1
+        others[0, 1] = starts[thread + 1]
+        for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
+            last = first + STRIPE if first + STRIPE < n_rows else n_rows
+            piece = spare[starts[thread] : starts[thread] + last - first]
+            at, behind = quantise_above(
+                gradient, hessian, influence, least, scales[0], scales[1], first, last, at, behind, mine, piece
+            )  # fmt: skip
+        others[0, 0] = at
+        counts[parity, thread] = at
+        epoch = barrier(control, n_threads, epoch)
+        if epoch < 0:
+            return I(-1)
+        n_kept = I(0)
+        for q in range(n_threads):
+            ends[0, q] = counts[parity, q]
+            n_kept += ends[0, q] - starts[q]
+        parity = 1 - parity
+        rows_of[0] = n_kept
+        go_along = FEW * (n_rows - n_kept) <= n_rows
     if choice is not None:
         set_out(choice, paths)
         open_features(choice, allowed, paths, I(0), I(0))
 
     while True:
         # The root's rows must be quantised first. In a narrow table that is done piece by piece, just before adding up.
-        quantised = large >= 0
+        quantised = large >= 0 or influence is not None
         if not quantised and by_unit:
             at = starts[thread]
             for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
@@ -355,6 +385,15 @@ def grow_tree(
             if missing_h == 0.0:
                 # Nothing was missing here: at prediction, missing values follow the larger child.
                 missing_left_of[node] = 1 if total_of[left, 1] > total_of[right, 1] else 0
+            if go_along:
+                goes_left[n_bins] = missing_left_of[node]
+                begin, end = others[node, 0], others[node, 1]
+                source, target = records[side, begin:end], records[1 - side, begin:end]
+                if wide_codes is not None and row < 0:
+                    middle = begin + split_records(wide_codes[-1 - row], goes_left, source, target)
+                else:
+                    middle = begin + split_records(codes[row], goes_left, source, target)
+                others[left, 0], others[left, 1], others[right, 0], others[right, 1] = begin, middle, middle, end
             rows_of[left], rows_of[right] = rows_left, rows_right
             if n_nodes < last_node and depth_of[left] < rule.max_depth:
                 opened = True
@@ -388,10 +427,17 @@ def grow_tree(
             leaf_of[node] = n_leaves
             mine = records[side_of[node], begins[node, thread] : ends[node, thread]]
             label_rows(mine, leaf, n_leaves)
+            leaf_sums[n_leaves, 0] = leaf_sums[n_leaves, 1] = 0.0
+            if influence is not None:
+                if go_along:
+                    mine = records[side_of[node], others[node, 0] : others[node, 1]]
+                    label_rows(mine, leaf, n_leaves)
+                # Those of few rows that sit out are taken off the sums over all; they are whole numbers.
+                sign = -1.0 if go_along else 1.0
+                add_leaf(mine, gradient, hessian, times, scales[2], scales[3], sign, leaf_sums, n_leaves)
             n_leaves += 1
-    for k in range(n_leaves):
-        leaf_sums[k, 0] = leaf_sums[k, 1] = 0.0
-    for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
-        last = first + STRIPE if first + STRIPE < n_rows else n_rows
-        add_leaves(leaf, gradient, hessian, times, sampled, first, last, scales[2], scales[3], leaf_sums)
+    if influence is None or go_along:
+        for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
+            last = first + STRIPE if first + STRIPE < n_rows else n_rows
+            add_leaves(leaf, gradient, hessian, times, sampled, first, last, scales[2], scales[3], leaf_sums)
     return n_nodes

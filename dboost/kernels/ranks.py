@@ -130,19 +130,27 @@ def _weight_of(bits):
 
 
 @internal
-def add_influence(influence, times, first, sums):
+def add_influence(influence, times, first, sums, expected, near, n_near):
     """Add up numbers that are not negative, by the first digit of their bits.
 
     influence : float32[n] as int32 bits; times : uint8[...], how often the rows from `first` on count, or None (once);
     sums : int64[LANES, N_DIGITS], added to. Neighbours mostly share a digit, and a sum that the row before has
-    changed has to be waited for: so they go to different lanes.
+    changed has to be waited for: so they go to different lanes. near : int32[room + 1] or None, behind the first `n_near`
+    receives those rows that have the digit `expected`, as many as it has room for. Returns how many there are now.
     """
+    n = U(n_near)
     for i in range(influence.size):
         bits = influence[i]
         weight = _weight_of(bits)
         if times is not None:
             weight *= I(times[first + i])
-        sums[i & (LANES - 1), (bits >> np.int32(FIRST_SHIFT)) & np.int32(N_DIGITS - 1)] += weight
+        digit = (bits >> np.int32(FIRST_SHIFT)) & np.int32(N_DIGITS - 1)
+        sums[i & (LANES - 1), digit] += weight
+        if near is not None:
+            # Every row is written, and the next one over it where it has another digit: there is no branch to be guessed.
+            near[min(n, U(near.size - 1))] = first + i
+            n += U(digit == expected)
+    return I(n)
 
 
 @kernel
@@ -168,3 +176,15 @@ def count_influence(influence, times, first, last, prefix, shift, width, sums):
                 if times is not None:
                     weight *= I(times[start + i])
                 sums[(I(some[i]) >> shift) & low] += weight
+
+
+@kernel
+def count_near(influence, times, rows, prefix, shift, width, sums):
+    """What `count_influence` does, of some rows: int32[...]."""
+    above, low = np.int32(shift + width), (I(1) << width) - I(1)
+    for k in range(rows.size):
+        bits = influence[rows[k]]
+        weight = _weight_of(bits) * I(bits >> above == np.int32(prefix))
+        if times is not None:
+            weight *= I(times[rows[k]])
+        sums[(I(bits) >> shift) & low] += weight

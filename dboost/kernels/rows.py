@@ -58,6 +58,38 @@ def quantise(gradient, hessian, rows, gradient_scale, hessian_scale, first, last
 
 
 @internal
+def quantise_above(gradient, hessian, influence, least, gradient_scale, hessian_scale, first, last, front, back, target, spare):
+    """Write the records of those of rows first…last-1 whose influence is not below `least`, and the numbers of the others.
+
+    influence : int32[n], bits of float32 numbers that are not negative. Records are written to target[front], target[front + 1],
+    …, numbers to target[back], target[back - 1], …; spare : uint64[last - first], scratch. Returns the new (front, back).
+
+    Where most rows stay, all of them are quantised, which vectorises; where few do, only these.
+    """
+    bits, bound = influence[first:last], np.int32(least)
+    n_stay = np.int32(0)
+    for i in range(bits.size):
+        n_stay += np.int32(bits[i] >= bound)
+    begin, above, below = front, U(front), U(back)
+    if 4 * n_stay > last - first:
+        quantise(gradient, hessian, None, gradient_scale, hessian_scale, first, last, spare)
+        for i in range(bits.size):
+            stays = U(bits[i] >= bound)
+            target[below + (above - below) * stays] = spare[i]
+            above += stays
+            below -= U(1) - stays
+        return I(above), I(below)
+    for i in range(bits.size):
+        stays = U(bits[i] >= bound)
+        target[below + (above - below) * stays] = U(first + i)
+        above += stays
+        below -= U(1) - stays
+    kept = target[begin : I(above)]
+    quantise(gradient, hessian, kept, gradient_scale, hessian_scale, 0, kept.size, kept)
+    return I(above), I(below)
+
+
+@internal
 def split_records(codes, goes_left, source, target):
     """Send records left (front of `target`) or right (back of it). Returns how many went left.
 
@@ -80,6 +112,24 @@ def label_rows(records, leaf, label):
     """leaf[row] = label for every record."""
     for i in range(records.size):
         leaf[records[i] & U(0xFFFFFFFF)] = label
+
+
+@internal
+def add_leaf(records, gradient, hessian, times, gradient_unit, hessian_unit, sign, sums, k):
+    """What `add_leaves` does, for records of which all are in leaf k; multiplied by `sign`, which is 1 or -1."""
+    sum_g = sum_h = 0.0
+    for at in range(records.size):
+        i = records[at] & U(0xFFFFFFFF)
+        g, h = (np.float64(gradient[i]) * gradient_unit + ROUNDER64) - ROUNDER64, hessian_unit
+        if hessian is not None:
+            h = (np.float64(hessian[i]) * hessian_unit + ROUNDER64) - ROUNDER64
+        if times is not None:
+            g *= times[i]
+            h *= times[i]
+        sum_g += g
+        sum_h += h
+    sums[k, 0] += sign * sum_g
+    sums[k, 1] += sign * sum_h
 
 
 @internal

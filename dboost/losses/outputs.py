@@ -12,18 +12,22 @@ from dboost.kernels import uncounted
 from dboost.kernels.ranks import add_influence
 from dboost.losses.passes import BLOCK, add_exactly, block_terms
 
+I = np.int64  # noqa: E741
+
 
 @uncounted
 def advance_outputs(
     loss, raw, leaf, values, target, weight, gradient, hessian, gradient_bits, hessian_bits,
-    first_row, last_row, coarse, terms, scratch, sums, extremes, weigh, times, influence,
+    first_row, last_row, coarse, terms, scratch, sums, extremes, weigh, times, influence, expected,
+    near, n_near,
 ):  # fmt: skip
     """Add leaf values to raw scores, then write gradients and Hessians and add up the loss, for rows first_row…last_row-1.
 
     raw : float64[n_outputs, n], updated; leaf : uint8 or int32 [n_outputs, n]; values : float64[n_outputs, n_leaves];
     gradient, hessian : float32[n_outputs, n], and gradient_bits, hessian_bits the same memory as int32; extremes :
     int32[2, n_outputs], receives the bits of each output's largest |gradient| and Hessian; influence :
-    int64[n_outputs, LANES, N_DIGITS] or None. All else as in `passes.advance`.
+    int64[n_outputs, LANES, N_DIGITS] or None; expected : int32[n_outputs], near : int32[n_outputs, ...] or None,
+    n_near : int64[n_outputs]. All else as in `passes.advance`.
     """
     n_outputs = raw.shape[0]
     value, wholes = terms[0], terms[1]
@@ -55,5 +59,8 @@ def advance_outputs(
                 top_hessian = h_bits[i] if h_bits[i] > top_hessian else top_hessian
             extremes[0, k], extremes[1, k] = top_gradient, top_hessian
             if influence is not None:
-                add_influence(h_bits, times, first, influence[k])
+                if near is None:
+                    add_influence(h_bits, times, first, influence[k], expected[k], None, I(0))
+                else:
+                    n_near[k] = add_influence(h_bits, times, first, influence[k], expected[k], near[k], n_near[k])
         add_exactly(value, wholes, n, coarse, sums)

@@ -55,7 +55,8 @@ def overloads_block_terms(choose):
 @uncounted
 def advance(
     loss, raw, leaf, values, target, weight, gradient, hessian, gradient_bits, hessian_bits,
-    first_row, last_row, coarse, terms, scratch, sums, extremes, weigh, times, influence,
+    first_row, last_row, coarse, terms, scratch, sums, extremes, weigh, times, influence, expected,
+    near, n_near,
 ):  # fmt: skip
     """Add leaf values to raw scores, then write gradients and Hessians and add up the loss, for rows first_row…last_row-1.
 
@@ -67,7 +68,8 @@ def advance(
     weigh : whether gradients and Hessians are multiplied by the weights too, and not the loss alone;
     extremes : int32[2], receives the bits of the largest |gradient| and Hessian (a NaN is larger than all numbers);
     times : uint8[n], how often each row counts, or None (once); influence : int64[LANES, N_DIGITS] or None, added to: the sum
-    of Hessians by the first digit of their bits (see `kernels.ranks`).
+    of Hessians by the first digit of their bits; expected : int32[1], near : int32[...] or None, n_near : int64[1], updated:
+    which rows have a certain digit (see `kernels.ranks.add_influence`).
     """
     top_gradient = top_hessian = np.int32(0)
     value, wholes = terms[0], terms[1]
@@ -100,7 +102,7 @@ def advance(
             for i in range(bits.size):
                 top_hessian = bits[i] if bits[i] > top_hessian else top_hessian
             if influence is not None:
-                add_influence(bits, times, first, influence)
+                n_near[0] = add_influence(bits, times, first, influence, expected[0], near, n_near[0])
         add_exactly(value, wholes, score.size, coarse, sums)
     extremes[0] = top_gradient
     extremes[1] = top_hessian

@@ -13,6 +13,7 @@ from dboost.losses import Loss
 from dboost.losses.outputs import advance_outputs
 from dboost.losses.own import OwnTerms, told
 from dboost.losses.passes import BLOCK, LARGEST, advance
+from dboost.shard.near import NOTHING_NEAR
 from dboost.shard.shard import Shard
 from dboost.statistics.exact import ExactSum
 
@@ -51,11 +52,13 @@ def advance_rows(
     one = shard.raw.ndim == 1
     counts = getattr(loss_terms, "counts_influence", False)
     influence = np.zeros((shard.n_outputs, LANES, N_DIGITS), np.int64) if counts else None
+    near = shard.near.room_for(first, last) if counts and isinstance(shard, Shard) else NOTHING_NEAR
     (advance if one else advance_outputs)(
         loss_terms, shard.raw, shard.leaf, values[0] if one else values, shard.target, shard.weight, shard.gradient,
         hessian, gradient_bits, hessian_bits, first, last, coarse, scratch.terms, scratch.single, sums,
         top.ravel() if one else top, shard.times is None, shard.times,
-        influence[0] if one and influence is not None else influence,
+        influence[0] if one and influence is not None else influence, near.expected,
+        near.rows[0] if one and near.rows is not None else near.rows, near.n,
     )  # fmt: skip
     max_gradient, max_hessian = top.view(np.float32).astype(np.float64)
     if hessian is None:

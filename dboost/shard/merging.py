@@ -12,11 +12,17 @@ from typing import Any, TypeVar
 Question = TypeVar("Question", bound=Callable[..., Any])
 
 
-def merged_by(merge: Callable[[Any, Any], Any]) -> Callable[[Question], Question]:
-    """A decorator that notes how two answers become one: exactly, and in any order."""
+def merged_by(
+    merge: Callable[[Any, Any], Any], is_short: Callable[..., bool] = lambda *_: False
+) -> Callable[[Question], Question]:
+    """A decorator that notes how two answers become one: exactly, and in any order.
+
+    is_short : called with a question's arguments, whether answering takes less time than handing it to another thread.
+    """
 
     def note(function: Question) -> Question:
         function.merge = merge  # type: ignore[attr-defined]
+        function.is_short = is_short  # type: ignore[attr-defined]
         return function
 
     return note

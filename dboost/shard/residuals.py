@@ -9,7 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from dboost.growth.task import Part
-from dboost.kernels.ranks import N_DIGITS, add_clipped, collect_keys, count_digits, count_influence, next_keys
+from dboost.kernels.ranks import (
+    FIRST_SHIFT,
+    N_DIGITS,
+    add_clipped,
+    collect_keys,
+    count_digits,
+    count_influence,
+    count_near,
+    next_keys,
+)
 from dboost.shard.merging import merged_by
 from dboost.shard.shard import Shard
 from dboost.statistics.quantiles import FEW
@@ -100,9 +109,20 @@ def size_next(shard: Shard, first: int, last: int, keys: np.ndarray) -> np.ndarr
     return following
 
 
-@merged_by(np.add)
+def _near(shard: Shard, first: int, last: int, output: int, prefix: int, shift: int, width: int) -> np.ndarray | None:
+    """The rows that `influence_digits` has to look at, where they are known."""
+    return shard.near.rows(first, last, output, prefix >> (FIRST_SHIFT - shift - width)) if isinstance(shard, Shard) else None
+
+
+@merged_by(np.add, is_short=lambda *asked: _near(*asked) is not None)
 def influence_digits(shard: Shard, first: int, last: int, output: int, prefix: int, shift: int, width: int) -> np.ndarray:
     """Influence by the next digit of its bits, of the rows that share the digits found so far: int64[N_DIGITS]."""
     sums = np.zeros(N_DIGITS, np.int64)
-    count_influence(shard.influence(output), shard.times, first, last, prefix, shift, width, sums)
+    influence, rows = shard.influence(output), _near(shard, first, last, output, prefix, shift, width)
+    if rows is None:
+        count_influence(influence, shard.times, first, last, prefix, shift, width, sums)
+    else:
+        count_near(influence, shard.times, rows, prefix, shift, width, sums)
+    if isinstance(shard, Shard):
+        shard.near.expect(output, prefix >> (FIRST_SHIFT - shift - width))
     return sums

@@ -19,6 +19,7 @@ from dboost.kernels.bins import fill_tiles
 from dboost.kernels.histograms import Layout
 from dboost.kernels.rows import select_rows
 from dboost.shard.layout import NARROW_BINS, code_rows, tile_shape
+from dboost.shard.near import Near
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +120,7 @@ class Shard:
             self.hessian[:] = weight
         self.leaf = np.zeros(raw.shape, np.uint8 if max_leaves <= 256 else np.int32)
         self.tiles = _aligned_zeros(tile_shape(self.bin_layout, n_rows))
+        self.near = Near(self.n_outputs)
 
     @property
     def n_outputs(self) -> int:
