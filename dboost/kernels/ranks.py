@@ -135,10 +135,10 @@ def add_influence(influence, times, first, sums, expected, near, n_near):
 
     influence : float32[n] as int32 bits; times : uint8[...], how often the rows from `first` on count, or None (once);
     sums : int64[LANES, N_DIGITS], added to. Neighbours mostly share a digit, and a sum that the row before has
-    changed has to be waited for: so they go to different lanes. near : int32[room + 1] or None, behind the first `n_near`
-    receives those rows that have the digit `expected`, as many as it has room for. Returns how many there are now.
+    changed has to be waited for: so they go to different lanes. near : int32[...] or None, behind the first `n_near` receives
+    those rows that have the digit `expected`, as many as it has room for. Returns how many there are now.
     """
-    n = U(n_near)
+    n = I(n_near)
     for i in range(influence.size):
         bits = influence[i]
         weight = _weight_of(bits)
@@ -147,10 +147,11 @@ def add_influence(influence, times, first, sums, expected, near, n_near):
         digit = (bits >> np.int32(FIRST_SHIFT)) & np.int32(N_DIGITS - 1)
         sums[i & (LANES - 1), digit] += weight
         if near is not None:
-            # Every row is written, and the next one over it where it has another digit: there is no branch to be guessed.
-            near[min(n, U(near.size - 1))] = first + i
-            n += U(digit == expected)
-    return I(n)
+            if digit == expected:
+                if n < near.size:
+                    near[n] = first + i
+                n += 1
+    return n
 
 
 @kernel

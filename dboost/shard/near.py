@@ -21,7 +21,7 @@ class Found:
 
     expected: np.ndarray  # int32[n_outputs]: first digits
     n: np.ndarray  # int64[n_outputs]: rows that have them
-    rows: np.ndarray | None  # int32[n_outputs, room + 1]; the last place is for what there is no room for
+    rows: np.ndarray | None  # int32[n_outputs, room]
 
 
 #: Where no rows are noted.
@@ -54,7 +54,7 @@ class Near:
             return None
         assert found.rows is not None
         n = int(found.n[output])
-        return found.rows[output, :n] if n < found.rows.shape[1] else None
+        return found.rows[output, :n] if n <= found.rows.shape[1] else None
 
     def expect(self, output: int, digit: int) -> None:
         """Take note of the rows that have this first digit from the next pass on."""

@@ -54,7 +54,7 @@ def find_cut(first: np.ndarray, count: Callable[[int, int, int], np.ndarray], sh
     prefix, left, sums_of = exponent, left >> exponent, by_exponent[exponent]
     for shift, width in _DIGITS:
         reached = (sums_of if shift == FIRST_SHIFT else count(prefix, shift, width)).cumsum()
-        digit = int((reached <= left).sum())
+        digit = int(reached.searchsorted(left, "right"))
         left -= int(reached[digit - 1]) if digit else 0
         prefix = prefix << width | digit
     return prefix
