@@ -22,10 +22,12 @@ from dboost.growth.frontier import ANY_ORDER, limits_of
 from dboost.growth.grower import Answer
 from dboost.growth.task import Choice, GrownTree, Sample, TreeTask
 from dboost.kernels.histograms import TILE_COLUMNS
+from dboost.kernels.rows import STRIPE
 from dboost.losses import SquaredError
 from dboost.model.tree import Tree
 from dboost.params import Parameters
 from dboost.schema import Feature
+from dboost.shard.shard import Shard
 from dboost.statistics.exact import unit_for
 from dboost.training.trainer import Precision, precision_of, rule_of
 from tests.naive.grower import NaiveGrower, leaves_of, to_tree
@@ -55,6 +57,7 @@ class Problem:
         sample: Sample | None = None,
         choice: Choice | None = None,
         direction: np.ndarray | None = None,
+        trimmed: float = 0.0,
     ) -> None:
         self.table, self.parameters = table, parameters
         rng = np.random.default_rng(seed)
@@ -68,7 +71,11 @@ class Problem:
         if with_hessian:
             self.hessian = (rng.integers(1, 4, table.n_rows) if levels else rng.random(table.n_rows)).astype(np.float32)
         self.times = times
-        self.rest = {"sample": sample, "choice": choice, "direction": direction}
+        # Of so many rows the second derivative is too small for them to take part.
+        least = 0
+        if trimmed and self.hessian is not None:
+            least = int(np.sort(self.hessian)[int(trimmed * table.n_rows)].view(np.int32))
+        self.rest = {"sample": sample, "choice": choice, "direction": direction, "least_influence": least}
         heaviest = 1 if times is None else int(times.max())
         self.precision = precision_of(parameters, not with_hessian, heaviest)
         self.rule = rule_of(parameters, table.n_rows)
@@ -137,7 +144,7 @@ class Problem:
             first = self.finished(engine.grow(self.task))
             again = self.finished(engine.grow(self.task))  # nothing is left over from the last tree
             assert_equal(again, first)
-            return first, engine.shard.leaf.astype(np.int64)
+            return first, np.concatenate(engine.ask(_leaves)).astype(np.int64)
 
     def by_questions(self, cuts: list[int], width: int) -> tuple[Tree, np.ndarray, int]:
         """The tree grown over several shards, each row's leaf, and how many questions were asked."""
@@ -160,7 +167,7 @@ class Problem:
             None if self.hessian is None else self.hessian.tolist(),
             None if self.times is None else self.times.tolist(),
         )
-        chosen = self.table.shard(self.gradient, self.hessian).chosen(self.task.sample)
+        chosen = self.table.shard(self.gradient, self.hessian).chosen(*self.task.part)
         root = grower.grow(None if chosen is None else chosen.tolist())[0]
         leaf = np.full(self.n_rows, -1)
         for k, node in enumerate(leaves_of(root)):
@@ -169,6 +176,11 @@ class Problem:
             if leaf[row] < 0:
                 leaf[row] = leaves_of(root).index(grower.leaf_of(root, row))
         return to_tree(grower, self.binning, self.parameters), leaf
+
+
+def _leaves(shard: Shard, first: int, last: int) -> np.ndarray:
+    """A question: in which leaves rows are."""
+    return shard.leaf[first:last]
 
 
 def assert_equal(found: Tree, expected: Tree) -> None:
@@ -255,6 +267,38 @@ def test_rows_that_count_several_times(
     for tree, found in (problem.whole(1), problem.whole(2), problem.by_questions([50, 120], 4)[:2]):
         assert_equal(tree, expected)
         assert found.tolist() == leaf.tolist()
+
+
+@given(
+    table=st.one_of(PLAIN, mixed_tables()),
+    parameters=PARAMETERS,
+    seed=st.integers(0, 2**32),
+    levels=st.sampled_from([0, 4]),
+    trimmed=st.sampled_from([0.01, 0.1, 0.2, 0.5, 0.9]),
+    weighed=st.booleans(),
+)
+@settings(max_examples=60)
+def test_rows_of_little_influence_sit_out(
+    table: CodedTable, parameters: Parameters, seed: int, levels: int, trimmed: float, weighed: bool
+) -> None:
+    times = np.random.default_rng(seed).integers(1, 4, table.n_rows).astype(np.uint8) if weighed else None
+    problem = Problem(table, parameters, seed, with_hessian=True, levels=levels, times=times, trimmed=trimmed)
+    expected, leaf = problem.naive()
+    for tree, found in (problem.whole(1), problem.whole(3), problem.by_questions([50, 120], 4)[:2]):
+        assert_equal(tree, expected)
+        assert found.tolist() == leaf.tolist()
+
+
+@pytest.mark.parametrize("trimmed", [0.02, 0.4, 0.9])
+@pytest.mark.parametrize("n_columns", [3, 2 * TILE_COLUMNS + 1])
+def test_rows_of_little_influence_sit_out_of_several_stripes(n_columns: int, trimmed: float) -> None:
+    table = make_table([20] * n_columns, 2 * STRIPE + 500, 0)
+    problem = Problem(table, Parameters(max_leaf_nodes=31), 1, with_hessian=True, trimmed=trimmed)
+    expected, leaf, _ = problem.by_questions([], 100)
+    for n_threads in (1, 2, 3):
+        tree, found = problem.whole(n_threads)
+        assert_equal(tree, expected)
+        assert np.array_equal(found, leaf)
 
 
 #: Tables of several tiles: with four or more for two threads, threads share out tiles instead of rows.

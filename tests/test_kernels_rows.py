@@ -21,6 +21,8 @@ quantise = compiled(kernels.quantise)
 split_records = compiled(kernels.split_records)
 label_rows = compiled(kernels.label_rows)
 add_leaves = compiled(kernels.add_leaves)
+add_leaf = compiled(kernels.add_leaf)
+quantise_above = compiled(kernels.quantise_above)
 
 FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -119,6 +121,52 @@ def test_adding_up_leaves(gradient: list[float], with_hessian: bool, with_times:
     for k in range(3):
         exact = math.fsum((g.astype(np.float64) * weight)[leaf == k].tolist())
         assert abs(at_once[k, 0] / units[0] - exact) <= np.abs(g).max() * weight.max() * 2.0**-40
+
+
+@given(
+    seed=st.integers(0, 2**32), n=st.integers(1, 60), room=st.integers(0, 5), cut=st.integers(0, 60),
+    stay=st.sampled_from([0.0, 0.1, 0.5, 1.0]), with_hessian=st.booleans(),
+)  # fmt: skip
+def test_quantising_rows_of_influence(seed: int, n: int, room: int, cut: int, stay: float, with_hessian: bool) -> None:
+    rng = np.random.default_rng(seed)
+    g, influence = rng.normal(size=n).astype(np.float32), rng.random(n).astype(np.float32)
+    h = rng.random(n).astype(np.float32) if with_hessian else None
+    bound = np.float32(1.0 - stay)
+    target, spare = np.zeros(n + room, np.uint64), np.zeros(n, np.uint64)
+    front, back, cut = 0, n + room - 1, min(cut, n)
+    for first, last in ((cut, n), (0, cut)):
+        front, back = quantise_above(
+            g, h, influence.view(np.int32), int(bound.view(np.int32)), 100.0, 50.0, first, last, front, back, target,
+            spare[: last - first],
+        )  # fmt: skip
+    rows = [*range(cut, n), *range(cut)]
+    expected = [
+        naive.record(naive.quantised(g[i], 100.0), 1 if h is None else naive.quantised_hessian(h[i], 50.0), i)
+        for i in rows
+        if influence[i] >= bound
+    ]
+    assert target[:front].tolist() == expected
+    assert (target[back + 1 :] & np.uint64(0xFFFFFFFF)).tolist()[::-1] == [i for i in rows if influence[i] < bound]
+    assert front + n + room - 1 - back == n
+
+
+@pytest.mark.parametrize("with_hessian", [False, True])
+@pytest.mark.parametrize("with_times", [False, True])
+def test_adding_up_the_records_of_a_leaf(with_hessian: bool, with_times: bool) -> None:
+    rng = np.random.default_rng(0)
+    g = rng.normal(size=50).astype(np.float32)
+    h = rng.random(50).astype(np.float32) if with_hessian else None
+    times = rng.integers(1, 256, 50).astype(np.uint8) if with_times else None
+    leaf, sums = rng.integers(2, size=50), np.zeros((3, 2))
+    units = 2.0**20, 2.0**22
+    expected = naive.leaf_sums(
+        leaf.tolist(), g.tolist(), None if h is None else h.tolist(), units, 2, None if times is None else times.tolist()
+    )
+    for k, sign in ((0, 1.0), (1, -1.0)):
+        records = np.array([naive.record(-7, 3, row) for row in np.flatnonzero(leaf == k).tolist()], np.uint64)
+        add_leaf(records, g, h, times, *units, sign, sums, k)
+        assert tuple(map(int, sign * sums[k])) == expected[k]
+    assert not sums[2].any()
 
 
 @given(seed=st.integers(0, 2**63), first=st.integers(0, 2**40), n=st.integers(0, 200), cut=st.integers(0, 200))

@@ -13,9 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.kernels.ranks import FIRST_SHIFT, N_DIGITS, count_influence
+from dboost.kernels import ranks
+from dboost.kernels.ranks import FIRST_SHIFT, LANES, N_DIGITS, count_influence, count_near
+from dboost.shard.near import Near
 from dboost.statistics.trimming import find_cut
+from tests.compiled import compiled
 from tests.fits import cut, saved
+
+add_influence = compiled(ranks.add_influence)
 
 
 def kept(influence: np.ndarray, share: float, times: np.ndarray | None = None, cuts: tuple[int, ...] = ()) -> np.ndarray:
@@ -58,6 +63,47 @@ def test_whole_weights_repeat_rows() -> None:
     rng = np.random.default_rng(0)
     influence, times = rng.exponential(size=80), rng.integers(1, 4, 80).astype(np.uint8)
     assert np.array_equal(np.repeat(kept(influence, 0.2, times), times), kept(np.repeat(influence, times), 0.2))
+
+
+@given(
+    n=st.integers(1, 100), seed=st.integers(0, 2**32), room=st.sampled_from([0, 5, 100]), weighed=st.booleans(),
+    cut=st.integers(0, 100),
+)  # fmt: skip
+def test_rows_near_the_cut_are_noted(n: int, seed: int, room: int, weighed: bool, cut: int) -> None:
+    rng = np.random.default_rng(seed)
+    bits = (rng.integers(1, 9, n) / 32).astype(np.float32).view(np.int32) + rng.integers(0, 2**20, n, dtype=np.int32)
+    times = rng.integers(1, 4, n).astype(np.uint8) if weighed else None
+    digit, cut = int(bits[0] >> FIRST_SHIFT), min(cut, n)
+    near, sums, n_near = np.full(room, -1, np.int32), np.zeros((LANES, N_DIGITS), np.int64), 0
+    for first, last in ((0, cut), (cut, n)):
+        n_near = add_influence(bits[first:last], times, first, sums, digit, near, n_near)
+    expected = np.flatnonzero(bits >> FIRST_SHIFT == digit)
+    assert n_near == len(expected)
+    assert near.tolist() == [*expected[:room], *[-1] * (room - len(expected))]
+    counted, found = np.zeros((2, N_DIGITS), np.int64)
+    count_influence(bits, times, 0, n, 0, FIRST_SHIFT, 11, counted)
+    assert np.array_equal(sums.sum(axis=0), counted)
+    for prefix, shift in ((digit, 10), (int(bits[0] >> 10), 0)):
+        counted[:] = found[:] = 0
+        count_influence(bits, times, 0, n, prefix, shift, 10, counted)
+        count_near(bits, times, expected.astype(np.int32), prefix, shift, 10, found)
+        assert np.array_equal(found, counted)
+
+
+def test_noted_rows_are_those_of_the_last_pass() -> None:
+    near = Near(2)
+    near.expect(1, 5)
+    found = near.room_for(0, 80)
+    assert found.rows is not None
+    found.rows[1, :3], found.n[:] = (4, 5, 6), (0, 3)
+    assert near.rows(0, 80, 1, 5).tolist() == [4, 5, 6]  # type: ignore[union-attr]
+    assert near.rows(0, 80, 1, 6) is None, "another digit"
+    assert near.rows(0, 40, 1, 5) is None, "another range"
+    found.n[1] = len(found.rows[1]) + 1
+    assert near.rows(0, 80, 1, 5) is None, "more than there was room for"
+    found.n[1] = 3
+    near.room_for(40, 120)
+    assert near.rows(0, 80, 1, 5) is None, "influences of some of the rows have changed"
 
 
 rng = np.random.default_rng(0)
