@@ -106,9 +106,14 @@ class InProcessEngine:
 
     def _route(self) -> None:
         """Send rows that sat a tree out to their leaves now, and not with the next pass over all rows."""
-        for find, leaf in self._unrouted:
-            self.team.run(lambda thread, find=find, leaf=leaf: find(leaf, *self._range(thread)))
-        self._unrouted = []
+        unrouted, self._unrouted = self._unrouted, []
+
+        def work(thread: int) -> None:
+            for find, leaf in unrouted:
+                find(leaf, *self._range(thread))
+
+        if unrouted:
+            self.team.run(work)
 
     def _range(self, thread: int) -> tuple[int, int]:
         n, p = self.shard.n_rows, self.team.n_threads
@@ -136,8 +141,8 @@ class InProcessEngine:
         def work(thread: int) -> int:
             return grow_tree(
                 thread, team.n_threads, team.control, shard.tiles, shard.bins.narrow, wide, shard.bins.row_of,
-                gradient, hessian, shard.times, chosen, influence, task.least_influence, leaf, shard.bin_layout, task.packing, task.limits, task.rule,
-                self._frontiers[thread], self._shared, self._own[thread], task.scales, task.allowed, self._by_unit,
+                gradient, hessian, shard.times, chosen, influence, task.least_influence,
+                leaf, shard.bin_layout, task.packing, task.limits, task.rule, self._frontiers[thread], self._shared, self._own[thread], task.scales, task.allowed, self._by_unit,
                 pool, words, tallies, self._categorical, task.choice, self._paths[thread], task.direction, rooms[thread],
             )  # fmt: skip
 

@@ -61,8 +61,9 @@ def quantise(gradient, hessian, rows, gradient_scale, hessian_scale, first, last
 def quantise_above(gradient, hessian, influence, least, gradient_scale, hessian_scale, first, last, front, back, target, spare):
     """Write the records of those of rows first…last-1 whose influence is not below `least`, and the numbers of the others.
 
-    influence : int32[n], bits of float32 numbers that are not negative. Records are written to target[front], target[front + 1],
-    …, numbers to target[back], target[back - 1], …; spare : uint64[last - first], scratch. Returns the new (front, back).
+    influence : int32[n], bits of float32 numbers that are not negative; target : uint64[...], receives records in the place
+    `front` and those behind it, numbers in the place `back` and those before it; spare : uint64[last - first], scratch.
+    Returns the new (front, back).
 
     Where most rows stay, all of them are quantised, which vectorises; where few do, only these.
     """

@@ -60,7 +60,7 @@ def advance_outputs(
             extremes[0, k], extremes[1, k] = top_gradient, top_hessian
             if influence is not None:
                 if near is None:
-                    add_influence(h_bits, times, first, influence[k], expected[k], None, I(0))
+                    add_influence(h_bits, times, first, influence[k], np.int32(-1), None, I(0))
                 else:
                     n_near[k] = add_influence(h_bits, times, first, influence[k], expected[k], near[k], n_near[k])
         add_exactly(value, wholes, n, coarse, sums)

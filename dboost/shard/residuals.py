@@ -111,7 +111,8 @@ def size_next(shard: Shard, first: int, last: int, keys: np.ndarray) -> np.ndarr
 
 def _near(shard: Shard, first: int, last: int, output: int, prefix: int, shift: int, width: int) -> np.ndarray | None:
     """The rows that `influence_digits` has to look at, where they are known."""
-    return shard.near.rows(first, last, output, prefix >> (FIRST_SHIFT - shift - width)) if isinstance(shard, Shard) else None
+    digit = prefix >> (FIRST_SHIFT - shift - width)
+    return None if shard.near is None else shard.near.rows(first, last, output, digit)
 
 
 @merged_by(np.add, is_short=lambda *asked: _near(*asked) is not None)
@@ -123,6 +124,6 @@ def influence_digits(shard: Shard, first: int, last: int, output: int, prefix: i
         count_influence(influence, shard.times, first, last, prefix, shift, width, sums)
     else:
         count_near(influence, shard.times, rows, prefix, shift, width, sums)
-    if isinstance(shard, Shard):
+    if shard.near is not None:
         shard.near.expect(output, prefix >> (FIRST_SHIFT - shift - width))
     return sums

@@ -81,6 +81,8 @@ class Shard:
     """
 
     _numbers: np.ndarray | None = None
+    #: Which rows are near the next trees' cuts; None for blocks of files, which do not stay.
+    near: Near | None = None
 
     def __init__(
         self,
