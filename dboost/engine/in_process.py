@@ -141,9 +141,10 @@ class InProcessEngine:
         def work(thread: int) -> int:
             return grow_tree(
                 thread, team.n_threads, team.control, shard.tiles, shard.bins.narrow, wide, shard.bins.row_of,
-                gradient, hessian, shard.times, chosen, influence, task.least_influence,
-                leaf, shard.bin_layout, task.packing, task.limits, task.rule, self._frontiers[thread], self._shared, self._own[thread], task.scales, task.allowed, self._by_unit,
-                pool, words, tallies, self._categorical, task.choice, self._paths[thread], task.direction, rooms[thread],
+                gradient, hessian, shard.times, chosen, influence, task.least_influence, leaf, shard.bin_layout, task.packing,
+                task.limits, task.rule, self._frontiers[thread], self._shared, self._own[thread], task.scales, task.allowed,
+                self._by_unit, pool, words, tallies, self._categorical, task.choice, self._paths[thread], task.direction,
+                rooms[thread],
             )  # fmt: skip
 
         n_nodes = team.run(work)[0]
