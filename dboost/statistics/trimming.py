@@ -4,8 +4,8 @@ Rows are sorted by their influence, and as many of the least influential ones ar
 α of the total. Nothing is sorted: the influence of the first row that stays is a quantile, of influences weighted by
 themselves, and is found by the digits of its bits. The pass over the rows that works out the influences adds them up by the
 first digit already (`Extremes.influence`): exponent and three bits more. Two passes follow over the bits of the few rows that
-have the digit found, ten bits in each. Rows of equal influence stay or go together, so that the choice does not depend on
-their order.
+have the digit found, ten bits in each; in memory these rows are mostly known already (`shard.near`). Rows of equal influence
+stay or go together, so that the choice does not depend on their order.
 
 Sums are exact. Numbers with the same exponent E are multiples of one power of two, so what is added up is their 24-bit
 significands, as integers of 64 bits (which hold those of 2**36 rows), and ``sum · 2**E`` are Python's own integers. (A number
