@@ -175,7 +175,6 @@ WEIGHTS: dict[str, Made] = {
     "any": lambda rng, n: rng.random(n) + 1e-3,
     "huge": lambda rng, n: rng.random(n) * 1e12 + 1,
     "tiny": lambda rng, n: rng.random(n) * 1e-12 + 1e-15,
-    "next to nothing": lambda rng, n: rng.random(n) * 1e-300,
     "next to nothing beside others": lambda rng, n: np.where((rng.random(n) < 0.3) & (np.arange(n) >= 5), 1e-300, 1.5),
     "very different": lambda rng, n: 10.0 ** rng.integers(-6, 7, n),
     "truth": lambda rng, n: (rng.random(n) < 0.6) | (np.arange(n) < 5),
@@ -243,6 +242,7 @@ BAD: tuple[str, ...] = (
     "weight is missing once",
     "weight is infinite once",
     "weight is zero",
+    "weight is next to nothing",
     "offset is infinite once",
     "offset is missing once",
     "a feature is infinite once",
@@ -339,8 +339,8 @@ class Draw:
             return frame.assign(c0=pd.Timestamp("2020-02-29"))
         if what == "complex":
             return frame.assign(c0=1j)
-        if what == "zero":
-            return frame.assign(w=0.0)
+        if what in ("zero", "next to nothing"):
+            return frame.assign(w=frame["w"] * (0.0 if what == "zero" else 1e-300))
         value = {"missing once": np.nan, "infinite once": np.inf, "negative once": -1.0}[what]
         numeric = column != "c0" and pd.api.types.is_numeric_dtype(frame[column])
         old = frame[column].to_numpy(np.float64) if numeric else np.zeros(len(frame))

@@ -6,9 +6,9 @@ as it likes. What it keeps in attributes (numbers, text, lists of them) goes int
 by its name, which `register` makes known.
 
 The check compares `gradient` with difference quotients of `value`, and `hessian` with those of `gradient`, on targets of the
-training data and scores around them. A few rows may disagree: where a loss has a kink, quotients mean nothing. Steps are tried in
-proportion to the score, and to its distance from the target: a loss may bend within 1 where targets are billions. Rows whose
-scores are so large that floats have no such short steps are left out.
+training data and scores around them. A few rows may disagree: where a loss has a kink, quotients mean nothing. Steps are tried
+in proportion to the score, and to its distance from the best score: a loss may bend within 1 where targets are billions. Rows
+whose scores are so large that floats have no such short steps are left out.
 """
 
 from __future__ import annotations
