@@ -19,7 +19,7 @@ from dboost.training.checkpoint import checkpoint_in
 from dboost.training.fit import available_threads, fit_binned, fit_table
 from dboost.training.folder import check_same, is_binned, open_folder
 from dboost.training.monitor import Callback
-from dboost.training.origin import NOTHING, Origin, check_options, checked_name, idle_in_refit, keywords_for
+from dboost.training.origin import Origin, checked_name, idle_in_refit, keywords_for, without_model
 
 
 def fit(
@@ -130,12 +130,13 @@ def fit(
         }
         of_trees = [name for name, value in parameters.items() if value is not None]
         return _refitted(start_from, data, target, options, [*of_trees, *idle_in_refit(idle)])
-    origin, own = NOTHING, None
-    if start_from is not None:
+    own = None
+    if start_from is None:
+        origin = without_model(continue_bins, continue_steps)
+    else:
         model = as_booster(start_from)
         origin, own = Origin.continuation(model.ensemble, continue_bins, continue_steps), model.own_loss
         parameters = keywords_for(model.ensemble, parameters, own)
-    check_options(continue_bins, continue_steps)
     checked = make_parameters(parameters)
     threads = available_threads(n_threads)
     limit = parse_limit(memory_limit)

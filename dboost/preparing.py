@@ -16,7 +16,7 @@ from dboost.training.boost import reading
 from dboost.training.budget import Budget, parse_limit, reading_within
 from dboost.training.fit import available_threads
 from dboost.training.folder import describe, write_folder
-from dboost.training.origin import NOTHING, Origin, check_options
+from dboost.training.origin import Origin, without_model
 
 
 def prepare(
@@ -63,8 +63,7 @@ def prepare(
     parameters = make_parameters({"max_bins": max_bins, "random_state": random_state})
     threads = available_threads(n_threads)
     model = None if start_from is None else as_booster(start_from).ensemble
-    check_options(continue_bins, "damped")
-    origin = NOTHING if model is None else Origin.continuation(model, continue_bins)
+    origin = without_model(continue_bins) if model is None else Origin.continuation(model, continue_bins)
     limit = parse_limit(memory_limit)
     budget = None if limit is None else Budget(limit)
     settings = {

@@ -8,6 +8,10 @@ from typing import Any
 from dboost.api import fit
 from dboost.booster import Booster
 from dboost.errors import DataError, InputTypeError
+from dboost.training.origin import check_options
+
+#: What only a fit with `start_from` takes, with its defaults.
+_CONTINUING = {"continue_bins": "new", "continue_steps": "damped"}
 
 
 def continue_on(chunks: Iterable[Any], target: Any = None, *, start_from: Any = None, **keywords: Any) -> Iterator[Booster]:
@@ -47,8 +51,12 @@ def continue_on(chunks: Iterable[Any], target: Any = None, *, start_from: Any = 
                 data, of_chunk = chunk
         if of_chunk is None:
             raise InputTypeError("continue_on wants a target, or chunks that are pairs (X, y)")
+        given = keywords
+        if model is None:  # how to continue matters from the second chunk on
+            check_options(*(keywords.get(name, default) for name, default in _CONTINUING.items()))
+            given = {name: value for name, value in keywords.items() if name not in _CONTINUING}
         try:
-            model = fit(data, of_chunk, start_from=model, **keywords | more)
+            model = fit(data, of_chunk, start_from=model, **given | more)
         except DataError as error:
             raise DataError(f"chunk {number}: {error}") from error
         yield model

@@ -82,6 +82,9 @@ NUMERIC: dict[str, Made] = {
     "zeros of both signs": lambda rng, n: np.where(rng.random(n) < 0.5, 0.0, -0.0),
     "float32": lambda rng, n: rng.normal(size=n).astype(np.float32),
     "int64": lambda rng, n: rng.integers(-(2**52), 2**52, n),
+    "integers beyond 2**53": lambda rng, n: rng.integers(-(2**63), 2**63 - 1, n),
+    "neighbors beyond 2**53": lambda rng, n: 2**60 + rng.integers(0, 300, n),
+    "uint64": lambda rng, n: rng.integers(0, 2**64 - 1, n, dtype=np.uint64),
     "int8": lambda rng, n: rng.integers(-128, 128, n).astype(np.int8),
     "uint8": lambda rng, n: rng.integers(0, 5, n).astype(np.uint8),
     "nullable": lambda rng, n: _gaps(pd.Series(rng.integers(0, 9, n), dtype="Int64"), rng),
@@ -93,11 +96,17 @@ CATEGORICAL: dict[str, Made] = {
     "a name for each row": lambda rng, n: np.array([f"name {i}" for i in rng.permutation(n)], object),
     "categories": lambda rng, n: pd.Categorical.from_codes(rng.integers(-1, 4, n), list("dcba")),
     "categories of numbers": lambda rng, n: pd.Categorical.from_codes(rng.integers(0, 3, n), [7, 2, 5]),
+    "categories of floats": lambda rng, n: pd.Categorical.from_codes(rng.integers(-1, 3, n), [0.5, -1.0, 2.0]),
+    "missing text": lambda rng, n: np.full(n, None, object),
+    "missing categories": lambda rng, n: pd.Categorical.from_codes(np.full(n, -1), ["a", "b"]),
+    "no categories": lambda rng, n: pd.Categorical([None] * n),
     "unused categories": lambda rng, n: pd.Categorical.from_codes(rng.integers(0, 2, n), [f"c{i}" for i in range(300)]),
 }
 COLUMNS = NUMERIC | CATEGORICAL
 #: Numeric columns that may be declared categorical.
-CODES = ("ties", "int8", "uint8", "bool", "constant", "gaps")
+CODES = ("ties", "int8", "uint8", "bool", "constant", "gaps", "missing", "neighbors beyond 2**53")
+#: Columns without a value take the kind that later data give them.
+EMPTY = ("missing", "missing text", "missing categories", "no categories")
 
 
 def _classes(rng: np.random.Generator, signal: np.ndarray, n_classes: int) -> np.ndarray:
@@ -166,6 +175,7 @@ WEIGHTS: dict[str, Made] = {
     "any": lambda rng, n: rng.random(n) + 1e-3,
     "huge": lambda rng, n: rng.random(n) * 1e12 + 1,
     "tiny": lambda rng, n: rng.random(n) * 1e-12 + 1e-15,
+    "next to nothing beside others": lambda rng, n: np.where((rng.random(n) < 0.3) & (np.arange(n) >= 5), 1e-300, 1.5),
     "very different": lambda rng, n: 10.0 ** rng.integers(-6, 7, n),
     "truth": lambda rng, n: (rng.random(n) < 0.6) | (np.arange(n) < 5),
 }
@@ -177,8 +187,9 @@ OFFSETS: dict[str, Made] = {
     "extreme": lambda rng, n: np.where(rng.random(n) < 0.5, 1e305, 0.0),
 }
 FRONTS = ("pandas", "polars", "arrow", "numpy", "dask", "dask array", "parquet", "prepared")
-#: What makes the same model: other partitions, threads, rows in files, a fit that was killed, a prepared folder.
-AGAIN = ("partitions", "threads", "streamed", "killed", "prepared")
+#: What makes the same model: other partitions, threads, rows in files, a fit that was killed, a prepared folder, targets and
+#: weights as columns or as arrays.
+AGAIN = ("partitions", "threads", "streamed", "killed", "prepared", "roles")
 WRONG: list[dict[str, Any]] = [
     {"learning_rate": 0.0},
     {"learning_rate": float("nan")},
@@ -215,6 +226,8 @@ WRONG: list[dict[str, Any]] = [
     {"categorical_features": ["nowhere"]},
     {"continue_bins": "old"},
     {"continue_steps": "small"},
+    {"continue_bins": "kept", "start_from": None},
+    {"continue_steps": "full", "start_from": None},
     {"checkpoint_every": 0},
     {"source_name": 5},
     {"callbacks": ["print"]},
@@ -229,15 +242,20 @@ BAD: tuple[str, ...] = (
     "weight is missing once",
     "weight is infinite once",
     "weight is zero",
+    "weight is next to nothing",
     "offset is infinite once",
     "offset is missing once",
     "a feature is infinite once",
     "a feature is a date",
     "a feature is complex",
     "a feature mixes numbers and text",
+    "a feature has an infinite category",
+    "a feature is text, to the model it was numbers",
+    "the loading code fails",
     "no rows",
     "no target",
     "evaluation set without a feature",
+    "evaluation set with text for numbers",
 )
 
 
@@ -311,14 +329,18 @@ class Draw:
             return frame.drop(columns="y")
         if self.mistake == "a feature mixes numbers and text":
             return frame.assign(c0=np.array(["a", 1.5] * len(frame), object)[: len(frame)])
+        if self.mistake == "a feature has an infinite category":
+            return frame.assign(c0=pd.Categorical.from_codes(np.arange(len(frame)) % 2, [1.0, np.inf]))
+        if self.mistake == "a feature is text, to the model it was numbers":
+            return frame.assign(c0="text")
         if column is None:
             return frame
         if what == "a date":
             return frame.assign(c0=pd.Timestamp("2020-02-29"))
         if what == "complex":
             return frame.assign(c0=1j)
-        if what == "zero":
-            return frame.assign(w=0.0)
+        if what in ("zero", "next to nothing"):
+            return frame.assign(w=frame["w"] * (0.0 if what == "zero" else 1e-300))
         value = {"missing once": np.nan, "infinite once": np.inf, "negative once": -1.0}[what]
         numeric = column != "c0" and pd.api.types.is_numeric_dtype(frame[column])
         old = frame[column].to_numpy(np.float64) if numeric else np.zeros(len(frame))
@@ -347,7 +369,7 @@ def draws(draw: st.DrawFn, *, again: tuple[str, ...] = AGAIN) -> Draw:
     if front == "dask array":
         columns = tuple(kind if kind in NUMERIC else "normal" for kind in columns)
     if front == "polars":  # has no categories of numbers
-        columns = tuple("categories" if kind == "categories of numbers" else kind for kind in columns)
+        columns = tuple("categories" if kind.startswith("categories of") else kind for kind in columns)
     n_rows = random.randint(5, 60) if chance(20) else random.randint(60, 300)
     loss, careless = pick(SUITED), chance(7)
     target = pick(TARGETS if careless else SUITED[loss])
@@ -362,8 +384,13 @@ def draws(draw: st.DrawFn, *, again: tuple[str, ...] = AGAIN) -> Draw:
         offset = "any" if mistake.startswith("offset") else offset
         if mistake.startswith("a feature"):
             columns = ("normal", *columns[1:])
-            front = front if front in ("pandas", "dask") or "infinite" in mistake else "pandas"
+            front = front if front in ("pandas", "dask") or mistake == "a feature is infinite once" else "pandas"
+        if mistake == "a feature is text, to the model it was numbers":
+            earlier = earlier or "start_from"
+        if mistake == "the loading code fails":
+            front = "dask"
         if mistake.startswith("evaluation"):
+            columns = ("normal", *columns[1:])
             watched, earlier = "one", None
     options: dict[str, Any] = {"max_iter": random.randint(1, 6), "random_state": random.randint(0, 9)}
     if loss == "quantile":
@@ -388,7 +415,7 @@ def draws(draw: st.DrawFn, *, again: tuple[str, ...] = AGAIN) -> Draw:
     option(25, "split_proposal", "tree", "node", "exact", "global")
     if options.get("split_proposal") != "exact":
         option(30, "max_bins", 2, 3, 16, 100)
-    option(20, "subsample", 0.5, 0.8, 0.05)
+    option(20, "subsample", 0.5, 0.8, 0.05, 0.001)
     option(20, "max_features", 0.5, 0.01)
     option(15, "categorical_smoothing", 0.0, 1.0)
     option(15, "categorical_l2", 0.0)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -37,10 +38,11 @@ from dboost.engine import in_process
 from dboost.shard import blocks
 from dboost.training.budget import Budget
 from tests.clusters import threads_cluster
-from tests.combinations import AGAIN, Draw, draws
+from tests.combinations import AGAIN, CATEGORICAL, EMPTY, Draw, draws
 from tests.fits import cut, saved
 
-ROLES = {"y", "w", "o"}
+#: The part of the draws that fits, in the long run (some more do).
+SHARE = 0.8
 
 
 class Killed(BaseException):
@@ -70,6 +72,11 @@ def matrix(features: pd.DataFrame) -> np.ndarray:
     return features.to_numpy(object)
 
 
+def _fails(i: int) -> pd.DataFrame:
+    """Loading code with a mistake of its own."""
+    raise KeyError("Brugge")
+
+
 def as_front(draw: Draw, front: str, frame: pd.DataFrame, folder: Path) -> dict[str, Any]:
     """Data, target, weight and offset as a front end hands them in."""
     if front in ("numpy", "dask array"):
@@ -95,8 +102,16 @@ def as_front(draw: Draw, front: str, frame: pd.DataFrame, folder: Path) -> dict[
         data = pl.from_pandas(frame)
     elif front == "arrow":
         data = pa.Table.from_pandas(frame, preserve_index=False)
+        for name, kind in zip(draw.names, draw.columns, strict=True):
+            if kind == "categories of floats" and name in frame:  # what is missing is a NaN among the levels
+                codes = frame[name].cat.codes.to_numpy()
+                values = pa.array([*frame[name].cat.categories, np.nan])
+                column = pa.DictionaryArray.from_arrays(pa.array(codes % len(values), pa.int8()), values)
+                data = data.set_column(data.column_names.index(name), name, column)
     elif front == "dask":
         data = cut(frame, draw.cuts)
+        if draw.mistake == "the loading code fails":
+            data = dd.from_map(_fails, range(2), meta=frame.iloc[:0])
     elif front == "parquet":
         data = folder / f"{len(list(folder.iterdir()))}.parquet"
         pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), data, row_group_size=50)
@@ -112,6 +127,8 @@ def watched_by(draw: Draw, front: str) -> dict[str, Any]:
         frame = draw.table(2 + number, 60)
         if draw.mistake == "evaluation set without a feature":
             frame = frame.drop(columns="c0")
+        if draw.mistake == "evaluation set with text for numbers":
+            frame = frame.assign(c0="text")
         apart = not draw.is_named or (front in ("pandas", "polars", "arrow") and draw.apart)
         if not apart:
             sets[f"set {number}"] = frame
@@ -206,6 +223,21 @@ def check_predictions(draw: Draw, booster: Booster, folder: Path) -> None:
     assert np.isfinite(trained).all() and len(trained) == draw.n_rows
 
 
+def check_kinds(draw: Draw, booster: Booster, folder: Path) -> None:
+    """Text in the place of numbers is refused, and numbers in the place of text."""
+    kind = draw.columns[0]
+    of_numbers = kind not in CATEGORICAL or kind in ("categories of numbers", "categories of floats")
+    if not draw.is_named or kind in EMPTY or not draw.table()["c0"].notna().any():
+        return
+    front = "pandas" if draw.front == "prepared" else draw.front
+    table = draw.table(9, 70)[draw.names].assign(c0="text" if of_numbers else 5)
+    changed = replace(draw, columns=("text", *draw.columns[1:]), mistake=None)
+    with pytest.raises(DBoostError) as caught:
+        plain(booster.predict(as_front(changed, front, table, folder)["data"]))
+    check_refusal(caught.value)
+    assert "c0" in str(caught.value)
+
+
 def check_stored(draw: Draw, booster: Booster, folder: Path) -> None:
     table = draw.table(9, 70)
     X = as_front(draw, "pandas" if draw.is_named else "numpy", table, folder)["data"]
@@ -280,6 +312,7 @@ def check_model(draw: Draw, booster: Booster, earlier: Booster | None, folder: P
             assert grown == draw.options["max_iter"]
         check_trees(draw, booster, n_before)
     check_predictions(draw, booster, folder)
+    check_kinds(draw, booster, folder)
     check_stored(draw, booster, folder)
 
 
@@ -312,6 +345,8 @@ def by_another_way(draw: Draw, how: str, earlier: Booster | None, folder: Path) 
         return call(draw, earlier, folder, n_threads=1 + draw.options.get("n_threads", 2) % 3)
     if how == "partitions" and not binned:
         return call(draw, earlier, folder, "dask" if draw.is_named else "dask array")
+    if how == "roles" and draw.front in ("pandas", "polars", "arrow"):
+        return call(replace(draw, apart=not draw.apart), earlier, folder)
     if how == "streamed" and is_global and not refits:
         with rows_in_files():
             return call(draw, earlier, folder, memory_limit="64MiB")
@@ -342,6 +377,12 @@ def attempt(draw: Draw, client: Client | None = None) -> str:
         try:
             earlier = None if draw.earlier is None else earlier_model(draw, folder)
             booster = call(draw, earlier, folder)
+        except KeyError:
+            assert draw.mistake == "the loading code fails"
+            if client is not None:
+                with pytest.raises(DBoostError, match="could not be read: KeyError: 'Brugge'"):
+                    call(draw, earlier, folder, client=client)
+            return "an error of the loading code"
         except DBoostError as error:
             check_refusal(error)
             if client is not None and draw.front == "dask":
@@ -388,7 +429,8 @@ def examine(n_draws: int, client: Client | None = None) -> None:
         for reason, count in outcomes.most_common():
             if reason != "fits":
                 print(f"{count:6d}  {reason}")
-    assert outcomes["fits"] >= (0.6 if total >= 100 else 0.4) * total
+    # Four standard deviations below the share are no accident.
+    assert outcomes["fits"] >= (SHARE - 4 * (SHARE * (1 - SHARE) / total) ** 0.5) * total
 
 
 def number(default: int) -> int:

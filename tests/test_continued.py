@@ -243,3 +243,28 @@ def test_keywords_are_checked_without_a_model_too() -> None:
     for name in ("continue_bins", "continue_steps"):
         with pytest.raises(ParameterError, match=f"{name}='no' must be"):
             dboost.fit(NEW, "late", **{name: "no"})
+
+
+@pytest.mark.parametrize(("name", "value"), [("continue_bins", "kept"), ("continue_steps", "full")])
+def test_how_to_continue_needs_a_model(name: str, value: str, tmp_path: Path) -> None:
+    message = f"{name}='{value}' needs start_from, the model to continue"
+    with pytest.raises(ParameterError, match=message):
+        dboost.fit(NEW, "late", max_iter=1, **{name: value})
+    if name == "continue_bins":
+        with pytest.raises(ParameterError, match=message):
+            dboost.prepare(NEW, "late", tmp_path / "prepared", continue_bins=value)
+        assert not (tmp_path / "prepared").exists()
+    default = {"continue_bins": "new", "continue_steps": "damped"}
+    plain = dboost.fit(NEW, "late", max_iter=1)
+    assert dboost.fit(NEW, "late", max_iter=1, **default) == plain, "defaults are no demand"
+    # Estimators and streams keep the parameter for the calls that have a model.
+    (X, y), later = ((frame[["x", "age"]], frame["late"]) for frame in (OLD, NEW))
+    model = dboost.DBoostClassifier(max_iter=2, random_state=0, **{name: value}).partial_fit(X, y).partial_fit(*later)
+    begun, continued = dboost.continue_on([(X, y), later], max_iter=2, **{name: value})
+    assert begun == dboost.fit(X, y, max_iter=2)
+    assert continued == dboost.fit(*later, max_iter=2, start_from=begun, **{name: value})
+    assert continued == model.booster_ != dboost.fit(*later, max_iter=2, start_from=begun)
+    warm = dboost.DBoostClassifier(max_iter=1, warm_start=True, random_state=0, **{name: value}).fit(X, y)
+    assert warm.set_params(max_iter=2).fit(X, y).booster_ == begun
+    with pytest.raises(ParameterError, match=f"{name}='no' must be"):
+        next(dboost.continue_on([(X, y), later], **{name: "no"}))

@@ -182,8 +182,47 @@ def test_a_target_is_asked_for() -> None:
 
 @pytest.mark.parametrize("scale", [1e39, 1e154, 1e300])
 def test_targets_beyond_float32_are_refused(scale: float) -> None:
-    with pytest.raises(DBoostError, match=r"targets .* so large that gradients are infinite; scale them down"):
+    with pytest.raises(DBoostError, match=r"^the targets are so large that gradients are infinite; scale them down$"):
         fit(X, Y * scale)
+
+
+FAR = np.where(ROWS % 2, 1e305, 0.0)
+TOO_LARGE: list[tuple[str, np.ndarray, dict[str, Any]]] = [
+    ("targets", Y * 1e100, {}),
+    ("targets", Y * 1e100, {"offset": Y}),
+    ("targets", Y * 1e100, {"start_from": "a model"}),
+    ("targets times the weights", Y * 1e30, {"sample_weight": 1e12 + ROWS}),
+    ("weights", Y, {"sample_weight": 1e60 + ROWS, "loss": "absolute_error"}),
+    ("weights", ROWS % 2, {"sample_weight": 1e60 + ROWS, "loss": "log_loss"}),
+    ("offsets", Y, {"offset": FAR}),
+    ("offsets", Y, {"offset": FAR, "loss": "huber"}),
+    ("offsets", np.abs(Y), {"offset": -FAR, "loss": "gamma"}),
+    ("offsets or weights", Y, {"offset": FAR, "sample_weight": 2.0 + ROWS}),
+    (r"scores of the model to continue \(or offsets\)", Y, {"offset": FAR, "start_from": "a model"}),
+]
+
+
+@pytest.mark.parametrize(("what", "target", "options"), TOO_LARGE)
+@pytest.mark.filterwarnings("error", "ignore::dboost.DriftWarning")
+def test_infinite_gradients_name_what_is_too_large(what: str, target: np.ndarray, options: dict[str, Any]) -> None:
+    if "start_from" in options:
+        options = options | {"start_from": fit(X, Y)}
+    with pytest.raises(DBoostError, match=f"^the {what} are so large that gradients are infinite; scale them down$"):
+        fit(X, target, **options)
+
+
+@pytest.mark.parametrize("loss", ["absolute_error", "poisson", "gamma", "tweedie", "log_loss"])
+def test_any_loss_of_the_model_to_continue_damps_steps(loss: str) -> None:
+    """Offsets beyond all measure leave losses whose square no float holds."""
+    target = ROWS % 2 if loss == "log_loss" else np.abs(Y)
+    old = fit(X, target, loss=loss)
+    for sign in (1, -1):
+        try:
+            booster = fit(X, target, start_from=old, offset=sign * FAR)
+        except DBoostError as error:
+            assert "are so large that gradients are infinite" in str(error)
+        else:
+            assert np.isfinite(booster.predict(X, raw_score=True)).all()
 
 
 def test_a_fit_that_diverges_says_so() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from typing import Any, ClassVar
 
 import numpy as np
@@ -196,6 +197,46 @@ class Vain(Wrong):
 def test_mistakes_are_noticed_on_first_use(loss: Loss, complaint: str) -> None:
     with pytest.raises(dboost.ParameterError, match=complaint):
         dboost.fit(X, Y, loss=loss)
+
+
+class Charbonnier(Loss):
+    """sqrt(1 + u²) - 1, which bends within 1 wherever targets are."""
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.hypot(1.0, raw - y) - 1.0
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return (raw - y) / np.hypot(1.0, raw - y)
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return 1 / np.hypot(1.0, raw - y) ** 3
+
+
+class WrongCharbonnier(Charbonnier):
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return 2 / np.hypot(1.0, raw - y) ** 3
+
+
+@pytest.mark.parametrize("scale", [1e-100, 1.0, 1e9, 1e12, 1e100, 1e305])
+@pytest.mark.filterwarnings("error")
+def test_a_right_loss_is_believed_wherever_targets_are(scale: float) -> None:
+    target = np.abs(Y) * scale
+    assert own.check_derivatives(Charbonnier(), target) is None
+    if scale <= 1e12:
+        wrong = own.check_derivatives(WrongCharbonnier(), target)
+        assert wrong is not None and wrong.startswith("hessian of loss 'WrongCharbonnier' is not the derivative")
+    if scale <= 1e9:
+        booster = dboost.fit(X, target + scale, loss=Charbonnier(), max_iter=2)
+        assert np.isfinite(booster.predict(X)).all()
+
+
+def test_losses_beyond_their_unit_do_not_warn() -> None:
+    """Offsets far from the targets make losses of up to 1e305."""
+    offset = np.where(np.arange(N) % 2, 1e305, 0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        booster = dboost.fit(X, Y, loss=Charbonnier(), offset=offset, max_iter=1, sample_weight=np.geomspace(1e-6, 1e6, N))
+    assert np.isfinite(booster.predict(X)).all()
 
 
 def test_a_method_cannot_write_into_the_training_rows() -> None:

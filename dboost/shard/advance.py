@@ -82,7 +82,8 @@ def _by_methods(shard: Shard, loss: Loss, values: np.ndarray, coarse: float, fir
         shard.gradient[first:last] = gradient
         if kept is not None:
             kept[first:last] = np.maximum(hessian, 0.0)
-    loss_sum = ExactSum.of(np.nan_to_num(np.clip(value * coarse, -LARGEST, LARGEST)), 1.0)
+        in_units = np.nan_to_num(np.clip(value * coarse, -LARGEST, LARGEST))
+    loss_sum = ExactSum.of(in_units, 1.0)
     tops = [0.0 if of is None or first == last else np.abs(of[first:last]).max() for of in (shard.gradient, kept)]
     if kept is None:
         tops[1] = 1.0

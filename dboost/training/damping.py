@@ -27,7 +27,7 @@ LEAST = 0.1
 
 def damped(parameters: Parameters, unexplained: float) -> Parameters:
     """The parameters to learn with, where a model leaves this share of the loss unexplained (see `training.start.Start`)."""
-    share = LEAST if not math.isfinite(unexplained) else min(max(unexplained**2 / 2, LEAST), 1.0)
+    share = LEAST if not math.isfinite(unexplained) else min(max(min(max(unexplained, 0.0), 2.0) ** 2 / 2, LEAST), 1.0)
     return replace(
         parameters,
         learning_rate=parameters.learning_rate * share,

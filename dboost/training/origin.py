@@ -130,6 +130,15 @@ def check_options(bins: Any, steps: Any) -> None:
         raise ParameterError(f"continue_steps={steps!r} must be 'damped' or 'full'")
 
 
+def without_model(bins: Any = "new", steps: Any = "damped") -> Origin:
+    """`NOTHING`; refuses a `continue_bins` or `continue_steps` that only a model to continue would give a meaning."""
+    check_options(bins, steps)
+    for name, value, default in (("continue_bins", bins, "new"), ("continue_steps", steps, "damped")):
+        if value != default:
+            raise ParameterError(f"{name}={value!r} needs start_from, the model to continue")
+    return NOTHING
+
+
 #: What does nothing where leaf values are estimated anew, and what it is where nobody has asked for it.
 _IDLE_IN_REFIT: dict[str, Any] = {
     "eval_set": None, "eval_metric": None, "features": None, "categorical_features": "from_dtype", "callbacks": None,

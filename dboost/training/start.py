@@ -28,6 +28,8 @@ from dboost.statistics.exact import ExactSum, merged_float, total, unit_for
 from dboost.statistics.quantiles import exact_level, find_quantiles, find_size, rank_unit
 from dboost.training.lowest import lowest_point
 
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+
 #: ``ask(function, *arguments)``: what ``function(y, weight, offset, *arguments)`` says of each part of the rows.
 Ask = Callable[..., list[Any]]
 
@@ -53,6 +55,8 @@ class Start:
     unexplained : float or None
         Of a model that is continued: its loss on these rows as a share of the best constant's. 0 when it predicts all, 1 when
         it knows no more than a constant, above 1 when it is wrong; infinite when the best constant predicts all.
+    too_large : str
+        What is to blame where the first gradients are infinite.
     """
 
     baseline: np.ndarray
@@ -64,6 +68,7 @@ class Start:
     loss_unit: float
     whole_weights: bool
     unexplained: float | None = None
+    too_large: str = "targets"
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,24 @@ def start_of(loss: Loss, ask: Ask, *, continues: bool = False) -> Start:
                 magnitude = max(magnitude, loss.magnitude(mean, spread) or 0.0)
     loss_unit = unit_for(magnitude * heaviest, n, spare_bits=10)
     unexplained = _unexplained(loss, ask, mean, classes, rank_unit(heaviest, n)) if continues else None
-    return Start(baseline, loss, weights, sizes.heaviest, magnitude, spread, loss_unit, sizes.is_whole, unexplained)
+    too_large = _too_large(loss, mean, sizes, continues)
+    return Start(baseline, loss, weights, sizes.heaviest, magnitude, spread, loss_unit, sizes.is_whole, unexplained, too_large)
+
+
+def _too_large(loss: Loss, mean: float, sizes: Sizes, continues: bool) -> str:
+    """What is to blame where the first gradients are infinite: targets and weights, if these alone would make them so."""
+    steepest = 1.0
+    if not loss.is_classification:
+        y = np.array([sizes.lowest, sizes.highest])
+        with np.errstate(all="ignore"):
+            at = np.nan_to_num(loss.link(np.array([mean, mean])), posinf=0.0, neginf=0.0)
+            steepest = float(np.abs(loss.gradient(y, at)).max())
+    if not steepest <= _LARGEST_FLOAT32:
+        return "targets"
+    if not steepest * sizes.heaviest <= _LARGEST_FLOAT32 or not (sizes.has_offset or continues):
+        return "weights" if steepest <= 1.0 else "targets times the weights" if sizes.heaviest > 1.0 else "targets"
+    beside = " or weights" if sizes.heaviest > 1.0 else ""
+    return f"scores of the model to continue (or offsets{beside})" if continues else f"offsets{beside}"
 
 
 def _unexplained(loss: Loss, ask: Ask, mean: float, classes: np.ndarray, unit: float) -> float:

@@ -302,8 +302,8 @@ class Training:
     def loss_of(self, extremes: Extremes, iteration: int) -> float:
         """The mean loss of the rows that are trained on at present."""
         if not (np.isfinite(extremes.max_gradient).all() and np.isfinite(extremes.max_hessian).all()):
-            if iteration == self.origin.n_earlier == 0:
-                raise DBoostError("the targets (or their weights) are so large that gradients are infinite; scale them down")
+            if iteration == self.origin.n_earlier:
+                raise DBoostError(f"the {self.start.too_large} are so large that gradients are infinite; scale them down")
             raise _diverged(iteration)
         return (extremes.coarse_loss + extremes.fine_loss / FINE) / self.start.loss_unit / self.total_weight
 
