@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTHON ?=
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.11 python3 python3.12 python3.13 python3.14)
 
-PYTEST = $(BIN)/python -m pytest -n 2 $(if $(filter true 1,$(CI)),-m "",)
+PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal $(if $(filter true 1,$(CI)),-m "",)
 
 .PHONY: help demo test lint format bench docs clean
 .DELETE_ON_ERROR:

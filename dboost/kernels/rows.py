@@ -97,7 +97,7 @@ def split_records(codes, goes_left, source, target):
     codes : uint8[n_rows] or uint16[n_rows]; goes_left : uint8[n_codes]; source, target : uint64[n].
     """
     n = source.size
-    left, right = U(0), U(n - 1)
+    left, right = U(0), U(n) - U(1)
     for i in range(n):
         record = source[i]
         row = record & U(0xFFFFFFFF)
