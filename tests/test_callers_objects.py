@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -13,6 +16,7 @@ from dboost.training.boost import stopping_rule
 from dboost.training.budget import Budget
 from dboost.training.loading import Wanted, load_into_files, load_into_memory
 from dboost.training.monitor import EarlyStopping
+from dboost.training.row_selection import Draw
 from dboost.training.supervision import Supervision
 from dboost.training.target import read_target
 from tests.fits import FEATURES, mixed_frame
@@ -34,11 +38,14 @@ def test_a_rule_of_early_stopping_keeps_its_rounds() -> None:
 @pytest.mark.parametrize("in_files", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_table_keeps_its_weights(in_files: bool, weighted: bool) -> None:
-    other, held_out = np.linspace(1, 2, len(FRAME)), np.arange(0, 400, 5)
-    wanted = Wanted(
-        make_parameters({"max_iter": 2}), [], None, 1,
-        supervise=lambda table, target, so_far: Supervision(other, held_out), budget=Budget(10**9) if in_files else None,
-    )  # fmt: skip
+    class_weight, told = np.array([1.0, 2.0]), []
+
+    def supervise(counts: Sequence[int], *_: Any) -> Supervision:
+        told.append((sum(counts), sum(n // 5 for n in counts)))
+        return Supervision(class_weight, Draw(1, tuple(n // 5 for n in counts)))
+
+    budget = Budget(10**9) if in_files else None
+    wanted = Wanted(make_parameters({"max_iter": 2}), [], None, 1, supervise=supervise, budget=budget)
     with open_table(FRAME[[*FEATURES, "late", "w"]], "late", sample_weight="w" if weighted else None) as table:
         before, kept = table.weight, None if table.weight is None else table.weight.copy()
         if in_files:
@@ -48,5 +55,6 @@ def test_a_table_keeps_its_weights(in_files: bool, weighted: bool) -> None:
             loaded = load_into_memory(table, wanted)
         loaded.engine.close()
         assert table.weight is before and (kept is None or np.array_equal(table.weight, kept))
-        assert loaded.prepared.n_rows == len(FRAME) - len(held_out) and loaded.prepared.weighted
-    assert np.array_equal(other, np.linspace(1, 2, len(FRAME)))
+        ((n_rows, n_held_out),) = told
+        assert loaded.prepared.n_rows == n_rows - n_held_out and n_held_out and loaded.prepared.weighted
+    assert class_weight.tolist() == [1.0, 2.0]

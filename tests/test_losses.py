@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numba import njit
 
 from dboost.errors import ParameterError
-from dboost.kernels.ranks import LANES, N_DIGITS
+from dboost.kernels.ranks import FIRST_SHIFT, LANES, N_DIGITS
 from dboost.losses import (
     BUILT_IN,
     AbsoluteError,
@@ -251,7 +251,10 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
     times = rng.integers(1, 4, n).astype(np.uint8) if weighted else None
     coarse = unit_for(1e10, n)
 
-    def walked(ranges: list[tuple[int, int]]) -> tuple[np.ndarray, ...]:
+    near, n_near = np.zeros((k, n), np.int32), np.zeros(k, np.int64)
+
+    def walked(ranges: list[tuple[int, int]], digits: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
+        """digits : int32[n_outputs], rows whose Hessians have them are noted in `near`; None for none."""
         score, gradient, hessian = before.copy(), np.empty(before.shape, np.float32), np.empty(before.shape, np.float32)
         sums, tops, influence = np.zeros(2), [], np.zeros((k, LANES, N_DIGITS), np.int64)
         for first, last in ranges:
@@ -259,7 +262,8 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
             (advance if k == 1 else advance_outputs)(
                 loss.terms(), score, leaf, values, y, weight, gradient, hessian, gradient.view(np.int32),
                 hessian.view(np.int32), first, last, coarse, np.empty((2, BLOCK)), np.empty(BLOCK, np.float32), sums, top,
-                weigh, times, influence if k > 1 else influence[0],
+                weigh, times, influence if k > 1 else influence[0], np.zeros(k, np.int32) if digits is None else digits,
+                None if digits is None else near if k > 1 else near[0], n_near,
             )  # fmt: skip
             tops.append(top.view(np.float32))
         return score, gradient, hessian, sums, np.max(tops, axis=0), influence.sum(axis=1)
@@ -287,6 +291,10 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
         normal = (bits >> 23 > 0) & (bits > 0)
         expected = np.bincount(bits[normal] >> 20, weights[normal], N_DIGITS)
         assert np.array_equal(by_digit[8:], expected[8:]), "digits below 8 are those of numbers below the normal ones"
+    first_digits = np.ascontiguousarray(h.reshape(n, k).T).view(np.int32) >> FIRST_SHIFT
+    walked([(0, min(cut, n)), (min(cut, n), n)], first_digits[:, 0].copy())
+    for j in range(k):
+        assert near[j, : n_near[j]].tolist() == np.flatnonzero(first_digits[j] == first_digits[j, 0]).tolist()
 
 
 def test_a_gradient_that_is_no_number_is_noticed() -> None:
@@ -296,6 +304,6 @@ def test_a_gradient_that_is_no_number_is_noticed() -> None:
     advance(
         SquaredError().terms(), raw, np.zeros(3, np.uint8), np.zeros(1), np.zeros(3), None, gradient, None,
         gradient.view(np.int32), None, 0, 3, 1.0, np.empty((2, BLOCK)), np.empty(BLOCK, np.float32), sums, top,
-        True, None, None,
+        True, None, None, np.zeros(1, np.int32), None, np.zeros(1, np.int64),
     )  # fmt: skip
     assert np.isnan(top.view(np.float32)[0])

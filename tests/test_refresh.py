@@ -183,7 +183,7 @@ def test_workers_may_be_lost_meanwhile() -> None:
             n_asked += method.startswith("refit_")
             if n_asked in (5, 20) and method.startswith("refit_"):
                 n_asked += 1
-                client.retire_workers([table.workers[0]])
+                client.retire_workers([table.sessions[0].worker])
             return ask(table, method, *arguments)
 
         with pytest.MonkeyPatch.context() as patch:
