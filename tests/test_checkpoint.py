@@ -431,7 +431,7 @@ def test_client_scheduler_and_worker_are_killed(tmp_path: Path) -> None:
         with Processes(2) as processes:
             child = subprocess.Popen(
                 [sys.executable, "-c", TRAIN, str(tmp_path), processes.address], stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+                stderr=subprocess.DEVNULL, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT), "TO_THE_END": "1"},
             )  # fmt: skip
             assert child.stdout is not None
             for _ in range(5):

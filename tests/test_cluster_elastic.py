@@ -14,7 +14,7 @@ from distributed import Client, LocalCluster
 
 import dboost
 from dboost.cluster.messages import pack
-from tests.clusters import a_table, held_fits, held_rows, threads_cluster
+from tests.clusters import a_table, held_fits, held_rows, session_names, threads_cluster
 
 FRAME = a_table(3000)[["a", "b", "e", "z"]]
 OPTIONS: dict[str, Any] = {"max_iter": 8, "max_leaf_nodes": 6, "progress": False}
@@ -175,8 +175,9 @@ def test_whoever_is_not_asked_at_the_moment_keeps_its_rows(client: Client, expec
         if now.iteration == 4:
             # Moving rows to a newcomer asks some workers only, and meanwhile the others are as little idle as ever.
             fit = next(iter(client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.plugins["dboost"]._fits))))
-            one = next(iter(client.run(held_rows)))
-            client.sync(client.scheduler.dboost_ask, fit=fit, workers=[one], method="keep", arguments=pack(("none", ())))
+            worker, (session, *_) = next((worker, names) for worker, names in client.run(session_names).items() if names)
+            call = {"sessions": [(worker, session)], "method": "keep", "arguments": pack(("none", ()))}
+            client.sync(client.scheduler.dboost_ask, fit=fit, **call)
             chosen.append(client.run_on_scheduler(could_close))
 
     lazy = dd.from_pandas(FRAME, npartitions=6)

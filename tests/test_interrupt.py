@@ -140,12 +140,12 @@ def test_an_iteration_that_was_not_finished_leaves_nothing(target: str, call: st
     whole = dboost.fit(frame, target, features=FEATURES, max_iter=8)
     method = getattr(InProcessEngine, call)
 
-    def sometimes(self: InProcessEngine, argument: object) -> object:
+    def sometimes(self: InProcessEngine, *arguments: object) -> object:
         nonlocal calls
         calls += 1
         if calls == 12 if call == "grow" and target == "grade" else calls == 5:
             raise KeyboardInterrupt
-        return method(self, argument)
+        return method(self, *arguments)
 
     monkeypatch.setattr(InProcessEngine, call, sometimes)
     with pytest.raises(dboost.FitInterrupted, match=r"interrupted after [34] of 8 iterations") as caught:
@@ -160,7 +160,7 @@ def test_an_iteration_that_was_not_finished_leaves_nothing(target: str, call: st
 
 
 def test_before_the_first_iteration_there_is_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(self: InProcessEngine, argument: object) -> None:
+    def never(self: InProcessEngine, *arguments: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(InProcessEngine, "grow", never)
