@@ -48,7 +48,7 @@ class Survey:
     unit_weights : bool
         All weights are 1 (or 0).
     fingerprints : {partition: int}
-        See `sources.fingerprint`.
+        See `sources.partition_fingerprint`.
     """
 
     lengths: dict[int, int]

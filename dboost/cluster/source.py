@@ -280,7 +280,7 @@ class _Waited:
             When there was no worker for `dboost.worker-timeout`, or all were paused at their memory limits.
         """
         here, paused = self._connection.sweep()
-        if set(here) - set(paused):  # somebody can work
+        if set(here) - set(paused):  # a worker can run tasks
             self._seconds = 0.0
             return here
         self._seconds += patience()

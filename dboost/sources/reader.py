@@ -17,9 +17,9 @@ import numpy as np
 from dboost.errors import DataError, DBoostError
 from dboost.schema import Feature, Level
 from dboost.sources.chunk import CategoryColumn, Chunk, Column
-from dboost.sources.fingerprint import fingerprint
 from dboost.sources.levels import Dictionary, apply
 from dboost.sources.partition import ROLES, read_partition, read_slices, role_column
+from dboost.sources.partition_fingerprint import fingerprint
 from dboost.sources.plan import Plan
 from dboost.sources.role_spool import RoleSpool
 from dboost.sources.roles import (
@@ -48,7 +48,7 @@ class Slice:
     is_code : tuple of bool
         Per feature, whether its array holds provisional codes.
     fingerprint : int
-        Of its values as they were read, where the reader was asked for it (see `sources.fingerprint`); else 0.
+        Of its values as they were read, where the reader was asked for it (see `sources.partition_fingerprint`); else 0.
     """
 
     n_rows: int
