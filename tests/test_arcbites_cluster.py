@@ -46,7 +46,7 @@ def filing(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(bite_files, "BLOCK_ROWS", 32)
     monkeypatch.setattr(bitten, "is_small", lambda *_: False)
     yield
-    for _ in range(6000):  # they are removed by a thread that nobody waits for
+    for _ in range(6000):  # a thread of the worker removes them after the fit
         if not list_files(client):
             break
         time.sleep(0.01)

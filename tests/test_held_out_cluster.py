@@ -46,7 +46,7 @@ def left(client: Client) -> list[str]:
     """Files of rows on the workers, once what belongs to fits has been dropped."""
     folders = client.run(lambda dask_worker: dask_worker.local_directory).values()
     found: list[str] = []
-    for _ in range(6000):  # they are removed by a thread that nobody waits for
+    for _ in range(6000):  # a thread of the worker removes them after the fit
         # (`Path.glob` fails when a folder goes while it looks.)
         found = [path for folder in folders for path in glob.glob(f"{glob.escape(folder)}/dboost-*/judged*")]
         if not found and not any(client.run(held_fits).values()):

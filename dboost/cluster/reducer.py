@@ -75,6 +75,8 @@ class Reducer(SchedulerPlugin):
         first = getattr(scheduler.handlers.get("dboost_open"), "__self__", None)
         if first is not None:
             await first.started.wait()
+            if "dboost_open" not in scheduler.handlers:
+                raise RuntimeError("another client has registered dboost at the same time, and that failed")
             return
         keep_what_rounds_need()
         self.started = asyncio.Event()
@@ -103,10 +105,15 @@ class Reducer(SchedulerPlugin):
         )
         # Dask waits for every worker here. One that is stopped, or dies just now, must not hold the others up: workers that
         # have not started the plugin when a fit begins are asked again by `_hello`.
-        with contextlib.suppress(OSError, asyncio.TimeoutError):
-            plugin = scheduler.register_worker_plugin(None, pack(Courier()), name=NAME, idempotent=False)
-            await asyncio.wait_for(plugin, patience())
-        self.started.set()
+        try:
+            with contextlib.suppress(OSError, asyncio.TimeoutError):
+                plugin = scheduler.register_worker_plugin(None, pack(Courier()), name=NAME, idempotent=False)
+                await asyncio.wait_for(plugin, patience())
+        except BaseException:
+            del scheduler.handlers["dboost_open"]  # the next client begins anew
+            raise
+        finally:
+            self.started.set()
 
     # What the client calls.
 

@@ -217,7 +217,7 @@ class Mischief:
 
     def _go_on(self, slot: Slot, pid: int | None, fault: Fault) -> None:
         if slot.stopped != pid:
-            return  # its nanny has killed it, or somebody else
+            return  # another process, such as its nanny, has killed it
         if fault.kind == "stopped":
             self.note(f"worker {slot.number} goes on")
             slot.go_on()

@@ -61,7 +61,7 @@ def _pause(worker: Any, fraction: Any) -> None:
     from distributed.core import Status
 
     worker.memory_manager.memory_pause_fraction = fraction
-    if not worker.memory_manager.memory_limit:  # then nobody watches it
+    if not worker.memory_manager.memory_limit:  # then Dask does not watch its memory
         status = Status.paused if fraction and fraction < 1e-6 else Status.running
         worker.loop.add_callback(lambda: setattr(worker, "status", status))
 
