@@ -46,7 +46,7 @@ def bounded(step: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
     """Steps times the learning rate, none larger than allowed."""
     if parameters.max_delta_step is not None:
         step = np.clip(step, -parameters.max_delta_step, parameters.max_delta_step)
-    with np.errstate(over="ignore"):  # scores that are no longer finite are told after the next pass over the rows
+    with np.errstate(over="ignore"):  # the next pass over the rows reports scores that are not finite
         return np.clip(parameters.learning_rate * step, -loss.longest_step, loss.longest_step)
 
 

@@ -24,7 +24,7 @@ U8 = np.uint8
 N_PLANES = 4
 #: Leaves that a mask has bits for.
 MASK_LEAVES = 8 * N_PLANES
-#: What is told of a split: see `label_by_masks`.
+#: The record of a split: see `label_by_masks`.
 STEP, AFTER, N_RIGHT, IS_TABLE, N_STEPS = range(5)
 #: Rows that are labelled together.
 BLOCK = 2048
@@ -101,7 +101,7 @@ def label_by_masks(codes, steps, tables, struck, n_splits, first, last, scratch,
                 if struck[s, p] == 0:
                     continue
                 plane, stay = scratch[p, :n], U8(~struck[s, p])
-                # All bits or none by arithmetic: of an "if" the compiler makes a jump for each row, which nobody can guess.
+                # All bits or none by arithmetic: of an "if" the compiler makes an unpredictable jump for each row.
                 # One comparison: codes below `after` wrap around and are large.
                 if is_table:
                     for i in range(n):

@@ -139,7 +139,7 @@ def without_model(bins: Any = "new", steps: Any = "damped") -> Origin:
     return NOTHING
 
 
-#: What does nothing where leaf values are estimated anew, and what it is where nobody has asked for it.
+#: Parameters without a meaning where leaf values are estimated anew, and their defaults.
 _IDLE_IN_REFIT: dict[str, Any] = {
     "eval_set": None, "eval_metric": None, "features": None, "categorical_features": "from_dtype", "callbacks": None,
     "progress": None, "memory_limit": None, "continue_bins": "new", "continue_steps": "damped", "checkpoint": None,
