@@ -1,4 +1,4 @@
-"""How the documents are built: ``make docs``. Nothing is loaded from elsewhere, neither then nor when they are read."""
+"""Configuration of the documentation (``make docs``). Neither the build nor the pages load anything from other hosts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ html_title = "dboost"
 html_math_renderer = "mathtext"
 html_static_path = ["_static"]
 html_css_files = ["dboost.css"]
-#: Pages without others beside them need no list of these.
+#: Pages without siblings need no sidebar.
 html_sidebars: dict[str, list[str]] = {page: [] for page in ("index", "quickstart", "gallery", "changelog")}
 html_show_sourcelink = False
 html_copy_source = False
@@ -59,22 +59,22 @@ html_theme_options = {
 
 
 def complete_contents(_: Any, page: str, source: list[str]) -> None:
-    """Tables of contents that take in what lies in a place: nothing yet is no mistake, and no page is left out.
+    """Expand the patterns in tables of contents.
 
-    A line of a table that is a pattern goes where nothing fits it; the line ``../*`` becomes the pages beside this file that
-    no table has a line for.
+    Remove a pattern that matches no page (Sphinx would warn), and replace ``../*`` by all pages beside this file that no other
+    table lists.
     """
     here = (HERE / page).parent
     lines: list[str] = []
     for line in source[0].split("\n"):
         if line == "../*":
-            lines += [f"../{name}" for name in pages_without_a_place()]
+            lines += [f"../{name}" for name in unlisted_pages()]
         elif not line.startswith("../") or "*" not in line or any(here.glob(line)):
             lines.append(line)
     source[0] = "\n".join(lines)
 
 
-def pages_without_a_place() -> list[str]:
+def unlisted_pages() -> list[str]:
     named = {line.rsplit("/", 1)[-1] for page in HERE.rglob("*.md") for line in page.read_text(encoding="utf-8").split("\n")}
     names = sorted(page.stem for page in HERE.glob("*.md") if page.stem != "index")
     return [name for name in names if not any(fnmatchcase(name, line) for line in named if line not in ("", "*"))]

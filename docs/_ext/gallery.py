@@ -1,4 +1,4 @@
-"""The pictures of the gallery, drawn when the documents are built, from rows that are made up on the spot."""
+"""Draw the plots of the gallery from synthetic rows when the documentation is built."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def homes(n: int = 3000, seed: int = 0) -> pd.DataFrame:
-    """Homes with a price that depends on size and age together, and on the town."""
+    """Return synthetic homes whose price depends on an interaction of size and age, and on the town."""
     rng = np.random.default_rng(seed)
     size, age, distance = rng.gamma(6.0, 20.0, n), rng.uniform(0, 80, n), rng.exponential(4.0, n)
     town = rng.choice(["Aalst", "Brugge", "Gent", "Namur"], n, p=[0.2, 0.3, 0.4, 0.1])
@@ -27,7 +27,7 @@ def homes(n: int = 3000, seed: int = 0) -> pd.DataFrame:
 
 
 def draw(folder: Path) -> list[str]:
-    """Draw all pictures; their names."""
+    """Draw all plots into `folder` and return their names."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -67,7 +67,7 @@ def draw(folder: Path) -> list[str]:
 
 
 def _marketing() -> Any:
-    """The paper's own example: income predicted from thirteen answers, many of them missing."""
+    """Fit the example of Friedman (2001): income predicted from thirteen answers, many of them missing."""
     import dboost
 
     table = pd.read_parquet(MARKETING)
@@ -79,13 +79,13 @@ def make(app: Sphinx) -> None:
     if not (folder / "done").exists():
         names = draw(folder)
         (folder / "done").write_text(" ".join(names))
-        logger.info("drew %d pictures", len(names))
+        logger.info("drew %d plots", len(names))
 
 
 def add_marketing(app: Sphinx, page: str, source: list[str]) -> None:
-    """The paper's example, where its table was there when the pictures were drawn."""
+    """Append the plot of the paper's example to the gallery if its table was available."""
     if page == "gallery" and (Path(app.srcdir) / "_generated" / "marketing.svg").exists():
-        source[0] += "\n## The paper's example: what tells income\n\n![Importance](_generated/marketing.svg)\n"
+        source[0] += "\n## The example of Friedman (2001): predictors of income\n\n![Importance](_generated/marketing.svg)\n"
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Formulas as pictures in the page itself, drawn by matplotlib.
+"""Render formulas as inline SVG with matplotlib.
 
-Sphinx's usual ways load scripts from elsewhere or need TeX. Matplotlib's mathtext knows the part of TeX that these documents
-use; a formula becomes paths in an SVG that takes the colour and the size of the text around it.
+Sphinx's own renderers load scripts from other hosts or need TeX. Matplotlib's mathtext supports the part of TeX that the
+documentation uses. Each formula becomes paths in an SVG that inherits the color and size of the surrounding text.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
-#: Points of the font that formulas are drawn in, and points that are shown as one ``em`` of the text: its letters are smaller.
+#: Font size of the drawn formulas in points, and the number of points shown as one ``em`` of the text, whose letters are smaller.
 SIZE, EM = 10.0, 8.8
 
 
 def drawn(formula: str) -> str:
-    """The formula as SVG whose sizes are in the text's own unit."""
+    """Return the formula as SVG with sizes in ``em``."""
     from matplotlib import rc_context
     from matplotlib.font_manager import FontProperties
     from matplotlib.mathtext import math_to_image
@@ -32,7 +32,7 @@ def drawn(formula: str) -> str:
     svg = re.sub(r'<g id="patch_1">.*?</g>', "", svg, flags=re.DOTALL).replace("#0a0b0c", "currentColor")
     width = float(re.findall(r'width="([\d.]+)pt"', svg)[0])
     style = f"width:{width / EM:.3f}em;vertical-align:{-depth / EM:.3f}em"
-    # Names inside must differ from those of other formulas on the page.
+    # Ids must differ between the formulas of a page.
     prefix = f"m{abs(hash(formula)) % 10**8}-"
     svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}", svg)
     label = formula.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
