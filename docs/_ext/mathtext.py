@@ -13,7 +13,7 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
-#: Font size of the drawn formulas in points, and the number of points shown as one ``em`` of the text, whose letters are smaller.
+#: Font size of the drawn formulas in points, and the number of points shown as one ``em``: letters of the text are smaller.
 SIZE, EM = 10.0, 8.8
 
 
