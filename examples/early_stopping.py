@@ -1,4 +1,4 @@
-"""Stop when the held-out score no longer improves; watch and weigh while training."""
+"""Stop when the validation score no longer improves, with sample weights and a callback."""
 
 from sklearn.datasets import load_diabetes
 from sklearn.model_selection import train_test_split

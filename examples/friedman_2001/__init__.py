@@ -1,12 +1,12 @@
-"""The simulation study of J. Friedman, "Greedy function approximation: a gradient boosting machine" (2001), run anew.
+"""The simulation study of J. Friedman, "Greedy function approximation: a gradient boosting machine" (2001).
 
-``python -m examples.friedman_2001`` draws random target functions, trains the paper's contenders on noisy samples of them, and
-writes tables and pictures beside the paper's figures into a folder.
+``python -m examples.friedman_2001`` draws random target functions, trains the paper's algorithms on noisy samples of them, and
+writes tables and plots beside the paper's results to a folder.
 
-    targets.py      random functions (39), (40), noise, and what an error is measured against
-    experiments.py  the experiments: what is drawn, who competes, what is measured
-    marketing.py    the demographic data, where they are there
-    paper.py        what the paper reports
+    targets.py      random functions (39), (40), noise, and the reference for errors
+    experiments.py  the experiments: targets, contenders and error measures
+    marketing.py    the demographic data, if available
+    paper.py        results of the paper
     report.py       tables
     pictures.py     box plots
 

@@ -1,4 +1,4 @@
-"""The command: ``python -m examples.friedman_2001 --targets 100 --output friedman_2001``."""
+"""Command-line entry point: ``python -m examples.friedman_2001 --targets 100 --output friedman_2001``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from examples.friedman_2001.experiments import EXPERIMENTS, QUICK, Sizes
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.friedman_2001", description="Friedman's simulation study.")
-    parser.add_argument("--targets", type=int, default=100, metavar="N", help="random targets an experiment (default: 100)")
+    parser.add_argument("--targets", type=int, default=100, metavar="N", help="random targets per experiment (default: 100)")
     parser.add_argument("--only", nargs="+", choices=list(EXPERIMENTS), default=list(EXPERIMENTS), metavar="NAME")
-    parser.add_argument("--quick", action="store_true", help="a few rows and trees: to see that everything runs")
+    parser.add_argument("--quick", action="store_true", help="a few rows and trees, to check that everything runs")
     parser.add_argument("--marketing", type=Path, metavar="FILE", help="the demographic data as Parquet")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("friedman_2001"), metavar="FOLDER")
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in options.only:
             errors = []
             for k in progress.track(range(options.targets), description=name):
-                # Of seed, experiment and target only: one may be run without the others.
+                # A function of seed, experiment and target only, so that an experiment can run without the others.
                 rng = np.random.default_rng([options.seed, list(EXPERIMENTS).index(name), k])
                 errors.append(EXPERIMENTS[name].run(rng, QUICK if options.quick else Sizes()))
                 results[name] = pd.DataFrame(errors)
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _write(results: dict[str, pd.DataFrame], folder: Path, drawn: dict[str, str]) -> str:
-    """Keep what is there so far: whoever stops a long run has a report of the targets that were done."""
+    """Write the report of the targets done so far, so that an interrupted run leaves a report."""
     text = report.markdown(results, drawn)
     (folder / "report.md").write_text(text)
     errors = {name: of.to_dict("list") for name, of in results.items()}

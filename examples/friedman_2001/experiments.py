@@ -1,7 +1,7 @@
-"""The experiments: for every target a sample to train on, one that chooses the number of trees, one without noise to score.
+"""Experiments: each target has a training sample, one to select the number of trees, and one without noise for scoring.
 
-All contenders of a target see the same rows. Trees have 11 leaves and the learning rate is 0.1, unless that is what is
-compared. ``criterion="gradient"`` without regularisation is the paper's TreeBoost; ``criterion="newton"`` with the log loss of
+All contenders of a target use the same rows. Trees have 11 leaves and the learning rate is 0.1, unless the experiment varies
+them. ``criterion="gradient"`` without regularization is the paper's TreeBoost; ``criterion="newton"`` with the log loss of
 K classes is LogitBoost with trees (section 6.4).
 """
 
@@ -24,7 +24,7 @@ from examples.friedman_2001.targets import (
     slash_noise,
 )
 
-#: The paper's TreeBoost: least squares trees, nothing but the leaves' number limits them.
+#: The paper's TreeBoost: least-squares trees, limited only by their number of leaves.
 TREEBOOST: dict[str, Any] = {
     "criterion": "gradient", "l2_regularization": 0.0, "min_hessian": 0.0, "min_samples_leaf": 1,
     "max_leaf_nodes": 11, "learning_rate": 0.1,
@@ -38,7 +38,7 @@ REGRESSION: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """Rows to train on, to choose the number of trees by, and to score; iterations at most, and without gain."""
+    """Rows for training, for selecting the number of trees and for scoring; maximum iterations, and iterations without gain."""
 
     train: int = 5000
     test: int = 2500
@@ -68,7 +68,7 @@ class Experiment:
 
 
 def train(x: np.ndarray, y: np.ndarray, sizes: Sizes, metric: str | None = None, **settings: Any) -> dboost.Booster:
-    """A model with as many trees as do best on the rows behind the first `sizes.train`."""
+    """Fit a model with the number of trees that is best on the rows after the first `sizes.train`."""
     n = sizes.train
     return dboost.fit(
         x[:n], y[:n], eval_set=(x[n:], y[n:]), eval_metric=metric, n_threads=1, progress=False,
@@ -77,7 +77,7 @@ def train(x: np.ndarray, y: np.ndarray, sizes: Sizes, metric: str | None = None,
 
 
 def _sample(rng: np.random.Generator, target: Callable, noise: Callable | None, sizes: Sizes) -> tuple[np.ndarray, ...]:
-    """Features and targets to train on and to choose by; features and the truth to score."""
+    """Return features and targets for training and selection, then features and true values for scoring."""
     n = sizes.train + sizes.test
     x = rng.normal(size=(n + sizes.score, N_FEATURES))
     truth = target(x)

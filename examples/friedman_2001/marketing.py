@@ -1,8 +1,8 @@
 """The demographic data (section 9): household income in nine brackets from thirteen answers of a questionnaire.
 
-The paper trains on two thirds of the households and tells the error on the rest, of the number of trees that does best there.
-Nine of the answers are nominal, and many are missing. The table (the columns of R's ``ElemStatLearn::marketing``) is no part
-of the project: a Parquet file is handed in.
+The paper trains on two thirds of the households and reports the error on the rest at the number of trees that is best there.
+Nine of the answers are nominal, and many are missing. The table (the columns of R's ``ElemStatLearn::marketing``) is not part
+of the project: pass it as a Parquet file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ITERATIONS = 1000
 
 
 def split(file: Path, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Two thirds to train on, and the rest."""
+    """Split into two thirds for training, and the rest."""
     frame = pd.read_parquet(file)
     order = np.random.default_rng(seed).permutation(len(frame))
     cut = len(order) * 2 // 3
@@ -30,7 +30,7 @@ def split(file: Path, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def fit(train: pd.DataFrame, test: pd.DataFrame, n_leaves: int, **settings: Any) -> dboost.Booster:
-    # Brackets hold hundreds of households: a leaf of one would be noise.
+    # Brackets contain hundreds of households: a leaf with one household would be noise.
     settings = TREEBOOST | {"max_leaf_nodes": n_leaves, "min_samples_leaf": 10, "max_iter": ITERATIONS} | settings
     return dboost.fit(
         train, TARGET, eval_set=test, eval_metric="mean_absolute_error", early_stopping_rounds=200, n_threads=1,
@@ -39,14 +39,14 @@ def fit(train: pd.DataFrame, test: pd.DataFrame, n_leaves: int, **settings: Any)
 
 
 def error(booster: dboost.Booster, train: pd.DataFrame, test: pd.DataFrame) -> float:
-    """Average absolute error over that of the median."""
+    """Return the mean absolute error over that of the median."""
     truth = test[TARGET].to_numpy(float)
     constant = np.abs(truth - np.median(train[TARGET])).mean()
     return float(np.abs(truth - booster.predict(test)).mean() / constant)
 
 
 def errors(file: Path, seed: int = 0) -> dict[str, list[float]]:
-    """By loss, and by the leaves of a tree."""
+    """Return errors by loss and by the number of leaves."""
     train, test = split(file, seed)
     return {
         name: [error(fit(train, test, n_leaves, **settings), train, test) for n_leaves in LEAVES]
@@ -55,7 +55,7 @@ def errors(file: Path, seed: int = 0) -> dict[str, list[float]]:
 
 
 def curves(file: Path, seed: int = 0) -> tuple[pd.Series, dict[str, pd.DataFrame]]:
-    """Relative importances, and partial dependences on the six features that matter most."""
+    """Return relative importances, and partial dependence on the six most important features."""
     train, test = split(file, seed)
     booster = fit(train, test, 6, loss="huber")
     importance = booster.importance()

@@ -1,8 +1,8 @@
-"""What the paper reports, for the tables that stand beside ours."""
+"""Results of the paper, for comparison in the tables."""
 
 from __future__ import annotations
 
-#: Share of targets won, and mean excess over the best contender; in percent, None where the paper gives none.
+#: Targets won and mean excess over the best contender, in percent; None where the paper reports no value.
 OUTCOMES: dict[str, dict[str, tuple[float | None, float | None]]] = {
     "normal": {"LS": (73, 0.2), "LAD": (None, 7.4), "M": (27, 0.9)},
     "slash": {"LS": (None, 364.6), "LAD": (32, 4.1), "M": (68, 1.0)},

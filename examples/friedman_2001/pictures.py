@@ -1,4 +1,4 @@
-"""Box plots of errors by contender, as in the paper's figures; matplotlib is imported only where something is drawn."""
+"""Box plots of errors by contender, as in the paper's figures; matplotlib is imported only in functions that draw."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _axes(width: float, height: float) -> tuple[Any, Any]:
 
 
 def boxes(name: str, errors: pd.DataFrame, folder: Path) -> str:
-    """Draw one experiment; returns the picture's file name."""
+    """Draw one experiment and return the file name of the plot."""
     figure, axes = _axes(4.5, 3.0)
     axes.boxplot([errors[column] for column in errors], tick_labels=list(errors.columns), widths=0.5)
     axes.set_ylabel(EXPERIMENTS[name].unit, fontsize=8)
@@ -29,7 +29,7 @@ def boxes(name: str, errors: pd.DataFrame, folder: Path) -> str:
 
 
 def dependence(curves: dict[str, pd.DataFrame], folder: Path) -> str:
-    """Partial dependences of the demographic data, one panel a feature; returns the picture's file name."""
+    """Draw partial dependence for the demographic data, one panel per feature, and return the file name of the plot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

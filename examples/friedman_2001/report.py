@@ -1,4 +1,4 @@
-"""Tables: who wins and by how much, beside the paper's figures."""
+"""Tables of targets won and excess errors, beside the results of the paper."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from examples.friedman_2001.experiments import EXPERIMENTS
 
 
 def outcomes(errors: pd.DataFrame) -> pd.DataFrame:
-    """By contender: targets won (%), mean error, and mean excess over each target's best contender (%).
+    """Return by contender: targets won (%), mean error, and mean excess over each target's best contender (%).
 
-    errors : one row a target, one column a contender. Of contenders that are equally good each has a share of the win.
+    errors : one row per target, one column per contender. Equally good contenders share the win.
     """
     best = errors.min(axis=1)
     wins = errors.eq(best, axis=0)
     wins = wins.div(wins.sum(axis=1), axis=0)
-    # Of an error of nought (as can happen with few rows to score) there is no percentage.
+    # An error of zero (possible with few rows to score) has no relative excess.
     excess = errors.div(best.where(best > 0), axis=0) - 1.0
     return pd.DataFrame({"won": 100 * wins.mean(), "excess": 100 * excess.mean(), "error": errors.mean(), "sd": errors.std()})
 
 
 def markdown(results: dict[str, pd.DataFrame], pictures: dict[str, str]) -> str:
-    """The whole report."""
-    parts = [f"# Friedman (2001), run anew\n\nTargets an experiment: {max(map(len, results.values()), default=0)}."]
+    """Return the whole report."""
+    parts = [f"# Friedman (2001), reproduced\n\nTargets per experiment: {max(map(len, results.values()), default=0)}."]
     for name, errors in results.items():
         experiment = EXPERIMENTS[name]
         parts.append(f"## {experiment.title}\n")
@@ -56,7 +56,7 @@ def _importance(found: pd.DataFrame) -> str:
 
 
 def marketing(found: dict[str, Sequence[float]]) -> str:
-    """Average absolute error over the best constant's, by leaves."""
+    """Return the mean absolute error over that of the best constant, by number of leaves."""
     rows = []
     for name, errors in found.items():
         rows.append((name, *(f"{error:.3f}" for error in errors)))
@@ -65,7 +65,7 @@ def marketing(found: dict[str, Sequence[float]]) -> str:
 
 
 def table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 

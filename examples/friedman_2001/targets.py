@@ -1,13 +1,13 @@
-"""Random target functions (section 6.1 of the paper), and noise of the strength of the signal.
+"""Random target functions (section 6.1 of the paper), and noise as strong as the signal.
 
     F*(x) = Σ_l a_l g_l(z_l),   a_l ~ U[-1, 1]                                        (39)
     g_l(z) = exp(-½ (z - μ_l)ᵀ V_l (z - μ_l)),   V = U D Uᵀ                             (40)
 
-Each of the twenty terms looks at a random subset z_l of the features, ⌊1.5 + r⌋ of them with r exponential of mean 2: main
+Each of the twenty terms depends on a random subset z_l of the features, ⌊1.5 + r⌋ of them with r exponential of mean 2: main
 effects and interactions of every order. U is a random rotation, and the square roots of D's diagonal are U[0.1, 2].
 
 Noise is scaled to the signal: the mean of |ε| equals that of |F* - median F*| (41). *Slash* noise, a normal number over a
-uniform one, has no mean; there the sample's own mean is scaled, as every simulation must that wants (41) to hold.
+uniform one, has no mean; there the sample mean is scaled, which a simulation must do for (41) to hold.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RandomTarget:
 
 @dataclass(frozen=True)
 class LinearTarget:
-    """F* = Σ_j (-1)^j j x_j (section 8.1): what importances ought to be is known."""
+    """F* = Σ_j (-1)^j j x_j (section 8.1), whose true importances are known."""
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         j = np.arange(1, x.shape[1] + 1)
@@ -77,10 +77,10 @@ def slash_noise(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 def as_strong_as(truth: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    """The noise, scaled to a signal-to-noise ratio of one."""
+    """Return the noise, scaled to a signal-to-noise ratio of one."""
     return noise * (np.abs(truth - np.median(truth)).mean() / np.abs(noise).mean())
 
 
 def error(truth: np.ndarray, found: np.ndarray) -> float:
-    """Average absolute error relative to that of the best constant (37)."""
+    """Return the mean absolute error relative to that of the best constant (37)."""
     return float(np.abs(truth - found).mean() / np.abs(truth - np.median(truth)).mean())
