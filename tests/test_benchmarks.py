@@ -9,7 +9,20 @@ import numpy as np
 import pytest
 
 import dboost
-from benchmarks import accuracy, arcbites, cold_start, curves, limits, profile, race, scaling, shap, trimming, workloads
+from benchmarks import (
+    accuracy,
+    arcbites,
+    cold_start,
+    curves,
+    fixed_fits,
+    limits,
+    profile,
+    race,
+    scaling,
+    shap,
+    trimming,
+    workloads,
+)
 from benchmarks.__main__ import main
 from benchmarks.engines import ENGINES, Settings
 from benchmarks.workloads import WORKLOADS
@@ -243,3 +256,20 @@ def test_stages_lead_to_the_whole_model(n_classes: int) -> None:
         stages = list(fit.staged(X, [1, 3, 4]))
         assert len(fit.marks) == 4 and np.diff(fit.marks, prepend=0.0).min() > 0
         assert np.allclose(stages[-1], fit.raw_score(X), atol=1e-6) and not np.allclose(stages[0], stages[1])
+
+
+@pytest.mark.slow
+def test_fixed_fits_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new, kept = folder / "old.json", folder / "new.json", folder / "kept"
+    only = ["--only", "truncated", "--only", "prepared, arcbites", "--only", "checkpoint, absolute_error"]
+    assert fixed_fits.main([str(old), *only, "--folder", str(kept)]) == 0
+    compared = [*only, "--only", "loaded", "--against", str(old), "--from-folder", str(kept)]
+    assert fixed_fits.main([str(new), *compared]) == 0
+    assert "3 fits and 9 of the folder, 0 different, 0 failed" in capsys.readouterr().out
+    report = json.loads(old.read_text())
+    report["fits"]["truncated"]["digests"]["raw"] = "other"
+    del report["fits"]["prepared, arcbites"]
+    old.write_text(json.dumps(report))
+    assert fixed_fits.main([str(new), *compared]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["DIFFERENT  prepared, arcbites: only in the new run", "DIFFERENT  truncated: raw"]
