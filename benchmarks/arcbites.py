@@ -122,7 +122,7 @@ def limit_for(folder: Path) -> int:
 def measure(folder: Path, way: str, trees: int, given: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Train by one way, in this process. given : parameters beside those of the way; seconds : after which it is stopped."""
     import dboost
-    from dboost.shard.bites import bites_of
+    from dboost.shards.arcbite_rows import bites_of
 
     bites, where = WAYS[way]
     options: dict[str, Any] = {"loss": "log_loss", "max_iter": trees, "progress": False} | given

@@ -27,7 +27,7 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.workloads import Workload
-from dboost.late import is_a
+from dboost._lazy_import import is_a
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -38,11 +38,11 @@ import dboost
 from benchmarks.engines import settings_of
 from benchmarks.limits import Limits, measure
 from benchmarks.workloads import MAIN, WORKLOADS, Workload, load
-from dboost.engine.in_process import InProcessEngine
-from dboost.engine.rounds import ShardedEngine
-from dboost.growth import search
-from dboost.growth.task import GrownTree, TreeTask
-from dboost.shard import rounds
+from dboost.session.fused_engine import FusedEngine
+from dboost.session.sharded_engine import ShardedEngine
+from dboost.shards import shard_grower as rounds
+from dboost.trees import split_finder as search
+from dboost.trees.tree_task import GrownTree, TreeTask
 
 #: Parts of a tree, in the order in which they come.
 PARTS = ("scores, gradients", "quantise", "histograms", "search", "split rows", "leaves")
@@ -102,9 +102,9 @@ class _Clock:
     @contextmanager
     def running(self) -> Iterator[None]:
         """A context in which fits are looked at."""
-        grow, advance, ask = InProcessEngine.grow, InProcessEngine.advance, InProcessEngine.ask
+        grow, advance, ask = FusedEngine.grow, FusedEngine.advance, FusedEngine.ask
 
-        def clocked_grow(engine: InProcessEngine, task: TreeTask) -> GrownTree:
+        def clocked_grow(engine: FusedEngine, task: TreeTask) -> GrownTree:
             start = time.process_time()
             grown = grow(engine, task)
             done = time.process_time()
@@ -115,19 +115,19 @@ class _Clock:
             self._elsewhere += time.process_time() - start
             return grown
 
-        def clocked_advance(engine: InProcessEngine, *arguments: Any) -> Any:
+        def clocked_advance(engine: FusedEngine, *arguments: Any) -> Any:
             start = time.process_time()
             found = advance(engine, *arguments)
             self._elsewhere += time.process_time() - start
             return found
 
-        def clocked_ask(engine: InProcessEngine, *arguments: Any) -> Any:
+        def clocked_ask(engine: FusedEngine, *arguments: Any) -> Any:
             start = time.process_time()
             found = ask(engine, *arguments)
             self._asked += time.process_time() - start
             return found
 
-        with patch.multiple(InProcessEngine, grow=clocked_grow, advance=clocked_advance, ask=clocked_ask):
+        with patch.multiple(FusedEngine, grow=clocked_grow, advance=clocked_advance, ask=clocked_ask):
             yield
 
     def mark(self, _: object) -> None:
@@ -142,13 +142,13 @@ class _Clock:
         self.profile.binning = (booster.timings["load"] + booster.timings["bin"], n_cells * (4.0 + _COPIES))
         return self.profile
 
-    def _look(self, engine: InProcessEngine, task: TreeTask) -> None:
+    def _look(self, engine: FusedEngine, task: TreeTask) -> None:
         """Grow the tree again, piece by piece, and pass over the rows once more with nothing to add."""
         shard, profile = engine.shard, self.profile
         n, of_row = shard.n_rows, 4 if shard.hessian is None else 8
         if self._pieces is None:
             self._pieces = ShardedEngine(
-                [shard], engine._terms, n_planes=engine._shared.parts.shape[1], coarse=engine._coarse, width=1
+                [shard], engine._terms, n_channels=engine._shared.parts.shape[1], loss_unit=engine._coarse, width=1
             )
         names = {
             (rounds, "_quantise"): ("quantise", lambda *_: (0, n * (of_row + 8))),

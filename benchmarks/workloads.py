@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dboost.late import pd  # who trains on arrays need not import pandas: its memory would be counted
+from dboost._lazy_import import pd  # who trains on arrays need not import pandas: its memory would be counted
 
 FOLDER = Path(__file__).parent / "data"
 BLOCK = 250_000

@@ -11,26 +11,15 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from dboost.errors import (
-    DataError,
-    DBoostError,
-    DriftWarning,
-    FitInterrupted,
-    InputTypeError,
-    ModelFileError,
-    ParameterError,
-)
+from dboost.errors import DataError, DBoostError, DriftWarning, FitInterrupted, InputTypeError, ModelFileError, ParameterError
 from dboost.version import __version__
 
 if TYPE_CHECKING:
-    from dboost.adopt import from_lightgbm, from_xgboost, load
-    from dboost.api import fit
-    from dboost.arcbites import ArcBites
-    from dboost.booster import Booster
+    from dboost.api import continue_on, fit, prepare
+    from dboost.booster import Booster, from_lightgbm, from_xgboost, load
     from dboost.estimators import DBoostClassifier, DBoostRegressor
-    from dboost.preparing import prepare
-    from dboost.stream import continue_on
-    from dboost.training.monitor import Iteration
+    from dboost.params import ArcBites
+    from dboost.training.callbacks import Iteration
 
 
 __all__ = [
@@ -59,17 +48,17 @@ __all__ = [
 #: What is imported when it is first asked for, and from where. A worker needs neither estimators (importing scikit-learn takes
 #: longer than all the rest) nor models, and the scheduler little more than arithmetic.
 _LATE = {
-    "ArcBites": "arcbites",
+    "ArcBites": "params",
     "Booster": "booster",
     "DBoostClassifier": "estimators",
     "DBoostRegressor": "estimators",
-    "Iteration": "training.monitor",
-    "continue_on": "stream",
+    "Iteration": "training.callbacks",
+    "continue_on": "api",
     "fit": "api",
-    "from_lightgbm": "adopt",
-    "from_xgboost": "adopt",
-    "load": "adopt",
-    "prepare": "preparing",
+    "from_lightgbm": "booster",
+    "from_xgboost": "booster",
+    "load": "booster",
+    "prepare": "api",
 }
 
 

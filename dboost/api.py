@@ -1,25 +1,31 @@
-"""`dboost.fit`: what users call."""
+"""`dboost.fit`: what users call.
+
+`dboost.prepare`: reading and binning a data set once, for many fits.
+
+Models that follow a stream: chunk after chunk of data, each a continuation of the model before.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from dboost.adopt import as_booster
-from dboost.booster import Booster
-from dboost.cluster.choice import client_for
-from dboost.errors import ParameterError
-from dboost.model import storage
+from dboost.booster import Booster, as_booster
+from dboost.data import open_table
+from dboost.distributed.client import client_for
+from dboost.errors import DataError, InputTypeError, ParameterError
+from dboost.model import model_file as storage
 from dboost.params import make_parameters
-from dboost.sources import open_table
-from dboost.training.boost import Fitted
-from dboost.training.budget import Budget, parse_limit, reading_within
+from dboost.session.memory_budget import Budget, parse_memory_limit, reading_within
+from dboost.session.warm_start import WarmStart, check_options, checked_source_name, idle_in_refit, keywords_for, without_model
+from dboost.training.callbacks import Callback
 from dboost.training.checkpoint import checkpoint_in
 from dboost.training.fit import available_threads, fit_binned, fit_table
-from dboost.training.folder import check_same, is_binned, open_folder
-from dboost.training.monitor import Callback
-from dboost.training.origin import Origin, checked_name, idle_in_refit, keywords_for, without_model
+from dboost.training.plan import FitResult, interruptible_reading
+from dboost.training.prepared_dataset import PreparedDataset, propose_within, scan_table, write_binned
+from dboost.training.prepared_folder import check_same, describe, is_prepared, open_folder, write_folder
 
 
 def fit(
@@ -87,7 +93,7 @@ def fit(
         With `start_from`: candidates for splits from the new data, or those of the model's last data.
     continue_steps : "damped" or "full"
         With `start_from`: shorter steps where the model has little to learn or the new data are few (see
-        `dboost.training.damping`), or those of a first fit.
+        `dboost.training.shrinkage`), or those of a first fit.
     refit_leaves : bool
         With `start_from`: add no trees but estimate the leaf values of the model's anew from these data, see
         `Booster.refit_leaves`, which has more options.
@@ -132,14 +138,14 @@ def fit(
         return _refitted(start_from, data, target, options, [*of_trees, *idle_in_refit(idle)])
     own = None
     if start_from is None:
-        origin = without_model(continue_bins, continue_steps)
+        warm_start = without_model(continue_bins, continue_steps)
     else:
         model = as_booster(start_from)
-        origin, own = Origin.continuation(model.ensemble, continue_bins, continue_steps), model.own_loss
+        warm_start, own = WarmStart.continuation(model.ensemble, continue_bins, continue_steps), model.custom_loss
         parameters = keywords_for(model.ensemble, parameters, own)
     checked = make_parameters(parameters)
     threads = available_threads(n_threads)
-    limit = parse_limit(memory_limit)
+    limit = parse_memory_limit(memory_limit)
     budget = None if limit is None else Budget(limit)
     table: dict[str, Any] = {
         "sample_weight": sample_weight,
@@ -153,29 +159,29 @@ def fit(
         "n_threads": threads,
         "callbacks": callbacks,
         "progress": progress,
-        "origin": origin,
+        "warm_start": warm_start,
         "checkpoint": checkpoint_in(checkpoint, checkpoint_every),
-        "source_name": checked_name(source_name),
+        "source_name": checked_source_name(source_name),
     }
-    if is_binned(data):
+    if is_prepared(data):
         if client is not None:
             raise ParameterError("prepared data are trained on in this process: leave the client out")
         given = {"sample_weight": sample_weight, "offset": offset, "features": features, "target": target}
         given |= {"categorical_features": None if categorical_features == "from_dtype" else categorical_features}
         given = {name: value for name, value in given.items() if value is not None}
-        if origin.model is not None:
-            given |= {"start_from": storage.digest(origin.model), "continue_bins": continue_bins}
+        if warm_start.model is not None:
+            given |= {"start_from": storage.digest(warm_start.model), "continue_bins": continue_bins}
         fitted = _fit_prepared(data, given, parameters, budget=budget, **common)
         own = None if isinstance(checked.loss, str) else checked.loss
         return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=own)
     with client_for(data, client) as cluster:
         if cluster is not None:
-            from dboost.cluster.fit import fit_on_cluster
+            from dboost.distributed.cluster_fit import fit_on_cluster
 
             fitted = fit_on_cluster(cluster, data, target, checked, budget=budget, **table, **common)
         else:
             fitted = fit_table(
-                lambda: open_table(data, target, **table, **origin.like, **reading_within(budget, threads)),
+                lambda: open_table(data, target, **table, **warm_start.like, **reading_within(budget, threads)),
                 checked,
                 target_name=target,
                 weight_name=sample_weight,
@@ -187,7 +193,7 @@ def fit(
     return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=own)
 
 
-def _fit_prepared(path: Any, given: dict[str, Any], parameters: dict[str, Any], **common: Any) -> Fitted:
+def _fit_prepared(path: Any, given: dict[str, Any], parameters: dict[str, Any], **common: Any) -> FitResult:
     """Train on a folder that `prepare` has written.
 
     given, parameters : what the user has given, of what shaped the data and of what shapes the learning.
@@ -208,8 +214,153 @@ def _refitted(start_from: Any, data: Any, target: Any, options: dict[str, Any], 
     """What `fit` does with ``refit_leaves=True``. given : keywords that have nothing to do with it."""
     if start_from is None:
         raise ParameterError("refit_leaves=True needs start_from, the model whose leaf values are estimated anew")
-    if is_binned(data):
+    if is_prepared(data):
         raise ParameterError(f"refit_leaves=True needs the values of the rows, but {data} holds prepared data: give the data")
     if given:
         raise ParameterError(f"{given[0]} has nothing to do with refit_leaves=True, which adds no trees")
     return as_booster(start_from).refit_leaves(data, target, **options)
+
+
+def prepare(
+    data: Any,
+    target: Any,
+    path: str | os.PathLike[str],
+    *,
+    sample_weight: Any = None,
+    offset: Any = None,
+    features: Sequence[str] | None = None,
+    categorical_features: Any = "from_dtype",
+    max_bins: int = 255,
+    random_state: int = 0,
+    start_from: Any = None,
+    continue_bins: str = "new",
+    memory_limit: int | str | None = None,
+    n_threads: int | None = None,
+) -> None:
+    """Read a data set once, bin it, and keep the result in a folder that `dboost.fit` takes in place of the data.
+
+    Parameters
+    ----------
+    data, target, sample_weight, offset, features, categorical_features, max_bins, random_state
+        As in `dboost.fit`. A fit on the folder cannot choose others: it takes these, and refuses any that differ. (The seed of
+        `random_state` decides which rows propose the split points; a fit's own seed decides the rest.)
+    path : str or path
+        The folder, in the file system of this machine. A prepared data set that is there is replaced, anything else is refused.
+    start_from : Booster, path or URL, optional
+        The model that fits on the folder will go on from (they are given it too, and no other): the rows' scores under it are
+        kept with them, for they cannot be told from bins.
+    continue_bins : "new" or "kept"
+        With `start_from`: see `dboost.fit`.
+    memory_limit : int or str, optional
+        What may be added to the memory of this process meanwhile. Default: an eighth of a GiB waits in memory, at most.
+    n_threads : int, optional
+
+    Raises
+    ------
+    DataError, ParameterError, InputTypeError
+        As `dboost.fit`, or when something else is at `path`.
+    StorageError
+        When the folder cannot be written; then nothing is left of it. It is a `DBoostError`.
+    """
+    parameters = make_parameters({"max_bins": max_bins, "random_state": random_state})
+    threads = available_threads(n_threads)
+    model = None if start_from is None else as_booster(start_from).ensemble
+    warm_start = without_model(continue_bins) if model is None else WarmStart.continuation(model, continue_bins)
+    limit = parse_memory_limit(memory_limit)
+    budget = None if limit is None else Budget(limit)
+    settings = {
+        "target": target,
+        "sample_weight": sample_weight,
+        "offset": offset,
+        "features": features,
+        "categorical_features": categorical_features,
+        "max_bins": max_bins,
+    }
+    if model is not None:
+        settings |= {"start_from": storage.digest(model), "continue_bins": continue_bins}
+
+    def write(folder: Path) -> PreparedDataset:
+        with (
+            interruptible_reading(),
+            open_table(
+                data,
+                target,
+                sample_weight=sample_weight,
+                offset=offset,
+                features=features,
+                categorical_features=categorical_features,
+                **warm_start.like,
+                **(reading_within(budget, threads) | {"spool_roles": True}),
+            ) as table,
+        ):
+            census = scan_table(table)
+            begun = warm_start.widened(table.features)
+            if begun.keeps_bins:
+                binning = begun.binning(table.features)
+            else:
+                binning = propose_within(
+                    table,
+                    census.n_kept,
+                    max_bins=parameters.max_bins,
+                    seed=parameters.random_state,
+                    n_threads=threads,
+                    budget=budget,
+                )
+            seed = parameters.random_state
+            written = write_binned(table, census, binning, folder, warm_start=begun, seed=seed, n_threads=threads)
+        written.settings = {name: describe(value) for name, value in settings.items()}
+        return written
+
+    write_folder(path, write)
+
+
+#: What only a fit with `start_from` takes, with its defaults.
+_CONTINUING = {"continue_bins": "new", "continue_steps": "damped"}
+
+
+def continue_on(chunks: Iterable[Any], target: Any = None, *, start_from: Any = None, **keywords: Any) -> Iterator[Booster]:
+    """Train on a sequence of chunks, each as it comes; a generator of models.
+
+    Parameters
+    ----------
+    chunks : iterable
+        Tables of any kind that `dboost.fit` takes; or pairs of a label and a table, which becomes the ``source_name``; or
+        pairs (X, y). One chunk is asked for at a time, when the model of those before has been handed out.
+    target : str, optional
+        The target's column, unless chunks are pairs (X, y).
+    start_from : Booster, path or URL, optional
+        The model to begin with. Default: the first chunk trains one.
+    **keywords
+        As in `dboost.fit`, for every chunk; `max_iter` is what each of them adds.
+
+    Yields
+    ------
+    Booster
+        The model after each chunk; ``*_, last = continue_on(…)`` keeps the last one only.
+
+    Raises
+    ------
+    DataError
+        With the number of the chunk that cannot be used; the models before are good.
+    InputTypeError
+        When nobody says what the target is.
+    """
+    model = start_from
+    for number, chunk in enumerate(chunks, 1):
+        data, of_chunk, more = chunk, target, {}
+        if isinstance(chunk, tuple) and len(chunk) == 2:
+            if isinstance(chunk[0], str):
+                data, more = chunk[1], {"source_name": chunk[0]}
+            else:
+                data, of_chunk = chunk
+        if of_chunk is None:
+            raise InputTypeError("continue_on wants a target, or chunks that are pairs (X, y)")
+        given = keywords
+        if model is None:  # how to continue matters from the second chunk on
+            check_options(*(keywords.get(name, default) for name, default in _CONTINUING.items()))
+            given = {name: value for name, value in keywords.items() if name not in _CONTINUING}
+        try:
+            model = fit(data, of_chunk, start_from=model, **given | more)
+        except DataError as error:
+            raise DataError(f"chunk {number}: {error}") from error
+        yield model

@@ -1,8 +1,12 @@
-"""`Booster`: a trained model as users meet it.
+"""What may become of a model: the methods of `Booster` that give another one.
+
+`Booster`: a trained model as users meet it.
 
 It wraps an `Ensemble` (plain data) with what one does with a model: predict, look at the trees, save. Answers are of
 the kind that the question was: arrays for arrays, frames with the same index for frames, lazy Dask collections for
 lazy ones. A Booster does not change; it may be pickled, sent to workers, and asked by many threads at a time.
+
+Models that come from elsewhere: from our own files, and from XGBoost and LightGBM, to predict with and to continue.
 """
 
 from __future__ import annotations
@@ -11,32 +15,160 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from dboost import losses
-from dboost.errors import ParameterError
-from dboost.exports.exporting import Exporting
-from dboost.inspection.drawing import Drawing
-from dboost.late import pd
-from dboost.losses.base import Loss
-from dboost.losses.costs import cheapest, read_costs
-from dboost.model import files, storage
+from dboost._lazy_import import pd
+from dboost.data import feature_block, open_table, predict_through
+from dboost.data.frame import is_lazy, is_path
+from dboost.data.predict_io import like_input, predict_from
+from dboost.distributed.client import client_for
+from dboost.errors import InputTypeError, ParameterError
+from dboost.inspection.plot_methods import Drawing
+from dboost.interop.export import Exporting
+from dboost.losses import Loss
+from dboost.losses.decision_costs import cheapest, read_costs
+from dboost.model import model_edits as succession
+from dboost.model import model_file as storage
 from dboost.model.ensemble import Ensemble
-from dboost.model.flat import FlatEnsemble
-from dboost.model.frame import to_frame
-from dboost.offspring import Offspring
-from dboost.schema import Feature
-from dboost.sources import feature_block, predict_through
-from dboost.sources.frame import is_lazy, is_path
-from dboost.sources.offset import predict_from
-from dboost.sources.through import like_input
+from dboost.model.forest import FlatEnsemble
+from dboost.model.tree_table import to_frame
+from dboost.schema import Feature, Level
+from dboost.session.warm_start import checked_decay, checked_source_name
+from dboost.storage import atomic_write as files
+from dboost.training.fit import available_threads
+from dboost.training.leaf_refit import refit_leaves
+
+
+class Offspring:
+    """A part of `Booster`."""
+
+    ensemble: Ensemble
+    _own_loss: Loss | None
+
+    @property
+    def sources(self) -> tuple[dict[str, Any], ...]:
+        """One record per fit, in the order of their trees.
+
+        ``label`` (the fit's `source_name`), ``rows``, ``first_iteration`` and ``last_iteration`` (from 1, both included; a
+        source of no iterations ends before it begins), ``parameters``, and ``data_digest`` of schema and counts. Of fits that
+        went on from a model also ``unexplained_loss`` (the model's loss on the new rows as a share of the best constant's;
+        None where that predicts all of them) and ``steps``, what the new trees were grown with after damping.
+        """
+        return tuple({name: value for name, value in source.items() if name != "summary"} for source in self.ensemble.sources)
+
+    @property
+    def custom_loss(self) -> Loss | None:
+        """The loss of the user's own that came with the model, if one did."""
+        return self._own_loss
+
+    def _instead(self, ensemble: Ensemble) -> Self:
+        """The same for another ensemble."""
+        return type(self)(ensemble, loss=self._own_loss)  # type: ignore[call-arg]
+
+    def truncate(self, n_iterations: int) -> Self:
+        """The model as it was after its first iterations.
+
+        Parameters
+        ----------
+        n_iterations : int
+            From 0 (the baseline alone) to `n_iter_`.
+
+        Returns
+        -------
+        Booster
+            This one stays what it is.
+
+        Raises
+        ------
+        ParameterError
+            When the model never had so many iterations.
+        """
+        return self._instead(succession.truncate(self.ensemble, n_iterations))
+
+    def refit_leaves(
+        self,
+        data: Any,
+        target: Any,
+        *,
+        sample_weight: Any = None,
+        offset: Any = None,
+        decay: float = 0.0,
+        source_name: str | None = None,
+        client: Any = None,
+        n_threads: int | None = None,
+    ) -> Self:
+        """The model with leaf values estimated anew from other data; the splits stay.
+
+        An alternative to adding trees (``dboost.fit(…, start_from=…)``), where what matters is the same but how much it
+        matters has changed. See `dboost.training.refit_leaves`.
+
+        Parameters
+        ----------
+        data, target, sample_weight, offset
+            As in `dboost.fit`, with the model's columns. Levels that the model does not know count as missing.
+        decay : float, 0 <= … < 1
+            A leaf's value becomes ``decay · old + (1 - decay) · new``; leaves that no row reaches keep theirs.
+        source_name : str, optional
+            What the data are called in `sources`, where every source's record tells of them as "refreshed".
+        client : distributed.Client, optional
+            Where the rows are read and asked. Default: for Dask collections and paths the current client, if there is one; else
+            this process. The values are the same.
+        n_threads : int, optional
+
+        Returns
+        -------
+        Booster
+
+        Raises
+        ------
+        ParameterError
+            For a model under monotonic constraints, or whose trees were added by another step than "leaf".
+        DataError
+            When columns or target do not fit the model.
+        """
+        decay, threads = checked_decay(decay), available_threads(n_threads)
+        common: dict[str, Any] = {"decay": decay, "own": self._own_loss, "n_threads": threads}
+        common["source_name"] = checked_source_name(source_name)
+        roles: dict[str, Any] = {"sample_weight": sample_weight, "offset": offset}
+        with client_for(data, client) as cluster:
+            if cluster is not None:
+                from dboost.distributed.cluster_refit import refit_leaves_on_cluster
+
+                return self._instead(refit_leaves_on_cluster(cluster, self.ensemble, data, target, **roles, **common))
+        with open_table(data, target, **roles, like=self.ensemble.features, n_threads=threads) as table:
+            return self._instead(refit_leaves(self.ensemble, table, **common))
+
+    def drop_source(self, source: int | str) -> Self:
+        """The model without the trees that one fit's data gave it.
+
+        Later trees were fitted to what the dropped ones had left over, so the result is a model that never existed in
+        between: judge it before it is used. The baseline (of the first data) and the levels of categories stay, and metrics
+        of later iterations, which were measured with the dropped trees, are forgotten.
+
+        Parameters
+        ----------
+        source : int or str
+            Number in `sources` (negative: from the end), or the label given as ``source_name``.
+
+        Returns
+        -------
+        Booster
+
+        Raises
+        ------
+        ParameterError
+            When there is no such source, the label is not unique, or the source is the only one.
+        """
+        return self._instead(succession.drop_source(self.ensemble, source))
+
 
 Range = tuple[int, int]
 
 
-class _Answer(NamedTuple):
+class _OutputForm(NamedTuple):
     """What is to be said of raw scores: how to get it from them, and what it looks like (see `predict_through`)."""
 
     finish: Callable[[np.ndarray], np.ndarray]
@@ -137,7 +269,7 @@ class Booster(Drawing, Exporting, Offspring):
         return storage.digest(self.ensemble)
 
     def to_frame(self) -> pd.DataFrame:
-        """The trees as a table with one row per node; see `dboost.model.frame.to_frame` for the columns."""
+        """The trees as a table with one row per node; see `dboost.model.tree_table.to_frame` for the columns."""
         return to_frame(self.ensemble)
 
     # What it predicts.
@@ -215,7 +347,7 @@ class Booster(Drawing, Exporting, Offspring):
         """
         self._probability()  # refuses models of numbers
         assert self.classes_ is not None
-        answer = _Answer(partial(self._cheapest, read_costs(costs, len(self.classes_))), None, self.classes_.dtype)
+        answer = _OutputForm(partial(self._cheapest, read_costs(costs, len(self.classes_))), None, self.classes_.dtype)
         return self._through(X, answer, iteration_range, n_threads)
 
     def staged_predict(self, X: Any, raw_score: bool = False, n_threads: int | None = None) -> Iterator[Any]:
@@ -288,16 +420,16 @@ class Booster(Drawing, Exporting, Offspring):
     def _flat(self) -> FlatEnsemble:
         return FlatEnsemble(self.ensemble)
 
-    def _raw_or_prediction(self, raw_score: bool) -> _Answer:
+    def _raw_or_prediction(self, raw_score: bool) -> _OutputForm:
         if raw_score:
-            return _Answer(_raw, self.ensemble.classes if self.ensemble.n_outputs > 1 else None)
-        return _Answer(self._decisions, None, np.dtype(np.float64) if self.classes_ is None else self.classes_.dtype)
+            return _OutputForm(_raw, self.ensemble.classes if self.ensemble.n_outputs > 1 else None)
+        return _OutputForm(self._decisions, None, np.dtype(np.float64) if self.classes_ is None else self.classes_.dtype)
 
-    def _probability(self) -> _Answer:
+    def _probability(self) -> _OutputForm:
         if self.ensemble.classes is None:
             loss = self.ensemble.loss["name"]
             raise ParameterError(f"there are no probabilities: the model predicts numbers (loss {loss!r})")
-        return _Answer(self._probabilities, self.ensemble.classes)
+        return _OutputForm(self._probabilities, self.ensemble.classes)
 
     def _iterations(self, iteration_range: Range | None) -> Range:
         if iteration_range is None:
@@ -310,7 +442,7 @@ class Booster(Drawing, Exporting, Offspring):
             raise ParameterError(f"iteration_range {first, last} is not within the model's {self.n_iter_} iterations")
         return first, last
 
-    def _through(self, X: Any, answer: _Answer, iteration_range: Any, n_threads: int | None, offset: Any = None) -> Any:
+    def _through(self, X: Any, answer: _OutputForm, iteration_range: Any, n_threads: int | None, offset: Any = None) -> Any:
         iterations = self._iterations(iteration_range)
         ask = partial(self._finished, answer.finish, iterations=iterations, n_threads=_threads_for(X, n_threads))
         return self._ask(X, ask, answer.names, answer.dtype, offset)
@@ -319,7 +451,7 @@ class Booster(Drawing, Exporting, Offspring):
         about: dict[str, Any] = {"features": self.features, "named": self.ensemble.named, "names": names, "dtype": dtype}
         return predict_through(X, ask, **about) if offset is None else predict_from(X, offset, ask, **about)
 
-    def _staged(self, X: Any, answer: _Answer, n_threads: int | None) -> Iterator[Any]:
+    def _staged(self, X: Any, answer: _OutputForm, n_threads: int | None) -> Iterator[Any]:
         if is_path(X) or is_lazy(X):
             for iteration in range(self.n_iter_):
                 yield self._through(X, answer, (0, iteration + 1), n_threads)
@@ -371,3 +503,97 @@ def _threads_for(X: Any, n_threads: int | None) -> int | None:
 
 def _raw(raw: np.ndarray) -> np.ndarray:
     return raw[:, 0] if raw.shape[1] == 1 else raw
+
+
+def load(path: str | os.PathLike[str], loss: Loss | None = None) -> Booster:
+    """Read a model from its file, in either form. Nothing in the file is run.
+
+    Parameters
+    ----------
+    path : path or URL
+    loss : Loss, optional
+        The loss of your own that the model was trained with, if it is not registered (see `dboost.losses.register`).
+
+    Raises
+    ------
+    ModelFileError
+        Naming the file: it does not exist, is damaged or cut short, or was written by a newer dboost.
+    ParameterError
+        When the model was trained with another loss than the one given.
+    """
+    ensemble = storage.load(path)
+    if loss is not None and loss.name != ensemble.loss["name"]:
+        raise ParameterError(
+            f"the model in {os.fspath(path)} was trained with loss {ensemble.loss['name']!r}, not {loss.name!r}"
+        )
+    return Booster(ensemble, loss=loss)
+
+
+def from_xgboost(model: Any, levels: dict[str, Sequence[Level] | int] | None = None) -> Booster:
+    """A model of XGBoost as a Booster that predicts the same.
+
+    Trees and DART models of one target with the objectives reg:squarederror, reg:absoluteerror, reg:quantileerror,
+    reg:pseudohubererror (continued as huber), count:poisson, reg:gamma, reg:tweedie, binary:logistic, binary:logitraw,
+    multi:softprob and multi:softmax. Predictions agree to the rounding of XGBoost's float32 sums. Classes are the numbers
+    0, 1, ….
+
+    Parameters
+    ----------
+    model : xgboost.Booster, estimator of xgboost, or path or URL of a model file
+        JSON is read without XGBoost; a binary file (UBJ) needs it installed.
+    levels : dict of column names (f0, f1, … where there are none), optional
+        The levels of categorical columns in the order of their codes, or their number if they are the codes themselves.
+        Needed where the model does not keep them (before XGBoost 3.1, and for matrices).
+
+    Raises
+    ------
+    ParameterError
+        Naming what cannot be carried: other boosters, objectives or several targets; or the column whose levels are needed.
+    ModelFileError
+        Naming the file that is not there or not a model.
+    """
+    from dboost.interop import from_xgboost as xgboost_models
+
+    return Booster(xgboost_models.from_xgboost(model, dict(levels or {})))
+
+
+def from_lightgbm(model: Any, levels: dict[str, Sequence[Level] | int] | None = None) -> Booster:
+    """A model of LightGBM as a Booster that predicts the same.
+
+    Models of gbdt, dart, goss and rf with the objectives regression, regression_l1, quantile, huber, poisson, gamma, tweedie,
+    binary and multiclass. Predictions agree to the rounding of float64. Classes are the numbers 0, 1, ….
+
+    Parameters
+    ----------
+    model : lightgbm.Booster, estimator of lightgbm, or path or URL of a model file in text
+    levels : dict of column names (f0, f1, … where there are none), optional
+        The levels of categorical columns in the order of their codes, or their number if they are the codes themselves.
+        Needed where some categorical columns were pandas categories and others numbers.
+
+    Raises
+    ------
+    ParameterError
+        Naming what cannot be carried: linear trees, other objectives, zeros as missing; or the columns whose levels are needed.
+    ModelFileError
+        Naming the file that is not there or not a model.
+    """
+    from dboost.interop import from_lightgbm as lightgbm_models
+
+    return Booster(lightgbm_models.from_lightgbm(model, dict(levels or {})))
+
+
+def as_booster(model: Any) -> Booster:
+    """A model as it is, or from its file.
+
+    Raises
+    ------
+    InputTypeError
+        When it is neither.
+    ModelFileError
+        Naming the file that cannot be read.
+    """
+    if isinstance(model, Booster):
+        return model
+    if isinstance(model, str | os.PathLike):
+        return load(model)
+    raise InputTypeError(f"start_from must be a Booster, or the path or URL of its file, not {type(model).__name__}")

@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 from distributed import Client, LocalCluster, Scheduler
 
-from dboost.shard import blocks
-from dboost.training.budget import Budget
+from dboost.session.memory_budget import Budget
+from dboost.shards import block_store as blocks
 
 ROOT = Path(__file__).parent.parent
 #: A machine may be busy, and a worker that imports or compiles then looks as if it were stopped: tests that stop workers ask

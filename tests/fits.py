@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from dboost import Booster
-from dboost.model import storage
+from dboost.model import model_file as storage
 
 TOWNS = ["Gent", "Liège", "Mons", "Namur", "Oostende", "Brugge", "Aalst"]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dboost.model.ensemble import Ensemble
-from dboost.model.tree import Tree
+from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
 
 #: Thresholds: some are no float32, some beyond its range, some at the edge of everything.

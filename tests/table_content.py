@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from dboost.sources import CategoryColumn, Column, Table
+from dboost.data import CategoryColumn, Column, Table
 
 
 def plain(column: Column) -> np.ndarray:

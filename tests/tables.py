@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from dboost.kernels.histograms import Layout
-from dboost.shard.layout import NARROW_BINS, plan_layout
-from dboost.shard.shard import Codes, Shard, empty_codes
+from dboost.kernels.histograms import BinLayout
+from dboost.shards.bin_layout import NARROW_BINS, plan_layout
+from dboost.shards.shard import BinnedColumns, Shard, empty_binned_columns
 
 #: Numbers of bins around every border: shared columns, one byte, two bytes.
 SOME_BINS = [1, 2, 3, 7, 8, 15, 16, 17, 63, 254, 255]
@@ -21,7 +21,7 @@ class CodedTable:
     """codes : int64[n_features, n_rows]."""
 
     codes: np.ndarray
-    layout: Layout
+    layout: BinLayout
 
     @property
     def n_rows(self) -> int:
@@ -32,9 +32,9 @@ class CodedTable:
         """Codes of each feature, "missing" included."""
         return (self.layout.n_bins + 1).tolist()
 
-    def stored(self) -> Codes:
+    def stored(self) -> BinnedColumns:
         """As a shard keeps them."""
-        stored = empty_codes(self.layout, self.n_rows)
+        stored = empty_binned_columns(self.layout, self.n_rows)
         for feature, codes in enumerate(self.codes):
             stored.of(feature)[:] = codes
         return stored
@@ -50,7 +50,7 @@ class CodedTable:
     ) -> Shard:
         """Some of the rows as a shard, with gradients and Hessians already worked out."""
         codes = self.stored().part(rows)
-        contiguous = Codes(np.ascontiguousarray(codes.narrow), np.ascontiguousarray(codes.wide), codes.row_of)
+        contiguous = BinnedColumns(np.ascontiguousarray(codes.narrow), np.ascontiguousarray(codes.wide), codes.row_of)
         target = np.zeros(codes.n_rows)
         shard = Shard(
             contiguous,
@@ -60,7 +60,7 @@ class CodedTable:
             target.copy(),
             constant_hessian=hessian is None,
             max_leaves=max_leaves,
-            whole_weights=times is not None,
+            integer_weights=times is not None,
             ranges=np.array([[rows.start or 0, codes.n_rows]]),
         )
         shard.gradient[:] = gradient[rows]

@@ -15,18 +15,17 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost import ArcBites, DBoostClassifier, DBoostRegressor, ParameterError
-from dboost.arcbites import read_arcbites
-from dboost.engine import in_process
-from dboost.growth.task import VISITS, hashed, mixed
+from dboost.data import open_table
 from dboost.kernels.rows import select_rows
 from dboost.model.ensemble import Ensemble
-from dboost.params import make_parameters
-from dboost.shard.bites import bite_sizes, bites_of
-from dboost.sources import open_table
+from dboost.params import make_parameters, read_arcbites
+from dboost.session import fused_engine as in_process
+from dboost.session.warm_start import WarmStart
+from dboost.shards.arcbite_rows import bite_sizes, bites_of
+from dboost.training.arcbites import order_of_visits
 from dboost.training.fit import fit_table
-from dboost.training.origin import Origin
-from dboost.training.test_share import share_of
-from dboost.training.visits import order_of_visits
+from dboost.training.validation_split import test_rows_of
+from dboost.trees.tree_task import VISITS, derive_seed, hash_rows
 from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
 FRAME, HELD_OUT = mixed_frame(900), mixed_frame(300, seed=1)
@@ -51,7 +50,7 @@ def test_hashes_are_those_of_the_kernel(seed: int, first: int, share: float) -> 
     numbers, chosen = np.arange(first, first + 300), np.empty(300, np.int64)
     threshold = np.uint64(int(share * 2.0**64))
     n = select_rows(np.uint64(seed), first, 300, threshold, chosen)
-    assert numbers[hashed(seed, numbers) < threshold].tolist() == chosen[:n].tolist()
+    assert numbers[hash_rows(seed, numbers) < threshold].tolist() == chosen[:n].tolist()
 
 
 @given(seed=st.integers(0, 2**63 - 1), n_bites=st.integers(1, 50), n_rows=st.integers(1, 3000))
@@ -61,7 +60,7 @@ def test_every_row_is_in_one_bite_whoever_asks(seed: int, n_bites: int, n_rows: 
     assert ((bites >= 0) & (bites < n_bites)).all()
     assert bites.tolist() == [int(bites_of(seed, n_bites, numbers[i : i + 1])[0]) for i in range(n_rows)]
     # The naive twin: the hash's upper half as a fraction.
-    assert bites.tolist() == [int(h >> 32) * n_bites >> 32 for h in hashed(mixed(seed, 3), numbers).tolist()]
+    assert bites.tolist() == [int(h >> 32) * n_bites >> 32 for h in hash_rows(derive_seed(seed, 3), numbers).tolist()]
     assert bite_sizes(seed, n_bites, n_rows).tolist() == np.bincount(bites, minlength=n_bites).tolist()
 
 
@@ -143,7 +142,7 @@ def test_naive_twin(loss: str, order: str) -> None:
             weight_name=None,
             n_threads=1,
             progress=False,
-            origin=Origin.warm_start(model),
+            warm_start=WarmStart.same_data(model),
         )
         model = twin.ensemble
         k = model.n_outputs
@@ -187,7 +186,7 @@ def test_parts_are_put_together_anew_in_every_cycle() -> None:
     groups = []
     for n, prediction in enumerate(booster.staged_predict(X)):
         record, cycle = booster.history.iloc[n], n // 3
-        order = sorted(range(6), key=lambda k, cycle=cycle: mixed(0, VISITS, cycle, 6 + k))  # type: ignore[misc]
+        order = sorted(range(6), key=lambda k, cycle=cycle: derive_seed(0, VISITS, cycle, 6 + k))  # type: ignore[misc]
         group = order[2 * int(record["bite"]) :][:2]
         rows = np.isin(part, group)
         groups.append(frozenset(group))
@@ -310,7 +309,7 @@ def test_rows_are_held_out_where_no_test_set_is_given() -> None:
         UserWarning, match=r"no eval_set was given to tell when to leave a bite: \d+ of the 900 rows are held out"
     ):
         booster = fit(arcbites=True)
-    rows = share_of(900, 0).selects(np.arange(900))
+    rows = test_rows_of(900, 0).selects(np.arange(900))
     assert 60 < rows.sum() < 120
     given = fit(FRAME[~rows].reset_index(drop=True), arcbites=True, eval_set={"validation": FRAME[rows]})
     assert [t.value.tobytes() for t in given.ensemble.trees] == [t.value.tobytes() for t in booster.ensemble.trees]
@@ -318,7 +317,7 @@ def test_rows_are_held_out_where_no_test_set_is_given() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit(arcbites=ArcBites(4, 1))
-    assert share_of(10**7, 0).selects(np.arange(10**6)).mean() == pytest.approx(0.02, rel=0.05), "about 200,000 at most"
+    assert test_rows_of(10**7, 0).selects(np.arange(10**6)).mean() == pytest.approx(0.02, rel=0.05), "about 200,000 at most"
 
 
 def test_rows_of_weight_zero_have_no_say() -> None:
@@ -526,7 +525,7 @@ def test_mistakes(given: Any, complaint: str) -> None:
 
 def test_too_few_rows_to_hold_some_out() -> None:
     X = np.arange(3.0)[:, None]
-    seed = next(seed for seed in range(9) if not share_of(3, seed).selects(np.arange(3)).any())
+    seed = next(seed for seed in range(9) if not test_rows_of(3, seed).selects(np.arange(3)).any())
     with pytest.raises(ParameterError, match="of 3 rows none can be spared"):
         fit(X, X[:, 0], arcbites=ArcBites(2), random_state=seed)
     assert fit(X, X[:, 0], arcbites=ArcBites(3, 1, visits=2)).n_iter_ >= 2, "bites without rows are passed over"

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost import ArcBites, DBoostClassifier, DBoostRegressor
-from dboost.cluster import bitten
-from dboost.shard import bite_files
-from dboost.training.budget import Budget
+from dboost.session import arcbite_store as bitten
+from dboost.session.memory_budget import Budget
+from dboost.shards import arcbite_rows as bite_files
 from tests.clusters import Processes, a_table, held_rows, threads_cluster
 from tests.test_cluster import divided
 from tests.test_cluster_failures import at, somebody

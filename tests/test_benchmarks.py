@@ -26,7 +26,7 @@ from benchmarks import (
 from benchmarks.__main__ import main
 from benchmarks.engines import ENGINES, Settings
 from benchmarks.workloads import WORKLOADS
-from dboost.training.budget import Budget
+from dboost.session.memory_budget import Budget
 from tests import real_data
 
 

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dboost import binning
-from dboost.binning import SAMPLE_ROWS, Binning, midpoints, propose, sample_rows
+from dboost.data import binning, open_table
+from dboost.data.binning import SAMPLE_ROWS, Binning, midpoints, propose, sample_rows
 from dboost.schema import Feature
-from dboost.shard.layout import plan_layout
-from dboost.shard.loading import encode_table, kept_rows, propose_binning, sampled
-from dboost.sources import open_table
+from dboost.shards.bin_layout import plan_layout
+from dboost.shards.encode import encode_table, kept_rows, propose_binning, sampled
 from tests.naive import bins as naive
 
 COUNTS = st.lists(st.integers(1, 50), min_size=1, max_size=60)

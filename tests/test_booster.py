@@ -19,11 +19,10 @@ import pytest
 from dask.base import tokenize
 
 from dboost import losses
-from dboost.adopt import load
-from dboost.booster import Booster
+from dboost.booster import Booster, load
 from dboost.errors import DataError, ModelFileError, ParameterError
 from dboost.losses.base import Loss
-from dboost.model import storage
+from dboost.model import model_file as storage
 from dboost.model.ensemble import Ensemble
 from tests.forests import random_ensemble, random_rows
 from tests.naive import trees as naive

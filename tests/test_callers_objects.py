@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dboost.data import open_table
+from dboost.metrics.metric import find_metrics
 from dboost.params import make_parameters
-from dboost.sources import open_table
-from dboost.statistics.metrics import find_metrics
-from dboost.training.binned import take_census
-from dboost.training.boost import stopping_rule
-from dboost.training.budget import Budget
-from dboost.training.loading import Wanted, load_into_files, load_into_memory
-from dboost.training.monitor import EarlyStopping
-from dboost.training.row_selection import Draw
-from dboost.training.supervision import Supervision
-from dboost.training.target import read_target
+from dboost.session.memory_budget import Budget
+from dboost.session.row_selection import Draw
+from dboost.session.target import read_target
+from dboost.training.callbacks import EarlyStopping
+from dboost.training.fit import FitRequest, load_into_files, load_into_memory
+from dboost.training.plan import stopping_rule
+from dboost.training.prepared_dataset import scan_table
+from dboost.training.validation_split import ValidationPlan
 from tests.fits import FEATURES, mixed_frame
 
 FRAME = mixed_frame(400)
@@ -40,16 +40,16 @@ def test_a_rule_of_early_stopping_keeps_its_rounds() -> None:
 def test_a_table_keeps_its_weights(in_files: bool, weighted: bool) -> None:
     class_weight, told = np.array([1.0, 2.0]), []
 
-    def supervise(counts: Sequence[int], *_: Any) -> Supervision:
+    def supervise(counts: Sequence[int], *_: Any) -> ValidationPlan:
         told.append((sum(counts), sum(n // 5 for n in counts)))
-        return Supervision(class_weight, Draw(1, tuple(n // 5 for n in counts)))
+        return ValidationPlan(class_weight, Draw(1, tuple(n // 5 for n in counts)))
 
     budget = Budget(10**9) if in_files else None
-    wanted = Wanted(make_parameters({"max_iter": 2}), [], None, 1, supervise=supervise, budget=budget)
+    wanted = FitRequest(make_parameters({"max_iter": 2}), [], None, 1, supervise=supervise, budget=budget)
     with open_table(FRAME[[*FEATURES, "late", "w"]], "late", sample_weight="w" if weighted else None) as table:
         before, kept = table.weight, None if table.weight is None else table.weight.copy()
         if in_files:
-            loaded = load_into_files(table, take_census(table), wanted)
+            loaded = load_into_files(table, scan_table(table), wanted)
         else:
             table.gather_roles()
             loaded = load_into_memory(table, wanted)

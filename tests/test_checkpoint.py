@@ -25,12 +25,12 @@ from distributed import Client
 
 import dboost
 from dboost import DataError, ModelFileError, ParameterError
-from dboost.engine.in_process import InProcessEngine
-from dboost.model import files
-from dboost.shard import blocks
-from dboost.shard.fingerprint import fingerprint, random_numbers
-from dboost.training import identity as identity_of
-from dboost.training.budget import Budget
+from dboost.session.fused_engine import FusedEngine
+from dboost.session.memory_budget import Budget
+from dboost.shards import block_store as blocks
+from dboost.shards.statistics import random_numbers, row_fingerprint
+from dboost.storage import atomic_write as files
+from dboost.training import checkpoint as identity_of
 from tests.clusters import Processes, threads_cluster
 from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 from tests.tables import make_table
@@ -127,7 +127,7 @@ def test_a_finished_fit_is_returned_and_can_be_longer(tmp_path: Path, monkeypatc
         raise AssertionError("nothing is left to be grown")
 
     with monkeypatch.context() as patched:
-        patched.setattr(InProcessEngine, "grow", never)
+        patched.setattr(FusedEngine, "grow", never)
         assert fit(checkpoint=tmp_path) == once
     assert files_in(tmp_path) == before
     assert saved(fit(checkpoint=tmp_path, max_iter=17)) == saved(fit(max_iter=17))
@@ -302,7 +302,7 @@ def test_interrupted_the_message_says_what_is_kept(tmp_path: Path) -> None:
 def test_sums_of_rows_know_no_division() -> None:
     table = make_table([4, 255, 300], 1000)
     whole = table.shard(np.zeros(1000, np.float32), None)
-    sums = fingerprint(whole, 0, 1000)
+    sums = row_fingerprint(whole, 0, 1000)
     naive = [
         sum(int(n) * (int(code) + 1) for n, code in zip(random_numbers(np.arange(1000)), codes, strict=True)) % 2**64
         for codes in table.codes
@@ -310,7 +310,7 @@ def test_sums_of_rows_know_no_division() -> None:
     assert sums[2:].tolist() == naive
     pieces = [table.shard(np.zeros(1000, np.float32), None, rows=rows) for rows in (slice(0, 300), slice(300, 1000))]
     with np.errstate(over="ignore"):
-        parts = fingerprint(pieces[0], 0, 120) + fingerprint(pieces[0], 120, 300) + fingerprint(pieces[1], 0, 700)
+        parts = row_fingerprint(pieces[0], 0, 120) + row_fingerprint(pieces[0], 120, 300) + row_fingerprint(pieces[1], 0, 700)
     assert parts.tolist() == sums.tolist()
 
 

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.cli import main, outputs, settings
+from dboost.cli import arguments as settings
+from dboost.cli import main, outputs
 from dboost.errors import ParameterError
 
 KNOWN = ["learning_rate", "max_iter", "max_leaf_nodes", "loss", "features"]

@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.cluster.balance import plan_moves, tolerance
-from dboost.cluster.holder import ShardHolder
-from dboost.cluster.messages import UNKNOWN
-from dboost.cluster.moving import Moving
-from dboost.sources.spool import Spool
+from dboost.distributed.messages import UNKNOWN
+from dboost.distributed.partition_mover import PartitionMover
+from dboost.distributed.rebalance import plan_moves, tolerance
+from dboost.distributed.worker_plugin import DBoostWorkerPlugin
+from dboost.storage.spool import Spool
 from tests.clusters import a_table, held_rows, threads_cluster
 
 FRAME = a_table(3000).assign(o=lambda frame: frame["a"].fillna(0) / 3)
@@ -162,13 +162,15 @@ def test_persisted_partitions_stay_unless_that_is_gross(client: Client) -> None:
 
 def test_a_worker_that_is_lost_while_rows_are_moved(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    give = Moving.give
+    give = PartitionMover.give
 
-    async def first_fails(self: Moving, fit: str, session: str, batch: str, partition: int, number: int) -> dict[str, Any]:
+    async def first_fails(
+        self: PartitionMover, fit: str, session: str, batch: str, partition: int, number: int
+    ) -> dict[str, Any]:
         asked.append(partition)
         return {"status": UNKNOWN} if len(asked) == 4 else await give(self, fit, session, batch, partition, number)
 
-    monkeypatch.setattr("dboost.cluster.moving.Moving.give", first_fails)
+    monkeypatch.setattr("dboost.distributed.partition_mover.Moving.give", first_fails)
     with no_stealing(), threads_cluster(3, 1) as other:
         data = FRAME[["a", "e", "y"]]
         digest, rows = fit(other, on_one_worker(other, dd.from_pandas(data, npartitions=13)), "y")
@@ -179,20 +181,22 @@ def test_a_worker_that_is_lost_while_rows_are_moved(client: Client, monkeypatch:
 
 def test_a_worker_that_is_stopped_while_rows_are_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     silent: list[Any] = []
-    hello = ShardHolder.hello
+    hello = DBoostWorkerPlugin.hello
 
-    async def falls_silent(self: Moving, fit: str, session: str, batch: str, partition: int, number: int) -> dict[str, Any]:
+    async def falls_silent(
+        self: PartitionMover, fit: str, session: str, batch: str, partition: int, number: int
+    ) -> dict[str, Any]:
         silent.append(self._worker)
         await asyncio.sleep(3600)
         raise AssertionError
 
-    async def says_nothing(self: ShardHolder) -> dict[str, str]:
+    async def says_nothing(self: DBoostWorkerPlugin) -> dict[str, str]:
         if self._worker in silent:
             await asyncio.sleep(3600)
         return hello(self)
 
-    monkeypatch.setattr(Moving, "give", falls_silent)
-    monkeypatch.setattr(ShardHolder, "hello", says_nothing)
+    monkeypatch.setattr(PartitionMover, "give", falls_silent)
+    monkeypatch.setattr(DBoostWorkerPlugin, "hello", says_nothing)
     with no_stealing(), dask.config.set({"dboost.patience": "2s"}), threads_cluster(2, 1) as client:
         data = FRAME[["a", "y"]]
         lazy = dd.from_pandas(data, npartitions=9)

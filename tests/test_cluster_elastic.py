@@ -13,7 +13,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dboost
-from dboost.cluster.messages import pack
+from dboost.distributed.messages import pack
 from tests.clusters import a_table, held_fits, held_rows, session_names, threads_cluster
 
 FRAME = a_table(3000)[["a", "b", "e", "z"]]

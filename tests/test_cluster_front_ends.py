@@ -102,7 +102,7 @@ def test_train_and_predict_by_a_scheduler(client: Client, data: Path, capsys: py
 
 
 def test_a_scheduler_that_is_not_there(data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dboost.cluster.connection.CONNECT_TIMEOUT", "500ms")
+    monkeypatch.setattr("dboost.distributed.connection.CONNECT_TIMEOUT", "500ms")
     options = ["--target", "z", "--output", str(data / "model.json"), "--scheduler", "tcp://127.0.0.1:9"]
     assert main(["train", str(data / "data"), *options]) == 1
     assert "scheduler at tcp://127.0.0.1:9 cannot be reached" in capsys.readouterr().err

@@ -26,10 +26,11 @@ from distributed import Client
 from distributed.core import Status
 
 import dboost
-from dboost.cluster import attempts, holder
-from dboost.cluster.connection import Connection
-from dboost.cluster.engine import ClusterEngine
-from dboost.cluster.reducer import Reducer
+from dboost.distributed import connection as attempts
+from dboost.distributed import worker_plugin as holder
+from dboost.distributed.cluster_engine import ClusterEngine
+from dboost.distributed.connection import Connection
+from dboost.distributed.reducer import Reducer
 from tests.clusters import Processes, a_table, held_fits, held_rows, scheduler_plugin, session_names
 
 FRAME = a_table(4000, seed=1)[["a", "b", "c", "e", "w", "z"]]
@@ -129,7 +130,7 @@ def test_a_worker_is_restarted_at_its_address_while_an_evaluation_set_is_read(cl
         read(self, action, **what)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dboost.cluster.source._TELLING", 0.0)
+        patch.setattr("dboost.distributed.read_tasks._TELLING", 0.0)
         patch.setattr(Connection, "tell", told)
         booster = dboost.fit(lazily(), "z", eval_set=held, client=cluster.client, **OPTIONS)
     thread.join()
@@ -180,7 +181,7 @@ def test_a_worker_is_lost_when_the_first_arcbite_begins(cluster: Processes, monk
             cluster.wait_for(lambda: len(cluster.addresses()) == 2)
         turn_to(self, *arguments)
 
-    monkeypatch.setattr(ClusterEngine, "turn_to", lossy)
+    monkeypatch.setattr(ClusterEngine, "visit", lossy)
     assert dboost.fit(lazily(12), "z", client=cluster.client, **options).sha256 == alone.sha256
 
 
@@ -348,7 +349,7 @@ def test_a_worker_of_no_concern_is_not_removed(cluster: Processes, connection: C
 
 def test_a_scheduler_of_another_version_keeps_nothing(cluster: Processes) -> None:
     def change(version: str, dask_scheduler: Any = None) -> str:
-        from dboost.cluster import reducer
+        from dboost.distributed import reducer
 
         before, reducer.__version__ = reducer.__version__, version
         return before

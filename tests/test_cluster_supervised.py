@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
-from dboost.shard import blocks
-from dboost.sources import open_table
-from dboost.training.budget import Budget
-from dboost.training.row_selection import NumberedRows
+from dboost.data import open_table
+from dboost.session.memory_budget import Budget
+from dboost.session.row_selection import NumberedRows
+from dboost.shards import block_store as blocks
 from tests.clusters import a_table, threads_cluster
 
 FRAME = a_table(700)

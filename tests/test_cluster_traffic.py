@@ -18,8 +18,9 @@ from distributed import Client
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
-from dboost.cluster import connection, source
-from dboost.cluster.connection import Connection
+from dboost.distributed import connection
+from dboost.distributed import read_tasks as source
+from dboost.distributed.connection import Connection
 from tests.clusters import threads_cluster
 
 N = 40_000

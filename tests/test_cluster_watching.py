@@ -18,10 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.cluster import meters, reducer
-from dboost.cluster.board import _POINTS, _REMEMBERED, Board, Curve
-from dboost.cluster.meters import Figure, WorkMeter, added_up, of_board
-from dboost.cluster.page import _finite, page
+from dboost.distributed import reducer
+from dboost.distributed.monitoring import prometheus as meters
+from dboost.distributed.monitoring.dashboard import _finite, page
+from dboost.distributed.monitoring.prometheus import MetricSample, WorkMeter, added_up, samples_of_registry
+from dboost.distributed.monitoring.status import _POINTS, _REMEMBERED, Curve, FitRegistry
 from tests.clusters import a_table, threads_cluster
 
 FRAME = a_table(3000)[["a", "b", "e", "z"]]
@@ -116,7 +117,7 @@ def test_events_say_what_the_page_shows(client: Client) -> None:
         until(lambda: {"ended"} | set(range(1, 7)) <= {event.get("iteration", event.get("action")) for event in heard})
     finally:
         client.unsubscribe_topic("dboost")
-    board = Board()
+    board = FitRegistry()
     for event in heard:
         board.see(event, 0.0)
     (fit,) = board.fits.values()
@@ -147,11 +148,11 @@ def test_figures_of_a_process_are_added_up(monkeypatch: pytest.MonkeyPatch) -> N
     seconds = [by_name["dboost_worker_seconds", ("phase", phase)] for phase in ("load", "compute", "reduce", "wait")]
     assert seconds == pytest.approx([5, 2, 1, 0])
     one.forget("fit")
-    assert Figure("dboost_worker_rows", "gauge", "Rows that are trained on here", 0) in one.figures()
+    assert MetricSample("dboost_worker_rows", "gauge", "Rows that are trained on here", 0) in one.figures()
 
 
 def test_the_board_forgets() -> None:
-    board = Board()
+    board = FitRegistry()
     for event in (None, "text", {"action": "began"}, {"action": "tree", "fit": "unknown"}, {"action": "__init__", "fit": []}):
         board.see(event, 0.0)
     assert not board.fits and not board.totals
@@ -167,7 +168,7 @@ def test_the_board_forgets() -> None:
         for outcome in ("done", "client left"):
             board.see({"action": "ended", "fit": str(k), "outcome": outcome}, k)
     assert list(board.fits) == [str(k) for k in range(2 * _REMEMBERED, 3 * _REMEMBERED)]
-    figures = {(figure.name, *figure.labels): figure.value for figure in of_board(board)}
+    figures = {(figure.name, *figure.labels): figure.value for figure in samples_of_registry(board)}
     assert figures["dboost_fits_ended", ("outcome", "done")] == 3 * _REMEMBERED
     assert figures["dboost_seconds", ("phase", "reduce")] == 1.5 * _REMEMBERED
     assert figures[("dboost_workers_lost",)] == 3 * _REMEMBERED and figures[("dboost_fits",)] == 0
@@ -192,18 +193,18 @@ ANYTHING = st.one_of(
 )  # fmt: skip
 
 
-def shown(board: Board) -> None:
+def shown(board: FitRegistry) -> None:
     """All that is made of a board."""
     page(board, 5.0).encode()
     json.dumps([_finite(fit.as_dict()) for fit in board.fits.values()], allow_nan=False).encode()
-    for figure in of_board(board):
+    for figure in samples_of_registry(board):
         assert math.isfinite(figure.value) or figure.name == "dboost_score"
         str(figure).encode()
 
 
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.text("fit", max_size=1), st.booleans(), st.text(max_size=3), ANYTHING)))
 def test_no_event_spoils_the_page(told: list[Any]) -> None:
-    board = Board()
+    board = FitRegistry()
     for event, fit, changes, name, value in told:
         board.see(event | {"fit": fit}, 1.0)
         fields = sorted(set(event) | {"fit"})
@@ -216,7 +217,7 @@ def test_no_event_spoils_the_page(told: list[Any]) -> None:
 
 @pytest.mark.parametrize("event", EVENTS[1:], ids=lambda event: event["action"])
 def test_events_that_make_no_sense_change_nothing(event: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    board = Board()
+    board = FitRegistry()
     for known in EVENTS[:5]:
         board.see(known | {"fit": "f"}, 1.0)
     before = json.dumps([fit.as_dict() for fit in board.fits.values()]), dict(board.totals)

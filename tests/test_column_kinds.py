@@ -18,9 +18,9 @@ import pytest
 from distributed import Client
 
 import dboost
-from dboost import DataError, binning
-from dboost.binning import propose
-from dboost.sources import open_table
+from dboost import DataError
+from dboost.data import binning, open_table
+from dboost.data.binning import propose
 from tests.clusters import threads_cluster
 from tests.fits import cut
 

@@ -34,9 +34,9 @@ from hypothesis import event, given, settings
 
 import dboost
 from dboost import Booster, DBoostError
-from dboost.engine import in_process
-from dboost.shard import blocks
-from dboost.training.budget import Budget
+from dboost.session import fused_engine as in_process
+from dboost.session.memory_budget import Budget
+from dboost.shards import block_store as blocks
 from tests.clusters import threads_cluster
 from tests.combinations import AGAIN, CATEGORICAL, EMPTY, Draw, draws
 from tests.fits import cut, saved

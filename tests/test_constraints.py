@@ -15,11 +15,11 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
-from dboost.engine import in_process
 from dboost.errors import ParameterError
-from dboost.growth.choice import choice_of, new_paths, open_children, open_root
-from dboost.model.tree import Tree
+from dboost.model.ensemble import Tree
 from dboost.params import Parameters
+from dboost.session import fused_engine as in_process
+from dboost.trees.feature_sampling import feature_constraints_of, mark_children, mark_root, new_feature_paths
 from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 from tests.naive import bounded as naive
 from tests.tables import CodedTable, make_table
@@ -63,7 +63,7 @@ def test_engines_choose_the_same_features(
 ) -> None:
     n = len(table.codes)
     groups = data.draw(st.none() | st.lists(st.sets(st.integers(0, n - 1), min_size=1), min_size=1, max_size=5))
-    choice = choice_of(share, groups, n, seed)
+    choice = feature_constraints_of(share, groups, n, seed)
     problem = Problem(table, parameters, seed, with_hessian=with_hessian, choice=choice)
     expected, leaf = problem.whole(1)
     for tree, found in (problem.whole(2), problem.by_questions([50, 120], 1)[:2], problem.by_questions([9], 30)[:2]):
@@ -83,11 +83,11 @@ def test_engines_choose_the_same_features(
 def test_what_a_node_may_split_by(n: int, share: float, seed: int, turns: list[int], data: st.DataObject) -> None:
     """Step by step down a way, as the naive twin has it from the whole way at once."""
     groups = data.draw(st.none() | st.lists(st.sets(st.integers(0, n - 1), min_size=1), min_size=1, max_size=5))
-    choice, allowed, way = choice_of(share, groups, n, seed), np.ones(n, np.uint8), []
+    choice, allowed, way = feature_constraints_of(share, groups, n, seed), np.ones(n, np.uint8), []
     if choice is None:
         return
-    paths = new_paths(choice, 3)
-    open_root(choice, allowed, paths)
+    paths = new_feature_paths(choice, 3)
+    mark_root(choice, allowed, paths)
     found = set(np.flatnonzero(paths.open[0]).tolist())
     assert found == naive.open_features(n, groups, share, seed, [])
     for side in turns:
@@ -95,7 +95,7 @@ def test_what_a_node_may_split_by(n: int, share: float, seed: int, turns: list[i
             break
         feature = data.draw(st.sampled_from(sorted(found)))
         way.append((feature, side))
-        open_children(choice, allowed, paths, feature)
+        mark_children(choice, allowed, paths, feature)
         found = set(np.flatnonzero(paths.open[side]).tolist())
         assert found == naive.open_features(n, groups, share, seed, way)
         paths.place[0], paths.active[0] = paths.place[1 + side], paths.active[1 + side]
@@ -125,7 +125,9 @@ def test_a_share_of_the_features_is_taken_at_every_node() -> None:
     table = make_table([9] * 10, 400, 3)
     roots = []
     for seed in range(300):
-        problem = Problem(table, Parameters(min_samples_leaf=1), 1, with_hessian=True, choice=choice_of(0.25, None, 10, seed))
+        problem = Problem(
+            table, Parameters(min_samples_leaf=1), 1, with_hessian=True, choice=feature_constraints_of(0.25, None, 10, seed)
+        )
         roots.append(int(problem.whole(1)[0].feature[0]))
     counts = np.bincount(roots, minlength=10)
     # Of ten features three are looked at: the best one is seen in 30 % of the trees and then taken; eight never win more.

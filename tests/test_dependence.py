@@ -19,8 +19,8 @@ import dboost
 from dboost import Booster
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.inspection.dependence import Traversal
-from dboost.inspection.sums import exact_sum, mean, total, whole
-from dboost.model.tree import Tree
+from dboost.inspection.exact_means import exact_sum, mean, total, whole
+from dboost.model.ensemble import Tree
 from dboost.schema import Feature
 from tests.fits import FEATURES, TOWNS, cut, mixed_frame
 from tests.forests import random_ensemble, random_rows

@@ -26,7 +26,7 @@ import pytest
 pytest.importorskip("kubernetes_validate")
 
 import dboost
-from dboost.model import storage
+from dboost.model import model_file as storage
 from tests.clusters import ROOT, a_table
 from tests.manifests import Manifest, pods, read, the
 from tests.object_store import SECRET, served

@@ -19,10 +19,10 @@ from scipy.stats import chi2, ks_2samp
 
 import dboost
 from dboost import DataError, DriftWarning, ModelFileError, ParameterError
-from dboost.model import storage
-from dboost.model.summary import GROUPS, LEVELS, Distribution, Summary
-from dboost.statistics import drift
-from dboost.training import portrait
+from dboost.metrics import stability as drift
+from dboost.model import model_file as storage
+from dboost.model.data_summary import GROUPS, LEVELS, Distribution, Summary
+from dboost.session import reference_sample as portrait
 from tests.clusters import threads_cluster
 from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dask
 import pytest
 
-from dboost.cluster.durations import patience, worker_timeout
+from dboost.config import liveness_timeout, worker_timeout
 from dboost.errors import ParameterError
 
 
 @pytest.mark.parametrize(("given", "seconds"), [("1500ms", 1.5), ("2m", 120.0), (3, 3.0), ("0.5 s", 0.5)])
 def test_durations(given: object, seconds: float) -> None:
     with dask.config.set({"dboost.patience": given, "dboost.worker-timeout": given}):
-        assert patience() == seconds
+        assert liveness_timeout() == seconds
         assert worker_timeout() == seconds
 
 

@@ -14,7 +14,7 @@ from sklearn.utils import check_random_state
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
-from dboost.growth.task import HOLD_OUT, hashed, mixed
+from dboost.trees.tree_task import HOLD_OUT, derive_seed, hash_rows
 
 BOTH = pytest.mark.parametrize("Estimator", [DBoostRegressor, DBoostClassifier])
 
@@ -37,7 +37,7 @@ def split(y: np.ndarray, size: float | int, seed: int, stratify: bool) -> tuple[
     classes = y if stratify else np.zeros(len(y), int)
     _, theirs = train_test_split(np.arange(len(y)), test_size=size, stratify=y if stratify else None, random_state=drawn)
     sizes = {label: np.count_nonzero(classes[theirs] == label) for label in np.unique(classes)}
-    order = np.argsort(hashed(mixed(drawn, HOLD_OUT), np.arange(len(y))))
+    order = np.argsort(hash_rows(derive_seed(drawn, HOLD_OUT), np.arange(len(y))))
     held = np.sort(np.concatenate([order[classes[order] == label][:n] for label, n in sizes.items()]))
     return np.setdiff1d(np.arange(len(y)), held), held
 

@@ -11,7 +11,7 @@ import pytest
 from sklearn.base import clone
 
 from dboost import DBoostClassifier, DBoostRegressor, ParameterError
-from dboost.model.storage import dumps
+from dboost.model.model_file import dumps
 
 BOTH = pytest.mark.parametrize("Estimator", [DBoostRegressor, DBoostClassifier])
 

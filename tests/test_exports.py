@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost import Booster, losses
 from dboost.errors import DBoostError, ParameterError
-from dboost.exports.columns import nearest_float32, numbers_of_levels
+from dboost.interop.export import nearest_float32, numbers_of_levels
 from dboost.schema import Feature
 from tests.fits import FEATURES, mixed_frame
 from tests.foreign import by_onnx, by_treelite, by_xgboost

@@ -16,9 +16,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import dboost
-from dboost.engine import in_process
-from dboost.shard.shard import Shard
-from dboost.training import loading
+from dboost.session import fused_engine as in_process
+from dboost.shards.shard import Shard
+from dboost.training import fit as loading
 from tests.fits import FEATURES, NUMERIC, TARGETS, cut, mixed_frame, saved
 
 FRAME, HELD_OUT = mixed_frame(), mixed_frame(250, seed=1)
@@ -204,7 +204,7 @@ def test_weights_of_one_are_no_weights(target: str, min_samples_leaf: int) -> No
     target=st.sampled_from(TARGETS),
     seed=st.integers(0, 2**32),
     n_rows=st.sampled_from([60, 300, 700]),
-    heaviest=st.sampled_from([2, 3, 15]),
+    max_weight=st.sampled_from([2, 3, 15]),
     options=st.fixed_dictionaries(
         {
             "max_leaf_nodes": st.sampled_from([4, 31, None]),
@@ -217,12 +217,12 @@ def test_weights_of_one_are_no_weights(target: str, min_samples_leaf: int) -> No
 )
 @settings(max_examples=25)
 def test_a_row_of_whole_weight_is_so_many_rows(
-    target: str, seed: int, n_rows: int, heaviest: int, options: dict[str, Any]
+    target: str, seed: int, n_rows: int, max_weight: int, options: dict[str, Any]
 ) -> None:
     """The same splits and predictions, to the last bit; only numbers of rows differ."""
     frame = mixed_frame(n_rows, seed)
-    weight = np.random.default_rng(seed).integers(0, heaviest + 1, n_rows)
-    weight[:3] = 1, 2, heaviest
+    weight = np.random.default_rng(seed).integers(0, max_weight + 1, n_rows)
+    weight[:3] = 1, 2, max_weight
     assume(frame.loc[weight > 0, target].nunique() >= 3 - (target == "late"))
     repeated = frame.loc[np.repeat(np.arange(n_rows), weight)].reset_index(drop=True)
     common = {"features": FEATURES, "min_samples_leaf": 1, "max_iter": 30, **options}
@@ -327,7 +327,7 @@ def test_scores_of_held_out_rows_are_those_of_the_finished_model(target: str) ->
 
 
 def test_the_seed_matters_only_where_there_is_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dboost import binning
+    from dboost.data import binning
 
     def learned(seed: int) -> dict[str, Any]:
         return rows_of(fit(FRAME, "y", features=FEATURES, random_state=seed, max_bins=20))

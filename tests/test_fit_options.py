@@ -11,7 +11,7 @@ import pytest
 from sklearn import metrics as reference
 
 import dboost
-from dboost.sources import open_table
+from dboost.data import open_table
 from tests.fits import FEATURES, mixed_frame
 
 FRAME, HELD_OUT = mixed_frame(800), mixed_frame(300, seed=1)

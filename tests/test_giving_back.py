@@ -11,9 +11,9 @@ import numpy as np
 import psutil
 import pytest
 
-from dboost.cluster import giving_back
-from dboost.cluster.giving_back import Tally, give_back, keep_what_rounds_need
 from dboost.errors import ParameterError
+from dboost.session import memory_trim as giving_back
+from dboost.session.memory_trim import TrimCounter, keep_freed_memory, trim_memory
 
 
 def test_what_was_freed_is_given_back() -> None:
@@ -25,7 +25,7 @@ def test_what_was_freed_is_given_back() -> None:
     kept = arrays[::100]
     full = process.memory_info().rss
     del arrays
-    give_back()
+    trim_memory()
     assert full - process.memory_info().rss > 60 * 2**20
     assert len(kept) == 10
 
@@ -33,7 +33,7 @@ def test_what_was_freed_is_given_back() -> None:
 def test_only_when_enough_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[None] = []
     monkeypatch.setattr(giving_back, "give_back", lambda: times.append(None))
-    tally = Tally()
+    tally = TrimCounter()
     for expected in (0, 0, 0, 1, 1, 1, 1, 2):
         tally.add(16 * 2**20)
         assert len(times) == expected
@@ -41,7 +41,7 @@ def test_only_when_enough_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(giving_back, "_trim", lambda: None)
-    give_back()
+    trim_memory()
 
 
 class Library:
@@ -63,14 +63,14 @@ def test_the_allocator_is_changed_only_where_that_is_asked_for(
     library = Library()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     with dask.config.set(given):
-        keep_what_rounds_need()
+        keep_freed_memory()
     assert len(library.told) == times
 
 
 def test_the_allocator_takes_what_it_is_told() -> None:
     if giving_back._trim() is None:
         pytest.skip("this C library cannot be asked")
-    code = "import ctypes; from dboost.cluster import giving_back as g; m = ctypes.CDLL(None).mallopt; "
+    code = "import ctypes; from dboost.distributed import giving_back as g; m = ctypes.CDLL(None).mallopt; "
     code += "print(m(g._M_TRIM_THRESHOLD, g._KEPT), m(g._M_MMAP_THRESHOLD, g._LARGE))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "1 1\n"
 
@@ -81,4 +81,4 @@ def test_what_is_neither_true_nor_false(given: object) -> None:
         dask.config.set({"dboost.keep-freed-memory": given}),
         pytest.raises(ParameterError, match=r"^dboost\.keep-freed-memory="),
     ):
-        keep_what_rounds_need()
+        keep_freed_memory()

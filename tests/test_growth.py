@@ -13,23 +13,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dboost.binning import Binning
-from dboost.engine import in_process
-from dboost.engine.in_process import InProcessEngine
-from dboost.engine.rounds import ShardedEngine
-from dboost.growth.finish import Harvest, leaf_values
-from dboost.growth.frontier import ANY_ORDER, limits_of
-from dboost.growth.grower import Answer
-from dboost.growth.task import Choice, GrownTree, Sample, TreeTask
+from dboost.data.binning import Binning
 from dboost.kernels.histograms import TILE_COLUMNS
 from dboost.kernels.rows import STRIPE
 from dboost.losses import SquaredError
-from dboost.model.tree import Tree
+from dboost.metrics.exact_sum import unit_for
+from dboost.model.ensemble import Tree
 from dboost.params import Parameters
 from dboost.schema import Feature
-from dboost.shard.shard import Shard
-from dboost.statistics.exact import unit_for
-from dboost.training.trainer import Precision, precision_of, rule_of
+from dboost.session import fused_engine as in_process
+from dboost.session.fused_engine import FusedEngine
+from dboost.session.sharded_engine import ShardedEngine
+from dboost.shards.shard import Shard
+from dboost.training.loop import Precision, growth_policy_of, precision_of
+from dboost.trees.finished_tree import TreeSnapshot, leaf_values
+from dboost.trees.grower import RoundHistograms
+from dboost.trees.nodes import ANY_ORDER, split_params_of
+from dboost.trees.tree_task import FeatureConstraints, GrownTree, Sample, TreeTask
 from tests.naive.grower import NaiveGrower, leaves_of, to_tree
 from tests.tables import CodedTable, make_table, tables
 
@@ -55,7 +55,7 @@ class Problem:
         levels: int = 0,
         times: np.ndarray | None = None,
         sample: Sample | None = None,
-        choice: Choice | None = None,
+        choice: FeatureConstraints | None = None,
         direction: np.ndarray | None = None,
         trimmed: float = 0.0,
     ) -> None:
@@ -70,15 +70,15 @@ class Problem:
         self.hessian = None
         if with_hessian:
             self.hessian = (rng.integers(1, 4, table.n_rows) if levels else rng.random(table.n_rows)).astype(np.float32)
-        self.times = times
+        self.repeat_count = times
         # Of so many rows the second derivative is too small for them to take part.
         least = 0
         if trimmed and self.hessian is not None:
             least = int(np.sort(self.hessian)[int(trimmed * table.n_rows)].view(np.int32))
         self.rest = {"sample": sample, "choice": choice, "direction": direction, "least_influence": least}
-        heaviest = 1 if times is None else int(times.max())
-        self.precision = precision_of(parameters, not with_hessian, heaviest)
-        self.rule = rule_of(parameters, table.n_rows)
+        max_weight = 1 if times is None else int(times.max())
+        self.precision = precision_of(parameters, not with_hessian, max_weight)
+        self.rule = growth_policy_of(parameters, table.n_rows)
         edges = (
             None if c else np.arange(n - 1) + 0.5 for n, c in zip(table.layout.n_bins, table.layout.is_categorical, strict=True)
         )
@@ -92,19 +92,19 @@ class Problem:
     def _task(self) -> TreeTask:
         """What the trainer asks for."""
         parameters, packing = self.parameters, self.precision.packing
-        n = self.table.n_rows if self.times is None else int(self.times.sum())
+        n = self.table.n_rows if self.repeat_count is None else int(self.repeat_count.sum())
         max_g = float(np.abs(self.gradient).max())
         scale_g, scale_h, unit_h = float(np.float32(packing.max_gradient / (max_g or 1.0))), 1.0, 1.0
         if self.hessian is not None:
             max_h = float(self.hessian.max())
             scale_h, unit_h = float(np.float32(packing.max_hessian / max_h)), unit_for(max_h, n)
-        limits = limits_of(
+        limits = split_params_of(
             l2=parameters.l2_regularization,
             l1=parameters.l1_regularization,
             max_step=math.inf if parameters.max_delta_step is None else parameters.max_delta_step,
             min_hessian=parameters.min_hessian,
             min_rows=parameters.min_samples_leaf,
-            count_plane=self.precision.count_plane,
+            count_channel=self.precision.count_channel,
             least_gain=parameters.leaf_penalty + parameters.min_gain,
             smoothing=parameters.categorical_smoothing,
             category_l2=parameters.categorical_l2,
@@ -124,13 +124,13 @@ class Problem:
     def finished(self, grown: GrownTree) -> Tree:
         gain_unit = 0.5 * self.task.scales[1] / self.task.scales[0] ** 2
         values = leaf_values(grown.leaf_sums, self.parameters, SquaredError())
-        return Harvest.of(grown, values, float(gain_unit)).to_tree(self.binning, self.parameters, SquaredError())
+        return TreeSnapshot.of(grown, values, float(gain_unit)).to_tree(self.binning, self.parameters, SquaredError())
 
     @contextmanager
-    def in_process(self, n_threads: int) -> Iterator[InProcessEngine]:
-        shard = self.table.shard(self.gradient, self.hessian, times=self.times, max_leaves=self.rule.max_leaves)
-        engine = InProcessEngine(
-            shard, TERMS, rule=self.rule, n_planes=self.precision.n_planes, coarse=1.0, n_threads=n_threads
+    def in_process(self, n_threads: int) -> Iterator[FusedEngine]:
+        shard = self.table.shard(self.gradient, self.hessian, times=self.repeat_count, max_leaves=self.rule.max_leaves)
+        engine = FusedEngine(
+            shard, TERMS, rule=self.rule, n_channels=self.precision.n_channels, loss_unit=1.0, n_threads=n_threads
         )
         assert engine.team.n_threads == n_threads
         try:
@@ -150,10 +150,12 @@ class Problem:
         """The tree grown over several shards, each row's leaf, and how many questions were asked."""
         borders = [0, *sorted(min(cut, self.n_rows) for cut in cuts), self.n_rows]
         shards = [
-            self.table.shard(self.gradient, self.hessian, times=self.times, max_leaves=self.rule.max_leaves, rows=slice(a, b))
+            self.table.shard(
+                self.gradient, self.hessian, times=self.repeat_count, max_leaves=self.rule.max_leaves, rows=slice(a, b)
+            )
             for a, b in pairwise(borders)
         ]
-        engine = ShardedEngine(shards, TERMS, n_planes=self.precision.n_planes, coarse=1.0, width=width)
+        engine = ShardedEngine(shards, TERMS, n_channels=self.precision.n_channels, loss_unit=1.0, width=width)
         tree = self.finished(engine.grow(self.task))
         n_questions = engine.n_questions
         assert_equal(self.finished(engine.grow(self.task)), tree)
@@ -165,9 +167,9 @@ class Problem:
             self.task,
             self.gradient.tolist(),
             None if self.hessian is None else self.hessian.tolist(),
-            None if self.times is None else self.times.tolist(),
+            None if self.repeat_count is None else self.repeat_count.tolist(),
         )
-        chosen = self.table.shard(self.gradient, self.hessian).chosen(*self.task.part)
+        chosen = self.table.shard(self.gradient, self.hessian).sampled_rows(*self.task.part)
         root = grower.grow(None if chosen is None else chosen.tolist())[0]
         leaf = np.full(self.n_rows, -1)
         for k, node in enumerate(leaves_of(root)):
@@ -255,13 +257,13 @@ def test_three_ways_to_grow_are_one(problem: Problem, n_threads: int, data: st.D
     parameters=PARAMETERS,
     seed=st.integers(0, 2**32),
     with_hessian=st.booleans(),
-    heaviest=st.sampled_from([2, 3, 16]),
+    max_weight=st.sampled_from([2, 3, 16]),
 )
 @settings(max_examples=40)
 def test_rows_that_count_several_times(
-    table: CodedTable, parameters: Parameters, seed: int, with_hessian: bool, heaviest: int
+    table: CodedTable, parameters: Parameters, seed: int, with_hessian: bool, max_weight: int
 ) -> None:
-    times = np.random.default_rng(seed).integers(1, heaviest + 1, table.n_rows).astype(np.uint8)
+    times = np.random.default_rng(seed).integers(1, max_weight + 1, table.n_rows).astype(np.uint8)
     problem = Problem(table, parameters, seed, with_hessian=with_hessian, times=times)
     expected, leaf = problem.naive()
     for tree, found in (problem.whole(1), problem.whole(2), problem.by_questions([50, 120], 4)[:2]):
@@ -347,13 +349,13 @@ def test_many_rows(n_columns: int, limits: tuple[int, float]) -> None:
     assert np.array_equal(np.bincount(leaf), expected.count[expected.feature < 0])
 
 
-@pytest.mark.parametrize("heaviest", [None, 3])
-def test_histograms_with_counts_stay_packed_as_long_as_sums_fit(heaviest: int | None) -> None:
+@pytest.mark.parametrize("max_weight", [None, 3])
+def test_histograms_with_counts_stay_packed_as_long_as_sums_fit(max_weight: int | None) -> None:
     """At the last row whose sums fit half a word all gradients and Hessians are as large as can be, and beyond it."""
-    times = None if heaviest is None else np.full(300_000, heaviest, np.uint8)
-    packing = precision_of(Parameters(min_samples_leaf=2), False, heaviest or 1).packing
+    times = None if max_weight is None else np.full(300_000, max_weight, np.uint8)
+    packing = precision_of(Parameters(min_samples_leaf=2), False, max_weight or 1).packing
     most = 64 * packing.rows
-    assert 2**31 - 2**20 < most * packing.max_gradient * (heaviest or 1) < 2**31
+    assert 2**31 - 2**20 < most * packing.max_gradient * (max_weight or 1) < 2**31
     for n_rows in (most, most + 1):
         table = make_table([4, 9], n_rows, missing=0.1)
         problem = Problem(
@@ -369,7 +371,7 @@ def test_histograms_with_counts_stay_packed_as_long_as_sums_fit(heaviest: int | 
         problem.task = problem._task()
         with problem.in_process(2) as engine:
             tree = problem.finished(engine.grow(problem.task))
-            assert (engine._tallies is None) == (n_rows > most)
+            assert (engine._packed_counts is None) == (n_rows > most)
         assert_equal(problem.by_questions([n_rows // 3], 4)[0], tree)
         problem.gradient[:] = 1.0
         assert_equal(problem.by_questions([], 4)[0], problem.whole(1)[0])
@@ -479,10 +481,10 @@ def test_more_leaves_than_a_byte_counts() -> None:
 
 def test_precision_is_chosen_by_what_is_looked_at() -> None:
     one, twenty = Parameters(min_samples_leaf=1), Parameters()
-    assert precision_of(one, False).n_planes == precision_of(one, True).n_planes == 2
-    assert precision_of(twenty, False).n_planes == 3
+    assert precision_of(one, False).n_channels == precision_of(one, True).n_channels == 2
+    assert precision_of(twenty, False).n_channels == 3
     constant: Precision = precision_of(twenty, True)
-    assert (constant.n_planes, constant.count_plane) == (2, 1)
+    assert (constant.n_channels, constant.count_channel) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -492,12 +494,12 @@ def test_answers_travel_in_half_the_bytes_where_they_fit_and_add_up(largest: int
     rng = np.random.default_rng(3)
     planes = rng.integers(-1000, 1000, (3, 2, 40)).astype(float)
     planes[2, 1, 39] = largest
-    answer = Answer(planes, np.array([[4, 5]]), np.array([[1.0, 2.0]]))
+    answer = RoundHistograms(planes, np.array([[4, 5]]), np.array([[1.0, 2.0]]))
     sent = answer.compact()
     assert sent.planes.dtype == (np.int32 if narrow else np.float64)
     assert np.array_equal(sent.planes, planes)
-    other = Answer(np.ones((3, 2, 40), np.int32), np.array([[1, 1]]), np.array([[0.5, 0.0]]))
-    total = Answer.total([sent, other])
+    other = RoundHistograms(np.ones((3, 2, 40), np.int32), np.array([[1, 1]]), np.array([[0.5, 0.0]]))
+    total = RoundHistograms.total([sent, other])
     assert total.planes.dtype == np.float64
     assert np.array_equal(total.planes, planes + 1)
     assert total.n_rows.tolist() == [[5, 6]] and total.leaf_sums is not None and total.leaf_sums.tolist() == [[1.5, 2.0]]

@@ -14,9 +14,9 @@ import pytest
 from distributed import Client
 
 import dboost
-from dboost.cluster import holder
-from dboost.shard import blocks
-from dboost.training.budget import Budget
+from dboost.distributed import worker_plugin as holder
+from dboost.session.memory_budget import Budget
+from dboost.shards import block_store as blocks
 from tests.clusters import held_fits, threads_cluster
 from tests.fits import NUMERIC, cut, mixed_frame
 

@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 import dboost
-from dboost.shard import blocks
-from dboost.training import held_out
-from dboost.training.budget import Budget
+from dboost.session import evaluation as held_out
+from dboost.session.memory_budget import Budget
+from dboost.shards import block_store as blocks
 from tests.fits import NUMERIC, cut, mixed_frame, saved
 
 FEATURES = [*NUMERIC, "town"]

@@ -13,8 +13,8 @@ import pytest
 import dboost
 from dboost import Booster
 from dboost.errors import ModelFileError, ParameterError
-from dboost.imports.xgboost_models import last_below
-from dboost.model import storage
+from dboost.interop.from_xgboost import last_below
+from dboost.model import model_file as storage
 from tests.fits import FEATURES, mixed_frame
 
 xgboost = pytest.importorskip("xgboost")

@@ -44,13 +44,13 @@ def test_values_add_up_and_dependences_are_means_of_predictions(loss: str) -> No
 @pytest.mark.parametrize("loss", ["quantile", "poisson", "exponential"])
 def test_pictures_and_the_report_know_the_scale(loss: str) -> None:
     pytest.importorskip("matplotlib")
-    from dboost.inspection.report.page import Subject, page
+    from dboost.inspection.report.page import ReportContext, page
 
     frame, booster, target = fitted(loss)
     label = booster.plot_partial_dependence("x").get_ylabel()
     expected = {"quantile": "prediction", "poisson": "raw score (logarithm of the prediction)", "exponential": "raw score of 1"}
     assert label == expected[loss]
-    html = page(Subject(booster, frame, target))
+    html = page(ReportContext(booster, frame, target))
     assert ("Residuals" if target == "y" else "Calibration") in html and loss in html
 
 

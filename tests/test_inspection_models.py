@@ -102,7 +102,7 @@ def test_every_model_can_be_reported_and_drawn(
     for few in ("SHOWN", "CLASSES"):  # drawing is what takes the time
         monkeypatch.setattr(page, few, 1)
     booster = maker(tmp_path, target)
-    html = page.page(page.Subject(booster, FRAME, target, "w"))
+    html = page.page(page.ReportContext(booster, FRAME, target, "w"))
     for said in ("How good it is", "How predictions depend on it", booster.sha256, booster.loss.name.replace("_", " ")):
         assert said in html
     assert "<b>dboost model</b>" in booster._repr_html_()

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import dboost
-from dboost.engine.in_process import InProcessEngine
+from dboost.session.fused_engine import FusedEngine
 from tests.fits import FEATURES, TARGETS, mixed_frame
 
 ROOT = Path(__file__).parent.parent
@@ -138,16 +138,16 @@ def test_an_iteration_that_was_not_finished_leaves_nothing(target: str, call: st
     """Wherever ^C comes, the model holds whole iterations only: those that the message and the metrics tell of."""
     frame, calls = mixed_frame(300), 0
     whole = dboost.fit(frame, target, features=FEATURES, max_iter=8)
-    method = getattr(InProcessEngine, call)
+    method = getattr(FusedEngine, call)
 
-    def sometimes(self: InProcessEngine, *arguments: object) -> object:
+    def sometimes(self: FusedEngine, *arguments: object) -> object:
         nonlocal calls
         calls += 1
         if calls == 12 if call == "grow" and target == "grade" else calls == 5:
             raise KeyboardInterrupt
         return method(self, *arguments)
 
-    monkeypatch.setattr(InProcessEngine, call, sometimes)
+    monkeypatch.setattr(FusedEngine, call, sometimes)
     with pytest.raises(dboost.FitInterrupted, match=r"interrupted after [34] of 8 iterations") as caught:
         dboost.fit(frame, target, features=FEATURES, max_iter=8)
     stopped = caught.value
@@ -160,10 +160,10 @@ def test_an_iteration_that_was_not_finished_leaves_nothing(target: str, call: st
 
 
 def test_before_the_first_iteration_there_is_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(self: InProcessEngine, *arguments: object) -> None:
+    def never(self: FusedEngine, *arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(InProcessEngine, "grow", never)
+    monkeypatch.setattr(FusedEngine, "grow", never)
     with pytest.raises(dboost.FitInterrupted, match="interrupted after 0 of 100 iterations") as caught:
         dboost.fit(mixed_frame(50), "y", features=FEATURES)
     assert caught.value.ensemble is None

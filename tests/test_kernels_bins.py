@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dboost.binning import padded_edges, round_down
+from dboost.data.binning import padded_edges, round_down
 from dboost.kernels.bins import encode_column, encode_matrix
 from tests.naive import bins as naive
 from tests.tables import CodedTable, make_table, tables

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numba import njit
 
 from dboost.kernels import elementary, elementary64
-from dboost.losses import passes
-from dboost.losses.passes import BLOCK
-from dboost.statistics.exact import FINE, TOTAL_BITS, ExactSum, as_float, total, unit_for
+from dboost.losses import loss_pass as passes
+from dboost.losses.loss_pass import BLOCK
+from dboost.metrics.exact_sum import FINE, TOTAL_BITS, ExactSum, as_float, total, unit_for
 from tests.compiled import compiled
 
 add_exactly = compiled(passes.add_exactly)
@@ -115,7 +115,7 @@ def test_sums_are_exact_in_any_order(values: list[float], cut: int, largest: flo
     assert summed([values[cut:], values[:cut]]) == at_once
     assert summed([[value] for value in reversed(values)]) == at_once
     merged = ExactSum.of(np.array(values), unit)
-    assert (merged.coarse, merged.fine) == at_once
+    assert (merged.loss_unit, merged.fine) == at_once
     exact = sum((Fraction(value) for value in values), Fraction(0))
     found = (Fraction(at_once[0]) + Fraction(at_once[1]) / Fraction(FINE)) / Fraction(unit)
     assert abs(found - exact) <= Fraction(len(values)) / Fraction(unit) / Fraction(FINE)

@@ -79,14 +79,14 @@ def test_one_wide_column(packing: Packing) -> None:
 
 
 @njit(error_model="numpy")
-def sum_up(tiles, wide_codes, records, times, layout, packing, first, last, packed, planes, scratch, pieces):
+def sum_up(tiles, wide_codes, records, repeat_count, layout, packing, first, last, packed, planes, scratch, pieces):
     """What engines do: clear, add piece by piece, flush the rest."""
     for k in range(packed.size):
         packed[k] = 0
     pending = flushed = np.int64(0)
     for k in range(pieces.size - 1):
         pending, flushed = kernels.add_records(
-            tiles, wide_codes, records[pieces[k] : pieces[k + 1]], times, layout, packing, first, last, packed, planes,
+            tiles, wide_codes, records[pieces[k] : pieces[k + 1]], repeat_count, layout, packing, first, last, packed, planes,
             pending, flushed, scratch,
         )  # fmt: skip
     kernels.flush(layout, packing, first, last, layout.start[first], packed, planes, flushed == 0, scratch)
@@ -99,7 +99,7 @@ def planes_of(
     packing: Packing,
     columns: tuple[int, int] | None = None,
     pieces: list[int] | None = None,
-    times: np.ndarray | None = None,
+    repeat_count: np.ndarray | None = None,
 ) -> tuple[np.ndarray, int]:
     """Planes of some columns from records, and how many rows were flushed on the way."""
     layout = table.layout
@@ -111,7 +111,7 @@ def planes_of(
     packed = np.full(int(layout.start[last] - layout.start[first]), 99, np.int64)
     scratch = np.full(max(table.n_codes), 7, np.int64)
     flushed = sum_up(
-        shard.tiles, wide, records, times, layout, packing, first, last, packed, planes, scratch,
+        shard.tiles, wide, records, repeat_count, layout, packing, first, last, packed, planes, scratch,
         np.array([0, len(records)] if pieces is None else pieces),
     )  # fmt: skip
     return planes, int(flushed)
@@ -124,10 +124,10 @@ def assert_planes(
     h: list[int],
     rows: list[int],
     features: list[int],
-    times: list[int] | None = None,
+    repeat_count: list[int] | None = None,
 ) -> None:
     for feature in features:
-        expected = histogram(table.codes[feature].tolist(), table.n_codes[feature], g, h, rows, times)
+        expected = histogram(table.codes[feature].tolist(), table.n_codes[feature], g, h, rows, repeat_count)
         start = int(table.layout.offset[feature])
         for plane in range(len(planes)):
             found = planes[plane, start : start + len(expected)].tolist()
@@ -145,18 +145,18 @@ def test_histograms_of_any_layout(packing: Packing, table: CodedTable, seed: int
 
 
 @pytest.mark.parametrize("packing", [PAIR, TRIPLE, WEIGHED], ids=["pair", "triple", "weighed"])
-@pytest.mark.parametrize("heaviest", [2, 3, 16, 255])
-def test_rows_that_count_several_times(packing: Packing, heaviest: int) -> None:
+@pytest.mark.parametrize("max_weight", [2, 3, 16, 255])
+def test_rows_that_count_several_times(packing: Packing, max_weight: int) -> None:
     """Sums are those of the rows so many times; no field overflows, for buckets are flushed the more often."""
-    heaviest = min(heaviest, packing.rows // 256)
-    packing = packing._replace(rows=packing.rows // heaviest)
-    n_rows = 2 * packing.rows + 3 if heaviest > 3 else 500
+    max_weight = min(max_weight, packing.rows // 256)
+    packing = packing._replace(rows=packing.rows // max_weight)
+    n_rows = 2 * packing.rows + 3 if max_weight > 3 else 500
     table = make_table([5, 3, 3, 300], n_rows)
-    g, h = random_sums(packing, n_rows, heaviest)
-    times = np.random.default_rng(1).integers(1, heaviest + 1, n_rows).astype(np.uint8)
-    times[::2] = heaviest
-    planes, _ = planes_of(table, records_of(g, h, list(range(n_rows))), packing, times=times)
-    assert_planes(planes, table, g, h, list(range(n_rows)), [0, 1, 2, 3], times.tolist())
+    g, h = random_sums(packing, n_rows, max_weight)
+    repeat_count = np.random.default_rng(1).integers(1, max_weight + 1, n_rows).astype(np.uint8)
+    repeat_count[::2] = max_weight
+    planes, _ = planes_of(table, records_of(g, h, list(range(n_rows))), packing, repeat_count=repeat_count)
+    assert_planes(planes, table, g, h, list(range(n_rows)), [0, 1, 2, 3], repeat_count.tolist())
 
 
 @PACKINGS
@@ -185,7 +185,7 @@ def keep_packed(tiles, wide_codes, records, layout, packing, packed, planes, wor
     kernels.accumulate(layout, packing, 0, last, np.int64(0), packed, words, tallies, 1, clear, scratch)
     if tallies is not None:
         if flushed:
-            kernels.accumulate_planes(layout, 0, last, planes, words, tallies, 1)
+            kernels.accumulate_channels(layout, 0, last, planes, words, tallies, 1)
 
 
 @given(

@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 
 import dboost
-from dboost.shard import blocks
-from dboost.training.budget import Budget
+from dboost.session.memory_budget import Budget
+from dboost.shards import block_store as blocks
 
 N_ROWS = 300
 FITS: dict[str, dict[str, Any]] = {

@@ -7,38 +7,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dboost.growth.frontier import new_frontier
-from dboost.growth.task import GrownTree
-from dboost.shard.catch_up import leaf_finder, leaves_of
+from dboost.shards.apply_trees import leaf_finder, leaves_of
+from dboost.trees.nodes import new_node_arrays
+from dboost.trees.tree_task import GrownTree
 from tests.tables import make_table
 
 
 def a_tree(n_bins: np.ndarray, categorical: np.ndarray, n_leaves: int, seed: int) -> GrownTree:
     """Splits at random, in the order of growth; leaves numbered from left to right."""
     rng = np.random.default_rng(seed)
-    frontier = new_frontier(n_leaves)
+    nodes = new_node_arrays(n_leaves)
     n = 2 * n_leaves - 1
     left_codes = rng.integers(2, size=(n, int(n_bins.max()) + 1)).astype(np.uint8)
     leaves, size = [0], 1
     while size < n:
         node = leaves.pop(int(rng.integers(len(leaves))))
-        frontier.feature[node] = rng.integers(len(n_bins))
-        frontier.cut[node] = rng.integers(n_bins[frontier.feature[node]])
-        frontier.missing_left[node] = rng.integers(2)
-        frontier.child[node] = size
-        frontier.depth[size : size + 2] = frontier.depth[node] + 1
+        nodes.feature[node] = rng.integers(len(n_bins))
+        nodes.cut[node] = rng.integers(n_bins[nodes.feature[node]])
+        nodes.missing_left[node] = rng.integers(2)
+        nodes.child[node] = size
+        nodes.depth[size : size + 2] = nodes.depth[node] + 1
         leaves += [size, size + 1]
         size += 2
     leaf_of = np.zeros(n, np.int64)
     stack, k = [0], 0
     while stack:
         node = stack.pop()
-        child = int(frontier.child[node])
+        child = int(nodes.child[node])
         if child < 0:
             leaf_of[node], k = k, k + 1
         else:
             stack += [child + 1, child]
-    return GrownTree(frontier, n, n_leaves, np.zeros(n, np.int64), leaf_of, np.zeros((n_leaves, 2)), left_codes)
+    return GrownTree(nodes, n, n_leaves, np.zeros(n, np.int64), leaf_of, np.zeros((n_leaves, 2)), left_codes)
 
 
 @pytest.mark.parametrize("bins", [[7, 40, 255], [7, 300, 20]], ids=["one byte", "two bytes"])

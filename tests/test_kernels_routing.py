@@ -6,50 +6,50 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dboost.growth.frontier import new_frontier
-from dboost.kernels.routing import add_tree
+from dboost.kernels.rows import add_tree
+from dboost.trees.nodes import new_node_arrays
 from tests.tables import CodedTable, tables
 
 
 def random_tree(table: CodedTable, n_leaves: int, rng: np.random.Generator) -> tuple:
     """A frontier of random splits, and for each node which codes go left."""
-    frontier, n_nodes = new_frontier(n_leaves), 1
+    nodes, n_nodes = new_node_arrays(n_leaves), 1
     left_codes = np.zeros((2 * n_leaves - 1, max(table.n_codes)), np.uint8)
     open_leaves = [0]
     while n_nodes < 2 * n_leaves - 1:
         node = open_leaves.pop(int(rng.integers(len(open_leaves))))
         feature = int(rng.integers(len(table.n_codes)))
-        frontier.feature[node] = feature
-        frontier.missing_left[node] = rng.integers(2)
+        nodes.feature[node] = feature
+        nodes.missing_left[node] = rng.integers(2)
         if table.layout.is_categorical[feature]:
             left_codes[node, : table.n_codes[feature] - 1] = rng.integers(2, size=table.n_codes[feature] - 1)
         else:
-            frontier.cut[node] = rng.integers(table.n_codes[feature] - 1)
-        frontier.child[node] = n_nodes
+            nodes.cut[node] = rng.integers(table.n_codes[feature] - 1)
+        nodes.child[node] = n_nodes
         open_leaves += [n_nodes, n_nodes + 1]
         n_nodes += 2
-    return frontier, left_codes
+    return nodes, left_codes
 
 
-def reached(table: CodedTable, frontier: tuple, left_codes: np.ndarray, row: int) -> int:
+def reached(table: CodedTable, nodes: tuple, left_codes: np.ndarray, row: int) -> int:
     node = 0
-    while frontier.child[node] >= 0:
-        feature = int(frontier.feature[node])
+    while nodes.child[node] >= 0:
+        feature = int(nodes.feature[node])
         code = int(table.codes[feature, row])
         if code == table.n_codes[feature] - 1:
-            left = bool(frontier.missing_left[node])
+            left = bool(nodes.missing_left[node])
         elif table.layout.is_categorical[feature]:
             left = bool(left_codes[node, code])
         else:
-            left = code <= int(frontier.cut[node])
-        node = int(frontier.child[node]) + (not left)
+            left = code <= int(nodes.cut[node])
+        node = int(nodes.child[node]) + (not left)
     return node
 
 
 @given(table=tables(max_rows=60), n_leaves=st.integers(1, 12), seed=st.integers(0, 2**32), cut=st.integers(0, 60))
 def test_rows_reach_their_leaves(table: CodedTable, n_leaves: int, seed: int, cut: int) -> None:
     rng = np.random.default_rng(seed)
-    frontier, left_codes = random_tree(table, n_leaves, rng)
+    nodes, left_codes = random_tree(table, n_leaves, rng)
     value = rng.normal(size=2 * n_leaves - 1)
     codes = table.stored()
     before = rng.normal(size=table.n_rows)
@@ -57,8 +57,8 @@ def test_rows_reach_their_leaves(table: CodedTable, n_leaves: int, seed: int, cu
     cut = min(cut, table.n_rows)
     for first, last in ((cut, table.n_rows), (0, cut)):
         add_tree(
-            codes.narrow, codes.wide, codes.row_of, frontier.feature, frontier.cut, frontier.missing_left, frontier.child,
+            codes.narrow, codes.wide, codes.row_of, nodes.feature, nodes.cut, nodes.missing_left, nodes.child,
             table.layout.n_bins, left_codes, table.layout.is_categorical, value, first, last, raw,
         )  # fmt: skip
-    expected = [before[row] + value[reached(table, frontier, left_codes, row)] for row in range(table.n_rows)]
+    expected = [before[row] + value[reached(table, nodes, left_codes, row)] for row in range(table.n_rows)]
     assert raw.tolist() == expected

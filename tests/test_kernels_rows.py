@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from dboost.kernels import rows as kernels
 from dboost.kernels.histograms import PAIR, TRIPLE, Packing
 from dboost.kernels.rows import select_rows
-from dboost.statistics.exact import unit_for
-from dboost.training.trainer import _scale
+from dboost.metrics.exact_sum import unit_for
+from dboost.training.loop import _scale
 from tests.compiled import compiled
 from tests.naive import rows as naive
 

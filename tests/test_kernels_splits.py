@@ -11,20 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from dboost.kernels import bounded, levels, packed
+from dboost.kernels import splits as bounded
 from dboost.kernels import splits as kernels
-from dboost.kernels.splits import (
-    CUT,
-    FEATURE,
-    LEFT_G,
-    LEFT_H,
-    LEFT_N,
-    MISSING_LEFT,
-    NO_SPLIT,
-    SCORE,
-    SPLIT_SIZE,
-    Limits,
-)
+from dboost.kernels import splits as levels
+from dboost.kernels import splits as packed
+from dboost.kernels.splits import CUT, FEATURE, LEFT_G, LEFT_H, LEFT_N, MISSING_LEFT, NO_SPLIT, SCORE, SPLIT_SIZE, SplitParams
 from tests.compiled import compiled
 from tests.naive import bounded as naive_bounded
 from tests.naive import splits as naive
@@ -51,12 +42,12 @@ def send_left(planes, at, n_levels, cut, limits, keys, order, goes_left):
     levels.send_left(planes, at, n_levels, cut, limits, keys, order, goes_left)
 
 
-def limits_of(**changed: float) -> Limits:
+def limits_of(**changed: float) -> SplitParams:
     usual = {
         "l2": 1.0, "l1": 0.0, "max_step": math.inf, "min_hessian": 0.0, "min_rows": 1.0, "count_plane": 2,
         "threshold": 0.0, "smoothing": 0.0, "category_l2": 0.0, "max_categories": 1000, "min_category_hessian": 0.0,
     }  # fmt: skip
-    return Limits(**(usual | changed))  # type: ignore[arg-type]
+    return SplitParams(**(usual | changed))  # type: ignore[arg-type]
 
 
 LIMITS = st.builds(
@@ -66,7 +57,7 @@ LIMITS = st.builds(
     max_step=st.sampled_from([math.inf, math.inf, 0.5, 3.0]),
     min_hessian=st.sampled_from([0.0, 4.0, 33.0]),
     min_rows=st.sampled_from([1.0, 2.0, 5.0]),
-    count_plane=st.sampled_from([-1, 1, 2]),
+    count_channel=st.sampled_from([-1, 1, 2]),
     smoothing=st.sampled_from([0.0, 10.0]),
     category_l2=st.sampled_from([0.0, 10.0]),
     max_categories=st.sampled_from([1, 2, 1000]),
@@ -93,13 +84,13 @@ def nodes(draw: st.DrawFn) -> list[Histogram]:
     return histograms
 
 
-def found(histograms: list[Histogram], categorical: list[bool], limits: Limits, order: list[int]) -> np.ndarray:
+def found(histograms: list[Histogram], categorical: list[bool], limits: SplitParams, order: list[int]) -> np.ndarray:
     """The kernels' best split of features looked at in some order."""
     planes = np.array([sums for node in histograms for sums in node], np.float64).T.copy()
     starts = np.cumsum([0, *map(len, histograms)])
     offset = [(feature, int(starts[feature]), len(histograms[feature]) - 1) for feature in order]
     total = np.array(naive.added(histograms[0]), np.float64)
-    if limits.count_plane == 1:
+    if limits.count_channel == 1:
         total[2] = total[1]  # Hessians are counts
     n = max(map(len, histograms))
     scratch = np.full((4, n), np.nan)
@@ -111,7 +102,7 @@ def found(histograms: list[Histogram], categorical: list[bool], limits: Limits, 
     return best
 
 
-def goes_left(histogram: Histogram, cut: int, limits: Limits) -> set[int]:
+def goes_left(histogram: Histogram, cut: int, limits: SplitParams) -> set[int]:
     planes = np.array(histogram, np.float64).T.copy()
     n = len(histogram)
     marked = np.full(n, 9, np.uint8)
@@ -120,7 +111,7 @@ def goes_left(histogram: Histogram, cut: int, limits: Limits) -> set[int]:
     return set(np.flatnonzero(marked).tolist())
 
 
-def candidates(histograms: list[Histogram], categorical: list[bool], limits: Limits) -> list[naive.Candidate]:
+def candidates(histograms: list[Histogram], categorical: list[bool], limits: SplitParams) -> list[naive.Candidate]:
     """All of them, those that win ties first."""
     every = []
     for feature, (histogram, is_categorical) in enumerate(zip(histograms, categorical, strict=True)):
@@ -130,7 +121,7 @@ def candidates(histograms: list[Histogram], categorical: list[bool], limits: Lim
 
 
 @given(histograms=nodes(), limits=LIMITS, data=st.data())
-def test_the_best_of_all_splits(histograms: list[Histogram], limits: Limits, data: st.DataObject) -> None:
+def test_the_best_of_all_splits(histograms: list[Histogram], limits: SplitParams, data: st.DataObject) -> None:
     n = len(histograms)
     categorical = data.draw(st.lists(st.booleans(), min_size=n, max_size=n))
     order = data.draw(st.permutations(range(n)))
@@ -143,14 +134,14 @@ def test_the_best_of_all_splits(histograms: list[Histogram], limits: Limits, dat
     assert (best[CUT], best[MISSING_LEFT]) == (expected.cut, expected.missing_left)
     assert best[SCORE] == expected.score
     assert (best[LEFT_G], best[LEFT_H]) == expected.sums[:2]
-    if limits.count_plane >= 0:
-        assert best[LEFT_N] == expected.sums[limits.count_plane]
+    if limits.count_channel >= 0:
+        assert best[LEFT_N] == expected.sums[limits.count_channel]
     if categorical[expected.feature]:
         assert goes_left(histograms[expected.feature], int(best[CUT]), limits) == expected.left
 
 
 @given(histograms=nodes(), limits=LIMITS)
-def test_scores_are_what_they_say(histograms: list[Histogram], limits: Limits) -> None:
+def test_scores_are_what_they_say(histograms: list[Histogram], limits: SplitParams) -> None:
     """No candidate is better than the one found, in exact arithmetic, by more than rounding."""
     best = found(histograms, [False] * len(histograms), limits, list(range(len(histograms))))
     every = candidates(histograms, [False] * len(histograms), limits)
@@ -170,7 +161,7 @@ def search_packed(words, tallies, offset, total, limits, scratch, bits, best):
 
 
 @given(histograms=nodes(), limits=LIMITS, data=st.data())
-def test_packed_prefix_sums_give_the_same_split(histograms: list[Histogram], limits: Limits, data: st.DataObject) -> None:
+def test_packed_prefix_sums_give_the_same_split(histograms: list[Histogram], limits: SplitParams, data: st.DataObject) -> None:
     limits = limits._replace(l1=0.0, max_step=math.inf)
     order = data.draw(st.permutations(range(len(histograms))))
     expected = found(histograms, [False] * len(histograms), limits, order)
@@ -181,11 +172,11 @@ def test_packed_prefix_sums_give_the_same_split(histograms: list[Histogram], lim
     total = np.array(naive.added(histograms[0]), np.float64)
     scratch, best = np.full((4, max(map(len, histograms))), np.nan), np.full(SPLIT_SIZE, np.nan)
     slots = np.stack([np.full_like(words, 99), words]), np.stack([np.full_like(words, 77), tallies])
-    counted = slots[1] if limits.count_plane == 2 else None
+    counted = slots[1] if limits.count_channel == 2 else None
     search_packed(slots[0], counted, offset, total, limits, scratch, scratch.view(np.int64), best)
     assert best[SCORE] == expected[SCORE]
     if expected[SCORE] != NO_SPLIT:
-        assert best[: LEFT_N + (limits.count_plane > 0)].tolist() == expected[: LEFT_N + (limits.count_plane > 0)].tolist()
+        assert best[: LEFT_N + (limits.count_channel > 0)].tolist() == expected[: LEFT_N + (limits.count_channel > 0)].tolist()
 
 
 @njit(error_model="numpy")
@@ -200,11 +191,11 @@ def search_within(planes, at, n_bins, way, total, limits, best):
     way=st.sampled_from([-1, 0, 1]),
     bounds=st.tuples(st.sampled_from([-math.inf, -0.5, 0.1]), st.sampled_from([math.inf, 0.2, 0.5])),
 )
-def test_steps_between_bounds(histograms: list[Histogram], limits: Limits, way: int, bounds: tuple[float, float]) -> None:
+def test_steps_between_bounds(histograms: list[Histogram], limits: SplitParams, way: int, bounds: tuple[float, float]) -> None:
     limits = limits._replace(is_bounded=1)
     node = histograms[0]
     planes, total = np.array(node, np.float64).T.copy(), np.array([*naive.added(node), *bounds], np.float64)
-    if limits.count_plane == 1:
+    if limits.count_channel == 1:
         total[2] = total[1]
     best = np.full(SPLIT_SIZE, np.nan)
     search_within(planes, 0, len(node) - 1, way, total, limits, best)
@@ -269,7 +260,7 @@ def test_a_side_is_worth_what_its_step_takes_off(l1: float, max_step: float, g: 
 
 
 @given(histograms=nodes(), limits=LIMITS)
-def test_levels_are_sorted(histograms: list[Histogram], limits: Limits) -> None:
+def test_levels_are_sorted(histograms: list[Histogram], limits: SplitParams) -> None:
     for histogram in histograms:
         planes = np.array(histogram, np.float64).T.copy()
         n = len(histogram)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from dboost.engine.team import Team
-from dboost.kernels.team import ABORT, CONTROL_SIZE, barrier
+from dboost.kernels.barrier import ABORT, CONTROL_SIZE, barrier
+from dboost.session.thread_team import Team
 
 
 @njit(nogil=True)

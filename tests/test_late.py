@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from dboost import late
+from dboost import _lazy_import as late
 
 ARRAYS_ONLY = """
 import sys

@@ -13,8 +13,8 @@ import pytest
 
 import dboost
 from dboost.cli import ledger, main
-from dboost.model import files
-from dboost.sources.paths import find_files
+from dboost.data.paths import find_files
+from dboost.storage import atomic_write as files
 
 COMMAND = ("train", "data", "--target", "y", "--output", "model.json", "--only-new", "--quiet")
 
@@ -96,7 +96,7 @@ def test_killed_at_any_write_each_file_is_learned_once(learned: list[list[str]],
 
         with monkeypatch.context() as patch:
             patch.setattr(ledger, "write_whole", write)
-            patch.setattr(dboost.Booster, "save", lambda self, path: write(path, dboost.model.storage.dumps(self.ensemble)))
+            patch.setattr(dboost.Booster, "save", lambda self, path: write(path, dboost.model.model_file.dumps(self.ensemble)))
             try:
                 assert main((*COMMAND, "--checkpoint", "kept")) == 0
             except Killed:
@@ -215,7 +215,7 @@ def test_names_do_not_depend_on_how_the_folder_is_spelled(here: Path) -> None:
 
 
 def test_columns_in_the_names_of_folders(here: Path) -> None:
-    from dboost.sources.paths import open_path
+    from dboost.data.paths import open_path
 
     for day in (1, 2):
         (here / f"data/day={day}").mkdir()

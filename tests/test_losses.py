@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numba import njit
 
 from dboost.errors import ParameterError
-from dboost.kernels.ranks import FIRST_SHIFT, LANES, N_DIGITS
+from dboost.kernels.quantile_keys import FIRST_SHIFT, LANES, N_DIGITS
 from dboost.losses import (
     BUILT_IN,
     AbsoluteError,
@@ -32,11 +32,10 @@ from dboost.losses import (
     by_name,
     from_dict,
 )
-from dboost.losses.outputs import advance_outputs
-from dboost.losses.passes import BLOCK, advance, block_terms
-from dboost.losses.softmax import SoftmaxLogLoss
-from dboost.statistics.exact import ExactSum, unit_for
-from dboost.training.start import Start, in_one_part, start_of
+from dboost.losses.classification import SoftmaxLogLoss
+from dboost.losses.loss_pass import BLOCK, advance, advance_outputs, block_terms
+from dboost.metrics.exact_sum import ExactSum, unit_for
+from dboost.training.initial_score import TargetStats, in_one_part, target_stats
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,8 @@ class Case:
         stored = self.loss.to_dict()
         return "-".join(map(str, stored.values()))
 
-    def start(self, y: np.ndarray, weight: np.ndarray | None = None) -> Start:
-        return start_of(self.loss, in_one_part(y, weight, None))
+    def start(self, y: np.ndarray, weight: np.ndarray | None = None) -> TargetStats:
+        return target_stats(self.loss, in_one_part(y, weight, None))
 
     @property
     def n_outputs(self) -> int:
@@ -249,7 +248,7 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
     values = rng.normal(size=5) if k == 1 else rng.normal(size=(k, 5))
     leaf = rng.integers(5, size=before.shape).astype(np.uint8)
     times = rng.integers(1, 4, n).astype(np.uint8) if weighted else None
-    coarse = unit_for(1e10, n)
+    loss_unit = unit_for(1e10, n)
 
     near, n_near = np.zeros((k, n), np.int32), np.zeros(k, np.int64)
 
@@ -261,7 +260,7 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
             top = np.zeros(2 if k == 1 else (2, k), np.int32)
             (advance if k == 1 else advance_outputs)(
                 loss.terms(), score, leaf, values, y, weight, gradient, hessian, gradient.view(np.int32),
-                hessian.view(np.int32), first, last, coarse, np.empty((2, BLOCK)), np.empty(BLOCK, np.float32), sums, top,
+                hessian.view(np.int32), first, last, loss_unit, np.empty((2, BLOCK)), np.empty(BLOCK, np.float32), sums, top,
                 weigh, times, influence if k > 1 else influence[0], np.zeros(k, np.int32) if digits is None else digits,
                 None if digits is None else near if k > 1 else near[0], n_near,
             )  # fmt: skip
@@ -283,8 +282,8 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
     assert np.array_equal(gradient.T, g)
     assert np.array_equal(hessian.T, h)
     assert np.array_equal(top, np.stack([np.abs(g).max(axis=0), h.max(axis=0)]))
-    total = ExactSum.of(value, coarse)
-    assert (total.coarse, total.fine) == tuple(sums.tolist())
+    total = ExactSum.of(value, loss_unit)
+    assert (total.loss_unit, total.fine) == tuple(sums.tolist())
     for of_output, by_digit in zip(h.reshape(n, k).T, influence, strict=True):
         bits = np.ascontiguousarray(of_output).view(np.int32)
         weights = (np.frexp(np.abs(of_output))[0] * 2**24).astype(np.int64) * (1 if times is None else times)

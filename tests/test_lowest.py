@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dboost.training.lowest import lowest_point
+from dboost.training.minimize import minimize_convex
 
 
 def counted(slopes: Callable[[float], tuple[float, float]]) -> tuple[Callable[[float], tuple[float, float]], list[float]]:
@@ -26,7 +26,7 @@ def counted(slopes: Callable[[float], tuple[float, float]]) -> tuple[Callable[[f
 @given(at=st.floats(-1e9, 1e9), bend=st.floats(1e-6, 1e6), start=st.floats(-1e3, 1e3))
 def test_parabolas(at: float, bend: float, start: float) -> None:
     ask, seen = counted(lambda x: (bend * (x - at), bend))
-    assert lowest_point(ask, start) == pytest.approx(at, rel=1e-12, abs=1e-12)
+    assert minimize_convex(ask, start) == pytest.approx(at, rel=1e-12, abs=1e-12)
     assert len(seen) < 40
 
 
@@ -39,7 +39,7 @@ def test_exponentials(mean: float) -> None:
         return (e - mean if x < 709 else math.nan), e
 
     ask, seen = counted(slopes)
-    assert lowest_point(ask, 0.0) == pytest.approx(math.log(mean), rel=1e-9, abs=1e-12)
+    assert minimize_convex(ask, 0.0) == pytest.approx(math.log(mean), rel=1e-9, abs=1e-12)
     assert len(seen) < 400
 
 
@@ -47,7 +47,7 @@ def test_exponentials(mean: float) -> None:
 def test_kinks(points: list[float]) -> None:
     """A sum of absolute values: no curvature anywhere, and the minimum at a kink."""
     ask, seen = counted(lambda x: (float(np.sign(x - np.array(points)).sum()), 0.0))
-    found = lowest_point(ask, 0.0)
+    found = minimize_convex(ask, 0.0)
 
     def value(x: float) -> float:
         return float(np.abs(x - np.array(points)).sum())
@@ -57,4 +57,4 @@ def test_kinks(points: list[float]) -> None:
 
 
 def test_a_function_that_falls_for_ever_is_left() -> None:
-    assert lowest_point(lambda x: (-1.0, 0.0), 0.0) > 1e290
+    assert minimize_convex(lambda x: (-1.0, 0.0), 0.0) > 1e290

@@ -18,8 +18,7 @@ pytest.importorskip("jsonschema")
 from dask.utils import parse_timedelta
 from jsonschema import ValidationError
 
-from dboost.cli.arguments import parse
-from dboost.cli.settings import gather, parameter_names
+from dboost.cli.arguments import gather, parameter_names, parse
 from tests.manifests import BUILT, FOLDER, Manifest, built, pods, read, the, validate
 
 PLAIN = [

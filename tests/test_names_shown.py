@@ -20,8 +20,8 @@ import pytest
 import dboost
 from dboost import Booster
 from dboost.cli import main
-from dboost.inspection.report.page import Subject, page
-from dboost.training.monitor import Progress
+from dboost.inspection.report.page import ReportContext, page
+from dboost.training.callbacks import Progress
 
 #: What markup languages of terminals, pictures and pages would take for their own.
 NUMBERS = ["speed [km/h]", "a[/b]", "$k$", "\\frac{$", 'id="x <b>&"', ":smile: $\\alpha$"]
@@ -102,7 +102,7 @@ def test_the_report_shows_names_as_they_are() -> None:
     pytest.importorskip("matplotlib")
     target = "three</title>"
     booster, frame = fitted(target)
-    written = page(Subject(booster, frame, target))
+    written = page(ReportContext(booster, frame, target))
     text = html.unescape(re.sub(r"<[^>]*>", "\n", written))
     for name in [*NUMBERS, *KINDS, "s [/s] <b>"]:
         assert f"\n{name}\n" in text

@@ -15,10 +15,10 @@ import pandas as pd
 import pytest
 
 import dboost
-from dboost import remote
+from dboost import _storage_errors as remote
 from dboost.cli import main
+from dboost.data.paths import open_path
 from dboost.errors import DataError, ModelFileError
-from dboost.sources.paths import open_path
 from tests.clusters import a_table, threads_cluster
 from tests.object_store import KEY_ID, SECRET, served
 
@@ -213,5 +213,5 @@ def test_a_file_that_has_come_since_the_folder_was_looked_at(empty: fsspec.Abstr
     empty.ls("lake")  # kept by this process
     other = type(empty)(skip_instance_cache=True)
     booster = dboost.fit(ROWS, "y", max_iter=1, progress=False)
-    other.pipe_file("lake/late.json", dboost.model.storage.dumps(booster.ensemble))
+    other.pipe_file("lake/late.json", dboost.model.model_file.dumps(booster.ensemble))
     assert dboost.load("s3://lake/late.json").sha256 == booster.sha256

@@ -12,7 +12,8 @@ import pytest
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
-from dboost.losses import Loss, own, register
+from dboost.losses import Loss, register
+from dboost.losses import custom_loss as own
 from tests.fits import cut, saved
 
 rng = np.random.default_rng(0)

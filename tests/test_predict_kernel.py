@@ -7,10 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dboost.kernels.trees import Paged, Walked, ask, room_for, walk
+from dboost.kernels.predict import QuickScorerForest, TraversalForest, predict_quickscorer, predict_traversal, room_for
 from dboost.model.ensemble import Ensemble
-from dboost.model.flat import FlatEnsemble
-from dboost.model.layout import floor_to_float32, lay_out, lay_out_pages, lay_out_walks
+from dboost.model.forest import FlatEnsemble, floor_to_float32, lay_out_forest, lay_out_pages, lay_out_walks
 from dboost.schema import Feature
 from tests.forests import random_ensemble, random_rows, random_tree
 from tests.naive import trees as naive
@@ -31,7 +30,7 @@ ensembles = st.builds(
 def ask_both(ensemble: Ensemble, rows: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Scores and leaves by either kernel."""
     answers = {}
-    for lay, kernel in ((lay_out_pages, ask), (lay_out_walks, walk)):
+    for lay, kernel in ((lay_out_pages, predict_quickscorer), (lay_out_walks, predict_traversal)):
         scores = np.tile(ensemble.baseline, (len(rows), 1))
         leaves = np.full((len(rows), len(ensemble.trees)), -1, np.int32)
         forest = lay(ensemble.trees, ensemble.features, rows.dtype)
@@ -83,7 +82,7 @@ def test_single_precision_reaches_the_leaves_of_double(seed: int, rows_seed: int
 
 @pytest.mark.parametrize("n_rows", [0, 1, 63, 64, 65, 1000])
 def test_neither_threads_nor_neighbours_change_a_bit(n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dboost.model.flat.WORTH_A_THREAD", 10)
+    monkeypatch.setattr("dboost.model.forest.WORTH_A_THREAD", 10)
     ensemble = random_ensemble(1, n_iterations=10, n_leaves=31, n_outputs=2)
     rows = random_rows(2, ensemble, n_rows)
     flat = FlatEnsemble(ensemble)
@@ -137,18 +136,18 @@ def test_integers_and_halves() -> None:
 
 def test_the_cheaper_layout_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     def kind(ensemble: Ensemble) -> type:
-        return type(lay_out(ensemble.trees, ensemble.features, np.dtype(np.float64)))
+        return type(lay_out_forest(ensemble.trees, ensemble.features, np.dtype(np.float64)))
 
     small = random_ensemble(1, n_leaves=31)
     assert any(feature.is_categorical for feature in small.features)
-    assert kind(small) is Paged
-    assert kind(random_ensemble(1, n_leaves=3000)) is Walked
-    assert kind(random_ensemble(1, n_leaves=300, lean=1.0)) is Paged
-    monkeypatch.setattr("dboost.model.layout.MAX_LEAVES", 299)
-    assert kind(random_ensemble(1, n_leaves=300, lean=1.0)) is Walked
-    monkeypatch.setattr("dboost.model.layout.MAX_TABLE_WORDS", 10)
-    assert kind(small) is Walked
-    assert kind(random_ensemble(1, n_leaves=31, with_categories=False)) is Paged
+    assert kind(small) is QuickScorerForest
+    assert kind(random_ensemble(1, n_leaves=3000)) is TraversalForest
+    assert kind(random_ensemble(1, n_leaves=300, lean=1.0)) is QuickScorerForest
+    monkeypatch.setattr("dboost.model.forest.MAX_LEAVES", 299)
+    assert kind(random_ensemble(1, n_leaves=300, lean=1.0)) is TraversalForest
+    monkeypatch.setattr("dboost.model.forest.MAX_TABLE_WORDS", 10)
+    assert kind(small) is TraversalForest
+    assert kind(random_ensemble(1, n_leaves=31, with_categories=False)) is QuickScorerForest
 
 
 def test_more_features_than_sixteen_bits_hold() -> None:

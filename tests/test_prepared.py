@@ -13,7 +13,7 @@ import pytest
 
 import dboost
 from dboost import DataError, ParameterError
-from dboost.shard.store import StorageError
+from dboost.storage.block_file import StorageError
 from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
 pytestmark = pytest.mark.filterwarnings("ignore::dboost.DriftWarning")

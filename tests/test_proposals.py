@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss, mean_squared_error
 
 import dboost
-from dboost import binning
-from dboost.engine import in_process
+from dboost.data import binning
 from dboost.errors import DataError, ParameterError
-from dboost.growth.proposal import NODE_CELLS, Cells, rank_error
-from dboost.growth.task import Part, Sample
-from dboost.kernels.proposals import quantile_cells
-from dboost.shard.cells import cell_masses, put_into_bins
-from dboost.shard.layout import plan_layout
-from dboost.shard.shard import Codes, Shard
+from dboost.kernels.split_candidates import quantile_fine_bins
+from dboost.session import fused_engine as in_process
+from dboost.shards.bin_layout import plan_layout
+from dboost.shards.shard import BinnedColumns, Shard
+from dboost.shards.statistics import fine_bin_hessians, merge_into_bins
+from dboost.trees.bin_proposal import FINE_BINS_PER_BIN, BinMerge, rank_error
+from dboost.trees.tree_task import RowSubset, Sample
 from tests.clusters import threads_cluster
 from tests.compiled import compiled
 from tests.fits import FEATURES, cut, mixed_frame, saved
@@ -65,14 +65,14 @@ masses = st.lists(
 @given(masses, st.integers(2, 30))
 def test_cells_are_joined_as_the_bins_of_a_table_are(mass: np.ndarray, most: int) -> None:
     last = np.full(most, -1)
-    n = compiled(quantile_cells)(mass, most, last)
+    n = compiled(quantile_fine_bins)(mass, most, last)
     np.testing.assert_array_equal(last[:n], naive_bins(mass, most))
 
 
 @given(masses, st.integers(2, 30))
 def test_a_bin_has_its_share_and_at_most_its_last_cell_more(mass: np.ndarray, most: int) -> None:
     last = np.zeros(most, int)
-    n = compiled(quantile_cells)(mass, most, last)
+    n = compiled(quantile_fine_bins)(mass, most, last)
     assert 1 <= n <= most
     first = 0
     for end in last[:n]:
@@ -92,21 +92,21 @@ def test_a_tree_s_bins_follow_from_the_hessians_of_its_rows(sampled: bool, weigh
     layout = plan_layout(n_cells, is_categorical)
     bins = plan_layout(np.array([40, 40, 12, 300]), is_categorical)
     weight = rng.integers(1, 4, n).astype(float) if weighted else None
-    codes = Codes(narrow, wide, np.array([-1, 0, 1, -2]))
+    codes = BinnedColumns(narrow, wide, np.array([-1, 0, 1, -2]))
     shard = Shard(
-        codes, layout, np.zeros(n), weight, np.zeros(n), constant_hessian=False, max_leaves=8, whole_weights=weighted,
+        codes, layout, np.zeros(n), weight, np.zeros(n), constant_hessian=False, max_leaves=8, integer_weights=weighted,
         bin_layout=bins,
     )  # fmt: skip
     shard.hessian = rng.gamma(0.5, size=n).astype(np.float32)
-    part = Part(Sample(1, 2**63) if sampled else None, 0, 0)
-    found = cell_masses(shard, 0, 1100, part, 100.0) + cell_masses(shard, 1100, n, part, 100.0)
+    part = RowSubset(Sample(1, 2**63) if sampled else None, 0, 0)
+    found = fine_bin_hessians(shard, 0, 1100, part, 100.0) + fine_bin_hessians(shard, 1100, n, part, 100.0)
 
-    taken = np.arange(n) if not sampled else shard.chosen(*part)
+    taken = np.arange(n) if not sampled else shard.sampled_rows(*part)
     assert taken is not None and (len(taken) < n) == sampled
     mass = np.maximum(np.rint(shard.hessian * np.float32(100)), 1) * (1 if weight is None else weight)
-    cells = Cells.propose(found, layout, bins)
-    put_into_bins(shard, cells, 0, 1500)
-    put_into_bins(shard, cells, 1500, n)
+    cells = BinMerge.propose(found, layout, bins)
+    merge_into_bins(shard, cells, 0, 1500)
+    merge_into_bins(shard, cells, 1500, n)
     for feature in range(4):
         here = np.bincount(codes.of(feature)[taken], mass[taken], n_cells[feature] + 1)
         if n_cells[feature] == bins.n_bins[feature]:
@@ -150,7 +150,7 @@ def test_every_split_is_the_best_of_its_candidates(proposal: str) -> None:
         l2_regularization=0.0, progress=False, **settings,
     )  # fmt: skip
     raw = np.full(n, y.mean())
-    cells = NODE_CELLS * most if proposal == "node" else 65_535
+    cells = FINE_BINS_PER_BIN * most if proposal == "node" else 65_535
     edges = [binning.propose(x, None, cells) for x in X.T]
     codes = np.stack([np.searchsorted(edge, x) for edge, x in zip(edges, X.T, strict=True)], axis=1)
     for iteration, tree in booster.to_frame().groupby("iteration"):
@@ -272,7 +272,7 @@ def test_a_model_with_very_many_cells_keeps_its_file_small() -> None:
 
 
 def test_too_many_distinct_values_for_an_exact_search(client: Client) -> None:
-    n = binning.MOST_CELLS + 1
+    n = binning.MAX_FINE_BINS + 1
     frame = pd.DataFrame({"few": np.arange(n) % 7, "many": np.arange(n) / 3, "y": np.arange(n) % 5})
     for data, where in ((frame, None), (dd.from_pandas(frame, npartitions=3, sort=False), client)):
         with pytest.raises(DataError, match=r"'many' has more than 65,535 distinct values.*'node'"):

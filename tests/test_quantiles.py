@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.kernels.ranks import collect_keys, count_digits, next_keys
+from dboost.kernels.quantile_keys import collect_keys, count_digits, next_keys
 from dboost.losses import Quantile
-from dboost.shard.residuals import joined
-from dboost.statistics.quantiles import FEW, MOST_PASSES, exact_level, find_quantiles, find_size, from_keys, rank_unit
+from dboost.metrics.quantiles import FEW, MOST_PASSES, exact_level, find_quantiles, find_size, from_keys, rank_unit
+from dboost.shards.statistics import concatenated
 
 FLOATS = st.floats(-1e300, 1e300) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 5e-324, -5e-324])
 
@@ -58,7 +58,7 @@ class Asked:
                 self.unit, found,
             )  # fmt: skip
             answers.append(found[:n] if n <= self.room else None)
-        return reduce(joined, answers)
+        return reduce(concatenated, answers)
 
     def above(self, keys: np.ndarray) -> np.ndarray:
         self.n_passes += 1

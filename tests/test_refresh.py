@@ -11,7 +11,7 @@ from distributed import Client
 
 import dboost
 from dboost import DataError, ParameterError
-from dboost.cluster.table import ClusterTable
+from dboost.distributed.partitioned_table import PartitionedTable
 from tests.clusters import threads_cluster
 from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
@@ -176,9 +176,9 @@ def test_workers_may_be_lost_meanwhile() -> None:
     old = first("grade")
     expected = saved(old.refit_leaves(NEW, "grade"))
     with threads_cluster(3, 1) as client:
-        ask, n_asked = ClusterTable.ask, 0
+        ask, n_asked = PartitionedTable.ask, 0
 
-        def losing(table: ClusterTable, method: str, *arguments: Any) -> list[Any]:
+        def losing(table: PartitionedTable, method: str, *arguments: Any) -> list[Any]:
             nonlocal n_asked
             n_asked += method.startswith("refit_")
             if n_asked in (5, 20) and method.startswith("refit_"):
@@ -187,7 +187,7 @@ def test_workers_may_be_lost_meanwhile() -> None:
             return ask(table, method, *arguments)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ClusterTable, "ask", losing)
+            patch.setattr(PartitionedTable, "ask", losing)
             assert saved(old.refit_leaves(cut(NEW, [100, 200, 300, 400]), "grade", client=client)) == expected
         assert n_asked > 20 and len(client.scheduler_info()["workers"]) == 1
 

@@ -17,7 +17,7 @@ import pytest
 import dboost
 from dboost import Booster
 from dboost.errors import DataError, ModelFileError, ParameterError
-from dboost.inspection.report.page import Subject, page
+from dboost.inspection.report.page import ReportContext, page
 from tests.fits import FEATURES, cut, mixed_frame
 from tests.forests import random_ensemble
 
@@ -35,7 +35,7 @@ def booster(target: str) -> Booster:
 
 @cache
 def with_rows(target: str) -> str:
-    return page(Subject(booster(target), FRAME, target))
+    return page(ReportContext(booster(target), FRAME, target))
 
 
 class Reader(HTMLParser):
@@ -117,7 +117,7 @@ def test_weights_reach_what_is_said_of_rows(target: str) -> None:
     repeated = FRAME.loc[FRAME.index.repeat(weight)].reset_index(drop=True)
     model = booster(target)
     text, expected, plain = (
-        read(page(Subject(model, *rest))).text for rest in ((FRAME, target, weight), (repeated, target), (FRAME, target))
+        read(page(ReportContext(model, *rest))).text for rest in ((FRAME, target, weight), (repeated, target), (FRAME, target))
     )
     assert "rows that were handed in for this report, weighted" in text
 
@@ -147,7 +147,7 @@ def test_names_cannot_break_out_of_the_page() -> None:
     evil = "<script>alert('x')</script>&\""
     rows = pd.DataFrame({evil: ["</svg><b>", "ok"] * 50, "b": np.arange(100.0)}).assign(y=np.arange(100.0) % 2 * 3.0)
     model = dboost.fit(rows, "y", loss="squared_error", max_iter=2)
-    for html in (page(Subject(model, rows, "y")), model._repr_html_()):
+    for html in (page(ReportContext(model, rows, "y")), model._repr_html_()):
         reader = read(html)
         assert not reader.tags & {"script", "b"} or html.startswith("<div")
         assert "<script" not in html and "</svg><b>" not in html
@@ -188,7 +188,7 @@ def test_what_cannot_be_done_leaves_nothing_behind(
 
 def test_a_model_without_trees_is_one_too() -> None:
     empty = Booster(random_ensemble(0, n_iterations=0))
-    assert "Nothing: no tree has a split" in page(Subject(empty, None, None))
+    assert "Nothing: no tree has a split" in page(ReportContext(empty, None, None))
     assert "0 iterations" in empty._repr_html_()
     rows = pd.DataFrame(np.zeros((3, 5)), columns=empty.feature_names_in_)
     assert np.asarray(empty.shap_values(rows)).tolist() == [[0.0] * 5] * 3

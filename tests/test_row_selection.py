@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from sklearn.model_selection import train_test_split
 
 from dboost import DataError, DBoostClassifier, DBoostRegressor, ParameterError
-from dboost.growth.task import hashed
-from dboost.training.row_selection import Digits, Draw, Drawn, in_proportion, settle
+from dboost.session.row_selection import DigitRequest, Draw, DrawnRows, find_bounds, in_proportion
+from dboost.trees.tree_task import hash_rows
 
 
 def naive(seed: int, classes: np.ndarray, sizes: list[int], there: np.ndarray) -> np.ndarray:
     """The rows of each class with the smallest hashes, by sorting."""
-    order = np.argsort(hashed(seed, np.arange(len(classes))))
+    order = np.argsort(hash_rows(seed, np.arange(len(classes))))
     order = order[there[order]]
     drawn = np.zeros(len(classes), bool)
     for k, size in enumerate(sizes):
@@ -26,20 +26,20 @@ def naive(seed: int, classes: np.ndarray, sizes: list[int], there: np.ndarray) -
     return drawn
 
 
-def found(draw: Draw, classes: np.ndarray, cuts: list[int], without: Drawn | None = None) -> tuple[Drawn, int]:
+def found(draw: Draw, classes: np.ndarray, cuts: list[int], without: DrawnRows | None = None) -> tuple[DrawnRows, int]:
     """What is drawn from parts that are counted each by itself, and the number of rounds."""
     n, rounds = len(classes), 0
     ends = [0, *sorted(min(cut, n) for cut in cuts), n]
     numbers = np.arange(n)
     left = np.ones(n, bool) if without is None else ~without.selects(numbers, classes)
 
-    def ask(digits: Digits) -> np.ndarray:
+    def ask(digits: DigitRequest) -> np.ndarray:
         nonlocal rounds
         rounds += 1
         return sum(digits.count(numbers[a:b], classes[a:b]) for a, b in pairwise(ends))
 
     counts = np.bincount(classes[left], minlength=len(draw.sizes)).tolist()
-    return settle(draw, counts, ask, without), rounds
+    return find_bounds(draw, counts, ask, without), rounds
 
 
 @given(data=st.data(), seed=st.integers(0, 2**64 - 1), n_classes=st.integers(1, 5), n=st.integers(1, 400))

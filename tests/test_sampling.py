@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dboost
-from dboost.engine import in_process
 from dboost.errors import ParameterError
-from dboost.growth.task import Sample
 from dboost.params import Parameters
+from dboost.session import fused_engine as in_process
+from dboost.trees.tree_task import Sample
 from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 from tests.tables import CodedTable, make_table
 from tests.test_growth import PARAMETERS, PLAIN, Problem, assert_equal
@@ -63,7 +63,7 @@ def test_many_rows() -> None:
 def test_samples_differ_between_iterations_and_seeds_and_are_fair() -> None:
     table = make_table([5], 20_000)
     shard = table.shard(np.zeros(20_000), None)
-    drawn = [shard.chosen(Sample.of(0.3, seed, iteration)) for seed in (0, 1) for iteration in (1, 2, 3)]
+    drawn = [shard.sampled_rows(Sample.of(0.3, seed, iteration)) for seed in (0, 1) for iteration in (1, 2, 3)]
     for a in range(len(drawn)):
         rows = drawn[a]
         assert rows is not None
@@ -72,7 +72,7 @@ def test_samples_differ_between_iterations_and_seeds_and_are_fair() -> None:
         for b in range(a):
             both = len(np.intersect1d(rows, drawn[b]))
             assert abs(both - 1800) < 5 * np.sqrt(20_000 * 0.09 * 0.91)
-    assert shard.chosen(Sample.of(1.0, 0, 1)) is None
+    assert shard.sampled_rows(Sample.of(1.0, 0, 1)) is None
 
 
 @given(
@@ -163,7 +163,7 @@ def test_leaves_are_worth_what_the_sampled_rows_say(loss: str) -> None:
     for iteration in (1, 2, 3):
         raw, tree = stages[iteration - 1], booster.ensemble.trees[iteration - 1]
         values = tree.value[tree.feature < 0]
-        rows = shard.chosen(Sample.of(0.4, 0, iteration))
+        rows = shard.sampled_rows(Sample.of(0.4, 0, iteration))
         delta = np.quantile(np.abs(y - raw), alpha, method="averaged_inverted_cdf")  # of all rows
         expected = []
         for leaf in range(len(values)):

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost import Booster
 from dboost.errors import DataError, ParameterError
-from dboost.model.ensemble import Ensemble
-from dboost.model.tree import Tree
+from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
 from tests.fits import FEATURES, TARGETS, cut, mixed_frame
 from tests.forests import random_ensemble, random_rows, random_tree
@@ -120,7 +119,7 @@ def test_shares_that_vanish() -> None:
 
 @pytest.mark.parametrize("n_rows", [0, 1, 63, 65, 500])
 def test_neither_threads_nor_neighbours_change_a_bit(n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dboost.model.flat.WORTH_A_THREAD", 10)
+    monkeypatch.setattr("dboost.model.forest.WORTH_A_THREAD", 10)
     ensemble = random_ensemble(1, n_iterations=4, n_leaves=15, n_outputs=2)
     rows = random_rows(2, ensemble, n_rows)
     for interactions in (False, True):

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import dboost
-from dboost.shard import blocks
-from dboost.sources import open_table, paths
-from dboost.sources.frame import as_frame
-from dboost.sources.paths import open_path
-from dboost.training.budget import Budget
+from dboost.data import open_table, paths
+from dboost.data.frame import as_frame
+from dboost.data.paths import open_path
+from dboost.session.memory_budget import Budget
+from dboost.shards import block_store as blocks
 from tests.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
 
 SHARE = 4096

@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.engine.in_process import InProcessEngine
-from dboost.engine.rounds import ShardedEngine
-from dboost.growth.finish import leaf_values
-from dboost.growth.frontier import ANY_ORDER, Rule, limits_of
-from dboost.growth.task import TreeTask
 from dboost.kernels.histograms import TRIPLE
 from dboost.losses import SoftmaxLogLoss, by_name, from_dict
+from dboost.metrics.exact_sum import FINE, unit_for
+from dboost.metrics.metric import LossMagnitude, ScoredRows, find_metrics
 from dboost.params import Parameters
-from dboost.shard.advance import Scratch, advance_rows
-from dboost.shard.shard import Shard
-from dboost.statistics.exact import FINE, unit_for
-from dboost.statistics.metrics import Rows, Size, find_metrics
+from dboost.session.fused_engine import FusedEngine
+from dboost.session.sharded_engine import ShardedEngine
+from dboost.shards.advance import Scratch, advance_rows
+from dboost.shards.shard import Shard
+from dboost.trees.finished_tree import leaf_values
+from dboost.trees.nodes import ANY_ORDER, GrowthPolicy, split_params_of
+from dboost.trees.tree_task import TreeTask
 from tests.tables import make_table
 
 
@@ -35,14 +35,14 @@ def blobs(n: int, n_classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray
 
 
 def passed(
-    raw: np.ndarray, y: np.ndarray, weight: np.ndarray | None = None, coarse: float = 2.0**30
+    raw: np.ndarray, y: np.ndarray, weight: np.ndarray | None = None, loss_unit: float = 2.0**30
 ) -> tuple[Shard, np.ndarray, np.ndarray, float]:
     """A shard after one pass, with its largest gradients and Hessians and the sum of the losses."""
     table = make_table([3], raw.shape[1])
     shard = Shard(table.stored(), table.layout, y, weight, raw.copy(), constant_hessian=False, max_leaves=2)
     loss = SoftmaxLogLoss(len(raw))
-    found = advance_rows(shard, loss.terms(), np.zeros((len(raw), 1)), coarse, Scratch(), 0, shard.n_rows)
-    total = (found.coarse_loss + found.fine_loss / FINE) / coarse
+    found = advance_rows(shard, loss.terms(), np.zeros((len(raw), 1)), loss_unit, Scratch(), 0, shard.n_rows)
+    total = (found.coarse_loss + found.fine_loss / FINE) / loss_unit
     return shard, found.max_gradient, found.max_hessian, total
 
 
@@ -125,8 +125,8 @@ def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
     rng = np.random.default_rng(4)
     y, weight = rng.integers(n_classes, size=n).astype(float), rng.random(n) + 0.5
     raw = np.tile(rng.normal(size=(n_classes, 1)), (1, n))
-    rule = Rule(8, 1 << 30, ANY_ORDER)
-    loss, coarse = SoftmaxLogLoss(n_classes), unit_for(100.0, n)
+    rule = GrowthPolicy(8, 1 << 30, ANY_ORDER)
+    loss, loss_unit = SoftmaxLogLoss(n_classes), unit_for(100.0, n)
 
     def shard(rows: slice) -> Shard:
         codes = table.stored().part(rows)
@@ -141,8 +141,8 @@ def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
     parts = [shard(slice(*pair)) for pair in pairwise(edges)]
     whole = shard(slice(None))
     engines = (
-        InProcessEngine(whole, loss.terms(), rule=rule, n_planes=3, coarse=coarse, n_threads=1),
-        ShardedEngine(parts, loss.terms(), n_planes=3, coarse=coarse, width=3),
+        FusedEngine(whole, loss.terms(), rule=rule, n_channels=3, loss_unit=loss_unit, n_threads=1),
+        ShardedEngine(parts, loss.terms(), n_channels=3, loss_unit=loss_unit, width=3),
     )
     values = [np.zeros((n_classes, 1)) for _ in engines]
     for _ in range(3):
@@ -158,8 +158,8 @@ def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
                         unit_for(found.max_hessian[k], n),
                     ]
                 )
-                limits = limits_of(
-                    l2=1.0, l1=0.0, max_step=np.inf, min_hessian=0.1, min_rows=2, count_plane=2, least_gain=0.0,
+                limits = split_params_of(
+                    l2=1.0, l1=0.0, max_step=np.inf, min_hessian=0.1, min_rows=2, count_channel=2, least_gain=0.0,
                     smoothing=1.0, category_l2=1.0, max_categories=32, min_category_hessian=0.0,
                     gradient_unit=1 / scales[0], hessian_unit=1 / scales[1],
                 )  # fmt: skip
@@ -244,7 +244,9 @@ def test_a_class_of_weight_zero_is_none() -> None:
 
 def test_accuracy_counts_the_largest_score() -> None:
     raw = np.array([[1.0, 2.0, 0.0], [5.0, 2.0, 9.0], [0.0, 0.0, 1.0]])
-    rows = Rows(np.array([1.0, 0.0, 2.0]), raw, np.array([1.0, 2.0, 3.0]), SoftmaxLogLoss(3), Size(8.0, 1.0, 3.0, 6))
+    rows = ScoredRows(
+        np.array([1.0, 0.0, 2.0]), raw, np.array([1.0, 2.0, 3.0]), SoftmaxLogLoss(3), LossMagnitude(8.0, 1.0, 3.0, 6)
+    )
     (metric,) = find_metrics("accuracy", SoftmaxLogLoss(3))
     assert metric.finish(metric.merge(metric.chunk(rows), metric.chunk(rows))) == pytest.approx(4 / 6)
     with pytest.raises(dboost.ParameterError, match="roc_auc"):

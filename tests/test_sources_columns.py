@@ -12,8 +12,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from dboost.data import open_table
 from dboost.schema import Feature
-from dboost.sources import open_table
 
 DICTIONARY = pd.ArrowDtype(pa.dictionary(pa.int8(), pa.string()))
 

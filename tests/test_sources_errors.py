@@ -16,10 +16,10 @@ import pyarrow as pa
 import pytest
 import scipy.sparse
 
+from dboost.data import feature_block, open_table
+from dboost.data import open_table as read
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 from dboost.schema import Feature
-from dboost.sources import feature_block, open_table
-from dboost.sources import open_table as read
 
 N = 10
 X = np.random.default_rng(0).random((N, 3))

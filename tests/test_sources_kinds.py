@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dboost.data import open_table
 from dboost.schema import Feature
-from dboost.sources import open_table
 from tests.table_content import content
 
 N = 23

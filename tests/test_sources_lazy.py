@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dboost.data import open_table
 from dboost.errors import DataError
-from dboost.sources import open_table
 from tests.table_content import content
 
 N_PARTS = 5
@@ -152,7 +152,7 @@ def test_peak_memory_is_what_is_retained_and_a_few_partitions(tmp_path: Path) ->
     script = """
         import resource, sys
         import dask, dask.dataframe as dd, numpy as np, pandas as pd
-        from dboost.sources import open_table
+        from dboost.data import open_table
         dask.config.set({"temporary-directory": sys.argv[1]})
         N = 100_000
         def part(i):
@@ -179,9 +179,9 @@ def test_distributed_is_not_imported() -> None:
     script = """
         import sys
         import dask.dataframe as dd, pandas as pd
-        import dboost.sources
+        import dboost.data
         frame = pd.DataFrame({"a": [1, 2], "y": [0, 1]})
-        dboost.sources.open_table(dd.from_pandas(frame, npartitions=2), "y")
+        dboost.data.open_table(dd.from_pandas(frame, npartitions=2), "y")
         print("distributed" in sys.modules, "polars" in sys.modules)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dboost.data import open_table, paths
 from dboost.errors import DataError
 from dboost.schema import Feature
-from dboost.sources import open_table, paths
 from tests.table_content import content
 
 N = 40

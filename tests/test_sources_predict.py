@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dboost.data import feature_block, open_table, predict_through
 from dboost.errors import DataError
 from dboost.schema import Feature
-from dboost.sources import feature_block, open_table, predict_through
 
 N = 12
 FEATURES = (Feature("b"), Feature("c", ("y", "x")), Feature("a"))
@@ -306,10 +306,10 @@ def test_paths(tmp_path: Path) -> None:
 
 def test_plans_travel() -> None:
     """Readers on other machines get the plan, the features and the predictor's answer type by pickle."""
-    from dboost.sources.partition import read_partition
-    from dboost.sources.plan import make_plan
+    from dboost.data.partition import read_partition
+    from dboost.data.read_plan import make_read_plan
 
-    plan = make_plan(tuple(FRAME.columns), True, roles={"target": "a"}, features=["b", "c"])
+    plan = make_read_plan(tuple(FRAME.columns), True, roles={"target": "a"}, features=["b", "c"])
     there = pickle.loads(pickle.dumps(plan))
     assert there == plan
     chunk = read_partition(FRAME, there)

@@ -19,10 +19,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dboost.cluster.holding import Holding
+from dboost.data import open_table
 from dboost.errors import DBoostError
-from dboost.sources import open_table
-from dboost.sources.spool import Spool, remove_stale
+from dboost.session.worker_session import WorkerSession
+from dboost.storage.spool import Spool, remove_stale
 
 N_PARTS = 5
 
@@ -120,7 +120,7 @@ def test_files_go_on_interrupt(temporary: Path) -> None:
     script = """
         import os, signal, sys, time
         import dask, dask.dataframe as dd, numpy as np, pandas as pd
-        from dboost.sources import open_table
+        from dboost.data import open_table
         dask.config.set({"temporary-directory": sys.argv[1]})
         def part(i):
             if i == 4:  # only one: a second ^C would interrupt the cleaning up
@@ -145,7 +145,7 @@ def test_files_go_on_interrupt(temporary: Path) -> None:
 HOLDER = """
     import os, sys
     import dask, dask.array as da, numpy as np
-    from dboost.sources import spool
+    from dboost.data import spool
     if len(sys.argv) > 2:
         os.getpid = lambda: int(sys.argv[2])
     dask.config.set({"temporary-directory": sys.argv[1]})
@@ -208,7 +208,7 @@ def test_several_processes_remove_and_make_at_once(temporary: Path) -> None:
         import sys
         from pathlib import Path
         import numpy as np
-        from dboost.sources.spool import PrivateDirectory, Spool, remove_stale, temporary_root
+        from dboost.storage.spool import PrivateDirectory, Spool, remove_stale, temporary_root
         sys.stdin.readline()
         for _ in range(300):
             own = PrivateDirectory()
@@ -264,7 +264,7 @@ def test_workers_remove_what_was_left_where_they_work(temporary: Path, tmp_path:
     for folder in (temporary, tmp_path / "worker"):
         (folder / "dboost-1-left").mkdir(parents=True)
         (folder / "dboost-1-left" / "owner").write_text("")
-    Holding(1, tmp_path / "worker").close()
+    WorkerSession(1, tmp_path / "worker").close()
     assert [*temporary.iterdir(), *(tmp_path / "worker").iterdir()] == []
 
 
@@ -308,7 +308,7 @@ def test_a_full_disk_names_the_directory(tmp_path: Path) -> None:
         import resource, signal, sys
         import dask, dask.array as da, numpy as np
         from dboost.errors import DBoostError
-        from dboost.sources import open_table
+        from dboost.data import open_table
         dask.config.set({"temporary-directory": sys.argv[1]})
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         try:

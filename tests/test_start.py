@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dboost.engine import in_process
-from dboost.engine.in_process import InProcessEngine
-from dboost.engine.rounds import ShardedEngine
-from dboost.growth.frontier import BEST_FIRST, Rule
 from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, SquaredError
-from dboost.shard.shard import Shard
-from dboost.training.start import Ask, Start, in_one_part, start_of
+from dboost.session import fused_engine as in_process
+from dboost.session.fused_engine import FusedEngine
+from dboost.session.sharded_engine import ShardedEngine
+from dboost.shards.shard import Shard
+from dboost.training.initial_score import Ask, TargetStats, in_one_part, target_stats
+from dboost.trees.nodes import BEST_FIRST, GrowthPolicy
 from tests.tables import make_table
 
 LOSSES = [SquaredError(), LogLoss(), SoftmaxLogLoss(4)]
@@ -37,7 +37,7 @@ def in_parts(y: np.ndarray, weight: np.ndarray | None, borders: list[int]) -> As
     ]
 
 
-def same(a: Start, b: Start) -> bool:
+def same(a: TargetStats, b: TargetStats) -> bool:
     return a.baseline.tobytes() == b.baseline.tobytes() and all(
         getattr(a, name) == getattr(b, name) for name in ("total_weight", "magnitude", "spread", "loss_unit")
     )
@@ -49,19 +49,19 @@ def test_the_start_does_not_depend_on_the_division(loss: Loss, seed: int, border
     rng = np.random.default_rng(seed)
     y = targets(loss, 60, rng)
     weight = rng.exponential(size=60) + 1e-3 if weighted else None
-    whole = start_of(loss, in_one_part(y, weight, None))
-    assert same(start_of(loss, in_parts(y, weight, borders)), whole)
+    whole = target_stats(loss, in_one_part(y, weight, None))
+    assert same(target_stats(loss, in_parts(y, weight, borders)), whole)
     assert whole.total_weight == pytest.approx(60 if weight is None else weight.sum(), rel=1e-14)
 
 
 def test_a_mean_and_shares() -> None:
     rng = np.random.default_rng(0)
     y, weight = rng.normal(size=1000) * 1e6, rng.exponential(size=1000)
-    start = start_of(SquaredError(), in_parts(y, weight, [10, 400]))
+    start = target_stats(SquaredError(), in_parts(y, weight, [10, 400]))
     assert start.baseline[0] == pytest.approx(np.average(y, weights=weight), rel=1e-13)
     assert start.spread == np.abs(y - start.baseline[0]).max()
     classes = targets(SoftmaxLogLoss(4), 1000, rng)
-    start = start_of(SoftmaxLogLoss(4), in_parts(classes, weight, [10, 400]))
+    start = target_stats(SoftmaxLogLoss(4), in_parts(classes, weight, [10, 400]))
     assert np.exp(start.baseline) == pytest.approx(np.bincount(classes.astype(int), weight) / weight.sum(), rel=1e-13)
 
 
@@ -79,10 +79,10 @@ def test_an_engine_asks_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
         codes = table.stored().part(rows)
         return Shard(codes, table.layout, y[rows], None, np.zeros(len(y[rows])), constant_hessian=True, max_leaves=4)
 
-    rule: Any = Rule(4, 9, BEST_FIRST)
+    rule: Any = GrowthPolicy(4, 9, BEST_FIRST)
     terms = SquaredError().terms()
-    alone = InProcessEngine(shard(slice(None)), terms, rule=rule, n_planes=2, coarse=1.0, n_threads=3)
-    cut = ShardedEngine([shard(slice(0, 40)), shard(slice(40, 101))], terms, n_planes=2, coarse=1.0)
+    alone = FusedEngine(shard(slice(None)), terms, rule=rule, n_channels=2, loss_unit=1.0, n_threads=3)
+    cut = ShardedEngine([shard(slice(0, 40)), shard(slice(40, 101))], terms, n_channels=2, loss_unit=1.0)
     for engine, n_answers in ((alone, 3), (cut, 2)):
         told = engine.ask(seen, 2)
         assert len(told) == n_answers

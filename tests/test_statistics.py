@@ -15,9 +15,9 @@ from sklearn import metrics as reference
 
 from dboost.errors import ParameterError
 from dboost.losses import LogLoss, Loss, SquaredError
-from dboost.losses.softmax import SoftmaxLogLoss
-from dboost.statistics.exact import FINE, ExactSum, unit_for
-from dboost.statistics.metrics import Metric, Rows, Size, find_metrics
+from dboost.losses.classification import SoftmaxLogLoss
+from dboost.metrics.exact_sum import FINE, ExactSum, unit_for
+from dboost.metrics.metric import LossMagnitude, Metric, ScoredRows, find_metrics
 
 
 @given(
@@ -36,7 +36,7 @@ def test_exact_sums_merge_in_any_order(values: list[float], bound: float, cuts: 
     assert reduce(ExactSum.merge, shuffled) == whole
     assert reduce(lambda a, b: b.merge(a), shuffled) == whole
     exact = sum(map(Fraction, numbers.tolist()), Fraction(0))
-    found = (Fraction(whole.coarse) + Fraction(whole.fine) / Fraction(FINE)) / Fraction(unit)
+    found = (Fraction(whole.loss_unit) + Fraction(whole.fine) / Fraction(FINE)) / Fraction(unit)
     assert abs(found - exact) <= Fraction(bound) * len(numbers) / 2**50
     assert whole.finish() == pytest.approx(float(exact), rel=1e-12, abs=bound * 1e-13)
 
@@ -74,7 +74,7 @@ CASES = pytest.mark.parametrize(
 )
 
 
-def rows(loss: Loss, n: int, seed: int, scale: float = 1.0, *, weighted: bool = False, ties: bool = False) -> Rows:
+def rows(loss: Loss, n: int, seed: int, scale: float = 1.0, *, weighted: bool = False, ties: bool = False) -> ScoredRows:
     rng = np.random.default_rng(seed)
     raw = rng.normal(size=n) * scale
     if ties:
@@ -88,15 +88,17 @@ def rows(loss: Loss, n: int, seed: int, scale: float = 1.0, *, weighted: bool = 
         magnitude = loss.magnitude(float(target.mean()), float(np.abs(target - target.mean()).max()))
     weight = rng.integers(1, 4, n) * rng.choice([0.1, 1.0], n) if weighted else None
     spread = float(np.abs(target - target.mean()).max())
-    return Rows(target, raw, weight, loss, Size(magnitude, spread, 1.0 if weight is None else float(weight.max()), n))
+    return ScoredRows(
+        target, raw, weight, loss, LossMagnitude(magnitude, spread, 1.0 if weight is None else float(weight.max()), n)
+    )
 
 
-def part(whole: Rows, first: int, last: int) -> Rows:
+def part(whole: ScoredRows, first: int, last: int) -> ScoredRows:
     weight = None if whole.weight is None else whole.weight[first:last]
-    return Rows(whole.target[first:last], whole.raw[first:last], weight, whole.loss, whole.size)
+    return ScoredRows(whole.target[first:last], whole.raw[first:last], weight, whole.loss, whole.size)
 
 
-def value(metric: Metric, whole: Rows, cuts: list[int]) -> float:
+def value(metric: Metric, whole: ScoredRows, cuts: list[int]) -> float:
     borders = [0, *sorted(min(cut, len(whole.target)) for cut in cuts), len(whole.target)]
     parts = [metric.chunk(part(whole, a, b)) for a, b in pairwise(borders)]
     return metric.finish(reduce(metric.merge, parts))
@@ -184,7 +186,7 @@ def test_metrics_of_several_classes(name: str, n: int, seed: int, weighted: bool
     target = np.concatenate([[0, 1, 2], rng.integers(3, size=n)])[:n].astype(np.float64)
     raw = rng.normal(size=(n, 3))
     weight = rng.random(n) + 0.1 if weighted else None
-    whole = Rows(target, raw, weight, loss, Size(loss.magnitude(0.0, 0.0), 1.0, 2.0, n))
+    whole = ScoredRows(target, raw, weight, loss, LossMagnitude(loss.magnitude(0.0, 0.0), 1.0, 2.0, n))
     (metric,) = find_metrics(name, loss)
     if name == "log_loss":
         expected = reference.log_loss(target, loss.inverse_link(raw), sample_weight=weight, labels=[0, 1, 2])

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 import dboost
 from dboost import Booster
 from dboost.errors import DBoostError, ModelFileError
-from dboost.inspection.naming import class_names
-from dboost.model import files, storage
-from dboost.model.ensemble import Ensemble
-from dboost.model.tree import Tree
+from dboost.inspection.feature_names import class_names
+from dboost.model import model_file as storage
+from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
+from dboost.storage import atomic_write as files
 from tests.fits import FEATURES, mixed_frame
 from tests.forests import random_ensemble
 

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 import dboost
 from dboost import Booster
 from dboost.errors import ModelFileError
-from dboost.model import arrays, storage
+from dboost.model import arrays
+from dboost.model import model_file as storage
 from tests.fits import FEATURES, mixed_frame
 from tests.forests import random_ensemble
 from tests.test_storage import BY_HAND, SMALL, same

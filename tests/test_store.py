@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dboost.kernels.checksum import checksum
-from dboost.shard.store import BlockFile, Field, StorageError
+from dboost.storage.block_file import BlockFile, Field, StorageError
 
 FIELDS = [Field("tiles", "<u8", (2,), (4,)), Field("wide", "<u2", (3,)), Field("y", "<f8"), Field("raw", "<f8", (3,))]
 
@@ -126,7 +126,7 @@ def test_a_file_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
     """A limit of the file's size is met where a full disk would be: when space is reserved."""
     script = textwrap.dedent(f"""
         import pathlib, resource
-        from dboost.shard.store import BlockFile, Field, StorageError
+        from dboost.storage.block_file import BlockFile, Field, StorageError
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         try:
             BlockFile(pathlib.Path({str(tmp_path)!r}) / "rows", [Field("y", "<f8")], 1_000_000, sealed=False)

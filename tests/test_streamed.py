@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dboost
-from dboost.engine import streamed as streamed_engine
-from dboost.shard import blocks
-from dboost.training.budget import Budget, parse_limit
+from dboost.session import streamed_engine
+from dboost.session.memory_budget import Budget, parse_memory_limit
+from dboost.shards import block_store as blocks
 from tests.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
 
 LIMIT = "64MiB"
@@ -113,7 +113,7 @@ def test_blocks_that_stay(folder: Path, monkeypatch: pytest.MonkeyPatch, n_stayi
     """As many blocks as the limit leaves room for are read once, before the first tree: here all, or one for each thread."""
     found: list[tuple[int, int]] = []
 
-    def counted(files: blocks.Blocks, n_bytes: int, width: int, n_threads: int) -> int:
+    def counted(files: blocks.BlockStore, n_bytes: int, width: int, n_threads: int) -> int:
         n = allowed(files, n_bytes, width, n_threads)
         found.append((n_bytes, n * n_threads * sum(file.stride for file in files.files)))
         return n if n_staying is None else n_staying
@@ -235,7 +235,7 @@ def test_damaged_data_are_no_data(tmp_path: Path, name: str, damage: Any, compla
     ("limit", "n_bytes"), [("2GiB", 2**31), ("512 MB", 512 * 10**6), ("1.5g", 1_500_000_000), (4096, 4096), ("64kib", 2**16)]
 )
 def test_limits_are_sizes(limit: Any, n_bytes: int) -> None:
-    assert parse_limit(limit) == n_bytes
+    assert parse_memory_limit(limit) == n_bytes
 
 
 @pytest.mark.parametrize("limit", ["", "two", "-1GiB", 0, -5, True, "1XB", float("nan"), [1], "1e3"])

@@ -15,10 +15,10 @@ import pytest
 from distributed import Client
 
 import dboost
-from dboost.cluster import holder
-from dboost.cluster.batch import Batch
-from dboost.shard import blocks
-from dboost.training.budget import Budget
+from dboost.distributed import worker_plugin as holder
+from dboost.session.memory_budget import Budget
+from dboost.session.partition_loader import PartitionBatch
+from dboost.shards import block_store as blocks
 from tests.clusters import Processes, a_table, held_rows, rows_in_files, stream_everything, threads_cluster
 
 FRAME = a_table(3000)
@@ -138,13 +138,13 @@ def test_partitions_larger_than_their_share(
     one = min(client.scheduler_info(n_workers=-1)["workers"])
     persisted = client.persist(dd.from_pandas(frame, npartitions=6), workers=[one])
     given: list[int] = []
-    give = Batch.give
+    give = PartitionBatch.give
 
-    def counted(self: Batch, i: int, number: int) -> Any:
+    def counted(self: PartitionBatch, i: int, number: int) -> Any:
         given.append(number)
         return give(self, i, number)
 
-    monkeypatch.setattr(Batch, "give", counted)
+    monkeypatch.setattr(PartitionBatch, "give", counted)
     settings = OPTIONS | {"max_iter": 1} | options
     old = dboost.fit(frame[:900], target, **settings)
     for start_from in (None, old):

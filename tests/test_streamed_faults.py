@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import dboost
-from dboost.engine.streamed import StreamedEngine
-from dboost.shard import blocks
-from dboost.training.budget import Budget
+from dboost.session.memory_budget import Budget
+from dboost.session.streamed_engine import StreamedEngine
+from dboost.shards import block_store as blocks
 
 ROOT = Path(__file__).parent.parent
 RNG = np.random.default_rng(0)
@@ -30,8 +30,8 @@ Y = X[:, 0] * X[:, 1]
 CHILD = """
     import resource, signal, sys, dask, numpy as np
     import dboost
-    from dboost.shard import blocks
-    from dboost.training.budget import Budget
+    from dboost.shards import blocks
+    from dboost.session.memory_budget import Budget
     Budget.holds_rows = lambda *_: False
     blocks.BLOCK_ROWS = 1024
     dask.config.set({"temporary-directory": sys.argv[1]})

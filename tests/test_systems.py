@@ -27,8 +27,8 @@ if module:
     sys.modules[module] = None
     del errno.EDQUOT
     ctypes.CDLL = library
-import dboost, dboost.cluster.holder, dboost.cluster.reducer
-from dboost.cluster.giving_back import give_back, keep_what_rounds_need
+import dboost, dboost.distributed.worker_plugin, dboost.distributed.reducer
+from dboost.session.memory_trim import give_back, keep_what_rounds_need
 dask.config.set({"dboost.keep-freed-memory": True})
 give_back()
 keep_what_rounds_need()

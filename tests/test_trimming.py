@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.kernels import ranks
-from dboost.kernels.ranks import FIRST_SHIFT, LANES, N_DIGITS, count_influence, count_near
-from dboost.shard.near import Near
-from dboost.statistics.trimming import find_cut
+from dboost.kernels import quantile_keys as ranks
+from dboost.kernels.quantile_keys import FIRST_SHIFT, LANES, N_DIGITS, count_influence, count_near
+from dboost.metrics.trimming import find_cut
+from dboost.shards.near_influence import Near
 from tests.compiled import compiled
 from tests.fits import cut, saved
 

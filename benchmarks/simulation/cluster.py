@@ -1,7 +1,7 @@
 """Scheduler, workers and client that are objects in one process, around the plugins and the client's code as they are.
 
-A worker reads its partition as a loading task would, and keeps its few rows in a `ShardHolder` of its own. What it does with
-them is done for real; how long that takes is worked out for the many rows that each of them stands for. The scheduler's
+A worker reads its partition as a loading task would, and keeps its few rows in a `DBoostWorkerPlugin` of its own. What it does
+with them is done for real; how long that takes is worked out for the many rows that each of them stands for. The scheduler's
 merging and deciding is done for real too, and takes as long as it takes here.
 """
 
@@ -22,21 +22,21 @@ from distributed import Client
 from benchmarks.simulation.clock import CountedLoop
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.network import Host, Line, Network, Wire
-from dboost.cluster import reducer
-from dboost.cluster.connection import Connection
-from dboost.cluster.fit import fit_on_cluster
-from dboost.cluster.holder import ShardHolder
-from dboost.cluster.holding import Holding
-from dboost.cluster.messages import SessionRef, unpack
-from dboost.cluster.source import Receipt, Source
+from dboost.data import dask_collections as lazy
+from dboost.data.read_plan import ReadPlan
+from dboost.distributed import reducer
+from dboost.distributed.cluster_fit import fit_on_cluster
+from dboost.distributed.connection import Connection
+from dboost.distributed.read_tasks import ReadTasks, Receipt
+from dboost.distributed.worker_plugin import DBoostWorkerPlugin
 from dboost.kernels.histograms import PAIR
-from dboost.sources import lazy
-from dboost.sources.plan import Plan
-from dboost.training.boost import Fitted
+from dboost.session.protocol import SessionRef, unpack
+from dboost.session.worker_session import WorkerSession
+from dboost.training.plan import FitResult
 
 
 class Worker:
-    """What a `ShardHolder` knows of the worker that it lives in."""
+    """What a `DBoostWorkerPlugin` knows of the worker that it lives in."""
 
     def __init__(self, address: str, simulated: Simulated) -> None:
         self.address = address
@@ -46,7 +46,7 @@ class Worker:
         self.local_directory = tempfile.gettempdir()  # where rows would be streamed from, if memory were limited
         self.memory_manager = SimpleNamespace(memory_limit=None)
         self._simulated = simulated
-        self.holder = ShardHolder()
+        self.holder = DBoostWorkerPlugin()
         self.holder.setup(self)  # type: ignore[arg-type]
 
     def rpc(self, address: str) -> Line:
@@ -145,7 +145,7 @@ class Simulated:
             self.computing[number] = max(self.computing.get(number, 0.0), seconds)
         return seconds
 
-    def _of_rows(self, holding: Holding, method: str, packed: bytes, took: float) -> float:
+    def _of_rows(self, holding: WorkerSession, method: str, packed: bytes, took: float) -> float:
         """What a method costs a worker with many rows."""
         if method == "advance":
             return holding.n_rows * self.many * self.costs.advance
@@ -207,11 +207,11 @@ class _ToScheduler:
         return noted
 
 
-class _Source(Source):
+class _Source(ReadTasks):
     """Partitions that are read without Dask's scheduler, the k-th by the k-th worker."""
 
     def read(
-        self, connection: Connection, batch: str, numbers: Sequence[int], plan: Plan, workers: Sequence[str] | None = None
+        self, connection: Connection, batch: str, numbers: Sequence[int], plan: ReadPlan, workers: Sequence[str] | None = None
     ) -> list[Receipt]:
         simulated = connection.client.simulated  # type: ignore[attr-defined]
         addresses = sorted(simulated.workers)
@@ -225,14 +225,14 @@ class _Source(Source):
         return receipts
 
 
-def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows: float) -> Fitted:
+def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows: float) -> FitResult:
     """Train as if the data had `n_rows` rows; counts the seconds of training in `simulated`."""
     real = sum(map(len, data.partitions)) if hasattr(data, "partitions") else len(data)
     simulated.many = n_rows / real
     # Sums of so many rows no longer fit 32 bits, so histograms travel in 64.
     simulated.wire.scale = 2.0 if n_rows / simulated.n_workers * PAIR.max_hessian > 2**31 else 1.0
     with (
-        patch("dboost.cluster.fit.Source", _Source),
+        patch("dboost.distributed.cluster_fit.Source", _Source),
         patch.object(reducer, "_LIGHT_BYTES", -math.inf),  # all merging is done where its seconds are counted
     ):
         return fit_on_cluster(_Client(simulated), data, target, parameters, n_threads=1, progress=False)

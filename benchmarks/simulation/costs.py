@@ -10,11 +10,11 @@ from unittest.mock import patch
 import numpy as np
 
 import dboost
-from dboost.engine.rounds import ShardedEngine
-from dboost.engine.team import Team
-from dboost.growth.grower import Answer, Question
-from dboost.growth.task import Extremes, TreeTask
-from dboost.shard.rounds import Rounds
+from dboost.session.sharded_engine import ShardedEngine
+from dboost.session.thread_team import Team
+from dboost.shards.shard_grower import ShardGrower
+from dboost.trees.grower import RoundHistograms, RoundRequest
+from dboost.trees.tree_task import GradientStats, TreeTask
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Costs:
     advance: float
     opening: float
 
-    def of_answer(self, rounds: Rounds, begins: bool, question: Question, many: float) -> float:
+    def of_answer(self, rounds: ShardGrower, begins: bool, question: RoundRequest, many: float) -> float:
         """Of answering a question, when each real row stands for `many`."""
         n_split, n_cells, n_openings, n_settled = _work(rounds, question)
         fixed = n_openings * self.opening
@@ -48,7 +48,7 @@ class Costs:
         return fixed + many * (rows + (rounds.shard.n_rows * self.begin if begins else 0.0))
 
 
-def _work(rounds: Rounds, question: Question) -> tuple[int, int, int, int]:
+def _work(rounds: ShardGrower, question: RoundRequest) -> tuple[int, int, int, int]:
     """What an answer takes: rows to split, cells to add up, histograms, rows to settle. To be asked once it is answered."""
     n_split = sum(_length(rounds, split.node) for split in question.splits)
     n_rows = sum(_length(rounds, opening.small) for opening in question.openings)
@@ -56,16 +56,16 @@ def _work(rounds: Rounds, question: Question) -> tuple[int, int, int, int]:
     return n_split, n_rows * len(rounds.shard.layout.n_bins), len(question.openings), n_settled
 
 
-def _length(rounds: Rounds, node: int) -> int:
+def _length(rounds: ShardGrower, node: int) -> int:
     _, begin, end = rounds._place[node]
     return end - begin
 
 
-class _Clocked(Rounds):
-    """Rounds that answer the parts of a question one after the other, and note the work and the seconds of each."""
+class _Clocked(ShardGrower):
+    """ShardGrower that answer the parts of a question one after the other, and note the work and the seconds of each."""
 
-    def __init__(self, rounds: Rounds) -> None:
-        super().__init__(rounds.shard, rounds.n_planes)
+    def __init__(self, rounds: ShardGrower) -> None:
+        super().__init__(rounds.shard, rounds.n_channels)
         self.begins: list[float] = []
         self.parts: list[tuple[float, ...]] = []
 
@@ -74,14 +74,14 @@ class _Clocked(Rounds):
         super().begin(task)
         self.begins.append(time.perf_counter() - began)
 
-    def answer(self, question: Question) -> Answer:
-        moved = self._part(Question(splits=question.splits))
-        added = self._part(Question(openings=question.openings))
-        sums = None if question.leaves is None else self._part(Question(leaves=question.leaves)).leaf_sums
+    def answer(self, question: RoundRequest) -> RoundHistograms:
+        moved = self._part(RoundRequest(splits=question.splits))
+        added = self._part(RoundRequest(openings=question.openings))
+        sums = None if question.leaves is None else self._part(RoundRequest(leaves=question.leaves)).leaf_sums
         is_root = bool(question.openings) and question.openings[0].parent < 0
-        return Answer(added.planes, added.n_rows if is_root else moved.n_rows, sums)
+        return RoundHistograms(added.planes, added.n_rows if is_root else moved.n_rows, sums)
 
-    def _part(self, question: Question) -> Answer:
+    def _part(self, question: RoundRequest) -> RoundHistograms:
         began = time.perf_counter()
         answer = super().answer(question)
         self.parts.append((*_work(self, question), time.perf_counter() - began))
@@ -91,14 +91,14 @@ class _Clocked(Rounds):
 class _Clock(ShardedEngine):
     """An engine of one shard and one thread that is timed."""
 
-    def __init__(self, shard: Any, terms: tuple, *, rule: Any, n_planes: int, coarse: float, n_threads: int) -> None:
-        super().__init__([shard], terms, n_planes=n_planes, coarse=coarse)
+    def __init__(self, shard: Any, terms: tuple, *, rule: Any, n_channels: int, loss_unit: float, n_threads: int) -> None:
+        super().__init__([shard], terms, n_channels=n_channels, loss_unit=loss_unit)
         self.clocked = _Clocked(self._rounds[0])
         self._rounds = [self.clocked]
         self.team = Team(1, in_caller=True)
         self.advances: list[float] = []
 
-    def advance(self, values: np.ndarray, terms: tuple | None = None) -> Extremes:
+    def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
         began = time.perf_counter()
         extremes = super().advance(values, terms)
         self.advances.append(time.perf_counter() - began)
@@ -116,7 +116,7 @@ def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:
         engines.append(_Clock(*arguments, **settings))
         return engines[-1]
 
-    with patch("dboost.training.loading.InProcessEngine", engine):
+    with patch("dboost.training.fit.InProcessEngine", engine):
         dboost.fit(X, y, loss="log_loss", max_iter=8, min_samples_leaf=1, n_threads=1, progress=False)
     clock = engines[0]
     parts = np.array(clock.clocked.parts[len(clock.clocked.parts) // 4 :])  # the first ones compile

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from dboost._storage_errors import is_of_store, is_passing, reason, shown
 from dboost.cli.arguments import parse
 from dboost.errors import DataError, DriftWarning, InputTypeError, ModelFileError, ParameterError
-from dboost.remote import is_of_store, is_passing, reason, shown
 
 DONE, FAILED, UNUSABLE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 import dboost
+from dboost._lazy_import import pd
 from dboost.cli import outputs
 from dboost.errors import ParameterError
-from dboost.late import pd
 
 if TYPE_CHECKING:
     from dboost.booster import Booster

@@ -30,10 +30,10 @@ from typing import Any
 import fsspec
 
 import dboost
+from dboost._storage_errors import shown
+from dboost.data.paths import find_files
 from dboost.errors import DataError, ParameterError
-from dboost.model.files import FileMissingError, read_whole, write_whole
-from dboost.remote import shown
-from dboost.sources.paths import find_files
+from dboost.storage.atomic_write import FileMissingError, read_whole, write_whole
 
 _FORMAT, _VERSION = "dboost ledger", 1
 

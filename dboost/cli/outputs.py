@@ -17,8 +17,8 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from dboost._storage_errors import is_failure, missing_bucket, reason, shown
 from dboost.errors import DBoostError, ParameterError
-from dboost.remote import is_failure, missing_bucket, reason, shown
 
 
 def check(path: str, option: str) -> None:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 import dboost
 from dboost.cli import outputs
-from dboost.cluster.choice import cluster_at
+from dboost.distributed.client import cluster_at
 from dboost.errors import DataError, ParameterError
 
 if TYPE_CHECKING:

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import dboost
-from dboost.cli import outputs, settings
+from dboost._storage_errors import shown
+from dboost.cli import arguments as settings
+from dboost.cli import outputs
 from dboost.cli.ledger import Ledger
-from dboost.cluster.choice import cluster_at
+from dboost.distributed.client import cluster_at
 from dboost.errors import DataError, ParameterError
-from dboost.remote import shown
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 
 import dboost
-from dboost.binning import SAMPLE_ROWS, sample_rows
-from dboost.cluster.choice import small_cluster
+from dboost.data.binning import SAMPLE_ROWS, sample_rows
+from dboost.distributed.client import small_cluster
 
 ROWS = 1_000
 #: Weights that are multiplied in, and weights that say how often a row counts.

@@ -2,6 +2,12 @@
 
 The learning is that of `dboost.fit`; with the same parameters and no early stopping the model is the same file. What
 scikit-learn's habits add is decided here and in `watching`: seeds, the validation pair, warm starts, attributes.
+
+``refit_leaves=True`` on an estimator: `fit` adds no trees, it estimates the leaf values of a model anew.
+
+The model is `start_from`, or with `partial_fit` the estimator's own. All that an estimator has to say of learning (how many
+trees, how they grow, when to stop) has nothing to do with it, because it may be what the model was trained with before; what
+would change the rows or ask for something that cannot be done is refused.
 """
 
 from __future__ import annotations
@@ -16,23 +22,22 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dboost.adopt import as_booster
-from dboost.booster import Booster
-from dboost.cluster.choice import client_for
+from dboost._lazy_import import pd
+from dboost.booster import Booster, as_booster
+from dboost.data import Table, open_table
+from dboost.data.frame import is_lazy, is_path
+from dboost.distributed.client import client_for
 from dboost.errors import InputTypeError, ParameterError
-from dboost.estimators.checks import as_targets, check_lengths, check_pair, check_settings, outline
-from dboost.estimators.refit import refitted
-from dboost.estimators.watching import Watching
-from dboost.late import pd
-from dboost.params import make_parameters
-from dboost.sources import Table, open_table
-from dboost.sources.frame import is_lazy, is_path
-from dboost.training.budget import Budget, parse_limit, reading_within
+from dboost.estimators.parameter_checks import as_targets, check_lengths, check_pair, check_settings, outline
+from dboost.estimators.validation import EarlyStoppingPolicy
+from dboost.params import Parameters, make_parameters
+from dboost.session.evaluation import named_sets
+from dboost.session.memory_budget import Budget, parse_memory_limit, reading_within
+from dboost.session.row_selection import HELD_OUT, WATCHED
+from dboost.session.target import loss_for
+from dboost.session.warm_start import WarmStart, check_loss, check_options, checked_source_name, idle_in_refit
 from dboost.training.checkpoint import checkpoint_in
 from dboost.training.fit import available_threads, fit_table
-from dboost.training.held_out import named_sets
-from dboost.training.origin import Origin, check_options, checked_name
-from dboost.training.supervision import HELD_OUT, WATCHED
 
 Range = tuple[int, int]
 
@@ -150,7 +155,7 @@ class Boosting(BaseEstimator):
             raise ParameterError("offset_val belongs to X_val and y_val, which are not given")
         if offset is not None and settings["scoring"] != "loss":
             raise ParameterError("scorers know nothing of offsets: with an offset, scoring must be 'loss'")
-        origin, model = self._origin(settings, goes_on_from)
+        begin, model = self._begin_from(settings, goes_on_from)
         seeds = self._seeds if hasattr(self, "_seeds") and (model or goes_on_from) else self._draw_seeds()
         given = {name: value for name, value in settings.items() if name not in _OWN} | {"loss": self._loss()}
         parameters = make_parameters(given | {"random_state": seeds.learning})
@@ -164,9 +169,9 @@ class Boosting(BaseEstimator):
                 f"max_iter={parameters.max_iter} must be larger than or equal to n_iter_={model.n_iter_} when warm_start==True"
             )
         threads = available_threads(settings["n_threads"])
-        limit = parse_limit(settings["memory_limit"])
+        limit = parse_memory_limit(settings["memory_limit"])
         budget = None if limit is None else Budget(limit)
-        watching = Watching(self, seeds.split, judge=list(sets)[-1] if sets else None)
+        watching = EarlyStoppingPolicy(self, seeds.split, judge=list(sets)[-1] if sets else None)
 
         asked = {
             "sample_weight": sample_weight,
@@ -180,16 +185,16 @@ class Boosting(BaseEstimator):
             "n_threads": threads,
             "callbacks": settings["callbacks"],
             "progress": bool(settings["verbose"]) if settings["progress"] is None else settings["progress"],
-            "supervise": watching.supervise,
-            "origin": origin,
+            "make_validation_plan": watching.make_validation_plan,
+            "warm_start": begin,
             "checkpoint": checkpoint_in(settings["checkpoint"], settings["checkpoint_every"]),
             "classes": None if classes is None else tuple(np.unique(np.asarray(classes)).tolist()),
-            "source_name": checked_name(settings["source_name"]),
+            "source_name": checked_source_name(settings["source_name"]),
         }
 
         def open_training() -> Table:
             check_lengths(X, y, sample_weight)
-            table = open_table(X, y, **asked, **origin.like, **reading_within(budget, threads))
+            table = open_table(X, y, **asked, **begin.like, **reading_within(budget, threads))
             try:
                 self._note_features(X)
             except BaseException:
@@ -209,13 +214,13 @@ class Boosting(BaseEstimator):
                     **common,
                 )
             else:
-                from dboost.cluster.fit import fit_on_cluster
+                from dboost.distributed.cluster_fit import fit_on_cluster
 
                 check_lengths(X, y, sample_weight)
                 self._note_features(X)
                 fitted = fit_on_cluster(client, X, y, parameters, budget=budget, **asked, **common)
         # Of a model that came from elsewhere nobody knows what was measured before its first tree.
-        fresh = origin.model is None
+        fresh = begin.model is None
         before = fitted.before if fresh else getattr(self, "_before", {}) if model or goes_on_from else {}
         history = pd.DataFrame(fitted.history)
         if model is not None:
@@ -228,7 +233,7 @@ class Boosting(BaseEstimator):
         self.validation_score_ = watching.scores("validation", before, fitted.ensemble)
         return self
 
-    def _origin(self, settings: dict[str, Any], goes_on_from: Booster | None) -> tuple[Origin, Booster | None]:
+    def _begin_from(self, settings: dict[str, Any], goes_on_from: Booster | None) -> tuple[WarmStart, Booster | None]:
         """Where the training begins; with a warm start, also the model that is gone on with."""
         options = settings["continue_bins"], settings["continue_steps"]
         start_from = settings["start_from"]
@@ -236,10 +241,10 @@ class Boosting(BaseEstimator):
             raise ParameterError("start_from and warm_start=True go on with two models: give one")
         if goes_on_from is not None or start_from is not None:
             model = as_booster(start_from) if goes_on_from is None else goes_on_from
-            return Origin.continuation(model.ensemble, *options), None
+            return WarmStart.continuation(model.ensemble, *options), None
         check_options(*options)
         own = self.booster_ if settings["warm_start"] and hasattr(self, "booster_") else None
-        return Origin.warm_start(None if own is None else own.ensemble), own
+        return WarmStart.same_data(None if own is None else own.ensemble), own
 
     def _refit(self, model: Booster | None, X: Any, y: Any, settings: dict[str, Any], parameters: Any, **given: Any) -> Any:
         """What `fit` and `partial_fit` do with ``refit_leaves=True``."""
@@ -333,3 +338,48 @@ class Boosting(BaseEstimator):
         clone = super(Boosting, copy.copy(self)).__sklearn_clone__()
         clone.client = self.client
         return clone
+
+
+#: What is nothing to `refit_leaves`, and what it has to be.
+_IDLE: dict[str, Any] = {
+    "warm_start": False, "arcbites": None, "class_weight": None, "early_stopping_rounds": None, "scoring": "loss", "verbose": 0,
+}  # fmt: skip
+
+
+def refitted(model: Booster | None, X: Any, y: Any, settings: dict[str, Any], parameters: Parameters, **more: Any) -> Booster:
+    """The model with the leaf values that these rows suggest.
+
+    Parameters
+    ----------
+    model : Booster or None
+    X, y
+        As of an estimator's `fit`.
+    settings : dict
+        Of the estimator, by name.
+    parameters : Parameters
+    **more
+        ``sample_weight`` and ``offset``, and what is not None of the data that an estimator would be judged by.
+
+    Raises
+    ------
+    ParameterError, DataError
+        As `Booster.refit_leaves`, for a model of another loss, and for what has nothing to do with it.
+    """
+    if model is None:
+        raise ParameterError("refit_leaves=True needs start_from, the model whose leaf values are estimated anew")
+    judged = [name for name in ("eval_set", "X_val") if more.pop(name, None) is not None]
+    idle = judged + idle_in_refit(settings) + [name for name, plain in _IDLE.items() if settings.get(name, plain) != plain]
+    if settings["early_stopping"] not in ("auto", False):
+        idle.append("early_stopping")
+    if idle:
+        raise ParameterError(f"{idle[0]} has nothing to do with refit_leaves=True, which adds no trees")
+    classes = model.ensemble.classes
+    check_loss(model.ensemble, loss_for(parameters, parameters.loss_name, 2 if classes is None else len(classes)))
+    return model.refit_leaves(
+        X,
+        y,
+        **more,
+        source_name=checked_source_name(settings["source_name"]),
+        client=settings["client"],
+        n_threads=settings["n_threads"],
+    )

@@ -10,8 +10,8 @@ from sklearn.base import ClassifierMixin
 from dboost.booster import Booster
 from dboost.errors import ParameterError
 from dboost.estimators.base import Boosting, Range
-from dboost.estimators.checks import as_targets
-from dboost.training.monitor import Callback
+from dboost.estimators.parameter_checks import as_targets
+from dboost.training.callbacks import Callback
 
 
 class DBoostClassifier(ClassifierMixin, Boosting):

@@ -9,8 +9,8 @@ from sklearn.base import RegressorMixin
 
 from dboost.errors import ParameterError
 from dboost.estimators.base import Boosting
-from dboost.estimators.checks import as_targets
-from dboost.training.monitor import Callback
+from dboost.estimators.parameter_checks import as_targets
+from dboost.training.callbacks import Callback
 
 
 class DBoostRegressor(RegressorMixin, Boosting):

@@ -14,7 +14,7 @@ the weights, is the tree's dependence on x_z.
 *Conditional* (56). The mean prediction of the rows that *have* the value, or one nearest to it. It tells what goes along
 with x_z, whether or not it is x_z that makes the difference.
 
-Means are exact sums over rows (`inspection.sums`), the same for any partitioning. Where rows have weights, they are
+Means are exact sums over rows (`inspection.exact_means`), the same for any partitioning. Where rows have weights, they are
 weighted means: a row of weight two is the row twice, one of weight zero is none.
 """
 
@@ -27,15 +27,15 @@ from typing import Any
 import numpy as np
 
 from dboost import losses
+from dboost._lazy_import import pd
 from dboost.errors import DataError, ParameterError
-from dboost.inspection import sums
-from dboost.inspection.blocks import Block, over_blocks, sample
+from dboost.inspection import exact_means as sums
+from dboost.inspection.feature_names import class_names, positions
 from dboost.inspection.grids import Axis, axes, points
-from dboost.inspection.naming import class_names, positions
-from dboost.inspection.paths import Path, edge_answers, paths_of
-from dboost.late import pd
+from dboost.inspection.row_functions import Block, over_blocks, sample
+from dboost.inspection.tree_paths import Path, edge_answers, paths_of
 from dboost.model.ensemble import Ensemble
-from dboost.model.flat import FlatEnsemble
+from dboost.model.forest import FlatEnsemble
 
 KINDS = ("average", "individual", "conditional")
 SCALES = ("raw", "prediction")
@@ -58,7 +58,7 @@ def partial_dependence(
     sample_weight: Any = None,
     n_threads: int | None = None,
 ) -> pd.DataFrame:
-    """See `dboost.inspection.methods.Inspection.partial_dependence`."""
+    """See `dboost.inspection.inspection_methods.Inspection.partial_dependence`."""
     chosen = positions(ensemble, features, at_most=2)
     for name, value, choices in (("kind", kind, KINDS), ("scale", scale, SCALES)):
         if value not in choices:

@@ -21,21 +21,21 @@ from typing import Any
 
 import numpy as np
 
+from dboost._lazy_import import pd
 from dboost.errors import DataError, ParameterError
-from dboost.inspection.blocks import sample
 from dboost.inspection.dependence import Traversal
+from dboost.inspection.feature_names import class_names, positions
 from dboost.inspection.importance import importance
-from dboost.inspection.naming import class_names, positions
-from dboost.late import pd
+from dboost.inspection.row_functions import sample
 from dboost.model.ensemble import Ensemble
-from dboost.model.flat import FlatEnsemble
+from dboost.model.forest import FlatEnsemble
 
 #: Features whose pairs are looked at when none are named.
 MOST_IMPORTANT = 10
 
 
 def additivity(ensemble: Ensemble, features: Any, data: Any, max_rows: int, weight: Any = None) -> pd.Series | pd.DataFrame:
-    """See `dboost.inspection.methods.Inspection.additivity`."""
+    """See `dboost.inspection.inspection_methods.Inspection.additivity`."""
     chosen = positions(ensemble, features)
     rest = [j for j in range(len(ensemble.features)) if j not in chosen]
     if not rest:
@@ -58,7 +58,7 @@ def additivity(ensemble: Ensemble, features: Any, data: Any, max_rows: int, weig
 def interaction_strength(
     ensemble: Ensemble, data: Any, features: Sequence[Any] | None, max_rows: int, weight: Any = None
 ) -> pd.DataFrame:
-    """See `dboost.inspection.methods.Inspection.interaction_strength`."""
+    """See `dboost.inspection.inspection_methods.Inspection.interaction_strength`."""
     if features is None:
         features = list(importance(ensemble).index[:MOST_IMPORTANT])
     chosen = positions(ensemble, features)

@@ -1,8 +1,8 @@
 """Do these rows look like those that the model has learned from?
 
-The model keeps a summary of its training rows (`model.summary`): groups of values, and how many rows were in each. Other rows
-are counted in the same groups, partition by partition where they lie, and nothing but counts comes together. What is then said
-of each feature, of the model's raw scores, and of the target if there is one, is explained with `Booster.drift`.
+The model keeps a summary of its training rows (`model.data_summary`): groups of values, and how many rows were in each. Other
+rows are counted in the same groups, partition by partition where they lie, and nothing but counts comes together. What is then
+said of each feature, of the model's raw scores, and of the target if there is one, is explained with `Booster.drift`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from dboost._lazy_import import pd
+from dboost.data import CategoryColumn, Table, open_table
+from dboost.data.frame import is_lazy, is_path
 from dboost.errors import DataError, DBoostError, ParameterError
-from dboost.inspection.blocks import lazy_pieces
-from dboost.late import pd
+from dboost.inspection.row_functions import lazy_pieces
+from dboost.model.data_summary import n_rows_of
 from dboost.model.ensemble import Ensemble
-from dboost.model.flat import FlatEnsemble
-from dboost.model.succession import number_of
-from dboost.model.summary import n_rows_of
+from dboost.model.forest import FlatEnsemble
+from dboost.model.model_edits import number_of
 from dboost.schema import Level
-from dboost.sources import CategoryColumn, Table, open_table
-from dboost.sources.frame import is_lazy, is_path
-from dboost.training.portrait import summary_of, values_of
+from dboost.session.reference_sample import summary_of, values_of
 
 #: Rows that are looked at together.
 _STRETCH = 65_536
@@ -74,7 +74,9 @@ class _Count:
         if not len(data):
             return None
         try:
-            with open_table(data, self.target, like=self._ensemble.features, grows=True, require_target=False) as table:
+            with open_table(
+                data, self.target, like=self._ensemble.features, extend_categories=True, require_target=False
+            ) as table:
                 return self._of_table(table)
         except DBoostError as error:
             where = "" if part is None else f"partition {part}: "

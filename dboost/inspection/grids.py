@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from dboost.errors import ParameterError
-from dboost.inspection.blocks import Block
+from dboost.inspection.row_functions import Block
 from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
 

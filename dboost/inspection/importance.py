@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from dboost._lazy_import import pd
 from dboost.errors import ParameterError
-from dboost.inspection.naming import class_names
-from dboost.late import pd
+from dboost.inspection.feature_names import class_names
 from dboost.model.ensemble import Ensemble
 
 KINDS = ("friedman", "gain", "cover", "count")

@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 
 from dboost import losses
+from dboost._lazy_import import pd
+from dboost.data import Table, open_table
 from dboost.errors import ParameterError
 from dboost.inspection.importance import ranked
-from dboost.late import pd
+from dboost.metrics.metric import LossMagnitude, Metric, ScoredRows, find_metrics
 from dboost.model.ensemble import Ensemble
-from dboost.model.flat import FlatEnsemble
-from dboost.sources import Table, open_table
-from dboost.statistics.metrics import Metric, Rows, Size, find_metrics
-from dboost.training.replay import blocks
-from dboost.training.target import Target, encode_like
+from dboost.model.forest import FlatEnsemble
+from dboost.session.target import Target, encode_like
+from dboost.session.warm_start import row_matrices
 
 
 def permutation_importance(
@@ -80,7 +80,7 @@ def permutation_importance(
         score = trial.score()
         worse = np.zeros(len(ensemble.features))
         for j in used:
-            column = np.concatenate([block[:, j] for block in blocks(table, None)])
+            column = np.concatenate([block[:, j] for block in row_matrices(table, None)])
             for repeat in range(n_repeats):
                 order = np.random.default_rng([random_state, j, repeat]).permutation(len(column))
                 worse[j] += trial.score(j, column[order]) - score
@@ -96,21 +96,21 @@ class _Trial:
     def __init__(self, ensemble: Ensemble, table: Table, y: np.ndarray, judge: Metric, n_threads: int | None) -> None:
         self._flat, self._table, self._y, self._judge, self._n_threads = FlatEnsemble(ensemble), table, y, judge, n_threads
         self._loss = losses.from_dict(ensemble.loss)
-        self._size = Size(1.0, 1.0, 1.0, table.n_rows)
+        self._size = LossMagnitude(1.0, 1.0, 1.0, table.n_rows)
         # How large things are on the data as they are; sums leave room for numbers a thousand times larger.
         seen = list(self._rows(None, None))
         largest_loss = max(float(np.abs(self._loss.value(rows.target, rows.raw)).max(initial=0.0)) for rows in seen)
         largest_error = max((float(np.abs(y - y.mean()).max(initial=0.0)), 1.0 if self._loss.is_classification else 0.0))
-        heaviest = 1.0 if table.weight is None else float(table.weight.max())
-        self._size = Size(largest_loss, largest_error, heaviest, table.n_rows)
+        max_weight = 1.0 if table.weight is None else float(table.weight.max())
+        self._size = LossMagnitude(largest_loss, largest_error, max_weight, table.n_rows)
 
     def score(self, feature: int | None = None, values: np.ndarray | None = None) -> float:
         parts = [self._judge.chunk(rows) for rows in self._rows(feature, values)]
         return self._judge.finish(reduce(self._judge.merge, parts))
 
-    def _rows(self, feature: int | None, values: np.ndarray | None) -> Iterator[Rows]:
+    def _rows(self, feature: int | None, values: np.ndarray | None) -> Iterator[ScoredRows]:
         start = 0
-        for block in blocks(self._table, None):
+        for block in row_matrices(self._table, None):
             rows = slice(start, start + len(block))
             start += len(block)
             if not len(block):
@@ -120,4 +120,4 @@ class _Trial:
                 block[:, feature] = values[rows]
             raw = self._flat.raw_scores(block, n_threads=self._n_threads)
             weight = None if self._table.weight is None else self._table.weight[rows]
-            yield Rows(self._y[rows], raw if raw.shape[1] > 1 else raw[:, 0], weight, self._loss, self._size, block)
+            yield ScoredRows(self._y[rows], raw if raw.shape[1] > 1 else raw[:, 0], weight, self._loss, self._size, block)

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from dboost.inspection.paths import lay_out_paths, paths_of
+from dboost.data import predict_through
+from dboost.data.frame import is_lazy, is_path
+from dboost.inspection.tree_paths import lay_out_paths, paths_of
 from dboost.kernels.shap import Paths, attribute, interact
 from dboost.model.ensemble import Ensemble
-from dboost.model.flat import share_out
-from dboost.sources import predict_through
-from dboost.sources.frame import is_lazy, is_path
+from dboost.model.forest import share_out
 
 
 def expected_value(ensemble: Ensemble) -> np.ndarray:
@@ -104,7 +104,7 @@ def shapley_values(data: Any, ensemble: Ensemble, function: Shapley) -> Any:
         return predict_through(data, function, features=ensemble.features, named=ensemble.named, names=names)
     if is_path(data) or is_lazy(data):
         return _lazy_array(data, ensemble, function)
-    from dboost.sources import feature_block
+    from dboost.data import feature_block
 
     return function(feature_block(data, ensemble.features, ensemble.named))
 
@@ -114,7 +114,7 @@ def _lazy_array(data: Any, ensemble: Ensemble, function: Shapley) -> Any:
     import dask
     import dask.array as da
 
-    from dboost.inspection.blocks import lazy_pieces
+    from dboost.inspection.row_functions import lazy_pieces
 
     pieces, lengths = lazy_pieces(data, ensemble)
     task = dask.delayed(_Values(function, ensemble), pure=False, traverse=False)
@@ -130,7 +130,7 @@ class _Values:
         self._function, self._features, self._named = function, ensemble.features, ensemble.named
 
     def __call__(self, piece: Any) -> np.ndarray:
-        from dboost.sources import feature_block
+        from dboost.data import feature_block
 
         block = feature_block(piece, self._features, self._named)
         return self._function(block) if len(block) else np.empty((0, *self._function.shape))

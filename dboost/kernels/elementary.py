@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from dboost.kernels import inlined
-from dboost.kernels.intrinsics import bits_to_float32
+from dboost.kernels.simd import bits_to_float32
 
 _ONE = np.float32(1)
 _LOG2_E = np.float32(1.44269504)

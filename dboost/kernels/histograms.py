@@ -4,7 +4,7 @@
 gradient and Hessian are integers (see `rows.py`), so sums over rows are exact, and the same in any order.
 
 **Codes.** A row's codes (its bins) lie in *tiles*: 32 one-byte columns of one row are 32 consecutive bytes, read as four
-64-bit words. Columns of few bins share a byte as a joint code (`Layout`); features of more than 255 bins have a column of
+64-bit words. Columns of few bins share a byte as a joint code (`BinLayout`); features of more than 255 bins have a column of
 16-bit codes of their own.
 
 **Buckets.** One addition per row and column does all the work: the packed word
@@ -32,7 +32,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.kernels import inlined, internal
-from dboost.kernels.intrinsics import prefetch
+from dboost.kernels.simd import prefetch
 
 U = np.uint64
 I = np.int64  # noqa: E741
@@ -45,7 +45,7 @@ TILE_COLUMNS = 32
 _AHEAD = 16
 
 
-class Layout(NamedTuple):
+class BinLayout(NamedTuple):
     """Where each feature's codes and buckets are. Columns: first those in tiles, then the 16-bit ones ("wide")."""
 
     offset: np.ndarray  # int64[n_features + 1]: first bucket of a feature in the planes
@@ -81,12 +81,12 @@ WEIGHED = Packing(32, 13, (1 << 19) - 1, 1, (1 << 13) - 1, 4_096, 32_767, 1)
 
 
 @inlined
-def _packed(record, packing, times):
+def _packed(record, packing, repeat_count):
     """The word that a row adds to its buckets."""
     both = I(record) >> I(32)
     word = ((both >> I(16)) << I(packing.high)) + ((both & I(0xFFFF)) << I(packing.low))
-    if times is not None:
-        word *= I(times[record & U(0xFFFFFFFF)])
+    if repeat_count is not None:
+        word *= I(repeat_count[record & U(0xFFFFFFFF)])
     return word + I(packing.one)
 
 
@@ -99,7 +99,7 @@ def _add_4(buckets, word, at, value):
 
 
 @internal
-def add_tile(tile, n_columns, records, times, buckets, packing):
+def add_tile(tile, n_columns, records, repeat_count, buckets, packing):
     """Add records to the packed buckets of one tile.
 
     tile : uint64[n_rows, words]; n_columns : columns used, at most 32; records : uint64[...];
@@ -115,7 +115,7 @@ def add_tile(tile, n_columns, records, times, buckets, packing):
     for i in range(n):
         record = records[i]
         prefetch(tile, (records[i + _AHEAD if i + _AHEAD < n else n - 1] & U(0xFFFFFFFF)) * words)
-        value = _packed(record, packing, times)
+        value = _packed(record, packing, repeat_count)
         row = record & U(0xFFFFFFFF)
         word = tile[row, U(0)]
         _add_4(buckets, word, U(0), value)
@@ -139,11 +139,11 @@ def add_tile(tile, n_columns, records, times, buckets, packing):
 
 
 @internal
-def add_wide(codes, records, times, buckets, packing):
+def add_wide(codes, records, repeat_count, buckets, packing):
     """Add records to the packed buckets of one 16-bit column (codes : uint16[n_rows])."""
     for i in range(records.size):
         record = records[i]
-        buckets[U(codes[record & U(0xFFFFFFFF)])] += _packed(record, packing, times)
+        buckets[U(codes[record & U(0xFFFFFFFF)])] += _packed(record, packing, repeat_count)
 
 
 @internal
@@ -196,7 +196,7 @@ def flush(layout, packing, first_column, last_column, base, packed, planes, clea
 
 
 @internal
-def accumulate(layout, packing, first_column, last_column, base, packed, words, tallies, slot, clear, scratch):
+def accumulate(layout, packing, first_column, last_column, base, packed, words, packed_counts, slot, clear, scratch):
     """What `flush` does, for histograms that stay packed.
 
     words : int64[n_slots, n_buckets], where the prefix sums ``G << 32 | H`` of each feature's buckets (what is left of each
@@ -215,12 +215,12 @@ def accumulate(layout, packing, first_column, last_column, base, packed, words, 
             at = layout.offset[feature]
             target = words[slot, at : at + n]
             running = I(0)
-            if tallies is None:
+            if packed_counts is None:
                 for b in range(n):
                     running += source[b]
                     target[b] = running if clear else target[b] + running
-            if tallies is not None:
-                tally, rows = tallies[slot, at : at + n], I(0)
+            if packed_counts is not None:
+                tally, rows = packed_counts[slot, at : at + n], I(0)
                 for b in range(n):
                     word = source[b]
                     running += ((word >> high) << I(32)) + ((word >> low) & mask)
@@ -230,7 +230,7 @@ def accumulate(layout, packing, first_column, last_column, base, packed, words, 
 
 
 @internal
-def accumulate_planes(layout, first_column, last_column, planes, words, tallies, slot):
+def accumulate_channels(layout, first_column, last_column, planes, words, packed_counts, slot):
     """Add to the prefix sums (see `accumulate`) what was flushed before into planes (float64[3, n_buckets])."""
     for k in range(layout.first[first_column], layout.first[last_column]):
         feature = layout.features[k]
@@ -239,12 +239,13 @@ def accumulate_planes(layout, first_column, last_column, planes, words, tallies,
             word += (I(planes[0, bucket]) << I(32)) + I(planes[1, bucket])
             rows += I(planes[2, bucket])
             words[slot, bucket] += word
-            tallies[slot, bucket] += rows
+            packed_counts[slot, bucket] += rows
 
 
 @internal
 def add_records(
-    tiles, wide_codes, records, times, layout, packing, first_column, last_column, packed, planes, pending, flushed, scratch
+    tiles, wide_codes, records, repeat_count, layout, packing, first_column, last_column, packed, planes, pending, flushed,
+    scratch,
 ):  # fmt: skip
     """Add records to the packed buckets of some columns, flushing into planes before a field could overflow.
 
@@ -271,11 +272,11 @@ def add_records(
             tile = column // TILE_COLUMNS
             upper = (tile + 1) * TILE_COLUMNS
             upper = upper if upper < tiled else tiled
-            add_tile(tiles[tile], upper - column, piece, times, packed[layout.start[column] - base :], packing)
+            add_tile(tiles[tile], upper - column, piece, repeat_count, packed[layout.start[column] - base :], packing)
             column = upper
         if wide_codes is not None:
             for wide in range(first_column if first_column > tiled else tiled, last_column):
-                add_wide(wide_codes[wide - layout.n_tiled], piece, times, packed[layout.start[wide] - base :], packing)
+                add_wide(wide_codes[wide - layout.n_tiled], piece, repeat_count, packed[layout.start[wide] - base :], packing)
         pending += n
         at += n
     return pending, flushed

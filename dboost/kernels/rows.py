@@ -6,6 +6,10 @@ rows within a node does not matter, since all sums are exact.
 
 Rounding to the nearest integer is done by adding and subtracting a constant so large that no fraction bits are left; that
 vectorises on every processor and is exact in the range used here.
+
+Sending coded rows down a finished tree: for rows that did not take part in growing it (held-out sets, catching up).
+
+Exact sums by leaf, beside those that growing a tree ends with.
 """
 
 from __future__ import annotations
@@ -116,7 +120,7 @@ def label_rows(records, leaf, label):
 
 
 @internal
-def add_leaf(records, gradient, hessian, times, gradient_unit, hessian_unit, sign, sums, k):
+def add_leaf(records, gradient, hessian, repeat_count, gradient_unit, hessian_unit, sign, sums, k):
     """What `add_leaves` does, for records of which all are in leaf k; multiplied by `sign`, which is 1 or -1."""
     sum_g = sum_h = 0.0
     for at in range(records.size):
@@ -124,9 +128,9 @@ def add_leaf(records, gradient, hessian, times, gradient_unit, hessian_unit, sig
         g, h = (np.float64(gradient[i]) * gradient_unit + ROUNDER64) - ROUNDER64, hessian_unit
         if hessian is not None:
             h = (np.float64(hessian[i]) * hessian_unit + ROUNDER64) - ROUNDER64
-        if times is not None:
-            g *= times[i]
-            h *= times[i]
+        if repeat_count is not None:
+            g *= repeat_count[i]
+            h *= repeat_count[i]
         sum_g += g
         sum_h += h
     sums[k, 0] += sign * sum_g
@@ -134,7 +138,7 @@ def add_leaf(records, gradient, hessian, times, gradient_unit, hessian_unit, sig
 
 
 @internal
-def add_leaves(leaf, gradient, hessian, times, rows, first, last, gradient_unit, hessian_unit, sums):
+def add_leaves(leaf, gradient, hessian, repeat_count, rows, first, last, gradient_unit, hessian_unit, sums):
     """Exact sums of gradients and Hessians by leaf over rows first…last-1 (or rows[first], …), far finer than histograms'.
 
     sums : float64[n_leaves, 2], integers in units of 1 / gradient_unit and 1 / hessian_unit (powers of two chosen so that
@@ -149,9 +153,9 @@ def add_leaves(leaf, gradient, hessian, times, rows, first, last, gradient_unit,
         g, h = (np.float64(gradient[i]) * gradient_unit + ROUNDER64) - ROUNDER64, hessian_unit
         if hessian is not None:
             h = (np.float64(hessian[i]) * hessian_unit + ROUNDER64) - ROUNDER64
-        if times is not None:
-            g *= times[i]
-            h *= times[i]
+        if repeat_count is not None:
+            g *= repeat_count[i]
+            h *= repeat_count[i]
         sums[k, 0] += g
         sums[k, 1] += h
 
@@ -178,3 +182,43 @@ def select_rows(seed, first_row, n_rows, threshold, chosen):
                 chosen[k] = i
             k += 1
     return k
+
+
+@kernel
+def add_tree(
+    codes, wide_codes, code_row, feature, cut, missing_left, child, n_bins, left_codes, is_categorical, value, first, last, raw
+):  # fmt: skip
+    """raw[i] += value of the leaf that row i reaches, for rows first…last-1.
+
+    codes : uint8[n_narrow, n]; wide_codes : uint16[n_wide, n]; the node arrays as in `trees.nodes.Frontier`;
+    left_codes : uint8[n_nodes, n_codes], used by categorical splits; value : float64[n_nodes].
+    """
+    for i in range(first, last):
+        node = 0
+        while child[node] >= 0:
+            f = feature[node]
+            row = code_row[f]
+            code = np.int64(codes[row, i]) if row >= 0 else np.int64(wide_codes[-1 - row, i])
+            if code == n_bins[f]:
+                left = missing_left[node] != 0
+            elif is_categorical[f] != 0:
+                left = left_codes[node, code] != 0
+            else:
+                left = code <= cut[node]
+            node = child[node] + (0 if left else 1)
+        raw[i] += value[node]
+
+
+@kernel
+def sum_by_leaf(leaf, values, repeat_count, rows, first, last, unit, sums):
+    """Add up a number of each row, by the leaf it is in, over rows first…last-1, or rows[first], …, rows[last-1].
+
+    leaf : uint8 or int32[n]; values : float32[n]; times : uint8[n], how often a row counts, or None; unit : the power of two
+    by which values are multiplied before they are rounded; sums : float64[n_leaves], integers, added to.
+    """
+    for at in range(first, last):
+        i = np.int64(at) if rows is None else rows[at]
+        whole = (np.float64(values[i]) * unit + ROUNDER64) - ROUNDER64
+        if repeat_count is not None:
+            whole *= repeat_count[i]
+        sums[leaf[i]] += whole

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.kernels import inlined, kernel
-from dboost.kernels.lanes import LANES
+from dboost.kernels.simd import LANES
 
 U32 = np.uint32
 

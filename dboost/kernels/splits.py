@@ -7,11 +7,35 @@ optional bound δ on a leaf's step, a side is worth
                 = δ (2 |T(G)| - δ (H + λ))             otherwise
 
 and the gain of a split is ½ [score(left) + score(right) - score(node)] (minus the penalty per leaf). All sums are exact
-integers held in float64; λ, α, δ and the limits come in the same units (`Limits`).
+integers held in float64; λ, α, δ and the limits come in the same units (`SplitParams`).
 
 *Numeric features.* Prefix sums over the bins, once with missing values on the right and, if the node has any, once on the
 left. Candidates are compared as the bit patterns of non-negative doubles, which order like integers: an integer maximum
 vectorises. Ties go to the lower feature, then missing right, then the lower bin, so a tree is a function of the data.
+
+The best split of a node whose histogram stayed packed (small tables, see `histograms.accumulate`).
+
+A feature's buckets come as prefix sums of words ``G << 32 | H``, and of counts: what is left of each cut, ready to be scored.
+On ten thousand rows the search is most of the work, so it takes every short cut that changes no result: bins that leave too
+little on a side are found by halving and not scored, and where a best bin is, is asked only when its score beats the best so
+far.
+
+The best split of a node whose steps have bounds.
+
+A monotonic constraint lets scores only rise (or fall) with a feature. So the left child of a split by that feature must not
+step further than the right one, and nothing below may undo that: each node has a lowest and a highest step
+(`trees.nodes.share`), and a side is worth what the best step within them takes off,
+
+    score(G, H) = -(2 G w + (H + λ) w² + 2 α |w|),    w the step
+
+which is less than without bounds, and may be less than nothing.
+
+The best split of a node by a categorical feature.
+
+Levels (and "missing" as one of them) are sorted by G / (H + smoothing); the best prefix of that order is the best of all
+subsets for squared error (Fisher 1958; Breiman et al. 1984, section 4.2.2). Prefixes from both ends
+are tried, of at most `max_categories` levels. Rare levels stay on the right: those with less Hessian than
+`min_category_hessian`, or than 2 % of the node if that is less (in a small node every level is rare).
 """
 
 from __future__ import annotations
@@ -21,11 +45,12 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.kernels import inlined, internal
+from dboost.kernels.simd import bits_to_float64, float64_to_bits
 
 I = np.int64  # noqa: E741
 
 
-class Limits(NamedTuple):
+class SplitParams(NamedTuple):
     """What a split must respect, in the units of the quantised sums of one tree."""
 
     l2: float
@@ -33,7 +58,7 @@ class Limits(NamedTuple):
     max_step: float  # infinity when there is none
     min_hessian: float
     min_rows: float
-    count_plane: int  # which plane counts rows; -1 when min_rows need not be looked at
+    count_channel: int  # which plane counts rows; -1 when min_rows need not be looked at
     threshold: float  # how much score(left) + score(right) must exceed score(node)
     smoothing: float
     category_l2: float
@@ -147,7 +172,7 @@ def search_numeric(planes, at, n_bins, feature, total, limits, scratch, scratch_
     missing_g, missing_h = planes[0, at + n_bins], planes[1, at + n_bins]
     # After the last bin a split can only separate the missing values.
     n = n_bins if missing_h > 0.0 else n_bins - 1
-    plane = limits.count_plane
+    plane = limits.count_channel
     left_g, left_h, left_n, scores = scratch[0], scratch[1], scratch[2], scratch[3]
     for p in range(2 if plane < 2 else 3):
         _prefix(planes[p, at : at + n], n, scratch[p])
@@ -176,3 +201,251 @@ def search_numeric(planes, at, n_bins, feature, total, limits, scratch, scratch_
             best[LEFT_G] = left_g[b] + extra_g
             best[LEFT_H] = left_h[b] + extra_h
             best[LEFT_N] = left_n[b] + extra_n if plane >= 0 else 0.0
+
+
+U = np.uint64
+
+_SIGN = U(1 << 63)
+_TWO_52 = U(0x4330000000000000)  # the bits of 2**52
+_MOVED_TWO_52 = np.float64(2.0**52 + 2.0**31)
+
+
+@internal
+def _score_words(left, extra, total, l2, scores):
+    """Score of the split after each bin as `_scores` has it, all of which are allowed. Returns the bits of the largest.
+
+    left : int64[n], prefix sums of packed words ``G << 32 | H``, to all of which `extra` is added.
+
+    A word's half is made a float64 by writing it into the fraction of 2**52 and subtracting that (for G, which is moved to
+    be positive, 2**31 more): fewer instructions than a conversion, and every processor has vectors of them.
+    """
+    total_g, total_h = total[0], total[1]
+    top = I(-1)
+    moved = U(extra) + _SIGN
+    for b in range(left.size):
+        word = U(left[b]) + moved
+        gl = bits_to_float64((word >> U(32)) | _TWO_52) - _MOVED_TWO_52
+        hl = bits_to_float64((word & U(0xFFFFFFFF)) | _TWO_52) - np.float64(2.0**52)
+        gr, hr = total_g - gl, total_h - hl
+        dl, dr = hl + l2, hr + l2
+        score = (gl * gl * dr + gr * gr * dl) / (dl * dr)
+        scores[b] = score
+        bits = float64_to_bits(score)
+        top = bits if bits > top else top
+    return top
+
+
+@internal
+def _first_with(words, first, last, extra, least):
+    """First position from `first` on where a sum of Hessians or counts is at least an integer; `last` when there is none."""
+    n = last - first
+    while n > 0:
+        half = (n + 1) >> 1
+        below = (words[first + half - 1] + extra) & I(0xFFFFFFFF) < least
+        first = first + half if below else first
+        n = n - half if below else half - 1
+    return first
+
+
+@internal
+def search_words(all_words, packed_counts, slot, at, n_bins, feature, total, limits, scratch, scratch_bits, best):
+    """`search_numeric` for a histogram of packed prefix sums, in trees without an L1 penalty or a bound on steps.
+
+    all_words : int64[n_slots, n_buckets], sums ``G << 32 | H``; tallies : the same for counts, or None: nobody asks for them
+    then, or they are Hessians (`count_channel` is 1).
+    """
+    words = all_words[slot]
+    scores, score_bits = scratch[3], scratch_bits[3]
+    missing = words[at + n_bins] - words[at + n_bins - 1]
+    has_missing = np.int32(missing) != 0
+    min_hessian = limits.min_hessian if limits.min_hessian > 1.0 else 1.0
+    if limits.count_channel == 1 and limits.min_rows > min_hessian:
+        min_hessian = limits.min_rows
+    least = I(np.ceil(min_hessian)) if min_hessian < 2.0**32 else I(1) << I(32)
+    for missing_left in range(2 if has_missing else 1):
+        extra = missing * missing_left
+        # Hessians and counts grow from bin to bin, so the splits that leave enough on both sides are neighbours.
+        last = at + n_bins if has_missing and missing_left == 0 else at + n_bins - 1
+        first = _first_with(words, at, last, extra, least)
+        last = _first_with(words, first, last, extra, I(total[1]) - least + 1)
+        if packed_counts is not None:
+            rows, fewest = packed_counts[slot], I(np.ceil(limits.min_rows))
+            extra_rows = (rows[at + n_bins] - rows[at + n_bins - 1]) * missing_left
+            first = _first_with(rows, first, last, extra_rows, fewest)
+            last = _first_with(rows, first, last, extra_rows, I(total[2]) - fewest + 1)
+        if first >= last:
+            continue
+        top = _score_words(words[first:last], extra, total, limits.l2, scores)
+        # Most features are no better than the best so far: nobody asks where their best bin is.
+        if top < float64_to_bits(best[SCORE]):
+            continue
+        b = position(score_bits, last - first, top)
+        if beats(scores[b], feature, best):
+            word = words[first + b] + extra
+            best[SCORE] = scores[b]
+            best[FEATURE] = feature
+            best[CUT] = first - at + b
+            best[MISSING_LEFT] = missing_left
+            best[LEFT_G] = np.float64(np.int32(word >> I(32)))
+            best[LEFT_H] = np.float64(np.int32(word))
+            best[LEFT_N] = best[LEFT_H] if limits.count_channel == 1 else 0.0
+            if packed_counts is not None:
+                best[LEFT_N] = np.float64(rows[first + b] + extra_rows)
+
+
+@inlined
+def bounded_step(g, h, limits, l2, low, high):
+    """The best step of a side between two bounds."""
+    t = abs(g) - limits.l1
+    t = t if t > 0.0 else 0.0
+    d = h + l2
+    step = t / d if d > 0.0 else 0.0
+    step = step if step < limits.max_step else limits.max_step
+    step = -step if g > 0.0 else step
+    step = step if step > low else low
+    return step if step < high else high
+
+
+@inlined
+def bounded_score(g, h, limits, l2, low, high):
+    """What a side is worth whose step is kept between bounds: -(2 G w + (H + λ) w² + 2 α |w|)."""
+    step = bounded_step(g, h, limits, l2, low, high)
+    return -step * (2.0 * g + (h + l2) * step) - 2.0 * limits.l1 * abs(step)
+
+
+@internal
+def search_bounded(planes, at, n_bins, feature, way, total, limits, best):
+    """`search_numeric` where steps have bounds, and where they may only rise (way 1) or fall (way -1) with the feature.
+
+    One bin after the other: a tree under constraints costs more.
+    """
+    missing_h = planes[1, at + n_bins]
+    plane = limits.count_channel
+    min_hessian = limits.min_hessian if limits.min_hessian > 1.0 else 1.0
+    low, high = total[3], total[4]
+    for missing_left in range(2 if missing_h > 0.0 else 1):
+        g = planes[0, at + n_bins] * missing_left
+        h = missing_h * missing_left
+        n = planes[plane, at + n_bins] * missing_left if plane >= 0 else 0.0
+        for b in range(n_bins if missing_h > 0.0 and missing_left == 0 else n_bins - 1):
+            g += planes[0, at + b]
+            h += planes[1, at + b]
+            n += planes[plane, at + b] if plane >= 0 else 0.0
+            if h < min_hessian or total[1] - h < min_hessian:
+                continue
+            if plane >= 0 and (n < limits.min_rows or total[2] - n < limits.min_rows):
+                continue
+            left = bounded_step(g, h, limits, limits.l2, low, high)
+            right = bounded_step(total[0] - g, total[1] - h, limits, limits.l2, low, high)
+            if (right - left) * way < 0.0:
+                continue
+            score = bounded_score(g, h, limits, limits.l2, low, high)
+            score += bounded_score(total[0] - g, total[1] - h, limits, limits.l2, low, high)
+            if beats(score, feature, best):
+                best[SCORE] = score
+                best[FEATURE] = feature
+                best[CUT] = b
+                best[MISSING_LEFT] = missing_left
+                best[LEFT_G] = g
+                best[LEFT_H] = h
+                best[LEFT_N] = n
+
+
+#: A level with this share of its node's Hessian is never rare.
+RARE_SHARE = 0.02
+
+
+@internal
+def sort_levels(planes, at, n_levels, limits, keys, order):
+    """Order of the levels that may go left, by G / (H + smoothing); ties by code. Returns their number.
+
+    Bucket `n_levels` is "missing" and takes part like a level. keys : float64[n_levels + 1]; order : int64[n_levels + 1].
+    """
+    used = 0
+    support = 0.0
+    for code in range(n_levels + 1):
+        support += planes[1, at + code]
+    support *= RARE_SHARE
+    support = support if support < limits.min_category_hessian else limits.min_category_hessian
+    for code in range(n_levels + 1):
+        h = planes[1, at + code]
+        if h > 0.0 and h >= support:
+            keys[code] = planes[0, at + code] / (h + limits.smoothing)
+            order[used] = code
+            used += 1
+    # Heap sort: no recursion, no worst case, small to compile. `later` compares (key, code).
+    for root in range(used // 2 - 1, -1, -1):
+        _sift(order, keys, root, used)
+    for end in range(used - 1, 0, -1):
+        order[0], order[end] = order[end], order[0]
+        _sift(order, keys, 0, end)
+    return used
+
+
+@internal
+def _sift(order, keys, root, end):
+    moving = order[root]
+    key = keys[moving]
+    while True:
+        child = 2 * root + 1
+        if child >= end:
+            break
+        if child + 1 < end:
+            a, b = order[child], order[child + 1]
+            if keys[b] > keys[a] or (keys[b] == keys[a] and b > a):
+                child += 1
+        c = order[child]
+        if keys[c] > key or (keys[c] == key and c > moving):
+            order[root] = c
+            root = child
+        else:
+            break
+    order[root] = moving
+
+
+@internal
+def search_categorical(planes, at, n_levels, feature, total, limits, keys, order, best):
+    """Improve `best` by the best prefix of the sorted levels. CUT is the prefix's length, negative when from the upper end."""
+    used = sort_levels(planes, at, n_levels, limits, keys, order)
+    plane = limits.count_channel
+    min_hessian = max(limits.min_hessian, 1.0)
+    l2 = limits.l2 + limits.category_l2
+    for direction in (1, -1):
+        g = h = n = 0.0
+        for length in range(1, (used if used < limits.max_categories else limits.max_categories) + 1):
+            code = order[length - 1] if direction == 1 else order[used - length]
+            g += planes[0, at + code]
+            h += planes[1, at + code]
+            if plane >= 0:
+                n += planes[plane, at + code]
+            if h < min_hessian or (plane >= 0 and n < limits.min_rows):
+                continue
+            if total[1] - h < min_hessian or (plane >= 0 and total[2] - n < limits.min_rows):
+                break
+            if limits.is_bounded != 0:
+                score = bounded_score(g, h, limits, l2, total[3], total[4])
+                score += bounded_score(total[0] - g, total[1] - h, limits, l2, total[3], total[4])
+            else:
+                score = side_score(g, h, l2, limits.l1, limits.max_step)
+                score += side_score(total[0] - g, total[1] - h, l2, limits.l1, limits.max_step)
+            if beats(score, feature, best):
+                best[SCORE] = score
+                best[FEATURE] = feature
+                best[CUT] = length * direction
+                best[LEFT_G] = g
+                best[LEFT_H] = h
+                best[LEFT_N] = n
+                best[MISSING_LEFT] = 0.0
+
+
+@internal
+def send_left(planes, at, n_levels, cut, limits, keys, order, goes_left):
+    """Write which codes of a categorical feature go left: goes_left[code] for its levels, and for "missing" after them.
+
+    The split is described by the length of a prefix only; the order is found again from the node's histogram.
+    """
+    used = sort_levels(planes, at, n_levels, limits, keys, order)
+    for code in range(n_levels + 1):
+        goes_left[code] = 0
+    for k in range(abs(cut)):
+        goes_left[order[k] if cut > 0 else order[used - 1 - k]] = 1

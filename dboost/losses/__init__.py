@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from dboost.errors import ParameterError
-from dboost.losses.absolute import AbsoluteError, Huber, Quantile
 from dboost.losses.base import Loss
+from dboost.losses.classification import Exponential, LogLoss, SoftmaxLogLoss
+from dboost.losses.custom_loss import custom_from_dict, register
 from dboost.losses.deviance import Gamma, Poisson, Tweedie
-from dboost.losses.exponential import Exponential
-from dboost.losses.log_loss import LogLoss
-from dboost.losses.own import own_from_dict, register
-from dboost.losses.softmax import SoftmaxLogLoss
+from dboost.losses.quantile_losses import AbsoluteError, Huber, Quantile
 from dboost.losses.squared_error import SquaredError
 
 BUILT_IN: tuple[type[Loss], ...] = (
@@ -62,11 +60,11 @@ def by_name(name: str, n_classes: int = 2, **options: Any) -> Loss:
 def from_dict(stored: dict[str, Any]) -> Loss:
     """The loss that a model file names (the inverse of `Loss.to_dict`)."""
     if all(loss.name != stored["name"] for loss in BUILT_IN):
-        return own_from_dict(stored)
+        return custom_from_dict(stored)
     stored = dict(stored)
     return by_name(stored.pop("name"), stored.pop("n_classes", 2), **stored)
 
 
-def is_own(loss: Loss) -> bool:
+def is_custom(loss: Loss) -> bool:
     """Whether a loss is the user's, not one of dboost's."""
     return not isinstance(loss, (*BUILT_IN, SoftmaxLogLoss))

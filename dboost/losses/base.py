@@ -20,7 +20,7 @@ class Loss:
     """Base class of all losses, built in or a user's own.
 
     A user's loss defines `value`, `gradient` and `hessian` (arrays in, arrays out, with respect to the raw score) and, if
-    predictions are not raw scores, `link` and `inverse_link`; see `losses.own`. With ``is_classification = True`` its
+    predictions are not raw scores, `link` and `inverse_link`; see `losses.custom_loss`. With ``is_classification = True`` its
     targets are 0 and 1, and `inverse_link` tells the probability of 1.
 
     Examples
@@ -73,9 +73,9 @@ class Loss:
 
         Of a user's loss one that holds the loss itself.
         """
-        from dboost.losses.own import OwnTerms
+        from dboost.losses.custom_loss import CustomTerms
 
-        return OwnTerms(self)
+        return CustomTerms(self)
 
     def best_constant(self, mean: float) -> float | None:
         """The raw score that minimises the loss over all rows, from the weighted mean of the target.
@@ -94,9 +94,9 @@ class Loss:
 
     def to_dict(self) -> dict[str, Any]:
         """Name and parameters, as stored in model files."""
-        from dboost.losses.own import own_to_dict
+        from dboost.losses.custom_loss import custom_to_dict
 
-        return own_to_dict(self)
+        return custom_to_dict(self)
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         """Loss of each row."""

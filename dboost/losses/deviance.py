@@ -20,7 +20,7 @@ import numpy as np
 
 from dboost.kernels.elementary64 import LARGEST, exp64, log64
 from dboost.losses.base import Loss
-from dboost.losses.passes import overloads_block_terms
+from dboost.losses.loss_pass import overloads_block_terms
 
 
 class PoissonTerms(NamedTuple):

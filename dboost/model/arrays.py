@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from dboost.model.parsing import Refused
-from dboost.model.tree import Tree
+from dboost.model.ensemble import Tree
+from dboost.model.parsing import InvalidModel
 
 SUFFIX = ".dboost"
 #: Content is decompressed up to so many bytes, and in larger files to so many for each byte of the file. Trees
@@ -97,21 +97,21 @@ def unpack(data: bytes, is_categorical: Callable[[Any], np.ndarray]) -> dict[str
     """
     first = _FIRST_LINES.match(data)
     if first is None:
-        raise Refused("its first lines are damaged")
+        raise InvalidModel("its first lines are damaged")
     content = memoryview(data)[first.end() :]
     if hashlib.sha256(content).hexdigest() != first[2].decode():
-        raise Refused("it is damaged, cut short or was edited: its content does not match its checksum")
+        raise InvalidModel("it is damaged, cut short or was edited: its content does not match its checksum")
     rest = _Rest(_decompressed(content))
     header = json.loads(rest.take(int.from_bytes(rest.take(8), "little")))
     if not isinstance(header, dict) or type(header.get("trees")) is not int or not 0 <= header["trees"] <= len(data) * 1032:
-        raise Refused("its header has no number of trees")
+        raise InvalidModel("its header has no number of trees")
     sizes = rest.array("<i4", header["trees"])
     if (sizes < 1).any():
-        raise Refused("a tree has no nodes")
+        raise InvalidModel("a tree has no nodes")
     feature = rest.array("<i4", int(sizes.sum(dtype=np.int64)))
     categorical = is_categorical(header)
     if len(feature) and not (feature.min() >= -1 and feature.max() < len(categorical)):
-        raise Refused("a split is about a feature that there is not")
+        raise InvalidModel("a split is about a feature that there is not")
     of = _kinds(feature, categorical)
     columns: dict[str, np.ndarray] = {"feature": feature}
     for name, dtype, nodes in ARRAYS[1:]:
@@ -122,7 +122,7 @@ def unpack(data: bytes, is_categorical: Callable[[Any], np.ndarray]) -> dict[str
             columns[name][of[nodes]] = stored
     lengths = rest.array("<i4", int(of["categorical"].sum()))
     if (lengths < 0).any():
-        raise Refused("a set of categories has a negative length")
+        raise InvalidModel("a set of categories has a negative length")
     codes = np.split(rest.array("<u2", int(lengths.sum(dtype=np.int64))), np.cumsum(lengths)[:-1]) if len(lengths) else []
     rest.end()
     return header | {"trees": _trees(sizes, columns, of["categorical"], codes)}
@@ -139,13 +139,15 @@ def _decompressed(content: memoryview) -> bytes:
     try:
         data = stream.decompress(content, allowed + 1)
     except zlib.error as error:
-        raise Refused(f"its content cannot be decompressed ({error})") from error
+        raise InvalidModel(f"its content cannot be decompressed ({error})") from error
     if len(data) > allowed:
-        raise Refused(f"its {len(content):,} bytes of content decompress to more than {allowed:,} bytes, which is no model")
+        raise InvalidModel(
+            f"its {len(content):,} bytes of content decompress to more than {allowed:,} bytes, which is no model"
+        )
     if not stream.eof:
-        raise Refused("its content cannot be decompressed (it ends too early)")
+        raise InvalidModel("its content cannot be decompressed (it ends too early)")
     if stream.unused_data:
-        raise Refused("there is more in it than its compressed content")
+        raise InvalidModel("there is more in it than its compressed content")
     return data
 
 
@@ -186,7 +188,7 @@ class _Rest:
 
     def take(self, length: int) -> bytes:
         if not 0 <= length <= len(self._data) - self._at:
-            raise Refused("it ends too early")
+            raise InvalidModel("it ends too early")
         self._at += length
         return self._data[self._at - length : self._at]
 
@@ -197,4 +199,4 @@ class _Rest:
 
     def end(self) -> None:
         if self._at != len(self._data):
-            raise Refused("there is more in it than its header says")
+            raise InvalidModel("there is more in it than its header says")

@@ -2,7 +2,7 @@
 
 A file may be well-formed, match its checksum and still be nonsense: written by another program, or edited by a person
 who computed the checksum anew. A wrong index would make the prediction kernels read where they must not. So every
-value is checked here, and `Refused` says in words which one is wrong.
+value is checked here, and `InvalidModel` says in words which one is wrong.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.model.ensemble import Ensemble
-from dboost.model.tree import Tree
+from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import MAX_LEVELS, Feature, Level
 
 #: Types of classes. NumPy's own reader of type names parses Python literals, and knows types that classes never have.
@@ -26,7 +25,7 @@ _ARRAYS = ("feature", "threshold", "missing_left", "left", "right", "gain", "cov
 _WORDS = {None: math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-class Refused(ValueError):
+class InvalidModel(ValueError):
     """What is wrong with the content."""
 
 
@@ -145,7 +144,7 @@ def check_trees(trees: Sequence[Tree], features: tuple[Feature, ...]) -> None:
 
 def _check(holds: bool, otherwise: str) -> None:
     if not holds:
-        raise Refused(otherwise)
+        raise InvalidModel(otherwise)
 
 
 def _mapping(value: Any, what: str, keys: Any = None) -> dict[str, Any]:
@@ -230,7 +229,7 @@ def _loss(value: Any, n_outputs: int, has_classes: bool) -> dict[str, Any]:
     try:
         made = losses.from_dict(loss)
     except (TypeError, ValueError) as error:
-        raise Refused(f"the loss {loss['name']!r} cannot be made of what is told of it: {error}") from None
+        raise InvalidModel(f"the loss {loss['name']!r} cannot be made of what is told of it: {error}") from None
     _check(made.is_classification == has_classes, f"the loss {made.name!r} and the classes do not fit")
     return loss
 
@@ -265,8 +264,8 @@ def _dtype(value: Any, classes: tuple[Level, ...] | None) -> str | None:
 def _tree(value: Any, number: int, features: tuple[Feature, ...]) -> Tree:
     try:
         return _nodes(value, features)
-    except Refused as error:
-        raise Refused(f"tree {number}: {error}") from None
+    except InvalidModel as error:
+        raise InvalidModel(f"tree {number}: {error}") from None
 
 
 def _nodes(value: Any, features: tuple[Feature, ...]) -> Tree:

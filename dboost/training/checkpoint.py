@@ -7,11 +7,15 @@ fit is killed, the state that is there is that of a moment: the trees of a later
 written again.
 
 Whoever resumes must be the same fit of the same data. What the user asked for is compared by its names in the file, which never
-change; what messages call it is in `training.identity`. The data are compared
+change; what messages call it is in `training.checkpoint`. The data are compared
 as learning sees them: of each feature the split points, the levels and a sum of all rows' codes, each times a random number
-that belongs to the row (see `shard.fingerprint`); the sums are integers modulo 2**64, so they know nothing of partitions and
+that belongs to the row (see `shards.statistics`); the sums are integers modulo 2**64, so they know nothing of partitions and
 workers. Scores are not compared but recomputed, from the trees: then the loss and every metric of every evaluation set must
 be, to the last bit, what was noted after the last iteration. What differs is named.
+
+What a fit is, for its checkpoint: what was asked for, and the data as learning sees them, under names that never change.
+
+Messages call the entries by words (`CALLED`), which may change: they are in no file.
 """
 
 from __future__ import annotations
@@ -26,20 +30,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dboost._lazy_import import fsspec, is_a
 from dboost.errors import DataError, ModelFileError, ParameterError
-from dboost.late import fsspec, is_a
-from dboost.model import files, storage
+from dboost.model import model_file as storage
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
 from dboost.schema import Feature
-from dboost.training.assembly import appended, metrics_of
-from dboost.training.identity import CALLED, describe, difference, in_names, plain, same
-from dboost.training.origin import Origin
-from dboost.training.replay import check_continues
-from dboost.training.target import Target
+from dboost.session.target import Target
+from dboost.session.warm_start import WarmStart, check_continues
+from dboost.storage import atomic_write as files
+from dboost.training.build_model import appended, metrics_of
 
 if TYPE_CHECKING:
-    from dboost.training.trainer import Training
+    from dboost.training.loop import BoostingLoop
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from dboost.errors import DBoostError
+from dboost.session.protocol import Engine
+from dboost.shards.statistics import row_fingerprint
+
+if TYPE_CHECKING:
+    from dboost.training.loop import BoostingLoop
+
 
 #: Of the format of `state.json`; a folder of a higher one is refused. Version 1 had the words of messages in place of names.
 VERSION = 2
@@ -113,13 +127,18 @@ class Checkpoint:
         return sum(part["last_iteration"] - part["first_iteration"] + 1 for part in parts)
 
     def resume(
-        self, origin: Origin, features: tuple[Feature, ...], target: Target, parameters: Parameters, asked: Mapping[str, Any]
-    ) -> Origin:
+        self,
+        warm_start: WarmStart,
+        features: tuple[Feature, ...],
+        target: Target,
+        parameters: Parameters,
+        asked: Mapping[str, Any],
+    ) -> WarmStart:
         """Where the fit begins, now that it may have begun before.
 
         Parameters
         ----------
-        origin : Origin
+        warm_start : Origin
             Where it would begin without a checkpoint.
         features, target
             What the data hold.
@@ -137,30 +156,30 @@ class Checkpoint:
         """
         self._identity = {"asked": plain(asked)}
         if self._state is None:
-            return origin
+            return warm_start
         # Of a parameter that there was not yet the default was meant.
         defaults = {field.name: plain(field.default) for field in fields(Parameters) if field.name in self._identity["asked"]}
-        differs = difference(defaults | self._state.identity["asked"], self._identity["asked"])
+        differs = first_difference(defaults | self._state.identity["asked"], self._identity["asked"])
         if differs is not None:
             name, then, now = differs
             called = name if name == "loss" else CALLED.get(name, name)
             raise ParameterError(f"{self._refusal}: {called} was {then} then and is {now} now")
         n = len(self.history)
-        if n > origin.last_iteration(parameters.max_iter) - origin.n_earlier:
+        if n > warm_start.last_iteration(parameters.max_iter) - warm_start.n_earlier:
             raise ParameterError(f"{self._refusal}: it has {n} iterations already, more than max_iter={parameters.max_iter}")
         own = self._model() if self._state.parts else None
         if own is None:  # all visits so far were in vain
-            return origin
+            return warm_start
         try:
             check_continues(own, features, target)
         except DataError as error:
             raise DataError(f"{self._refusal}: {error}") from error
-        base = own if origin.model is None else origin.model
-        earlier = () if origin.model is None else base.trees
-        metrics = base.metrics if self.visits else appended(base.metrics, origin.n_earlier, metrics_of(self.history), n)
-        return origin.resumed(replace(base, trees=earlier + own.trees, metrics=metrics))
+        base = own if warm_start.model is None else warm_start.model
+        earlier = () if warm_start.model is None else base.trees
+        metrics = base.metrics if self.visits else appended(base.metrics, warm_start.n_earlier, metrics_of(self.history), n)
+        return warm_start.resumed(replace(base, trees=earlier + own.trees, metrics=metrics))
 
-    def begin(self, training: Training, empty: Ensemble, now: dict[str, float]) -> dict[str, float]:
+    def begin(self, training: BoostingLoop, empty: Ensemble, now: dict[str, float]) -> dict[str, float]:
         """Compare the data, when scores are where the checkpoint left them.
 
         Parameters
@@ -183,7 +202,7 @@ class Checkpoint:
         ParameterError
             When another memory limit makes another number of arcbites.
         """
-        self._identity["data"] = describe(training)
+        self._identity["data"] = describe_data(training)
         self._empty = replace(empty, edges=(), parameters={}, metrics={}, sources=())
         state = self._state
         if state is None:
@@ -208,8 +227,8 @@ class Checkpoint:
                 f"{self._refusal}: with the memory_limit of then there were {other} arcbites, now there are {now['n_bites']} "
                 f"(give the same memory_limit, or n_bites={other})"
             )
-        differs = difference({**then, "n_bites": other, "columns": None}, {"n_bites": None, **now, "columns": None})
-        column = difference(then["columns"], now["columns"])
+        differs = first_difference({**then, "n_bites": other, "columns": None}, {"n_bites": None, **now, "columns": None})
+        column = first_difference(then["columns"], now["columns"])
         if differs is not None and differs[0] == "rows":
             told = f"there were {differs[1]} rows then, there are {differs[2]} now"
         elif differs is not None and (differs[0] != "loss" or column is None):
@@ -220,12 +239,12 @@ class Checkpoint:
             return
         raise DataError(f"{self._refusal}: the data are not the same, {told}")
 
-    def note(self, training: Training) -> None:
+    def note(self, training: BoostingLoop) -> None:
         """After an iteration: write it down if it is time to."""
         if training.n_done - self._n_written(training) >= self._every:
             self.write(training)
 
-    def write(self, training: Training) -> None:
+    def write(self, training: BoostingLoop) -> None:
         """Write down all iterations that are done.
 
         Raises
@@ -242,7 +261,7 @@ class Checkpoint:
         part = self._write_trees(training, first, last)
         self._write_state(State(self._identity, [*state.parts, part], state.before, [*state.history, *records]))
 
-    def note_visit(self, training: Training, past: dict[str, Any], began: dict[str, float]) -> None:
+    def note_visit(self, training: BoostingLoop, past: dict[str, Any], began: dict[str, float]) -> None:
         """When a visit to an arcbite begins: write down what was before, if it is time to.
 
         past : ``bites`` and ``in_vain``, see `State`; began : loss and metrics at present.
@@ -256,7 +275,7 @@ class Checkpoint:
         history = [*state.history, *(plain(record) for record in training.history[len(state.history) :])]
         self._write_state(State(self._identity, parts, state.before, history, plain(past | {"began": began})))
 
-    def _write_trees(self, training: Training, first: int, last: int) -> dict[str, Any]:
+    def _write_trees(self, training: BoostingLoop, first: int, last: int) -> dict[str, Any]:
         name = f"trees-{first + 1:06d}-{last:06d}.json"
         content = storage.dumps(replace(self._empty, trees=training.trees(first, last)))
         files.write_whole(f"{self.place}/{name}", content)
@@ -267,9 +286,9 @@ class Checkpoint:
         files.write_whole(f"{self.place}/{STATE}", _dumps(written))
         self._state = written
 
-    def _n_written(self, training: Training) -> int:
+    def _n_written(self, training: BoostingLoop) -> int:
         assert self._state is not None
-        return training.origin.n_earlier + self.n_iterations
+        return training.warm_start.n_earlier + self.n_iterations
 
     @property
     def _refusal(self) -> str:
@@ -348,3 +367,74 @@ def _dumps(state: State) -> bytes:
     content = text.encode()
     head = f'{{"format": "dboost checkpoint", "version": {VERSION}, "sha256": "{hashlib.sha256(content).hexdigest()}",\n'
     return head.encode() + content
+
+
+#: What messages call the entries of `State.identity` that are not keywords of the user's.
+CALLED = {
+    "start_from": "the model to start from",
+    "eval_set": "the names of the evaluation sets",
+    "early_stopping": "the rule of early stopping",
+    "target": "the target",
+    "sample_weight": "the weight",
+    "n_bites": "the number of arcbites",
+    "order": "the order of columns",
+    "loss": "the loss",
+}
+
+
+def describe_data(training: BoostingLoop) -> dict[str, Any]:
+    """The data as learning sees them."""
+    binning, loss = training.binning, training.loss
+    sums = merged_fingerprint(training.engine, len(binning.features)) if training.code_sums is None else training.code_sums
+    columns: dict[str, str] = {}
+    for feature, edges, code_sum in zip(binning.features, binning.edges, sums[2:], strict=True):
+        cut = [repr(level) for level in feature.levels or ()] if edges is None else [edge.hex() for edge in edges.tolist()]
+        columns[feature.name] = hashlib.sha256(json.dumps([cut, code_sum]).encode()).hexdigest()
+    # The weights first: what they change (split points, say) is not at fault.
+    rows: dict[str, Any] = {"rows": training.engine.n_rows, "target": sums[0], "sample_weight": sums[1]}
+    if training.parameters.arcbites is not None:
+        rows["n_bites"] = training.parameters.arcbites.n_bites
+    return rows | {"order": list(columns), "columns": columns, "loss": plain(loss.to_dict())}
+
+
+def in_names(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """What the first version of the format noted of the data, as it is noted now.
+
+    Columns were entries of their own, and the number of bites was noted only where the user had given it.
+    """
+    known = {name: then[called] for name, called in CALLED.items() if then.get(called) is not None}
+    keys = {f"column {name!r}": name for name in now["columns"]}
+    columns = {keys.get(key, key): value for key, value in then.items() if key.startswith("column ")}
+    return {"rows": then["rows"], **known, "order": [keys.get(key, key) for key in known["order"]], "columns": columns}
+
+
+def merged_fingerprint(engine: Engine, n_features: int) -> list[int]:
+    """The sums of all rows: of target, weight, and the codes of each feature."""
+    answers = engine.ask(row_fingerprint)
+    total = reduce(np.add, answers, np.zeros(n_features + 2, np.uint64))
+    return [int(number) for number in total]
+
+
+def first_difference(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first thing that differs between two records: its name, and both values."""
+    for name in [*then, *(name for name in now if name not in then)]:
+        if not same(then.get(name), now.get(name)):
+            return name, then.get(name), now.get(name)
+    return None
+
+
+def same(one: Any, other: Any) -> bool:
+    return one == other or (one != one and other != other)
+
+
+def plain(value: Any) -> Any:
+    """What comes back from JSON as it was."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise DBoostError(f"a checkpoint cannot note {value!r}")

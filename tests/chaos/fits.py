@@ -252,7 +252,7 @@ def fit(spec: Spec, folder: Path, client: Any = None, callback: Callable[[Any], 
 
 
 def outcome_of(booster: Any) -> Outcome:
-    from dboost.model import storage
+    from dboost.model import model_file as storage
 
     history = booster.history
     kept = [name for name in history if not name.startswith("seconds") and name not in ("bytes_read", "workers")]

@@ -40,7 +40,13 @@ def dask_setup(server: Any) -> None:
 
 def import_all() -> None:
     """On a busy machine an import takes seconds in which the event loop does not run: not what is tested here."""
-    for name in ("dask.dataframe", "pyarrow.parquet", "dboost.cluster.holder", "dboost.cluster.reducer", "tests.chaos.fits"):
+    for name in (
+        "dask.dataframe",
+        "pyarrow.parquet",
+        "dboost.distributed.worker_plugin",
+        "dboost.distributed.reducer",
+        "tests.chaos.fits",
+    ):
         import_module(name)
 
 
@@ -68,8 +74,8 @@ def _pause(worker: Any, fraction: Any) -> None:
 
 def stream() -> None:
     """No memory limit is kept by rows in memory: all are in files."""
-    from dboost.shard import blocks
-    from dboost.training.budget import Budget
+    from dboost.session.memory_budget import Budget
+    from dboost.shards import block_store as blocks
     from tests.chaos.fits import BLOCK_ROWS
 
     Budget.holds_rows = lambda *_: False  # type: ignore[method-assign, assignment]

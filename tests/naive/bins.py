@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dboost.kernels.histograms import Layout
+from dboost.kernels.histograms import BinLayout
 
 
 def code(value: float, edges: Sequence[float]) -> int:
@@ -15,7 +15,7 @@ def code(value: float, edges: Sequence[float]) -> int:
     return sum(edge < value for edge in edges)
 
 
-def joint_code(codes: Sequence[int], layout: Layout, column: int) -> int:
+def joint_code(codes: Sequence[int], layout: BinLayout, column: int) -> int:
     """What a row's byte in a tile column holds: the sum of code times stride over the column's features."""
     features = layout.features[layout.first[column] : layout.first[column + 1]].tolist()
     return sum(int(codes[feature]) * int(layout.stride[feature]) for feature in features)

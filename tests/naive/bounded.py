@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dboost.kernels.splits import Limits
+from dboost.kernels.splits import SplitParams
 from tests.naive.histograms import Histogram
 from tests.naive.rows import MASK
 from tests.naive.splits import Candidate, Sums, added, is_allowed, minus
 
 
-def step(sums: Sums, limits: Limits, low: float, high: float) -> float:
+def step(sums: Sums, limits: SplitParams, low: float, high: float) -> float:
     """The step that takes most off the loss among those that are allowed."""
     d = sums[1] + limits.l2
     size = min(max(abs(sums[0]) - limits.l1, 0.0) / d, limits.max_step)
     return min(max(-size if sums[0] > 0 else size, low), high)
 
 
-def worth(sums: Sums, limits: Limits, low: float, high: float) -> float:
+def worth(sums: Sums, limits: SplitParams, low: float, high: float) -> float:
     """What that step takes off, twice."""
     w = step(sums, limits, low, high)
     return -w * (2.0 * sums[0] + (sums[1] + limits.l2) * w) - 2.0 * limits.l1 * abs(w)
 
 
 def bounded_candidates(
-    histogram: Histogram, feature: int, limits: Limits, way: int, low: float, high: float
+    histogram: Histogram, feature: int, limits: SplitParams, way: int, low: float, high: float
 ) -> Iterator[Candidate]:
     """Cuts from left to right, missing values on the right first; those against the direction left out."""
     n_bins = len(histogram) - 1

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dboost.binning import Binning
-from dboost.growth.frontier import DEPTH_WISE, Rule
-from dboost.growth.task import TreeTask
-from dboost.model.tree import Tree
+from dboost.data.binning import Binning
+from dboost.model.ensemble import Tree
 from dboost.params import Parameters
+from dboost.trees.nodes import DEPTH_WISE, GrowthPolicy
+from dboost.trees.tree_task import TreeTask
 from tests.naive import rows as naive_rows
 from tests.naive import splits
 from tests.naive.histograms import Histogram, histogram
@@ -51,7 +51,7 @@ class NaiveGrower:
         n = self.table.n_rows
         self.h = [1] * n if self.hessian is None else [naive_rows.quantised_hessian(h, scale_h) for h in self.hessian]
         self.codes = self.table.codes.tolist()
-        self.weight = [1] * n if self.times is None else self.times
+        self.weight = [1] * n if self.repeat_count is None else self.repeat_count
 
     def grow(self, rows: list[int] | None = None) -> list[Node]:
         """All nodes, the k-th split's children at 2k + 1 and 2k + 2. rows : those to grow from; default: all."""
@@ -78,12 +78,12 @@ class NaiveGrower:
         left = node.missing_left if code == self.table.n_codes[feature] - 1 else code in node.goes_left
         return self.leaf_of(node.children[0 if left else 1], row)
 
-    def _order(self, node: Node, rule: Rule) -> tuple[float, ...]:
+    def _order(self, node: Node, rule: GrowthPolicy) -> tuple[float, ...]:
         """What comes first is split first; `min` takes the older of equals."""
         return (node.depth, -node.gain) if rule.order == DEPTH_WISE else (-node.gain,)
 
     def _histogram(self, node: Node, feature: int) -> Histogram:
-        return histogram(self.codes[feature], self.table.n_codes[feature], self.g, self.h, node.rows, self.times)
+        return histogram(self.codes[feature], self.table.n_codes[feature], self.g, self.h, node.rows, self.repeat_count)
 
     def _looked_at(self, node: Node) -> Node:
         """Find the best split, and keep it if it gains enough."""

@@ -14,12 +14,12 @@ def histogram(
     gradient: Sequence[int],
     hessian: Sequence[int],
     rows: Sequence[int],
-    times: Sequence[int] | None = None,
+    repeat_count: Sequence[int] | None = None,
 ) -> Histogram:
     """Sums over some rows by the code of one feature; a row may count several times, but is one row."""
     sums = [(0, 0, 0)] * n_codes
     for row in rows:
         g, h, n = sums[codes[row]]
-        k = 1 if times is None else times[row]
+        k = 1 if repeat_count is None else repeat_count[row]
         sums[codes[row]] = (g + k * gradient[row], h + k * hessian[row], n + 1)
     return sums

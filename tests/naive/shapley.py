@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
-from dboost.model.ensemble import Ensemble
-from dboost.model.tree import Tree
+from dboost.model.ensemble import Ensemble, Tree
 from tests.naive import trees as naive
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
 
-from dboost.kernels.splits import Limits
+from dboost.kernels.splits import SplitParams
 from tests.naive.histograms import Histogram
 
 Sums = tuple[int, int, int]
@@ -64,16 +64,16 @@ def exact_score(left: Sums, right: Sums, l2: float, l1: float, max_step: float) 
     return side(left) + side(right)
 
 
-def is_allowed(left: Sums, right: Sums, limits: Limits) -> bool:
+def is_allowed(left: Sums, right: Sums, limits: SplitParams) -> bool:
     """Enough Hessian and enough rows on both sides."""
     enough = all(side[1] >= max(limits.min_hessian, 1) for side in (left, right))
-    if limits.count_plane < 0:
+    if limits.count_channel < 0:
         return enough
-    rows = [side[limits.count_plane] for side in (left, right)]
+    rows = [side[limits.count_channel] for side in (left, right)]
     return enough and min(rows) >= limits.min_rows
 
 
-def numeric_candidates(histogram: Histogram, feature: int, limits: Limits) -> Iterator[Candidate]:
+def numeric_candidates(histogram: Histogram, feature: int, limits: SplitParams) -> Iterator[Candidate]:
     """Cuts from left to right, missing values on the right first, then on the left."""
     n_bins = len(histogram) - 1
     total, missing = added(histogram), histogram[n_bins]
@@ -92,14 +92,14 @@ def numeric_candidates(histogram: Histogram, feature: int, limits: Limits) -> It
             yield Candidate(score, feature, cut, missing_left, range(cut + 1), left)
 
 
-def sorted_levels(histogram: Histogram, limits: Limits) -> list[int]:
+def sorted_levels(histogram: Histogram, limits: SplitParams) -> list[int]:
     """Levels (and "missing") that may go left, by smoothed mean gradient; ties by code."""
     least = min(limits.min_category_hessian, 0.02 * float(sum(h for _, h, _ in histogram)))
     usable = [c for c, (_, h, _) in enumerate(histogram) if h > 0 and h >= least]
     return sorted(usable, key=lambda c: (histogram[c][0] / (histogram[c][1] + limits.smoothing), c))
 
 
-def categorical_candidates(histogram: Histogram, feature: int, limits: Limits) -> Iterator[Candidate]:
+def categorical_candidates(histogram: Histogram, feature: int, limits: SplitParams) -> Iterator[Candidate]:
     """Prefixes of the sorted levels from the lower end, then from the upper one; the cut is the length, signed."""
     levels = sorted_levels(histogram, limits)
     for direction, ordered in ((1, levels), (-1, levels[::-1])):
@@ -107,7 +107,7 @@ def categorical_candidates(histogram: Histogram, feature: int, limits: Limits) -
             yield from _with_levels(histogram, feature, limits, ordered[:length], length * direction)
 
 
-def subset_candidates(histogram: Histogram, feature: int, limits: Limits) -> Iterator[Candidate]:
+def subset_candidates(histogram: Histogram, feature: int, limits: SplitParams) -> Iterator[Candidate]:
     """Every way to send some of the usable levels left."""
     levels = sorted_levels(histogram, limits)
     for length in range(1, len(levels) + 1):
@@ -115,7 +115,9 @@ def subset_candidates(histogram: Histogram, feature: int, limits: Limits) -> Ite
             yield from _with_levels(histogram, feature, limits, chosen, length)
 
 
-def _with_levels(histogram: Histogram, feature: int, limits: Limits, levels: Sequence[int], cut: int) -> Iterator[Candidate]:
+def _with_levels(
+    histogram: Histogram, feature: int, limits: SplitParams, levels: Sequence[int], cut: int
+) -> Iterator[Candidate]:
     left = added([histogram[code] for code in levels])
     right = minus(added(histogram), left)
     if is_allowed(left, right, limits):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dboost.model.ensemble import Ensemble
-from dboost.model.tree import Tree
+from dboost.model.ensemble import Ensemble, Tree
 
 
 def final_node(tree: Tree, row: Sequence[float]) -> int:

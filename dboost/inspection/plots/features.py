@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from dboost._lazy_import import pd
 from dboost.errors import ParameterError
 from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, INK
-from dboost.late import pd
 
 #: With so few points, each is marked: they are probably codes.
 FEW_POINTS = 12

@@ -6,10 +6,10 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from dboost.inspection.plots.canvas import cut
-from dboost.inspection.report.look import words
+from dboost.inspection.report.style import words
 
 if TYPE_CHECKING:
-    from dboost.inspection.drawing import Drawing
+    from dboost.inspection.plot_methods import Drawing
 
 SHOWN = 5
 

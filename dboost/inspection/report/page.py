@@ -1,6 +1,6 @@
 """The report: what the model is, how it was trained, how good it is, what matters and how.
 
-Sections are functions from a `Subject` (the model, and rows if there are any) to HTML; a section that has nothing to say
+Sections are functions from a `ReportContext` (the model, and rows if there are any) to HTML; a section that has nothing to say
 is left out, and says so where a reader would look for it.
 """
 
@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dboost._lazy_import import pd
 from dboost.errors import ParameterError
-from dboost.inspection.blocks import Block, sample
+from dboost.inspection.evaluated_rows import EvaluatedRows
 from dboost.inspection.plots import canvas
-from dboost.inspection.report import look
-from dboost.inspection.truth import Truth
-from dboost.late import pd
-from dboost.model import files
-from dboost.training.portrait import summary_of
+from dboost.inspection.report import style as look
+from dboost.inspection.row_functions import Block, sample
+from dboost.session.reference_sample import summary_of
+from dboost.storage import atomic_write as files
 
 if TYPE_CHECKING:
-    from dboost.inspection.drawing import Drawing
+    from dboost.inspection.plot_methods import Drawing
 
 #: Rows that dependence, Shapley values and interactions are shown on.
 ROWS = 2000
@@ -38,7 +38,7 @@ NOTABLE = 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class ReportContext:
     """What the report is about: a model and, if there are any, rows, what their target is, and what they count for."""
 
     booster: Drawing
@@ -52,8 +52,8 @@ class Subject:
         return None if self.data is None else sample(self.data, self.booster.ensemble, ROWS, self.weight)[1]
 
     @cached_property
-    def truth(self) -> Truth | None:
-        return None if self.target is None else Truth(self.booster.ensemble, self.data, self.target, self.weight)
+    def truth(self) -> EvaluatedRows | None:
+        return None if self.target is None else EvaluatedRows(self.booster.ensemble, self.data, self.target, self.weight)
 
     @cached_property
     def important(self) -> list[str]:
@@ -63,16 +63,25 @@ class Subject:
 
 
 def write(booster: Drawing, path: str | os.PathLike[str], data: Any, target: Any, weight: Any = None) -> None:
-    """See `dboost.inspection.drawing.Drawing.report`."""
+    """See `dboost.inspection.plot_methods.Drawing.report`."""
     for what, value in (("a target needs", target), ("weights need", weight)):
         if value is not None and data is None:
             raise ParameterError(f"{what} rows: pass data=… too")
-    files.write_whole(path, page(Subject(booster, data, target, weight)).encode())
+    files.write_whole(path, page(ReportContext(booster, data, target, weight)).encode())
 
 
-def page(subject: Subject) -> str:
+def page(subject: ReportContext) -> str:
     """The report as HTML."""
-    sections: list[Callable[[Subject], str]] = [_head, _training, _quality, _drift, _importance, _dependence, _trees, _details]
+    sections: list[Callable[[ReportContext], str]] = [
+        _head,
+        _training,
+        _quality,
+        _drift,
+        _importance,
+        _dependence,
+        _trees,
+        _details,
+    ]
     with canvas.aside():
         body = "\n".join(section(subject) for section in sections)
     title = escape(_title(subject))
@@ -83,13 +92,13 @@ def page(subject: Subject) -> str:
     )
 
 
-def _title(subject: Subject) -> str:
+def _title(subject: ReportContext) -> str:
     ensemble = subject.booster.ensemble
     kind = "regression" if ensemble.classes is None else f"classification, {len(ensemble.classes)} classes"
     return f"A dboost model: {kind}"
 
 
-def _head(subject: Subject) -> str:
+def _head(subject: ReportContext) -> str:
     ensemble = subject.booster.ensemble
     leaves = [tree.n_leaves for tree in ensemble.trees]
     rest = ", ".join(f"{key} = {value}" for key, value in ensemble.loss.items() if key not in ("name", "n_classes"))
@@ -118,7 +127,7 @@ def _used(n_used: int, n: int) -> str:
     return f"{n}, all used" if n_used == n else f"{n}, of which {n_used} used"
 
 
-def _training(subject: Subject) -> str:
+def _training(subject: ReportContext) -> str:
     booster = subject.booster
     history = booster.history
     known: list[tuple[str, Any]] = []
@@ -145,7 +154,7 @@ def _training(subject: Subject) -> str:
     return "".join([*parts, "</section>"])
 
 
-def _metrics(subject: Subject) -> pd.DataFrame:
+def _metrics(subject: ReportContext) -> pd.DataFrame:
     """First, kept and last value of each metric of the history."""
     ensemble = subject.booster.ensemble
     kept = ensemble.best_iteration or ensemble.n_iterations
@@ -158,7 +167,7 @@ def _metrics(subject: Subject) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _quality(subject: Subject) -> str:
+def _quality(subject: ReportContext) -> str:
     truth, booster = subject.truth, subject.booster
     if truth is None:
         hint = "<p class=note>Nothing is known about rows beyond training: pass <code>data</code> and <code>target</code>.</p>"
@@ -182,7 +191,7 @@ def _quality(subject: Subject) -> str:
     return f'<section><h2>How good it is</h2>{rows}{look.table(found)}<div class="pictures">{"".join(pictures)}</div></section>'
 
 
-def _drift(subject: Subject) -> str:
+def _drift(subject: ReportContext) -> str:
     booster = subject.booster
     if subject.data is None or summary_of(booster.ensemble) is None:
         return ""
@@ -195,7 +204,7 @@ def _drift(subject: Subject) -> str:
     return f"<section><h2>Whether these rows look like those it knows</h2><p>{text}</p>{look.table(shown)}</section>"
 
 
-def _importance(subject: Subject) -> str:
+def _importance(subject: ReportContext) -> str:
     booster = subject.booster
     if not subject.important:
         return "<section><h2>What matters</h2><p>Nothing: no tree has a split.</p></section>"
@@ -208,7 +217,7 @@ def _importance(subject: Subject) -> str:
     return f'<section><h2>What matters</h2>{text}<div class="pictures">{"".join(pictures)}</div></section>'
 
 
-def _dependence(subject: Subject) -> str:
+def _dependence(subject: ReportContext) -> str:
     booster, rows = subject.booster, subject.rows
     if not subject.important:
         return ""
@@ -234,7 +243,7 @@ def _dependence(subject: Subject) -> str:
     return f"<section><h2>How predictions depend on it</h2>{''.join(parts)}</section>"
 
 
-def _trees(subject: Subject) -> str:
+def _trees(subject: ReportContext) -> str:
     trees = subject.booster.ensemble.trees
     if not trees or trees[0].n_leaves < 2:
         return ""
@@ -244,7 +253,7 @@ def _trees(subject: Subject) -> str:
     )
 
 
-def _details(subject: Subject) -> str:
+def _details(subject: ReportContext) -> str:
     ensemble = subject.booster.ensemble
     parameters = pd.DataFrame(
         {"parameter": list(ensemble.parameters), "value": [look.words(v) for v in ensemble.parameters.values()]}

@@ -1,0 +1,198 @@
+"""Dask collections as a list of partitions, each computed exactly once.
+
+Data, target, weight and offset may be four collections that grow from one source. They are put into one graph, so
+that what they share is computed once: frames become arguments of one `map_partitions` before Dask optimises it (the
+optimiser then reads the union of the needed columns), arrays keep their unoptimised keys. To each partition belongs
+one task that hands its pieces to a consumer; the scheduler drops the pieces as soon as the consumer returns, so
+memory holds what is consumed right now, one partition per thread.
+
+The graph runs in this process. The `distributed` package is not imported; what somebody else persisted on a cluster is
+fetched from there, partition by partition.
+
+Importing Dask takes half a second, so this module and its like (`paths`, `lazy_through`) are imported when a
+collection or a path is met.
+
+What a partition's task hands over: the table's piece, and those of the vectors that align with it.
+
+This is all of reading that runs on a worker, so it is apart from what looks at collections: a worker need not import Dask's.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import dask.threaded
+import pandas as pd
+from dask.core import flatten, get_dependencies, reverse_dict
+
+from dboost.data.frame import array_names, library, names_of, one_dimensional
+from dboost.data.partition import ROLES
+from dboost.errors import DataError, DBoostError, InputTypeError
+
+
+def layout(data: Any) -> tuple[tuple[str, ...], bool]:
+    """Column names of a Dask frame or array, and whether the user gave them."""
+    if isinstance(data, dd.DataFrame):
+        return names_of(data.columns), True
+    if isinstance(data, dd.Series):
+        raise one_dimensional("(n,)")
+    if isinstance(data, da.Array):
+        if data.ndim != 2:
+            raise one_dimensional(data.shape)
+        return array_names(data.shape[1]), False
+    raise InputTypeError(f"cannot read a table from a Dask {type(data).__name__}: pass a Dask DataFrame or Array")
+
+
+def whole_rows(array: da.Array) -> da.Array:
+    """The same array with all columns in one chunk."""
+    return array if array.numblocks[1] == 1 else array.rechunk({1: -1})
+
+
+def select(frame: dd.DataFrame, names: tuple[str, ...]) -> dd.DataFrame:
+    """Only some columns, found by the text of their labels; unchanged when these are all."""
+    if set(names) == set(names_of(frame.columns)):
+        return frame
+    label = dict(zip(names_of(frame.columns), frame.columns, strict=True))
+    return frame[[label[name] for name in names]]
+
+
+def compute(collection: Any) -> Any:
+    """Compute one collection in this process."""
+    return collection.compute(scheduler=_scheduler())
+
+
+def consume(
+    data: Any, vectors: tuple[Any, Any, Any], consumer: Callable[[int, tuple[Any, ...]], Any], n_threads: int | None
+) -> list[Any]:
+    """Call ``consumer(i, (partition, target, weight, offset))`` for every partition; its results in order.
+
+    Parameters
+    ----------
+    data : dask DataFrame or Array
+    vectors : tuple
+        Dask collections that align with `data`, or None.
+    consumer : callable
+        Called from several threads at once.
+    n_threads : int or None
+        None means Dask's own default.
+
+    Raises
+    ------
+    DataError
+        When the numbers of partitions differ. Whatever the consumer or the user's own tasks raise passes through, with a note
+        that names the partition.
+    """
+    graph, bundles = bundled(data, vectors)
+    for key, value in graph.items():
+        if library(value) == "distributed":  # a future: the partition is persisted on a cluster, and fetched when due
+            graph[key] = (value.result,)
+    filled = [vector is not None for vector in vectors]
+
+    def hand_over(i: int, pieces: tuple[Any, ...]) -> Any:
+        return consumer(i, in_place(pieces, filled))
+
+    keys = [("dboost-read", i) for i in range(len(bundles))]
+    graph.update({key: (hand_over, i, pieces) for i, (key, pieces) in enumerate(zip(keys, bundles, strict=True))})
+    options = {} if n_threads is None else {"num_workers": n_threads}
+    try:
+        return list(_scheduler()(graph, keys, **options))
+    except Exception as error:
+        number = _failed(error, graph, keys)
+        if number is not None and not isinstance(error, DBoostError):  # ours name it themselves
+            error.add_note(f"while partition {number} was read")
+        raise
+
+
+def _failed(error: Exception, graph: dict[Any, Any], keys: list[Any]) -> int | None:
+    """Which partition was read when an error occurred in a task; None where several need the task, or it is not known."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "execute_task")
+    tasks = [key for key in (frame.f_locals.get("key") for frame in frames) if key in graph]
+    if not tasks:
+        return None
+    failed = tasks[-1]
+    dependents = reverse_dict({key: get_dependencies(graph, key) for key in graph})
+    reached, waiting = {failed}, [failed]
+    while waiting:
+        new = dependents.get(waiting.pop(), set()) - reached
+        reached |= new
+        waiting += new
+    found = [i for i, key in enumerate(keys) if key in reached]
+    return found[0] if len(found) == 1 else None
+
+
+def bundled(data: Any, vectors: tuple[Any, Any, Any]) -> tuple[dict[Any, Any], list[Any]]:
+    """One graph for a collection and what aligns with it, and per partition the key or task of all its pieces.
+
+    Raises
+    ------
+    DataError
+        When the numbers of partitions differ.
+    """
+    pairs = zip(vectors, ROLES, strict=True)
+    collections = [data, *(_match(vector, data, role) for vector, role in pairs if vector is not None)]
+    graph: dict[Any, Any] = {}
+    if all(isinstance(c, (dd.DataFrame, dd.Series)) for c in collections):
+        meta = pd.Series(dtype=object)
+        joined = dd.map_partitions(bundle, *collections, meta=meta, enforce_metadata=False).optimize()
+        graph.update(joined.__dask_graph__())
+        return graph, list(flatten(joined.__dask_keys__()))
+    for collection in collections:
+        graph.update(collection.__dask_graph__())
+    columns = [list(flatten(collection.__dask_keys__())) for collection in collections]
+    return graph, [(bundle, *keys) for keys in zip(*columns, strict=True)]
+
+
+def _scheduler() -> Callable[..., Any]:
+    """Threads, unless the caller asked Dask to run everything in the calling thread."""
+    wish = dask.config.get("scheduler", None)
+    serial = wish is dask.get or (isinstance(wish, str) and wish.lower() in {"sync", "synchronous", "single-threaded"})
+    return dask.get if serial else dask.threaded.get
+
+
+def _match(vector: Any, data: Any, role: str) -> Any:
+    """A target, weight or offset with as many partitions as the data."""
+    if isinstance(vector, dd.DataFrame) and len(vector.columns) != 1:
+        raise DataError(f"{role} has {len(vector.columns)} columns, one is needed")
+    if isinstance(vector, da.Array):
+        if vector.ndim == 2 and vector.shape[1] == 1:
+            vector = whole_rows(vector)
+        elif vector.ndim != 1:
+            raise DataError(f"{role} has shape {vector.shape}: one value per row is needed")
+        if isinstance(data, da.Array) and _known(vector) and _known(data):
+            if vector.shape[0] != data.shape[0]:
+                raise DataError(f"{role} has {vector.shape[0]} rows, the data have {data.shape[0]}")
+            vector = vector.rechunk({0: data.chunks[0]})
+    elif not isinstance(vector, (dd.DataFrame, dd.Series)):
+        raise InputTypeError(f"{role} cannot be a Dask {type(vector).__name__}")
+    count, wanted = _n_partitions(vector), _n_partitions(data)
+    if count != wanted:
+        # Dask may join small files when it makes an array of a frame, and then the array has fewer partitions.
+        mixed = isinstance(vector, da.Array) and isinstance(data, dd.DataFrame)
+        hint = "; to a Dask frame belongs a Dask Series" if mixed else ""
+        raise DataError(f"{role} has {count} partitions, the data have {wanted}: they must align{hint}")
+    return vector
+
+
+def _known(array: da.Array) -> bool:
+    return not any(size != size for size in array.chunks[0])
+
+
+def _n_partitions(collection: Any) -> int:
+    return collection.numblocks[0] if isinstance(collection, da.Array) else collection.npartitions
+
+
+def bundle(*pieces: Any) -> tuple[Any, ...]:
+    """A partition, and the pieces of the vectors that there are."""
+    return pieces
+
+
+def in_place(pieces: tuple[Any, ...], filled: Sequence[bool]) -> tuple[Any, Any, Any, Any]:
+    """The pieces of a bundle as (partition, target, weight, offset), None where a vector is not filled."""
+    rest = iter(pieces[1:])
+    target, weight, offset = (next(rest) if there else None for there in filled)
+    return pieces[0], target, weight, offset

@@ -1,0 +1,257 @@
+"""Which columns are read, and how each of them.
+
+Before any row is looked at, the names of the columns, the user's `features` and `categorical_features`, and possibly
+the features of an existing model are turned into a `ReadPlan`. It is plain data: the same plan reads every partition,
+here or on another machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dboost.data.columns import ColumnSpec, column_spec
+from dboost.data.frame import array_names
+from dboost.errors import DataError, ParameterError
+from dboost.schema import Feature
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """How to read a partition.
+
+    Attributes
+    ----------
+    rules : tuple of Rule
+        One per feature.
+    columns : tuple of str or of int
+        Where each feature is found: by name in frames, by position in arrays.
+    known : tuple of Feature, or None
+        Features of a model whose levels are to be used.
+    extend_categories : bool
+        Whether levels that the model does not know are added to its own; else they are missing.
+    target, weight, offset : str or None
+        Columns of the table that hold them; None when they come separately or not at all.
+    all_names : tuple of str or None
+        Set when every column but these three is a feature: then no partition may have another one.
+    """
+
+    rules: tuple[ColumnSpec, ...]
+    columns: tuple[str, ...] | tuple[int, ...]
+    known: tuple[Feature, ...] | None = None
+    target: str | None = None
+    weight: str | None = None
+    offset: str | None = None
+    all_names: tuple[str, ...] | None = None
+    extend_categories: bool = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether all levels are known already."""
+        return self.known is not None and not self.extend_categories
+
+    @property
+    def named(self) -> bool:
+        return not self.columns or isinstance(self.columns[0], str)
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Names of all columns that are read, without repetition."""
+        extra = [name for name in (self.target, self.weight, self.offset) if name is not None]
+        return tuple(dict.fromkeys([*map(str, self.columns), *extra]))
+
+
+def make_read_plan(
+    names: tuple[str, ...],
+    named: bool,
+    *,
+    roles: dict[str, Any],
+    features: Sequence[Any] | None = None,
+    categorical_features: Any = "from_dtype",
+    like: tuple[Feature, ...] | None = None,
+    extend_categories: bool = False,
+) -> ReadPlan:
+    """Decide what to read from a table with columns `names`.
+
+    Parameters
+    ----------
+    roles : dict
+        ``target``, ``sample_weight`` and ``offset`` as the user gave them; those that are text (or a column's label)
+        name columns, anything else comes separately and is not looked at.
+    features, categorical_features, like, grows
+        As in `open_table`.
+
+    Raises
+    ------
+    DataError
+        When a column is missing, or no feature is left.
+    ParameterError
+        When `features` or `categorical_features` make no sense for this table.
+    """
+    given = {role: _role(role, value, names, named) for role, value in roles.items()}
+    taken = {name for name in given.values() if name is not None}
+    free = tuple(name for name in names if name not in taken)
+    columns: tuple[str, ...] | tuple[int, ...]
+    if like is not None:
+        if features is not None:
+            raise ParameterError("features cannot be chosen again: the model's own are used")
+        columns = columns_like(free, named, like)
+        found = names if named else tuple(feature.name for feature in like)
+        _check_kinds(categorical_features, tuple(map(str, columns)) if named else found, named, like)
+        rules = tuple(column_spec(feature, extend_categories=extend_categories) for feature in like)
+    else:
+        chosen = free if features is None else _chosen(features, names, named, given.get("target"))
+        if not chosen:
+            raise DataError("no features are left: every column of the data is target, weight or offset")
+        columns = chosen if named else tuple(range(len(chosen)))
+        declared = declared_categorical(categorical_features, chosen, named)
+        rules = tuple(ColumnSpec(name, flag) for name, flag in zip(chosen, declared, strict=True))
+    return ReadPlan(
+        rules,
+        columns,
+        like,
+        given.get("target"),
+        given.get("sample_weight"),
+        given.get("offset"),
+        all_names=names if named and features is None and like is None else None,
+        extend_categories=extend_categories,
+    )
+
+
+def _check_kinds(spec: Any, names: tuple[str, ...], named: bool, like: tuple[Feature, ...]) -> None:
+    """Refuse declarations that the model contradicts; all but the default speak about every feature."""
+    if isinstance(spec, str) and spec == "from_dtype":
+        return
+    for flag, feature in zip(declared_categorical(spec, names, named), like, strict=True):
+        if flag is not None and flag != feature.is_categorical:
+            kinds = ("numeric", "categorical")
+            raise ParameterError(
+                f"categorical_features says that {feature.name!r} is {kinds[flag]}, but to the model it is {kinds[not flag]}"
+            )
+
+
+def columns_like(
+    names: tuple[str, ...], named: bool, like: tuple[Feature, ...], model_named: bool | None = None
+) -> tuple[str, ...] | tuple[int, ...]:
+    """Where the features of a model are found in a table.
+
+    Frames are read by name; arrays, and frames given to a model that was trained on an array, by position.
+
+    Parameters
+    ----------
+    names, named
+        The table's columns, and whether they have names of their own.
+    like : tuple of Feature
+    model_named : bool, optional
+        Whether the model's features have names of their own. Default: when they are not just f0, f1, ….
+    """
+    wanted = tuple(feature.name for feature in like)
+    present = set(names)
+    absent = [name for name in wanted if name not in present]
+    if model_named is None:
+        model_named = not absent or wanted != array_names(len(wanted))
+    if named and model_named:
+        if absent:
+            raise DataError(f"the data have no column {_list(absent)}, which the model was trained on")
+        return wanted
+    if len(names) != len(wanted):
+        raise DataError(f"X has {len(names)} features, but dboost is expecting {len(wanted)} features as input")
+    return names if named else tuple(range(len(names)))
+
+
+def declared_categorical(spec: Any, names: tuple[str, ...], named: bool) -> tuple[bool | None, ...]:
+    """For each feature: categorical (True), numeric (False), or as its type says (None).
+
+    `spec` is ``"from_dtype"``, None, a mask, indices or names, with the meaning and the complaints that users know from
+    scikit-learn's HistGradientBoosting.
+    """
+    n = len(names)
+    if isinstance(spec, str):
+        if spec != "from_dtype":
+            raise ParameterError(f"categorical_features is {spec!r}: allowed are 'from_dtype', a mask, indices, names")
+        return (None,) * n
+    if spec is None:
+        return (False,) * n
+    values = np.asarray(spec)
+    if values.size == 0:
+        return (False,) * n
+    if values.ndim != 1:
+        raise ParameterError(f"categorical_features has shape {values.shape}: one dimension is needed")
+    if values.dtype.kind == "O":
+        kinds = {type(value).__name__ for value in values}
+        if kinds <= {"bool", "bool_"}:
+            values = values.astype(bool)
+        elif kinds <= {"str", "str_"}:
+            values = values.astype(str)
+        elif not all(isinstance(v, (int, np.integer)) and not isinstance(v, bool) for v in values):
+            raise _bad_kind(", ".join(sorted(kinds)))
+        else:
+            values = values.astype(np.int64)
+    if values.dtype.kind == "b":
+        if len(values) != n:
+            raise ParameterError(
+                "categorical_features set as a boolean mask must have shape (n_features,): "
+                f"{len(values)} values for {n} features"
+            )
+        return tuple(map(bool, values))
+    if values.dtype.kind in "iu":
+        if values.min() < 0 or values.max() >= n:
+            raise ParameterError(
+                f"categorical_features set as integer indices must be in [0, n_features - 1], that is [0, {n - 1}]"
+            )
+        places = set(values.tolist())
+        return tuple(j in places for j in range(n))
+    if values.dtype.kind not in "UT":
+        raise _bad_kind(values.dtype.name)
+    if not named:
+        raise ParameterError(
+            "categorical_features should be passed as an array of integers or as a boolean mask when the model is "
+            "fitted on data without feature names."
+        )
+    marked, present = set(map(str, values)), set(names)
+    for name in values:
+        if str(name) not in present:
+            raise ParameterError(
+                f"categorical_features has an item value {str(name)!r} which is not a valid feature name of the training data."
+            )
+    return tuple(name in marked for name in names)
+
+
+def _bad_kind(kind: str) -> ParameterError:
+    return ParameterError(f"categorical_features must be an array-like of bool, int or str, got: {kind}.")
+
+
+def _role(role: str, value: Any, names: tuple[str, ...], named: bool) -> str | None:
+    """The column that a role names, or None when the values come separately."""
+    if not isinstance(value, (str, int, np.integer)) or isinstance(value, bool):
+        return None
+    if not named:
+        raise DataError(f"{role} is {value!r}, but an array has no column names: pass the values themselves")
+    if str(value) not in names:
+        raise DataError(f"the data have no column {str(value)!r}, which was given as {role}")
+    return str(value)
+
+
+def _chosen(features: Sequence[Any], names: tuple[str, ...], named: bool, target: str | None) -> tuple[str, ...]:
+    if isinstance(features, str):
+        raise ParameterError(f"features must be a list of column names, not the text {features!r}")
+    if not named:
+        raise ParameterError("features needs column names: select the columns of the array instead")
+    chosen = tuple(map(str, features))
+    present = set(names)
+    absent = [name for name in chosen if name not in present]
+    if absent:
+        raise DataError(f"the data have no column {_list(absent)}, which features asks for")
+    if len(set(chosen)) < len(chosen):
+        raise ParameterError("features names a column twice")
+    if target in chosen:
+        raise ParameterError(f"features holds the target, {target!r}")
+    return chosen
+
+
+def _list(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:5]))
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -1,0 +1,54 @@
+"""What the client tells of a fit, as events of the topic "dboost": those that only it can know. See `board.py`.
+
+Nothing is waited for: an event goes with the next message that Dask sends to the scheduler anyway, and one that cannot go is
+no reason to end a fit.
+"""
+
+from __future__ import annotations
+
+from dboost.distributed.connection import Connection
+from dboost.distributed.monitoring.status import PHASES
+from dboost.distributed.partitioned_table import PartitionedTable
+from dboost.training.build_model import metrics_of
+from dboost.training.callbacks import Iteration
+
+
+class FitEvents:
+    """A callback that tells of every iteration.
+
+    Parameters
+    ----------
+    connection : Connection
+    table : PartitionedTable
+        The training data.
+    """
+
+    def __init__(self, connection: Connection, table: PartitionedTable) -> None:
+        self._connection = connection
+        self._table = table
+        self._held: list[tuple[str, tuple[int, ...]]] = []
+
+    def begin(self, loss: str, n_rows: int, n_features: int) -> None:
+        """Loading is over."""
+        self._connection.tell("boosting", loss=loss, rows=n_rows, features=n_features)
+        self._tell_where()
+
+    def __call__(self, now: Iteration) -> None:
+        record = now.record
+        scores = {name: float(value) for name, (value,) in metrics_of([record]).items()}
+        phases = {phase: float(record[f"seconds_{phase}"]) for phase in PHASES}
+        told = {"iteration": now.iteration, "n_iterations": now.n_iterations, "rows": int(record["rows_kept"])}
+        self._connection.tell("iteration", **told, seconds=float(record["seconds"]), scores=scores, **phases)
+        self._tell_where()
+
+    def _tell_where(self) -> None:
+        """Say who holds how many rows, if that has changed."""
+        held = [(share.ref.worker, share.numbers) for share in self._table.shares]
+        if held == self._held:
+            return
+        self._held = held
+        n_kept = self._table.n_kept
+        rows: dict[str, int] = {}
+        for worker, numbers in held:
+            rows[worker] = rows.get(worker, 0) + sum(n_kept.get(i, 0) for i in numbers)
+        self._connection.tell("holding", rows={worker: n for worker, n in sorted(rows.items()) if n})

@@ -1,0 +1,80 @@
+"""One tree, lying on its side: the root at the left, a line of its own for every leaf at the right.
+
+A row that answers yes goes up. Leaves show what they add to the raw score, as a number and as a bar from zero, and how
+many training rows ended there; so even a tree of thirty leaves can be read without a magnifying glass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dboost.inspection.plots import canvas
+from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, INK, VERMILION
+from dboost.model.ensemble import Tree
+from dboost.schema import Feature
+
+
+def draw_tree(tree: Tree, features: tuple[Feature, ...], title: str, ax: Any) -> Any:
+    """Draw a tree; returns the axes."""
+    depth = _depths(tree)
+    height = _heights(tree)
+    deepest = max(1, int(depth.max()))
+    with canvas.style():
+        ax = canvas.axes_for(ax, width=max(canvas.WIDTH, 2.0 + 1.45 * deepest), height=0.7 + 0.27 * max(3, tree.n_leaves))
+        for node in np.flatnonzero(tree.feature >= 0):
+            for child in (tree.left[node], tree.right[node]):
+                x = [depth[node], depth[node], deepest if tree.feature[child] < 0 else depth[child]]
+                y = [height[node], height[child], height[child]]
+                ax.plot(x, y, color=FAINT if tree.feature[child] < 0 else GREY, linewidth=1.0, zorder=1)
+            ax.plot(depth[node], height[node], "o", color=BLUE, markersize=3.5, zorder=3)
+            box = canvas.box(ax)
+            canvas.note(ax, question(tree, int(node), features), (depth[node], height[node]), (5, 0), fontsize=7.5, bbox=box)
+        leaves = np.flatnonzero(tree.feature < 0)
+        largest = max(float(np.abs(tree.value[leaves]).max()), 1e-300)
+        for leaf in leaves:
+            value = float(tree.value[leaf])
+            start = deepest + 0.55
+            reach, colour = 0.4 * value / largest, BLUE if value >= 0 else VERMILION
+            ax.plot([start, start + reach], [height[leaf]] * 2, color=colour, linewidth=5, solid_capstyle="butt")
+            said = f"{canvas.number(value)}  ({int(tree.count[leaf]):,} rows)"
+            canvas.note(ax, said, (deepest + 1.0, height[leaf]), (4, 0), fontsize=7.5)
+        ax.plot([deepest + 0.55] * 2, [-0.45, tree.n_leaves - 0.55], color=INK, linewidth=0.6)
+        ax.set_title(canvas.plain(title))
+        legend = "yes: up, no: down; bars: what the leaf adds to the raw score"
+        canvas.note(ax, legend, (0, 0), (0, -4), xycoords="axes fraction", va="top", fontsize=7.5, color=GREY)
+        ax.set(xlim=(-0.15, deepest + 2.1), ylim=(-0.7, max(3, tree.n_leaves) - 0.3))
+        ax.set_axis_off()
+    return ax
+
+
+def question(tree: Tree, node: int, features: tuple[Feature, ...]) -> str:
+    """What a split asks, in words."""
+    feature = features[tree.feature[node]]
+    gone = "missing or " if tree.missing_left[node] else ""
+    codes = tree.categories[node]
+    name = canvas.short(feature.name, 16)
+    if codes is None or feature.levels is None:
+        threshold = float(tree.threshold[node])
+        return f"{name} present?" if np.isposinf(threshold) and not gone else f"{name} {gone}≤ {canvas.number(threshold)}?"
+    levels = [canvas.short(feature.levels[code], 10) for code in codes]
+    said = ", ".join(levels[:2]) + (f" +{len(levels) - 2}" if len(levels) > 2 else "")
+    return f"{name} {gone}in {said}?" if levels else f"{name} missing?"
+
+
+def _depths(tree: Tree) -> np.ndarray:
+    depths = np.zeros(tree.n_nodes, np.int64)
+    for node in np.flatnonzero(tree.feature >= 0):
+        depths[[tree.left[node], tree.right[node]]] = depths[node] + 1
+    return depths
+
+
+def _heights(tree: Tree) -> np.ndarray:
+    """Leaves one above the other, the leftmost on top; splits in the middle of their children."""
+    heights = np.zeros(tree.n_nodes)
+    is_leaf = tree.feature < 0
+    heights[is_leaf] = tree.n_leaves - 1 - np.arange(tree.n_leaves)
+    for node in np.flatnonzero(~is_leaf)[::-1]:  # children come after their parents
+        heights[node] = (heights[tree.left[node]] + heights[tree.right[node]]) / 2
+    return heights

@@ -1,0 +1,210 @@
+"""A function of rows, applied to data of any kind: to a table in memory at once, to Dask collections part by part.
+
+The parts of a collection are worked on where Dask works (on a cluster, when there is a client), and only what the
+function returns comes back. So statistics made of exact sums are the same for any partitioning, and no collection is
+too large.
+
+Rows may have weights. A named column travels with the rows, as one more column of the block, so that works for every kind
+of table; the values themselves only for tables in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dboost.data import feature_block
+from dboost.data.frame import is_lazy, is_path
+from dboost.errors import DataError, InputTypeError
+from dboost.model.ensemble import Ensemble
+from dboost.schema import Feature
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Rows that are a block already (see `feature_block`). It may stand in the place of data.
+
+    Attributes
+    ----------
+    block : float32 or float64 [n, n_features]
+    weight : float64[n] or None
+    """
+
+    block: np.ndarray
+    weight: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.block)
+
+    def __getitem__(self, rows: Any) -> Block:
+        return Block(self.block[rows], None if self.weight is None else self.weight[rows])
+
+
+def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[int, Block], T], weight: Any = None) -> list[T]:
+    """``function(i, block)`` for every part of the data that has rows, in order.
+
+    Parameters
+    ----------
+    data : any table that the model predicts from
+    ensemble : Ensemble
+        Its features say which columns become the block (see `feature_block`).
+    function : callable
+        Takes the part's number and its rows.
+    weight : str, or one number per row of a table in memory, optional
+        What rows count for.
+
+    Raises
+    ------
+    DataError
+        Naming the missing or unreadable column; for weights that are no weights; or when there are no rows at all.
+    InputTypeError
+        For weights that are values beside a Dask collection or a path, or a name where columns have none.
+    """
+    if is_path(data) or is_lazy(data):
+        parts = _lazily(data, ensemble, _Task(function, ensemble, _column(weight, ensemble)))
+    else:
+        block = block_of(data, ensemble, weight)
+        parts = [[function(0, block)] if len(block) else []]
+    found = [part[0] for part in parts if part]
+    if not found:
+        raise DataError("inspect: the data have no rows")
+    return found
+
+
+def sample(data: Any, ensemble: Ensemble, n_rows: int, weight: Any = None) -> tuple[np.ndarray, Block]:
+    """At most so many rows, evenly spaced over the whole data and hence the same for any partitioning.
+
+    Returns
+    -------
+    numbers : int64[n]
+        Which rows of the data they are.
+    block : Block
+    """
+    if not (is_path(data) or is_lazy(data)):
+        block = block_of(data, ensemble, weight)
+        if not len(block):
+            raise DataError("inspect: the data have no rows")
+        numbers = _spaced(len(block), n_rows)
+        return numbers, block[numbers]
+    lengths = dict(over_blocks(data, ensemble, _length))
+    numbers = _spaced(sum(lengths.values()), n_rows)
+    start, of_part = 0, {}
+    for part, length in lengths.items():
+        of_part[part] = numbers[(numbers >= start) & (numbers < start + length)] - start
+        start += length
+    picked = over_blocks(data, ensemble, _Pick(of_part), weight)
+    weights = [one.weight for one in picked if one.weight is not None]
+    return numbers, Block(np.concatenate([one.block for one in picked]), np.concatenate(weights) if weights else None)
+
+
+def block_of(data: Any, ensemble: Ensemble, weight: Any = None) -> Block:
+    """A table in memory as a block."""
+    if isinstance(data, Block):
+        return data
+    if isinstance(weight, str):
+        column = _column(weight, ensemble)
+        return _split(feature_block(data, (*ensemble.features, Feature(weight)), ensemble.named, what="inspect"), column)
+    block = feature_block(data, ensemble.features, ensemble.named, what="inspect")
+    if weight is None:
+        return Block(block)
+    weights = np.asarray(weight, np.float64)
+    if weights.shape not in ((len(block),), (len(block), 1)):
+        raise DataError(f"sample_weight has the shape {weights.shape}, but there are {len(block)} rows")
+    return Block(block, _checked(weights.reshape(-1), "sample_weight"))
+
+
+def _column(weight: Any, ensemble: Ensemble) -> str | None:
+    """The name of the column of weights, if there is one."""
+    if weight is None:
+        return None
+    if not isinstance(weight, str):
+        raise InputTypeError("sample_weight must be the name of a column when the rows are a Dask collection or a path")
+    if not ensemble.named:
+        raise InputTypeError(f"sample_weight={weight!r}: arrays have no names of columns, so give one number for each row")
+    if weight in {feature.name for feature in ensemble.features}:
+        raise InputTypeError(f"sample_weight={weight!r} is a feature of the model")
+    return weight
+
+
+def _split(matrix: np.ndarray, column: str | None) -> Block:
+    """A block whose last column is the weight, if it has a name."""
+    if column is None:
+        return Block(matrix)
+    weight = _checked(matrix[:, -1].astype(np.float64), f"sample_weight {column!r}")
+    return Block(np.ascontiguousarray(matrix[:, :-1]), weight)
+
+
+def _checked(weight: np.ndarray, what: str) -> np.ndarray:
+    wrong = np.flatnonzero(~(np.isfinite(weight) & (weight >= 0)))
+    if len(wrong):
+        raise DataError(f"{what} is missing, infinite or negative in {len(wrong)} rows, first in row {wrong[0]}")
+    return weight
+
+
+def _spaced(n: int, wanted: int) -> np.ndarray:
+    return np.arange(n) if n <= wanted else np.arange(wanted) * n // wanted
+
+
+def _length(part: int, block: Block) -> tuple[int, int]:
+    return part, len(block)
+
+
+class _Pick:
+    def __init__(self, of_part: dict[int, np.ndarray]) -> None:
+        self._of_part = of_part
+
+    def __call__(self, part: int, block: Block) -> Block:
+        return block[self._of_part[part]]
+
+
+class _Task:
+    """What a part's task needs besides the part: one key of the graph, however many parts there are."""
+
+    def __init__(self, function: Callable[[int, Block], Any], ensemble: Ensemble, weight: str | None) -> None:
+        self._function, self._named, self.weight = function, ensemble.named, weight
+        self._features = ensemble.features if weight is None else (*ensemble.features, Feature(weight))
+
+    def __call__(self, data: Any, part: int) -> list[Any]:
+        block = feature_block(data, self._features, self._named, what="inspect")
+        return [self._function(part, _split(block, self.weight))] if len(block) else []
+
+
+def lazy_pieces(data: Any, ensemble: Ensemble, *others: str) -> tuple[list[Any], list[float]]:
+    """The parts of a Dask collection or of files as delayed tables with the model's columns, and their rows (NaN: unknown).
+
+    others : further columns that are needed.
+    """
+    import dask.array as da
+
+    from dboost.data import dask_collections as lazy
+    from dboost.data.paths import open_path
+    from dboost.data.read_plan import columns_like
+
+    if is_path(data):
+        data = open_path(data, ensemble.features)
+    columns = columns_like(*lazy.layout(data), ensemble.features, ensemble.named)
+    if isinstance(data, da.Array):
+        return lazy.whole_rows(data).to_delayed().ravel().tolist(), list(data.chunks[0])
+    wanted = tuple(dict.fromkeys((*map(str, columns), *others)))
+    absent = [name for name in others if name not in lazy.layout(data)[0]]
+    if absent:
+        raise DataError(f"the data have no column {absent[0]!r}")
+    pieces = (lazy.select(data, wanted) if ensemble.named else data).to_delayed()
+    return pieces, [float("nan")] * len(pieces)
+
+
+def _lazily(data: Any, ensemble: Ensemble, task: _Task) -> list[Any]:
+    import dask
+
+    pieces, _ = lazy_pieces(data, ensemble, *(() if task.weight is None else (task.weight,)))
+    shared = dask.delayed(task, pure=False, traverse=False)
+    return list(dask.compute(*(dask.delayed(_call)(shared, piece, i) for i, piece in enumerate(pieces))))
+
+
+def _call(task: _Task, piece: Any, part: int) -> list[Any]:
+    return task(piece, part)

@@ -1,0 +1,210 @@
+"""Trees laid out as the paths that the Shapley kernels read (see `dboost.kernels.shap`).
+
+A path leads from the root to a leaf; its splits on one feature become one element. What stands in for a feature that is
+unknown, z, is either the share of training rows that go along (the product of the shares at the splits on the feature,
+by sums of Hessians: "path-dependent"), or what the rows of a background table do ("interventional"). A background row's
+answers are zeros and ones, and the rows that give the same answers along a path are counted as one path of so many parts
+of the leaf's value; so the work grows with the number of different answers, not with that of background rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dboost.kernels import shap as kernels
+from dboost.kernels.shap import Paths
+from dboost.model.ensemble import Ensemble, Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Path:
+    """One leaf of a tree.
+
+    Attributes
+    ----------
+    value : float
+    features : int64[m]
+        Ascending.
+    edges : int64[m]
+        The last edge about each feature: twice the split's number, plus one to the right.
+    shares : float64[m]
+    """
+
+    value: float
+    features: np.ndarray
+    edges: np.ndarray
+    shares: np.ndarray
+
+
+def split_numbers(tree: Tree) -> np.ndarray:
+    """Which split a node is, from 0 in the order of the nodes: int64[n_nodes], of no meaning in leaves."""
+    return np.cumsum(tree.feature >= 0) - 1
+
+
+def shares(tree: Tree, by: str = "cover") -> np.ndarray:
+    """Share of its parent's training rows in each node: float64[n_nodes], 1 at the root.
+
+    by : "cover" (sums of Hessians) or "count". Where the children's sum is 0, counts decide; then halves.
+    """
+    share = np.ones(tree.n_nodes)
+    split = np.flatnonzero(tree.feature >= 0)
+    left, right = tree.left[split], tree.right[split]
+    part = np.full(len(split), 0.5)
+    for amount in (tree.count, tree.cover if by == "cover" else tree.count):
+        both = (amount[left] + amount[right]).astype(np.float64)
+        np.divide(amount[left], both, out=part, where=both > 0)
+    share[left], share[right] = part, 1.0 - part
+    return share
+
+
+def paths_of(tree: Tree, by: str = "cover") -> Iterator[Path]:
+    """The paths to the leaves, from left to right."""
+    number, share = split_numbers(tree), shares(tree, by)
+    known: list[tuple[int, dict[int, tuple[int, float]]]] = [(0, {})]
+    while known:
+        node, ensemble_so_far = known.pop()
+        feature = int(tree.feature[node])
+        if feature < 0:
+            items = sorted(ensemble_so_far.items())
+            yield Path(
+                float(tree.value[node]),
+                np.array([j for j, _ in items], np.int64),
+                np.array([edge for _, (edge, _) in items], np.int64),
+                np.array([z for _, (_, z) in items]),
+            )
+            continue
+        z = ensemble_so_far[feature][1] if feature in ensemble_so_far else 1.0
+        for child, edge in ((int(tree.right[node]), 2 * number[node] + 1), (int(tree.left[node]), 2 * number[node])):
+            known.append((child, ensemble_so_far | {feature: (int(edge), z * share[child])}))
+
+
+def lay_out_paths(ensemble: Ensemble, first_tree: int, last_tree: int, background: np.ndarray | None = None) -> Paths:
+    """Some trees of an ensemble as paths.
+
+    background : float32 or float64 [n, n_features], optional; makes the shares interventional.
+    """
+    trees = ensemble.trees[first_tree:last_tree]
+    used = np.unique(np.concatenate([np.empty(0, np.int64), *(tree.feature[tree.feature >= 0] for tree in trees)]))
+    place = {int(column): i for i, column in enumerate(used)}
+    levels = [ensemble.features[column].levels for column in used]
+    n_levels = np.array([-1 if of_column is None else len(of_column) for of_column in levels], np.int64)
+    splits: list[tuple[float, int, bool, int, int]] = []
+    sets = [np.zeros(1, np.uint32)]
+    n_words = 1
+    records: list[tuple[int, int, int, int]] = []
+    paths: list[tuple[int, int, int, float]] = []
+    edges, places, z = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0)]
+    n_elements, longest = 0, 1
+    for tree in trees:
+        first_split, first_path = len(splits), len(paths)
+        above = _edges_above(tree)
+        for node in np.flatnonzero(tree.feature >= 0):
+            column = place[int(tree.feature[node])]
+            word = 0
+            if n_levels[column] >= 0:
+                word = n_words
+                sets.append(_left_words(tree, int(node), int(n_levels[column])))
+                n_words += len(sets[-1])
+            splits.append((tree.threshold[node], column, tree.missing_left[node], word, above[node]))
+        answers = None if background is None else edge_answers(tree, background, ensemble)
+        for path in paths_of(tree):
+            m = len(path.features)
+            if not m:
+                continue
+            n_points = (m + 1) // 2
+            longest = max(longest, n_points)
+            of_path = np.array([place[int(j)] for j in path.features])
+            for value, of_elements in _versions(path, answers):
+                paths.append((n_elements, n_elements + m, n_points * (n_points - 1) // 2, value))
+                edges.append(path.edges)
+                places.append(of_path)
+                z.append(of_elements)
+                n_elements += m
+        records.append((first_split, len(splits), first_path, len(paths)))
+    elements = np.empty(n_elements, kernels.ELEMENT)
+    elements["edge"], elements["place"], elements["share"] = np.concatenate(edges), np.concatenate(places), np.concatenate(z)
+    return Paths(
+        used.astype(np.int64),
+        n_levels,
+        np.array(records, kernels.TREE),
+        np.array(splits, kernels.SPLIT),
+        np.array(paths, kernels.PATH),
+        elements,
+        np.concatenate(sets),
+        _points(longest),
+        2 * max((tree.n_leaves - 1 for tree in trees), default=0),
+    )
+
+
+def _versions(path: Path, answers: np.ndarray | None) -> Iterator[tuple[float, np.ndarray]]:
+    """Values and shares of a path: as the training rows went, or one for each way in which background rows answer."""
+    if answers is None:
+        yield path.value, path.shares
+        return
+    ways, counts = np.unique(answers[:, path.edges], axis=0, return_counts=True)
+    for way, count in zip(ways, counts, strict=True):
+        yield path.value * count / len(answers), way.astype(np.float64)
+
+
+def _edges_above(tree: Tree) -> np.ndarray:
+    """For each split, the last edge on its path that is about the same feature, or -1: int64[n_nodes]."""
+    above, number = np.full(tree.n_nodes, -1, np.int64), split_numbers(tree)
+    pending: list[tuple[int, dict[int, int]]] = [(0, {})]
+    while pending:
+        node, last = pending.pop()
+        feature = int(tree.feature[node])
+        if feature < 0:
+            continue
+        above[node] = last.get(feature, -1)
+        for child, side in ((int(tree.right[node]), 1), (int(tree.left[node]), 0)):
+            pending.append((child, last | {feature: int(2 * number[node] + side)}))
+    return above
+
+
+def edge_answers(tree: Tree, matrix: np.ndarray, ensemble: Ensemble, features: list[int] | None = None) -> np.ndarray:
+    """Whether rows go along each edge and those above it on the same feature: bool[n, n_edges].
+
+    features : only the edges about these are answered (the others are True). Default: all.
+    """
+    above, split = _edges_above(tree), np.flatnonzero(tree.feature >= 0)
+    answers = np.ones((len(matrix), 2 * len(split)), np.bool_)
+    for i, node in enumerate(split):
+        if features is not None and tree.feature[node] not in features:
+            continue
+        left = goes_left(tree, int(node), matrix[:, tree.feature[node]], ensemble)
+        before = answers[:, above[node]] if above[node] >= 0 else np.True_
+        answers[:, 2 * i], answers[:, 2 * i + 1] = left & before, ~left & before
+    return answers
+
+
+def goes_left(tree: Tree, node: int, x: np.ndarray, ensemble: Ensemble) -> np.ndarray:
+    """Whether values of a split's feature go left: bool[n]."""
+    levels = ensemble.features[tree.feature[node]].levels
+    if levels is None:
+        return np.where(np.isnan(x), bool(tree.missing_left[node]), x <= tree.threshold[node])
+    left = np.zeros(len(levels) + 1, np.bool_)
+    left[tree.categories[node]] = True
+    left[-1] = tree.missing_left[node]
+    known = (x >= 0) & (x < len(levels))
+    return left[np.where(known, x, len(levels)).astype(np.int64)]
+
+
+def _left_words(tree: Tree, node: int, n_levels: int) -> np.ndarray:
+    """Which codes go left as bits, the last one for missing values."""
+    bits = np.zeros((n_levels // 32 + 1) * 32, np.bool_)
+    bits[tree.categories[node]] = True
+    bits[n_levels] = tree.missing_left[node]
+    return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+
+
+def _points(longest: int) -> np.ndarray:
+    """Gauss–Legendre points and weights on (0, 1), for 1, 2, …, `longest` points one after another."""
+    points = np.empty(longest * (longest + 1) // 2, kernels.POINT)
+    for n in range(1, longest + 1):
+        t, weight = np.polynomial.legendre.leggauss(n)
+        here = slice(n * (n - 1) // 2, n * (n + 1) // 2)
+        points["t"][here], points["weight"][here] = (t + 1) / 2, weight / 2
+    return points

@@ -1,0 +1,222 @@
+"""LightGBM models as ours, from the text that LightGBM saves.
+
+Its splits are ours: ``x <= t`` in float64 goes left, a set of categories goes left, and all other categories, unknown and
+missing ones go right. What a missing number does depends on the column: it goes the split's own way ("NaN"), or it is taken
+for 0 (columns without missing values in training), which is a way as well, since it is known on which side of t the 0 lies.
+Where zeros count as missing (``zero_as_missing``), a split can be carried only if both go the same way.
+
+Leaves hold the shrinkage, DART's weights and the average of the target. So predictions agree to the rounding of float64.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dboost.errors import ModelFileError, ParameterError
+from dboost.interop.convert_trees import (
+    ImportedTree,
+    Levels,
+    assemble_imported,
+    check_codes,
+    check_levels,
+    convert_tree,
+    levels_of,
+)
+from dboost.model.ensemble import Ensemble, Tree
+from dboost.schema import Feature
+from dboost.storage import atomic_write as files
+
+_OBJECTIVES = {
+    "regression": "squared_error",
+    "regression_l1": "absolute_error",
+    "quantile": "quantile",
+    "huber": "huber",
+    "poisson": "poisson",
+    "gamma": "gamma",
+    "tweedie": "tweedie",
+    "binary": "log_loss",
+    "multiclass": "log_loss",
+}
+_ZERO, _NAN = 1, 2
+
+
+def from_lightgbm(model: Any, levels: Levels) -> Ensemble:
+    """The ensemble of a `lightgbm.Booster`, an estimator that has one, or a model file.
+
+    Raises
+    ------
+    ParameterError
+        Naming what cannot be carried.
+    ModelFileError
+        When the file cannot be read.
+    """
+    text, name = _text(model)
+    try:
+        return _parse(text, levels, name)
+    except (KeyError, IndexError, ValueError) as error:
+        if isinstance(error, ParameterError):
+            raise
+        raise ModelFileError(f"{name} is not a model of LightGBM that can be read: {error!r}") from error
+
+
+def _text(model: Any) -> tuple[str, str]:
+    if isinstance(model, str | os.PathLike):
+        name = os.fspath(model)
+        try:
+            return files.read_whole(name).decode(), name
+        except UnicodeDecodeError as error:
+            raise ModelFileError(f"{name} is no text, as models of LightGBM are") from error
+    booster = getattr(model, "booster_", model)
+    if not hasattr(booster, "model_to_string"):
+        raise ParameterError(f"expected a Booster or an estimator of LightGBM, or a file, got {type(model).__name__}")
+    return booster.model_to_string(num_iteration=-1), "the model of LightGBM"
+
+
+def _parse(text: str, levels: Levels, name: str) -> Ensemble:
+    if not text.startswith("tree\n") or "\nend of trees" not in text:
+        raise ModelFileError(f"{name} is not a model of LightGBM, or it is cut short")
+    head, *blocks = text[: text.index("\nend of trees")].split("\nTree=")
+    entries = _entries(head)
+    rest = text[text.index("\nend of trees") :]
+    n_outputs = int(entries["num_tree_per_iteration"])
+    loss, options, factor = _loss(entries, rest, name)
+    names = entries["feature_names"].split(" ")
+    named = names != [f"Column_{j}" for j in range(len(names))]
+    parsed = [_entries(block) for block in blocks]
+    features, themselves = _features(
+        names if named else [f"f{j}" for j in range(len(names))], entries, rest, levels, parsed, name
+    )
+    if "average_output" in entries:  # random forests
+        factor /= max(1, len(blocks) // n_outputs)
+    trees = [(i % n_outputs, _tree(tree, features, themselves, factor, name)) for i, tree in enumerate(parsed)]
+    baseline = np.zeros(n_outputs)
+    return assemble_imported(trees, features, named=named, loss=loss, options=options, baseline=baseline, warm_start="LightGBM")
+
+
+def _entries(block: str) -> dict[str, str]:
+    return {key: value for key, _, value in (line.partition("=") for line in block.splitlines())}
+
+
+def _loss(entries: dict[str, str], rest: str, name: str) -> tuple[str, dict[str, Any], float]:
+    """Our loss, its options, and what raw scores are multiplied by."""
+    kind, *settings = entries.get("objective", "none").split(" ")
+    if kind not in _OBJECTIVES or "sqrt" in settings:
+        said = " ".join([kind, *settings])
+        raise ParameterError(f"{name} was trained with objective {said!r}, which no loss of ours is like")
+    of_training = dict(
+        line[1:-1].split(": ", 1) for line in rest.splitlines() if line.startswith("[") and ": " in line and line.endswith("]")
+    )
+    loss = _OBJECTIVES[kind]
+    options: dict[str, Any] = {}
+    if loss == "quantile":
+        options["quantile"] = float(of_training["alpha"])
+    elif loss == "huber":
+        options["delta"] = float(of_training["alpha"])
+    elif loss == "tweedie":
+        options["tweedie_power"] = float(of_training["tweedie_variance_power"])
+    sigmoid = [float(setting[8:]) for setting in settings if setting.startswith("sigmoid:")]
+    return loss, options, sigmoid[0] if sigmoid else 1.0
+
+
+def _features(
+    names: list[str], entries: dict[str, str], rest: str, levels: Levels, trees: Sequence[dict[str, str]], name: str
+) -> tuple[tuple[Feature, ...], set[int]]:
+    """The features, and the columns whose categories are the levels themselves (instead of their positions)."""
+    infos = entries["feature_infos"].split(" ")
+    codes: dict[int, set[int]] = {
+        j: {int(code) for code in info.split(":")} for j, info in enumerate(infos) if info != "none" and info[0] not in "[@"
+    }
+    for tree in trees:
+        for column, of_split in _sets(tree).values():
+            codes.setdefault(column, set()).update(of_split.tolist())
+    check_levels(levels, [names[j] for j in codes], "LightGBM")
+    of_frame = [line[len("pandas_categorical:") :] for line in rest.splitlines() if line.startswith("pandas_categorical:")]
+    kept = json.loads(of_frame[-1]) if of_frame else None
+    unsaid = [j for j in sorted(codes) if names[j] not in levels]
+    if kept and len(kept) != len(unsaid):
+        raise ParameterError(
+            f"{name} has {len(unsaid)} categorical columns ({', '.join(names[j] for j in unsaid)}) but levels of {len(kept)}: "
+            "give levels={name: [...]}, in the order of their codes, or their number, for those that were no pandas categories"
+        )
+    features, themselves = [], set[int]()
+    for j, column_name in enumerate(names):
+        if j not in codes:
+            features.append(Feature(column_name))
+        elif column_name in levels:
+            features.append(Feature(column_name, levels_of(column_name, levels[column_name])))
+        elif kept:
+            features.append(Feature(column_name, levels_of(column_name, kept[unsaid.index(j)])))
+        else:
+            features.append(Feature(column_name, tuple(sorted(code for code in codes[j] if code >= 0))))
+            themselves.add(j)
+    return tuple(features), themselves
+
+
+def _numbers(tree: dict[str, str], key: str, dtype: type) -> np.ndarray:
+    return np.array(tree[key].split(), dtype) if tree.get(key) else np.empty(0, dtype)
+
+
+def _sets(tree: dict[str, str]) -> dict[int, tuple[int, np.ndarray]]:
+    """Of the categorical splits: column, and the categories that go left."""
+    if int(tree.get("num_cat", 0)) == 0:
+        return {}
+    is_set = _numbers(tree, "decision_type", np.int64) & 1
+    columns, place = _numbers(tree, "split_feature", np.int64), _numbers(tree, "threshold", np.float64)
+    ends, words = _numbers(tree, "cat_boundaries", np.int64), _numbers(tree, "cat_threshold", np.uint32)
+    found = {}
+    for split in map(int, np.flatnonzero(is_set)):
+        first, last = ends[int(place[split])], ends[int(place[split]) + 1]
+        bits = np.unpackbits(words[first:last].astype("<u4").view(np.uint8), bitorder="little")
+        found[split] = int(columns[split]), np.flatnonzero(bits)
+    return found
+
+
+def _tree(tree: dict[str, str], features: tuple[Feature, ...], themselves: set[int], factor: float, name: str) -> Tree:
+    if tree.get("is_linear", "0") != "0":
+        raise ParameterError(f"{name} has trees with linear models in their leaves, ours have constants")
+    n_leaves = int(tree["num_leaves"])
+    n_splits = n_leaves - 1
+    left, right = _numbers(tree, "left_child", np.int64)[:n_splits], _numbers(tree, "right_child", np.int64)[:n_splits]
+    leaves = np.full(n_leaves, -1)
+    # Leaf l is called -(l + 1); here leaves come after the splits.
+    left, right = (np.append(np.where(child < 0, n_splits - child - 1, child), leaves) for child in (left, right))
+    decision = _numbers(tree, "decision_type", np.int64)[:n_splits]
+    threshold = _numbers(tree, "threshold", np.float64)[:n_splits]
+    column = _numbers(tree, "split_feature", np.int64)[:n_splits]
+    default_left, kind = (decision & 2) > 0, (decision >> 2) & 3
+    zero_left = threshold >= 0.0
+    is_number = (decision & 1) == 0
+    if (is_number & (kind == _ZERO) & (zero_left != default_left)).any():
+        raise ParameterError(f"{name} counts zeros as missing (zero_as_missing), which ours do not")
+    missing_left = np.where(kind == _NAN, default_left, zero_left) & is_number
+    sets = {}
+    for split, (_, codes) in _sets(tree).items():
+        feature = features[column[split]]
+        if int(column[split]) in themselves:
+            codes = np.searchsorted(np.array(feature.levels), codes)
+        check_codes(feature.name, codes, len(feature.levels or ()))
+        sets[split] = codes
+    value = np.append(np.zeros(n_splits), _numbers(tree, "leaf_value", np.float64) * factor)
+    zeros, ones = np.zeros(n_leaves), np.zeros(n_leaves, np.int64)
+    weight = _numbers(tree, "leaf_weight", np.float64)
+    count = _numbers(tree, "leaf_count", np.int64)
+    return convert_tree(
+        ImportedTree(
+            feature=np.append(column, ones - 1),
+            threshold=np.append(threshold, zeros),
+            categories=sets,
+            missing_left=np.append(missing_left, zeros.astype(bool)),
+            left=left,
+            right=right,
+            gain=np.append(_numbers(tree, "split_gain", np.float64)[:n_splits], zeros),
+            cover=np.append(_numbers(tree, "internal_weight", np.float64)[:n_splits], weight if len(weight) else zeros),
+            count=np.append(_numbers(tree, "internal_count", np.int64)[:n_splits], count if len(count) else ones),
+            value=value,
+        ),
+        name,
+    )

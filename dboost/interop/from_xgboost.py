@@ -1,0 +1,232 @@
+"""XGBoost models as ours.
+
+**Thresholds.** XGBoost rounds a row to float32 and asks ``x < s``. The same question to a float64 x is ``x <= t``, where t is
+the largest float64 that rounds to a float32 below s: half-way between s and the float32 before it, or next to that,
+depending on which way the tie is rounded. So float64 rows are decided as there, too.
+
+**Categories.** A set of codes goes right. Models of XGBoost 3.1 and later say which levels the codes stand for; for earlier
+ones, and for matrices, the user has to, since a code that is in no set goes left while with us an unknown level is missing.
+
+**Sums.** Leaves are float32 numbers, which we add in float64: predictions agree to the rounding of float32 sums. The base
+score is a prediction, from which the raw score follows by the link. Trees that were dropped out (DART) are weighted: the
+weights are multiplied into the leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from dboost.errors import ModelFileError, ParameterError
+from dboost.interop.convert_trees import (
+    ImportedTree,
+    Levels,
+    assemble_imported,
+    check_codes,
+    check_levels,
+    convert_tree,
+    levels_of,
+)
+from dboost.model.ensemble import Ensemble, Tree
+from dboost.schema import Feature
+from dboost.storage import atomic_write as files
+
+#: Objectives: our loss, where its options are kept, and the link.
+_OBJECTIVES = {
+    "reg:squarederror": ("squared_error", "identity"),
+    "reg:linear": ("squared_error", "identity"),
+    "reg:absoluteerror": ("absolute_error", "identity"),
+    "reg:quantileerror": ("quantile", "identity"),
+    "reg:pseudohubererror": ("huber", "identity"),
+    "count:poisson": ("poisson", "exp"),
+    "reg:gamma": ("gamma", "exp"),
+    "reg:tweedie": ("tweedie", "exp"),
+    "binary:logistic": ("log_loss", "sigmoid"),
+    "binary:logitraw": ("log_loss", "sigmoid"),
+    "multi:softprob": ("log_loss", "softmax"),
+    "multi:softmax": ("log_loss", "softmax"),
+}
+
+
+def from_xgboost(model: Any, levels: Levels) -> Ensemble:
+    """The ensemble of an `xgboost.Booster`, an estimator that has one, or a model file.
+
+    Raises
+    ------
+    ParameterError
+        Naming what cannot be carried.
+    ModelFileError
+        When the file cannot be read.
+    """
+    content, name = _content(model)
+    try:
+        learner = content["learner"]
+        booster = learner["gradient_booster"]
+        kind = booster["name"]
+        if kind not in ("gbtree", "dart"):
+            raise ParameterError(f"{name} is of kind {kind!r}; only trees (gbtree, dart) can be carried over")
+        forest = booster["gbtree"]["model"] if kind == "dart" else booster["model"]
+        weights = np.asarray(booster.get("weight_drop") or np.ones(len(forest["trees"])), np.float32)
+        parameters = learner["learner_model_param"]
+        if int(parameters.get("num_target", 1)) > 1:
+            raise ParameterError(f"{name} predicts several targets, a Booster of ours one")
+        n_outputs = max(1, int(parameters["num_class"]))
+        loss, options, link = _loss(learner["objective"], name)
+        features, named = _features(learner, forest, int(parameters["num_feature"]), levels, name)
+        trees = [
+            (int(output), _tree(tree, weight, features, link, name))
+            for tree, output, weight in zip(forest["trees"], forest["tree_info"], weights, strict=True)
+        ]
+        baseline = _baseline(parameters["base_score"], link, n_outputs)
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        if isinstance(error, ParameterError):
+            raise
+        raise ModelFileError(f"{name} is not a model of XGBoost that can be read: {error!r}") from error
+    return assemble_imported(trees, features, named=named, loss=loss, options=options, baseline=baseline, warm_start="XGBoost")
+
+
+def _content(model: Any) -> tuple[dict[str, Any], str]:
+    if not isinstance(model, str | os.PathLike):
+        booster = model.get_booster() if hasattr(model, "get_booster") else model
+        if not hasattr(booster, "save_raw"):
+            raise ParameterError(f"expected a Booster or an estimator of XGBoost, or a file, got {type(model).__name__}")
+        return json.loads(bytes(booster.save_raw("json"))), "the model of XGBoost"
+    name = os.fspath(model)
+    data = files.read_whole(name)
+    try:
+        return json.loads(data), name
+    except (ValueError, RecursionError) as error:
+        if data[:1] != b"{":
+            raise ModelFileError(f"{name} is no JSON of XGBoost") from error
+    # A binary file (UBJSON) begins with "{" as well; XGBoost itself reads it best.
+    try:
+        import xgboost
+    except ImportError:
+        raise ModelFileError(
+            f"{name} is no JSON; a binary file of XGBoost is read with xgboost, which is not installed"
+        ) from None
+    try:
+        booster = xgboost.Booster(model_file=bytearray(data))
+    except xgboost.core.XGBoostError as error:
+        raise ModelFileError(f"{name} is neither JSON nor a binary model of XGBoost") from error
+    return json.loads(bytes(booster.save_raw("json"))), name
+
+
+def _loss(objective: dict[str, Any], name: str) -> tuple[str, dict[str, Any], str]:
+    kind = objective["name"]
+    if kind not in _OBJECTIVES:
+        raise ParameterError(f"{name} was trained with objective {kind!r}, which no loss of ours is like")
+    loss, link = _OBJECTIVES[kind]
+    options: dict[str, Any] = {}
+    if loss == "quantile":
+        levels = np.atleast_1d(
+            json.loads(objective["quantile_loss_param"]["quantile_alpha"].replace("(", "[").replace(")", "]"))
+        )
+        if len(levels) != 1:
+            raise ParameterError(f"{name} predicts {len(levels)} quantiles, a Booster of ours one")
+        options["quantile"] = float(levels[0])
+    elif loss == "tweedie":
+        options["tweedie_power"] = float(objective["tweedie_regression_param"]["tweedie_variance_power"])
+    elif loss == "huber":
+        options["delta"] = float(objective["pseudo_huber_param"]["huber_slope"])
+    return loss, options, link
+
+
+def _baseline(stored: str, link: str, n_outputs: int) -> np.ndarray:
+    score = np.atleast_1d(np.asarray(json.loads(stored), np.float64)).astype(np.float32).astype(np.float64)
+    raw = np.log(score) if link == "exp" else np.log(score) - np.log1p(-score) if link == "sigmoid" else score
+    return np.broadcast_to(raw, (n_outputs,)).copy()
+
+
+def _features(
+    learner: dict[str, Any], forest: dict[str, Any], n: int, levels: Levels, name: str
+) -> tuple[tuple[Feature, ...], bool]:
+    names, types = learner.get("feature_names") or [], learner.get("feature_types") or []
+    named = bool(names)
+    names = names or [f"f{j}" for j in range(n)]
+    has_sets = {
+        int(tree["split_indices"][node]) for tree in forest["trees"] for node in np.flatnonzero(tree.get("split_type", []))
+    }
+    stored = forest.get("cats", {}).get("enc", [])
+    categorical = [j for j in range(n) if (types and types[j] == "c") or j in has_sets]
+    check_levels(levels, [names[j] for j in categorical], "XGBoost")
+    features = []
+    for j in range(n):
+        if j not in categorical:
+            features.append(Feature(names[j]))
+            continue
+        known = levels_of(names[j], levels[names[j]]) if names[j] in levels else _levels(stored[j] if stored else {})
+        if not known:
+            raise ParameterError(
+                f"{name} does not say which levels the categorical column {names[j]!r} has: give "
+                f"levels={{{names[j]!r}: [...]}} with the levels in the order of their codes, or their number"
+            )
+        features.append(Feature(names[j], known))
+    return tuple(features), named
+
+
+def _levels(stored: dict[str, Any]) -> tuple[Any, ...]:
+    """The levels that a model keeps; none where it keeps none, or not all of their bytes."""
+    values = stored.get("values") or []
+    if "offsets" not in stored:
+        return tuple(values)
+    data = np.array(values, np.int8).tobytes()
+    ends = stored["offsets"]
+    try:
+        found = tuple(data[a:b].decode() for a, b in pairwise(ends))
+    except UnicodeDecodeError:
+        return ()
+    return found if len(set(found)) == len(found) and all(found) else ()
+
+
+def _tree(tree: dict[str, Any], weight: np.float32, features: Sequence[Feature], link: str, name: str) -> Tree:
+    if int(tree["tree_param"].get("size_leaf_vector", 1)) > 1:
+        raise ParameterError(f"{name} has trees whose leaves hold several values, ours hold one")
+    condition = np.asarray(tree["split_conditions"], np.float64).astype(np.float32)
+    feature = np.asarray(tree["split_indices"], np.int64)
+    left = np.asarray(tree["left_children"], np.int64)
+    cover = np.asarray(tree["sum_hessian"], np.float64)
+    sets = {}
+    places = zip(
+        tree.get("categories_nodes", []), tree.get("categories_segments", []), tree.get("categories_sizes", []), strict=True
+    )
+    for node, first, size in places:
+        of_feature = features[feature[node]]
+        right = np.asarray(tree["categories"][first : first + size], np.int64)
+        check_codes(of_feature.name, right, len(of_feature.levels or ()))
+        sets[int(node)] = np.setdiff1d(np.arange(len(of_feature.levels or ())), right)
+    threshold = last_below(condition)
+    for node in np.flatnonzero((left >= 0) & [features[j].is_categorical for j in feature]):
+        if int(node) not in sets:  # a categorical column that is asked about as a number: its codes
+            codes = np.arange(len(features[feature[node]].levels or ()))
+            sets[int(node)] = codes[codes <= threshold[node]]
+    return convert_tree(
+        ImportedTree(
+            feature=feature,
+            threshold=threshold,
+            categories=sets,
+            missing_left=np.asarray(tree["default_left"], bool),
+            left=left,
+            right=np.asarray(tree["right_children"], np.int64),
+            gain=np.asarray(tree["loss_changes"], np.float64),
+            cover=cover,
+            # Sums of Hessians count rows where these are 1; elsewhere nobody counted them.
+            count=np.rint(cover).astype(np.int64) if link == "identity" else np.zeros(len(left), np.int64),
+            value=condition.astype(np.float64) * np.float64(weight),
+        ),
+        name,
+    )
+
+
+def last_below(bounds: np.ndarray) -> np.ndarray:
+    """The largest float64 that rounds to a float32 below each bound (float32): float64[n]."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        below = np.nextafter(bounds, np.float32(-np.inf))
+        middle = below.astype(np.float64) / 2 + bounds.astype(np.float64) / 2
+        last = np.where(middle.astype(np.float32) < bounds, middle, np.nextafter(middle, -np.inf))
+    return np.where(np.isinf(bounds), np.where(bounds > 0, np.finfo(np.float64).max, -np.inf), last)

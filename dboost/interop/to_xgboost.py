@@ -1,0 +1,191 @@
+"""XGBoost's JSON, as `xgboost.Booster(model_file=...)` reads it (the schema of XGBoost 2, which later ones read too).
+
+Four things are told otherwise there.
+
+* **Left is "less than"**, in float32: ``x < s``. So s is the float32 that follows the nearest one to our threshold.
+* **A set of categories goes right**, and a category that is in no set goes left, whatever the direction of missing values.
+  With us unknown levels go where missing values go. So a categorical split whose missing values go right is mirrored, with
+  its children exchanged; then the set holds the levels that leave missing values, and both agree on all others.
+* **Siblings are neighbours**: the right child has the number after the left one's, so nodes are numbered anew.
+* **The first score** (``base_score``) is a prediction in float32, from which XGBoost computes the raw score. It is set to
+  the prediction of raw score 0, and the baseline is part of the first iteration's leaves, so that nothing is rounded twice.
+
+Frames may be handed to XGBoost (3.1 and later) as they are: the levels go along, so that it finds the code of a frame's
+category itself. Frames with a categorical column whose levels are numbers with gaps, or text beyond ASCII, are refused by
+XGBoost; matrices of `to_matrix` always do.
+
+Leaf values and their sums are float32 there. An exponential loss (p = sigmoid(2 F)) becomes binary:logistic with leaves
+twice as large. Huber's loss becomes reg:squarederror, which predicts the same: its δ changes from one iteration to the next,
+which no objective of XGBoost does.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from dboost.interop.export import away_from_missing, nearest_float32, response_of, with_baseline
+from dboost.losses import Loss
+from dboost.model.ensemble import Ensemble, Tree
+from dboost.schema import Feature
+
+_SQUARED: dict[str, Any] = {"name": "reg:squarederror", "reg_loss_param": {"scale_pos_weight": "1"}}
+#: The prediction that belongs to the raw score 0.
+_NEUTRAL = {"identity": "0E0", "exp": "1E0", "sigmoid": "5E-1", "softmax": "0E0"}
+_NO_PARENT = 2_147_483_647
+_INT64 = 15
+
+
+def dumps(ensemble: Ensemble, loss: Loss) -> bytes:
+    """The model as the bytes of an XGBoost model file in JSON.
+
+    Raises
+    ------
+    ParameterError
+        When the loss has a link that XGBoost does not know.
+    """
+    response, factor = response_of(loss, ensemble.n_outputs, "XGBoost")
+    features, n_outputs = ensemble.features, ensemble.n_outputs
+    trees = [_tree(i, tree, value * factor, features) for i, (tree, value) in enumerate(with_baseline(ensemble))]
+    names = [feature.name for feature in features] if ensemble.named else []
+    if any(set(name) & set("[]<") for name in names):
+        names = []  # XGBoost takes no such names, so its matrices have none
+    model = {
+        "learner": {
+            "attributes": {},
+            "feature_names": names,
+            "feature_types": ["c" if feature.is_categorical else "float" for feature in features],
+            "gradient_booster": {
+                "model": {
+                    **({"cats": _categories(features)} if ensemble.named else {}),
+                    "gbtree_model_param": {"num_parallel_tree": "1", "num_trees": str(len(trees))},
+                    "iteration_indptr": list(range(0, len(trees) + 1, n_outputs)),
+                    "tree_info": [i % n_outputs for i in range(len(trees))],
+                    "trees": trees,
+                },
+                "name": "gbtree",
+            },
+            "learner_model_param": {
+                "base_score": _NEUTRAL[response],
+                "boost_from_average": "1",
+                "num_class": str(n_outputs if n_outputs > 1 else 0),
+                "num_feature": str(len(features)),
+                "num_target": "1",
+            },
+            "objective": _objective(response, ensemble),
+        },
+        "version": [2, 1, 0],
+    }
+    return json.dumps(model, ensure_ascii=True).encode()
+
+
+def _objective(response: str, ensemble: Ensemble) -> dict[str, Any]:
+    stored = ensemble.loss
+    if response == "softmax":
+        return {"name": "multi:softprob", "softmax_multiclass_param": {"num_class": str(ensemble.n_outputs)}}
+    if response == "sigmoid":
+        return {"name": "binary:logistic", "reg_loss_param": {"scale_pos_weight": "1"}}
+    if response == "exp":
+        power = str(stored.get("tweedie_power", 1.5))
+        return {
+            "gamma": {"name": "reg:gamma", "reg_loss_param": {"scale_pos_weight": "1"}},
+            "tweedie": {"name": "reg:tweedie", "tweedie_regression_param": {"tweedie_variance_power": power}},
+        }.get(stored["name"], {"name": "count:poisson", "poisson_regression_param": {"max_delta_step": "0.7"}})
+    others: dict[str, dict[str, Any]] = {
+        "absolute_error": {"name": "reg:absoluteerror"},
+        "quantile": {"name": "reg:quantileerror", "quantile_loss_param": {"quantile_alpha": f"[{stored.get('quantile')}]"}},
+    }
+    return others.get(stored["name"], _SQUARED)
+
+
+def _categories(features: tuple[Feature, ...]) -> dict[str, Any]:
+    """Levels of text as Arrow keeps them, of whole numbers from 0 on as 64-bit integers; nothing for other features.
+
+    Nor for text beyond ASCII, where XGBoost counts characters and reads bytes.
+    """
+    encoded: list[dict[str, Any]] = []
+    ends, in_order = [0], list[int]()
+    for feature in features:
+        levels = list(feature.levels or ())
+        of_feature: dict[str, Any] = {"offsets": [], "values": []}
+        if levels and all(isinstance(level, str) and level.isascii() for level in levels):
+            text = [str(level).encode() for level in levels]
+            offsets = np.cumsum([0, *map(len, text)]).tolist()
+            of_feature = {"offsets": offsets, "values": np.frombuffer(b"".join(text), np.int8).tolist()}
+        elif levels and levels == list(range(len(levels))) and all(type(level) is int for level in levels):
+            of_feature = {"type": _INT64, "values": levels}
+        else:
+            levels = []
+        encoded.append(of_feature)
+        ends.append(ends[-1] + len(levels))
+        in_order += sorted(range(len(levels)), key=levels.__getitem__)
+    return {"enc": encoded, "feature_segments": ends, "sorted_idx": in_order}
+
+
+def _tree(number: int, tree: Tree | None, value: np.ndarray, features: tuple[Feature, ...]) -> dict[str, Any]:
+    if tree is None:
+        leaf, zero = np.full(1, -1, np.int32), np.zeros(1)
+        tree = Tree(leaf, np.full(1, np.nan), (None,), zero.astype(bool), leaf, leaf, zero, zero, zero.astype(np.int64), zero)
+    n = tree.n_nodes
+    left, right = tree.left.copy(), tree.right.copy()
+    default_left = tree.missing_left.copy()
+    with np.errstate(over="ignore"):
+        condition = np.nextafter(nearest_float32(tree.threshold), np.float32(np.inf))
+    sets: dict[int, np.ndarray] = {}
+    for node in range(n):
+        feature = features[tree.feature[node]]
+        if tree.feature[node] < 0 or not feature.is_categorical:
+            continue
+        if not default_left[node]:
+            left[node], right[node], default_left[node] = right[node], left[node], True
+        members = away_from_missing(tree, node, feature)
+        # An empty set is a split that sends everything one way: a number below infinity.
+        condition[node] = 0.0 if len(members) else np.inf
+        if len(members):
+            sets[node] = members
+    condition = np.where(tree.feature < 0, value.astype(np.float32), condition)
+    order, parents = _with_siblings_together(left, right)
+    place = np.empty(n, np.int64)
+    place[order] = np.arange(n)
+    in_order = {new: sets[node] for new, node in enumerate(order) if node in sets}
+    sizes = [len(members) for members in in_order.values()]
+    return {
+        "base_weights": _floats(value[order]),
+        "categories": [int(number) for members in in_order.values() for number in members],
+        "categories_nodes": list(in_order),
+        "categories_segments": (np.cumsum(sizes) - sizes).astype(int).tolist(),
+        "categories_sizes": sizes,
+        "default_left": default_left[order].astype(int).tolist(),
+        "id": number,
+        "left_children": np.where(left < 0, -1, place[left])[order].tolist(),
+        "loss_changes": _floats(tree.gain[order]),
+        "parents": parents,
+        "right_children": np.where(right < 0, -1, place[right])[order].tolist(),
+        "split_conditions": _floats(condition[order]),
+        "split_indices": np.maximum(tree.feature, 0)[order].tolist(),
+        "split_type": [int(node in in_order) for node in range(n)],
+        "sum_hessian": _floats(tree.cover[order]),
+        "tree_param": {
+            "num_deleted": "0",
+            "num_feature": str(len(features)),
+            "num_nodes": str(n),
+            "size_leaf_vector": "1",
+        },
+    }
+
+
+def _with_siblings_together(left: np.ndarray, right: np.ndarray) -> tuple[list[int], list[int]]:
+    """The nodes level by level, and for each the number of its parent in that order."""
+    order, parents = [0], [_NO_PARENT]
+    for place, node in enumerate(order):  # which grows meanwhile
+        if left[node] >= 0:
+            order += (int(left[node]), int(right[node]))
+            parents += (place, place)
+    return order, parents
+
+
+def _floats(values: np.ndarray) -> list[float]:
+    """Numbers with as many digits as a float32 needs."""
+    return [float(str(value)) for value in np.asarray(values, np.float64).astype(np.float32)]

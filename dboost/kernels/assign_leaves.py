@@ -1,0 +1,154 @@
+"""The leaf that every row reaches in a tree: for trees that were grown by some of the rows only.
+
+*Small trees: by masks.* A row carries one bit for each leaf, numbered from left to right. Every split that sends the row to
+the right strikes out the leaves on its left; what is left over first is the row's leaf (Lucchese et al., "QuickScorer", 2015).
+Splits are taken one after the other for a block of rows. The bits of a row are four bytes in four *planes*, because codes are
+bytes too: a comparison and an "and" of neighbouring bytes are done for 32 rows at a time by processors that have 256 bits,
+and a split touches only the planes in which it has leaves to strike out, mostly one.
+
+*Large trees: by tables.* A row walks down by look-ups alone: which way a node sends each code is written out beforehand, and a
+leaf sends every code back to itself, so that all rows take the same number of steps and no step has a branch to be guessed
+wrong.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dboost.kernels import kernel
+
+I = np.int64  # noqa: E741
+U8 = np.uint8
+
+#: Bytes of a mask.
+N_PLANES = 4
+#: Leaves that a mask has bits for.
+MASK_LEAVES = 8 * N_PLANES
+#: The record of a split: see `label_by_masks`.
+STEP, AFTER, N_RIGHT, IS_TABLE, N_STEPS = range(5)
+#: Rows that are labelled together.
+BLOCK = 2048
+
+
+@kernel
+def prepare_masks(
+    child, feature, cut, missing_left, leaf_of, left_codes, n_bins, is_categorical, code_row, below, leaves, steps, tables,
+    struck,
+):  # fmt: skip
+    """Write a tree's splits as `label_by_masks` wants them. Returns how many there are, or -1 when a code has two bytes.
+
+    child, feature, cut, missing_left : of each node, as in `trees.nodes.Frontier`; leaf_of : int64[n_nodes], numbers of
+    leaves from left to right; left_codes : uint8[n_nodes, n_codes]; n_bins, is_categorical, code_row : of each feature;
+    below, leaves : int64[n_nodes], scratch: the first leaf below each node, and how many there are.
+    """
+    n = child.size
+    # Children come after their parents.
+    for node in range(n - 1, -1, -1):
+        left = child[node]
+        below[node] = leaf_of[node] if left < 0 else below[left]
+        leaves[node] = 1 if left < 0 else leaves[left] + leaves[left + 1]
+    s = 0
+    for node in range(n):
+        left = child[node]
+        if left < 0:
+            continue
+        f = feature[node]
+        if code_row[f] < 0:
+            return -1
+        # A cut after the last bin sends all values left.
+        after = min(cut[node] + 1, n_bins[f])
+        is_table = is_categorical[f] != 0
+        steps[STEP, s] = code_row[f]
+        steps[AFTER, s] = after
+        steps[N_RIGHT, s] = n_bins[f] + (0 if missing_left[node] != 0 else 1) - after
+        steps[IS_TABLE, s] = is_table
+        if is_table:
+            for code in range(n_bins[f]):
+                tables[s, code] = 0 if left_codes[node, code] != 0 else 255
+            tables[s, n_bins[f]] = 0 if missing_left[node] != 0 else 255
+        bits = ((I(1) << leaves[left]) - I(1)) << below[node]
+        for p in range(N_PLANES):
+            struck[s, p] = (bits >> I(8 * p)) & I(255)
+        s += 1
+    return s
+
+
+@kernel
+def label_by_masks(codes, steps, tables, struck, n_splits, first, last, scratch, leaf):
+    """leaf[i] = the leaf from the left that row i reaches, for rows first…last-1 of a tree of at most `MASK_LEAVES` leaves.
+
+    codes : uint8[n_narrow, n]; steps : int64[N_STEPS, >= n_splits], of each split: which row of `codes` it looks at, the first
+    code that goes right, and how many follow one another that do; or that a table says where codes go; tables :
+    uint8[n_splits, 256], 0 (left) or 255 (right); struck : uint8[n_splits, N_PLANES], the bits of the leaves on the left;
+    scratch : uint8[N_PLANES + 1, BLOCK]; leaf : uint8 or int32[n].
+    """
+    for start in range(first, last, BLOCK):
+        n = BLOCK if start + BLOCK < last else last - start
+        for p in range(N_PLANES):
+            plane = scratch[p, :n]
+            for i in range(n):
+                plane[i] = U8(255)
+        right = scratch[N_PLANES, :n]
+        for s in range(n_splits):
+            code = codes[steps[STEP, s], start : start + n]
+            is_table = steps[IS_TABLE, s] != 0
+            after, n_right = U8(steps[AFTER, s]), U8(steps[N_RIGHT, s])
+            if is_table:
+                table = tables[s]
+                for i in range(n):
+                    right[i] = table[code[i]]
+            for p in range(N_PLANES):
+                if struck[s, p] == 0:
+                    continue
+                plane, stay = scratch[p, :n], U8(~struck[s, p])
+                # All bits or none by arithmetic: of an "if" the compiler makes an unpredictable jump for each row.
+                # One comparison: codes below `after` wrap around and are large.
+                if is_table:
+                    for i in range(n):
+                        plane[i] &= ~right[i] | stay
+                else:
+                    for i in range(n):
+                        plane[i] &= (U8(U8(code[i] - after) < n_right) - U8(1)) | stay
+        # The first plane that is not empty, then the lowest of its bits, by halves: all in bytes.
+        found = scratch[N_PLANES - 1, :n]
+        for i in range(n):
+            right[i] = U8(8 * N_PLANES - 8)
+        for p in range(N_PLANES - 2, -1, -1):
+            plane, base = scratch[p, :n], U8(8 * p)
+            for i in range(n):
+                some = U8(0) - U8(plane[i] != 0)
+                found[i] = (plane[i] & some) | (found[i] & ~some)
+                right[i] = (base & some) | (right[i] & ~some)
+        for i in range(n):
+            lowest = U8(found[i] & (U8(0) - found[i]))
+            half, quarter, eighth = lowest & U8(0xF0), lowest & U8(0xCC), lowest & U8(0xAA)
+            right[i] += U8(half != 0) * U8(4) + U8(quarter != 0) * U8(2) + U8(eighth != 0)
+        out = leaf[start : start + n]
+        for i in range(n):
+            out[i] = right[i]
+
+
+@kernel
+def label_by_tables(codes, step, follows, label, depth, first, last, leaf):
+    """leaf[i] = label of the leaf that row i reaches, for rows first…last-1.
+
+    codes : uint8[n_narrow, n]; step : int64[n_nodes], which row of `codes` a node looks at (any in leaves);
+    follows : uint8 or int32[n_nodes, 256], the node that each code goes to, of leaves themselves; label : int64[n_nodes];
+    depth : steps from the root to the deepest leaf; leaf : uint8 or int32[n].
+    """
+    quarter = (last - first) >> 2
+    # Four rows at a time: while one waits for memory, others compute.
+    for i in range(first, first + quarter):
+        j, k, m = i + quarter, i + 2 * quarter, i + 3 * quarter
+        a = b = c = d = I(0)
+        for _ in range(depth):
+            a = I(follows[a, codes[step[a], i]])
+            b = I(follows[b, codes[step[b], j]])
+            c = I(follows[c, codes[step[c], k]])
+            d = I(follows[d, codes[step[d], m]])
+        leaf[i], leaf[j], leaf[k], leaf[m] = label[a], label[b], label[c], label[d]
+    for i in range(first + 4 * quarter, last):
+        a = I(0)
+        for _ in range(depth):
+            a = I(follows[a, codes[step[a], i]])
+        leaf[i] = label[a]

@@ -1,0 +1,191 @@
+"""Counting residuals by the digits of their order, for exact quantiles (see `metrics.quantiles`).
+
+The bits of a float64 become its *rank key*, an unsigned integer that orders like the number, by flipping the sign bit of
+numbers that are not negative and all bits of those that are. Both zeros have one key.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dboost.kernels import inlined, internal, kernel
+from dboost.kernels.elementary64 import to_bits
+from dboost.kernels.rows import ROUNDER64
+
+U = np.uint64
+I = np.int64  # noqa: E741
+
+_SIGN = U(1 << 63)
+#: Rows that `count_influence` looks at together.
+BLOCK = 64
+#: A digit of an influence has as many values at most; bits below the first one.
+N_DIGITS, FIRST_SHIFT = 2048, 20
+#: Sums of each digit that `add_influence` keeps, a power of two.
+LANES = 2
+
+
+@inlined
+def rank_key(number):
+    """An unsigned integer that orders like the number."""
+    bits = to_bits(number + 0.0)
+    return U(bits) ^ (U(bits >> I(63)) | _SIGN)
+
+
+@inlined
+def _residual(target, raw, absolute, i):
+    """The number of row i whose quantile is wanted."""
+    residual = target[i] - raw[i]
+    return abs(residual) if absolute else residual
+
+
+@kernel
+def count_digits(target, raw, weight, group, absolute, rows, first, last, prefix, shift, unit, counts):
+    """Add up the weights of residuals target - raw by group and by the next digit of their rank key.
+
+    Only residuals count whose higher digits are those of `prefix`.
+
+    target, raw : float64[n]; weight : float64[n] or None; group : uint8 or int32[n], or None when there is only one;
+    absolute : whether |target - raw| is meant; rows : int64[...], those that count, or None (all); first, last : range of
+    rows, or of places in `rows`; prefix : uint64[n_groups]; shift : uint64, bits
+    below the digit; unit : what weights are multiplied by; counts : int64[n_groups, 256], added to. A row has at least 1.
+
+    Whether a row shares the first digit or two nobody can guess, so all rows add something then; of later digits few share any.
+    """
+    guessable = shift < U(48)
+    for at in range(first, last):
+        i = I(at) if rows is None else rows[at]
+        key = rank_key(_residual(target, raw, absolute, i)) >> shift
+        g = I(0) if group is None else I(group[i])
+        shared = key >> U(8) == prefix[g]
+        if guessable and not shared:
+            continue
+        w = I(shared)
+        if weight is not None:
+            w *= max(I(weight[i] * unit), I(1))
+        counts[g, key & U(255)] += w
+
+
+@kernel
+def collect_keys(target, raw, weight, group, absolute, rows, first, last, prefix, shift, unit, found):
+    """Note the residuals whose digits above `shift` are those of `prefix`; returns how many there are.
+
+    found : uint64[room, 3], receives group, rank key and weight of as many as it has room for. All else as in `count_digits`.
+    """
+    n = 0
+    for at in range(first, last):
+        i = I(at) if rows is None else rows[at]
+        key = rank_key(_residual(target, raw, absolute, i))
+        g = I(0) if group is None else I(group[i])
+        if key >> shift == prefix[g]:
+            if n < len(found):
+                w = I(1)
+                if weight is not None:
+                    w = max(I(weight[i] * unit), I(1))
+                found[n, 0], found[n, 1], found[n, 2] = U(g), key, U(w)
+            n += 1
+    return n
+
+
+@kernel
+def next_keys(target, raw, group, absolute, rows, first, last, keys, following):
+    """The smallest rank key above that of the group: following : uint64[n_groups], lowered; else as in `count_digits`."""
+    for at in range(first, last):
+        i = I(at) if rows is None else rows[at]
+        key = rank_key(_residual(target, raw, absolute, i))
+        g = I(0) if group is None else I(group[i])
+        # keys < key < following, as one question to which the answer is nearly always no: what is below zero is very large.
+        if key - keys[g] - U(1) < following[g] - keys[g] - U(1):
+            following[g] = key
+
+
+@kernel
+def add_clipped(target, raw, weight, repeat_count, group, centre, bound, rows, first, last, unit, weight_unit, sums):
+    """Add up, by group, residuals relative to the group's centre, none of them larger than `bound`; and weights.
+
+    weight : float64[n] or None; times : uint8[n], how often a row counts in the place of its weight, or None;
+    centre : float64[n_groups]; unit, weight_unit : powers of two by which terms and weights are multiplied before they are
+    rounded; sums : float64[n_groups, 2], integers, added to. All else as in `count_digits`.
+    """
+    for at in range(first, last):
+        i = I(at) if rows is None else rows[at]
+        g = I(group[i])
+        term = target[i] - raw[i] - centre[g]
+        term = -bound if term < -bound else term
+        term = bound if term > bound else term
+        if repeat_count is not None:
+            sums[g, 0] += repeat_count[i] * ((term * unit + ROUNDER64) - ROUNDER64)
+            sums[g, 1] += repeat_count[i] * weight_unit
+        else:
+            w = 1.0
+            if weight is not None:
+                w = weight[i]
+            sums[g, 0] += (w * term * unit + ROUNDER64) - ROUNDER64
+            sums[g, 1] += (w * weight_unit + ROUNDER64) - ROUNDER64
+
+
+@inlined
+def _weight_of(bits):
+    """What a float32 adds to a sum of those that have its exponent: 2**23 and the bits below the exponent."""
+    return I(bits & np.int32(0x7FFFFF) | np.int32(0x800000))
+
+
+@internal
+def add_influence(influence, repeat_count, first, sums, expected, near, n_near):
+    """Add up numbers that are not negative, by the first digit of their bits.
+
+    influence : float32[n] as int32 bits; times : uint8[...], how often the rows from `first` on count, or None (once);
+    sums : int64[LANES, N_DIGITS], added to. Neighbours mostly share a digit, and a sum that the row before has
+    changed has to be waited for: so they go to different lanes. near : int32[...] or None, behind the first `n_near` receives
+    those rows that have the digit `expected`, as many as it has room for. Returns how many there are now.
+    """
+    n = I(n_near)
+    for i in range(influence.size):
+        bits = influence[i]
+        weight = _weight_of(bits)
+        if repeat_count is not None:
+            weight *= I(repeat_count[first + i])
+        digit = (bits >> np.int32(FIRST_SHIFT)) & np.int32(N_DIGITS - 1)
+        sums[i & (LANES - 1), digit] += weight
+        if near is not None:
+            if digit == expected:
+                if n < near.size:
+                    near[n] = first + i
+                n += 1
+    return n
+
+
+@kernel
+def count_influence(influence, repeat_count, first, last, prefix, shift, width, sums):
+    """Add up numbers that are not negative by the next digit of their bits, of those that share the digits found so far.
+
+    influence : float32[n] as int32 bits, which order like the numbers; times : uint8[n], how often a row counts, or None;
+    prefix, shift, width : the digits found so far, the bits below the next one, and its own; sums : int64[N_DIGITS], added to.
+
+    Few rows share the first digit: a block without any is passed over at the speed of one comparison.
+    """
+    above, low = np.int32(shift + width), (I(1) << width) - I(1)
+    for start in range(first, last, BLOCK):
+        some = influence[start : start + BLOCK if start + BLOCK < last else last]
+        met = np.int32(0)
+        for i in range(some.size):
+            met += np.int32(some[i] >> above == np.int32(prefix))
+        if met == 0:
+            continue
+        for i in range(some.size):
+            if some[i] >> above == np.int32(prefix):
+                weight = _weight_of(some[i])
+                if repeat_count is not None:
+                    weight *= I(repeat_count[start + i])
+                sums[(I(some[i]) >> shift) & low] += weight
+
+
+@kernel
+def count_near(influence, repeat_count, rows, prefix, shift, width, sums):
+    """What `count_influence` does, of some rows: int32[...]."""
+    above, low = np.int32(shift + width), (I(1) << width) - I(1)
+    for k in range(rows.size):
+        bits = influence[rows[k]]
+        weight = _weight_of(bits) * I(bits >> above == np.int32(prefix))
+        if repeat_count is not None:
+            weight *= I(repeat_count[rows[k]])
+        sums[(I(bits) >> shift) & low] += weight

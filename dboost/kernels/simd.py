@@ -1,0 +1,276 @@
+"""The few machine instructions that Numba has no name for.
+
+* `prefetch` asks for a cache line ahead of its use. Rows of a tree node are scattered over the table; without it the
+  histogram kernel waits for memory two thirds of its time.
+* `atomic_add`, `atomic_load`, `atomic_store`, `yield_processor` carry the barrier with which a few threads walk through
+  one tree together (see `team.py`).
+* `bits_to_float32`, `bits_to_float64`, `float64_to_bits` reinterpret bits, for exponential and logarithm (`elementary.py`)
+  and for scores (`packed.py`).
+
+64 rows side by side: questions put to all of them in one go.
+
+A compiler turns a plain loop over 64 rows into vector instructions only when it feels like it, and takes seconds to
+think about it. `keep_where_left` writes the vector operations down as such (LLVM splits them into whatever registers the
+processor has): faster to compile, and sure to be fast. It also holds the rows' masks in registers from one question to the
+next; in memory, loading and storing them would take longer than asking. `pick` is a choice that must not become a jump:
+which child a row goes to is what no processor can predict.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from dboost.kernels import instruction
+
+#: The system's call to let another thread run.
+_YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
+_LOCK = threading.Lock()
+
+
+def _address(context, builder, array_type, array, index_type, index):
+    """Address of ``array[index]`` (one-dimensional view of the data, no bounds check)."""
+    if index_type.bitwidth < 64:
+        index = builder.sext(index, ir.IntType(64))
+    return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
+
+
+@instruction(lambda array, index: None)
+def prefetch(typingctx, array, index):
+    """Fetch the cache line that holds ``array.ravel()[index]``."""
+    signature = types.void(array, index)
+
+    def codegen(context, builder, signature, arguments):
+        pointer = _address(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
+        pointer = builder.bitcast(pointer, ir.IntType(8).as_pointer())
+        int32 = ir.IntType(32)
+        function_type = ir.FunctionType(ir.VoidType(), [pointer.type, int32, int32, int32])
+        name = "llvm.prefetch.p0"
+        function = builder.module.globals.get(name) or ir.Function(builder.module, function_type, name)
+        read, keep_in_all_caches, data = int32(0), int32(3), int32(1)
+        builder.call(function, [pointer, read, keep_in_all_caches, data])
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+def _add(array, index, value):
+    with _LOCK:
+        before = array[index]
+        array[index] += value
+    return before
+
+
+@instruction(_add)
+def atomic_add(typingctx, array, index, value):
+    """Add to an int64 array's element; sequentially consistent. Returns the value before."""
+    signature = types.int64(array, index, types.int64)
+
+    def codegen(context, builder, signature, arguments):
+        pointer = _address(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
+        return builder.atomic_rmw("add", pointer, arguments[2], "seq_cst")
+
+    return signature, codegen
+
+
+@instruction(lambda array, index: array[index])
+def atomic_load(typingctx, array, index):
+    """Read an int64 array's element with acquire order."""
+    signature = types.int64(array, index)
+
+    def codegen(context, builder, signature, arguments):
+        pointer = _address(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
+        return builder.load_atomic(pointer, "acquire", 8)
+
+    return signature, codegen
+
+
+@instruction(lambda: time.sleep(0))
+def yield_processor(typingctx):
+    """Let another thread of this machine run."""
+    signature = types.int32()
+
+    def codegen(context, builder, signature, arguments):
+        module = builder.module
+        function = module.globals.get(_YIELD) or ir.Function(module, ir.FunctionType(ir.IntType(32), []), _YIELD)
+        return builder.call(function, [])
+
+    return signature, codegen
+
+
+@instruction(lambda bits: np.int32(bits).view(np.float32))
+def bits_to_float32(typingctx, bits):
+    """The float32 whose bits are those of an int32."""
+    signature = types.float32(types.int32)
+
+    def codegen(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return signature, codegen
+
+
+@instruction(lambda bits: np.uint64(bits).view(np.float64))
+def bits_to_float64(typingctx, bits):
+    """The float64 whose bits are those of a uint64."""
+    signature = types.float64(types.uint64)
+
+    def codegen(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.DoubleType())
+
+    return signature, codegen
+
+
+@instruction(lambda value: np.float64(value).view(np.int64))
+def float64_to_bits(typingctx, value):
+    """The int64 whose bits are those of a float64; of non-negative numbers it orders like they do."""
+    signature = types.int64(types.float64)
+
+    def codegen(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.IntType(64))
+
+    return signature, codegen
+
+
+#: Rows that are handled side by side.
+LANES = 64
+
+
+def _lanes(builder, pointer, element):
+    """Pointer to one element, seen as a pointer to LANES of them."""
+    return builder.bitcast(pointer, ir.VectorType(element, LANES).as_pointer())
+
+
+def _everywhere(builder, value):
+    """A vector that holds the same value in all lanes."""
+    int32 = ir.IntType(32)
+    nothing = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
+    single = builder.insert_element(nothing, value, int32(0))
+    return builder.shuffle_vector(single, nothing, ir.Constant(ir.VectorType(int32, LANES), [0] * LANES))
+
+
+class _Questions:
+    """Code that puts the questions of one array to the lanes of a block, one question after the other."""
+
+    def __init__(self, context, builder, signature, arguments):
+        questions, values = signature.args[0], signature.args[4]
+        self._context, self._builder = context, builder
+        self._record, self._value = questions.dtype, values.dtype
+        self._first_question = context.make_array(questions)(context, builder, arguments[0]).data
+        self._first_value = context.make_array(values)(context, builder, arguments[4]).data
+
+    def _field(self, place, name):
+        """A field of the question whose first byte is at `place`."""
+        kind = self._context.get_value_type(self._record.typeof(name))
+        address = self._builder.gep(place, [ir.IntType(64)(self._record.offset(name))])
+        return self._builder.load(self._builder.bitcast(address, kind.as_pointer()))
+
+    def ask(self, masks, first, last, is_right):
+        """The masks after questions first…last-1: where a lane's value `is_right`, only the bits of `keep` stay."""
+        builder, int64 = self._builder, ir.IntType(64)
+        before = builder.block
+        head, body, after = (builder.append_basic_block(f"questions.{name}") for name in ("head", "body", "after"))
+        builder.branch(head)
+        builder.position_at_end(head)
+        i, kept = builder.phi(int64), builder.phi(masks.type)
+        i.add_incoming(first, before)
+        kept.add_incoming(masks, before)
+        builder.cbranch(builder.icmp_unsigned("<", i, last), body, after)
+
+        builder.position_at_end(body)
+        bytes_ = builder.bitcast(self._first_question, ir.IntType(8).as_pointer())
+        place = builder.gep(bytes_, [builder.mul(i, int64(self._record.size))])
+        value = builder.gep(self._first_value, [builder.zext(self._field(place, "start"), int64)])
+        element = self._context.get_value_type(self._value)
+        values = builder.load(_lanes(builder, value, element), align=self._value.bitwidth // 8)
+        right = is_right(values, _everywhere(builder, self._field(place, "threshold")))
+        dropped = _everywhere(builder, builder.not_(self._field(place, "keep")))
+        dropped = builder.and_(builder.sext(right, masks.type), dropped)
+        i.add_incoming(builder.add(i, int64(1)), body)
+        kept.add_incoming(builder.and_(kept, builder.not_(dropped)), body)
+        builder.branch(head)
+
+        builder.position_at_end(after)
+        return kept
+
+
+def _keep_where_left(questions, begin, missing_left, end, values, masks):
+    masks[:] = 0xFFFFFFFF
+    for i in range(begin, end):
+        question = questions[i]
+        value = values[question.start : question.start + LANES]
+        right = ~(value <= question.threshold) if i < missing_left else value > question.threshold
+        masks[right] &= question.keep
+
+
+@instruction(_keep_where_left)
+def keep_where_left(typingctx, questions, begin, missing_left, end, values, masks):
+    """``masks[r]`` becomes the bits that all questions leave set in lane r.
+
+    A question is about ``values[start + r]``. Where that is above the threshold (or NaN, for questions begin … missing_left-1)
+    it leaves only the bits of `keep` set.
+
+    questions : see `trees.question`; begin, missing_left, end : unsigned; values : of the thresholds' type;
+    masks : uint32[LANES].
+    """
+    signature = types.void(questions, types.uint64, types.uint64, types.uint64, values, masks)
+
+    def codegen(context, builder, signature, arguments):
+        begin, missing_left, end = arguments[1:4]
+        asked = _Questions(context, builder, signature, arguments)
+        all_set = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0xFFFFFFFF] * LANES)
+        kept = asked.ask(all_set, begin, missing_left, lambda value, top: builder.fcmp_unordered(">", value, top))
+        kept = asked.ask(kept, missing_left, end, lambda value, top: builder.fcmp_ordered(">", value, top))
+        where = context.make_array(signature.args[5])(context, builder, arguments[5]).data
+        builder.store(kept, _lanes(builder, where, ir.IntType(32)), align=4)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+def _note_leaves(masks, first_leaf, leaf):
+    found = masks != 0
+    lowest = masks[found] & -masks[found]
+    leaf[found] = first_leaf + np.log2(lowest).astype(np.uint32)
+
+
+@instruction(_note_leaves)
+def note_leaves(typingctx, masks, first_leaf, leaf):
+    """``leaf[r] = first_leaf + (position of the lowest bit of masks[r])`` in the lanes where any bit is set.
+
+    masks, leaf : uint32[LANES]; first_leaf : uint32.
+    """
+    signature = types.void(masks, types.uint32, leaf)
+
+    def codegen(context, builder, signature, arguments):
+        where, at = (
+            _lanes(builder, context.make_array(kind)(context, builder, array).data, ir.IntType(32))
+            for kind, array in ((masks, arguments[0]), (leaf, arguments[2]))
+        )
+        mask, before = builder.load(where, align=4), builder.load(at, align=4)
+        name, flag = f"llvm.cttz.v{LANES}i32", ir.IntType(1)
+        function_type = ir.FunctionType(mask.type, [mask.type, flag])
+        function = builder.module.globals.get(name) or ir.Function(builder.module, function_type, name)
+        lowest = builder.call(function, [mask, flag(0)])
+        found = builder.icmp_unsigned("!=", mask, ir.Constant(mask.type, [0] * LANES))
+        builder.store(builder.select(found, builder.add(lowest, _everywhere(builder, arguments[1])), before), at, align=4)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@instruction(lambda condition, if_true, if_false: if_true if condition else if_false)
+def pick(typingctx, condition, if_true, if_false):
+    """One of two uint32, by a conditional move."""
+    signature = types.uint32(types.boolean, types.uint32, types.uint32)
+
+    def codegen(context, builder, signature, arguments):
+        picked = builder.select(*arguments)
+        picked.set_metadata("unpredictable", builder.module.add_metadata([]))
+        return picked
+
+    return signature, codegen

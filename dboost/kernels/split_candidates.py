@@ -1,0 +1,152 @@
+"""Bins that are proposed anew, from the Hessians of a feature's cells (see `trees.bin_proposal`).
+
+`quantile_fine_bins` is the rule: the same that proposes the bins of a whole table (`dboost.data.binning.quantiles`), in one
+walk over the cells. All masses are integers in float64, so nothing depends on an order.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dboost.kernels import internal, kernel
+from dboost.kernels.rows import ROUNDER
+from dboost.kernels.splits import CUT, FEATURE, search_bounded, search_numeric
+
+I = np.int64  # noqa: E741
+
+
+class ProposalBuffers(NamedTuple):
+    """Scratch for the search of one node's bins."""
+
+    last: np.ndarray  # int64[most]: the last cell of each bin
+    planes: np.ndarray  # float64[n_planes, most + 1]: the bins' sums
+
+
+@internal
+def quantile_fine_bins(mass, most, last):
+    """Join cells to at most `most` bins of about equal mass; returns how many bins there are.
+
+    mass : float64[n_cells], whole numbers; last : int64[>= most], receives the last cell of each bin. Heavy cells, of more
+    than two bins' mass, have a bin of their own, and the others share what is left.
+    """
+    used, total, final = 0, 0.0, mass.size - 1
+    for cell in range(mass.size):
+        if mass[cell] > 0.0:
+            used += 1
+            total += mass[cell]
+            final = cell
+    if used <= most:
+        n = 0
+        for cell in range(mass.size):
+            if mass[cell] > 0.0:
+                last[n] = cell
+                n += 1
+        if n == 0:
+            last[0] = final
+        return max(n, 1)
+
+    # Which cells are heavy: each that is makes the others' share smaller, so there may be more.
+    n_heavy, bound = 0, np.inf
+    while True:
+        n_light = most - 2 * n_heavy
+        share = total / max(n_light, 1)
+        more, of_more = 0, 0.0
+        for cell in range(mass.size):
+            if 2.0 * share < mass[cell] <= bound:
+                more += 1
+                of_more += mass[cell]
+        if n_light <= 2 or more == 0 or 2 * (n_heavy + more) > most - 2:
+            break
+        n_heavy += more
+        total -= of_more
+        bound = 2.0 * share
+
+    n, k, running = 0, 1, 0.0
+    before, told = -1, -1  # the cell before this one, and the last that ends a bin
+    for cell in range(mass.size):
+        if mass[cell] <= 0.0:
+            continue
+        ends = False
+        if mass[cell] > bound:
+            ends = True
+            if before >= 0 and before != told and n < most - 1:
+                last[n] = told = before
+                n += 1
+        else:
+            running += mass[cell]
+            while k < n_light and running >= total * k / max(n_light, 1):
+                ends = True
+                k += 1
+        # Nothing lies above the last cell: what ends there ends one earlier.
+        at = before if cell == final else cell
+        if ends and at >= 0 and at != told and n < most - 1:
+            last[n] = told = at
+            n += 1
+        before = cell
+    last[n] = final
+    return n + 1
+
+
+@kernel
+def propose_fine_bins(mass, n_cells, most, last):
+    """Bins of some features; those with fewer cells than bins keep them.
+
+    mass : float64[...], the features' cells one after the other, each with one more for missing values; n_cells :
+    int64[n_features]; most : int64[n_features], bins at most; last : int64[n_features, >= most], receives the last cell of
+    each bin, and in unused places the feature's last cell.
+    """
+    at = 0
+    for feature in range(n_cells.size):
+        n = n_cells[feature]
+        found = quantile_fine_bins(mass[at : at + n], most[feature], last[feature])
+        # Rows that took no part may lie above all that did.
+        for k in range(found - 1, last.shape[1]):
+            last[feature, k] = n - 1
+        at += n + 1
+
+
+@kernel
+def add_masses(codes, hessian, repeat_count, rows, first, last, scale, mass):
+    """Add up quantised Hessians by code, over rows first…last-1 or rows[first], …: as histograms do (`rows.quantise`).
+
+    codes : uint8[n] or uint16[n]; hessian : float32[n] or None (1 each); times : uint8[n] or None; rows : int64[...] or None;
+    mass : int64[n_codes], added to.
+    """
+    by = np.float32(scale)
+    for at in range(first, last):
+        i = I(at) if rows is None else rows[at]
+        h = np.int32(1)
+        if hessian is not None:
+            h = np.int32((hessian[i] * by + ROUNDER) - ROUNDER)
+            h = h if h > np.int32(1) else np.int32(1)
+        whole = I(h)
+        if repeat_count is not None:
+            whole *= I(repeat_count[i])
+        mass[codes[i]] += whole
+
+
+@internal
+def search_proposed(planes, at, n_cells, feature, direction, total, limits, room, scratch, scratch_bits, best):
+    """Improve `best` by the best split of a numeric feature between bins that are proposed from this node's own rows.
+
+    planes : the node's sums by cell; direction : int8[n_features] or None; room : Room. CUT is a cell, as everywhere.
+    """
+    most = room.planes.shape[1] - 1
+    n = quantile_fine_bins(planes[1, at : at + n_cells], most, room.last)
+    for plane in range(planes.shape[0]):
+        cell = 0
+        for b in range(n):
+            s = 0.0
+            while cell <= room.last[b]:
+                s += planes[plane, at + cell]
+                cell += 1
+            room.planes[plane, b] = s
+        room.planes[plane, n] = planes[plane, at + n_cells]
+    if direction is not None:
+        search_bounded(room.planes, 0, n, feature, direction[feature], total, limits, best)
+    else:
+        search_numeric(room.planes, 0, n, feature, total, limits, scratch, scratch_bits, best)
+    if best[FEATURE] == feature:
+        best[CUT] = room.last[I(best[CUT])]

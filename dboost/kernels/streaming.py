@@ -1,0 +1,120 @@
+"""A block of rows on its way through a growing tree.
+
+In a shard whose rows are streamed nothing is gathered: a block comes, its rows go to the nodes that were split last, and
+those of nodes to be opened are added to histograms, all while the block is in cache. Every row knows its node by a small
+number, its *slot*: slot 0 is the root's, a split's left child keeps its parent's, the right child has a new one.
+
+Histograms stay packed from block to block and are flushed when they must be (`histograms.add_records`). Within a block
+records are brought together by slot first, so that the buckets of one node at a time are in the fastest cache.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dboost.kernels import kernel
+from dboost.kernels.histograms import add_records, flush
+from dboost.kernels.rows import add_leaves, quantise
+
+U = np.uint64
+I = np.int64  # noqa: E741
+
+#: The part of a record that is the row's number.
+ROW = U(0xFFFFFFFF)
+
+
+@kernel
+def route(tiles, wide, leaf, tile_of, column_of, follows):
+    """Send rows to the children of their nodes.
+
+    tiles : uint8[n_tiles, n, width]; wide : uint16[n_wide, n]; leaf : uint8 or int32[n], the rows' slots, updated;
+    tile_of, column_of : int64[n_slots], the tile that a slot's split looks at (-1 for a wide column) and the column there;
+    follows : the same type as leaf [n_slots, n_codes], the slot that each code leads to (its own, where nothing is split).
+    """
+    if wide.shape[0] == 0:
+        for i in range(leaf.size):
+            slot = U(leaf[i])
+            leaf[i] = follows[slot, tiles[U(tile_of[slot]), U(i), U(column_of[slot])]]
+        return
+    for i in range(leaf.size):
+        slot = leaf[i]
+        if tile_of[slot] >= 0:
+            leaf[i] = follows[slot, tiles[tile_of[slot], i, column_of[slot]]]
+        else:
+            leaf[i] = follows[slot, wide[column_of[slot], i]]
+
+
+@kernel
+def open_nodes(
+    tiles, wide, leaf, gradient, hessian, repeat_count, rows, n, scales, layout, packing, opening_of, counts, records, packed,
+    planes, pending, flushed, scratch,
+):  # fmt: skip
+    """Count the rows of each slot, and add those of nodes to be opened to their histograms.
+
+    tiles : uint64[n_tiles, n_rows, words]; wide : uint16[n_wide, n_rows] or None; rows : int64[n], those that take part in the
+    tree, or None for all (n of them); opening_of : int64[n_slots], number of the opening, or -1; counts : int64[n_slots], added
+    to; records : uint64[2, >= n], scratch; packed : int64[n_openings, n_words], planes : float64[n_openings, n_planes,
+    n_buckets], pending, flushed : int64[n_openings], the histograms, see `histograms.add_records`.
+    """
+    found, grouped = records[0], records[1]
+    n_slots = opening_of.size
+    here, there, step = np.zeros(n_slots, np.uint64), np.zeros(n_slots, np.uint64), np.zeros(n_slots, np.uint64)
+    quantise(gradient, hessian, rows, scales[0], scales[1], 0, n, found)
+    if n_slots == 1:
+        # The root's records are together as they come.
+        counts[0] += n
+        grouped, there[0] = found, U(n)
+    else:
+        # The two halves of the block take turns: to move a counter again a processor waits until it has been written.
+        half = U(n >> 1)
+        for i in range(half):
+            here[leaf[found[i] & ROW]] += U(1)
+            there[leaf[found[i + half] & ROW]] += U(1)
+        if n % 2 == 1:
+            there[leaf[found[n - 1] & ROW]] += U(1)
+        # Records of nodes that are opened are brought together; all others go to the place behind them, one over the other.
+        n_opened = U(0)
+        for slot in range(n_slots):
+            of_half, of_slot = here[slot], here[slot] + there[slot]
+            counts[slot] += I(of_slot)
+            if opening_of[slot] >= 0:
+                here[slot], there[slot], step[slot] = n_opened, n_opened + of_half, U(1)
+                n_opened += of_slot
+        for slot in range(n_slots):
+            if step[slot] == 0:
+                here[slot] = there[slot] = n_opened
+        for i in range(half if n_opened > 0 else U(0)):
+            one, other = found[i], found[i + half]
+            slot, other_slot = leaf[one & ROW], leaf[other & ROW]
+            at, other_at = here[slot], there[other_slot]
+            here[slot], there[other_slot] = at + step[slot], other_at + step[other_slot]
+            grouped[at], grouped[other_at] = one, other
+        if n % 2 == 1 and n_opened > 0:
+            slot = leaf[found[n - 1] & ROW]
+            grouped[there[slot]] = found[n - 1]
+            there[slot] += step[slot]
+    # Behind the second half's records of a slot those of the next one begin.
+    first = U(0)
+    for slot in range(n_slots):
+        k, last = opening_of[slot], there[slot]
+        if k >= 0 and last > first:
+            pending[k], flushed[k] = add_records(
+                tiles, wide, grouped[I(first) : I(last)], repeat_count, layout, packing, I(0), I(layout.first.size - 1),
+                packed[k], planes[k], pending[k], flushed[k], scratch,
+            )  # fmt: skip
+            first = last
+
+
+@kernel
+def finish_openings(layout, packing, packed, planes, flushed, scratch):
+    """Move what is left in packed buckets into planes."""
+    for k in range(flushed.size):
+        flush(layout, packing, I(0), I(layout.first.size - 1), I(0), packed[k], planes[k], flushed[k] == 0, scratch)
+
+
+@kernel
+def settle(leaf, gradient, hessian, repeat_count, rows, n, scales, number_of, sums):
+    """From slots to the numbers of leaves (number_of : as leaf [n_slots]), and exact sums by leaf (float64[n_leaves, 2])."""
+    for i in range(leaf.size):
+        leaf[i] = number_of[leaf[i]]
+    add_leaves(leaf, gradient, hessian, repeat_count, rows, 0, n, scales[2], scales[3], sums)

@@ -1,0 +1,279 @@
+"""Two-class log loss with F the log odds of the second class: L = log(1 + e^F) - y F (L2_TreeBoost, Algorithm 5).
+
+The paper writes y in {-1, 1} and F as half the log odds; F here is 2 F there, and the leaf values agree.
+
+With e = exp(-|F|) the probability, p = 1 / (1 + e) or e / (1 + e), its Hessian p (1 - p) = e / (1 + e)² and the loss
+max(F, 0) - y F + log(1 + e) come out accurate for scores of any size.
+
+K-class log loss with F_k the log odds of class k up to a constant: L = log Σ_k e^(F_k) - F_y (LK_TreeBoost, Algorithm 6).
+
+An iteration has K trees, all built from the same probabilities p = softmax(F): gradient p_k - [y = k], Hessian p_k (1 - p_k).
+The diagonal overstates the curvature, since all K scores move at once; (32) in the paper makes up for it by the factor
+(K - 1) / K in the leaf values, which is `step_factor` here.
+
+Everything is relative to the row's largest score m: with e_k = exp(F_k - m), so that one of them is 1, and
+``rest`` = Σ e_k - 1, summed without that 1, the probabilities are e_k / (1 + rest), their complements
+(rest + (1 - e_k)) / (1 + rest), and the loss is m - F_y + log(1 + rest): accurate for scores of any size and rows of any
+certainty.
+
+Exponential loss of two classes, that of AdaBoost: L = exp(-s F) with s = -1 for the first class and 1 for the second.
+
+Its minimiser is half the log odds, so the probability of the second class is σ(2 F). Gradient -s e^(-s F) and Hessian
+e^(-s F) differ in sign only: a leaf's Newton step is the difference of the classes' weights, divided by their sum.
+
+Far on the wrong side a row's exponent is cut off at `exp32`'s largest.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dboost.kernels.elementary import exp32, log1p32
+from dboost.losses.base import Loss
+from dboost.losses.loss_pass import overloads_block_terms
+
+
+class LogLossTerms(NamedTuple):
+    """The loss has no parameters; counts_influence : see `Extremes.influence`."""
+
+    counts_influence: bool = False
+
+
+@overloads_block_terms
+def _log_loss_terms(loss, y, raw, gradient, hessian, value, scratch):
+    if getattr(loss, "instance_class", None) is LogLossTerms:
+
+        def terms(loss, y, raw, gradient, hessian, value, scratch):
+            one, zero, two = np.float32(1), np.float32(0), np.float32(2)
+            # The outputs serve as float32 copies of the inputs, so that the long loop is of one width.
+            for i in range(raw.size):
+                gradient[i] = np.float32(raw[i])
+            for i in range(raw.size):
+                hessian[i] = np.float32(y[i])
+            for i in range(raw.size):
+                score, label = gradient[i], hessian[i]
+                e = exp32(-abs(score))
+                inverse = one / (one + e)
+                scratch[i] = (score if score > zero else zero) - label * score + log1p32(e)
+                # p for the first class, -(1 - p) for the second, neither of them as a difference: that would be 0 too soon.
+                side = one - two * label
+                gradient[i] = side * (inverse if side * score >= zero else e * inverse)
+                hessian[i] = e * inverse * inverse
+            for i in range(raw.size):
+                value[i] = scratch[i]
+
+        return terms
+
+
+class LogLoss(Loss):
+    """Two-class log loss (binomial deviance)."""
+
+    name = "log_loss"
+    is_classification = True
+    longest_step = 4.0
+    response = "sigmoid"
+
+    def terms(self) -> LogLossTerms:
+        return LogLossTerms()
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.logaddexp(0.0, raw) - y * raw
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return self.inverse_link(raw) - y
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        p = self.inverse_link(raw)
+        return p * (1 - p)
+
+    def link(self, prediction: np.ndarray) -> np.ndarray:
+        return np.log(prediction) - np.log1p(-np.asarray(prediction))
+
+    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
+        e = np.exp(-np.abs(raw))
+        return np.where(raw >= 0, 1.0, e) / (1.0 + e)
+
+    def best_constant(self, mean: float) -> float:
+        mean = min(max(mean, 1e-300), 1.0 - 2.0**-53)  # a class whose weight is next to nothing
+        return float(np.log(mean) - np.log1p(-mean))
+
+    def magnitude(self, mean: float, largest: float) -> float:
+        return 64.0
+
+
+_LOG_2 = np.float32(np.log(2.0))
+
+
+class SoftmaxTerms(NamedTuple):
+    """The loss has no parameters: the number of classes is that of the arrays' rows. counts_influence : see `Extremes`."""
+
+    counts_influence: bool = False
+
+
+@overloads_block_terms
+def _softmax_terms(loss, y, raw, gradient, hessian, value, scratch):
+    if getattr(loss, "instance_class", None) is SoftmaxTerms:
+
+        def terms(loss, y, raw, gradient, hessian, value, scratch):
+            one, zero = np.float32(1), np.float32(0)
+            n_classes, n = raw.shape
+            top, rest, ties = value, scratch, hessian[0]
+            for i in range(n):
+                top[i] = raw[0, i]
+            for k in range(1, n_classes):
+                score = raw[k]
+                for i in range(n):
+                    top[i] = score[i] if score[i] > top[i] else top[i]
+            for i in range(n):
+                rest[i] = zero
+                ties[i] = -one
+            for k in range(n_classes):
+                score, e = raw[k], gradient[k]
+                for i in range(n):
+                    e[i] = np.float32(score[i] - top[i])
+                for i in range(n):
+                    # A score that rounds to the largest one counts as a tie, for its e is 1.
+                    is_top = e[i] == zero
+                    e[i] = exp32(e[i])
+                    rest[i] += zero if is_top else e[i]
+                    ties[i] += one if is_top else zero
+            for i in range(n):
+                rest[i] += ties[i]
+            # The loss; gradients still hold e_k. log(1 + rest) is that of a number below 2, and some powers of 2.
+            log_sum = hessian[0]
+            for i in range(n):
+                z = rest[i]
+                log_sum[i] = zero
+                for power, large in ((8, 256.0), (4, 16.0), (2, 4.0), (1, 2.0)):
+                    is_large = z + one >= np.float32(large)
+                    z = (z + one) * np.float32(1.0 / large) - one if is_large else z
+                    log_sum[i] += np.float32(power) * _LOG_2 if is_large else zero
+                log_sum[i] += log1p32(z)
+            for i in range(n):
+                value[i] = top[i] - raw[np.int64(y[i]), i] + np.float64(log_sum[i])
+            for k in range(n_classes):
+                g, h = gradient[k], hessian[k]
+                for i in range(n):
+                    inverse = one / (one + rest[i])
+                    p, q = g[i] * inverse, (rest[i] + (one - g[i])) * inverse
+                    g[i] = -q if y[i] == k else p
+                    h[i] = p * q
+
+        return terms
+
+
+class SoftmaxLogLoss(Loss):
+    """Log loss of three or more classes, which are numbered 0, 1, 2, …
+
+    In the methods `raw` has the shape [n_rows, n_classes].
+    """
+
+    name = "log_loss"
+    is_classification = True
+    longest_step = 4.0
+    response = "softmax"
+
+    def __init__(self, n_classes: int) -> None:
+        self.n_outputs = n_classes
+        self.step_factor = (n_classes - 1) / n_classes
+
+    def terms(self) -> SoftmaxTerms:
+        return SoftmaxTerms()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "n_classes": self.n_outputs}
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        top = raw.max(axis=1)
+        with np.errstate(under="ignore"):
+            return top - _of_class(raw, y) + np.log(np.exp(raw - top[:, None]).sum(axis=1))
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return self.inverse_link(raw) - (y[:, None] == np.arange(raw.shape[1]))
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        p = self.inverse_link(raw)
+        return p * (1 - p)
+
+    def link(self, prediction: np.ndarray) -> np.ndarray:
+        return np.log(prediction)
+
+    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
+        e = np.exp(raw - raw.max(axis=1, keepdims=True))
+        return e / e.sum(axis=1, keepdims=True)
+
+    def magnitude(self, mean: float, largest: float) -> float:
+        return 64.0
+
+    def best_constants(self, shares: np.ndarray) -> np.ndarray:
+        """Raw score of each class that minimises the loss over all rows, from the classes' shares of the total weight."""
+        return np.log(shares)
+
+
+def _of_class(raw: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return raw[np.arange(len(raw)), y.astype(np.int64)]
+
+
+_CUT_OFF = 87.0
+
+
+class ExponentialTerms(NamedTuple):
+    """The loss has no parameters."""
+
+    unused: float = 0.0
+
+
+@overloads_block_terms
+def _exponential_terms(loss, y, raw, gradient, hessian, value, scratch):
+    if getattr(loss, "instance_class", None) is ExponentialTerms:
+
+        def terms(loss, y, raw, gradient, hessian, value, scratch):
+            one, two = np.float32(1), np.float32(2)
+            for i in range(raw.size):
+                gradient[i] = np.float32(raw[i])
+            for i in range(raw.size):
+                hessian[i] = np.float32(y[i])
+            for i in range(raw.size):
+                sign = two * hessian[i] - one
+                e = exp32(-sign * gradient[i])
+                gradient[i] = -sign * e
+                hessian[i] = e
+            for i in range(raw.size):
+                value[i] = hessian[i]
+
+        return terms
+
+
+class Exponential(Loss):
+    """Exponential loss of two classes (AdaBoost's)."""
+
+    name = "exponential"
+    is_classification = True
+    longest_step = 4.0
+    response = "sigmoid"
+    response_factor = 2.0
+
+    def terms(self) -> ExponentialTerms:
+        return ExponentialTerms()
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.exp(np.clip((1.0 - 2.0 * y) * raw, -_CUT_OFF, _CUT_OFF))
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return (1.0 - 2.0 * y) * self.value(y, raw)
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return self.value(y, raw)
+
+    def link(self, prediction: np.ndarray) -> np.ndarray:
+        return 0.5 * (np.log(prediction) - np.log1p(-np.asarray(prediction)))
+
+    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
+        e = np.exp(-2.0 * np.abs(raw))
+        return np.where(raw >= 0, 1.0, e) / (1.0 + e)
+
+    def best_constant(self, mean: float) -> float:
+        mean = min(max(mean, 1e-300), 1.0 - 2.0**-53)
+        return float(0.5 * (np.log(mean) - np.log1p(-mean)))

@@ -1,0 +1,185 @@
+"""Losses whose leaf values are quantiles: absolute error, its one-sided kin, and Huber's mixture with squared error.
+
+With u = y - F:
+
+    absolute_error   |u|                                                  gradient -sign(u)      (LAD_TreeBoost, Algorithm 3)
+    quantile(τ)      u (τ - 1[u < 0])                                     gradient 1[u < 0] - τ
+    huber(α)         ½ u² if |u| <= δ, else δ (|u| - δ / 2)               gradient -clip(u, ±δ)   (M_TreeBoost, Algorithm 4)
+
+Their second derivatives vanish or are no guide, so trees are grown by least squares of the gradients (a Hessian of 1), and
+leaves then get what minimises the loss itself: the median of u, its τ-quantile, or for huber one step from the median, the
+mean of sign(u - ũ) min(δ, |u - ũ|) over the leaf's rows added to their median ũ, (33) in the paper.
+
+δ divides what is told by the residuals' sizes from what is told by their signs only: it is chosen anew in each iteration, as
+the α-quantile of |u| over all rows. Losses of different iterations would not be comparable if their δ differed too; so the
+value of the loss, and with it `train_loss` and the metric "huber", keep the δ of the first iteration.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from dboost.errors import DBoostError
+from dboost.losses.base import Loss
+from dboost.losses.loss_pass import overloads_block_terms
+
+
+class QuantileTerms(NamedTuple):
+    """What the loss of an error of 1 is, when the target is above the score and when it is below."""
+
+    above: float
+    below: float
+
+
+class HuberTerms(NamedTuple):
+    """δ for gradients, and for the value of the loss."""
+
+    delta: float
+    value_delta: float
+
+
+@overloads_block_terms
+def _quantile_terms(loss, y, raw, gradient, hessian, value, scratch):
+    if getattr(loss, "instance_class", None) is QuantileTerms:
+
+        def terms(loss, y, raw, gradient, hessian, value, scratch):
+            above, below = loss.above, loss.below
+            for i in range(raw.size):
+                u = y[i] - raw[i]
+                slope = -above if u > 0.0 else below
+                gradient[i] = np.float32(slope if u != 0.0 else 0.0)
+                value[i] = -slope * u
+            if hessian is not None:
+                for i in range(raw.size):
+                    hessian[i] = np.float32(1)
+
+        return terms
+
+
+@overloads_block_terms
+def _huber_terms(loss, y, raw, gradient, hessian, value, scratch):
+    if getattr(loss, "instance_class", None) is HuberTerms:
+
+        def terms(loss, y, raw, gradient, hessian, value, scratch):
+            delta, value_delta = loss.delta, loss.value_delta
+            for i in range(raw.size):
+                u = raw[i] - y[i]
+                clipped = -delta if u < -delta else u
+                gradient[i] = np.float32(delta if clipped > delta else clipped)
+                size = abs(u)
+                inner = size if size < value_delta else value_delta
+                value[i] = inner * (size - 0.5 * inner)
+            if hessian is not None:
+                for i in range(raw.size):
+                    hessian[i] = np.float32(1)
+
+        return terms
+
+
+class _Pinball(Loss):
+    """An error above the score costs `above` times its size, one below `below` times."""
+
+    constant_hessian = True
+    exact_hessian = False
+    leaf_statistic = "quantile"
+    above: float
+    below: float
+
+    def terms(self) -> QuantileTerms:
+        return QuantileTerms(self.above, self.below)
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        u = y - raw
+        return np.where(u > 0, self.above, -self.below) * u
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        u = y - raw
+        return np.where(u > 0, -self.above, self.below) * (u != 0)
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.ones_like(raw)
+
+
+class AbsoluteError(_Pinball):
+    """Absolute error; predictions estimate medians."""
+
+    name = "absolute_error"
+    above = below = 1.0
+
+
+class Quantile(_Pinball):
+    """Pinball loss; predictions estimate quantiles.
+
+    Parameters
+    ----------
+    quantile : float
+        The level τ, between 0 and 1, both excluded.
+    """
+
+    name = "quantile"
+    options: ClassVar[tuple[str, ...]] = ("quantile",)
+
+    def __init__(self, quantile: float) -> None:
+        self.level = quantile
+        self.above, self.below = quantile, 1.0 - quantile
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "quantile": self.level}
+
+
+class Huber(Loss):
+    """Squared error of small residuals, absolute error of large ones.
+
+    Parameters
+    ----------
+    huber_alpha : float
+        The share of rows α whose residuals count as small, between 0 and 1, both excluded.
+    delta : float, optional
+        The δ of the loss's value: the first iteration's, once there was one.
+    """
+
+    name = "huber"
+    options: ClassVar[tuple[str, ...]] = ("huber_alpha",)
+    learned: ClassVar[tuple[str, ...]] = ("delta",)
+    constant_hessian = True
+    exact_hessian = False
+    leaf_statistic = "huber"
+
+    def __init__(self, huber_alpha: float = 0.9, delta: float | None = None) -> None:
+        self.alpha = huber_alpha
+        self._delta = delta
+
+    @property
+    def delta(self) -> float:
+        """δ of the loss's value."""
+        if self._delta is None:
+            raise DBoostError("huber's delta is chosen by the training rows: it is not known before the first iteration")
+        return self._delta
+
+    def with_delta(self, delta: float) -> Huber:
+        """The same loss, with the δ of a first iteration."""
+        return Huber(self.alpha, delta)
+
+    def terms(self) -> HuberTerms:
+        return self.terms_with(self.delta)
+
+    def terms_with(self, delta: float) -> HuberTerms:
+        """The record for kernels, with another δ for gradients."""
+        return HuberTerms(delta, self.delta)
+
+    def to_dict(self) -> dict[str, Any]:
+        stored = {"name": self.name, "huber_alpha": self.alpha}
+        return stored if self._delta is None else stored | {"delta": self._delta}
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        size = np.abs(y - raw)
+        inner = np.minimum(size, self.delta)
+        return inner * (size - 0.5 * inner)
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.clip(raw - y, -self.delta, self.delta)
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.ones_like(raw)

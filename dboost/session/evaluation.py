@@ -1,0 +1,622 @@
+"""Held-out rows: encoded like the training rows, scored by each new tree, judged by exact metrics.
+
+Held-out rows that are large beside a memory limit: they are judged from files, block by block.
+
+Two block files (`storage.block_file`) hold them: ``judged`` what never changes (codes in columns, target, weight), which is
+sealed, and ``judged-scores`` the raw scores, and those that were marked last (see `Judge`). A tree is added, and a metric is
+worked out, by a walk over all blocks, which the team's threads share. Metrics are told in chunks that merge exactly, so what
+comes out is what rows in memory give, to the last bit. (The area under the curve keeps all distinct scores meanwhile.)
+
+They may be all rows of a table, or some that were chosen from the one that is trained on (`EvalRows`); in one process and on
+the workers of a cluster it is the same. Blocks are so small that those which threads have in memory fit where small sets would
+be.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from dboost.data import Table, open_table
+from dboost.data.binning import Binning
+from dboost.errors import DataError, InputTypeError
+from dboost.kernels.histograms import BinLayout
+from dboost.losses import Loss
+from dboost.metrics.metric import LossMagnitude, Metric, ScoredRows
+from dboost.model.forest import FlatEnsemble
+from dboost.session.memory_budget import Budget, MemoryReservation, reading_within
+from dboost.session.target import Target, encode_chunk, encode_like
+from dboost.session.thread_team import Team
+from dboost.session.warm_start import WarmStart, add_block, matrix_of, row_matrix, starting_scores
+from dboost.shards.apply_trees import add_grown_tree
+from dboost.shards.bin_layout import code_rows
+from dboost.shards.block_store import BlockWriter, rows_that_fit
+from dboost.shards.encode import encode_table, encoded_pieces, kept_rows
+from dboost.shards.shard import BinnedColumns, empty_binned_columns
+from dboost.storage.block_file import BlockFile, Field
+from dboost.storage.spool import PrivateDirectory
+from dboost.trees.tree_task import GrownTree
+
+_log = logging.getLogger("dboost")
+
+#: Rows that are encoded at a time.
+_PIECE_ROWS = 65_536
+
+
+def named_sets(eval_set: Any) -> Iterator[tuple[str, Any, Any, Any, Any]]:
+    """(name, data, target, weight, offset) of each evaluation set; target None means the training target's column.
+
+    `eval_set` is a frame, (X, y), (X, y, weight), (X, y, weight, offset), a dict of these by name, or a list of them.
+    """
+    if eval_set is None:
+        return
+    if isinstance(eval_set, dict):
+        items = [(str(name), one) for name, one in eval_set.items()]
+    elif isinstance(eval_set, list) and all(isinstance(one, tuple) or _is_table(one) for one in eval_set):
+        items = [("eval" if len(eval_set) == 1 else f"eval_{i}", one) for i, one in enumerate(eval_set)]
+    else:
+        items = [("eval", eval_set)]
+    for name, one in items:
+        if isinstance(one, tuple):
+            if len(one) not in (2, 3, 4):
+                raise InputTypeError(
+                    f"evaluation set {name!r} must be (X, y), (X, y, weight) or (X, y, weight, offset), not {len(one)} things"
+                )
+            yield name, *one, *(None,) * (4 - len(one))
+        else:
+            yield name, one, None, None, None
+
+
+def log_streamed_eval_set(name: str) -> None:
+    """Log that a set, or some of its rows, do not fit a memory limit."""
+    _log.info("the rows of %r are many beside the memory limit and are judged from files", name)
+
+
+def _is_table(data: Any) -> bool:
+    """Whether something has named columns, so that a list of such is no table itself."""
+    return hasattr(data, "columns") or hasattr(data, "column_names")
+
+
+class EvalSet(Protocol):
+    """An evaluation set, wherever its rows are."""
+
+    @property
+    def name(self) -> str: ...
+
+    def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
+        """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
+
+    def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
+        """The metrics now, as ``{"<set>_<metric>": value}``."""
+
+    def save_state(self) -> None:
+        """Remember the present raw scores."""
+
+    def rollback(self) -> None:
+        """Forget the trees since the last mark."""
+
+
+class InMemoryEvalSet:
+    """One evaluation set in this process's memory.
+
+    Parameters
+    ----------
+    name : str
+    codes : Codes
+    layout : Layout
+    rows : Rows
+        Target, weight and loss; its raw scores are a view of `raw`.
+    raw : float64[n_rows] or float64[n_outputs, n_rows]
+        Raw scores to start from; updated.
+    team : Team
+    """
+
+    def __init__(
+        self, name: str, codes: BinnedColumns, layout: BinLayout, rows: ScoredRows, raw: np.ndarray, team: Team
+    ) -> None:
+        self.name = name
+        self._codes = codes
+        self._layout = layout
+        self._rows = rows
+        self._raw = raw
+        self._marked: np.ndarray | None = None
+        self._team = team
+
+    def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
+        """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
+        n, p = len(self._rows.target), self._team.n_threads
+        raw = self._raw if self._raw.ndim == 1 else self._raw[output]
+        self._team.run(lambda t: add_grown_tree(self._codes, self._layout, grown, values, raw, n * t // p, n * (t + 1) // p))
+
+    def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
+        """The metrics now, as ``{"<set>_<metric>": value}``."""
+        told = zip(metrics, self.chunks(metrics), strict=True)
+        return {f"{self.name}_{metric.name}": metric.finish(chunk) for metric, chunk in told}
+
+    def chunks(self, metrics: Sequence[Metric]) -> list[Any]:
+        """What each metric says of the rows now, to be merged with what it says of others."""
+        return [metric.chunk(self._rows) for metric in metrics]
+
+    def save_state(self) -> None:
+        """Remember the present raw scores."""
+        if self._marked is None:
+            self._marked = np.empty_like(self._raw)
+        self._marked[...] = self._raw
+
+    def rollback(self) -> None:
+        """Forget the trees since the last mark."""
+        assert self._marked is not None
+        self._raw[...] = self._marked
+
+    def some(self, stays: np.ndarray) -> InMemoryEvalSet:
+        """Some of the rows (bool[n_rows]) in the state that they are in."""
+        kept, codes, seen = np.flatnonzero(stays), self._codes, self._rows
+        raw = np.ascontiguousarray(self._raw[..., kept])
+        rows = replace(
+            seen,
+            target=seen.target[kept],
+            raw=raw.T,
+            weight=None if seen.weight is None else seen.weight[kept],
+            block=None if seen.block is None else seen.block[kept],
+        )
+        narrow, wide = (np.ascontiguousarray(part[:, kept]) for part in (codes.narrow, codes.wide))
+        found = InMemoryEvalSet(self.name, BinnedColumns(narrow, wide, codes.row_of), self._layout, rows, raw, self._team)
+        found._marked = None if self._marked is None else np.ascontiguousarray(self._marked[..., kept])
+        return found
+
+    def close(self) -> None:
+        """Nothing but memory to let go of."""
+
+
+@dataclass(frozen=True, eq=False)
+class EvalSetBuilder:
+    """What it takes to judge rows: the training target's terms, the bins, where scores start.
+
+    Attributes
+    ----------
+    target : Target
+    binning : Binning
+    layout : Layout
+    baseline : float64[n_outputs]
+    magnitude, spread : float
+        About how large a row's loss can be, and a prediction's error.
+    warm_start : Origin
+        Whose trees the scores begin with.
+    with_block : bool
+        Whether some metric wants to see the rows.
+    n_threads : int
+    budget : Budget or None
+        What the fit may take: sets that are large beside it are judged from files.
+    allowance : MemoryReservation or None
+        What is left for those in memory.
+    """
+
+    target: Target
+    binning: Binning
+    layout: BinLayout
+    baseline: np.ndarray
+    magnitude: float
+    spread: float
+    warm_start: WarmStart
+    with_block: bool
+    n_threads: int
+    budget: Budget | None = None
+    allowance: MemoryReservation | None = None
+
+    def data(
+        self, name: str, data: Any, target_column: Any, weight_column: Any, offset_column: Any = None
+    ) -> Callable[[Team], EvalSet]:
+        """A data set of its own, in the terms of the training data."""
+        try:
+            with open_table(
+                data,
+                target_column,
+                sample_weight=weight_column,
+                offset=offset_column,
+                like=self.binning.features,
+                **reading_within(self.budget, self.n_threads),
+            ) as table:
+                if not self._holds(table.n_rows):
+                    return self._in_files(name, EvalRows(table, lambda k: encode_chunk(table, k, self.target)))
+                table.gather_roles()
+                y = encode_like(table, self.target)
+                return self._in_memory(name, table, y, kept_rows(table.weight))
+        except (DataError, InputTypeError) as error:
+            raise type(error)(f"evaluation set {name!r}: {error}") from error
+
+    def _holds(self, n_rows: int) -> bool:
+        """Whether so many rows more may be judged in memory."""
+        if self.allowance is None or self.with_block:
+            return True
+        return self.allowance.take(eval_set_bytes(self.layout, n_rows, len(self.baseline)))
+
+    def _in_files(self, name: str, judged: EvalRows) -> Callable[[Team], StreamedEvalSet]:
+        assert self.budget is not None
+        log_streamed_eval_set(name)
+        files = EvalFiles.write(
+            judged,
+            self.binning,
+            self.layout,
+            baseline=self.baseline,
+            warm_start=self.warm_start,
+            n_threads=self.n_threads,
+            room_bytes=self.budget.retained,
+        )
+        size = LossMagnitude(self.magnitude, self.spread, files.max_weight, files.n_rows)
+        return lambda team: StreamedEvalSet(name, files, self.target.loss, size, team)
+
+    def rows(self, name: str, judged: EvalRows) -> Callable[[Team], EvalSet]:
+        """Some rows of a table that is trained on; waits for the team that will share the work."""
+        n_rows, max_weight, _ = judged.sizes()
+        if not self._holds(n_rows):
+            return self._in_files(name, judged)
+        size = LossMagnitude(self.magnitude, self.spread, max_weight, n_rows)
+        held = load_eval_rows(
+            judged,
+            self.binning,
+            self.layout,
+            self.target.loss,
+            size,
+            with_block=self.with_block,
+            baseline=self.baseline,
+            warm_start=self.warm_start,
+            n_threads=self.n_threads,
+        )
+        return lambda team: InMemoryEvalSet(name, held[0], self.layout, *held[1:], team)
+
+    def _in_memory(self, name: str, table: Table, y: np.ndarray, kept: np.ndarray | None) -> Callable[[Team], EvalSet]:
+        codes = encode_table(table, self.binning, self.layout, kept, self.n_threads, allow_infinite=True)
+        weight = table.weight
+        if kept is not None:
+            y, weight = y[kept], None if weight is None else weight[kept]
+        n, max_weight = len(y), 1.0 if weight is None else float(weight.max())
+        raw = starting_scores(self.baseline, self.warm_start, table, kept, self.n_threads)
+        seen = ScoredRows(
+            y,
+            raw.T,
+            weight,
+            self.target.loss,
+            LossMagnitude(self.magnitude, self.spread, max_weight, n),
+            block=row_matrix(table, kept) if self.with_block else None,
+        )
+        return lambda team: InMemoryEvalSet(name, codes, self.layout, seen, raw, team)
+
+
+def load_eval_rows(
+    judged: EvalRows,
+    binning: Binning,
+    layout: BinLayout,
+    loss: Loss,
+    size: LossMagnitude,
+    *,
+    baseline: np.ndarray,
+    warm_start: WarmStart,
+    n_threads: int,
+    with_block: bool = False,
+) -> tuple[BinnedColumns, ScoredRows, np.ndarray]:
+    """Rows to be judged as `InMemoryEvalSet` has them: codes, what metrics see, raw scores.
+
+    with_block : whether some metric wants to see the rows.
+    """
+    n, _, weighted = judged.sizes()
+    codes, n_outputs = empty_binned_columns(layout, n), len(baseline)
+    raw = np.empty(n if n_outputs == 1 else (n_outputs, n))
+    rooms = {"narrow": codes.narrow, "wide": codes.wide, "target": np.empty(n), "raw": raw}
+    if weighted:
+        rooms["weight"] = np.empty(n)
+    at = 0
+    for found in judged.pieces(
+        binning, layout, min(n, _PIECE_ROWS), baseline=baseline, warm_start=warm_start, n_threads=n_threads
+    ):
+        here = slice(at, at + len(found["target"]))
+        for field, room in rooms.items():
+            room[..., here] = found[field]
+        at = here.stop
+    block = None
+    if with_block:
+        block = row_matrix(judged.table, kept_rows(judged.table.weight) if judged.rows is None else judged.rows)
+    return codes, ScoredRows(rooms["target"], raw.T, rooms.get("weight"), loss, size, block=block), raw
+
+
+#: Blocks do not get shorter than this.
+_LEAST_BLOCK_ROWS = 1024
+
+
+def eval_set_bytes(layout: BinLayout, n_rows: int, n_outputs: int) -> int:
+    """What rows take that are judged in memory: codes, target, weight, scores and marked ones."""
+    codes = empty_binned_columns(layout, 0)
+    return n_rows * (len(codes.narrow) + 2 * len(codes.wide) + 16 * (1 + n_outputs))
+
+
+@dataclass(frozen=True, eq=False)
+class EvalRows:
+    """Rows of a table that are to be judged.
+
+    Attributes
+    ----------
+    table : Table
+    target_of : callable
+        The targets of all rows of a chunk, by its number, in the terms of the loss: float64[n].
+    rows : int64[n_rows] or None
+        Those that were chosen, ascending; None for all of positive weight.
+    weight : float64[n_rows] or None
+        Of the chosen rows; those of the table otherwise.
+    """
+
+    table: Table
+    target_of: Callable[[int], np.ndarray]
+    rows: np.ndarray | None = None
+    weight: np.ndarray | None = None
+
+    def counts(self) -> list[int]:
+        """How many there are in each chunk."""
+        if self.rows is not None:
+            return np.diff(np.searchsorted(self.rows, np.cumsum((0, *self.table.lengths)))).tolist()
+        found = []
+        for k, length in enumerate(self.table.lengths):
+            weight = self.table.roles(k)[1] if length else None
+            found.append(length if weight is None else int(np.count_nonzero(weight > 0)))
+        return found
+
+    def sizes(self) -> tuple[int, float, bool]:
+        """How many they are, the largest weight, and whether there are weights."""
+        if self.rows is not None:
+            max_weight = 1.0 if self.weight is None else float(self.weight.max(initial=0.0))
+            return len(self.rows), max_weight, self.weight is not None
+        max_weight, weighted = 0.0, False
+        for k, length in enumerate(self.table.lengths):
+            weight = self.table.roles(k)[1] if length else None
+            if length:
+                max_weight = max(max_weight, 1.0 if weight is None else float(weight.max()))
+            weighted = weighted or weight is not None
+        return sum(self.counts()), max_weight, weighted
+
+    def pieces(
+        self,
+        binning: Binning,
+        layout: BinLayout,
+        piece_rows: int,
+        *,
+        baseline: np.ndarray,
+        warm_start: WarmStart,
+        n_threads: int,
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """The rows piece by piece: codes (narrow, wide), target, weight (ones where there is none) and raw scores.
+
+        baseline : float64[n_outputs]
+        """
+        flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
+        chunk, at = -1, 0
+        for piece in encoded_pieces(self.table, binning, layout, n_threads, piece_rows, allow_infinite=True, chosen=self.rows):
+            if piece.number != chunk:
+                chunk, y = piece.number, self.target_of(piece.number)
+            n = piece.codes.n_rows
+            _, weight, offset = piece.roles
+            if self.rows is not None:
+                weight = None if self.weight is None else self.weight[at : at + n]
+            raw = np.repeat(baseline[:, None], n, axis=1)
+            raw += 0.0 if offset is None else offset
+            if flat is not None:
+                add_block(raw, flat, matrix_of(piece.chunk), (0, warm_start.n_before), n_threads)
+            yield {
+                "narrow": piece.codes.narrow,
+                "wide": piece.codes.wide,
+                "target": y[piece.rows],
+                "weight": np.ones(n) if weight is None else weight,
+                "raw": raw if len(baseline) > 1 else raw[0],
+            }
+            at += n
+
+
+@dataclass(frozen=True, eq=False)
+class EvalFiles:
+    """The files, in a private directory that goes with this record.
+
+    Attributes
+    ----------
+    rows, scores : BlockFile
+    layout : Layout
+    max_weight : float
+        The largest weight.
+    """
+
+    folder: PrivateDirectory
+    rows: BlockFile
+    scores: BlockFile
+    layout: BinLayout
+    max_weight: float
+
+    @property
+    def n_rows(self) -> int:
+        return self.rows.n_rows
+
+    @classmethod
+    def write(
+        cls,
+        judged: EvalRows,
+        binning: Binning,
+        layout: BinLayout,
+        *,
+        baseline: np.ndarray,
+        warm_start: WarmStart,
+        n_threads: int,
+        room_bytes: int,
+        root: Path | None = None,
+    ) -> EvalFiles:
+        """Rows with the scores that they begin with.
+
+        baseline : float64[n_outputs]; room_bytes : what the blocks may take that all threads have in memory;
+        root : where the files' folder is made, default as of `PrivateDirectory`.
+
+        Raises
+        ------
+        DataError
+            For targets that the training target does not know.
+        StorageError
+            When the files cannot be written.
+        """
+        n_rows, max_weight, weighted = judged.sizes()
+        codes = empty_binned_columns(layout, 0)
+        fields = [Field("narrow", "<u1", (len(codes.narrow),)), Field("target", "<f8")]
+        fields += [Field("wide", "<u2", (len(codes.wide),))] if len(codes.wide) else []
+        fields += [Field("weight", "<f8")] if weighted else []
+        outputs = () if len(baseline) == 1 else (len(baseline),)
+        scores = [Field("raw", "<f8", outputs), Field("marked", "<f8", outputs)]
+        block_rows, row_bytes = rows_that_fit(fields, n_rows), sum(field.n_bytes(1) for field in (*fields, *scores))
+        while block_rows > _LEAST_BLOCK_ROWS and n_threads * block_rows * row_bytes > room_bytes:
+            block_rows //= 2
+        folder = PrivateDirectory(root)
+        try:
+            files = [
+                BlockFile(folder.path / "judged", fields, n_rows, sealed=True, block_rows=block_rows),
+                BlockFile(folder.path / "judged-scores", scores, n_rows, sealed=False, block_rows=block_rows),
+            ]
+            writer = BlockWriter(files)
+            names = {field.name for field in (*fields, *scores)}
+            for found in judged.pieces(
+                binning, layout, block_rows, baseline=baseline, warm_start=warm_start, n_threads=n_threads
+            ):
+                writer.append(len(found["target"]), {name: values for name, values in found.items() if name in names})
+            writer.finish()
+        except BaseException:
+            folder.close()
+            raise
+        return cls(folder, files[0], files[1], layout, max_weight)
+
+    def some(self, stays: np.ndarray) -> EvalFiles:
+        """New files with some of the rows (bool[n_rows]) in the state that they are in, beside these."""
+        folder, files = PrivateDirectory(self.folder.path.parent), (self.rows, self.scores)
+        n_rows, axes = int(stays.sum()), {field.name: len(field.before) for file in files for field in file.fields}
+        try:
+            rows, scores = (
+                BlockFile(
+                    folder.path / file.path.name,
+                    file.fields,
+                    n_rows,
+                    sealed=file is self.rows,
+                    block_rows=file.block_rows,
+                )
+                for file in files
+            )
+            writer, buffers = BlockWriter((rows, scores)), [file.buffer() for file in files]
+            for block in range(self.rows.n_blocks):
+                views: dict[str, np.ndarray] = {}
+                for file, buffer in zip(files, buffers, strict=True):
+                    file.read(block, buffer)
+                    views |= file.views(buffer, block)
+                first = block * self.rows.block_rows
+                some = np.flatnonzero(stays[first : first + self.rows.rows_of(block)])
+                writer.append(len(some), {name: np.take(view, some, axis=axes[name]) for name, view in views.items()})
+            writer.finish()
+        except BaseException:
+            folder.close()
+            raise
+        return EvalFiles(folder, rows, scores, self.layout, self.max_weight)
+
+    def close(self) -> None:
+        """Remove the files."""
+        for file in (self.rows, self.scores):
+            file.close()
+        self.folder.close()
+
+
+class StreamedEvalSet:
+    """One evaluation set in files; a `Judge`.
+
+    Parameters
+    ----------
+    name : str
+    files : EvalFiles
+    loss : Loss
+    size : Size
+    team : Team
+    """
+
+    def __init__(self, name: str, files: EvalFiles, loss: Loss, size: LossMagnitude, team: Team) -> None:
+        self.name, self._files, self._loss, self._size, self._team = name, files, loss, size, team
+        self._row_of = code_rows(files.layout)
+
+    def _walk(
+        self, thread: int, *, rows: bool, reads: Sequence[str], writes: Sequence[str] = ()
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """The blocks of one thread, each with what is read of it; what is to be written goes to the file with the next step.
+
+        Buffers last as long as the walk: sets are judged one after another, and need the room of one.
+        """
+        files, n = self._files, self._files.rows.n_blocks
+        sealed, changing = files.rows.buffer() if rows else None, files.scores.buffer()
+        for block in range(n * thread // self._team.n_threads, n * (thread + 1) // self._team.n_threads):
+            files.scores.read(block, changing, reads)
+            found = files.scores.views(changing, block)
+            if sealed is not None:
+                files.rows.read(block, sealed)
+                found |= files.rows.views(sealed, block)
+            yield found
+            if writes:
+                files.scores.write(block, changing, writes)
+
+    def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
+        """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
+
+        def work(thread: int) -> None:
+            for found in self._walk(thread, rows=True, reads=["raw"], writes=["raw"]):
+                n = len(found["target"])
+                codes = BinnedColumns(found["narrow"], found.get("wide", np.empty((0, n), np.uint16)), self._row_of)
+                raw = found["raw"] if found["raw"].ndim == 1 else found["raw"][output]
+                add_grown_tree(codes, self._files.layout, grown, values, raw, 0, n)
+
+        self._team.run(work)
+
+    def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
+        """The metrics now, as ``{"<set>_<metric>": value}``."""
+        told = zip(metrics, self.chunks(metrics), strict=True)
+        return {f"{self.name}_{metric.name}": metric.finish(chunk) for metric, chunk in told}
+
+    def chunks(self, metrics: Sequence[Metric]) -> list[Any]:
+        """What each metric says of the rows now, to be merged with what it says of others."""
+
+        def work(thread: int) -> list[Any] | None:
+            chunks: list[Any] | None = None
+            for found in self._walk(thread, rows=True, reads=["raw"]):
+                seen = ScoredRows(found["target"], found["raw"].T, found.get("weight"), self._loss, self._size)
+                told = [metric.chunk(seen) for metric in metrics]
+                chunks = told if chunks is None else _merged(metrics, chunks, told)
+            return chunks
+
+        told = [chunks for chunks in self._team.run(work) if chunks is not None]
+        return reduce(lambda a, b: _merged(metrics, a, b), told)
+
+    def save_state(self) -> None:
+        """Remember the present raw scores."""
+        self._copy("raw", "marked")
+
+    def rollback(self) -> None:
+        """Forget the trees since the last mark."""
+        self._copy("marked", "raw")
+
+    def _copy(self, source: str, target: str) -> None:
+        def work(thread: int) -> None:
+            for found in self._walk(thread, rows=False, reads=[source], writes=[target]):
+                found[target][...] = found[source]
+
+        self._team.run(work)
+
+    def some(self, stays: np.ndarray) -> StreamedEvalSet:
+        """Only some of the rows (bool[n_rows]) from now on; this object is of no use any more."""
+        files = self._files.some(stays)
+        self.close()
+        return StreamedEvalSet(self.name, files, self._loss, self._size, self._team)
+
+    def close(self) -> None:
+        """Remove the files."""
+        self._files.close()
+
+
+def _merged(metrics: Sequence[Metric], a: list[Any], b: list[Any]) -> list[Any]:
+    return [metric.merge(x, y) for metric, x, y in zip(metrics, a, b, strict=True)]

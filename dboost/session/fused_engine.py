@@ -1,0 +1,258 @@
+"""The engine for data in this process: one shard, a team of threads, one compiled call per tree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from dboost.kernels.histograms import TILE_COLUMNS
+from dboost.kernels.rows import STRIPE
+from dboost.kernels.splits import SPLIT_SIZE
+from dboost.session.thread_team import Team
+from dboost.shards.advance import Scratch, advance_rows
+from dboost.shards.apply_trees import leaf_finder
+from dboost.shards.shard import Shard
+from dboost.shards.statistics import merge_into_bins
+from dboost.trees.bin_proposal import in_fine_bins, new_proposal_buffers
+from dboost.trees.feature_sampling import FeaturePaths, new_feature_paths
+from dboost.trees.fused_grower import FEW, TeamBuffers, ThreadScratch, grow_whole_tree
+from dboost.trees.nodes import ANY_ORDER, GrowthPolicy, new_node_arrays
+from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
+
+#: Below this many cells (rows times features) one thread is faster than two.
+SMALL = 400_000
+#: With ANY_ORDER open leaves number at most the logarithm of the Hessian's sum.
+_SLOTS_ANY_ORDER = 64
+
+
+class FusedEngine:
+    """Trains on one shard in memory.
+
+    Parameters
+    ----------
+    shard : Shard
+    loss_terms : NamedTuple
+        The loss's record for kernels.
+    rule : Rule
+    n_channels : int
+        2 (gradients and Hessians) or 3 (and counts).
+    loss_unit : float
+        Unit of the exact loss sums.
+    n_threads : int
+    team : Team, optional
+        Threads that are there already and belong to somebody else, instead of `n_threads` of its own.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        loss_terms: tuple,
+        *,
+        rule: GrowthPolicy,
+        n_channels: int,
+        loss_unit: float,
+        n_threads: int = 1,
+        team: Team | None = None,
+    ) -> None:
+        self.shard = shard
+        self._terms = loss_terms
+        self._loss_unit = loss_unit
+        if team is None:
+            n_threads = choose_threads(shard.n_rows, len(shard.bin_layout.n_bins), n_threads)
+            team = Team(n_threads, in_caller=is_small(shard.n_rows, len(shard.bin_layout.n_bins)))
+        self.team, n_threads = team, team.n_threads
+        self._by_unit = (shard.bin_layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS >= 2 * n_threads
+        self._shared = _shared(shard, rule, n_channels, n_threads, self._by_unit)
+        self._n_slots = min(rule.max_leaves, _SLOTS_ANY_ORDER) if rule.order == ANY_ORDER else rule.max_leaves
+        self._pool: np.ndarray | None = None
+        self._packed_sums: np.ndarray | None = None
+        self._packed_counts: np.ndarray | None = None
+        self._paths: list[FeaturePaths | None] = [None] * n_threads
+        self._own = [_own(shard, rule, n_threads, self._n_slots) for _ in range(n_threads)]
+        self._nodes = [new_node_arrays(rule.max_leaves) for _ in range(n_threads)]
+        self._scratch = [Scratch() for _ in range(n_threads)]
+        self._unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]] = []
+        self._categorical = True if shard.bin_layout.is_categorical.any() else None
+
+    @property
+    def n_rows(self) -> int:
+        return self.shard.n_rows
+
+    def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
+        """Add the last trees' leaf values (float64[n_outputs, n_leaves]) to the scores; gradients and Hessians follow."""
+        self._terms = self._terms if terms is None else terms
+
+        unrouted, self._unrouted = self._unrouted, []
+
+        def work(thread: int) -> GradientStats:
+            for find, leaf in unrouted:
+                find(leaf, *self._range(thread))
+            return advance_rows(self.shard, self._terms, values, self._loss_unit, self._scratch[thread], *self._range(thread))
+
+        return reduce(GradientStats.merge, self.team.run(work))
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """One answer for each thread's range of rows."""
+        ranges = [self._range(thread) for thread in range(self.team.n_threads)]
+        is_short = getattr(function, "is_short", None)
+        if is_short is not None and all(is_short(self.shard, *of, *arguments) for of in ranges):
+            return [function(self.shard, *of, *arguments) for of in ranges]
+        self._route()
+        return self.team.run(lambda thread: function(self.shard, *ranges[thread], *arguments))
+
+    def _route(self) -> None:
+        """Send rows that sat a tree out to their leaves now, and not with the next pass over all rows."""
+        unrouted, self._unrouted = self._unrouted, []
+
+        def work(thread: int) -> None:
+            for find, leaf in unrouted:
+                find(leaf, *self._range(thread))
+
+        if unrouted:
+            self.team.run(work)
+
+    def _range(self, thread: int) -> tuple[int, int]:
+        n, p = self.shard.n_rows, self.team.n_threads
+        return n * thread // p, n * (thread + 1) // p
+
+    def grow(self, task: TreeTask) -> GrownTree:
+        """Grow one tree from the present gradients and Hessians."""
+        self._route()
+        team, shard = self.team, self.shard
+        gradient, hessian, leaf = shard.output_arrays(task.output)
+        # Rows below a bound of influence, where that alone decides, are left out while gradients are quantised.
+        influence = shard.influence(task.output) if task.sample is None and task.least_influence > 0 else None
+        chosen = shard.sampled_rows(*task.part) if influence is None else None
+        n = shard.n_rows if chosen is None else len(chosen)
+        self._shared.starts[:] = _starts(n, team.n_threads)
+        team.control[:] = 0
+        if task.cells is not None:
+            team.run(lambda thread: merge_into_bins(shard, task.cells, *self._range(thread)))
+        rooms = [None if task.node_bins is None else new_proposal_buffers(task.node_bins) for _ in range(team.n_threads)]
+        wide = shard.bins.wide if len(shard.bins.wide) else None
+        pool, packed_sums, packed_counts = self._histograms_for(task)
+        if task.choice is not None and self._paths[0] is None:
+            self._paths = [new_feature_paths(task.choice, 2 * task.rule.max_leaves - 1) for _ in range(team.n_threads)]
+
+        def work(thread: int) -> int:
+            return grow_whole_tree(
+                thread, team.n_threads, team.control, shard.tiles, shard.bins.narrow, wide, shard.bins.row_of,
+                gradient, hessian, shard.repeat_count, chosen, influence, task.least_influence, leaf, shard.bin_layout,
+                task.packing, task.limits, task.rule, self._nodes[thread], self._shared, self._own[thread], task.scales,
+                task.allowed, self._by_unit, pool, packed_sums, packed_counts, self._categorical, task.choice, self._paths[thread],
+                task.direction, rooms[thread],
+            )  # fmt: skip
+
+        n_nodes = team.run(work)[0]
+        n_leaves = (n_nodes + 1) // 2
+        sums = sum(own.leaf_sums[:n_leaves] for own in self._own) / task.scales[2:]
+        grown = GrownTree(
+            nodes=self._nodes[0],
+            n_nodes=n_nodes,
+            n_leaves=n_leaves,
+            n_rows=self._shared.n_rows,
+            leaf_of=self._shared.leaf_of,
+            leaf_sums=sums,
+            left_codes=self._shared.left_codes,
+        )
+        if chosen is not None or (influence is not None and FEW * (n - int(grown.n_rows[0])) > n):
+            self._unrouted.append((leaf_finder(shard.bins, shard.bin_layout, grown), leaf))
+            if task.cells is not None:
+                self._route()  # by the bins of this tree
+        in_fine_bins(grown, task.cells, shard.is_identity_bin_map)
+        return grown
+
+    def _histograms_for(self, task: TreeTask) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+        """Room for the open leaves' histograms: as planes, or packed, and for the counts of packed ones."""
+        shape = self._n_slots, int(self.shard.bin_layout.offset[-1])
+        if self._categorical is None and can_stay_packed(task, self.shard.n_rows, self._by_unit):
+            if self._packed_sums is None:
+                self._packed_sums = np.zeros(shape, np.int64)
+                self._packed_counts = np.zeros(shape, np.int64) if task.limits.count_channel == 2 else None
+            return None, self._packed_sums, self._packed_counts
+        if self._pool is None:
+            self._pool = np.zeros((shape[0], self._shared.parts.shape[1], shape[1]))
+        return self._pool, None, None
+
+    def report(self) -> dict[str, float]:
+        """Nothing: all seconds are work."""
+        return {}
+
+    def close(self) -> None:
+        self.team.close()
+
+
+def can_stay_packed(task: TreeTask, n_rows: int, by_unit: bool) -> bool:
+    """Whether histograms of numeric features may stay packed: when halves of words never overflow, and scores are plain.
+
+    Buckets with counts are flushed before that, into planes that only threads with rows of their own have.
+    """
+    limits, packing = task.limits, task.packing
+    most = packing.rows
+    if limits.count_channel == 2 and not by_unit:
+        most *= 2**31 // (packing.max_gradient * (packing.count_mask + 1) // 2)
+    is_plain = limits.l1 == 0.0 and limits.max_step == math.inf and limits.is_bounded == 0
+    return n_rows <= most and is_plain and task.node_bins is None
+
+
+def is_small(n_rows: int, n_features: int) -> bool:
+    return n_rows * n_features < SMALL
+
+
+def choose_threads(n_rows: int, n_features: int, n_threads: int) -> int:
+    return 1 if is_small(n_rows, n_features) else n_threads
+
+
+def _shared(shard: Shard, rule: GrowthPolicy, n_channels: int, n_threads: int, by_unit: bool) -> TeamBuffers:
+    layout, n, p = shard.bin_layout, shard.n_rows, n_threads
+    n_buckets = int(layout.offset[-1])
+    n_nodes = 2 * rule.max_leaves - 1
+    units = [*range(0, layout.n_tiled, TILE_COLUMNS), *range(layout.n_tiled, len(layout.first))]
+    words = int(np.diff(layout.start[units]).max()) if by_unit else int(layout.start[-1])
+    categorical = bool(layout.is_categorical.any())
+    return TeamBuffers(
+        records=np.empty((2, n), np.uint64),
+        starts=_starts(n, p),
+        packed=np.zeros((p, words), np.int64),
+        parts=np.zeros((p, n_channels, 1 if by_unit else n_buckets)),
+        flushed=np.zeros(p, np.int64),
+        counts=np.zeros((2, p), np.int64),
+        found=np.zeros((p, 2, SPLIT_SIZE)),
+        left_codes=np.zeros((n_nodes, int(layout.n_bins.max()) + 1 if categorical else 1), np.uint8),
+        n_rows=np.zeros(n_nodes, np.int64),
+        leaf_of=np.zeros(n_nodes, np.int64),
+        units=np.array(units, np.int64),
+    )
+
+
+def _starts(n: int, p: int) -> np.ndarray:
+    """Where each thread's records of n rows begin: it owns every p-th stripe."""
+    owned = [sum(min(STRIPE, n - s) for s in range(t * STRIPE, n, p * STRIPE)) for t in range(p)]
+    return np.concatenate(([0], np.cumsum(owned))).astype(np.int64)
+
+
+def _own(shard: Shard, rule: GrowthPolicy, n_threads: int, n_slots: int) -> ThreadScratch:
+    n_nodes = 2 * rule.max_leaves - 1
+    n_codes = int(shard.bin_layout.n_bins.max()) + 1
+    scratch = np.zeros((4, n_codes))
+    return ThreadScratch(
+        slot=np.zeros(n_nodes, np.int64),
+        free=np.zeros(n_slots, np.int64),
+        begin=np.zeros((n_nodes, n_threads), np.int64),
+        end=np.zeros((n_nodes, n_threads), np.int64),
+        side=np.zeros(n_nodes, np.int64),
+        others=np.zeros((n_nodes, 2), np.int64),
+        scratch=scratch,
+        scratch_bits=scratch.view(np.int64),
+        keys=np.zeros(n_codes),
+        order=np.zeros(n_codes, np.int64),
+        goes_left=np.zeros(n_codes, np.uint8),
+        leaf_sums=np.zeros((rule.max_leaves, 2)),
+        stack=np.zeros(rule.max_leaves + 1, np.int64),
+        best=np.zeros(SPLIT_SIZE),
+        total=np.zeros(3),
+    )

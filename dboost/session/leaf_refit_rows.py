@@ -1,0 +1,106 @@
+"""The rows of one place while leaf values are estimated anew (see `training.leaf_refit`): one shard without features.
+
+Rows *turn to* an iteration: its trees say by the raw values in which leaf each row is. Then they answer what `Steps` asks of
+any shard. When the new values are known, they *advance*: scores take them in, gradients and Hessians follow. What the rows have
+been through is a list of such advances, and rows that come later, because a worker was lost, go through the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dboost.losses import Loss
+from dboost.model.ensemble import Ensemble
+from dboost.model.forest import FlatEnsemble
+from dboost.shards.advance import Scratch, advance_rows
+from dboost.shards.bin_layout import plan_layout
+from dboost.shards.shard import Shard, empty_binned_columns
+from dboost.trees.tree_task import GradientStats
+
+
+class Advance(NamedTuple):
+    """Which trees' new values the scores take in (-1: none), the values (float64[n_outputs, n_leaves]), the loss's record."""
+
+    iteration: int
+    values: np.ndarray
+    terms: tuple
+
+
+class LeafRefitRows:
+    """Some rows.
+
+    Parameters
+    ----------
+    model : Ensemble
+    matrices : sequence of float32 or float64 [n, n_features]
+        The rows' values, in parts (see `session.warm_start`).
+    y : float64[n_rows]
+    weight : float64[n_rows] or None
+    raw : float64[n_rows] or float64[n_outputs, n_rows]
+        Scores before the first tree; changed in place.
+    loss : Loss
+    loss_unit : float
+        Unit of exact loss sums.
+    n_threads : int
+    """
+
+    def __init__(
+        self,
+        model: Ensemble,
+        matrices: Sequence[np.ndarray],
+        y: np.ndarray,
+        weight: np.ndarray | None,
+        raw: np.ndarray,
+        loss: Loss,
+        loss_unit: float,
+        n_threads: int,
+    ) -> None:
+        layout = plan_layout(np.ones(1, np.int64), np.zeros(1, bool))
+        self._shard = Shard(
+            empty_binned_columns(layout, len(y)),
+            layout,
+            y,
+            weight,
+            raw,
+            constant_hessian=loss.constant_hessian and weight is None,
+            max_leaves=max(tree.n_leaves for tree in model.trees),
+        )
+        self._flat, self._matrices, self._n_threads = FlatEnsemble(model), matrices, n_threads
+        self._loss_unit, self._scratch = loss_unit, Scratch()
+        self._n_outputs, self._iteration = model.n_outputs, -1
+        self._n_advanced = 0
+        self._told: GradientStats | None = None
+
+    @property
+    def n_rows(self) -> int:
+        return len(self._shard.target)
+
+    def turn_to(self, iteration: int) -> None:
+        """Find the leaf of each row in each tree of an iteration; none where it is -1."""
+        if iteration == self._iteration or iteration < 0:
+            return
+        at, which = 0, (iteration, iteration + 1)
+        for matrix in self._matrices:
+            leaves = self._flat.leaves(matrix, which, self._n_threads)
+            for output in range(self._n_outputs):
+                self._shard.output_arrays(output)[2][at : at + len(matrix)] = leaves[:, output]
+            at += len(matrix)
+        self._iteration = iteration
+
+    def advance(self, number: int, step: Advance) -> GradientStats:
+        """Go through the advance of that number, unless that has been done."""
+        if number == self._n_advanced:
+            self.turn_to(step.iteration)
+            n = len(self._shard.target)
+            self._told = advance_rows(self._shard, step.terms, step.values, self._loss_unit, self._scratch, 0, n)
+            self._n_advanced += 1
+        assert number == self._n_advanced - 1 and self._told is not None
+        return self._told
+
+    def ask(self, iteration: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        """``function(shard, first, last, *arguments)`` of the rows, which are in the leaves of an iteration's trees."""
+        self.turn_to(iteration)
+        return function(self._shard, 0, len(self._shard.target), *arguments)

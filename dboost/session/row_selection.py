@@ -1,0 +1,287 @@
+"""Select rows by their numbers, exactly so many of each class: the same ones however the rows are divided.
+
+Every row of positive weight has a hash of the seed and of its number among these rows. A `Draw` of n rows of a class takes
+those n of them that have the smallest hashes. (The hash maps numbers one to one, so no two rows have the same.) Where the n-th
+smallest hash lies is found by radix selection: all places that hold rows count, for each class, how often each value of the
+next digit occurs among the hashes that begin with the digits found so far, and the sums of these counts give the digit. A class
+is finished when the hashes that begin like that are all wanted, which takes about log(rows) / log(256) rounds. What travels is
+counts: 256 for each class in a round, however many rows there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dboost.data import Table
+from dboost.errors import DataError
+from dboost.shards.encode import kept_rows
+from dboost.trees.tree_task import hash_rows
+
+#: Name of the set of rows that are held out, and of the sample of training rows.
+HELD_OUT, WATCHED = "validation", "train"
+#: A round counts this many values at most, for all classes together.
+_MOST_COUNTS = 1 << 16
+#: Rows that are hashed at once.
+_PIECE_ROWS = 1 << 17
+_BITS = 64
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How many rows are wanted.
+
+    seed : of the hashes; sizes : of each class, or one number where rows have no classes.
+    """
+
+    seed: int
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DrawnRows:
+    """Which rows were drawn: those whose hash is below the bound of their class (at most 2**64, which is above all hashes)."""
+
+    seed: int
+    bounds: tuple[int, ...]
+
+    def selects(self, numbers: np.ndarray, classes: np.ndarray | None = None) -> np.ndarray:
+        """Whether rows (int64[n], numbers among those of positive weight) are drawn: bool[n].
+
+        classes : int64[n]; not looked at where one bound holds for all.
+        """
+        hashes = hash_rows(self.seed, numbers)
+        last = np.array([max(bound - 1, 0) for bound in self.bounds], np.uint64)
+        some = np.array([bound > 0 for bound in self.bounds])
+        if len(self.bounds) == 1:
+            return (hashes <= last[0]) & some[0]
+        assert classes is not None
+        return (hashes <= last[classes]) & some[classes]
+
+
+@dataclass(frozen=True, eq=False)
+class DigitRequest:
+    """A question of one round: how often does each value of a digit occur?
+
+    Attributes
+    ----------
+    seed : int
+    shift, n_bits : int
+        Where the digit lies in the hashes, and how long it is.
+    prefixes : uint64[n_classes]
+        The digits above it of the hashes that count.
+    is_open : bool[n_classes]
+        The classes that count.
+    without : DrawnRows or None
+        Rows that do not count.
+    """
+
+    seed: int
+    shift: int
+    n_bits: int
+    prefixes: np.ndarray
+    is_open: np.ndarray
+    without: DrawnRows | None = None
+
+    def count(self, numbers: np.ndarray, classes: np.ndarray | None) -> np.ndarray:
+        """Answer for some rows (see `DrawnRows.selects`): int64[n_classes, 2**n_bits]."""
+        n_classes = len(self.prefixes)
+        hashes = hash_rows(self.seed, numbers)
+        digits = (hashes >> np.uint64(self.shift)) & np.uint64((1 << self.n_bits) - 1)
+        counted = np.ones(len(numbers), bool) if self.without is None else ~self.without.selects(numbers, classes)
+        if self.shift + self.n_bits < _BITS:
+            above = hashes >> np.uint64(self.shift + self.n_bits)
+            counted &= above == (self.prefixes[0] if n_classes == 1 else self.prefixes[classes])
+        places = digits.astype(np.int64)
+        if n_classes > 1:
+            assert classes is not None
+            counted &= self.is_open[classes]
+            places += classes << self.n_bits
+        return np.bincount(places[counted], minlength=n_classes << self.n_bits).reshape(n_classes, -1)
+
+
+def find_bounds(
+    draw: Draw, counts: Sequence[int], ask: Callable[[DigitRequest], np.ndarray], without: DrawnRows | None = None
+) -> DrawnRows:
+    """Find the bounds of a draw.
+
+    Parameters
+    ----------
+    draw : Draw
+    counts : sequence of int
+        How many rows of each class there are to draw from, at least ``draw.sizes``.
+    ask : callable
+        The sum of `DigitRequest.count` over all rows.
+    without : DrawnRows, optional
+        Rows that are not drawn from.
+    """
+    wanted, there = list(draw.sizes), list(counts)
+    n_classes = len(wanted)
+    bounds = [0 if n == 0 else 1 << _BITS for n in wanted]
+    is_open = np.array([0 < n < of for n, of in zip(wanted, there, strict=True)])
+    prefixes = np.zeros(n_classes, np.uint64)
+    n_bits = next(bits for bits in (8, 4, 2, 1) if n_classes << bits <= _MOST_COUNTS or bits == 1)
+    shift = _BITS
+    while is_open.any():
+        shift -= n_bits
+        found = ask(DigitRequest(draw.seed, shift, n_bits, prefixes.copy(), is_open.copy(), without))
+        for k in np.flatnonzero(is_open).tolist():
+            assert found[k].sum() == there[k], "each row is counted once"
+            up_to = np.cumsum(found[k])
+            digit = int(np.searchsorted(up_to, wanted[k]))
+            there[k] = int(found[k, digit])
+            wanted[k] -= int(up_to[digit]) - there[k]
+            prefixes[k] = (int(prefixes[k]) << n_bits) | digit
+            if there[k] == wanted[k]:
+                bounds[k] = (int(prefixes[k]) + 1) << shift
+                is_open[k] = False
+    return DrawnRows(draw.seed, tuple(bounds))
+
+
+def in_proportion(counts: Sequence[int], n: int, seed: int) -> tuple[int, ...]:
+    """Divide n rows among classes of so many rows, in proportion: rounded down, and one more for the largest remainders.
+
+    Equal remainders are put in the order of a hash. With n of at most ``sum(counts)`` no class gets more than it has.
+    """
+    total = sum(counts)
+    shares, remainders = zip(*(divmod(count * n, total) for count in counts), strict=True)
+    order = np.lexsort((hash_rows(seed, np.arange(len(counts))), -np.array(remainders, object).astype(np.float64)))
+    sizes = list(shares)
+    for k in order[: n - sum(shares)].tolist():
+        sizes[k] += 1
+    return tuple(sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class RowAssignment:
+    """What rows are for.
+
+    Attributes
+    ----------
+    class_weight : float64[n_classes] or None
+        By which weights are multiplied.
+    held_out : DrawnRows or None
+        Rows that are judged and not trained on.
+    watched : DrawnRows or None
+        Rows that are judged and trained on.
+    """
+
+    class_weight: np.ndarray | None = None
+    held_out: DrawnRows | None = None
+    watched: DrawnRows | None = None
+
+
+#: Numbers of chosen rows in their table (int64, ascending), and their weights, None where there are none.
+ChosenRows = tuple[np.ndarray, np.ndarray | None]
+
+
+class NumberedRows:
+    """The rows of a table with their numbers among all rows of positive weight, and their classes.
+
+    Parameters
+    ----------
+    table : Table
+    target_of : callable
+        The targets of all rows of a chunk, by its number, in the terms of the loss: float64[n].
+    starts, n_kept : sequence of int
+        Of each chunk the number of its first row of positive weight, and how many such rows it has.
+    n_classes : int or None
+        None where the target is no class.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        target_of: Callable[[int], np.ndarray],
+        starts: Sequence[int],
+        n_kept: Sequence[int],
+        n_classes: int | None,
+    ) -> None:
+        self._table, self._target_of, self._starts, self._n_kept = table, target_of, starts, n_kept
+        self._n_classes = n_classes
+
+    def class_counts(self) -> np.ndarray:
+        """How many rows of positive weight each class has (or there are): int64[n_classes or 1]."""
+        found = np.zeros(self._n_classes or 1, np.int64)
+        for _, numbers, classes, _ in self._pieces():
+            found += len(numbers) if classes is None else np.bincount(classes, minlength=len(found))
+        return found
+
+    def digit_counts(self, digits: DigitRequest) -> np.ndarray:
+        """See `DigitRequest.count`."""
+        found = np.zeros((len(digits.prefixes), 1 << digits.n_bits), np.int64)
+        for _, numbers, classes, _ in self._pieces():
+            found += digits.count(numbers, classes)
+        return found
+
+    def apply(self, assignment: RowAssignment) -> tuple[ChosenRows | None, ChosenRows | None]:
+        """Give the table's rows their weights to train with, 0 where they are held out; which are held out, and watched.
+
+        The weights of chosen rows are those that they would have been trained with.
+        """
+        table, held_out, watched = self._table, assignment.held_out, assignment.watched
+        if assignment.class_weight is None and held_out is None and watched is None:
+            return None, None
+        weighted = assignment.class_weight is not None
+        weighted = weighted or any(n and table.roles(k)[1] is not None for k, n in enumerate(table.lengths))
+        found: dict[bool, list[tuple[np.ndarray, np.ndarray]]] = {True: [], False: []}
+
+        def weights(k: int) -> np.ndarray:
+            """The new weights of chunk k; chosen rows are noted."""
+            weight = self._weights(k, assignment.class_weight)
+            for first, numbers, classes, rows in self._pieces(k):
+                held = np.zeros(len(rows), bool) if held_out is None else held_out.selects(numbers, classes)
+                seen = np.zeros(len(rows), bool) if watched is None else watched.selects(numbers, classes) & ~held
+                for is_held, own in ((True, rows[held]), (False, rows[seen])):
+                    found[is_held].append((first + own, weight[own]))
+                weight[rows[held]] = 0.0
+            return weight
+
+        table.reweigh(weights)
+
+        def joined(drawn: DrawnRows | None, is_held: bool) -> ChosenRows | None:
+            if drawn is None:
+                return None
+            numbers, its = zip((np.empty(0, np.int64), np.empty(0)), *found[is_held], strict=True)
+            return np.concatenate(numbers), np.concatenate(its) if weighted else None
+
+        return joined(held_out, True), joined(watched, False)
+
+    def _weights(self, k: int, class_weight: np.ndarray | None) -> np.ndarray:
+        """Weights of all rows of chunk k times those of their classes, a copy."""
+        weight = self._table.roles(k)[1]
+        if class_weight is None:
+            return np.ones(self._table.lengths[k]) if weight is None else weight.copy()
+        of_rows = class_weight[self._target_of(k).astype(np.int64)]
+        return of_rows if weight is None else of_rows * weight
+
+    def _pieces(self, k: int | None = None) -> Iterator[tuple[int, np.ndarray, np.ndarray | None, np.ndarray]]:
+        """Rows of positive weight (of chunk k only), some at a time.
+
+        The number of the chunk's first row in the table, the rows' numbers among all of positive weight, their classes, and
+        their numbers in the chunk.
+
+        Raises
+        ------
+        DataError
+            When a partition has not as many rows of positive weight as it had.
+        """
+        table, first = self._table, 0
+        for i, length in enumerate(table.lengths):
+            if length and k in (None, i):
+                rows = kept_rows(table.roles(i)[1])
+                n = length if rows is None else len(rows)
+                if n != self._n_kept[i]:
+                    raise DataError(
+                        f"{table.partition_name(i)} has {n} rows of positive weight, but had {self._n_kept[i]} when it was "
+                        "first read: the data have changed meanwhile"
+                    )
+                classes = None if self._n_classes is None else self._target_of(i)
+                for low in range(0, n, _PIECE_ROWS):
+                    high = min(low + _PIECE_ROWS, n)
+                    some = np.arange(low, high) if rows is None else rows[low:high]
+                    of = None if classes is None else classes[some].astype(np.int64)
+                    yield first, np.arange(self._starts[i] + low, self._starts[i] + high), of, some
+            first += length

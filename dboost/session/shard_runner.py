@@ -1,0 +1,261 @@
+"""Some of a worker's rows, as a shard with its state between calls: in memory, or streamed from files.
+
+A `Holding` talks to both kinds by the same few methods. Rows are streamed where the fit has a memory limit that they do not
+fit; the files lie in the worker's local directory and go with the part. A part that was built late, or of which some partitions
+are somebody else's now, is made of the same sums either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from dboost.session.batch_rows import BatchRows, starting_pieces
+from dboost.session.shard_spec import BuildSpec, ReplayState
+from dboost.shards.advance import Scratch, advance_rows
+from dboost.shards.apply_trees import add_grown_tree, leaves_of
+from dboost.shards.block_store import BlockStore, BlockWriter, ShardSpec, code_fields, rows_that_fit
+from dboost.shards.encode import in_ranges, tiles_of
+from dboost.shards.shard import runs_of
+from dboost.shards.shard_grower import ShardGrower
+from dboost.shards.streamed_shard import StreamedShard
+from dboost.storage.block_file import BlockFile
+from dboost.storage.spool import PrivateDirectory
+from dboost.trees.grower import RoundHistograms, RoundRequest
+from dboost.trees.tree_task import GradientStats, TreeTask
+
+
+class ShardRunner(Protocol):
+    """What a holding asks of its parts."""
+
+    batch: str
+    applied: int
+    extremes: GradientStats | None
+
+    @property
+    def n_rows(self) -> int: ...
+
+    @property
+    def bytes_read(self) -> int: ...
+
+    def advance(self, terms: tuple, values: np.ndarray) -> None:
+        """Let scores take in values; what there is to tell goes to `extremes`."""
+
+    def begin(self, task: TreeTask) -> None: ...
+
+    def answer(self, question: RoundRequest) -> RoundHistograms: ...
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]: ...
+
+    def keep(self, numbers: Sequence[int]) -> ShardRunner | None:
+        """The part without the rows of other partitions; None when nothing is left."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(eq=False)
+class InMemoryRunner:
+    """A shard in memory, of rows of one batch."""
+
+    rounds: ShardGrower
+    batch: str
+    recipe: BuildSpec
+    n_threads: int
+    scratch: Scratch
+    applied: int = -1
+    extremes: GradientStats | None = None
+    bytes_read: int = 0
+
+    @property
+    def n_rows(self) -> int:
+        return self.rounds.shard.n_rows
+
+    def advance(self, terms: tuple, values: np.ndarray) -> None:
+        shard = self.rounds.shard
+        self.extremes = advance_rows(shard, terms, values, self.recipe.loss_unit, self.scratch, 0, shard.n_rows)
+
+    def begin(self, task: TreeTask) -> None:
+        self.rounds.begin(task)
+
+    def answer(self, question: RoundRequest) -> RoundHistograms:
+        return self.rounds.answer(question)
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return [function(self.rounds.shard, 0, self.n_rows, *arguments)]
+
+    def keep(self, numbers: Sequence[int]) -> InMemoryRunner | None:
+        kept = self.recipe.are_of(self.rounds.shard.numbers(0, self.n_rows), numbers)
+        if kept.all():
+            return self
+        if not kept.any():
+            return None
+        rows = np.flatnonzero(kept)
+        shard = self.rounds.shard.some_rows(rows)
+        in_ranges(shard.fill_tiles, shard.n_rows, self.n_threads)
+        # What it said of its rows after the last iteration is said no more; nobody asks again before the next one.
+        rounds = ShardGrower(shard, self.recipe.n_channels)
+        return InMemoryRunner(rounds, self.batch, self.recipe, self.n_threads, self.scratch, self.applied)
+
+    def close(self) -> None:
+        """Nothing but memory to let go of."""
+
+
+class StreamedRunner:
+    """Some blocks of a batch's files.
+
+    Parameters
+    ----------
+    place : Place
+        The files, which several parts may share.
+    first, last : int
+        BlockStore.
+    batch : str
+    applied : int
+    """
+
+    def __init__(self, place: ShardFiles, first: int, last: int, batch: str, applied: int) -> None:
+        self._place, self._bounds = place, (first, last)
+        self._shard = StreamedShard(place.blocks, first, last)
+        self.batch, self.applied = batch, applied
+        self.extremes: GradientStats | None = None
+
+    @property
+    def n_rows(self) -> int:
+        return self._shard.n_rows
+
+    @property
+    def bytes_read(self) -> int:
+        return self._shard.bytes_read
+
+    def advance(self, terms: tuple, values: np.ndarray) -> None:
+        self.extremes = self._shard.advance(terms, values)
+
+    def begin(self, task: TreeTask) -> None:
+        self._shard.begin(task)
+
+    def answer(self, question: RoundRequest) -> RoundHistograms:
+        return self._shard.answer(question)
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return self._shard.ask(function, *arguments)
+
+    def keep(self, numbers: Sequence[int]) -> StreamedRunner | None:
+        blocks = self._place.blocks
+        first = self._bounds[0] * blocks.state.block_rows
+        owned = self._place.owned_of(first, first + self.n_rows)
+        kept = [(number, n) for number, n in owned if number in numbers]
+        if kept == owned:
+            return self
+        if not kept:
+            return None
+        is_kept = np.repeat([number in numbers for number, _ in owned], [n for _, n in owned])
+        in_all = np.concatenate([np.arange(a, a + n) for k in range(*self._bounds) for a, n in blocks.ranges_of(k)])
+        ranges = runs_of(in_all[is_kept])
+        del in_all
+        place = ShardFiles.new(self._place.folder.path.parent, blocks.traits, kept, ranges, blocks.state.block_rows)
+        writer = BlockWriter(place.blocks.files)
+        names = [field.name for file in blocks.files for field in file.fields]
+        axes = {field.name: len(field.before) for file in blocks.files for field in file.fields}
+        at = 0
+        for block in self._shard.walk(codes=True, rows=True, reads=[field.name for field in blocks.state.fields]):
+            rows = np.flatnonzero(is_kept[at : at + block.n_rows])
+            at += block.n_rows
+            views = {name: block.codes.wide if name == "wide" else getattr(block, name) for name in names}
+            writer.append(len(rows), {name: np.take(view, rows, axis=axes[name]) for name, view in views.items()})
+        writer.finish()
+        return StreamedRunner(place, 0, place.blocks.n_blocks, self.batch, self.applied)
+
+    def close(self) -> None:
+        self._shard.close()
+        self._place.close()
+
+
+class ShardFiles:
+    """The files of some rows, in a private directory that goes with the last part that uses it.
+
+    owned : partition and number of rows of each run of consecutive rows.
+    """
+
+    def __init__(self, folder: PrivateDirectory, blocks: BlockStore, owned: list[tuple[int, int]]) -> None:
+        self.folder, self.blocks, self._owned = folder, blocks, owned
+
+    @classmethod
+    def new(
+        cls, root: Path, traits: ShardSpec, owned: list[tuple[int, int]], ranges: np.ndarray, block_rows: int
+    ) -> ShardFiles:
+        """Files in a new directory below `root`, to be filled."""
+        n_rows = sum(n for _, n in owned)
+        folder = PrivateDirectory(root)
+        try:
+            fields = code_fields(traits.layout)
+            codes = BlockFile(folder.path / "codes", fields, n_rows, sealed=True, block_rows=block_rows)
+            return cls(folder, BlockStore.around(folder.path, "", traits, codes, ranges), owned)
+        except BaseException:
+            folder.close()
+            raise
+
+    def owned_of(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Partitions of rows first…last-1, and how many rows each has."""
+        found, at = [], 0
+        for number, n in self._owned:
+            low, high = max(first, at), min(last, at + n)
+            if low < high:
+                found.append((number, high - low))
+            at += n
+        return found
+
+    def close(self) -> None:
+        self.blocks.close()
+        self.folder.close()
+
+
+def streamed_runners(
+    rows: BatchRows, batch: str, recipe: BuildSpec, traits: ShardSpec, past: ReplayState, *, root: Path, n_threads: int
+) -> list[StreamedRunner]:
+    """Write a batch's rows of positive weight to files, caught up with the past; one part for each thread."""
+    layout, table = recipe.layout, rows.table
+    owned = [(number, n) for k, number in enumerate(table.numbers) if (n := rows.kept_of(k))]
+    ranges = np.array([(recipe.starts[number], n) for number, n in owned], np.int64).reshape(-1, 2)
+    n_rows = sum(n for _, n in owned)
+    if not n_rows:
+        return []
+    block_rows = rows_that_fit(code_fields(layout), n_rows)
+    place = ShardFiles.new(root, traits, owned, ranges, block_rows)
+    try:
+        writer = BlockWriter(place.blocks.files)
+        for piece in starting_pieces(rows, recipe, n_threads, block_rows):
+            n, raw = piece.codes.n_rows, piece.fields["raw"]
+            fields = piece.fields | {"tiles": tiles_of(piece.codes, layout)}
+            fields |= place.blocks.constants(fields.get("weight"), raw.shape)
+            if len(piece.codes.wide):
+                fields["wide"] = piece.codes.wide
+            for trees in past.iterations:
+                for tree in trees:
+                    own = raw if raw.ndim == 1 else raw[tree.output]
+                    add_grown_tree(piece.codes, layout, tree.grown, tree.values, own, 0, n)
+            if past.pending:
+                leaf = np.zeros(raw.shape, traits.leaf_type)
+                for tree in past.pending:
+                    (leaf if raw.ndim == 1 else leaf[tree.output])[:] = leaves_of(piece.codes, layout, tree.grown)
+                fields["leaf"] = leaf
+            writer.append(n, fields)
+        writer.finish()
+        n_blocks = place.blocks.n_blocks
+        n_parts = min(n_threads, n_blocks)
+        parts = [
+            StreamedRunner(place, n_blocks * k // n_parts, n_blocks * (k + 1) // n_parts, batch, past.applied)
+            for k in range(n_parts)
+        ]
+        if past.applied >= 0:
+            # Gradients as they were after the last complete iteration; adding nothing changes no score.
+            nothing = np.zeros((traits.n_outputs, traits.max_leaves))
+            for part in parts:
+                part.advance(past.terms, nothing)
+        return parts
+    except BaseException:
+        place.close()
+        raise

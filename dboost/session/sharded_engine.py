@@ -1,0 +1,86 @@
+"""The engine for several shards: drives the grower's generator, one round at a time, and merges the shards' answers.
+
+In one process it serves to prove that a model does not depend on how rows are divided; a cluster's engine does the same
+with shards on other machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from dboost.shards.advance import Scratch, advance_rows
+from dboost.shards.shard import Shard
+from dboost.shards.shard_grower import ShardGrower
+from dboost.trees.bin_proposal import in_fine_bins
+from dboost.trees.grower import RoundRequest, RoundResult, grow_tree
+from dboost.trees.split_finder import SplitFinder
+from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
+
+
+class ShardedEngine:
+    """Trains on several shards in memory.
+
+    Parameters
+    ----------
+    shards : sequence of Shard
+    loss_terms : NamedTuple
+    n_channels : int
+    loss_unit : float
+        Unit of the exact loss sums.
+    width : int
+        Leaves opened per round.
+    """
+
+    def __init__(
+        self, shards: Sequence[Shard], loss_terms: tuple, *, n_channels: int, loss_unit: float, width: int = 8
+    ) -> None:
+        self._rounds = [ShardGrower(shard, n_channels) for shard in shards]
+        self._terms = loss_terms
+        self._loss_unit = loss_unit
+        self._width = width
+        self._scratch = Scratch()
+        self._searcher: SplitFinder | None = None
+        self.n_questions = 0
+
+    @property
+    def n_rows(self) -> int:
+        return sum(rounds.shard.n_rows for rounds in self._rounds)
+
+    def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
+        self._terms = self._terms if terms is None else terms
+        shards = [rounds.shard for rounds in self._rounds]
+        parts = [advance_rows(s, self._terms, values, self._loss_unit, self._scratch, 0, s.n_rows) for s in shards]
+        return reduce(GradientStats.merge, parts)
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """One answer for each shard."""
+        return [function(rounds.shard, 0, rounds.shard.n_rows, *arguments) for rounds in self._rounds]
+
+    def grow(self, task: TreeTask) -> GrownTree:
+        for rounds in self._rounds:
+            rounds.begin(task)
+        shard = self._rounds[0].shard
+        layout = shard.bin_layout
+        grower, searcher = grow_tree(task, layout, self.n_rows, self._width), SplitFinder(task, layout, after=self._searcher)
+        self._searcher = searcher
+        question: RoundRequest = next(grower)
+        while True:
+            self.n_questions += 1
+            answer = reduce(lambda a, b: a.merge(b), (rounds.answer(question) for rounds in self._rounds))
+            found = searcher.find_best_splits(question.openings, answer.planes)
+            try:
+                question = grower.send(RoundResult(found, answer.n_rows, answer.leaf_sums))
+            except StopIteration as end:
+                in_fine_bins(end.value, task.cells, shard.is_identity_bin_map)
+                return end.value
+
+    def report(self) -> dict[str, float]:
+        """Nothing: all seconds are work."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing to let go of."""

@@ -1,0 +1,314 @@
+"""From the user's target column to numbers that a loss can work with.
+
+What a target is, found out part by part: which loss is meant, and which classes there are, without all rows in one place.
+
+A part says which values it has met (`scan_target`), up to a number that no one takes for classes; the parts' answers together
+decide (`merge_target_scans_to_target`) as `session.target.choose_target` does of all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dboost.data import Table
+from dboost.data.categories import CategoryIndex
+from dboost.data.chunk import CategoryColumn, Column
+from dboost.data.row_metadata import levels_dtype, result_dtype
+from dboost.errors import DataError, ParameterError
+from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, by_name
+from dboost.model.ensemble import Ensemble
+from dboost.params import OF_ONE_LOSS, Parameters
+from dboost.schema import Level
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """The loss, the target as float64 (0, 1, 2, … for classes), and what the classes are called."""
+
+    loss: Loss
+    values: np.ndarray
+    classes: tuple[Level, ...] | None
+    classes_dtype: str | None
+
+
+def read_target(
+    table: Table, parameters: Parameters, model: Ensemble | None = None, classes: tuple[Level, ...] | None = None
+) -> Target:
+    """Choose the loss and encode the target for it, as `choose_target` does; refuse numbers that mean nothing to the loss.
+
+    model : one that is continued. Its classes are meant, of which some or all but one may be missing here.
+    classes : all that there will ever be, where somebody knows.
+    """
+    if model is not None:
+        target = target_of(model, parameters)
+        return replace(target, values=continued(lambda: encode_like(table, target)))
+    if classes is not None:
+        target = target_for(classes, parameters)
+        return replace(target, values=encode_like(table, target))
+    target = choose_target(table, parameters)
+    check_range(target.loss, target.values, table.row_name)
+    return target
+
+
+def choose_target(table: Table, parameters: Parameters) -> Target:
+    """Choose the loss ("auto": by the target's kind) and encode the target for it.
+
+    Rows of weight zero have no say: a class that occurs in no other row is none.
+
+    Raises
+    ------
+    DataError
+        One class only, more than two for a loss of two, or a target of text or categories for a loss that wants numbers.
+    """
+    column = _counted(table)
+    loss_name = parameters.loss_name
+    if loss_name == "auto":
+        is_class = isinstance(column, CategoryColumn) or table.target_is_bool or _is_zero_one(column)
+        loss_name = "log_loss" if is_class else "squared_error"
+    loss = loss_for(parameters, loss_name)
+    if not loss.is_classification:
+        if isinstance(column, CategoryColumn):
+            raise DataError(f"loss {loss_name!r} wants a numeric target, but the target holds categories or text")
+        if not np.isfinite(column).all():
+            row = int(np.flatnonzero(~np.isfinite(column))[0])
+            raise DataError(f"the target holds an infinite value ({table.row_name(row)})")
+        return Target(loss, column, None, None)
+    codes, classes, dtype = _classes(table, column)
+    present = np.bincount(codes, minlength=len(classes)) > 0
+    if not present.all():
+        classes = tuple(level for level, occurs in zip(classes, present, strict=True) if occurs)
+        codes = (np.cumsum(present) - 1)[codes]
+    if len(classes) < 2:
+        raise DataError(f"the target has one class only ({classes[0]!r}); a classifier needs at least two classes")
+    loss = loss_for(parameters, loss_name, len(classes))
+    return Target(loss, codes.astype(np.float64), classes, dtype)
+
+
+def target_of(model: Ensemble, parameters: Parameters) -> Target:
+    """What targets mean to a model that is continued; holds no rows."""
+    n_classes = 2 if model.classes is None else len(model.classes)
+    return Target(loss_for(parameters, parameters.loss_name, n_classes), np.empty(0), model.classes, model.classes_dtype)
+
+
+def target_for(classes: tuple[Level, ...], parameters: Parameters) -> Target:
+    """What targets mean where all classes are known beforehand; holds no rows."""
+    if len(classes) < 2:
+        raise ParameterError(f"classes={list(classes)!r}: a classifier needs at least two classes")
+    loss = loss_for(parameters, parameters.loss_name, len(classes))
+    return Target(loss, np.empty(0), classes, "object" if isinstance(classes[0], str) else str(np.array(classes).dtype))
+
+
+def continued(work: Callable[[], Any]) -> Any:
+    """Do something with data that are to continue a model, and say so if it cannot be done."""
+    try:
+        return work()
+    except DataError as error:
+        raise DataError(f"the data do not continue the model: {error}") from error
+
+
+def loss_for(parameters: Parameters, name: str, n_classes: int = 2) -> Loss:
+    """The loss of that name, with the parameters that are its own.
+
+    Raises
+    ------
+    DataError
+        For more classes than the loss knows.
+    ParameterError
+        For a parameter that does not go with the loss.
+    """
+    own = not isinstance(parameters.loss, str)
+    loss = (
+        parameters.loss if own else by_name(name, n_classes, **{option: getattr(parameters, option) for option in OF_ONE_LOSS})
+    )
+    if loss.n_outputs == 1 and n_classes > 2:
+        raise DataError(f"loss={name!r} is for two classes, but the target has {n_classes}; log_loss takes any number")
+    if parameters.influence_trimming is not None and not isinstance(loss, LogLoss | SoftmaxLogLoss):
+        raise ParameterError(f"influence_trimming is for loss='log_loss', not for loss={loss.name!r}")
+    return loss
+
+
+def check_range(loss: Loss, values: np.ndarray, row_name: Callable[[int], str]) -> None:
+    """Refuse targets (float64[n]) that the loss has no meaning for, naming the first row."""
+    wrong = values < 0 if loss.target_range == "non-negative" else values <= 0 if loss.target_range else None
+    if wrong is not None and wrong.any():
+        row = int(np.argmax(wrong))
+        wanted = "non-negative y and sum(y) > 0" if loss.target_range == "non-negative" else "strictly positive y"
+        raise DataError(f"loss={loss.name!r} requires {wanted}: the target is {values[row]:g} in {row_name(row)}")
+
+
+def encode_like(table: Table, target: Target) -> np.ndarray:
+    """The target of held-out rows in the terms of the training target: float64[n_rows]."""
+    column = _counted(table)
+    if target.classes is None:
+        if not isinstance(column, np.ndarray):
+            raise DataError("the target holds categories or text, the training target numbers")
+        check_range(target.loss, column, table.row_name)
+        return column
+    codes, classes, _ = _classes(table, column)
+    known = {level: code for code, level in enumerate(target.classes)}
+    present = np.bincount(codes, minlength=len(classes)) > 0
+    unknown = [level for level, occurs in zip(classes, present, strict=True) if occurs and level not in known]
+    if unknown:
+        raise unknown_class(unknown[0])
+    return np.array([known.get(level, -1) for level in classes], np.float64)[codes]
+
+
+def encode_chunk(table: Table, k: int, target: Target) -> np.ndarray:
+    """The same of chunk k only: float64[n]; zeros where none of its rows counts."""
+    column, weight, _ = table.roles(k)
+    if not table.lengths[k] or (weight is not None and not (weight > 0).any()):
+        return np.zeros(table.lengths[k])
+    first = sum(table.lengths[:k])
+    chunk = _OneChunk(column, weight, table.target_dtype, table.target_is_bool, lambda row: table.row_name(first + row))
+    return encode_like(chunk, target)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class _OneChunk:
+    """The target of a chunk as `encode_like` looks at it."""
+
+    target: Column | None
+    weight: np.ndarray | None
+    target_dtype: str | None
+    target_is_bool: bool
+    row_name: Callable[[int], str]
+
+
+def unknown_class(level: Level) -> DataError:
+    """That a target holds what it must not."""
+    return DataError(f"the target holds a class that the training target has not: {level!r}")
+
+
+def _counted(table: Table) -> Column:
+    """The target, in which rows of weight zero repeat one that counts: so they have no say in what it is."""
+    column, weight = table.target, table.weight
+    assert column is not None
+    if weight is None or weight.all():
+        return column
+    counts, one = weight > 0, int(np.argmax(weight > 0))
+    if isinstance(column, CategoryColumn):
+        return CategoryColumn(np.where(counts, column.codes, column.codes[one]), column.levels)
+    return np.where(counts, column, column[one])
+
+
+def _is_zero_one(values: np.ndarray) -> bool:
+    return bool(((values == 0) | (values == 1)).all()) and values.min() != values.max()
+
+
+def _classes(table: Table, column: Column) -> tuple[np.ndarray, tuple[Level, ...], str]:
+    """Class codes (int64), the classes in ascending order, and their dtype."""
+    dtype = str(table.target_dtype)
+    if isinstance(column, CategoryColumn):
+        return column.codes.astype(np.int64), column.levels, dtype
+    values, codes = np.unique(column, return_inverse=True)
+    if table.target_is_bool:
+        return codes, tuple(bool(v) for v in values), "bool"
+    if not np.issubdtype(np.dtype(dtype), np.integer) and not (values == np.rint(values)).all():
+        raise DataError("Unknown label type: continuous. A classifier wants classes, but the target holds fractions")
+    if np.issubdtype(np.dtype(dtype), np.integer):
+        return codes, tuple(int(v) for v in values), dtype
+    return codes, tuple(float(v) for v in values), dtype
+
+
+#: A target of more distinct values than this is no class.
+MAX_CLASSES = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class TargetScan:
+    """A target's values, as far as the choice of the loss and of the classes wants to know them.
+
+    Attributes
+    ----------
+    levels : tuple of levels or None
+        Those that occur in rows of positive weight, where the target is text or categories.
+    distinct : float64[...]
+        Otherwise the distinct numbers in these rows, or some of them if there are `too_many`.
+    too_many : bool
+    dtype : str
+    is_bool : bool
+    """
+
+    levels: tuple[Level, ...] | None
+    distinct: np.ndarray
+    too_many: bool
+    dtype: str
+    is_bool: bool
+
+
+def scan_target(target: Column | None, weight: np.ndarray | None, dtype: str, is_bool: bool) -> TargetScan | None:
+    """What some rows say; None where none of them has a positive weight."""
+    if target is None:
+        return None
+    if isinstance(target, CategoryColumn):
+        codes = target.codes if weight is None else target.codes[weight > 0]
+        occurs = np.bincount(codes[codes >= 0], minlength=len(target.levels)) > 0
+        levels = tuple(level for level, there in zip(target.levels, occurs, strict=True) if there)
+        return TargetScan(levels, np.empty(0), False, dtype, is_bool)
+    values = target if weight is None else target[weight > 0]
+    if not len(values):
+        return None
+    some = np.unique(values[: 4 * MAX_CLASSES])
+    distinct = some if len(some) > MAX_CLASSES else np.unique(values)
+    return TargetScan(None, distinct[:MAX_CLASSES], len(distinct) > MAX_CLASSES, dtype, is_bool)
+
+
+def merge_target_scans(a: TargetScan, b: TargetScan) -> TargetScan:
+    """What the rows of both say."""
+    if a.levels is not None or b.levels is not None:
+        dictionary = CategoryIndex("target")
+        for one in (a, b):
+            dictionary.translate(one.levels or ())
+        return TargetScan(dictionary.finish()[0], np.empty(0), False, levels_dtype(dictionary.finish()[0]), False)
+    distinct = np.unique(np.concatenate((a.distinct, b.distinct)))
+    too_many = a.too_many or b.too_many or len(distinct) > MAX_CLASSES
+    return TargetScan(None, distinct[:MAX_CLASSES], too_many, result_dtype((a.dtype, b.dtype)), a.is_bool and b.is_bool)
+
+
+@dataclass(frozen=True, eq=False)
+class _Distinct:
+    """What `choose_target` looks at, with every value once (or some of them, where they are too many to be classes)."""
+
+    target: Column
+    target_dtype: str
+    target_is_bool: bool
+    weight: None = None
+
+    def row_name(self, row: int) -> str:
+        return "some row"
+
+
+def merge_target_scans_to_target(told: Sequence[TargetScan], parameters: Parameters) -> Target:
+    """The loss, and the classes of all parts; holds no rows.
+
+    Raises
+    ------
+    DataError
+        As `choose_target`, or when there are too many classes.
+    """
+    loss_name = parameters.loss_name
+    if any(target.levels is not None for target in told):
+        distinct = _levels(told)
+    else:
+        dtype = result_dtype(target.dtype for target in told)
+        values = np.unique(np.concatenate([target.distinct for target in told]))
+        distinct = _Distinct(values, dtype, all(target.is_bool for target in told))
+        classification = loss_name != "auto" and loss_for(parameters, loss_name).is_classification
+        if classification and (any(target.too_many for target in told) or len(values) > MAX_CLASSES):
+            fractions = not (values == np.rint(values)).all()
+            what = "Unknown label type: continuous. A classifier wants classes, but the target holds fractions"
+            raise DataError(what if fractions else f"the target has more than {MAX_CLASSES} classes")
+    target = choose_target(distinct, parameters)  # type: ignore[arg-type]
+    return Target(target.loss, np.empty(0), target.classes, target.classes_dtype)
+
+
+def _levels(told: Sequence[TargetScan]) -> _Distinct:
+    dictionary = CategoryIndex("target")
+    for target in told:
+        dictionary.translate(target.levels if target.levels is not None else ())
+    levels: tuple[Level, ...] = dictionary.finish()[0]
+    return _Distinct(CategoryColumn(np.arange(len(levels), dtype=np.int32), levels), levels_dtype(levels), False)

@@ -1,0 +1,463 @@
+"""One worker's rows while leaf values are estimated anew; the client's side of the conversation is `distributed.cluster_refit`.
+
+What one worker holds of one fit, its session: batches while it loads (`intake.py`), then shards and held-out rows.
+
+The methods without underscore are what the reducer may call by name (see `holder.py`); their arguments come pickled and so
+do their results. Calls of one fit run one at a time, in a thread of their own; loading tasks run beside them.
+
+Every call may be repeated. When a worker dies in the middle of a step, all that survive are asked again: adding the same
+leaf values twice is impossible because `advance` names its iteration, and a tree that is grown again starts from gradients
+that growing does not touch.
+
+Rows are divided among as many shards as there are threads, each with histograms of its own; their sums are the worker's
+answer. Rows that come later, because another worker died, become shards of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dboost.losses import Loss
+from dboost.metrics.metric import LossMagnitude
+from dboost.model.ensemble import Ensemble
+from dboost.session.arcbite_store import FileBiteStore, InMemoryBiteStore, Iterations, SessionBites
+from dboost.session.batch_rows import BatchRows, global_row_ids
+from dboost.session.fused_engine import is_small
+from dboost.session.leaf_refit_rows import Advance, LeafRefitRows
+from dboost.session.memory_budget import Budget, check_rows_in_memory, limit_that_streams
+from dboost.session.memory_trim import trim_memory
+from dboost.session.partition_loader import PartitionLoader
+from dboost.session.protocol import FeatureOwner, MissingPartitions, SessionRef, pack_round, unpack
+from dboost.session.shard_runner import InMemoryRunner, ShardRunner, StreamedRunner, streamed_runners
+from dboost.session.shard_spec import BiteVisit, BuildSpec, ReplayState
+from dboost.session.thread_team import Team
+from dboost.session.warm_start import add_trees, row_matrices, starting_scores
+from dboost.session.worker_evaluation import WorkerEvalSets
+from dboost.shards.advance import Scratch
+from dboost.shards.apply_trees import TreeDelta, add_iterations, leaves_of
+from dboost.shards.arcbite_rows import Bite, InMemoryBite
+from dboost.shards.encode import encode_table, in_ranges, kept_rows
+from dboost.shards.shard import BinnedColumns, Shard, runs_of
+from dboost.shards.shard_grower import ShardGrower
+from dboost.storage.spool import remove_stale, temporary_root
+from dboost.trees.grower import RoundHistograms, RoundRequest
+from dboost.trees.split_finder import BestSplits, SplitFinder
+from dboost.trees.tree_task import GradientStats, TreeTask
+
+
+@dataclass(frozen=True, eq=False)
+class RefitOrder:
+    """What workers are told: the model, the loss as it has come to know the rows, and the unit of exact loss sums."""
+
+    model: Ensemble
+    loss: Loss
+    loss_unit: float
+
+
+class Refitting(PartitionLoader):
+    """One worker's partitions while leaf values are estimated anew; methods are called by name, like those of
+    `PartitionLoader`."""
+
+    def __init__(self, n_threads: int, spare: Budget | None = None) -> None:
+        super().__init__(n_threads, spare)
+        self._refits: dict[str, LeafRefitRows | None] = {}
+
+    def refit_begin(self, batch: str, order: RefitOrder, past: list[Advance]) -> None:
+        """Get the rows of a table ready, and let them go through what the others have been through."""
+        if batch in self._refits:
+            return
+        of_batch = self._gathered(batch)
+        table, y, weight = of_batch.table, of_batch.y, of_batch.table.weight
+        kept = kept_rows(weight)
+        if kept is not None and weight is not None:
+            y, weight = y[kept], weight[kept]
+        rows = None
+        if len(y):
+            raw, matrices = of_batch.begun, list(row_matrices(table, kept))
+            assert raw is not None
+            rows = LeafRefitRows(order.model, matrices, y, weight, raw, order.loss, order.loss_unit, self._n_threads)
+            for number, step in enumerate(past):
+                rows.advance(number, step)
+        self._refits[batch] = rows
+
+    def refit_advance(self, batch: str, number: int, step: Advance) -> tuple[int, GradientStats | None]:
+        """The number of rows, and see `LeafRefitRows.advance`; None where there are no rows."""
+        rows = self._known_rows(batch)
+        return (0, None) if rows is None else (rows.n_rows, rows.advance(number, step))
+
+    def refit_ask(
+        self, batch: str, iteration: int, function: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> tuple[int, Any]:
+        """The number of rows, and see `LeafRefitRows.ask`; None where there are no rows."""
+        rows = self._known_rows(batch)
+        return (0, None) if rows is None else (rows.n_rows, rows.ask(iteration, function, *arguments))
+
+    def _known_rows(self, batch: str) -> LeafRefitRows | None:
+        if batch not in self._refits:
+            raise MissingPartitions(batch)
+        return self._refits[batch]
+
+
+class WorkerSession(Refitting):
+    """One worker's share of one fit.
+
+    Parameters
+    ----------
+    n_threads : int
+        Threads for this fit's work.
+    folder : Path, optional
+        Where rows that do not fit a memory limit are kept; default: where Dask's temporary files are.
+    spare : Budget, optional
+        What the worker may take without being paused: the memory limit of a fit that has none of its own.
+    """
+
+    def __init__(self, n_threads: int, folder: Path | None = None, spare: Budget | None = None) -> None:
+        super().__init__(n_threads, spare)
+        #: A name that no other session has, of this fit or of another one, here or elsewhere.
+        self.session = uuid.uuid4().hex
+        self._folder = folder or temporary_root()
+        # What a worker left that was killed here: an in-memory fit and the client may never look.
+        for root in {self._folder, temporary_root()}:
+            remove_stale(root)
+        self._told_bytes = 0
+        #: What parts had read that are no more.
+        self._bytes_of_gone = 0
+        self.lock = threading.Lock()
+        #: Number of the last round that was heard of.
+        self.latest = -1
+        self._parts: list[ShardRunner] = []
+        self._built: set[str] = set()
+        self._recipe: BuildSpec | None = None
+        self._searcher: SplitFinder | None = None
+        self._resting = SessionBites()
+        self._pool = ThreadPoolExecutor(n_threads, "dboost")
+        self._team = Team(n_threads)
+        self._judged = WorkerEvalSets(self._team, self._folder, spare)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for batch in self._batches.values():
+            batch.close()
+        for part in self._parts:
+            part.close()
+        self._pool.shutdown(wait=False)
+        self._judged.close()
+        self._team.close()
+        for rows in self._rows.values():
+            rows.close()
+        self._resting.close()
+        self._batches, self._rows, self._refits, self._parts = {}, {}, {}, []
+
+    # Shards.
+
+    def build(self, batch: str, recipe: BuildSpec, past: ReplayState) -> None:
+        """Turn a table into shards that know the trees so far, and let go of its raw values."""
+        if batch in self._built:
+            return
+        rows = self._table_rows(batch)
+        del self._rows[batch]
+        self._recipe = recipe
+        is_new_turn = past.turn not in (None, self._resting.turn)
+        if past.turn is not None:
+            self._resting.take(past.turn, 0, past.iterations[: past.turn.n_kept])
+        asked, spare = recipe.budget, self._spare if recipe.may_stream else None
+        if recipe.n_bites is not None:
+            limit = asked or spare
+            fits = limit is None or limit.holds_rows(recipe.traits, rows.n_kept + self.n_rows, self._n_threads)
+            own = self._in_bites(rows, batch, recipe, past, None if fits else limit)
+            if is_new_turn:  # workers were lost when the turn began: what was here before has to be trained on as well
+                for part in own:
+                    part.close()
+                own, self._parts = [self._enter(*present) for present in self._resting.present()], []
+                for part in own:
+                    _replay(part, past)
+            self._parts += own
+        elif limit_that_streams(asked, spare, recipe.traits, rows.n_kept, self.n_rows, self._n_threads) is None:
+            rows.gather()
+            self._parts += self._in_memory(rows, batch, recipe, past)
+        else:
+            self._parts += streamed_runners(
+                rows, batch, recipe, recipe.traits, past, root=self._folder, n_threads=self._n_threads
+            )
+        rows.close()
+        self._batches.pop(batch).close()
+        trim_memory()  # the raw values
+        self._built.add(batch)
+
+    def in_files(self, batch: str) -> int:
+        """How many rows of a batch are in files."""
+        streamed = (part for part in self._parts if part.batch == batch and isinstance(part, StreamedRunner))
+        return self._resting.rows_in_files(batch) + sum(part.n_rows for part in streamed)
+
+    def _in_memory(self, of_batch: BatchRows, batch: str, recipe: BuildSpec, past: ReplayState) -> list[ShardRunner]:
+        parts: list[ShardRunner] = []
+        check_rows_in_memory(-(-of_batch.n_kept // self._n_threads))  # a shard for each thread
+        for codes, target, weight, raw, numbers in self._encoded(of_batch, batch, recipe):
+            shard = Shard(
+                codes,
+                recipe.layout,
+                target,
+                weight,
+                raw,
+                bin_layout=recipe.bin_layout,
+                constant_hessian=recipe.constant_hessian,
+                max_leaves=recipe.max_leaves,
+                integer_weights=recipe.integer_weights,
+                weights_as_hessian=recipe.weights_as_hessian,
+                ranges=runs_of(numbers),
+            )
+            in_ranges(shard.fill_tiles, shard.n_rows, self._n_threads)
+            part = InMemoryRunner(ShardGrower(shard, recipe.n_channels), batch, recipe, self._n_threads, Scratch())
+            _replay(part, past)
+            parts.append(part)
+        return parts
+
+    def _in_bites(
+        self, of_batch: BatchRows, batch: str, recipe: BuildSpec, past: ReplayState, budget: Budget | None
+    ) -> list[InMemoryRunner]:
+        """Divide rows into bites; the parts of the present one, if it is somebody's turn."""
+        assert recipe.n_bites is not None
+        store: InMemoryBiteStore | FileBiteStore
+        if budget is None:
+            of_batch.gather()
+            store = InMemoryBiteStore()
+            for codes, target, weight, raw, numbers in self._encoded(of_batch, batch, recipe):
+                store.add(InMemoryBite(codes, target, weight, raw, numbers), recipe.seed, recipe.n_bites)
+        else:
+            filling = budget.limit // 4
+            store = FileBiteStore(of_batch, recipe, self._folder, n_threads=self._n_threads, filling_bytes=filling)
+        parts = [self._enter(batch, rows) for rows in self._resting.put(batch, store)]
+        for part in parts:
+            _replay(part, past)
+        return parts
+
+    def _encoded(
+        self, of_batch: BatchRows, batch: str, recipe: BuildSpec
+    ) -> Iterator[tuple[BinnedColumns, np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]]:
+        """The rows of positive weight in memory, a part for each thread: codes, target, weight, raw scores, global numbers."""
+        table, y = of_batch.table, of_batch.y
+        weight = table.weight
+        kept = kept_rows(weight)
+        rows = np.arange(table.n_rows) if kept is None else kept
+        in_all = global_row_ids(table, rows, recipe.starts)
+        cells = len(rows) * len(recipe.features)
+        n_shards = 1 if is_small(len(rows), len(recipe.features)) else min(self._n_threads, max(cells, 1))
+        for k in range(n_shards):
+            first, last = len(rows) * k // n_shards, len(rows) * (k + 1) // n_shards
+            if first == last:
+                continue
+            some = rows[first:last]
+            whole = len(some) == table.n_rows
+            codes = encode_table(table, recipe.binning, recipe.layout, None if whole else some, self._n_threads)
+            raw = self._raw_scores(of_batch, None if whole else some, slice(first, last))
+            if k == n_shards - 1:
+                self._batches[batch].close()  # the raw values are not needed beside what comes now
+            weights = None
+            if recipe.weighted:
+                weights = np.ones(len(some)) if weight is None else weight[some]
+            yield codes, y if whole else y[some], weights, raw, in_all[first:last]
+
+    def _raw_scores(self, of_batch: BatchRows, rows: np.ndarray | None, places: slice) -> np.ndarray:
+        """What some rows begin with; places : which of the table's rows of positive weight they are."""
+        recipe, table, begun = self._recipe, of_batch.table, of_batch.begun
+        assert recipe is not None
+        warm_start, n_threads = recipe.warm_start, self._n_threads
+        if begun is None:
+            return starting_scores(recipe.baseline, warm_start, table, rows, n_threads)
+        raw = begun[..., places].copy()
+        add_trees(raw, warm_start, table, rows, n_threads, (warm_start.n_earlier, warm_start.n_before))
+        return raw
+
+    def keep(self, batch: str, numbers: Sequence[int]) -> None:
+        """Let go of the rows of this batch's other partitions: somebody else has them now."""
+        if batch in self._batches:  # never built
+            rows = self._rows.pop(batch, None)
+            if rows is not None:
+                rows.close()
+            self._batches.pop(batch).close()
+        parts: list[ShardRunner] = []
+        for part in self._parts:
+            kept = part.keep(numbers) if part.batch == batch else part
+            if kept is not part:
+                self._bytes_of_gone += part.bytes_read
+            if kept is not None:
+                parts.append(kept)
+        self._parts = parts
+        self._judged.keep(batch, numbers)
+        if self._recipe is not None:
+            self._resting.keep(batch, numbers, partial(self._recipe.are_of, partitions=numbers))
+
+    # Arcbites.
+
+    def visit(self, turn: BiteVisit, first: int, iterations: Iterations, applied: int) -> bool:
+        """Train on the rows of one bite from now on; False where iterations before number `first` are not known here.
+
+        iterations : that the model has kept, from number `first` on; applied : number of the last `advance`.
+        """
+        if self._resting.turn == turn:
+            return True
+        self._parts = []
+        if not self._resting.take(turn, first, iterations):
+            return False
+        for batch, rows in self._resting.present():
+            part = self._enter(batch, rows)
+            part.applied = applied
+            self._parts.append(part)
+        return True
+
+    def _enter(self, batch: str, rows: Bite) -> InMemoryRunner:
+        """A part for rows of the present bite, with the scores of what was kept before its turn."""
+        recipe = self._recipe
+        assert recipe is not None
+
+        def spread(work: Callable[[int, int], None], n: int) -> None:
+            in_ranges(work, n, self._n_threads)
+
+        shard = rows.with_current_scores(recipe.layout, self._resting.kept, spread).shard(recipe.build, spread)
+        return InMemoryRunner(ShardGrower(shard, recipe.n_channels), batch, recipe, self._n_threads, Scratch())
+
+    # Training.
+
+    def advance(self, iteration: int, values: np.ndarray, terms: tuple) -> tuple[GradientStats | None, float, int, int]:
+        """Complete an iteration (0: none yet): scores take in its trees.
+
+        Also the seconds that took, bytes read meanwhile, and how many rows are trained on here. Asked again, it repeats what
+        it said. terms : the loss's record for kernels.
+        """
+        began = time.perf_counter()
+        parts = [part for part in self._each(lambda part: _advance_to(part, iteration, values, terms)) if part is not None]
+        before, self._told_bytes = self._told_bytes, self._bytes_of_gone + self._resting.bytes_read
+        self._told_bytes += sum(part.bytes_read for part in self._parts)
+        merged = reduce(GradientStats.merge, parts) if parts else None
+        return merged, time.perf_counter() - began, self._told_bytes - before, self._counted_rows()
+
+    def answer(self, task: TreeTask | None, question: RoundRequest) -> tuple[RoundHistograms | None, int, float]:
+        """Begin a tree (with a task) and answer a question; also how many rows are trained on here, and the seconds."""
+        began = time.perf_counter()
+
+        def one(part: ShardRunner) -> RoundHistograms:
+            if task is not None:
+                part.begin(task)
+            return part.answer(question)
+
+        answers = self._each(one)
+        merged = reduce(RoundHistograms.merge, answers).compact() if answers else None
+        return merged, self._counted_rows(), time.perf_counter() - began
+
+    def answer_in_slices(
+        self, task: TreeTask | None, question: RoundRequest, owners: Sequence[FeatureOwner]
+    ) -> tuple[RoundHistograms | None, dict[SessionRef, bytes], int, float]:
+        """The same, the histograms cut into packed slices for their owners."""
+        answer, n_rows, seconds = self.answer(task, question)
+        began = time.perf_counter()
+        slices: dict[SessionRef, bytes] = {}
+        if question.openings:
+            for owner in owners:
+                part = None
+                if answer is not None and self._recipe is not None:
+                    part = np.ascontiguousarray(answer.planes[:, :, owner.buckets(self._recipe.bin_layout)])
+                slices[owner.ref] = pack_round(part)
+        if answer is not None:
+            answer = replace(answer, planes=np.empty(0))
+        return answer, slices, n_rows, seconds + time.perf_counter() - began
+
+    def search_slices(self, here: SessionRef, arguments: bytes, parts: Sequence[bytes]) -> tuple[BestSplits, float]:
+        """Add the slices of our features up, and search them. arguments : those of `answer_in_slices`, packed."""
+        began = time.perf_counter()
+        task, question, owners = unpack(arguments)
+        assert self._recipe is not None
+        if task is not None:
+            own = next(owner for owner in owners if owner.ref == here)
+            self._searcher = SplitFinder(task, self._recipe.bin_layout, own.first, own.last, after=self._searcher)
+        arrays = [array for array in map(unpack, parts) if array is not None]
+        planes = arrays[0].astype(np.float64)
+        for array in arrays[1:]:
+            planes += array
+        assert self._searcher is not None
+        return self._searcher.find_best_splits(question.openings, planes), time.perf_counter() - began
+
+    def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
+        """``function(shard, first, last, *arguments)`` of every shard."""
+        return [answer for told in self._each(lambda part: part.ask(function, *arguments)) for answer in told]
+
+    @property
+    def n_rows(self) -> int:
+        """Rows that are trained on here."""
+        return self._resting.n_rows or sum(part.n_rows for part in self._parts)
+
+    def _counted_rows(self) -> int:
+        """The same for the client, who knows how many there are to be; with arcbites the present bite must be whole, too."""
+        present = self._resting.present()
+        if present and sum(rows.n_rows for _, rows in present) != sum(part.n_rows for part in self._parts):
+            raise MissingPartitions("rows of the present arcbite")
+        return self.n_rows
+
+    def _each(self, work: Callable[[ShardRunner], Any]) -> list[Any]:
+        if len(self._parts) == 1:
+            return [work(self._parts[0])]
+        return list(self._pool.map(work, self._parts))
+
+    # Held-out rows.
+
+    def hold_out(self, batch: str, name: str, recipe: BuildSpec, size: LossMagnitude, with_block: bool) -> None:
+        """Turn a table into held-out rows."""
+        if batch in self._built:
+            return
+        rows = self._table_rows(batch)
+        del self._rows[batch]
+        self._judged.add(batch, rows, name, recipe, size, with_block=with_block)
+        rows.close()
+        self._batches.pop(batch).close()
+        trim_memory()
+        self._built.add(batch)
+
+    def hold_out_chosen(self, batch: str, name: str, recipe: BuildSpec, size: LossMagnitude) -> None:
+        """Turn the chosen rows of a table that is trained on into held-out rows."""
+        chosen = self._chosen.pop((batch, name), None)
+        if chosen is not None:  # else done before
+            self._judged.add(batch, self._table_rows(batch), name, recipe, size, chosen=chosen)
+
+    def judged_in_files(self, batch: str) -> int:
+        """How many rows of a batch are judged from files."""
+        return self._judged.in_files(batch)
+
+    def judge(
+        self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[str]], mark: int, n_cuts: int
+    ) -> dict[str, tuple[int, list[list[Any]]]] | None:
+        """Number of rows and statistics of the metrics (by set), after the trees from number `first` on.
+
+        None where earlier trees are missing.
+
+        mark, n_cuts : to how many trees the model may be cut back, or was, and how often that has been; mark -1 for never.
+        """
+        return self._judged.judge(first, trees, metrics, mark, n_cuts)
+
+
+def _replay(part: InMemoryRunner, past: ReplayState) -> None:
+    shard = part.rounds.shard
+    # Rows of a bite have taken in what was kept before its turn.
+    missed = past.iterations if past.turn is None else past.iterations[past.turn.n_kept :]
+    add_iterations(shard.codes, shard.layout, missed, shard.raw, 0, shard.n_rows)
+    if past.applied >= 0:
+        # Gradients as they were after the last complete iteration; adding nothing changes no score.
+        part.advance(past.terms, np.zeros((shard.n_outputs, 1)))
+        part.applied = past.applied
+    for tree in past.pending:
+        shard.output_arrays(tree.output)[2][:] = leaves_of(shard.codes, shard.layout, tree.grown)
+
+
+def _advance_to(part: ShardRunner, iteration: int, values: np.ndarray, terms: tuple) -> GradientStats | None:
+    if part.applied < iteration:
+        part.advance(terms, values)
+        part.applied = iteration
+    return part.extremes

@@ -1,0 +1,110 @@
+"""Bringing rows up to date with trees that were grown without them.
+
+Held-out rows take in every tree as it is grown; rows that a worker was given late, because another one died or because it
+has just joined, take in all of them at once. The trees speak in codes here, not in values, and their leaf values are added
+in their order: ``((baseline + v1) + v2) + …`` are the very sums that training makes, to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dboost.kernels.assign_leaves import BLOCK, MASK_LEAVES, N_PLANES, N_STEPS, label_by_masks, label_by_tables, prepare_masks
+from dboost.kernels.histograms import BinLayout
+from dboost.kernels.rows import add_tree
+from dboost.shards.shard import BinnedColumns
+from dboost.trees.tree_task import GrownTree
+
+#: Rows that take in all trees before the next rows do.
+_BLOCK = 16_384
+
+
+@dataclass(frozen=True, eq=False)
+class TreeDelta:
+    """A grown tree of one output, and what its leaves add to the scores: float64[n_leaves]."""
+
+    grown: GrownTree
+    values: np.ndarray
+    output: int
+
+
+def add_grown_tree(
+    codes: BinnedColumns, layout: BinLayout, grown: GrownTree, values: np.ndarray, raw: np.ndarray, first: int, last: int
+) -> None:
+    """Add leaf values (float64[n_leaves]) to the raw scores (float64[n_rows]) of rows first…last-1."""
+    nodes = grown.nodes
+    # Of splits the engine's buffer says what they were in an earlier, larger tree; nobody asks for their values.
+    of_node = values.take(grown.leaf_of[: grown.n_nodes], mode="clip")
+    add_tree(
+        codes.narrow, codes.wide, codes.row_of, nodes.feature, nodes.cut, nodes.missing_left, nodes.child,
+        layout.n_bins, grown.left_codes, layout.is_categorical, of_node, first, last, raw,
+    )  # fmt: skip
+
+
+def add_iterations(
+    codes: BinnedColumns, layout: BinLayout, iterations: Sequence[Sequence[TreeDelta]], raw: np.ndarray, first: int, last: int
+) -> None:
+    """Let the raw scores (float64[n_rows] or float64[n_outputs, n_rows]) of rows first…last-1 take in whole iterations.
+
+    Block by block, so that a block's codes and scores stay in the cache while all trees pass over them.
+    """
+    for begin in range(first, last, _BLOCK):
+        end = min(begin + _BLOCK, last)
+        for trees in iterations:
+            for tree in trees:
+                of_output = raw if raw.ndim == 1 else raw[tree.output]
+                add_grown_tree(codes, layout, tree.grown, tree.values, of_output, begin, end)
+
+
+def leaf_finder(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> Callable[[np.ndarray, int, int], None]:
+    """A function that writes the leaves that rows first…last-1 reach into an array of leaf numbers."""
+    n, nodes = grown.n_nodes, grown.nodes
+    if grown.n_leaves <= MASK_LEAVES:
+        steps = np.empty((N_STEPS, MASK_LEAVES), np.int64)
+        tables, struck = np.empty((MASK_LEAVES, 256), np.uint8), np.empty((MASK_LEAVES, N_PLANES), np.uint8)
+        below, leaves = np.empty((2, n), np.int64)
+        n_splits = prepare_masks(
+            nodes.child[:n], nodes.feature, nodes.cut, nodes.missing_left, grown.leaf_of, grown.left_codes,
+            layout.n_bins, layout.is_categorical, codes.row_of, below, leaves, steps, tables, struck,
+        )  # fmt: skip
+        if n_splits >= 0:
+            return lambda leaf, first, last: label_by_masks(
+                codes.narrow, steps, tables, struck, n_splits, first, last, np.empty((N_PLANES + 1, BLOCK), np.uint8), leaf
+            )
+    child, feature = nodes.child[:n], nodes.feature[:n]
+    splits = np.flatnonzero(child >= 0)
+    step = codes.row_of[np.maximum(feature, 0)]
+    if (step[splits] < 0).any():  # codes of two bytes
+        numbers = np.arange(grown.n_leaves, dtype=np.float64)
+
+        def slowly(leaf: np.ndarray, first: int, last: int) -> None:
+            reached = np.zeros(len(leaf))
+            add_grown_tree(codes, layout, grown, numbers, reached, first, last)
+            leaf[first:last] = reached[first:last]
+
+        return slowly
+    # Of bytes where that will do: then the table fits the fastest cache.
+    follows = np.repeat(np.arange(n, dtype=np.uint8 if n <= 256 else np.int32)[:, None], 256, axis=1)
+    for node in splits:
+        f, left = int(feature[node]), np.zeros(256, bool)
+        n_bins = int(layout.n_bins[f])
+        if layout.is_categorical[f]:
+            left[:n_bins] = grown.left_codes[node, :n_bins]
+        else:
+            left[: int(nodes.cut[node]) + 1] = True
+        left[n_bins] = nodes.missing_left[node]
+        follows[node] = child[node] + ~left
+    depth = int(nodes.depth[:n].max())
+    return lambda leaf, first, last: label_by_tables(
+        codes.narrow, np.maximum(step, 0), follows, grown.leaf_of[:n], depth, first, last, leaf
+    )
+
+
+def leaves_of(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> np.ndarray:
+    """The leaf that each row reaches: float64[n_rows], whole numbers."""
+    reached = np.zeros(codes.n_rows)
+    add_grown_tree(codes, layout, grown, np.arange(grown.n_leaves, dtype=np.float64), reached, 0, codes.n_rows)
+    return reached

@@ -1,0 +1,294 @@
+"""The rows of a place in files, and a block of them in memory.
+
+Three block files (`store.py`) hold the rows: ``codes`` (tiles of the histogram kernel and wide columns) and ``rows``
+(target and weight), which are sealed, and ``state`` (scores, leaves, gradients, Hessians), which changes. Files begin
+with the first row of the place; rows are divided among threads by blocks.
+
+A block in memory is a `Shard` like any other, only a short one. So whatever can be asked of rows in memory is asked of
+streamed ones, block by block, by the very same functions; all answers are sums of integers, maxima or minima, and do not
+tell how rows were divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dboost.kernels.histograms import BinLayout
+from dboost.shards.bin_layout import NARROW_BINS, code_rows, tile_shape
+from dboost.shards.encode import codes_of
+from dboost.shards.shard import BinnedColumns, Shard, empty_binned_columns
+from dboost.storage.block_file import BLOCK_ROWS, BlockFile, Field, FieldRef
+
+#: A block of a wide table has fewer rows, so that it is not larger than this.
+_BLOCK_BYTES = 4 * 2**20
+#: … and there are as many blocks, as long as each has as many rows.
+_LEAST_BLOCKS, _LEAST_ROWS = 16, 1024
+#: Slots of a growing tree per leaf that it may have in the end, see `trees.grower.MOST_OPENED`.
+_SLOTS_PER_LEAF = 5
+
+
+@dataclass(frozen=True, eq=False)
+class ShardSpec:
+    """What all shards of a fit have in common; see `Shard`.
+
+    speculates : whether nodes may be opened that are no part of the tree in the end.
+    """
+
+    layout: BinLayout
+    n_outputs: int
+    weighted: bool
+    integer_weights: bool
+    constant_hessian: bool
+    weights_as_hessian: bool
+    max_leaves: int
+    n_channels: int
+    loss_unit: float
+    speculates: bool = True
+
+    @property
+    def leaf_type(self) -> str:
+        """Rows hold the slots of nodes while a tree grows, of which there are more than leaves if more nodes are opened."""
+        return "<u1" if self.max_leaves * (_SLOTS_PER_LEAF if self.speculates else 1) <= 256 else "<i4"
+
+    @property
+    def has_repeat_count(self) -> bool:
+        """Whether rows count so many times, see `Shard`."""
+        return self.integer_weights and self.weighted
+
+    def code_fields(self) -> list[Field]:
+        return code_fields(self.layout)
+
+    def row_fields(self) -> list[Field]:
+        return [Field("target", "<f8"), *([Field("weight", "<f8")] if self.weighted else [])]
+
+    def state_fields(self) -> list[Field]:
+        """In the order in which they are read together: a pass of growth needs those in the middle, one of scores all."""
+        outputs = () if self.n_outputs == 1 else (self.n_outputs,)
+        fields = [Field("raw", "<f8", outputs), Field("leaf", self.leaf_type, outputs), Field("gradient", "<f4", outputs)]
+        if not self.constant_hessian:
+            fields.append(Field("hessian", "<f4", outputs))
+        if self.has_repeat_count:
+            fields.append(Field("repeat_count", "<u1"))
+        if self.weights_as_hessian:
+            fields.append(Field("loss_hessian", "<f4", outputs))
+        return fields
+
+    def bytes_per_row(self) -> int:
+        """What a row takes in the files."""
+        return sum(field.n_bytes(1) for field in (*self.code_fields(), *self.row_fields(), *self.state_fields()))
+
+    def room_bytes(self, n_rows: int) -> int:
+        """What a thread that streams blocks needs for them: two rooms, and records."""
+        return rows_that_fit(self.code_fields(), n_rows) * (2 * self.bytes_per_row() + 16)
+
+
+def code_fields(layout: BinLayout) -> list[Field]:
+    """How the codes of a layout lie in a file."""
+    n_tiles, _, words = tile_shape(layout, 0)
+    n_wide = int((layout.n_bins > NARROW_BINS).sum())
+    return [Field("tiles", "<u8", (n_tiles,), (words,)), *([Field("wide", "<u2", (n_wide,))] if n_wide else [])]
+
+
+def rows_that_fit(codes: Sequence[Field], n_rows: int) -> int:
+    """Rows of a block with these codes, a power of two: fewer for wide tables, and for those of few rows."""
+    rows, width = BLOCK_ROWS, sum(field.n_bytes(1) for field in codes)
+    while rows > _LEAST_ROWS and (rows * width > _BLOCK_BYTES or rows * _LEAST_BLOCKS > n_rows):
+        rows //= 2
+    return rows
+
+
+class BlockStore:
+    """The files of one place.
+
+    Parameters
+    ----------
+    traits : ShardSpec
+    codes, rows, state : BlockFile
+    ranges : int64[n_ranges, 2] or None
+        As of `Shard`.
+    """
+
+    def __init__(
+        self, traits: ShardSpec, codes: BlockFile, rows: BlockFile, state: BlockFile, ranges: np.ndarray | None = None
+    ) -> None:
+        self.traits, self.codes, self.rows, self.state = traits, codes, rows, state
+        self.n_rows, self.n_blocks = state.n_rows, state.n_blocks
+        self._ranges = np.array([[0, self.n_rows]], np.int64) if ranges is None else np.asarray(ranges, np.int64)
+        self._ends = np.cumsum(self._ranges[:, 1])
+        self._row_of = code_rows(traits.layout)
+
+    @classmethod
+    def around(
+        cls, folder: Path, name: str, traits: ShardSpec, codes: BlockFile, ranges: np.ndarray | None = None
+    ) -> BlockStore:
+        """New files of rows and state, in a folder that is there, for codes that are there; to be filled by a `BlockWriter`."""
+        made: dict[str, BlockFile] = {}
+        kinds = (("rows", traits.row_fields(), True), ("state", traits.state_fields(), False))
+        try:
+            for kind, fields, sealed in kinds:
+                path = folder / f"{name}{kind}"
+                made[kind] = BlockFile(path, fields, codes.n_rows, sealed=sealed, block_rows=codes.block_rows)
+        except BaseException:
+            for file in made.values():
+                file.remove()
+            raise
+        return cls(traits, codes, made["rows"], made["state"], ranges)
+
+    def constants(self, weight: np.ndarray | None, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+        """Fields of the state that follow from the weights (float64[n]) and stay; shape : of raw scores."""
+        traits, found = self.traits, {}
+        if weight is not None and traits.has_repeat_count:
+            found["repeat_count"] = weight.astype(np.uint8)
+        if weight is not None and traits.weights_as_hessian and not traits.constant_hessian:
+            found["hessian"] = np.broadcast_to(weight.astype(np.float32), shape)
+        return found
+
+    @property
+    def files(self) -> tuple[BlockFile, BlockFile, BlockFile]:
+        return self.codes, self.rows, self.state
+
+    def ranges_of(self, block: int) -> list[tuple[int, int]]:
+        """Global numbers of a block's rows, as runs (first, how many)."""
+        first = block * self.state.block_rows
+        last = first + self.state.rows_of(block)
+        found = []
+        for k in range(int(np.searchsorted(self._ends, first, "right")), len(self._ends)):
+            begin = int(self._ends[k] - self._ranges[k, 1])
+            if begin >= last:
+                break
+            low, high = max(first, begin), min(last, int(self._ends[k]))
+            found.append((int(self._ranges[k, 0]) + low - begin, high - low))
+        return found
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self.files:
+            file.close()
+
+    def remove(self) -> None:
+        """Remove the files."""
+        for file in self.files:
+            file.remove()
+
+
+class BlockBuffer:
+    """Buffers for one block.
+
+    Attributes
+    ----------
+    is_resident : bool
+        Whether they hold all of a block that stays: what is in its files is of no interest any more.
+    """
+
+    def __init__(self, blocks: BlockStore) -> None:
+        self._blocks, self.is_resident = blocks, False
+        self.codes, self.rows, self.state = blocks.codes.buffer(), blocks.rows.buffer(), blocks.state.buffer()
+        self._shard: BlockShard | None = None
+
+    def fill(self, block: int, *, codes: bool, rows: bool, state: Sequence[FieldRef], verify: bool = True) -> int:
+        """Read what is wanted of a block; returns the number of bytes. verify : see `BlockFile.read`, of the codes."""
+        n_bytes = 0
+        if codes:
+            n_bytes += self._blocks.codes.read(block, self.codes, verify=verify)
+        if rows:
+            n_bytes += self._blocks.rows.read(block, self.rows)
+        if state:
+            n_bytes += self._blocks.state.read(block, self.state, state)
+        return n_bytes
+
+    def settle(self, block: int) -> int:
+        """Read all of a block, which stays; returns the number of bytes, 0 where it is here already."""
+        if self.is_resident:
+            return 0
+        everything = [field.name for field in self._blocks.state.fields]
+        n_bytes = self.fill(block, codes=True, rows=True, state=everything)
+        self.is_resident = True
+        return n_bytes
+
+    def shard(self, block: int) -> BlockShard:
+        """The block as a shard, until the room is used again; what has not been read holds anything."""
+        if self._shard is None or self._shard.n_rows != self._blocks.state.rows_of(block):
+            self._shard = BlockShard(self._blocks, self, block)
+        self._shard.turn_to(block)
+        return self._shard
+
+
+class BlockShard(Shard):
+    """A block of rows in its room. Codes of one byte are in tiles only."""
+
+    def __init__(self, blocks: BlockStore, room: BlockBuffer, block: int) -> None:
+        traits, n = blocks.traits, blocks.state.rows_of(block)
+        codes, rows = blocks.codes.views(room.codes, block), blocks.rows.views(room.rows, block)
+        state = blocks.state.views(room.state, block)
+        wide = codes.get("wide", np.empty((0, n), np.uint16))
+        self.codes = BinnedColumns(np.empty((0, n), np.uint8), wide, blocks._row_of)
+        self.layout = traits.layout
+        self.bins, self.bin_layout = self.codes, self.layout
+        self.tiles = codes["tiles"]
+        self.target, self.weight = rows["target"], rows.get("weight")
+        self.repeat_count, self.raw, self.leaf = state.get("repeat_count"), state["raw"], state["leaf"]
+        self.gradient, self.hessian, self.loss_hessian = state["gradient"], state.get("hessian"), state.get("loss_hessian")
+        self.n_rows, self._blocks, self._block = n, blocks, block
+
+    def turn_to(self, block: int) -> None:
+        """Note which block it is; all of equal length lie in the same places."""
+        self._block = block
+
+    def columns(self) -> BinnedColumns:
+        """The codes of all features by columns, of a block whose codes have been read: worked out from tiles."""
+        codes = empty_binned_columns(self.layout, self.n_rows)
+        codes_of(self.tiles, self.codes.wide if len(self.codes.wide) else None, self.layout, codes)
+        return codes
+
+    @property
+    def _ranges(self) -> list[tuple[int, int]]:  # type: ignore[override]
+        """Found only when somebody asks for the rows' numbers."""
+        return self._blocks.ranges_of(self._block)
+
+
+class BlockWriter:
+    """Fills new files, whose blocks have equally many rows, with rows that come in pieces of any length.
+
+    Parameters
+    ----------
+    files : sequence of BlockFile
+    """
+
+    def __init__(self, files: Sequence[BlockFile]) -> None:
+        self._files = [(file, file.buffer()) for file in files]
+        self._axes = {field.name: len(field.before) for file in files for field in file.fields}
+        self._block, self._filled = 0, 0
+        self._views: dict[str, np.ndarray] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        for file, buffer in self._files:
+            buffer[:] = 0
+            if self._block < file.n_blocks:
+                self._views |= file.views(buffer, self._block)
+
+    def append(self, n: int, fields: Mapping[str, np.ndarray]) -> None:
+        """Add n rows: the fields' arrays as in the files, but of n rows. What is left out is 0."""
+        done = 0
+        while done < n:
+            room = self._files[0][0].rows_of(self._block) - self._filled
+            some = min(room, n - done)
+            for name, values in fields.items():
+                axis = (slice(None),) * self._axes[name]
+                here, there = slice(done, done + some), slice(self._filled, self._filled + some)
+                self._views[name][(*axis, there)] = values[(*axis, here)]
+            done += some
+            self._filled += some
+            if some == room:
+                for file, buffer in self._files:
+                    file.write(self._block, buffer)
+                self._block, self._filled = self._block + 1, 0
+                self._clear()
+
+    def finish(self) -> None:
+        """Make sure that all rows have come."""
+        assert self._block == self._files[0][0].n_blocks and not self._filled, "fewer rows than were promised"

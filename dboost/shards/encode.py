@@ -1,0 +1,330 @@
+"""From a table to a shard: sample, propose, encode; each chunk's raw values are let go before the next is read.
+
+From a table to codes in pieces: slice by slice of its chunks, so that a slice and a piece are all the rows in memory.
+
+The codes of a piece are made in columns, as everywhere, and go to files in tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dboost.data import CategoryColumn, Chunk, Column, Table
+from dboost.data.binning import FEW, Binning, distinct_values, exact_binning, padded_edges, propose_all, sample_rows
+from dboost.errors import DataError
+from dboost.kernels.bins import encode_column, encode_matrix, fill_tiles
+from dboost.kernels.histograms import BinLayout
+from dboost.schema import Feature
+from dboost.shards.bin_layout import NARROW_BINS, tile_shape
+from dboost.shards.shard import BinnedColumns, empty_binned_columns
+
+#: So few rows are no work for several threads.
+_FEW_ROWS = 16_384
+#: Bytes of a matrix that are turned at once from rows into columns.
+_TURNED = 1 << 17
+#: Values that are looked up at once.
+_PIECE = 1 << 16
+
+
+def kept_rows(weight: np.ndarray | None) -> np.ndarray | None:
+    """Numbers of the rows of positive weight (int64), or None when that is all of them."""
+    if weight is None or (weight > 0).all():
+        return None
+    return np.flatnonzero(weight > 0)
+
+
+def propose_binning(
+    table: Table, kept: np.ndarray | None, *, max_bins: int, seed: int, n_threads: int, exact: bool = False
+) -> Binning:
+    """Propose split points from a sample of the table's rows, or from all of them where each value is to have its bin."""
+    if exact:
+        rows = np.arange(table.n_rows) if kept is None else kept
+        return exact_binning(table.features, distinct_of(table, rows))
+    n_rows = table.n_rows if kept is None else len(kept)
+    rows = sample_rows(n_rows, seed)
+    if kept is not None:
+        rows = kept[rows]
+    weight = None if table.weight is None else table.weight[rows]
+    parts = [part for _, part in sampled(table, rows, n_threads=n_threads)]
+    return propose_from(table.features, parts, weight, max_bins, n_threads)
+
+
+def distinct_of(table: Table, rows: np.ndarray) -> list[np.ndarray]:
+    """The distinct values of the numeric columns in some rows (int64, ascending): float64[...] each."""
+    known = [np.empty(0)] * sum(not feature.is_categorical for feature in table.features)
+    for _, columns in sampled(table, rows):
+        known = [distinct_values(column, before) for column, before in zip(columns, known, strict=True)]
+    return known
+
+
+def sampled(
+    table: Table, rows: np.ndarray, numeric: Sequence[int] | None = None, n_threads: int = 1
+) -> Iterator[tuple[int, list[np.ndarray]]]:
+    """Some rows (int64, ascending) of a table, chunk by chunk: the chunk's number and its numeric columns, or some of them."""
+    if numeric is None:
+        numeric = [j for j, feature in enumerate(table.features) if not feature.is_categorical]
+    whole = len(rows) == table.n_rows
+    start = 0
+    for i, length in enumerate(table.lengths):
+        low, high = np.searchsorted(rows, (start, start + length))
+        if low < high:
+            parts: list[list[np.ndarray]] = []
+            for _, some, chunk in table.slices(i, None if whole else rows[low:high] - start):
+                local: Any = slice(None) if some is None else some
+                if chunk.matrix is not None and not whole and len(numeric) == len(table.features):
+                    columns = _columns_of(chunk.matrix, local, n_threads)
+                    parts.append([columns[j] for j in numeric])
+                else:
+                    parts.append([chunk.columns[j][local] for j in numeric])  # type: ignore[index]
+            yield i, parts[0] if len(parts) == 1 else [np.concatenate(column) for column in zip(*parts, strict=True)]
+        start += length
+
+
+def _columns_of(matrix: np.ndarray, rows: np.ndarray, n_threads: int) -> np.ndarray:
+    """The columns of some rows of a matrix, side by side, turned by blocks that stay in the cache."""
+    columns = np.empty((matrix.shape[1], len(rows)), matrix.dtype)
+    n = max(_TURNED // (matrix.shape[1] * matrix.itemsize), 1)
+
+    def turn(first: int, last: int) -> None:
+        for start in range(first, last, n):
+            some = slice(start, min(start + n, last))
+            columns[:, some] = np.take(matrix, rows[some], axis=0).T
+
+    in_ranges(turn, len(rows), n_threads)
+    return columns
+
+
+def propose_from(
+    features: tuple[Feature, ...],
+    parts: list[list[np.ndarray]],
+    weight: np.ndarray | None,
+    max_bins: int,
+    n_threads: int,
+) -> Binning:
+    """Propose split points from sampled values: per part of the rows the numeric columns, and the weight of all."""
+    joined = iter([np.concatenate(column) if len(column) > 1 else column[0] for column in zip(*parts, strict=True)])
+    columns = [None if feature.is_categorical else next(joined) for feature in features]
+    return Binning(features, propose_all(columns, weight, max_bins, n_threads))
+
+
+def encode_table(
+    table: Table, binning: Binning, layout: BinLayout, kept: np.ndarray | None, n_threads: int, *, allow_infinite: bool = False
+) -> BinnedColumns:
+    """Codes of all rows, or of the kept ones.
+
+    Raises
+    ------
+    DataError
+        When a numeric feature holds an infinite value (unless allowed), naming column and row.
+    """
+    n_rows = table.n_rows if kept is None else len(kept)
+    codes = empty_binned_columns(layout, n_rows)
+    position = start = 0
+    with ThreadPoolExecutor(n_threads) as pool:
+        encoder = Encoder(binning, codes, pool, n_threads)
+        for i, length in enumerate(table.lengths):
+            rows = None
+            if kept is not None:
+                low, high = np.searchsorted(kept, (start, start + length))
+                rows = kept[low:high] - start if high - low < length else None
+            for first, some, chunk in table.slices(i, rows) if length else ():
+                infinite = encoder.encode(chunk, some, position)
+                if infinite is not None and not allow_infinite:
+                    row, feature = infinite
+                    where = table.row_name(start + first + row)
+                    raise DataError(f"column {binning.features[feature].name!r} holds an infinite value ({where})")
+                position += chunk.n_rows if some is None else len(some)
+            start += length
+    return codes
+
+
+class Encoder:
+    """Encodes chunk after chunk into the rows of `codes`."""
+
+    def __init__(self, binning: Binning, codes: BinnedColumns, pool: ThreadPoolExecutor, n_threads: int) -> None:
+        self._n_bins = binning.n_bins
+        self._binning = binning
+        self._narrow = [edge is not None and len(edge) < NARROW_BINS for edge in binning.edges]
+        self._codes = codes
+        self._pool = pool
+        self._n_threads = n_threads
+        self._edges = {dtype: padded_edges(binning.edges, np.dtype(dtype)) for dtype in (np.float32, np.float64)}
+
+    def encode(self, chunk: Chunk, rows: np.ndarray | None, position: int) -> tuple[int, int] | None:
+        """Write codes from row `position` on; returns (row in chunk, feature) of an infinite value, or None."""
+        matrix = chunk.matrix
+        n = chunk.n_rows if rows is None else len(rows)
+        every = map if n * len(self._narrow) < FEW else self._pool.map
+        if matrix is not None and matrix.dtype in (np.float32, np.float64) and all(self._narrow):
+            if rows is not None:
+                matrix = matrix[rows]
+            found = self._encode_matrix(matrix, slice(position, position + n), every)
+        else:
+            tasks = ((feature, column, rows, slice(position, position + n)) for feature, column in enumerate(chunk.columns))
+            answers = every(self._encode_column, *zip(*tasks, strict=True))
+            found = next((pair for pair in answers if pair is not None), None)
+        if found is not None and rows is not None:
+            return int(rows[found[0]]), found[1]
+        return found
+
+    def _encode_matrix(self, matrix: np.ndarray, out: slice, every: Callable[..., Any]) -> tuple[int, int] | None:
+        edges = self._edges[matrix.dtype.type]
+        codes = self._codes.narrow[:, out]
+        n, p = matrix.shape
+
+        def part(bounds: tuple[int, int]) -> int:
+            return encode_matrix(matrix, edges, self._n_bins, codes, *bounds)
+
+        for found in every(part, _ranges(n, self._n_threads)):
+            if found >= 0:
+                return divmod(found, p)
+        return None
+
+    def _encode_column(
+        self, feature: int, column: np.ndarray | CategoryColumn, rows: np.ndarray | None, out: slice
+    ) -> tuple[int, int] | None:
+        target = self._codes.of(feature)[out]
+        if isinstance(column, CategoryColumn):
+            local = column.codes if rows is None else column.codes[rows]
+            target[:] = np.where(local < 0, self._n_bins[feature], local)
+            return None
+        values = column if rows is None else column[rows]
+        if values.dtype not in (np.float32, np.float64):
+            values = values.astype(np.float64)
+        values = np.ascontiguousarray(values)
+        if not self._narrow[feature]:
+            return self._encode_wide(feature, values, target)
+        edges = self._edges[values.dtype.type][feature]
+        found = encode_column(values, edges, self._n_bins[feature], target)
+        return None if found < 0 else (found, feature)
+
+    def _encode_wide(self, feature: int, values: np.ndarray, target: np.ndarray) -> tuple[int, int] | None:
+        """Of a numeric column with more bins than a byte tells apart, in pieces, so that little memory is needed."""
+        edges = self._binning.edges[feature]
+        assert edges is not None
+        for first in range(0, len(values), _PIECE):
+            piece = values[first : first + _PIECE]
+            codes = np.searchsorted(edges, piece, side="left")
+            target[first : first + _PIECE] = np.where(np.isnan(piece), self._n_bins[feature], codes)
+        infinite = np.flatnonzero(np.isinf(values))
+        return (int(infinite[0]), feature) if len(infinite) else None
+
+
+def _ranges(n: int, parts: int) -> Iterator[tuple[int, int]]:
+    for k in range(parts):
+        if n * k // parts < n * (k + 1) // parts:
+            yield n * k // parts, n * (k + 1) // parts
+
+
+def in_ranges(work: Callable[[int, int], Any], n: int, n_threads: int) -> None:
+    """Call work(first, last) over `n_threads` ranges at once, or over all of a few rows."""
+    if n_threads == 1 or n < _FEW_ROWS:
+        if n:
+            work(0, n)
+        return
+    with ThreadPoolExecutor(n_threads) as pool:
+        for done in [pool.submit(work, *bounds) for bounds in _ranges(n, n_threads)]:
+            done.result()
+
+
+RowMetadataSlices = tuple[Column | None, np.ndarray | None, np.ndarray | None]
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedBlock:
+    """Some rows of positive weight, or some that were chosen.
+
+    chunk : their raw values; roles : target, weight and offset; codes : valid until the next piece; number : of the chunk that
+    they are from; rows : which of its rows they are.
+    """
+
+    chunk: Chunk
+    roles: RowMetadataSlices
+    codes: BinnedColumns
+    number: int
+    rows: slice | np.ndarray
+
+
+def encoded_pieces(
+    table: Table,
+    binning: Binning,
+    layout: BinLayout,
+    n_threads: int,
+    piece_rows: int,
+    *,
+    allow_infinite: bool = False,
+    chosen: np.ndarray | None = None,
+) -> Iterator[EncodedBlock]:
+    """The rows of positive weight, or those of these numbers (int64, ascending), in pieces of at most `piece_rows` rows.
+
+    Raises
+    ------
+    DataError
+        When a numeric feature holds an infinite value (unless allowed), naming column and row.
+    """
+    codes = empty_binned_columns(layout, piece_rows)
+    start = 0
+    with ThreadPoolExecutor(n_threads) as pool:
+        encoder = Encoder(binning, codes, pool, n_threads)
+        for i, length in enumerate(table.lengths):
+            if not length:
+                continue
+            roles = table.roles(i)
+            if chosen is None:
+                kept = kept_rows(roles[1])
+            else:
+                kept = chosen[slice(*np.searchsorted(chosen, (start, start + length)))] - start
+            for begin, some, chunk in table.slices(i, kept):
+                n = chunk.n_rows if some is None else len(some)
+                for first in range(0, n, piece_rows):
+                    last = min(first + piece_rows, n)
+                    local: slice | np.ndarray = slice(first, last) if some is None else some[first:last]
+                    rows = slice(begin + first, begin + last) if some is None else some[first:last] + begin
+                    piece = some_rows(chunk, local)
+                    infinite = encoder.encode(piece, None, 0)
+                    if infinite is not None and not allow_infinite:
+                        row, feature = infinite
+                        where = table.row_name(start + int(np.arange(length)[rows][row]))
+                        raise DataError(f"column {binning.features[feature].name!r} holds an infinite value ({where})")
+                    own: Any = tuple(_chunk_rows(role, rows) for role in roles)
+                    yield EncodedBlock(piece, own, codes.part(slice(0, last - first)), i, rows)
+            start += length
+
+
+def some_rows(chunk: Chunk, rows: slice | np.ndarray) -> Chunk:
+    """Some rows of a chunk; of consecutive ones views."""
+    matrix = None if chunk.matrix is None else chunk.matrix[rows]
+    columns = tuple(matrix.T) if matrix is not None else tuple(_chunk_rows(column, rows) for column in chunk.columns)
+    return Chunk(len(np.arange(chunk.n_rows)[rows]), columns, matrix=matrix)  # type: ignore[arg-type]
+
+
+def _chunk_rows(column: Column | None, rows: slice | np.ndarray) -> Column | None:
+    if isinstance(column, CategoryColumn):
+        return CategoryColumn(column.codes[rows], column.levels)
+    return None if column is None else column[rows]
+
+
+def tiles_of(codes: BinnedColumns, layout: BinLayout) -> np.ndarray:
+    """Codes in the order of the histogram kernel: uint64[n_tiles, n_rows, words]."""
+    tiles = np.zeros(tile_shape(layout, codes.n_rows), np.uint64)
+    fill_tiles(codes.narrow, layout, codes.row_of, 0, codes.n_rows, tiles.view(np.uint8))
+    return tiles
+
+
+def codes_of(tiles: np.ndarray, wide: np.ndarray | None, layout: BinLayout, codes: BinnedColumns) -> None:
+    """The other way round: write the codes of some rows, by columns, from tiles (uint64[n_tiles, n_rows, words])."""
+    as_bytes = tiles.view(np.uint8)
+    for column in range(layout.n_tiled):
+        joint = as_bytes[column // 32, :, column % 32]
+        for k in range(int(layout.first[column]), int(layout.first[column + 1])):
+            feature = int(layout.features[k])
+            n_codes, stride = int(layout.n_bins[feature]) + 1, int(layout.stride[feature])
+            alone = stride == 1 and int(layout.repeats[feature]) == 1
+            codes.of(feature)[:] = joint if alone else joint // stride % n_codes
+    if wide is not None:
+        codes.wide[...] = wide

@@ -1,0 +1,241 @@
+"""A shard: the only home of rows.
+
+It holds, for consecutive rows of the table, the codes of every feature, the target, the weight, the raw score, and what the
+current tree needs: gradients, Hessians, and the leaf that each row reached. Rows of weight zero are left out when a shard
+is built, so they shape nothing.
+
+A model with one output has one raw score a row, and arrays of shape [n_rows]; one with K outputs (K classes) has K of them,
+and arrays of shape [K, n_rows], so that the rows of one output lie together as its tree wants them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dboost.kernels.bins import fill_tiles
+from dboost.kernels.histograms import BinLayout
+from dboost.kernels.rows import select_rows
+from dboost.shards.bin_layout import NARROW_BINS, code_rows, tile_shape
+from dboost.shards.near_influence import Near
+from dboost.trees.tree_task import RowSubset, Sample, hash_rows
+
+
+@dataclass(frozen=True, eq=False)
+class BinnedColumns:
+    """The binned values of a table: per feature a row of `narrow` or of `wide` (see `shards.bin_layout.code_rows`)."""
+
+    narrow: np.ndarray  # uint8[n_narrow, n_rows]
+    wide: np.ndarray  # uint16[n_wide, n_rows]
+    row_of: np.ndarray  # int64[n_features]
+
+    @property
+    def n_rows(self) -> int:
+        return self.narrow.shape[1]
+
+    def of(self, feature: int) -> np.ndarray:
+        """Codes of one feature."""
+        row = int(self.row_of[feature])
+        return self.narrow[row] if row >= 0 else self.wide[-1 - row]
+
+    def part(self, rows: slice) -> BinnedColumns:
+        """Some of the rows (views)."""
+        return BinnedColumns(self.narrow[:, rows], self.wide[:, rows], self.row_of)
+
+
+def empty_binned_columns(layout: BinLayout, n_rows: int) -> BinnedColumns:
+    """Room for the codes of `n_rows` rows."""
+    row_of = code_rows(layout)
+    n_wide = int((layout.n_bins > NARROW_BINS).sum())
+    n_narrow = len(layout.n_bins) - n_wide
+    return BinnedColumns(np.empty((n_narrow, n_rows), np.uint8), np.empty((n_wide, n_rows), np.uint16), row_of)
+
+
+class Shard:
+    """Rows in memory.
+
+    Parameters
+    ----------
+    codes : Codes
+    layout : Layout
+    bin_layout : Layout, optional
+        Of the bins that trees grow by, where they are made of the codes anew for every tree (see `trees.bin_proposal`).
+    target : float64[n_rows]
+    weight : float64[n_rows] or None
+    raw : float64[n_rows] or float64[n_outputs, n_rows]
+        Raw scores to start from; the shard owns and updates them.
+    ranges : int64[n_ranges, 2], optional
+        (global number of the first row, number of rows) of each run of consecutive rows; default: rows 0, 1, 2, …
+    numbers : int64[n_rows], optional
+        Instead of ranges, each row's global number: for rows that are scattered.
+    constant_hessian : bool
+        True when the Hessian is 1 for every row (constant by the loss, and no weights but whole ones).
+    integer_weights : bool
+        The weights of all rows, here and on other shards, are whole numbers of at most 255: each row counts so many times.
+        Gradients and Hessians are then those of a single such row. Otherwise the weights are multiplied into them.
+    weights_as_hessian : bool
+        Trees are grown with weights in the place of Hessians, which are kept as `loss_hessian`.
+    max_leaves : int
+        Decides the type of the rows' leaf numbers.
+    """
+
+    _numbers: np.ndarray | None = None
+    #: Which rows are near the next trees' cuts; None for blocks of files, which do not stay.
+    near: Near | None = None
+
+    def __init__(
+        self,
+        codes: BinnedColumns,
+        layout: BinLayout,
+        target: np.ndarray,
+        weight: np.ndarray | None,
+        raw: np.ndarray,
+        *,
+        bin_layout: BinLayout | None = None,
+        constant_hessian: bool,
+        max_leaves: int,
+        integer_weights: bool = False,
+        weights_as_hessian: bool = False,
+        ranges: np.ndarray | None = None,
+        numbers: np.ndarray | None = None,
+    ) -> None:
+        self.codes = codes
+        self.layout = layout
+        self.bin_layout = layout if bin_layout is None else bin_layout
+        #: Of each feature, whether trees grow by the very codes that they speak of in the end.
+        self.is_identity_bin_map = self.bin_layout.n_bins == layout.n_bins
+        self.bins = codes if self.is_identity_bin_map.all() else _coarse(codes, self.bin_layout, self.is_identity_bin_map)
+        self.target = target
+        self.weight = weight
+        self.repeat_count = weight.astype(np.uint8) if integer_weights and weight is not None else None
+        self.raw = raw
+        n_rows = codes.n_rows
+        self.n_rows = n_rows
+        if numbers is not None:
+            self._numbers = numbers
+        self._ranges = [(0, n_rows)] if ranges is None else [(int(first), int(n)) for first, n in ranges]
+        self.gradient = np.empty(raw.shape, np.float32)
+        self.hessian = None if constant_hessian else np.empty(raw.shape, np.float32)
+        self.loss_hessian = np.empty(raw.shape, np.float32) if weights_as_hessian else None
+        if weights_as_hessian and self.hessian is not None:
+            self.hessian[:] = weight
+        self.leaf = np.zeros(raw.shape, np.uint8 if max_leaves <= 256 else np.int32)
+        self.tiles = _aligned_zeros(tile_shape(self.bin_layout, n_rows))
+        self.near = Near(self.n_outputs)
+
+    @property
+    def n_outputs(self) -> int:
+        return 1 if self.raw.ndim == 1 else len(self.raw)
+
+    def some_rows(self, rows: np.ndarray) -> Shard:
+        """A shard of some of the rows (int64), in the state that they are in; its tiles are still to be filled."""
+        codes = BinnedColumns(
+            np.ascontiguousarray(self.codes.narrow[:, rows]), np.ascontiguousarray(self.codes.wide[:, rows]), self.codes.row_of
+        )
+        shard = Shard(
+            codes,
+            self.layout,
+            self.target[rows],
+            None if self.weight is None else self.weight[rows],
+            np.ascontiguousarray(self.raw[..., rows]),
+            bin_layout=self.bin_layout,
+            constant_hessian=self.hessian is None,
+            max_leaves=256 if self.leaf.dtype == np.uint8 else 257,
+            integer_weights=self.repeat_count is not None,
+            weights_as_hessian=self.loss_hessian is not None,
+            ranges=runs_of(self._all_numbers()[rows]) if self._numbers is None else None,
+            numbers=None if self._numbers is None else self._numbers[rows],
+        )
+        shard.gradient[...] = self.gradient[..., rows]
+        if self.hessian is not None and shard.hessian is not None:
+            shard.hessian[...] = self.hessian[..., rows]
+        if self.loss_hessian is not None and shard.loss_hessian is not None:
+            shard.loss_hessian[...] = self.loss_hessian[..., rows]
+        shard.leaf[...] = self.leaf[..., rows]
+        return shard
+
+    def sampled_rows(self, sample: Sample | None, least_influence: int = 0, output: int = 0) -> np.ndarray | None:
+        """Rows of this shard that take part in a tree, ascending (int64); None for all. See `RowSubset`."""
+        rows = None if sample is None else self._sampled(sample)
+        if least_influence == 0:
+            return rows
+        stays = self.influence(output) >= least_influence
+        return np.flatnonzero(stays) if rows is None else rows[stays[rows]]
+
+    def _all_numbers(self) -> np.ndarray:
+        return np.concatenate([np.arange(first, first + n) for first, n in self._ranges])
+
+    def _sampled(self, sample: Sample) -> np.ndarray:
+        if self._numbers is not None:
+            return np.flatnonzero(hash_rows(sample.seed, self._numbers) < np.uint64(sample.threshold))
+        parts, at = [], 0
+        for first, n in self._ranges:
+            rows = np.empty(n, np.int64)
+            k = select_rows(np.uint64(sample.seed), first, n, np.uint64(sample.threshold), rows)
+            parts.append(rows[:k] + (at - first))
+            at += n
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def columns(self) -> BinnedColumns:
+        """The codes of all features by columns."""
+        return self.codes
+
+    def numbers(self, first: int, last: int) -> np.ndarray:
+        """Global numbers of rows first…last-1: int64[last - first]."""
+        if self._numbers is not None:
+            return self._numbers[first:last]
+        parts, at = [np.empty(0, np.int64)], 0
+        for begin, n in self._ranges:
+            parts.append(np.arange(begin + max(first - at, 0), begin + min(last - at, n)))
+            at += n
+        return np.concatenate(parts)
+
+    def sampled_range(self, part: RowSubset, first: int, last: int) -> tuple[np.ndarray | None, int, int]:
+        """The rows that take part in a tree (or None for all), and which of them are among rows first…last-1."""
+        rows = self.sampled_rows(*part)
+        if rows is None:
+            return None, first, last
+        begin, end = np.searchsorted(rows, (first, last))
+        return rows, int(begin), int(end)
+
+    def influence(self, output: int) -> np.ndarray:
+        """Of each row on the next tree of an output: its second derivative, as the bits of a float32 (int32[n_rows])."""
+        influence = self.hessian if self.loss_hessian is None else self.loss_hessian
+        assert influence is not None
+        return (influence if influence.ndim == 1 else influence[output]).view(np.int32)
+
+    def output_arrays(self, output: int) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+        """Gradients, Hessians and leaves of one output, each [n_rows]."""
+        if self.raw.ndim == 1:
+            return self.gradient, self.hessian, self.leaf
+        return self.gradient[output], None if self.hessian is None else self.hessian[output], self.leaf[output]
+
+    def fill_tiles(self, first: int, last: int) -> None:
+        """Copy the bins of rows first…last-1 into tiles, the histogram kernel's own order."""
+        as_bytes = self.tiles.view(np.uint8)
+        fill_tiles(self.bins.narrow, self.bin_layout, self.bins.row_of, first, last, as_bytes)
+
+
+def _coarse(codes: BinnedColumns, layout: BinLayout, keeps: np.ndarray) -> BinnedColumns:
+    """Room for the bins of a tree, which are to come; features that keep their cells have them already."""
+    bins = empty_binned_columns(layout, codes.n_rows)
+    for feature in range(len(keeps)):
+        bins.of(feature)[:] = codes.of(feature) if keeps[feature] else 0
+    return bins
+
+
+def runs_of(numbers: np.ndarray) -> np.ndarray:
+    """Rows' global numbers as runs of consecutive ones, (first, how many): int64[n_runs, 2]."""
+    if not len(numbers):
+        return np.empty((0, 2), np.int64)
+    begins = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 2) != 1)
+    return np.stack((numbers[begins], np.diff(begins, append=len(numbers))), axis=1)
+
+
+def _aligned_zeros(shape: tuple[int, ...]) -> np.ndarray:
+    """Zeros (uint64) that begin on a cache line, so that a row's codes never straddle two: a third faster to gather."""
+    n_bytes = 8 * int(np.prod(shape))
+    memory = np.zeros(n_bytes + 64, np.uint8)
+    skip = -memory.ctypes.data % 64
+    return memory[skip : skip + n_bytes].view(np.uint64).reshape(shape)

@@ -1,0 +1,293 @@
+"""How a question's answers are put together, told with the function that answers it.
+
+Some answers are arrays, one for each part of the rows; where the parts are many, those of one place are merged before anybody
+else sees them. Questions that say nothing have small answers, which are handed on as they are.
+
+What a shard says of its residuals y - F, leaf by leaf: questions that `Engine.ask` carries to where the rows are.
+
+The leaves are those of the tree grown last, the scores those before it, and the rows those that took part in it. All
+answers are sums of integers (or minima), so they merge exactly.
+
+What a shard says about a step along a whole tree: questions for `Engine.ask`.
+
+What a shard says of its cells, and how its rows get into the bins of a tree (see `trees.bin_proposal`).
+
+A few numbers that tell rows from other rows, whoever holds them.
+
+Every row has a random number of 64 bits that follows from its global number alone. Of each feature the codes are added up,
+each times its row's number, modulo 2**64; of target and weight the bits. Such a sum of products is a universal hash: that two
+different columns have the same sum has a chance of about 2**-63. And sums know no order, so they merge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dboost.kernels.quantile_keys import (
+    FIRST_SHIFT,
+    N_DIGITS,
+    add_clipped,
+    collect_keys,
+    count_digits,
+    count_influence,
+    count_near,
+    next_keys,
+)
+from dboost.kernels.rows import sum_by_leaf
+from dboost.kernels.split_candidates import add_masses
+from dboost.losses import Loss
+from dboost.metrics.exact_sum import total
+from dboost.metrics.quantiles import FEW
+from dboost.shards.shard import Shard
+from dboost.trees.bin_proposal import BinMerge
+from dboost.trees.tree_task import RowSubset
+
+StatisticFunction = TypeVar("StatisticFunction", bound=Callable[..., Any])
+
+
+def reduced_by(
+    merge: Callable[[Any, Any], Any], is_short: Callable[..., bool] = lambda *_: False
+) -> Callable[[StatisticFunction], StatisticFunction]:
+    """A decorator that notes how two answers become one: exactly, and in any order.
+
+    is_short : called with a question's arguments, whether answering takes less time than handing it to another thread.
+    """
+
+    def note(function: StatisticFunction) -> StatisticFunction:
+        function.merge = merge  # type: ignore[attr-defined]
+        function.is_short = is_short  # type: ignore[attr-defined]
+        return function
+
+    return note
+
+
+@reduced_by(np.add)
+def leaf_digits(
+    shard: Shard, first: int, last: int, part: RowSubset, n_leaves: int, unit: float, prefix: np.ndarray, shift: np.uint64
+) -> np.ndarray:
+    """Weights of residuals by leaf and next byte of their rank keys: int64[n_leaves, 256], see `quantile_keys`."""
+    counts = np.zeros((n_leaves, 256), np.int64)
+    count_digits(
+        shard.target,
+        shard.raw,
+        shard.weight,
+        shard.leaf,
+        False,
+        *shard.sampled_range(part, first, last),
+        prefix,
+        shift,
+        unit,
+        counts,
+    )
+    return counts
+
+
+def concatenated(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None:
+    """Residuals of two parts of the rows, in any order; None (too many) if there are too many of either or both."""
+    if one is None or other is None or len(one) + len(other) > FEW:
+        return None
+    return np.concatenate((one, other))
+
+
+@reduced_by(concatenated)
+def leaf_keys(
+    shard: Shard, first: int, last: int, part: RowSubset, unit: float, prefix: np.ndarray, shift: np.uint64
+) -> np.ndarray | None:
+    """Leaf, rank key and weight of residuals that share the bytes found so far: uint64[n, 3], or None if there are too many."""
+    found = np.empty((FEW, 3), np.uint64)
+    n = collect_keys(
+        shard.target,
+        shard.raw,
+        shard.weight,
+        shard.leaf,
+        False,
+        *shard.sampled_range(part, first, last),
+        prefix,
+        shift,
+        unit,
+        found,
+    )
+    return found[:n] if n <= FEW else None
+
+
+@reduced_by(np.minimum)
+def leaf_next(shard: Shard, first: int, last: int, part: RowSubset, keys: np.ndarray) -> np.ndarray:
+    """The smallest rank keys above these in each leaf: uint64[n_leaves]."""
+    following = np.full(len(keys), ~np.uint64(0))
+    next_keys(shard.target, shard.raw, shard.leaf, False, *shard.sampled_range(part, first, last), keys, following)
+    return following
+
+
+@reduced_by(np.add)
+def leaf_clipped(
+    shard: Shard, first: int, last: int, part: RowSubset, centre: np.ndarray, bound: float, unit: float, weight_unit: float
+) -> np.ndarray:
+    """Sums by leaf of residuals relative to a centre and clipped, and of weights: float64[n_leaves, 2], integers."""
+    sums = np.zeros((len(centre), 2))
+    add_clipped(
+        shard.target,
+        shard.raw,
+        shard.weight,
+        shard.repeat_count,
+        shard.leaf,
+        centre,
+        bound,
+        *shard.sampled_range(part, first, last),
+        unit,
+        weight_unit,
+        sums,
+    )
+    return sums
+
+
+@reduced_by(np.add)
+def size_digits(shard: Shard, first: int, last: int, unit: float, prefix: np.ndarray, shift: np.uint64) -> np.ndarray:
+    """Weights of all residuals by the next byte of the rank keys of their sizes |y - F|: int64[1, 256]."""
+    counts = np.zeros((1, 256), np.int64)
+    count_digits(shard.target, shard.raw, shard.weight, None, True, None, first, last, prefix, shift, unit, counts)
+    return counts
+
+
+@reduced_by(concatenated)
+def size_keys(shard: Shard, first: int, last: int, unit: float, prefix: np.ndarray, shift: np.uint64) -> np.ndarray | None:
+    """The same for the sizes of all residuals."""
+    found = np.empty((FEW, 3), np.uint64)
+    n = collect_keys(shard.target, shard.raw, shard.weight, None, True, None, first, last, prefix, shift, unit, found)
+    return found[:n] if n <= FEW else None
+
+
+@reduced_by(np.minimum)
+def size_next(shard: Shard, first: int, last: int, keys: np.ndarray) -> np.ndarray:
+    """The smallest rank key of a residual's size above this one: uint64[1]."""
+    following = np.full(1, ~np.uint64(0))
+    next_keys(shard.target, shard.raw, None, True, None, first, last, keys, following)
+    return following
+
+
+def _near(shard: Shard, first: int, last: int, output: int, prefix: int, shift: int, width: int) -> np.ndarray | None:
+    """The rows that `influence_digits` has to look at, where they are known."""
+    digit = prefix >> (FIRST_SHIFT - shift - width)
+    return None if shard.near is None else shard.near.rows(first, last, output, digit)
+
+
+@reduced_by(np.add, is_short=lambda *asked: _near(*asked) is not None)
+def influence_digits(shard: Shard, first: int, last: int, output: int, prefix: int, shift: int, width: int) -> np.ndarray:
+    """Influence by the next digit of its bits, of the rows that share the digits found so far: int64[N_DIGITS]."""
+    sums = np.zeros(N_DIGITS, np.int64)
+    influence, rows = shard.influence(output), _near(shard, first, last, output, prefix, shift, width)
+    if rows is None:
+        count_influence(influence, shard.repeat_count, first, last, prefix, shift, width, sums)
+    else:
+        count_near(influence, shard.repeat_count, rows, prefix, shift, width, sums)
+    if shard.near is not None:
+        shard.near.expect(output, prefix >> (FIRST_SHIFT - shift - width))
+    return sums
+
+
+@reduced_by(np.add)
+def loss_hessian_sums(shard: Shard, first: int, last: int, part: RowSubset, n_leaves: int, unit: float) -> np.ndarray:
+    """Sums of second derivatives by leaf, where trees were not grown by them: float64[n_leaves], integers."""
+    sums = np.zeros(n_leaves)
+    leaf = shard.output_arrays(part.output)[2]
+    assert shard.loss_hessian is not None
+    loss_hessian = shard.loss_hessian if shard.loss_hessian.ndim == 1 else shard.loss_hessian[part.output]
+    sum_by_leaf(leaf, loss_hessian, shard.repeat_count, *shard.sampled_range(part, first, last), unit, sums)
+    return sums
+
+
+@reduced_by(np.add)
+def leaf_totals(
+    shard: Shard, first: int, last: int, output: int, n_leaves: int, gradient_unit: float, hessian_unit: float
+) -> np.ndarray:
+    """Sums of gradients and Hessians by leaf, and numbers of rows: float64[n_leaves, 3], integers in these units."""
+    gradient, hessian, leaf = shard.output_arrays(output)
+    totals = np.zeros((3, n_leaves))
+    totals[2] = np.bincount(leaf[first:last], minlength=n_leaves)
+    sum_by_leaf(leaf, gradient, None, None, first, last, gradient_unit, totals[0])
+    if hessian is None:
+        totals[1] = totals[2] * hessian_unit
+    else:
+        sum_by_leaf(leaf, hessian, None, None, first, last, hessian_unit, totals[1])
+    return totals.T
+
+
+def line_slopes(
+    shard: Shard, first: int, last: int, part: RowSubset, loss: Loss, values: np.ndarray, at: float
+) -> tuple[int | None, int | None]:
+    """First and second derivative of the loss along a tree, at F + at · (what its leaves say), as exact totals.
+
+    values : float64[n_leaves], of the tree grown last for this output.
+    """
+    chosen, begin, end = shard.sampled_range(part, first, last)
+    rows = slice(begin, end) if chosen is None else chosen[begin:end]
+    output = part.output
+    direction, y = values[shard.output_arrays(output)[2][rows]], shard.target[rows]
+    with np.errstate(all="ignore"):
+        if shard.raw.ndim == 1:
+            raw = shard.raw[rows] + at * direction
+            gradient, hessian = loss.gradient(y, raw), loss.hessian(y, raw)
+        else:
+            raw = shard.raw[:, rows].T.copy()
+            raw[:, output] += at * direction
+            gradient, hessian = loss.gradient(y, raw)[:, output], loss.hessian(y, raw)[:, output]
+        if shard.weight is not None:
+            gradient, hessian = gradient * shard.weight[rows], hessian * shard.weight[rows]
+        return total(gradient * direction), total(hessian * direction * direction)
+
+
+@reduced_by(np.add)
+def fine_bin_hessians(shard: Shard, first: int, last: int, part: RowSubset, scale: float) -> np.ndarray:
+    """Quantised Hessians of the rows that take part in a tree, by cell of each feature: int64[n_buckets], a question.
+
+    scale : what Hessians are multiplied by before they are rounded. Features whose cells are their bins are left at 0.
+    """
+    offset, kept = shard.layout.offset, shard.is_identity_bin_map
+    mass = np.zeros(int(offset[-1]), np.int64)
+    hessian = shard.output_arrays(part.output)[1]
+    rows, begin, end = shard.sampled_range(part, first, last)
+    for feature in np.flatnonzero(~kept).tolist():
+        of_feature = mass[offset[feature] : offset[feature + 1]]
+        add_masses(shard.codes.of(feature), hessian, shard.repeat_count, rows, begin, end, scale, of_feature)
+    return mass
+
+
+def merge_into_bins(shard: Shard, cells: BinMerge, first: int, last: int) -> None:
+    """Give rows first…last-1 the codes of a tree's bins."""
+    for feature in np.flatnonzero(~shard.is_identity_bin_map).tolist():
+        n_cells, n_bins = int(shard.layout.n_bins[feature]), int(shard.bin_layout.n_bins[feature])
+        bins = np.append(np.minimum(cells.bin_of(feature, n_cells), n_bins - 1), n_bins).astype(np.uint8)
+        np.take(bins, shard.codes.of(feature)[first:last], out=shard.bins.of(feature)[first:last])
+    shard.fill_tiles(first, last)
+
+
+#: Rows at a time, so that nothing but a little scratch memory is needed.
+_STRETCH_ROWS = 65_536
+
+
+def row_fingerprint(shard: Shard, first: int, last: int) -> np.ndarray:
+    """Of rows first…last-1: uint64[2 + n_features], sums of target, weight and the codes of each feature."""
+    n_features = len(shard.layout.n_bins)
+    sums, codes = np.zeros(2 + n_features, np.uint64), shard.columns()
+    for start in range(first, last, _STRETCH_ROWS):
+        rows = slice(start, min(start + _STRETCH_ROWS, last))
+        number = random_numbers(shard.numbers(rows.start, rows.stop))
+        sums[0] += (number * (shard.target[rows] + 0.0).view(np.uint64)).sum()
+        if shard.weight is not None:
+            sums[1] += (number * shard.weight[rows].view(np.uint64)).sum()
+        for feature in range(n_features):
+            sums[2 + feature] += (number * (codes.of(feature)[rows].astype(np.uint64) + np.uint64(1))).sum()
+    return sums
+
+
+row_fingerprint.reads_codes = True  # type: ignore[attr-defined]  # see `StreamedShard.ask`
+
+
+def random_numbers(rows: np.ndarray) -> np.ndarray:
+    """SplitMix64 of row numbers (int64[n]), odd: uint64[n]."""
+    x = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x ^ (x >> np.uint64(31))) | np.uint64(1)

@@ -1,0 +1,287 @@
+"""A shard whose rows are streamed: some blocks of a place, worked on one after the other by one thread.
+
+There are two rooms. While the thread works on the block in one of them, a reader fills the other, so the disk and the
+kernels are busy at once. What is worked out goes back to the file before its room is used again.
+
+Where memory is left some blocks *stay*: each has a room of its own, is read once and never written. They come first in every
+walk, while the disk is busy with the first of the others.
+
+A tree grows by passes (`kernels.streaming`): each question of the grower is answered by one walk over all blocks, in which
+rows go to the nodes that were split last and are added to the histograms of those to be opened. The grower opens many
+nodes at a time here, since a pass over the files costs more than histograms made for nothing.
+
+Checksums of codes are verified once a tree, when they are read for the last time: what was damaged or altered when an earlier
+pass read it still is then, and the tree is not finished. Which pass reads them last is not always known before: it may be one
+that opens fewer nodes than the pass before. Only wide columns are verified in every pass, for a code that is too large would be
+added up beside the histogram; each of the 256 codes that a byte can hold has its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+import numpy as np
+
+from dboost.kernels.histograms import TILE_COLUMNS, BinLayout
+from dboost.kernels.streaming import finish_openings, open_nodes, route, settle
+from dboost.shards.advance import Scratch, advance_rows
+from dboost.shards.block_store import BlockBuffer, BlockShard, BlockStore, ShardSpec
+from dboost.storage.block_file import FieldRef
+from dboost.trees.grower import RoundHistograms, RoundRequest, Split
+from dboost.trees.tree_task import GradientStats, TreeTask
+
+
+class Halted(Exception):
+    """Another thread failed, or the user has had enough."""
+
+
+class StreamedShard:
+    """BlockStore first…last-1 of a place.
+
+    Parameters
+    ----------
+    blocks : BlockStore
+    first, last : int
+        Default: all blocks.
+    n_staying : int
+        How many of them stay in memory.
+    halted : callable
+        Asked between blocks whether to stop.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockStore,
+        first: int = 0,
+        last: int | None = None,
+        *,
+        n_staying: int = 0,
+        halted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.blocks, self._halted = blocks, halted
+        all_blocks = range(first, blocks.n_blocks if last is None else last)
+        self._staying, self._blocks = all_blocks[:n_staying], all_blocks[n_staying:]
+        self._homes = [BlockBuffer(blocks) for _ in self._staying]
+        self.n_rows = sum(blocks.state.rows_of(block) for block in all_blocks)
+        self.layout = blocks.traits.layout
+        self.bytes_read = 0
+        self._rooms = (BlockBuffer(blocks), BlockBuffer(blocks))
+        self._scratch = Scratch()
+        self._sums = _Sums(blocks.traits)
+        self._tree: _Tree | None = None
+
+    def walk(
+        self,
+        *,
+        codes: bool = False,
+        rows: bool = False,
+        reads: Sequence[FieldRef] = (),
+        writes: Sequence[FieldRef] = (),
+        verify: bool = True,
+    ) -> Iterator[BlockShard]:
+        """The blocks, one after the other, each with what is read of it; afterwards some of it is written."""
+        empty: SimpleQueue[BlockBuffer | None] = SimpleQueue()
+        full: SimpleQueue[tuple[BlockBuffer, int] | BaseException] = SimpleQueue()
+
+        def read() -> None:
+            try:
+                for block in self._blocks:
+                    room = empty.get()
+                    if room is None:
+                        return
+                    full.put((room, room.fill(block, codes=codes, rows=rows, state=reads, verify=verify)))
+            except BaseException as error:
+                full.put(error)
+
+        reader = Thread(target=read, name="dboost-read", daemon=True)
+        for room in self._rooms:
+            empty.put(room)
+        reader.start()
+        try:
+            for home, block in zip(self._homes, self._staying, strict=True):
+                if self._halted():
+                    raise Halted
+                self.bytes_read += home.settle(block)
+                yield home.shard(block)
+            for block in self._blocks:
+                if self._halted():
+                    raise Halted
+                found = full.get()
+                if isinstance(found, BaseException):
+                    raise found
+                room, n_bytes = found
+                self.bytes_read += n_bytes
+                yield room.shard(block)
+                if writes:
+                    self.blocks.state.write(block, room.state, writes)
+                empty.put(room)
+        finally:
+            # It is at its end, or waits for a room, or has one or two more blocks to read.
+            empty.put(None)
+            reader.join()
+
+    def advance(self, terms: tuple, values: np.ndarray) -> GradientStats | None:
+        """As `shards.advance.advance_rows`, over all blocks; None where there are none."""
+        traits = self.blocks.traits
+        writes = ["raw", "gradient"]
+        if traits.weights_as_hessian or not traits.constant_hessian:
+            writes.append("loss_hessian" if traits.weights_as_hessian else "hessian")
+        found: GradientStats | None = None
+        for shard in self.walk(rows=True, reads=("raw", "leaf"), writes=writes):
+            told = advance_rows(shard, terms, values, traits.loss_unit, self._scratch, 0, shard.n_rows)
+            found = told if found is None else found.merge(told)
+        return found
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """``function(shard, first, last, *arguments)`` of every block; added up where the function says how (`merge`).
+
+        Codes are read only for functions with the attribute `reads_codes`.
+        """
+        everything = [field.name for field in self.blocks.state.fields]
+        blocks = self.walk(codes=getattr(function, "reads_codes", False), rows=True, reads=everything)
+        answers = (function(shard, 0, shard.n_rows, *arguments) for shard in blocks)
+        merge = getattr(function, "merge", None)
+        if merge is None or not self.n_rows:
+            return list(answers)
+        return [reduce(merge, answers)]
+
+    def begin(self, task: TreeTask) -> None:
+        """Begin a tree: all rows belong to its root."""
+        self._tree = _Tree(self, task)
+
+    def answer(self, question: RoundRequest) -> RoundHistograms:
+        """This shard's part of the answer, by one pass over its blocks."""
+        assert self._tree is not None
+        return self._tree.answer(question)
+
+    def close(self) -> None:
+        """Let go of buffers; the files are somebody else's."""
+        self._rooms, self._homes = (), []  # type: ignore[assignment]
+        self._sums.close()
+        self._tree = None
+
+
+class _Sums:
+    """Room for the histograms of the nodes that are opened at once, which is used again."""
+
+    def __init__(self, traits: ShardSpec) -> None:
+        self._layout, self._n_planes = traits.layout, traits.n_channels
+        self._packed, self._planes = np.empty((0, 0), np.int64), np.empty((0, 0, 0))
+
+    def some(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of n nodes: packed buckets, which are 0, and planes, which are any numbers. Both are valid until the next call."""
+        if n > len(self._packed):
+            self.close()
+            self._packed = np.zeros((n, int(self._layout.start[-1])), np.int64)
+            self._planes = np.zeros((n, self._n_planes, int(self._layout.offset[-1])))
+        else:
+            self._packed[:n] = 0
+        return self._packed[:n], self._planes[:n]
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._packed, self._planes = np.empty((0, 0), np.int64), np.empty((0, 0, 0))
+
+
+class _Tree:
+    """A tree under way: which slot belongs to which node."""
+
+    def __init__(self, shard: StreamedShard, task: TreeTask) -> None:
+        self._shard, self._task = shard, task
+        self._slot_of = {0: 0}
+        self._n_opened, self._is_verified = 0, False  # by the last pass that has read codes
+        self._scratch = np.zeros(int(shard.layout.n_bins.max()) + 1, np.int64)
+        self._records = np.empty((2, shard.blocks.state.block_rows), np.uint64)
+
+    def answer(self, question: RoundRequest) -> RoundHistograms:
+        shard, task, traits = self._shard, self._task, self._shard.blocks.traits
+        layout = traits.layout
+        is_first = bool(question.openings) and question.openings[0].parent < 0
+        turns = _Turns(layout, question.splits, self._slot_of, traits.leaf_type)
+        n_slots, n_openings = len(self._slot_of), len(question.openings)
+        opening_of = np.full(n_slots, -1, np.int64)
+        for k, opening in enumerate(question.openings):
+            opening_of[self._slot_of[opening.small]] = k
+        counts = np.zeros(n_slots, np.int64)
+        packed, planes = shard._sums.some(n_openings)
+        pending, flushed = np.zeros(n_openings, np.int64), np.zeros(n_openings, np.int64)
+        number_of = np.zeros(n_slots, traits.leaf_type)
+        sums = None
+        if question.leaves is not None:
+            sums = np.zeros((max(question.leaves.values()) + 1, 2))
+            for node, number in question.leaves.items():
+                number_of[self._slot_of[node]] = number
+
+        named = ["gradient", *([] if traits.constant_hessian else ["hessian"])]
+        if traits.weights_as_hessian and task.least_influence:
+            named.append("loss_hessian")
+        wishes = [self._of_output(name) for name in named] + (["repeat_count"] if traits.has_repeat_count else [])
+        leaf = [self._of_output("leaf")]
+        has_wide = layout.n_tiled < len(layout.first) - 1
+        reads_codes = bool(question.splits or question.openings) or not self._is_verified
+        self._is_verified = has_wide or sums is not None or n_openings < self._n_opened
+        self._n_opened = n_openings
+        for block in shard.walk(
+            codes=reads_codes,
+            verify=self._is_verified,
+            reads=wishes if is_first else [*wishes, *leaf],
+            writes=leaf if is_first or question.splits or sums is not None else (),
+        ):
+            gradient, hessian, slots = block.output_arrays(task.output)
+            rows = block.sampled_rows(*task.part)
+            n = block.n_rows if rows is None else len(rows)
+            if is_first:
+                slots[:] = 0
+            if question.splits:
+                turns.make(block, slots)
+            wide = block.codes.wide if len(block.codes.wide) else None
+            if question.splits or question.openings:
+                open_nodes(
+                    block.tiles, wide, slots, gradient, hessian, block.repeat_count, rows, n, task.scales, layout, task.packing,
+                    opening_of, counts, self._records, packed, planes, pending, flushed, self._scratch,
+                )  # fmt: skip
+            if sums is not None:
+                settle(slots, gradient, hessian, block.repeat_count, rows, n, task.scales, number_of, sums)
+        finish_openings(layout, task.packing, packed, planes, flushed, self._scratch)
+        if is_first:
+            return RoundHistograms(planes, np.array([[counts[0], 0]]), sums)
+        n_rows = [(counts[self._slot_of[split.left]], counts[self._slot_of[split.right]]) for split in question.splits]
+        return RoundHistograms(planes, np.array(n_rows, np.int64).reshape(-1, 2), sums)
+
+    def _of_output(self, name: str) -> FieldRef:
+        return name if self._shard.blocks.traits.n_outputs == 1 else (name, self._task.output)
+
+
+class _Turns:
+    """The splits of one question, as tables that rows look up by their slot and their code; takes note of the new slots."""
+
+    def __init__(self, layout: BinLayout, splits: Sequence[Split], slot_of: dict[int, int], leaf_type: str) -> None:
+        column_of = np.empty(len(layout.n_bins), np.int64)
+        for column in range(len(layout.first) - 1):
+            column_of[layout.features[layout.first[column] : layout.first[column + 1]]] = column
+        before, n_slots = len(slot_of), len(slot_of) + len(splits)
+        n_codes = 256
+        for split in splits:
+            if column_of[split.feature] >= layout.n_tiled:
+                n_codes = max(n_codes, len(split.goes_left))
+        self._follows = np.repeat(np.arange(n_slots, dtype=leaf_type)[:, None], n_codes, axis=1)
+        self._tile, self._column = np.zeros(n_slots, np.int64), np.zeros(n_slots, np.int64)
+        for k, split in enumerate(splits):
+            slot = slot_of.pop(split.node)
+            slot_of[split.left], slot_of[split.right] = slot, before + k
+            feature, column = split.feature, int(column_of[split.feature])
+            codes = np.arange(n_codes)
+            if column < layout.n_tiled:
+                self._tile[slot], self._column[slot] = divmod(column, TILE_COLUMNS)
+                codes = codes // layout.stride[feature] % (layout.n_bins[feature] + 1)
+            else:
+                self._tile[slot], self._column[slot] = -1, column - layout.n_tiled
+                codes = np.minimum(codes, layout.n_bins[feature])
+            self._follows[slot] = np.where(split.goes_left[codes], slot, before + k)
+
+    def make(self, block: BlockShard, slots: np.ndarray) -> None:
+        route(block.tiles.view(np.uint8), block.codes.wide, slots, self._tile, self._column, self._follows)

@@ -1,0 +1,257 @@
+"""The file that makes a folder a binned data set (`training.prepared_dataset`), and writing such a folder whole or not at all.
+
+A new folder is filled beside its final place and renamed when everything is on the disk; one that is there is replaced only if
+it is such a folder itself. Folders cannot be exchanged in one step everywhere, so the old one steps aside for a moment, under a
+name that readers know: if the process is killed then, they find it there. Reading trusts nothing: the file has a digest, and
+every block of the others a checksum in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dboost.data.binning import Binning
+from dboost.errors import DataError, ParameterError
+from dboost.schema import Feature
+from dboost.session.reference_sample import ReferenceSample
+from dboost.session.target import TargetScan
+from dboost.shards.block_store import BlockWriter
+from dboost.storage.block_file import BlockFile, Field, StorageError
+from dboost.training.prepared_dataset import PreparedDataset
+
+VERSION = 1
+_NAME = "binned.json"
+
+
+def is_prepared(path: Any) -> bool:
+    """Whether there is a binned data set (perhaps a damaged one) in a folder."""
+    return isinstance(path, str | os.PathLike) and (_home(Path(path)) / _NAME).is_file()
+
+
+def _aside(folder: Path) -> Path:
+    """Where a folder is while another one takes its place."""
+    return folder.with_name(f".{folder.name}-replaced")
+
+
+def _home(folder: Path) -> Path:
+    """The folder, or the one that was to be replaced when the process was killed between two renames."""
+    return folder if os.path.exists(folder) or not os.path.isfile(_aside(folder) / _NAME) else _aside(folder)
+
+
+def write_folder(path: str | os.PathLike[str], write: Callable[[Path], PreparedDataset]) -> None:
+    """Let `write` fill a new folder, and put it in its place.
+
+    Raises
+    ------
+    DataError
+        When something else is there.
+    StorageError
+        When it cannot be written.
+    """
+    final = Path(path)
+    if final.exists() and not is_prepared(final):
+        raise DataError(f"{final} is there already and holds no prepared data: choose another path, or remove it")
+    try:
+        new = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
+    except OSError as error:
+        raise StorageError(f"cannot write {final}: {error.strerror}") from error
+    try:
+        data = write(new)
+        portrait = _write_portrait(new, data.portrait)
+        for file in (data.codes, data.rows, portrait):
+            file.sync()
+        portrait.close()
+        data.close()
+        content = _content(data, portrait)
+        head = f'{{\n "format": "dboost-binned",\n "version": {VERSION},\n "sha256": "{_digest(content)}",\n "content": '
+        with open(new / _NAME, "w", encoding="utf-8", errors="backslashreplace") as description:
+            description.write(head + content + "}\n")
+            description.flush()
+            os.fsync(description.fileno())
+        _put_in_place(new, final)
+    except OSError as error:
+        shutil.rmtree(new, ignore_errors=True)
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"cannot write {final}: {error.strerror}") from error
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+
+
+def _put_in_place(new: Path, final: Path) -> None:
+    """Give the new folder its final name; the one that had it is there again if that fails."""
+    old = _aside(final)
+    if final.exists():
+        shutil.rmtree(old, ignore_errors=True)  # of a process that was killed while it removed it
+        os.rename(final, old)
+    try:
+        os.rename(new, final)
+    except BaseException:
+        if not final.exists() and old.exists():
+            os.rename(old, final)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def open_folder(path: str | os.PathLike[str]) -> PreparedDataset:
+    """Open a folder that `write_folder` has written.
+
+    Raises
+    ------
+    StorageError
+        When it is damaged, was written by a newer version or on a machine with another order of bytes.
+    """
+    folder = _home(Path(path))
+    name = folder / _NAME
+    try:
+        stored = json.loads(name.read_text(encoding="utf-8"))
+        if stored["version"] > VERSION:
+            raise StorageError(f"{name} has format version {stored['version']}, this dboost reads versions up to {VERSION}")
+        content = stored["content"]
+        if _digest(_text(content)) != stored["sha256"]:
+            raise StorageError(f"{name} is damaged: its content does not match its checksum")
+        return _opened(folder, content)
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{name} is damaged or no description of prepared data: {error}") from error
+
+
+def check_same(data: PreparedDataset, given: dict[str, Any]) -> None:
+    """Refuse parameters that shaped the data and are other ones now; given : by name, those that the user has given.
+
+    Raises
+    ------
+    ParameterError
+        Naming the parameter.
+    """
+    folder = data.codes.path.parent
+    begun, now = data.settings.get("start_from"), given.get("start_from")
+    if begun is not None and now is None:
+        raise ParameterError(f"{folder} was prepared to go on from a model (sha256 {begun[:12]}…): give it as start_from")
+    if begun != now:
+        how = "to begin anew" if begun is None else f"to go on from another model (sha256 {begun[:12]}…)"
+        raise ParameterError(
+            f"{folder} was prepared {how}: bins cannot tell what scores the rows have under a model, so prepare the data with "
+            "start_from=…"
+        )
+    for name, value in given.items():
+        known, now = data.settings.get(name), describe(value)
+        if str(now).startswith("<"):
+            raise ParameterError(f"{data.codes.path.parent} holds prepared data with a {name} of their own: leave yours out")
+        if now != known:
+            what = f"was prepared with {name}={known!r}" if known is not None else f"was prepared without {name}"
+            raise ParameterError(f"{name}={now!r} does not fit the data: {data.codes.path.parent} {what}")
+
+
+def describe(value: Any) -> Any:
+    """A parameter as JSON: names and numbers as they are, of anything else only what it is."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list | tuple):
+        return [describe(one) for one in value]
+    return f"<{type(value).__name__}>"
+
+
+def _digest(content: str) -> str:
+    return hashlib.sha256(content.encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def _text(content: Any) -> str:
+    return json.dumps(content, ensure_ascii=False, sort_keys=True)
+
+
+def _write_portrait(folder: Path, portrait: ReferenceSample | None) -> BlockFile:
+    """The rows that a summary of the data will be made of, in one block."""
+    assert portrait is not None
+    n, n_features = portrait.values.shape
+    fields = [Field("values", "<f8", (), (n_features,)), Field("target", "<f8")]
+    file = BlockFile(folder / "portrait", fields, n, sealed=True, block_rows=n)
+    writer = BlockWriter([file])
+    writer.append(n, vars(portrait))
+    writer.finish()
+    return file
+
+
+def _read_portrait(file: BlockFile) -> ReferenceSample:
+    buffer = file.buffer()
+    file.read(0, buffer)
+    file.close()
+    return ReferenceSample(**file.views(buffer, 0))
+
+
+def _content(data: PreparedDataset, portrait: BlockFile) -> str:
+    files = {}
+    for name, file in (("codes", data.codes), ("rows", data.rows), ("portrait", portrait)):
+        assert file.checksums is not None
+        files[name] = {
+            "n_rows": file.n_rows,
+            "fields": [[field.name, field.dtype, list(field.before), list(field.after)] for field in file.fields],
+            "checksums": [f"{digest:016x}" for digest in file.checksums.tolist()],
+        }
+    target = data.target
+    return _text(
+        {
+            "byte_order": sys.byteorder,
+            "n_rows": data.n_rows,
+            "block_rows": data.codes.block_rows,
+            "named": data.named,
+            "features": [{"name": feature.name, "levels": feature.levels} for feature in data.binning.features],
+            "edges": [None if edges is None else edges.tolist() for edges in data.binning.edges],
+            "target": {
+                "levels": target.levels,
+                "distinct": target.distinct.tolist(),
+                "too_many": target.too_many,
+                "dtype": target.dtype,
+                "is_bool": target.is_bool,
+            },
+            "target_levels": data.levels,
+            "settings": data.settings,
+            "files": files,
+        }
+    )
+
+
+def _opened(folder: Path, content: dict[str, Any]) -> PreparedDataset:
+    if content["byte_order"] != sys.byteorder:
+        raise StorageError(f"{folder} was written on a machine whose bytes have another order ({content['byte_order']}-endian)")
+    features = tuple(Feature(one["name"], _levels(one["levels"])) for one in content["features"])
+    edges = tuple(None if one is None else np.array(one, np.float64) for one in content["edges"])
+    target = dict(content["target"])
+    target |= {"levels": _levels(target["levels"]), "distinct": np.array(target["distinct"], np.float64)}
+    files = {}
+    for name, stored in content["files"].items():
+        n_rows = stored.get("n_rows", content["n_rows"])
+        files[name] = BlockFile(
+            folder / name,
+            [Field(field, dtype, tuple(before), tuple(after)) for field, dtype, before, after in stored["fields"]],
+            n_rows,
+            sealed=True,
+            block_rows=n_rows if name == "portrait" else content["block_rows"],
+            checksums=np.array([int(digest, 16) for digest in stored["checksums"]], np.uint64),
+        )
+    return PreparedDataset(
+        content["named"],
+        Binning(features, edges),
+        TargetScan(**target),
+        _levels(content["target_levels"]),
+        files["codes"],
+        files["rows"],
+        content["settings"],
+        _read_portrait(files["portrait"]) if "portrait" in files else None,  # older folders have none
+    )
+
+
+def _levels(stored: Any) -> Any:
+    return None if stored is None else tuple(stored)

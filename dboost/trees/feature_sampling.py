@@ -1,0 +1,117 @@
+"""Which features a node may split by.
+
+*Groups.* Features that may not meet on a path are kept apart by groups: a node may split by the features of those groups
+that hold all features above it. At the root all groups are active; below a split on f, those of them that hold f.
+
+*Samples.* Of these features a node may be given a random share. Which ones is decided by a hash of the tree's seed and of
+the node's place, the turns that lead from the root to it. So it does not matter when the node is opened, or by whom. One
+feature after the other is taken with the probability that is just right: m of the r that are left, if m are still wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dboost.kernels import internal, kernel
+from dboost.kernels.rows import splitmix
+from dboost.trees.tree_task import FeatureConstraints
+
+U = np.uint64
+
+
+class FeaturePaths(NamedTuple):
+    """What a growing tree knows of the way to each node."""
+
+    place: np.ndarray  # uint64[n_nodes]: hash of the turns
+    active: np.ndarray  # uint8[n_nodes, n_groups]: groups that hold all features above
+    open: np.ndarray  # uint8[2, n_features]: what the two newest nodes may split by
+
+
+def feature_constraints_of(
+    share: float, groups: Sequence[Sequence[int]] | None, n_features: int, seed: int = 0
+) -> FeatureConstraints | None:
+    """The choice of a tree's features; None when there is nothing to choose."""
+    if share >= 1.0 and groups is None:
+        return None
+    members = [np.array(sorted(set(group)), np.int64) for group in groups or ()]
+    group_of = np.repeat(np.arange(len(members)), [len(m) for m in members])
+    flat = np.concatenate(members) if members else np.empty(0, np.int64)
+    by_feature = np.argsort(flat, kind="stable")
+    return FeatureConstraints(
+        share=float(share),
+        seed=np.array([seed], np.uint64),
+        first_member=np.concatenate(([0], np.cumsum([len(m) for m in members]))).astype(np.int64),
+        members=flat,
+        first_group=np.searchsorted(flat[by_feature], np.arange(n_features + 1)).astype(np.int64),
+        groups=group_of[by_feature].astype(np.int64),
+    )
+
+
+def new_feature_paths(choice: FeatureConstraints, n_nodes: int) -> FeaturePaths:
+    n_groups, n_features = len(choice.first_member) - 1, len(choice.first_group) - 1
+    return FeaturePaths(np.zeros(n_nodes, U), np.zeros((n_nodes, n_groups), np.uint8), np.zeros((2, n_features), np.uint8))
+
+
+@internal
+def init_path(choice, paths):
+    """The root: no turn was taken and no feature met."""
+    paths.place[0] = choice.seed[0]
+    for group in range(paths.active.shape[1]):
+        paths.active[0, group] = 1
+
+
+@internal
+def extend_path(choice, paths, node, feature, child, side):
+    """The way to a child (side 0: left, 1: right) of a node that is split by a feature."""
+    paths.place[child] = splitmix(paths.place[node] + U(0x9E3779B97F4A7C15) * U(1 + side))
+    for group in range(paths.active.shape[1]):
+        paths.active[child, group] = 0
+    for k in range(choice.first_group[feature], choice.first_group[feature + 1]):
+        group = choice.groups[k]
+        paths.active[child, group] = paths.active[node, group]
+
+
+@internal
+def mark_allowed_features(choice, allowed, paths, node, which):
+    """Mark in ``paths.open[which]`` what a node may split by. allowed : uint8[n_features], what the tree may."""
+    n_features, n_groups = allowed.size, paths.active.shape[1]
+    for feature in range(n_features):
+        paths.open[which, feature] = allowed[feature] if n_groups == 0 else 0
+    for group in range(n_groups):
+        if paths.active[node, group] != 0:
+            for k in range(choice.first_member[group], choice.first_member[group + 1]):
+                paths.open[which, choice.members[k]] = allowed[choice.members[k]]
+    if choice.share >= 1.0:
+        return
+    left = 0
+    for feature in range(n_features):
+        left += 1 if paths.open[which, feature] != 0 else 0
+    wanted = int(np.ceil(choice.share * left))
+    for feature in range(n_features):
+        if paths.open[which, feature] == 0:
+            continue
+        hashed = splitmix(paths.place[node] + U(feature + 1) * U(0xD1B54A32D192ED03))
+        if np.float64(hashed >> U(11)) * 2.0**-53 * left < wanted:
+            wanted -= 1
+        else:
+            paths.open[which, feature] = 0
+        left -= 1
+
+
+# The same for the grower, whose nodes have no fixed number: node 0 is the parent, 1 and 2 are its children.
+
+
+@kernel
+def mark_root(choice, allowed, paths):
+    init_path(choice, paths)
+    mark_allowed_features(choice, allowed, paths, 0, 0)
+
+
+@kernel
+def mark_children(choice, allowed, paths, feature):
+    for side in range(2):
+        extend_path(choice, paths, 0, feature, 1 + side, side)
+        mark_allowed_features(choice, allowed, paths, 1 + side, side)

@@ -1,0 +1,452 @@
+"""A whole tree in one compiled call, for a shard that lies in this process's memory.
+
+`grow_whole_tree` is what each thread of a team runs. It does the same as the generator in `trees/grower.py` with a shard on the
+other end, by the same kernels and the same frontier, but without returning to Python between rounds: on small data the
+rounds would cost more than the work. A test holds the two against each other.
+
+One turn of its loop opens the root, or splits a leaf and opens the two children: send rows left and right, add up the
+smaller child (the larger is its parent minus that), search both for their best splits.
+
+How the threads share the work:
+
+* rows: each thread owns stripes of rows; it quantises them, keeps their records in its own part of the buffers, and splits
+  them there;
+* narrow tables (few tiles): each thread fills packed buckets from its own rows, then each reduces and searches its own
+  columns over all threads' buckets;
+* wide tables: each thread fills, reduces and searches its own tiles over all rows, which needs no reduction at all.
+
+Every thread keeps its own copy of the frontier and takes the same decisions from the same numbers, which costs less than
+telling each other.
+
+The kernel is one long function on purpose: LLVM optimises a callee again in each of its callers, so every level of calls
+costs the user of a fresh machine seconds.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dboost.kernels import uncounted
+from dboost.kernels.barrier import barrier
+from dboost.kernels.histograms import accumulate, accumulate_channels, add_records, flush
+from dboost.kernels.rows import STRIPE, add_leaf, add_leaves, label_rows, quantise, quantise_above, split_records
+from dboost.kernels.split_candidates import search_proposed
+from dboost.kernels.splits import (
+    FEATURE,
+    SCORE,
+    SPLIT_SIZE,
+    forget,
+    search_bounded,
+    search_categorical,
+    search_numeric,
+    search_words,
+    send_left,
+)
+from dboost.trees.feature_sampling import extend_path, init_path, mark_allowed_features
+from dboost.trees.nodes import apply_split, init_root, select_leaf, set_best_split
+
+I = np.int64  # noqa: E741
+
+#: Rows that sit out go along with those that take part when they are one of so many or fewer.
+FEW = 5
+
+
+class TeamBuffers(NamedTuple):
+    """Buffers that all P threads see; they live as long as the fit."""
+
+    records: np.ndarray  # uint64[2, n_rows]
+    starts: np.ndarray  # int64[P + 1]: each thread's part of the record buffers
+    packed: np.ndarray  # int64[P, words]: packed buckets, of all columns or of one unit when units are shared out
+    parts: np.ndarray  # float64[P, n_planes, n_buckets]: flushed buckets (narrow tables only)
+    flushed: np.ndarray  # int64[P]: whether `parts` holds anything
+    counts: np.ndarray  # int64[2, P]: where the right rows begin, of this split and of the last
+    found: np.ndarray  # float64[P, 2, SPLIT_SIZE]: best splits of the two new leaves in each thread's columns
+    left_codes: np.ndarray  # uint8[n_nodes, n_codes]: which codes of a categorical split go left
+    n_rows: np.ndarray  # int64[n_nodes]: exact number of rows
+    leaf_of: np.ndarray  # int64[n_nodes]: number of the leaf from left to right
+    units: np.ndarray  # int64[n_units + 1]: first column of each unit of work (a tile, or a wide column)
+
+
+class ThreadScratch(NamedTuple):
+    """One thread's scratch."""
+
+    slot: np.ndarray  # int64[n_nodes]: where in the pool a leaf's histogram is
+    free: np.ndarray  # int64[n_slots]: unused slots
+    begin: np.ndarray  # int64[n_nodes, P]: the threads' record ranges of each node
+    end: np.ndarray  # int64[n_nodes, P]
+    side: np.ndarray  # int64[n_nodes]: which record buffer
+    others: np.ndarray  # int64[n_nodes, 2]: range of this thread's rows that sit out, where they go along
+    scratch: np.ndarray  # float64[4, n_codes]
+    scratch_bits: np.ndarray  # the same memory as int64
+    keys: np.ndarray  # float64[n_codes]
+    order: np.ndarray  # int64[n_codes]
+    goes_left: np.ndarray  # uint8[n_codes]
+    leaf_sums: np.ndarray  # float64[max_leaves, 2]
+    stack: np.ndarray  # int64[max_leaves + 1]
+    best: np.ndarray  # float64[SPLIT_SIZE]
+    total: np.ndarray  # float64[3]
+
+
+@uncounted
+def grow_whole_tree(
+    thread, n_threads, control, tiles, codes, wide_codes, code_row, gradient, hessian, repeat_count, sampled, influence, least,
+    leaf, layout, packing,
+    limits, rule, nodes, shared, own, scales, allowed, by_unit, pool, packed_sums, packed_counts, categorical,
+    choice, paths, direction, room,
+):  # fmt: skip
+    """Grow one tree. Returns the number of nodes, or -1 when the team was told to abort.
+
+    tiles : uint64[n_tiles, n_rows, words]; codes : uint8[n_narrow, n_rows]; wide_codes : uint16[n_wide, n_rows] or None;
+    code_row : int64[n_features], see `shards.bin_layout.code_rows`; gradient, hessian : float32[n_rows], hessian None when it
+    is 1 for all rows; times : uint8[n_rows], how often each row counts, or None (once); sampled : int64[...], rows that take
+    part, ascending, or None (all); influence : int32[n_rows] or None: rows take part for which it is not below `least`; leaf :
+    uint8 or int32[n_rows], receives where each row ended; scales : float64[4] (what gradients and Hessians are multiplied by
+    before rounding, for histograms and for the exact sums of leaves); allowed : uint8[n_features]; by_unit : whether units of
+    columns are shared out instead of rows; pool : float64[n_slots, n_planes, n_buckets], histograms of open leaves, or None
+    when these are packed; packed_sums : int64[n_slots, n_buckets], prefix sums, or None; packed_counts : their counts, or None;
+    categorical : None when no feature is; choice, paths : see `trees.feature_sampling`, or None; direction : int8[n_features],
+    see `nodes.share`, or None; room : `kernels.split_candidates.Room` where bins are proposed in every node, or None. What
+    belongs to a None is compiled away.
+    """
+    # Unpacked once: every access through a record costs the compiler a pair of reference counts.
+    slot, free, begins, ends, side_of, others = own.slot, own.free, own.begin, own.end, own.side, own.others
+    scratch, scratch_bits, keys, order, goes_left = own.scratch, own.scratch_bits, own.keys, own.order, own.goes_left
+    leaf_sums, stack, best, total = own.leaf_sums, own.stack, own.best, own.total
+    records, starts, all_packed, parts, flushed_of = shared.records, shared.starts, shared.packed, shared.parts, shared.flushed
+    counts, all_found, left_codes = shared.counts, shared.found, shared.left_codes
+    rows_of, leaf_of, units = shared.n_rows, shared.leaf_of, shared.units
+    offset, first_of, features, start_of = layout.offset, layout.first, layout.features, layout.start
+    is_category, bins_of = layout.is_categorical, layout.n_bins
+    total_of, gain_of, child_of, depth_of = nodes.total, nodes.gain, nodes.child, nodes.depth
+    missing_left_of, feature_of, cut_of = nodes.missing_left, nodes.feature, nodes.cut
+
+    n_rows = starts[n_threads]
+    n_columns = first_of.size - 1
+    n_channels = parts.shape[1]
+    packed = all_packed[thread]
+    n_free = free.size
+    for k in range(n_free):
+        free[k] = n_free - 1 - k
+    last_node = 2 * rule.max_leaves - 1
+    n_units = units.size - 1
+    # Columns that this thread reduces and searches in a narrow table.
+    my_first, my_last = n_columns * thread // n_threads, n_columns * (thread + 1) // n_threads
+    epoch, parity = I(0), I(0)
+
+    # The root: no rows have been sent anywhere yet, all are the smaller "child".
+    n_nodes, left, small, large = I(1), I(0), I(0), I(-1)
+    for q in range(n_threads):
+        begins[0, q] = starts[q]
+        ends[0, q] = starts[q + 1]
+    side_of[0] = 0
+    n_free -= 1
+    slot[0] = free[n_free]
+    rows_of[0] = n_rows
+    # Rows that sit out go along with the others when they are few; otherwise they find their leaves when the tree is grown.
+    go_along = False
+    if influence is not None:
+        mine, spare = records[0], records[1]
+        at, behind = starts[thread], starts[thread + 1] - 1
+        others[0, 1] = starts[thread + 1]
+        for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
+            last = first + STRIPE if first + STRIPE < n_rows else n_rows
+            piece = spare[starts[thread] : starts[thread] + last - first]
+            at, behind = quantise_above(
+                gradient, hessian, influence, least, scales[0], scales[1], first, last, at, behind, mine, piece
+            )  # fmt: skip
+        others[0, 0] = at
+        counts[parity, thread] = at
+        epoch = barrier(control, n_threads, epoch)
+        if epoch < 0:
+            return I(-1)
+        n_kept = I(0)
+        for q in range(n_threads):
+            ends[0, q] = counts[parity, q]
+            n_kept += ends[0, q] - starts[q]
+        parity = 1 - parity
+        rows_of[0] = n_kept
+        go_along = FEW * (n_rows - n_kept) <= n_rows
+    if choice is not None:
+        init_path(choice, paths)
+        mark_allowed_features(choice, allowed, paths, I(0), I(0))
+
+    while True:
+        # The root's rows must be quantised first. In a narrow table that is done piece by piece, just before adding up.
+        quantised = large >= 0 or influence is not None
+        if not quantised and by_unit:
+            at = starts[thread]
+            for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
+                last = first + STRIPE if first + STRIPE < n_rows else n_rows
+                quantise(gradient, hessian, sampled, scales[0], scales[1], first, last, records[0, at : at + last - first])
+                at += last - first
+            epoch = barrier(control, n_threads, epoch)
+            if epoch < 0:
+                return I(-1)
+            quantised = True
+
+        # Add up the smaller child: one pass over my rows for all columns, or one over all rows for each of my units.
+        side = side_of[small]
+        for unit in range(thread if by_unit else I(0), n_units if by_unit else I(1), n_threads if by_unit else I(1)):
+            first_column = units[unit] if by_unit else I(0)
+            last_column = units[unit + 1] if by_unit else I(n_columns)
+            base = start_of[first_column]
+            n_words = start_of[last_column] - base
+            for k in range(n_words):
+                packed[k] = 0
+            destination = parts[thread]
+            if pool is not None:
+                if by_unit:
+                    destination = pool[slot[small]]
+            pending, flushed = I(0), I(0)
+            for q in range(I(0) if by_unit else thread, n_threads if by_unit else thread + 1):
+                begin, end = begins[small, q], ends[small, q]
+                first = thread * STRIPE
+                step = I(n_rows) if quantised else I(STRIPE)
+                for s in range(begin, end, step):
+                    n = step if s + step < end else end - s
+                    piece = records[side, s : s + n]
+                    if not quantised:
+                        quantise(gradient, hessian, sampled, scales[0], scales[1], first, first + n, piece)
+                        first += n_threads * STRIPE
+                    pending, flushed = add_records(
+                        tiles, wide_codes, piece, repeat_count, layout, packing, first_column, last_column, packed, destination,
+                        pending, flushed, order,
+                    )  # fmt: skip
+            if not by_unit:
+                flushed_of[thread] = flushed
+                break
+            if pool is not None:
+                flush(layout, packing, first_column, last_column, base, packed, destination, flushed == 0, order)
+            if packed_sums is not None:
+                accumulate(
+                    layout, packing, first_column, last_column, base, packed, packed_sums, packed_counts, slot[small],
+                    True, order,
+                )  # fmt: skip
+        if not by_unit:
+            epoch = barrier(control, n_threads, epoch)
+            if epoch < 0:
+                return I(-1)
+
+        # Reduce over threads, subtract from the parent, search. The root's own sums are known only after its reduction.
+        for which in range(2):
+            forget(all_found[thread, which])
+        if not by_unit:
+            for q in range(n_threads):
+                if packed_sums is not None:
+                    accumulate(
+                        layout, packing, my_first, my_last, I(0), all_packed[q], packed_sums, packed_counts, slot[small],
+                        q == 0, order,
+                    )  # fmt: skip
+                    if packed_counts is not None:
+                        if flushed_of[q] != 0:
+                            accumulate_channels(layout, my_first, my_last, parts[q], packed_sums, packed_counts, slot[small])
+                if pool is not None:
+                    planes = pool[slot[small]]
+                    flush(layout, packing, my_first, my_last, I(0), all_packed[q], planes, q == 0, order)
+                    if flushed_of[q] != 0:
+                        for k in range(first_of[my_first], first_of[my_last]):
+                            for bucket in range(offset[features[k]], offset[features[k] + 1]):
+                                for plane in range(n_channels):
+                                    planes[plane, bucket] += parts[q, plane, bucket]
+        if large < 0:
+            epoch = barrier(control, n_threads, epoch)
+            if epoch < 0:
+                return I(-1)
+            # Every row is in exactly one bucket of each feature: feature 0 gives the sums over all.
+            if pool is not None:
+                for plane in range(n_channels):
+                    total[plane] = 0.0
+                    for b in range(offset[1]):
+                        total[plane] += pool[slot[small], plane, b]
+            if packed_sums is not None:
+                word = packed_sums[slot[small], offset[1] - 1]
+                total[0], total[1] = np.float64(word >> I(32)), np.float64(word & I(0xFFFFFFFF))
+                if packed_counts is not None:
+                    total[2] = np.float64(packed_counts[slot[small], offset[1] - 1])
+            init_root(nodes, total[0], total[1], total[2] if n_channels == 3 else total[1])
+        for unit in range(thread if by_unit else my_first, n_units if by_unit else my_last, n_threads if by_unit else I(1)):
+            first_column = units[unit] if by_unit else I(unit)
+            last_column = units[unit + 1] if by_unit else I(unit + 1)
+            for k in range(first_of[first_column], first_of[last_column]):
+                feature = features[k]
+                start, stop = offset[feature], offset[feature + 1]
+                if large >= 0:
+                    if packed_sums is not None:
+                        rest, part = packed_sums[slot[large], start:stop], packed_sums[slot[small], start:stop]
+                        for bucket in range(part.size):
+                            rest[bucket] -= part[bucket]
+                    if packed_counts is not None:
+                        rest, part = packed_counts[slot[large], start:stop], packed_counts[slot[small], start:stop]
+                        for bucket in range(part.size):
+                            rest[bucket] -= part[bucket]
+                    if pool is not None:
+                        for plane in range(n_channels):
+                            rest, part = pool[slot[large], plane, start:stop], pool[slot[small], plane, start:stop]
+                            for bucket in range(part.size):
+                                rest[bucket] -= part[bucket]
+                if not allowed[feature]:
+                    continue
+                for child in range(left, n_nodes):
+                    if choice is not None:
+                        if paths.open[child - left, feature] == 0:
+                            continue
+                    found = all_found[thread, child - left]
+                    if packed_sums is not None:
+                        search_words(
+                            packed_sums, packed_counts, slot[child], start, stop - start - 1, feature, total_of[child], limits,
+                            scratch, scratch_bits, found,
+                        )  # fmt: skip
+                    if pool is not None:
+                        if categorical is not None:
+                            if is_category[feature] != 0:
+                                search_categorical(
+                                    pool[slot[child]], start, stop - start - 1, feature, total_of[child], limits,
+                                    keys, order, found,
+                                )  # fmt: skip
+                                continue
+                        if room is not None:
+                            search_proposed(
+                                pool[slot[child]], start, stop - start - 1, feature, direction, total_of[child], limits,
+                                room, scratch, scratch_bits, found,
+                            )  # fmt: skip
+                            continue
+                        if direction is not None:
+                            search_bounded(
+                                pool[slot[child]], start, stop - start - 1, feature, direction[feature], total_of[child],
+                                limits, found,
+                            )  # fmt: skip
+                            continue
+                        search_numeric(
+                            pool[slot[child]], start, stop - start - 1, feature, total_of[child], limits,
+                            scratch, scratch_bits, found,
+                        )  # fmt: skip
+        epoch = barrier(control, n_threads, epoch)
+        if epoch < 0:
+            return I(-1)
+        for child in range(left, n_nodes):
+            # The best over threads: highest score, then lowest feature.
+            chosen = I(0)
+            for q in range(1, n_threads):
+                a, b = all_found[chosen, child - left], all_found[q, child - left]
+                if b[SCORE] > a[SCORE] or (b[SCORE] == a[SCORE] and b[FEATURE] < a[FEATURE]):
+                    chosen = I(q)
+            for k in range(SPLIT_SIZE):
+                best[k] = all_found[chosen, child - left, k]
+            set_best_split(nodes, child, best, limits)
+            if gain_of[child] <= 0.0:
+                free[n_free] = slot[child]
+                n_free += 1
+
+        # Split leaves until there is one whose children need histograms. (`found` is written again only after the barrier
+        # of the next split, when all threads have read it.)
+        opened = False
+        while n_nodes < last_node and not opened:
+            node = select_leaf(nodes, n_nodes, rule)
+            if node < 0:
+                break
+            left = n_nodes
+            right = left + 1
+            apply_split(nodes, node, n_nodes, limits, direction)
+            n_nodes += 2
+            feature = feature_of[node]
+            n_bins = bins_of[feature]
+            at_missing, missing_h = offset[feature] + n_bins, 0.0
+            if pool is not None:
+                missing_h = pool[slot[node], 1, at_missing]
+            if packed_sums is not None:
+                missing_h = np.float64(np.int32(packed_sums[slot[node], at_missing] - packed_sums[slot[node], at_missing - 1]))
+            is_categorical = is_category[feature] != 0
+            if categorical is not None:
+                if is_categorical:
+                    send_left(pool[slot[node]], offset[feature], n_bins, cut_of[node], limits, keys, order, goes_left)
+                    missing_left_of[node] = goes_left[n_bins]
+                    if thread == 0:
+                        for code in range(n_bins + 1):
+                            left_codes[node, code] = goes_left[code]
+            if not is_categorical:
+                for code in range(n_bins):
+                    goes_left[code] = code <= cut_of[node]
+                goes_left[n_bins] = missing_left_of[node]
+
+            begin, end = begins[node, thread], ends[node, thread]
+            side = side_of[node]
+            source, target = records[side, begin:end], records[1 - side, begin:end]
+            row = code_row[feature]
+            if wide_codes is not None and row < 0:
+                middle = begin + split_records(wide_codes[-1 - row], goes_left, source, target)
+            else:
+                middle = begin + split_records(codes[row], goes_left, source, target)
+            counts[parity, thread] = middle
+            epoch = barrier(control, n_threads, epoch)
+            if epoch < 0:
+                return I(-1)
+            rows_left = rows_right = I(0)
+            for q in range(n_threads):
+                middle = counts[parity, q]
+                begins[left, q], ends[left, q] = begins[node, q], middle
+                begins[right, q], ends[right, q] = middle, ends[node, q]
+                rows_left += middle - begins[node, q]
+                rows_right += ends[node, q] - middle
+            parity = 1 - parity
+            side_of[left] = side_of[right] = 1 - side
+            if missing_h == 0.0:
+                # Nothing was missing here: at prediction, missing values follow the larger child.
+                missing_left_of[node] = 1 if total_of[left, 1] > total_of[right, 1] else 0
+            if go_along:
+                goes_left[n_bins] = missing_left_of[node]
+                begin, end = others[node, 0], others[node, 1]
+                source, target = records[side, begin:end], records[1 - side, begin:end]
+                if wide_codes is not None and row < 0:
+                    middle = begin + split_records(wide_codes[-1 - row], goes_left, source, target)
+                else:
+                    middle = begin + split_records(codes[row], goes_left, source, target)
+                others[left, 0], others[left, 1], others[right, 0], others[right, 1] = begin, middle, middle, end
+            rows_of[left], rows_of[right] = rows_left, rows_right
+            if n_nodes < last_node and depth_of[left] < rule.max_depth:
+                opened = True
+                small, large = (left, right) if rows_left <= rows_right else (right, left)
+                slot[large] = slot[node]
+                n_free -= 1
+                slot[small] = free[n_free]
+                if choice is not None:
+                    for side_of_split in range(2):
+                        extend_path(choice, paths, node, feature, left + side_of_split, side_of_split)
+                        mark_allowed_features(choice, allowed, paths, left + side_of_split, side_of_split)
+            else:
+                # The children can only be leaves: no histograms are needed and the parent's slot is free.
+                free[n_free] = slot[node]
+                n_free += 1
+        if not opened:
+            break
+
+    # Number the leaves from left to right, tell my rows where they ended, and add up my leaves.
+    stack[0] = 0
+    height, n_leaves = I(1), I(0)
+    while height > 0:
+        height -= 1
+        node = stack[height]
+        child = child_of[node]
+        if child >= 0:
+            stack[height] = child + 1
+            stack[height + 1] = child
+            height += 2
+        else:
+            leaf_of[node] = n_leaves
+            mine = records[side_of[node], begins[node, thread] : ends[node, thread]]
+            label_rows(mine, leaf, n_leaves)
+            leaf_sums[n_leaves, 0] = leaf_sums[n_leaves, 1] = 0.0
+            if influence is not None:
+                if go_along:
+                    mine = records[side_of[node], others[node, 0] : others[node, 1]]
+                    label_rows(mine, leaf, n_leaves)
+                # Those of few rows that sit out are taken off the sums over all; they are whole numbers.
+                sign = -1.0 if go_along else 1.0
+                add_leaf(mine, gradient, hessian, repeat_count, scales[2], scales[3], sign, leaf_sums, n_leaves)
+            n_leaves += 1
+    if influence is None or go_along:
+        for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
+            last = first + STRIPE if first + STRIPE < n_rows else n_rows
+            add_leaves(leaf, gradient, hessian, repeat_count, sampled, first, last, scales[2], scales[3], leaf_sums)
+    return n_nodes

@@ -1,0 +1,375 @@
+"""Growing a tree by asking: a generator that yields questions and is sent what was found.
+
+It does no I/O and knows no engine. A question carries the splits decided last together with the leaves to add up next, so a
+level of the tree costs one round trip. Whoever drives the generator (`session/sharded_engine.py` in this process, a reducer on
+a cluster) puts the question to all shards, merges their answers, which is addition, has a `Searcher` look at the sums, and
+sends back the best split of each node.
+
+**Speculation.** Strict best-first growth would need a round per split. So each question opens several promising leaves at
+once, and the best-first order is replayed afterwards over what is known: a split is *committed* when it is the best one
+left and its children have been looked at. What was opened for nothing is dropped. The tree is the one that opening a single
+leaf at a time would have given, in about log-many rounds.
+
+What is opened stays bounded, too: beyond `MOST_OPENED` leaves for each that the tree may have, a round opens only the leaf that
+it must. Then shards can keep the node of each row in a small number.
+
+Of two children only one is added up, the one with fewer rows (or the smaller Hessian where rows are not counted); the other
+is its parent minus that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dboost.kernels import kernel
+from dboost.kernels.histograms import BinLayout
+from dboost.kernels.splits import FEATURE
+from dboost.trees.feature_sampling import mark_children, mark_root, new_feature_paths
+from dboost.trees.nodes import (
+    DEPTH_WISE,
+    NodeArrays,
+    apply_split,
+    child_stats,
+    gain_of,
+    init_root,
+    new_node_arrays,
+    select_leaf,
+)
+from dboost.trees.split_finder import SiblingPair, SplitInfo
+from dboost.trees.tree_task import GrownTree, TreeTask
+
+#: How many leaves may be opened for each that the tree may have, before guessing stops.
+MOST_OPENED = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Rows of `node` whose code of `feature` is marked in `goes_left` (uint8[n_codes]) move to `left`, others to `right`."""
+
+    node: int
+    feature: int
+    goes_left: np.ndarray
+    left: int
+    right: int
+
+
+@dataclass(frozen=True, eq=False)
+class RoundRequest:
+    """Make these splits, then add up the small nodes of these openings; with `leaves`, end the tree: number the leaves and
+    add them up exactly.
+
+    Node numbers are the grower's own. leaves : {node: number of the leaf}; rows of a node that was split for nothing are
+    in its descendants, all of which are listed.
+    """
+
+    splits: tuple[Split, ...] = ()
+    openings: tuple[SiblingPair, ...] = ()
+    leaves: dict[int, int] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RoundHistograms:
+    """A shard's sums, or those of several.
+
+    Integers, in the smallest type that holds them (see `compact`) or as float64.
+
+    planes : float64[len(openings), n_planes, n_buckets]; n_rows : int64[len(splits), 2], rows that went left and right, or
+    of the root's opening, the number of its rows and 0;
+    leaf_sums : float64[n_leaves, 2], integers in units of 1 / scales[2:] (with `leaves`).
+    """
+
+    planes: np.ndarray
+    n_rows: np.ndarray
+    leaf_sums: np.ndarray | None = None
+
+    def merge(self, other: RoundHistograms) -> RoundHistograms:
+        """Add two answers: exact, associative and commutative."""
+        sums = None if self.leaf_sums is None or other.leaf_sums is None else self.leaf_sums + other.leaf_sums
+        return RoundHistograms(self.planes + other.planes, self.n_rows + other.n_rows, sums)
+
+    def compact(self) -> RoundHistograms:
+        """The same for a journey, in half the bytes where that is possible."""
+        narrow = np.empty(self.planes.shape, np.int32)
+        return RoundHistograms(narrow, self.n_rows, self.leaf_sums) if _narrow(self.planes.ravel(), narrow.ravel()) else self
+
+    @staticmethod
+    def total(answers: Sequence[RoundHistograms]) -> RoundHistograms:
+        """The sum of answers that have made the journey, as float64."""
+        first, *others = answers
+        planes, n_rows, sums = first.planes.astype(np.float64), first.n_rows, first.leaf_sums
+        for other in others:
+            planes += other.planes
+            n_rows = n_rows + other.n_rows
+            sums = None if sums is None or other.leaf_sums is None else sums + other.leaf_sums
+        return RoundHistograms(planes, n_rows, sums)
+
+
+@dataclass(frozen=True, eq=False)
+class RoundResult:
+    """What the grower is told of its question: the answer of all shards, with what was found in place of the sums."""
+
+    found: list[SplitInfo]
+    n_rows: np.ndarray
+    leaf_sums: np.ndarray | None = None
+
+
+@dataclass(eq=False)
+class _Node:
+    """A node of the tree, committed or not."""
+
+    number: int
+    depth: int
+    total: np.ndarray  # float64[5], as in `NodeArrays.total`
+    found: SplitInfo | None = None  # once it has been looked at
+    gain: float = -1.0
+    n_rows: int = -1
+    children: tuple[_Node, _Node] | None = None
+    place: int = 0  # see `trees.feature_sampling`
+    active: np.ndarray | None = None
+
+
+def grow_tree(task: TreeTask, layout: BinLayout, n_rows: int, width: int) -> Generator[RoundRequest, RoundResult, GrownTree]:
+    """The generator: yields questions, is sent replies, returns the tree.
+
+    Parameters
+    ----------
+    task : TreeTask
+    layout : Layout
+    n_rows : int
+        Rows over all shards.
+    width : int
+        Leaves opened per question, at least 1.
+    """
+    return (yield from _Grower(task, layout, n_rows, width).run())
+
+
+class _Grower:
+    def __init__(self, task: TreeTask, layout: BinLayout, n_rows: int, width: int) -> None:
+        self.task, self.layout, self.width = task, layout, width
+        self.nodes: NodeArrays = new_node_arrays(task.rule.max_leaves)
+        self.n_committed = 1
+        self.n_numbers = 1
+        self.committed: list[_Node] = []  # committed ones, by frontier number
+        self.n_rows = n_rows
+
+    def run(self) -> Generator[RoundRequest, RoundResult, GrownTree]:
+        reply = yield RoundRequest(openings=(SiblingPair(-1, 0, -1, None, self._open_root()),))
+        root = _Node(0, 0, reply.found[0].total, n_rows=int(reply.n_rows[0, 0]))
+        _init_root(self.nodes, root.total)
+        self._look_at(root, reply.found[0])
+        self.committed.append(root)
+        self._note(0)
+        late: list[Split] = []  # splits into leaves: nobody waits for their histograms
+        while True:
+            waiting = self._commit(late)
+            if waiting is None:
+                break
+            opened = self._choose(waiting)
+            splits = [self._split(node) for node in opened]
+            reply = yield RoundRequest(tuple(splits), tuple(self._opening(node) for node in opened))
+            for k, node in enumerate(opened):
+                self._count(node, reply.n_rows[k])
+                for child, found in zip(self._by_size(node), reply.found[2 * k : 2 * k + 2], strict=True):
+                    self._look_at(child, found)
+        leaf_of, labels, n_leaves = self._number_leaves()
+        reply = yield RoundRequest(tuple(late), (), labels)
+        assert reply.leaf_sums is not None
+        by_number = {node.number: node for node in self.committed}
+        for split, counts in zip(late, reply.n_rows, strict=True):
+            self._count(by_number[split.node], counts)
+        for number, node in enumerate(self.committed):
+            if self.nodes.child[number] >= 0:
+                assert node.found is not None
+                self.nodes.missing_left[number] = node.found.goes_left[-1]
+        return GrownTree(
+            nodes=self.nodes,
+            n_nodes=self.n_committed,
+            n_leaves=n_leaves,
+            n_rows=np.array([node.n_rows for node in self.committed]),
+            leaf_of=leaf_of,
+            leaf_sums=reply.leaf_sums / self.task.scales[2:],
+            left_codes=self._left_codes(),
+        )
+
+    def _commit(self, late: list[Split]) -> _Node | None:
+        """Replay best-first growth as far as is known; returns the leaf that must be opened first, or None at the end."""
+        rule, nodes = self.task.rule, self.nodes
+        last = 2 * rule.max_leaves - 1
+        while self.n_committed < last:
+            number = int(_select_leaf(nodes, self.n_committed, rule))
+            if number < 0:
+                return None
+            node = self.committed[number]
+            is_final = self.n_committed + 2 >= last or node.depth + 1 >= rule.max_depth
+            if node.children is None:
+                if not is_final:
+                    return node
+                late.append(self._split(node))
+            assert node.children is not None
+            left = self.n_committed
+            _apply_split(nodes, number, left, self.task.limits, self.task.direction)
+            self.n_committed += 2
+            self.committed += node.children
+            if not is_final:
+                self._note(left)
+                self._note(left + 1)
+        return None
+
+    def _note(self, number: int) -> None:
+        node = self.committed[number]
+        assert node.found is not None
+        self.nodes.best[number] = node.found.best
+        self.nodes.gain[number] = node.gain
+
+    def _choose(self, first: _Node) -> list[_Node]:
+        """The leaf that is needed, and others that will probably be.
+
+        Of all splits that are known and not committed, some of them opened already, those are likely that come first in the
+        order of growth, half as many again as are left to commit. (All of them would mean to open twice the leaves.)
+        """
+        rule = self.task.rule
+        known: list[_Node] = []
+        stack = [node for number, node in enumerate(self.committed) if self.nodes.child[number] < 0]
+        while stack:
+            node = stack.pop()
+            stack += node.children or ()
+            if node is not first and node.gain > 0 and node.depth + 1 < rule.max_depth:
+                known.append(node)
+        key = (lambda n: (n.depth, -n.gain, n.number)) if rule.order == DEPTH_WISE else (lambda n: (0, -n.gain, n.number))
+        n_left = rule.max_leaves - (self.n_committed + 1) // 2
+        likely = [node for node in sorted(known, key=key)[: 3 * n_left // 2] if node.children is None]
+        room = min(self.width - 1, MOST_OPENED * rule.max_leaves - self.n_numbers // 2)
+        return [first, *likely[: max(room, 0)]]
+
+    def _split(self, node: _Node) -> Split:
+        """Give a node's children numbers and sums."""
+        found = node.found
+        assert found is not None
+        totals = np.empty((2, 5))
+        _child_stats(node.total, found.best, self.task.limits, self.task.direction, *totals)
+        left, right = (_Node(self.n_numbers + k, node.depth + 1, total) for k, total in enumerate(totals))
+        self.n_numbers += 2
+        node.children = left, right
+        return Split(node.number, int(found.best[FEATURE]), found.goes_left, left.number, right.number)
+
+    def _by_size(self, node: _Node) -> tuple[_Node, _Node]:
+        """The smaller child and the larger one."""
+        assert node.children is not None
+        left, right = node.children
+        plane = 2 if self.task.limits.count_channel == 2 else 1
+        return (left, right) if left.total[plane] <= right.total[plane] else (right, left)
+
+    def _opening(self, node: _Node) -> SiblingPair:
+        small, large = self._by_size(node)
+        totals = np.empty((2, 5))
+        totals[0], totals[1] = small.total, large.total
+        return SiblingPair(node.number, small.number, large.number, totals, self._open_children(node))
+
+    def _open_root(self) -> np.ndarray | None:
+        """What the root may split by."""
+        choice = self.task.choice
+        if choice is None:
+            return None
+        self.paths = new_feature_paths(choice, 3)
+        mark_root(choice, self.task.allowed, self.paths)
+        return self.paths.open.copy()
+
+    def _open_children(self, node: _Node) -> np.ndarray | None:
+        """What a node's children may split by, the small one first."""
+        choice, children = self.task.choice, node.children
+        if choice is None:
+            return None
+        assert node.found is not None and children is not None
+        if node.number > 0:
+            self.paths.place[0], self.paths.active[0] = node.place, node.active
+        else:
+            mark_root(choice, self.task.allowed, self.paths)
+        mark_children(choice, self.task.allowed, self.paths, int(node.found.best[FEATURE]))
+        for k, child in enumerate(children):
+            child.place, child.active = self.paths.place[1 + k], self.paths.active[1 + k].copy()
+        return self.paths.open[:: 1 if self._by_size(node)[0] is children[0] else -1].copy()
+
+    @staticmethod
+    def _count(node: _Node, n_rows: np.ndarray) -> None:
+        assert node.children is not None
+        for child, n in zip(node.children, n_rows, strict=True):
+            child.n_rows = int(n)
+
+    def _look_at(self, node: _Node, found: SplitInfo) -> None:
+        """Take in a node's best split, and what it would gain."""
+        node.found = found
+        node.gain = float(_gain(node.total, found.best, self.task.limits))
+
+    def _number_leaves(self) -> tuple[np.ndarray, dict[int, int], int]:
+        """Leaves from left to right: by frontier number, and for every opened node below them by the grower's number."""
+        leaf_of = np.zeros(self.n_committed, np.int64)
+        labels: dict[int, int] = {}
+        stack, n_leaves = [0], 0
+        while stack:
+            number = stack.pop()
+            child = int(self.nodes.child[number])
+            if child >= 0:
+                stack += (child + 1, child)
+                continue
+            leaf_of[number] = n_leaves
+            below = [self.committed[number]]
+            while below:
+                node = below.pop()
+                if node.children is None:
+                    labels[node.number] = n_leaves
+                else:
+                    below += node.children
+            n_leaves += 1
+        return leaf_of, labels, n_leaves
+
+    def _left_codes(self) -> np.ndarray:
+        """Which codes go left, for categorical splits: uint8[n_nodes, n_codes]."""
+        if not self.layout.is_categorical.any():
+            return np.zeros((self.n_committed, 1), np.uint8)
+        left_codes = np.zeros((self.n_committed, int(self.layout.n_bins.max()) + 1), np.uint8)
+        for number, node in enumerate(self.committed):
+            if self.nodes.child[number] >= 0:
+                assert node.found is not None
+                left_codes[number, : len(node.found.goes_left)] = node.found.goes_left
+        return left_codes
+
+
+@kernel
+def _narrow(planes, narrow):
+    """Copy whole numbers to int32; whether all of them fit."""
+    for k in range(planes.size):
+        if abs(planes[k]) >= 2147483648.0:
+            return False
+        narrow[k] = np.int32(planes[k])
+    return True
+
+
+# The frontier's functions as kernels that Python can call.
+
+
+@kernel
+def _init_root(nodes, total):
+    init_root(nodes, total[0], total[1], total[2])
+
+
+@kernel
+def _gain(total, best, limits):
+    return gain_of(total, best, limits)
+
+
+@kernel
+def _select_leaf(nodes, n_nodes, rule):
+    return select_leaf(nodes, n_nodes, rule)
+
+
+@kernel
+def _apply_split(nodes, node, n_nodes, limits, direction):
+    apply_split(nodes, node, n_nodes, limits, direction)
+
+
+@kernel
+def _child_stats(total, best, limits, direction, left, right):
+    child_stats(total, best, limits, direction, left, right)

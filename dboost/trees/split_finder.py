@@ -1,0 +1,233 @@
+"""Looking for splits: merged histograms in, the best split of each node out.
+
+A `SplitFinder` sees the histograms of a range of features, all of them or what one of several *feature owners* is sent, and
+keeps the histogram of every leaf: of two children only one is added up, the other is its parent minus that. What it finds
+(`BestSplits`) is a few numbers per node, and merges over the owners: the best split of all features is the best of the
+ranges' best. So whoever decides needs no histograms, and a large one need never come together in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dboost.kernels import internal, kernel
+from dboost.kernels.histograms import BinLayout
+from dboost.kernels.split_candidates import search_proposed
+from dboost.kernels.splits import (
+    CUT,
+    FEATURE,
+    LEFT_H,
+    MISSING_LEFT,
+    NO_SPLIT,
+    SCORE,
+    SPLIT_SIZE,
+    forget,
+    search_bounded,
+    search_categorical,
+    search_numeric,
+    send_left,
+)
+from dboost.trees.bin_proposal import new_proposal_buffers
+from dboost.trees.tree_task import TreeTask
+
+
+@dataclass(frozen=True, eq=False)
+class SiblingPair:
+    """A node whose children are to be looked at: `small` is added up, `large` is the parent minus that.
+
+    totals : float64[2, 5], sums of gradients, Hessians and rows of the small and the large child, and the bounds of their
+    steps. The root is the small child of nobody: parent = large = -1, and its totals are not known yet.
+    open : uint8[2, n_features], what the small and the large child may split by; None for what the tree may.
+    """
+
+    parent: int
+    small: int
+    large: int
+    totals: np.ndarray | None
+    open: np.ndarray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class SplitInfo:
+    """The best split of a node: best float64[SPLIT_SIZE] (see `kernels.splits`), total float64[5], and of the chosen
+    feature, where its codes go (uint8[n_codes]), the last of which is "missing"."""
+
+    best: np.ndarray
+    total: np.ndarray
+    goes_left: np.ndarray
+
+    def merge(self, other: SplitInfo) -> SplitInfo:
+        """The better of two features' splits; of equals, the one of the lower feature."""
+        mine, others = (self.best[SCORE], -self.best[FEATURE]), (other.best[SCORE], -other.best[FEATURE])
+        return self if mine >= others else other
+
+
+BestSplits = list[SplitInfo]
+
+
+def merge_best_splits(parts: Sequence[BestSplits]) -> BestSplits:
+    """What several feature owners found about the same nodes, as one."""
+    merged = parts[0]
+    for part in parts[1:]:
+        merged = [a.merge(b) for a, b in zip(merged, part, strict=True)]
+    return merged
+
+
+class SplitFinder:
+    """Searches the splits of one tree over a range of features.
+
+    Parameters
+    ----------
+    task : TreeTask
+    layout : Layout
+        Of all features.
+    first, last : int
+        Features first…last-1; default: all.
+    after : SplitFinder, optional
+        That of an earlier tree, which is not needed any more: its memory is used again.
+    """
+
+    def __init__(
+        self, task: TreeTask, layout: BinLayout, first: int = 0, last: int | None = None, after: SplitFinder | None = None
+    ) -> None:
+        self._task, self._layout = task, layout
+        self._first = first
+        self._last = len(layout.n_bins) if last is None else last
+        self.buckets = slice(int(layout.offset[self._first]), int(layout.offset[self._last]))
+        n_codes = int(layout.n_bins.max()) + 1
+        self._scratch = np.empty((4, n_codes))
+        self._room = None if task.node_bins is None else new_proposal_buffers(task.node_bins)
+        self._keys, self._order = np.empty(n_codes), np.empty(n_codes, np.int64)
+        #: Histograms of leaves, and which node's lies where.
+        self._kept: np.ndarray = np.empty((0, 0, 0)) if after is None else after._kept
+        self._place: dict[int, int] = {}
+        self._n_kept = 0
+
+    def find_best_splits(self, openings: Sequence[SiblingPair], planes: np.ndarray) -> BestSplits:
+        """The best splits of the openings' children: small, large, small, large, …
+
+        planes : float64[len(openings), n_planes, n_buckets of these features], of the small children over all rows.
+        """
+        n = len(openings)
+        if n == 0:
+            return []
+        places = np.full((n, 2), -1)  # the large child takes its parent's place
+        totals = np.zeros((n, 2, 5))
+        allowed = np.empty((n, 2, len(self._task.allowed)), np.uint8)
+        self._make_room(n, planes.shape[1:])
+        for k, opening in enumerate(openings):
+            allowed[k] = self._task.allowed if opening.open is None else opening.open
+            places[k, 0] = self._place[opening.small] = self._n_kept
+            self._n_kept += 1
+            if opening.totals is None:
+                totals[k, 0] = self._sum(planes[k])
+            else:
+                places[k, 1] = self._place[opening.large] = self._place.pop(opening.parent)
+                totals[k] = opening.totals
+        best, missing = np.empty((n, 2, SPLIT_SIZE)), np.zeros((n, 2))
+        _look(
+            planes, self._kept, places, self._layout, self._first, self._last, totals, self._task.limits, allowed,
+            self._task.direction, self._room, self._scratch, self._scratch.view(np.int64), self._keys, self._order,
+            best, missing,
+        )  # fmt: skip
+        return [
+            self._found(best[k, side], totals[k, side], self._kept[places[k, side]], missing[k, side])
+            for k in range(n)
+            for side in range(2)
+            if places[k, side] >= 0
+        ]
+
+    def _make_room(self, n: int, shape: tuple[int, ...]) -> None:
+        """For the histograms of `n` more nodes."""
+        if self._n_kept + n > len(self._kept) or self._kept.shape[1:] != shape:
+            room = np.empty((max(2 * len(self._kept), self._n_kept + n), *shape))
+            if self._n_kept:
+                room[: self._n_kept] = self._kept[: self._n_kept]
+            self._kept = room
+
+    def _sum(self, planes: np.ndarray) -> np.ndarray:
+        """A node's sums, which are those of any one feature's buckets."""
+        n_codes = int(self._layout.offset[self._first + 1] - self._layout.offset[self._first])
+        total = np.array([0.0, 0.0, 0.0, -np.inf, np.inf])
+        total[: len(planes)] = planes[:, :n_codes].sum(axis=1)
+        if len(planes) == 2:
+            total[2] = total[1]
+        return total
+
+    def _found(self, best: np.ndarray, total: np.ndarray, planes: np.ndarray, missing: float) -> SplitInfo:
+        """A node's best split with the codes that go left. missing : Hessian of its rows that miss the feature."""
+        layout, limits = self._layout, self._task.limits
+        if best[SCORE] == NO_SPLIT:
+            return SplitInfo(best, total, np.empty(0, np.uint8))
+        feature = int(best[FEATURE])
+        n_bins, at = int(layout.n_bins[feature]), int(layout.offset[feature]) - self.buckets.start
+        goes_left = np.zeros(n_bins + 1, np.uint8)
+        if layout.is_categorical[feature]:
+            _levels_left(planes, at, n_bins, int(best[CUT]), limits, self._keys, self._order, goes_left)
+        else:
+            goes_left[: int(best[CUT]) + 1] = 1
+            goes_left[n_bins] = int(best[MISSING_LEFT])
+        if missing == 0.0:
+            # Nothing was missing here: at prediction, missing values follow the larger child.
+            goes_left[n_bins] = best[LEFT_H] > total[1] - best[LEFT_H]
+        return SplitInfo(best, total, goes_left)
+
+
+@kernel
+def _look(
+    planes, kept, places, layout, first, last, totals, limits, allowed, direction, room, scratch, scratch_bits, keys, order,
+    best, missing,
+):  # fmt: skip
+    """Keep the children's histograms where `places` says, and search them for the best splits over some features.
+
+    The small child's is given, the large child's (if its place is not -1) takes the place of their parent's.
+    """
+    base = layout.offset[first]
+    for k in range(len(planes)):
+        small, large = places[k]
+        for p in range(planes.shape[1]):
+            for b in range(planes.shape[2]):
+                kept[small, p, b] = planes[k, p, b]
+                if large >= 0:
+                    kept[large, p, b] -= planes[k, p, b]
+        for side in range(2):
+            if places[k, side] < 0:
+                continue
+            of_node, split = kept[places[k, side]], best[k, side]
+            _search_node(
+                of_node, layout, first, last, totals[k, side], limits, allowed[k, side], direction, room,
+                scratch, scratch_bits, keys, order, split,
+            )  # fmt: skip
+            if split[SCORE] != NO_SPLIT:
+                feature = np.int64(split[FEATURE])
+                missing[k, side] = of_node[1, layout.offset[feature] - base + layout.n_bins[feature]]
+
+
+@internal
+def _search_node(
+    planes, layout, first, last, total, limits, allowed, direction, room, scratch, scratch_bits, keys, order, best
+):  # fmt: skip
+    """The best split of a node over some features, whose buckets begin at 0."""
+    forget(best)
+    base = layout.offset[first]
+    for feature in range(first, last):
+        if not allowed[feature]:
+            continue
+        at, n_bins = layout.offset[feature] - base, layout.n_bins[feature]
+        if layout.is_categorical[feature] != 0:
+            search_categorical(planes, at, n_bins, feature, total, limits, keys, order, best)
+            continue
+        if room is not None:
+            search_proposed(planes, at, n_bins, feature, direction, total, limits, room, scratch, scratch_bits, best)
+        elif direction is not None:
+            search_bounded(planes, at, n_bins, feature, direction[feature], total, limits, best)
+        else:
+            search_numeric(planes, at, n_bins, feature, total, limits, scratch, scratch_bits, best)
+
+
+@kernel
+def _levels_left(planes, at, n_levels, cut, limits, keys, order, goes_left):
+    send_left(planes, at, n_levels, cut, limits, keys, order, goes_left)
