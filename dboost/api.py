@@ -8,7 +8,7 @@ Models that follow a stream: chunk after chunk of data, each a continuation of t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,16 @@ from dboost.data import open_table
 from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.model import model_file as storage
-from dboost.params import make_parameters
+from dboost.params import Parameters, make_parameters
+from dboost.session.evaluation import named_sets
 from dboost.session.memory_budget import Budget, parse_memory_limit, reading_within
 from dboost.session.warm_start import WarmStart, check_options, checked_source_name, idle_in_refit, keywords_for, without_model
 from dboost.training.callbacks import Callback
 from dboost.training.checkpoint import checkpoint_in
-from dboost.training.fit import available_threads, fit_binned, fit_table
-from dboost.training.plan import FitResult, interruptible_reading
-from dboost.training.prepared_dataset import PreparedDataset, propose_within, scan_table, write_binned
+from dboost.training.fit import FitResult, available_threads, fit_table, interruptible_reading
+from dboost.training.fit import fit as fit_rows
+from dboost.training.plan import FitRequest, checked_callbacks
+from dboost.training.prepared_dataset import PreparedDataset, PreparedRows, propose_within, scan_table, write_binned
 from dboost.training.prepared_folder import check_same, describe, is_prepared, open_folder, write_folder
 
 
@@ -147,67 +149,81 @@ def fit(
     threads = available_threads(n_threads)
     limit = parse_memory_limit(memory_limit)
     budget = None if limit is None else Budget(limit)
-    table: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "sample_weight": sample_weight,
         "offset": offset,
         "features": features,
         "categorical_features": categorical_features,
     }
-    common: dict[str, Any] = {
-        "eval_set": eval_set,
-        "eval_metric": eval_metric,
-        "n_threads": threads,
-        "callbacks": callbacks,
-        "progress": progress,
-        "warm_start": warm_start,
-        "checkpoint": checkpoint_in(checkpoint, checkpoint_every),
-        "source_name": checked_source_name(source_name),
-    }
+
+    def request(parameters: Parameters, columns: tuple[Any, Any, Any]) -> FitRequest:
+        return FitRequest(
+            parameters,
+            threads,
+            eval_sets=tuple(named_sets(eval_set)),
+            eval_metric=eval_metric,
+            columns=columns,
+            callbacks=checked_callbacks(callbacks),
+            progress=progress,
+            warm_start=warm_start,
+            checkpoint=checkpoint_in(checkpoint, checkpoint_every),
+            source_name=checked_source_name(source_name),
+            budget=budget,
+        )
+
+    own = own if isinstance(checked.loss, str) else checked.loss
     if is_prepared(data):
         if client is not None:
             raise ParameterError("prepared data are trained on in this process: leave the client out")
-        given = {"sample_weight": sample_weight, "offset": offset, "features": features, "target": target}
-        given |= {"categorical_features": None if categorical_features == "from_dtype" else categorical_features}
+        given = columns | {"target": target}
+        given["categorical_features"] = None if categorical_features == "from_dtype" else categorical_features
         given = {name: value for name, value in given.items() if value is not None}
         if warm_start.model is not None:
             given |= {"start_from": storage.digest(warm_start.model), "continue_bins": continue_bins}
-        fitted = _fit_prepared(data, given, parameters, budget=budget, **common)
-        own = None if isinstance(checked.loss, str) else checked.loss
-        return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=own)
-    with client_for(data, client) as cluster:
-        if cluster is not None:
-            from dboost.distributed.cluster_fit import fit_on_cluster
+        fitted = _fit_prepared(data, given, parameters, request)
+    else:
+        asked = request(checked, (target, sample_weight, offset))
+        reading = columns | warm_start.like
+        with client_for(data, client) as cluster:
+            if cluster is not None:
+                from dboost.distributed.cluster_fit import fit_on_cluster, n_parts_of
+                from dboost.distributed.read_tasks import ReadTasks
 
-            fitted = fit_on_cluster(cluster, data, target, checked, budget=budget, **table, **common)
-        else:
-            fitted = fit_table(
-                lambda: open_table(data, target, **table, **warm_start.like, **reading_within(budget, threads)),
-                checked,
-                target_name=target,
-                weight_name=sample_weight,
-                offset_name=offset,
-                budget=budget,
-                **common,
-            )
-    own = own if isinstance(checked.loss, str) else checked.loss
+                n_parts = n_parts_of(cluster)
+                fitted = fit_on_cluster(
+                    cluster, asked, lambda: ReadTasks(data, target, n_parts=n_parts, budget=budget, **reading)
+                )
+            else:
+                fitted = fit_table(asked, lambda: open_table(data, target, **reading, **reading_within(budget, threads)))
     return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=own)
 
 
-def _fit_prepared(path: Any, given: dict[str, Any], parameters: dict[str, Any], **common: Any) -> FitResult:
+def _fit_prepared(
+    path: Any,
+    given: dict[str, Any],
+    parameters: dict[str, Any],
+    request: Callable[[Parameters, tuple[Any, Any, Any]], FitRequest],
+) -> FitResult:
     """Train on a folder that `prepare` has written.
 
-    given, parameters : what the user has given, of what shaped the data and of what shapes the learning.
+    Parameters
+    ----------
+    given, parameters : dict
+        Keywords of the user, of those that shaped the data and of those that shape the learning.
+    request : callable
+        The request of the fit with these parameters and these names of target, weight and offset.
     """
     data = open_folder(path)
     try:
         check_same(data, given | {name: parameters[name] for name in ("max_bins",) if name in parameters})
         checked = make_parameters(parameters | {"max_bins": data.settings["max_bins"]})
+        names = (data.settings[name] for name in ("target", "sample_weight", "offset"))
+        target, weight, offset = (None if name is None or str(name).startswith("<") else name for name in names)
+        asked = request(checked, (target, weight, offset))
     except BaseException:
         data.close()
         raise
-    names = (data.settings[name] for name in ("target", "sample_weight", "offset"))
-    target, weight, offset = (None if name is None or str(name).startswith("<") else name for name in names)
-    return fit_binned(data, checked, columns=(target, weight, offset), **common)
+    return fit_rows(asked, PreparedRows(data, asked))
 
 
 def _refitted(start_from: Any, data: Any, target: Any, options: dict[str, Any], given: list[str]) -> Booster:

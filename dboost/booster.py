@@ -36,6 +36,7 @@ from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble
 from dboost.model.tree_table import to_frame
 from dboost.schema import Feature, Level
+from dboost.session.transport import LocalTable
 from dboost.session.warm_start import checked_decay, checked_source_name
 from dboost.storage import atomic_write as files
 from dboost.training.fit import available_threads
@@ -132,14 +133,19 @@ class Offspring:
         decay, threads = checked_decay(decay), available_threads(n_threads)
         common: dict[str, Any] = {"decay": decay, "own": self._own_loss, "n_threads": threads}
         common["source_name"] = checked_source_name(source_name)
-        roles: dict[str, Any] = {"sample_weight": sample_weight, "offset": offset}
+        reading: dict[str, Any] = {"sample_weight": sample_weight, "offset": offset, "like": self.ensemble.features}
         with client_for(data, client) as cluster:
             if cluster is not None:
-                from dboost.distributed.cluster_refit import refit_leaves_on_cluster
+                from dboost.distributed.cluster_fit import n_parts_of, refit_on_cluster
+                from dboost.distributed.read_tasks import ReadTasks
 
-                return self._instead(refit_leaves_on_cluster(cluster, self.ensemble, data, target, **roles, **common))
-        with open_table(data, target, **roles, like=self.ensemble.features, n_threads=threads) as table:
-            return self._instead(refit_leaves(self.ensemble, table, **common))
+                n_parts = n_parts_of(cluster)
+                found = refit_on_cluster(
+                    cluster, self.ensemble, lambda: ReadTasks(data, target, n_parts=n_parts, **reading), **common
+                )
+                return self._instead(found)
+        table = LocalTable(lambda: open_table(data, target, n_threads=threads, **reading), threads, None)
+        return self._instead(refit_leaves(self.ensemble, table, **common))
 
     def drop_source(self, source: int | str) -> Self:
         """The model without the trees that one fit's data gave it.

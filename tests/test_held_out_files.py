@@ -36,7 +36,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
             names.append(name)
             super().__init__(name, *arguments)
 
-    monkeypatch.setattr(held_out, "FiledHeldOut", Noted)
+    monkeypatch.setattr(held_out, "StreamedEvalSet", Noted)
     with dask.config.set({"temporary-directory": str(tmp_path / "temporary")}):
         yield names
     assert list((tmp_path / "temporary").iterdir()) == []
@@ -97,5 +97,5 @@ def test_what_is_wrong_with_a_set_is_said(made: list[str]) -> None:
 
 
 def test_small_sets_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_out, "FiledHeldOut", None)
+    monkeypatch.setattr(held_out, "StreamedEvalSet", None)
     same("late", cut(OTHER, [150]))

@@ -22,9 +22,9 @@ from dboost.distributed.partitioned_table import PartitionedTable
 from dboost.distributed.rebalance import JoinedWorkers
 from dboost.distributed.reducer import check_rows
 from dboost.errors import DBoostError
-from dboost.kernels.histograms import BinLayout
 from dboost.metrics.metric import Metric
-from dboost.session.shard_spec import BiteVisit, ReplayState
+from dboost.session.build_spec import BiteVisit, BuildSpec, ReplayState
+from dboost.session.protocol import Session
 from dboost.session.thread_team import Team
 from dboost.shards.apply_trees import TreeDelta
 from dboost.trees.bin_proposal import in_fine_bins
@@ -38,26 +38,14 @@ class ClusterEngine:
     ----------
     connection : Connection
     training : PartitionedTable
-    layout : Layout
-        Of the bins that trees grow by.
-    is_identity_bin_map : bool[n_features]
-        Of each feature, whether that is what trees speak of, too.
+    spec : BuildSpec
     n_rows : int
-    terms : NamedTuple
-        The loss's record for kernels.
     n_threads : int
         For held-out rows in the client's memory.
     """
 
     def __init__(
-        self,
-        connection: Connection,
-        training: PartitionedTable,
-        layout: BinLayout,
-        is_identity_bin_map: np.ndarray,
-        n_rows: int,
-        terms: tuple,
-        n_threads: int,
+        self, connection: Connection, training: PartitionedTable, spec: BuildSpec, n_rows: int, n_threads: int
     ) -> None:
         self.team = Team(n_threads)
         self.timing = Timing()
@@ -66,9 +54,10 @@ class ClusterEngine:
         self.connection = connection
         self._training = training
         self._tables = [training]
-        self._layout = layout
-        self._is_identity_bin_map = is_identity_bin_map
-        self._terms = terms
+        self._layout = spec.shard.bin_layout
+        #: Of each feature, whether trees grow by the bins that finished trees refer to.
+        self._is_identity_bin_map = spec.layout.n_bins == self._layout.n_bins
+        self._terms = spec.target.loss.terms()
         self._iterations: list[tuple[TreeDelta, ...]] = []
         self._pending: list[TreeDelta] = []
         self._n_advanced = 0
@@ -96,9 +85,9 @@ class ClusterEngine:
 
         def ask() -> None:
             sessions, applied = self._training.sessions, self._n_advanced - 1
-            known = self.connection.ask(sessions, "visit", turn, n_known, self._iterations[n_known:], applied)
+            known = self.connection.ask(sessions, Session.visit, turn, n_known, self._iterations[n_known:], applied)
             if not all(known.values()):
-                self.connection.ask(sessions, "visit", turn, 0, self._iterations, applied)
+                self.connection.ask(sessions, Session.visit, turn, 0, self._iterations, applied)
 
         self._with_recovery("visit", ask)
 
@@ -108,7 +97,7 @@ class ClusterEngine:
         began = time.perf_counter()
 
         def ask() -> list[Any]:
-            answers = self.connection.ask(self._training.sessions, "advance", self._n_advanced, values, terms)
+            answers = self.connection.ask(self._training.sessions, Session.advance, self._n_advanced, values, terms)
             try:
                 check_rows({ref: n_rows for ref, (*_, n_rows) in answers.items()}, self._training.rows_of_sessions())
             except LostWorkers as lost:
@@ -149,7 +138,9 @@ class ClusterEngine:
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """One answer for each shard."""
-        answers = self._with_recovery("ask", lambda: self.connection.ask(self._training.sessions, "ask", function, arguments))
+        answers = self._with_recovery(
+            "ask", lambda: self.connection.ask(self._training.sessions, Session.ask, function, arguments)
+        )
         return [answer for of_worker in answers.values() for answer in of_worker]
 
     def judge(
@@ -163,9 +154,11 @@ class ClusterEngine:
 
         def ask() -> list[Any]:
             sessions = sorted({ref for table in self._tables for ref in table.sessions})
-            answers = list(self.connection.ask(sessions, "judge", n_known, trees[n_known:], metrics, mark, n_cuts).values())
+            answers = list(
+                self.connection.ask(sessions, Session.judge, n_known, trees[n_known:], metrics, mark, n_cuts).values()
+            )
             if any(answer is None for answer in answers):
-                answers = list(self.connection.ask(sessions, "judge", 0, trees, metrics, mark, n_cuts).values())
+                answers = list(self.connection.ask(sessions, Session.judge, 0, trees, metrics, mark, n_cuts).values())
             return answers
 
         return self._with_recovery("judge", ask)

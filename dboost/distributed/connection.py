@@ -192,7 +192,7 @@ class Connection:
                 others[address] = str(error)
         return usable, others
 
-    def ask(self, refs: Sequence[SessionRef], method: str, *arguments: Any) -> dict[SessionRef, Any]:
+    def ask(self, refs: Sequence[SessionRef], method: Callable[..., Any], *arguments: Any) -> dict[SessionRef, Any]:
         """Call a method of these sessions with the same arguments; their results.
 
         Raises
@@ -202,11 +202,11 @@ class Connection:
         DBoostError
             What a worker raised; other errors as a DBoostError that names the worker.
         """
-        return self._ask(list(refs), method, pack(arguments))
+        return self._ask(list(refs), method.__name__, pack(arguments))
 
-    def ask_each(self, arguments: dict[SessionRef, tuple[Any, ...]], method: str) -> dict[SessionRef, Any]:
+    def ask_each(self, arguments: dict[SessionRef, tuple[Any, ...]], method: Callable[..., Any]) -> dict[SessionRef, Any]:
         """The same, with arguments for each."""
-        return self._ask(list(arguments), method, [pack(each) for each in arguments.values()])
+        return self._ask(list(arguments), method.__name__, [pack(each) for each in arguments.values()])
 
     def _ask(self, refs: list[SessionRef], method: str, packed: Any) -> dict[SessionRef, Any]:
         self._check_not_lost(refs)

@@ -11,9 +11,9 @@ that gives other rows the second time ends the fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -26,8 +26,12 @@ from dboost.distributed.rebalance import plan_moves, tolerance
 from dboost.errors import DataError
 from dboost.schema import Feature
 from dboost.session.partition_loader import PartitionStats
-from dboost.session.protocol import SessionRef
+from dboost.session.protocol import Session, SessionRef
 from dboost.session.target import Target
+from dboost.session.transport import ByPartitions
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
@@ -78,21 +82,21 @@ class PartitionedTable:
     def set_features(self, features: tuple[Feature, ...]) -> None:
         """Give levels their final codes."""
         self._known = features
-        self._stage(lambda shares: self._tell(shares, "settle", features, self.source.named))
+        self._stage(lambda shares: self._tell(shares, Session.set_features, features, self.source.named))
 
     def encode_target(self, target: Target) -> None:
         """Work out the target's values in the terms of the training target."""
-        self._stage(lambda shares: self._tell(shares, "encode_target", target))
+        self._stage(lambda shares: self._tell(shares, Session.encode_target, target))
 
-    def assign_rows(self, arguments: Callable[[WorkerPartitions], tuple[Any, ...]]) -> None:
-        """Say what rows are for."""
-        self._stage(lambda shares: self._answers(shares, "assign_rows", arguments))
+    def apply(self, method: Callable[..., None], arguments: ByPartitions) -> None:
+        """Call a method in all sessions now, and in those that read partitions again later."""
+        self._stage(lambda shares: self._answers(shares, method, arguments))
 
     def take_in(self, n_kept: dict[int, int]) -> None:
         """Note how many rows of each partition are trained on, now that it is said what they are for."""
         self._chosen = n_kept
 
-    def build(self, method: str, arguments: Callable[[], tuple[Any, ...]]) -> None:
+    def build(self, method: Callable[..., None], arguments: Callable[[], tuple[Any, ...]]) -> None:
         """Turn rows into what they are needed for. arguments : asked for anew for shares that come later."""
         self._stage(lambda shares: self._tell(shares, method, *arguments()))
 
@@ -128,18 +132,18 @@ class PartitionedTable:
         numbers = sorted(self.lengths)
         return MetadataRows(tuple(self.lengths[i] for i in numbers), True).name(row)
 
-    def ask(self, method: str, *arguments: Any) -> list[Any]:
-        """Ask all shares; the answers in no particular order."""
-        return self.ask_each(method, lambda share: arguments)
+    def ask(self, method: Callable[Concatenate[Session, str, P], Result], *arguments: P.args, **none: P.kwargs) -> list[Result]:
+        """The results of a method in all sessions, in no particular order."""
+        return self.ask_each(method, lambda numbers: arguments)
 
-    def ask_each(self, method: str, arguments: Callable[[WorkerPartitions], tuple[Any, ...]]) -> list[Any]:
-        """The same, with arguments of its own for every share."""
+    def ask_each(self, method: Callable[..., Result], arguments: ByPartitions) -> list[Result]:
+        """The same, with arguments that depend on a session's partitions."""
         while True:
             self.repair()
             try:
                 return [answer for _, answer in self._answers(self.shares, method, arguments)]
             except LostWorkers as lost:
-                self.connection.attempts.note(method, lost)
+                self.connection.attempts.note(method.__name__, lost)
                 self.forget(lost.sessions)
 
     # Loss and repair.
@@ -195,7 +199,7 @@ class PartitionedTable:
         for share in givers:
             share.numbers = tuple(sorted(numbers))
             try:
-                self._answers([share], "keep", lambda share: (share.numbers,))
+                self._answers([share], Session.keep, lambda numbers: (numbers,))
             except LostWorkers as lost:  # with all their rows, and that is as good
                 self.forget(lost.sessions)
 
@@ -280,33 +284,31 @@ class PartitionedTable:
                 raise DataError(f"{role} has {n} rows, the data have {ends[-1]}")
             slices = {i: slice(int(end) - self.lengths[i], int(end)) for i, end in zip(numbers, ends, strict=True)}
 
-            def parts(
-                share: WorkerPartitions, values: Any = values, slices: dict[int, slice] = slices, role: str = role
-            ) -> Any:
-                filled = [i for i in share.numbers if self.lengths[i]]
+            def parts(numbers: Sequence[int], values: Any = values, slices: dict[int, slice] = slices, role: str = role) -> Any:
+                filled = [i for i in numbers if self.lengths[i]]
                 found = values.iloc if hasattr(values, "iloc") else values
                 return role, {i: rows_alone(found[slices[i]]) for i in filled}
 
-            self._answers(shares, "attach", parts)
+            self._answers(shares, Session.attach, parts)
 
     def _survey(self, shares: list[WorkerPartitions]) -> None:
-        for share, survey in self._answers(shares, "survey", lambda share: (share.numbers,)):
+        for share, survey in self._answers(shares, Session.survey, lambda numbers: (numbers,)):
             share.survey = survey
             for i, fingerprint in survey.fingerprints.items():
                 if self.fingerprints.setdefault(i, fingerprint) != fingerprint:
                     raise self._changed(i, "other values")
 
-    def _tell(self, shares: list[WorkerPartitions], method: str, *arguments: Any) -> None:
-        self._answers(shares, method, lambda share: arguments)
+    def _tell(self, shares: list[WorkerPartitions], method: Callable[..., None], *arguments: Any) -> None:
+        self._answers(shares, method, lambda numbers: arguments)
 
     def _answers(
-        self, shares: list[WorkerPartitions], method: str, arguments: Callable[[WorkerPartitions], tuple[Any, ...]]
+        self, shares: list[WorkerPartitions], method: Callable[..., Any], arguments: ByPartitions
     ) -> list[tuple[WorkerPartitions, Any]]:
         """One call per batch, because a session may hold shares of several."""
         found = []
         for batch in sorted({share.batch for share in shares}):
             of_session = {share.ref: share for share in shares if share.batch == batch}
-            calls = {ref: (batch, *arguments(share)) for ref, share in of_session.items()}
+            calls = {ref: (batch, *arguments(share.numbers)) for ref, share in of_session.items()}
             answers = self.connection.ask_each(calls, method)
             found += [(of_session[ref], answer) for ref, answer in answers.items()]
         return found

@@ -24,11 +24,11 @@ class WorkerPluginFactory:
 
                 async def setup(self, worker: Any) -> None:
                     try:
-                        holder = await asyncio.to_thread(import_module, "dboost.distributed.worker_plugin")
+                        module = await asyncio.to_thread(import_module, "dboost.distributed.worker_plugin")
                     except ImportError:
                         worker.handlers["dboost_hello"] = lambda: {"status": "OK", "version": None}
                         return
-                    proper = holder.ShardHolder()
+                    proper = module.DBoostWorkerPlugin()
                     worker.plugins[proper.name] = proper
                     proper.setup(worker)
 

@@ -55,7 +55,7 @@ from dboost.distributed.monitoring.dashboard import show
 from dboost.distributed.monitoring.status import FitRegistry
 from dboost.distributed.plugin_factory import WorkerPluginFactory
 from dboost.session.memory_trim import keep_freed_memory
-from dboost.session.protocol import FeatureOwner, SessionRef, pack_round, session_refs, unpack
+from dboost.session.protocol import FeatureOwner, Session, SessionRef, pack_round, session_refs, unpack
 from dboost.trees.grower import RoundHistograms, RoundRequest, RoundResult, grow_tree
 from dboost.trees.split_finder import SplitFinder, merge_best_splits
 from dboost.trees.tree_task import GrownTree, TreeTask
@@ -443,7 +443,7 @@ class Reducer(SchedulerPlugin):
             line, whom = self._scheduler.rpc(ref.worker), {"fit": name, "session": ref.session, "number": number}
             if owners:
                 return line.dboost_exchange(**whom, n_senders=len(refs), arguments=packed)
-            return line.dboost_call(**whom, method="answer", arguments=packed)
+            return line.dboost_call(**whom, method=Session.answer.__name__, arguments=packed)
 
         packed = pack_round((task, question, owners) if owners else (task, question))
         return put

@@ -26,15 +26,18 @@ from dboost.distributed.messages import FAILED, LOST, NAME, OK, STALE, UNKNOWN, 
 from dboost.distributed.monitoring.prometheus import WorkMeter, publish
 from dboost.distributed.partition_mover import PartitionMover
 from dboost.session.memory_budget import Budget
-from dboost.session.memory_trim import keep_freed_memory
-from dboost.session.protocol import MissingPartitions, SessionRef, pack_round, unpack
+from dboost.session.memory_trim import keep_freed_memory, trim_memory
+from dboost.session.protocol import SESSION_METHODS, MissingPartitions, Session, SessionRef, pack_round, unpack
 from dboost.session.worker_session import WorkerSession
+from dboost.storage.spool import remove_stale, temporary_root
 from dboost.version import __version__
 
 #: Fits whose calls may run on a worker at the same time.
 _FITS_AT_A_TIME = 16
 #: Calls whose answers hold nothing of the user's.
-_OF_ROUNDS = frozenset({"answer", "answer_in_slices", "search_slices"})
+_OF_ROUNDS = frozenset(method.__name__ for method in (Session.answer, Session.answer_in_slices, Session.search_slices))
+#: Calls after which memory of raw values is free.
+_FREES_MEMORY = frozenset(method.__name__ for method in (Session.survey, Session.build, Session.hold_out))
 #: Of a worker's memory limit, where Dask is told to do nothing before it pauses the worker.
 _SHARE = 0.6
 #: Of a worker's memory limit, what a fit may take where other things have taken all.
@@ -93,7 +96,11 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 self._pool.submit(_close, self._holdings.pop(fit))
             if fit not in self._holdings:
                 worker = self._worker
-                self._holdings[fit] = WorkerSession(worker.state.nthreads, Path(worker.local_directory), _spare(worker))
+                folder = Path(worker.local_directory)
+                # A worker that was killed here may have left files, which neither a fit in memory nor the client would remove.
+                for root in {folder, temporary_root()}:
+                    remove_stale(root)
+                self._holdings[fit] = WorkerSession(worker.state.nthreads, folder, _spare(worker))
             return self._holdings[fit]
 
     def known(self, fit: str, session: str | None = None) -> WorkerSession | None:
@@ -118,7 +125,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
         n_senders : how many sessions take part.
         """
         self._inbox.begin(fit, number)
-        reply = await self.call(fit, session, number, "answer_in_slices", arguments)
+        reply = await self.call(fit, session, number, Session.answer_in_slices.__name__, arguments)
         if reply["status"] != OK:
             return reply
         here = SessionRef(self._worker.address, session)
@@ -131,7 +138,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
         found = None
         if here in slices:
             parts = await self._inbox.all_of(fit, number, n_senders)
-            reply = await self.call(fit, session, number, "search_slices", pack_round((here, arguments, parts)))
+            reply = await self.call(fit, session, number, Session.search_slices.__name__, pack_round((here, arguments, parts)))
             if reply["status"] != OK:
                 return reply
             found, more = unpack(reply["result"])
@@ -167,7 +174,11 @@ class DBoostWorkerPlugin(WorkerPlugin):
                     return {"status": STALE}
                 holding.latest = number
                 began = time.perf_counter()
+                if method not in SESSION_METHODS:
+                    raise RuntimeError(f"a session has no method {method!r}")
                 answer = getattr(holding, method)(*unpack(arguments))
+                if method in _FREES_MEMORY:
+                    trim_memory()
                 result = pack_round(answer) if method in _OF_ROUNDS else pack(answer)
                 with self._lock:
                     if self.known(fit, session) is not None:  # a fit that ended meanwhile would be counted for ever

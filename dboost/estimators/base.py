@@ -38,6 +38,7 @@ from dboost.session.target import loss_for
 from dboost.session.warm_start import WarmStart, check_loss, check_options, checked_source_name, idle_in_refit
 from dboost.training.checkpoint import checkpoint_in
 from dboost.training.fit import available_threads, fit_table
+from dboost.training.plan import FitRequest, checked_callbacks
 
 Range = tuple[int, int]
 
@@ -179,22 +180,26 @@ class Boosting(BaseEstimator):
             "features": settings["features"],
             "categorical_features": settings["categorical_features"],
         }
-        common: dict[str, Any] = {
-            "eval_set": sets or None,
-            "eval_metric": settings["eval_metric"],
-            "n_threads": threads,
-            "callbacks": settings["callbacks"],
-            "progress": bool(settings["verbose"]) if settings["progress"] is None else settings["progress"],
-            "make_validation_plan": watching.make_validation_plan,
-            "warm_start": begin,
-            "checkpoint": checkpoint_in(settings["checkpoint"], settings["checkpoint_every"]),
-            "classes": None if classes is None else tuple(np.unique(np.asarray(classes)).tolist()),
-            "source_name": checked_source_name(settings["source_name"]),
-        }
+        request = FitRequest(
+            parameters,
+            threads,
+            eval_sets=tuple(named_sets(sets or None)),
+            eval_metric=settings["eval_metric"],
+            columns=(None, None, offset),
+            callbacks=checked_callbacks(settings["callbacks"]),
+            progress=bool(settings["verbose"]) if settings["progress"] is None else settings["progress"],
+            make_validation_plan=watching.make_validation_plan,
+            warm_start=begin,
+            checkpoint=checkpoint_in(settings["checkpoint"], settings["checkpoint_every"]),
+            classes=None if classes is None else tuple(np.unique(np.asarray(classes)).tolist()),
+            source_name=checked_source_name(settings["source_name"]),
+            budget=budget,
+        )
+        reading = asked | begin.like
 
         def open_training() -> Table:
             check_lengths(X, y, sample_weight)
-            table = open_table(X, y, **asked, **begin.like, **reading_within(budget, threads))
+            table = open_table(X, y, **reading, **reading_within(budget, threads))
             try:
                 self._note_features(X)
             except BaseException:
@@ -204,21 +209,15 @@ class Boosting(BaseEstimator):
 
         with client_for(X, settings["client"]) as client:
             if client is None:
-                fitted = fit_table(
-                    open_training,
-                    parameters,
-                    target_name=None,
-                    weight_name=None,
-                    offset_name=offset,
-                    budget=budget,
-                    **common,
-                )
+                fitted = fit_table(request, open_training)
             else:
-                from dboost.distributed.cluster_fit import fit_on_cluster
+                from dboost.distributed.cluster_fit import fit_on_cluster, n_parts_of
+                from dboost.distributed.read_tasks import ReadTasks
 
                 check_lengths(X, y, sample_weight)
                 self._note_features(X)
-                fitted = fit_on_cluster(client, X, y, parameters, budget=budget, **asked, **common)
+                n_parts = n_parts_of(client)
+                fitted = fit_on_cluster(client, request, lambda: ReadTasks(X, y, n_parts=n_parts, budget=budget, **reading))
         # Of a model that came from elsewhere nobody knows what was measured before its first tree.
         fresh = begin.model is None
         before = fitted.before if fresh else getattr(self, "_before", {}) if model or goes_on_from else {}

@@ -23,12 +23,12 @@ from typing import Protocol
 
 import numpy as np
 
-from dboost.session.batch_rows import BatchRows, starting_pieces
+from dboost.session.batch_rows import StartingRows
+from dboost.session.build_spec import BiteVisit, BuildSpec
 from dboost.session.fused_engine import is_small
-from dboost.session.shard_spec import BiteVisit, BuildSpec
 from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.arcbite_rows import Bite, BiteFiles, FileBite, InMemoryBite, bite_sizes, bites_of
-from dboost.shards.block_store import code_fields, rows_that_fit
+from dboost.shards.shard_spec import code_fields, rows_that_fit
 from dboost.storage.spool import PrivateDirectory
 
 Iterations = Sequence[Sequence[TreeDelta]]
@@ -160,28 +160,31 @@ class FileBiteStore:
 
     Parameters
     ----------
-    rows : BatchRows
-    recipe : BuildSpec
+    rows : StartingRows
+    spec : BuildSpec
         With a number of bites.
     root : Path
         Where the files' folder is made.
     n_threads : int
+    n_shares : int
+        In how many parts a bite is trained on.
     filling_bytes : int
         See `BiteFiles`.
     """
 
-    def __init__(self, rows: BatchRows, recipe: BuildSpec, root: Path, *, n_threads: int, filling_bytes: int) -> None:
-        assert recipe.n_bites is not None
-        table = rows.table
-        self._recipe, self._root, self._n_threads = recipe, root, n_threads
+    def __init__(
+        self, rows: StartingRows, spec: BuildSpec, root: Path, *, n_threads: int, n_shares: int, filling_bytes: int
+    ) -> None:
+        assert spec.n_bites is not None
+        self._spec, self._root, self._n_threads, self._n_shares = spec, root, n_threads, n_shares
         #: Rows of each partition.
-        self._owned = {number: n for k, number in enumerate(table.numbers) if (n := rows.kept_of(k))}
+        self._owned = rows.owned
         self._bytes_before = 0
         self._folder = PrivateDirectory(root)
         try:
-            sizes, n_outputs = self._sizes(), len(recipe.baseline)
+            sizes, n_outputs = self._sizes(), len(spec.baseline)
             self._files = BiteFiles(
-                self._folder.path, recipe.layout, n_outputs, recipe.weighted, sizes, filling_bytes=filling_bytes
+                self._folder.path, spec.layout, n_outputs, spec.shard.weighted, sizes, filling_bytes=filling_bytes
             )
             self._files.write(self._pieces(rows))
         except BaseException:
@@ -190,28 +193,28 @@ class FileBiteStore:
         self._parts = {bite: self._shares(bite, 0) for bite in np.flatnonzero(sizes).tolist()}
 
     def _sizes(self) -> np.ndarray:
-        seed, n_bites = self._recipe.seed, self._recipe.n_bites
+        seed, n_bites = self._spec.seed, self._spec.n_bites
         assert n_bites is not None
         sizes = np.zeros(n_bites, np.int64)
         for number, n in self._owned.items():
-            sizes += bite_sizes(seed, n_bites, n, self._recipe.starts[number])
+            sizes += bite_sizes(seed, n_bites, n, self._spec.starts[number])
         return sizes
 
-    def _pieces(self, rows: BatchRows) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-        recipe = self._recipe
-        assert recipe.n_bites is not None
-        piece_rows = rows_that_fit(code_fields(recipe.layout), self.n_rows)
-        for piece in starting_pieces(rows, recipe, self._n_threads, piece_rows):
+    def _pieces(self, rows: StartingRows) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+        spec = self._spec
+        assert spec.n_bites is not None
+        piece_rows = rows_that_fit(code_fields(spec.layout), self.n_rows)
+        for piece in rows.pieces(spec, self._n_threads, piece_rows):
             codes, numbers = piece.codes, np.arange(piece.first, piece.first + piece.codes.n_rows)
             fields = piece.fields | {"narrow": codes.narrow, "numbers": numbers}
             if len(codes.wide):
                 fields["wide"] = codes.wide
-            yield bites_of(recipe.seed, recipe.n_bites, numbers), fields
+            yield bites_of(spec.seed, spec.n_bites, numbers), fields
 
     def _shares(self, bite: int, n_seen: int) -> list[FileBite]:
         files = self._files
-        small = is_small(files.n_rows(bite), len(self._recipe.features))
-        n = 1 if small else min(self._n_threads, files.n_blocks(bite))
+        small = is_small(files.n_rows(bite), len(self._spec.binning.features))
+        n = 1 if small else min(self._n_shares, files.n_blocks(bite))
         return [FileBite(files, bite, n_seen, (k, n)) for k in range(n)]
 
     @property

@@ -1,7 +1,7 @@
-"""The engine for arcbites in this process: an engine of one shard, and another one for every visit.
+"""The engine for arcbites in this process: a fused engine for the bite of each visit.
 
-It holds the resting bites, and builds the shard and the buffers of the one that is visited. Those of the last visit are let
-go of first, so that memory for one bite is all that is ever needed beside the bites at rest.
+The bites between visits are in a `session.arcbite_store.BiteStore`. A visit builds the shard and the buffers of one bite, after
+those of the visit before were dropped: beside the store there is never memory for more than one bite.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from dboost.session.arcbite_store import BiteStore
 from dboost.session.fused_engine import FusedEngine, choose_threads, is_small
 from dboost.session.thread_team import Team
 from dboost.shards.apply_trees import TreeDelta
-from dboost.shards.arcbite_rows import Bite, BiteBuild, joined_bites
+from dboost.shards.arcbite_rows import joined_bites
+from dboost.shards.shard_spec import ShardSpec
 from dboost.trees.nodes import GrowthPolicy
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
@@ -24,54 +26,46 @@ class ArcbitesEngine:
 
     Parameters
     ----------
-    bites : sequence of Bite
-        Or their parts, where several make a bite; n_together : how many at most.
-    build : Build
-    loss_terms, rule, n_planes, coarse, n_threads
+    store : BiteStore
+        The rows of all bites, or of their parts where several form a bite; closed with the engine.
+    n_bites, n_together : int
+        Number of bites in the store, and how many of them are trained on together.
+    spec : ShardSpec
+    loss_terms, rule, n_threads
         As in `FusedEngine`.
-    bytes_read : callable, optional
-        How many bytes of the bites have been read from files so far.
-    release : callable, optional
-        Called in the end, to let go of what the bites are in.
     """
 
     def __init__(
         self,
-        bites: Sequence[Bite],
-        build: BiteBuild,
+        store: BiteStore,
+        spec: ShardSpec,
         loss_terms: tuple,
         *,
         rule: GrowthPolicy,
-        n_channels: int,
-        loss_unit: float,
+        n_bites: int,
+        n_together: int,
         n_threads: int,
-        n_together: int = 1,
-        bytes_read: Callable[[], int] = int,
-        release: Callable[[], object] | None = None,
     ) -> None:
-        self._bites = bites
-        self._build = build
-        self._bytes_read, self._reported, self._release = bytes_read, 0, release
-        self._terms = loss_terms
-        self._rule, self._n_planes, self._loss_unit = rule, n_channels, loss_unit
-        largest, n_features = n_together * max(bite.n_rows for bite in bites), len(build.bin_layout.n_bins)
+        self._store, self._spec, self._terms, self._rule = store, spec, loss_terms, rule
+        self._reported = 0
+        sizes = [sum(part.n_rows for part in store.of(bite)) for bite in range(n_bites)]
+        largest, n_features = n_together * max(sizes), len(spec.bin_layout.n_bins)
         self.team = Team(choose_threads(largest, n_features, n_threads), in_caller=is_small(largest, n_features))
         self._engine: FusedEngine | None = None
 
     @property
     def n_rows(self) -> int:
-        return sum(bite.n_rows for bite in self._bites)
+        return self._store.n_rows
 
     def visit(self, bite: Sequence[int], iterations: Sequence[Sequence[TreeDelta]]) -> None:
-        """Train on the rows of this bite from now on, beginning with the scores of a model of these iterations."""
+        """Train on the rows of this bite from now on, with the scores of a model of these iterations."""
         self._engine = None
-        parts = [self._bites[part].with_current_scores(self._build.layout, iterations, self._spread) for part in bite]
-        rows = joined_bites(parts)
+        rows = [rows for part in bite for rows in self._store.of(part)]
+        parts = [part.with_current_scores(self._spec.layout, iterations, self._spread) for part in rows]
+        joined = joined_bites(parts)
         del parts
-        shard = rows.shard(self._build, self._spread)
-        self._engine = FusedEngine(
-            shard, self._terms, rule=self._rule, n_channels=self._n_planes, loss_unit=self._loss_unit, team=self.team
-        )
+        shard = joined.shard(self._spec, self._spread)
+        self._engine = FusedEngine(shard, self._terms, rule=self._rule, team=self.team)
 
     def _spread(self, work: Callable[[int, int], None], n: int) -> None:
         p = self.team.n_threads
@@ -93,11 +87,10 @@ class ArcbitesEngine:
 
     def report(self) -> dict[str, float]:
         """Bytes read from files."""
-        before, self._reported = self._reported, self._bytes_read()
+        before, self._reported = self._reported, self._store.bytes_read
         return {"bytes_read": self._reported - before}
 
     def close(self) -> None:
         self.team.close()
         self._engine = None
-        if self._release is not None:
-            self._release()
+        self._store.close()

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
 from dboost.data import Table
 from dboost.model.forest import FlatEnsemble
-from dboost.session.shard_spec import BuildSpec
+from dboost.session.build_spec import BuildSpec
 from dboost.session.target import Target, encode_chunk, encode_like
 from dboost.session.warm_start import WarmStart, add_block, matrix_of, starting_scores
 from dboost.shards.encode import encoded_pieces, kept_rows
@@ -60,6 +61,15 @@ class BatchRows:
         """Rows of positive weight of chunk k."""
         weight = self.table.roles(k)[1] if self.table.lengths[k] else None
         return self.table.lengths[k] if weight is None else int(np.count_nonzero(weight > 0))
+
+    @property
+    def owned(self) -> dict[int, int]:
+        """Rows of positive weight of each partition that has some."""
+        return {number: n for k, number in enumerate(self.table.numbers) if (n := self.kept_of(k))}
+
+    def pieces(self, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
+        """See `StartingRows`."""
+        return starting_pieces(self, spec, n_threads, piece_rows)
 
     def encode(self, target: Target) -> None:
         """Work out the target in the terms of the loss."""
@@ -168,6 +178,17 @@ class BatchRows:
         self._scores.close()
 
 
+class StartingRows(Protocol):
+    """Rows that can be read piece by piece, as training begins with them."""
+
+    @property
+    def owned(self) -> dict[int, int]:
+        """Rows of positive weight of each partition that has some."""
+
+    def pieces(self, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
+        """The rows of positive weight, in pieces of about `piece_rows` rows."""
+
+
 def global_row_ids(table: Table, rows: np.ndarray, starts: dict[int, int]) -> np.ndarray:
     """Numbers of a table's rows of positive weight among those of all partitions: int64[len(rows)]."""
     borders = np.searchsorted(rows, np.cumsum((0, *table.lengths)))
@@ -188,13 +209,13 @@ class StartingPiece:
     fields: dict[str, np.ndarray]
 
 
-def starting_pieces(rows: BatchRows, recipe: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
+def starting_pieces(rows: BatchRows, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
     """The rows of positive weight, in pieces of at most `piece_rows` rows."""
-    table, warm_start = rows.table, recipe.warm_start
+    table, warm_start = rows.table, spec.warm_start
     flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
     seen = (warm_start.n_earlier if rows.has_begun else 0, warm_start.n_before)
     chunk, at = -1, 0
-    for piece in encoded_pieces(table, recipe.binning, recipe.layout, n_threads, piece_rows):
+    for piece in encoded_pieces(table, spec.binning, spec.layout, n_threads, piece_rows):
         n = piece.codes.n_rows
         if piece.number != chunk:
             chunk, at = piece.number, 0
@@ -204,12 +225,12 @@ def starting_pieces(rows: BatchRows, recipe: BuildSpec, n_threads: int, piece_ro
             assert offset is not None
             raw = np.atleast_2d(offset)[:, here].copy()
         else:
-            raw = np.repeat(recipe.baseline[:, None], n, axis=1)
+            raw = np.repeat(spec.baseline[:, None], n, axis=1)
             raw += 0.0 if offset is None else offset[here]
         if flat is not None:
             add_block(raw, flat, matrix_of(piece.chunk), seen, n_threads)
         fields = {"target": target[here], "raw": raw[0] if len(raw) == 1 else raw}
-        if recipe.weighted:
+        if spec.shard.weighted:
             fields["weight"] = np.ones(n) if weight is None else weight[here]
-        yield StartingPiece(recipe.starts[table.numbers[chunk]] + at, piece.codes, fields)
+        yield StartingPiece(spec.starts[table.numbers[chunk]] + at, piece.codes, fields)
         at += n

@@ -24,27 +24,30 @@ from typing import Any, Protocol
 import numpy as np
 
 from dboost.data import Table, open_table
-from dboost.data.binning import Binning
 from dboost.errors import DataError, InputTypeError
 from dboost.kernels.histograms import BinLayout
 from dboost.losses import Loss
 from dboost.metrics.metric import LossMagnitude, Metric, ScoredRows
 from dboost.model.forest import FlatEnsemble
+from dboost.session.build_spec import BuildSpec
 from dboost.session.memory_budget import Budget, MemoryReservation, reading_within
-from dboost.session.target import Target, encode_chunk, encode_like
+from dboost.session.target import encode_chunk
 from dboost.session.thread_team import Team
-from dboost.session.warm_start import WarmStart, add_block, matrix_of, row_matrix, starting_scores
+from dboost.session.warm_start import add_block, matrix_of, row_matrix
 from dboost.shards.apply_trees import add_grown_tree
 from dboost.shards.bin_layout import code_rows
-from dboost.shards.block_store import BlockWriter, rows_that_fit
-from dboost.shards.encode import encode_table, encoded_pieces, kept_rows
+from dboost.shards.block_store import BlockWriter
+from dboost.shards.encode import encoded_pieces, kept_rows
 from dboost.shards.shard import BinnedColumns, empty_binned_columns
+from dboost.shards.shard_spec import rows_that_fit
 from dboost.storage.block_file import BlockFile, Field
 from dboost.storage.spool import PrivateDirectory
 from dboost.trees.tree_task import GrownTree
 
 _log = logging.getLogger("dboost")
 
+#: Blocks do not get shorter than this.
+_LEAST_BLOCK_ROWS = 1024
 #: Rows that are encoded at a time.
 _PIECE_ROWS = 65_536
 
@@ -174,158 +177,100 @@ class InMemoryEvalSet:
         """Nothing but memory to let go of."""
 
 
-@dataclass(frozen=True, eq=False)
 class EvalSetBuilder:
-    """What it takes to judge rows: the training target's terms, the bins, where scores start.
+    """Makes the evaluation sets of one place: in memory, or in files where a memory limit leaves no room for them.
 
-    Attributes
+    Parameters
     ----------
-    target : Target
-    binning : Binning
-    layout : Layout
-    baseline : float64[n_outputs]
-    magnitude, spread : float
-        About how large a row's loss can be, and a prediction's error.
-    warm_start : Origin
-        Whose trees the scores begin with.
-    with_block : bool
-        Whether some metric wants to see the rows.
-    n_threads : int
-    budget : Budget or None
-        What the fit may take: sets that are large beside it are judged from files.
-    allowance : MemoryReservation or None
-        What is left for those in memory.
+    team : Team
+        Threads that share the work on a set.
+    root : Path, optional
+        Folder for files; default: as of `PrivateDirectory`.
     """
 
-    target: Target
-    binning: Binning
-    layout: BinLayout
-    baseline: np.ndarray
-    magnitude: float
-    spread: float
-    warm_start: WarmStart
-    with_block: bool
-    n_threads: int
-    budget: Budget | None = None
-    allowance: MemoryReservation | None = None
+    def __init__(self, team: Team, root: Path | None = None) -> None:
+        self._team, self._root = team, root
+        self._reservation: MemoryReservation | None = None
 
-    def data(
-        self, name: str, data: Any, target_column: Any, weight_column: Any, offset_column: Any = None
-    ) -> Callable[[Team], EvalSet]:
-        """A data set of its own, in the terms of the training data."""
+    def from_data(
+        self, name: str, data: Any, columns: tuple[Any, Any, Any], spec: BuildSpec, budget: Budget | None, *, with_block: bool
+    ) -> InMemoryEvalSet | StreamedEvalSet:
+        """An evaluation set of its own table, with targets in the terms of the training target.
+
+        columns : target, weight and offset, as names or values.
+
+        Raises
+        ------
+        DataError, InputTypeError
+            Naming the evaluation set.
+        """
+        target, weight, offset = columns
+        reading = {"like": spec.binning.features, **reading_within(budget, self._team.n_threads)}
         try:
-            with open_table(
-                data,
-                target_column,
-                sample_weight=weight_column,
-                offset=offset_column,
-                like=self.binning.features,
-                **reading_within(self.budget, self.n_threads),
-            ) as table:
-                if not self._holds(table.n_rows):
-                    return self._in_files(name, EvalRows(table, lambda k: encode_chunk(table, k, self.target)))
-                table.gather_roles()
-                y = encode_like(table, self.target)
-                return self._in_memory(name, table, y, kept_rows(table.weight))
+            with open_table(data, target, sample_weight=weight, offset=offset, **reading) as table:
+                rows = EvalRows(table, lambda k: encode_chunk(table, k, spec.target))
+                found = self.from_rows(name, rows, spec, budget, with_block=with_block)
         except (DataError, InputTypeError) as error:
             raise type(error)(f"evaluation set {name!r}: {error}") from error
+        if isinstance(found, StreamedEvalSet):
+            log_streamed_eval_set(name)
+        return found
 
-    def _holds(self, n_rows: int) -> bool:
-        """Whether so many rows more may be judged in memory."""
-        if self.allowance is None or self.with_block:
+    def from_rows(
+        self,
+        name: str,
+        rows: EvalRows,
+        spec: BuildSpec,
+        budget: Budget | None,
+        *,
+        size: LossMagnitude | None = None,
+        with_block: bool = False,
+    ) -> InMemoryEvalSet | StreamedEvalSet:
+        """An evaluation set of some rows of a table.
+
+        size : of the whole set, where these rows are a part of it.
+        with_block : whether a metric needs the raw values; then the set stays in memory.
+        """
+        n_rows, max_weight, _ = rows.sizes()
+        size = spec.loss_magnitude(max_weight, n_rows) if size is None else size
+        loss, n_threads = spec.target.loss, self._team.n_threads
+        if with_block or self._holds(eval_set_bytes(spec.layout, n_rows, len(spec.baseline)), budget):
+            codes, scored, raw = load_eval_rows(rows, spec, size, n_threads, with_block=with_block)
+            return InMemoryEvalSet(name, codes, spec.layout, scored, raw, self._team)
+        assert budget is not None
+        files = EvalFiles.write(rows, spec, n_threads=n_threads, room_bytes=budget.retained, root=self._root)
+        return StreamedEvalSet(name, files, loss, size, self._team)
+
+    def _holds(self, n_bytes: int, budget: Budget | None) -> bool:
+        """Whether the budget leaves memory for so many bytes more, which are then reserved."""
+        if budget is None:
             return True
-        return self.allowance.take(eval_set_bytes(self.layout, n_rows, len(self.baseline)))
-
-    def _in_files(self, name: str, judged: EvalRows) -> Callable[[Team], StreamedEvalSet]:
-        assert self.budget is not None
-        log_streamed_eval_set(name)
-        files = EvalFiles.write(
-            judged,
-            self.binning,
-            self.layout,
-            baseline=self.baseline,
-            warm_start=self.warm_start,
-            n_threads=self.n_threads,
-            room_bytes=self.budget.retained,
-        )
-        size = LossMagnitude(self.magnitude, self.spread, files.max_weight, files.n_rows)
-        return lambda team: StreamedEvalSet(name, files, self.target.loss, size, team)
-
-    def rows(self, name: str, judged: EvalRows) -> Callable[[Team], EvalSet]:
-        """Some rows of a table that is trained on; waits for the team that will share the work."""
-        n_rows, max_weight, _ = judged.sizes()
-        if not self._holds(n_rows):
-            return self._in_files(name, judged)
-        size = LossMagnitude(self.magnitude, self.spread, max_weight, n_rows)
-        held = load_eval_rows(
-            judged,
-            self.binning,
-            self.layout,
-            self.target.loss,
-            size,
-            with_block=self.with_block,
-            baseline=self.baseline,
-            warm_start=self.warm_start,
-            n_threads=self.n_threads,
-        )
-        return lambda team: InMemoryEvalSet(name, held[0], self.layout, *held[1:], team)
-
-    def _in_memory(self, name: str, table: Table, y: np.ndarray, kept: np.ndarray | None) -> Callable[[Team], EvalSet]:
-        codes = encode_table(table, self.binning, self.layout, kept, self.n_threads, allow_infinite=True)
-        weight = table.weight
-        if kept is not None:
-            y, weight = y[kept], None if weight is None else weight[kept]
-        n, max_weight = len(y), 1.0 if weight is None else float(weight.max())
-        raw = starting_scores(self.baseline, self.warm_start, table, kept, self.n_threads)
-        seen = ScoredRows(
-            y,
-            raw.T,
-            weight,
-            self.target.loss,
-            LossMagnitude(self.magnitude, self.spread, max_weight, n),
-            block=row_matrix(table, kept) if self.with_block else None,
-        )
-        return lambda team: InMemoryEvalSet(name, codes, self.layout, seen, raw, team)
+        if self._reservation is None:
+            self._reservation = MemoryReservation(budget.retained)
+        return self._reservation.take(n_bytes)
 
 
 def load_eval_rows(
-    judged: EvalRows,
-    binning: Binning,
-    layout: BinLayout,
-    loss: Loss,
-    size: LossMagnitude,
-    *,
-    baseline: np.ndarray,
-    warm_start: WarmStart,
-    n_threads: int,
-    with_block: bool = False,
+    rows: EvalRows, spec: BuildSpec, size: LossMagnitude, n_threads: int, *, with_block: bool = False
 ) -> tuple[BinnedColumns, ScoredRows, np.ndarray]:
-    """Rows to be judged as `InMemoryEvalSet` has them: codes, what metrics see, raw scores.
+    """Rows of an evaluation set in memory: bin codes, what metrics see, raw scores.
 
-    with_block : whether some metric wants to see the rows.
+    with_block : whether some metric needs the raw values.
     """
-    n, _, weighted = judged.sizes()
-    codes, n_outputs = empty_binned_columns(layout, n), len(baseline)
+    n, _, weighted = rows.sizes()
+    codes, n_outputs = empty_binned_columns(spec.layout, n), len(spec.baseline)
     raw = np.empty(n if n_outputs == 1 else (n_outputs, n))
-    rooms = {"narrow": codes.narrow, "wide": codes.wide, "target": np.empty(n), "raw": raw}
+    arrays = {"narrow": codes.narrow, "wide": codes.wide, "target": np.empty(n), "raw": raw}
     if weighted:
-        rooms["weight"] = np.empty(n)
+        arrays["weight"] = np.empty(n)
     at = 0
-    for found in judged.pieces(
-        binning, layout, min(n, _PIECE_ROWS), baseline=baseline, warm_start=warm_start, n_threads=n_threads
-    ):
+    for found in rows.pieces(spec, min(n, _PIECE_ROWS), n_threads):
         here = slice(at, at + len(found["target"]))
-        for field, room in rooms.items():
-            room[..., here] = found[field]
+        for field, array in arrays.items():
+            array[..., here] = found[field]
         at = here.stop
-    block = None
-    if with_block:
-        block = row_matrix(judged.table, kept_rows(judged.table.weight) if judged.rows is None else judged.rows)
-    return codes, ScoredRows(rooms["target"], raw.T, rooms.get("weight"), loss, size, block=block), raw
-
-
-#: Blocks do not get shorter than this.
-_LEAST_BLOCK_ROWS = 1024
+    block = row_matrix(rows.table, rows.positions()) if with_block else None
+    return codes, ScoredRows(arrays["target"], raw.T, arrays.get("weight"), spec.target.loss, size, block=block), raw
 
 
 def eval_set_bytes(layout: BinLayout, n_rows: int, n_outputs: int) -> int:
@@ -354,6 +299,13 @@ class EvalRows:
     rows: np.ndarray | None = None
     weight: np.ndarray | None = None
 
+    def positions(self) -> np.ndarray | None:
+        """The rows' positions in the table (int64, ascending), None for all."""
+        if self.rows is not None:
+            return self.rows
+        self.table.gather_roles()
+        return kept_rows(self.table.weight)
+
     def counts(self) -> list[int]:
         """How many there are in each chunk."""
         if self.rows is not None:
@@ -377,23 +329,14 @@ class EvalRows:
             weighted = weighted or weight is not None
         return sum(self.counts()), max_weight, weighted
 
-    def pieces(
-        self,
-        binning: Binning,
-        layout: BinLayout,
-        piece_rows: int,
-        *,
-        baseline: np.ndarray,
-        warm_start: WarmStart,
-        n_threads: int,
-    ) -> Iterator[dict[str, np.ndarray]]:
-        """The rows piece by piece: codes (narrow, wide), target, weight (ones where there is none) and raw scores.
-
-        baseline : float64[n_outputs]
-        """
+    def pieces(self, spec: BuildSpec, piece_rows: int, n_threads: int) -> Iterator[dict[str, np.ndarray]]:
+        """The rows piece by piece: codes (narrow, wide), target, weight (ones where there is none) and raw scores."""
+        baseline, warm_start = spec.baseline, spec.warm_start
         flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
         chunk, at = -1, 0
-        for piece in encoded_pieces(self.table, binning, layout, n_threads, piece_rows, allow_infinite=True, chosen=self.rows):
+        for piece in encoded_pieces(
+            self.table, spec.binning, spec.layout, n_threads, piece_rows, allow_infinite=True, chosen=self.rows
+        ):
             if piece.number != chunk:
                 chunk, y = piece.number, self.target_of(piece.number)
             n = piece.codes.n_rows
@@ -438,20 +381,11 @@ class EvalFiles:
 
     @classmethod
     def write(
-        cls,
-        judged: EvalRows,
-        binning: Binning,
-        layout: BinLayout,
-        *,
-        baseline: np.ndarray,
-        warm_start: WarmStart,
-        n_threads: int,
-        room_bytes: int,
-        root: Path | None = None,
+        cls, judged: EvalRows, spec: BuildSpec, *, n_threads: int, room_bytes: int, root: Path | None = None
     ) -> EvalFiles:
         """Rows with the scores that they begin with.
 
-        baseline : float64[n_outputs]; room_bytes : what the blocks may take that all threads have in memory;
+        room_bytes : memory for the blocks of all threads;
         root : where the files' folder is made, default as of `PrivateDirectory`.
 
         Raises
@@ -462,6 +396,7 @@ class EvalFiles:
             When the files cannot be written.
         """
         n_rows, max_weight, weighted = judged.sizes()
+        layout, baseline = spec.layout, spec.baseline
         codes = empty_binned_columns(layout, 0)
         fields = [Field("narrow", "<u1", (len(codes.narrow),)), Field("target", "<f8")]
         fields += [Field("wide", "<u2", (len(codes.wide),))] if len(codes.wide) else []
@@ -479,9 +414,7 @@ class EvalFiles:
             ]
             writer = BlockWriter(files)
             names = {field.name for field in (*fields, *scores)}
-            for found in judged.pieces(
-                binning, layout, block_rows, baseline=baseline, warm_start=warm_start, n_threads=n_threads
-            ):
+            for found in judged.pieces(spec, block_rows, n_threads):
                 writer.append(len(found["target"]), {name: values for name, values in found.items() if name in names})
             writer.finish()
         except BaseException:

@@ -38,10 +38,6 @@ class FusedEngine:
     loss_terms : NamedTuple
         The loss's record for kernels.
     rule : Rule
-    n_channels : int
-        2 (gradients and Hessians) or 3 (and counts).
-    loss_unit : float
-        Unit of the exact loss sums.
     n_threads : int
     team : Team, optional
         Threads that are there already and belong to somebody else, instead of `n_threads` of its own.
@@ -53,20 +49,17 @@ class FusedEngine:
         loss_terms: tuple,
         *,
         rule: GrowthPolicy,
-        n_channels: int,
-        loss_unit: float,
         n_threads: int = 1,
         team: Team | None = None,
     ) -> None:
         self.shard = shard
         self._terms = loss_terms
-        self._loss_unit = loss_unit
         if team is None:
             n_threads = choose_threads(shard.n_rows, len(shard.bin_layout.n_bins), n_threads)
             team = Team(n_threads, in_caller=is_small(shard.n_rows, len(shard.bin_layout.n_bins)))
         self.team, n_threads = team, team.n_threads
         self._by_unit = (shard.bin_layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS >= 2 * n_threads
-        self._shared = _shared(shard, rule, n_channels, n_threads, self._by_unit)
+        self._shared = _shared(shard, rule, shard.spec.n_channels, n_threads, self._by_unit)
         self._n_slots = min(rule.max_leaves, _SLOTS_ANY_ORDER) if rule.order == ANY_ORDER else rule.max_leaves
         self._pool: np.ndarray | None = None
         self._packed_sums: np.ndarray | None = None
@@ -91,7 +84,9 @@ class FusedEngine:
         def work(thread: int) -> GradientStats:
             for find, leaf in unrouted:
                 find(leaf, *self._range(thread))
-            return advance_rows(self.shard, self._terms, values, self._loss_unit, self._scratch[thread], *self._range(thread))
+            return advance_rows(
+                self.shard, self._terms, values, self.shard.spec.loss_unit, self._scratch[thread], *self._range(thread)
+            )
 
         return reduce(GradientStats.merge, self.team.run(work))
 
@@ -143,8 +138,8 @@ class FusedEngine:
                 thread, team.n_threads, team.control, shard.tiles, shard.bins.narrow, wide, shard.bins.row_of,
                 gradient, hessian, shard.repeat_count, chosen, influence, task.least_influence, leaf, shard.bin_layout,
                 task.packing, task.limits, task.rule, self._nodes[thread], self._shared, self._own[thread], task.scales,
-                task.allowed, self._by_unit, pool, packed_sums, packed_counts, self._categorical, task.choice, self._paths[thread],
-                task.direction, rooms[thread],
+                task.allowed, self._by_unit, pool, packed_sums, packed_counts, self._categorical, task.choice,
+                self._paths[thread], task.direction, rooms[thread],
             )  # fmt: skip
 
         n_nodes = team.run(work)[0]

@@ -8,25 +8,19 @@ been through is a list of such advances, and rows that come later, because a wor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from dboost.losses import Loss
 from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble
+from dboost.session.protocol import RefitStep
 from dboost.shards.advance import Scratch, advance_rows
 from dboost.shards.bin_layout import plan_layout
 from dboost.shards.shard import Shard, empty_binned_columns
+from dboost.shards.shard_spec import ShardSpec
 from dboost.trees.tree_task import GradientStats
-
-
-class Advance(NamedTuple):
-    """Which trees' new values the scores take in (-1: none), the values (float64[n_outputs, n_leaves]), the loss's record."""
-
-    iteration: int
-    values: np.ndarray
-    terms: tuple
 
 
 class LeafRefitRows:
@@ -59,14 +53,24 @@ class LeafRefitRows:
         n_threads: int,
     ) -> None:
         layout = plan_layout(np.ones(1, np.int64), np.zeros(1, bool))
+        spec = ShardSpec(
+            layout=layout,
+            bin_layout=layout,
+            n_outputs=model.n_outputs,
+            weighted=weight is not None,
+            integer_weights=False,
+            constant_hessian=loss.constant_hessian and weight is None,
+            weights_as_hessian=False,
+            max_leaves=max(tree.n_leaves for tree in model.trees),
+            n_channels=2,
+            loss_unit=loss_unit,
+        )
         self._shard = Shard(
             empty_binned_columns(layout, len(y)),
-            layout,
+            spec,
             y,
             weight,
             raw,
-            constant_hessian=loss.constant_hessian and weight is None,
-            max_leaves=max(tree.n_leaves for tree in model.trees),
         )
         self._flat, self._matrices, self._n_threads = FlatEnsemble(model), matrices, n_threads
         self._loss_unit, self._scratch = loss_unit, Scratch()
@@ -90,7 +94,7 @@ class LeafRefitRows:
             at += len(matrix)
         self._iteration = iteration
 
-    def advance(self, number: int, step: Advance) -> GradientStats:
+    def advance(self, number: int, step: RefitStep) -> GradientStats:
         """Go through the advance of that number, unless that has been done."""
         if number == self._n_advanced:
             self.turn_to(step.iteration)

@@ -24,7 +24,7 @@ from dboost.data.binning import SAMPLE_ROWS
 from dboost.errors import DataError, ParameterError
 from dboost.params import Parameters
 from dboost.shards.bin_layout import NARROW_BINS, plan_layout
-from dboost.shards.block_store import ShardSpec
+from dboost.shards.shard_spec import ShardSpec
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -94,15 +94,17 @@ class Budget:
         """From how many columns at a time the sample is drawn: its values exist twice."""
         return int(max(self.sampled // (16 * min(n_rows, SAMPLE_ROWS + SAMPLE_ROWS // 8)), 1))
 
-    def holds_rows(self, traits: ShardSpec, n_rows: int, n_threads: int) -> bool:
+    def holds_rows(self, spec: ShardSpec, n_rows: int, n_threads: int) -> bool:
         """Whether the rows may stay in memory."""
-        return resident_bytes(traits, n_rows) + histogram_bytes(traits, n_threads) + self.retained <= self.limit
+        return resident_bytes(spec, n_rows) + histogram_bytes(spec, n_threads) + self.retained <= self.limit
 
     def holds_table(self, n_rows: int, n_bins: np.ndarray, n_outputs: int, parameters: Parameters, n_threads: int) -> bool:
         """The same before anything is known of bins but their largest numbers, for the worst of all losses."""
         leaves = parameters.max_leaf_nodes or max(n_rows // parameters.min_samples_leaf, 1)
-        traits = ShardSpec(
-            layout=plan_layout(n_bins, np.zeros(len(n_bins), bool)),
+        layout = plan_layout(n_bins, np.zeros(len(n_bins), bool))
+        spec = ShardSpec(
+            layout=layout,
+            bin_layout=layout,
             n_outputs=n_outputs,
             weighted=True,
             integer_weights=True,
@@ -112,9 +114,9 @@ class Budget:
             n_channels=3,
             loss_unit=1.0,
         )
-        return self.holds_rows(traits, n_rows, n_threads)
+        return self.holds_rows(spec, n_rows, n_threads)
 
-    def histograms(self, traits: ShardSpec, n_rows: int, n_threads: int) -> int:
+    def histograms(self, spec: ShardSpec, n_rows: int, n_threads: int) -> int:
         """What is left for histograms beside the rooms of streamed rows.
 
         Raises
@@ -122,12 +124,12 @@ class Budget:
         ParameterError
             When that is too little for a tree.
         """
-        rooms = n_threads * traits.room_bytes(n_rows)
-        least = rooms + histogram_bytes(traits, n_threads)
+        rooms = n_threads * spec.room_bytes(n_rows)
+        least = rooms + histogram_bytes(spec, n_threads)
         if least > self.limit:
             raise ParameterError(
-                f"memory_limit of {format_bytes(self.limit)} is too small for trees of {traits.max_leaves} leaves over "
-                f"{len(traits.layout.n_bins)} features: it would take {format_bytes(least)} with {n_threads} threads"
+                f"memory_limit of {format_bytes(self.limit)} is too small for trees of {spec.max_leaves} leaves over "
+                f"{len(spec.layout.n_bins)} features: it would take {format_bytes(least)} with {n_threads} threads"
             )
         return self.limit - rooms
 
@@ -160,7 +162,7 @@ def check_rows_in_memory(n_rows: int) -> None:
 
 
 def limit_that_streams(
-    asked: Budget | None, spare: Budget | None, traits: ShardSpec, n_rows: int, n_there: int, n_threads: int
+    asked: Budget | None, spare: Budget | None, spec: ShardSpec, n_rows: int, n_there: int, n_threads: int
 ) -> Budget | None:
     """The limit that so many more rows do not fit, so that they have to be streamed; None where they may stay in memory.
 
@@ -173,10 +175,10 @@ def limit_that_streams(
         When the limit that was asked for does not hold a tree's histograms.
     """
     budget = asked or spare
-    if budget is None or budget.holds_rows(traits, n_rows + n_there, n_threads):
+    if budget is None or budget.holds_rows(spec, n_rows + n_there, n_threads):
         return None
     try:
-        budget.histograms(traits, n_rows, n_threads)
+        budget.histograms(spec, n_rows, n_threads)
     except ParameterError:
         if asked is not None:
             raise
@@ -184,16 +186,16 @@ def limit_that_streams(
     return budget
 
 
-def resident_bytes(traits: ShardSpec, n_rows: int) -> int:
+def resident_bytes(spec: ShardSpec, n_rows: int) -> int:
     """What rows take in memory: the fields of the files, their codes once more as columns, and two records."""
-    n_narrow = int((traits.layout.n_bins <= NARROW_BINS).sum())
-    return n_rows * (traits.bytes_per_row() + n_narrow + 16)
+    n_narrow = int((spec.layout.n_bins <= NARROW_BINS).sum())
+    return n_rows * (spec.bytes_per_row() + n_narrow + 16)
 
 
-def histogram_bytes(traits: ShardSpec, n_threads: int) -> int:
+def histogram_bytes(spec: ShardSpec, n_threads: int) -> int:
     """Histograms of all leaves of a tree, and of one more that is being added up by each thread."""
-    planes = 8 * traits.n_channels * int(traits.layout.offset[-1])
-    return planes * (traits.max_leaves + 1 + n_threads) + n_threads * 8 * int(traits.layout.start[-1])
+    planes = 8 * spec.n_channels * int(spec.layout.offset[-1])
+    return planes * (spec.max_leaves + 1 + n_threads) + n_threads * 8 * int(spec.layout.start[-1])
 
 
 def check_proposal(budget: Budget | None, parameters: Parameters) -> None:

@@ -19,8 +19,6 @@ import functools
 import threading
 from collections.abc import Callable
 
-import dask
-
 from dboost.errors import ParameterError
 
 #: Bytes read between two times.
@@ -57,6 +55,8 @@ def keep_freed_memory() -> None:
     ParameterError
         When the configuration has something else than true or false.
     """
+    import dask  # where it is needed: a fit in this process does without
+
     wanted = dask.config.get("dboost.keep-freed-memory", False)
     if not isinstance(wanted, bool):
         raise ParameterError(f"dboost.keep-freed-memory={wanted!r} in Dask's configuration is not true or false")

@@ -30,10 +30,10 @@ from dboost.data.row_metadata import DataIssue, MetadataRows, RowMetadata, RowMe
 from dboost.schema import Feature, Level
 from dboost.session.batch_rows import BatchRows
 from dboost.session.memory_budget import Budget
-from dboost.session.memory_trim import TrimCounter, trim_memory
+from dboost.session.memory_trim import TrimCounter
 from dboost.session.protocol import MissingPartitions
 from dboost.session.reference_sample import reference_rows, values_in
-from dboost.session.row_selection import HELD_OUT, DigitRequest, NumberedRows, RowAssignment
+from dboost.session.row_selection import HELD_OUT, WATCHED, DigitRequest, NumberedRows, RowAssignment
 from dboost.session.target import TargetScan, merge_target_scans, scan_target
 from dboost.session.warm_start import WarmStart
 from dboost.shards.encode import distinct_of, kept_rows, sampled
@@ -119,10 +119,9 @@ class PartitionLoader:
 
     def survey(self, batch: str, numbers: Sequence[int]) -> PartitionStats:
         """What the partitions of a batch are made of; those not listed were loaded elsewhere as well, and are forgotten."""
-        trim_memory()  # what reading has left behind
         return self._known(batch).survey(numbers)
 
-    def settle(self, batch: str, features: Any, named: bool) -> None:
+    def set_features(self, batch: str, features: Any, named: bool) -> None:
         """Turn a batch into a table."""
         self._rows[batch] = BatchRows(self._known(batch).table(features, named), self._n_threads)
 
@@ -142,29 +141,40 @@ class PartitionLoader:
         """Give a table's rows their weights to train with, and note which are held out."""
         if batch in self._supervised:  # asked again
             return
-        held_out, _ = self._numbered(batch, numbered, n_classes).apply(assignment)
-        if held_out is not None:
-            self._chosen[batch, HELD_OUT] = held_out
+        for name, chosen in zip((HELD_OUT, WATCHED), self._numbered(batch, numbered, n_classes).apply(assignment), strict=True):
+            if chosen is not None:
+                self._chosen[batch, name] = chosen
         self._supervised.add(batch)
 
-    def trained_rows(self, batch: str) -> tuple[dict[int, int], float, bool]:
-        """How many rows of each partition are trained on, the largest weight held out, and whether they train with weight 1."""
+    def trained_rows(self, batch: str) -> tuple[dict[int, int], dict[str, tuple[int, float]], bool]:
+        """Rows of each partition to train on; number and largest weight of chosen rows by set; whether all weights are 1."""
         rows = self._table_rows(batch)
-        held_out, weights = self._chosen.get((batch, HELD_OUT), (np.empty(0, np.int64), None))
-        max_weight = float(len(held_out) > 0) if weights is None else float(weights.max(initial=0.0))
+        chosen = {}
+        for (of_batch, name), (positions, weights) in self._chosen.items():
+            if of_batch == batch:
+                max_weight = float(len(positions) > 0) if weights is None else float(weights.max(initial=0.0))
+                chosen[name] = len(positions), max_weight
         n_kept = {i: rows.kept_of(k) for k, i in enumerate(rows.table.numbers)}
-        return n_kept, max_weight, all(_is_unit(rows.table, k) for k, n in enumerate(rows.table.lengths) if n)
+        return n_kept, chosen, all(is_unit(rows.table, k) for k, n in enumerate(rows.table.lengths) if n)
+
+    def rows_of(self, batch: str) -> BatchRows:
+        """The rows of a batch before they are shards."""
+        return self._table_rows(batch)
+
+    def take_chosen(self, batch: str, name: str) -> tuple[BatchRows, tuple[np.ndarray, np.ndarray | None]]:
+        """The rows of a batch, and which of them were chosen for a set (positions and weights)."""
+        return self._table_rows(batch), self._chosen.pop((batch, name))
 
     def _numbered(self, batch: str, numbered: Numbered, n_classes: int | None) -> NumberedRows:
         rows = self._table_rows(batch)
         starts, n_kept = zip(*(numbered[i] for i in rows.table.numbers), strict=True)
         return NumberedRows(rows.table, rows.target_of, starts, n_kept, n_classes)
 
-    def begin(self, batch: str, warm_start: WarmStart) -> None:
+    def compute_start_scores(self, batch: str, warm_start: WarmStart) -> None:
         """Work out the scores that a model of other data gives a table's rows of positive weight."""
         self._table_rows(batch).begin(warm_start)
 
-    def ask_rows(self, batch: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
+    def map_rows(self, batch: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
         """``function(y, weight, offset, *arguments)`` of a table's rows of positive weight, part by part.
 
         Where a model is continued its scores take the place of the offsets.
@@ -177,18 +187,22 @@ class PartitionLoader:
         kept = kept_rows(table.weight)
         return distinct_of(table, np.arange(table.n_rows) if kept is None else kept)
 
-    def sample(self, batch: str, starts: dict[int, int], n_rows: int, seed: int) -> dict[int, tuple[list[np.ndarray], Any]]:
-        """The sampled rows of each partition: numeric columns, and weights (or None).
+    def sample(
+        self, batch: str, starts: dict[int, int], n_rows: int, seed: int, columns: tuple[int, int]
+    ) -> dict[int, tuple[list[np.ndarray], np.ndarray | None]]:
+        """The sampled rows of each partition: some of the numeric columns (first, last), and weights (or None).
 
-        starts : {partition: number of its first row among all rows of positive weight}
+        starts : {partition: id of its first row among all rows of positive weight}
         """
         table = self._table_rows(batch).table
+        numeric = [j for j, feature in enumerate(table.features) if not feature.is_categorical][slice(*columns)]
         drawn = _drawn(table, starts, partial(sample_rows, n_rows, seed))
         weights: dict[int, np.ndarray | None] = {}
         for k, i in enumerate(table.numbers):
             weight = table.roles(k)[1] if table.lengths[k] else None
             weights[i] = None if weight is None else weight[drawn[i]]
-        return {table.numbers[k]: (part, weights[table.numbers[k]]) for k, part in sampled(table, _all(table, drawn))}
+        found = sampled(table, _all(table, drawn), numeric, self._n_threads)
+        return {table.numbers[k]: (part, weights[table.numbers[k]]) for k, part in found}
 
     def portray(self, batch: str, starts: dict[int, int], n_rows: int, seed: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """Values and targets of the rows of a portrait, by partition; starts, n_rows and seed as in `sample`."""
@@ -207,7 +221,19 @@ class PartitionLoader:
         return rows
 
 
-def _is_unit(table: Table, k: int) -> bool:
+def scan_targets(table: Table) -> list[TargetScan]:
+    """What the target of a table is, chunk by chunk and merged; empty without rows of positive weight."""
+    scans: list[TargetScan] = []
+    for i, length in enumerate(table.lengths):
+        if length:
+            target, weight, _ = table.roles(i)
+            one = scan_target(target, weight, str(table.target_dtype), table.target_is_bool)
+            if one is not None:
+                scans = [reduce(merge_target_scans, (*scans, one))]
+    return scans
+
+
+def is_unit(table: Table, k: int) -> bool:
     """Whether all weights of a chunk are 1 (or 0)."""
     weight = table.roles(k)[1]
     return weight is None or bool(((weight == 1.0) | (weight == 0.0)).all())

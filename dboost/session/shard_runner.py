@@ -15,13 +15,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from dboost.session.batch_rows import BatchRows, starting_pieces
-from dboost.session.shard_spec import BuildSpec, ReplayState
+from dboost.session.build_spec import BuildSpec, ReplayState
 from dboost.shards.advance import Scratch, advance_rows
 from dboost.shards.apply_trees import add_grown_tree, leaves_of
-from dboost.shards.block_store import BlockStore, BlockWriter, ShardSpec, code_fields, rows_that_fit
+from dboost.shards.block_store import BlockStore, BlockWriter
 from dboost.shards.encode import in_ranges, tiles_of
 from dboost.shards.shard import runs_of
 from dboost.shards.shard_grower import ShardGrower
+from dboost.shards.shard_spec import ShardSpec, code_fields, rows_that_fit
 from dboost.shards.streamed_shard import StreamedShard
 from dboost.storage.block_file import BlockFile
 from dboost.storage.spool import PrivateDirectory
@@ -63,7 +64,7 @@ class InMemoryRunner:
 
     rounds: ShardGrower
     batch: str
-    recipe: BuildSpec
+    spec: BuildSpec
     n_threads: int
     scratch: Scratch
     applied: int = -1
@@ -76,7 +77,7 @@ class InMemoryRunner:
 
     def advance(self, terms: tuple, values: np.ndarray) -> None:
         shard = self.rounds.shard
-        self.extremes = advance_rows(shard, terms, values, self.recipe.loss_unit, self.scratch, 0, shard.n_rows)
+        self.extremes = advance_rows(shard, terms, values, self.spec.shard.loss_unit, self.scratch, 0, shard.n_rows)
 
     def begin(self, task: TreeTask) -> None:
         self.rounds.begin(task)
@@ -88,7 +89,7 @@ class InMemoryRunner:
         return [function(self.rounds.shard, 0, self.n_rows, *arguments)]
 
     def keep(self, numbers: Sequence[int]) -> InMemoryRunner | None:
-        kept = self.recipe.are_of(self.rounds.shard.numbers(0, self.n_rows), numbers)
+        kept = self.spec.are_of(self.rounds.shard.numbers(0, self.n_rows), numbers)
         if kept.all():
             return self
         if not kept.any():
@@ -97,8 +98,8 @@ class InMemoryRunner:
         shard = self.rounds.shard.some_rows(rows)
         in_ranges(shard.fill_tiles, shard.n_rows, self.n_threads)
         # What it said of its rows after the last iteration is said no more; nobody asks again before the next one.
-        rounds = ShardGrower(shard, self.recipe.n_channels)
-        return InMemoryRunner(rounds, self.batch, self.recipe, self.n_threads, self.scratch, self.applied)
+        rounds = ShardGrower(shard)
+        return InMemoryRunner(rounds, self.batch, self.spec, self.n_threads, self.scratch, self.applied)
 
     def close(self) -> None:
         """Nothing but memory to let go of."""
@@ -156,7 +157,7 @@ class StreamedRunner:
         in_all = np.concatenate([np.arange(a, a + n) for k in range(*self._bounds) for a, n in blocks.ranges_of(k)])
         ranges = runs_of(in_all[is_kept])
         del in_all
-        place = ShardFiles.new(self._place.folder.path.parent, blocks.traits, kept, ranges, blocks.state.block_rows)
+        place = ShardFiles.new(self._place.folder.path.parent, blocks.spec, kept, ranges, blocks.state.block_rows)
         writer = BlockWriter(place.blocks.files)
         names = [field.name for file in blocks.files for field in file.fields]
         axes = {field.name: len(field.before) for file in blocks.files for field in file.fields}
@@ -184,16 +185,14 @@ class ShardFiles:
         self.folder, self.blocks, self._owned = folder, blocks, owned
 
     @classmethod
-    def new(
-        cls, root: Path, traits: ShardSpec, owned: list[tuple[int, int]], ranges: np.ndarray, block_rows: int
-    ) -> ShardFiles:
+    def new(cls, root: Path, spec: ShardSpec, owned: list[tuple[int, int]], ranges: np.ndarray, block_rows: int) -> ShardFiles:
         """Files in a new directory below `root`, to be filled."""
         n_rows = sum(n for _, n in owned)
         folder = PrivateDirectory(root)
         try:
-            fields = code_fields(traits.layout)
+            fields = code_fields(spec.layout)
             codes = BlockFile(folder.path / "codes", fields, n_rows, sealed=True, block_rows=block_rows)
-            return cls(folder, BlockStore.around(folder.path, "", traits, codes, ranges), owned)
+            return cls(folder, BlockStore.around(folder.path, "", spec, codes, ranges), owned)
         except BaseException:
             folder.close()
             raise
@@ -213,24 +212,22 @@ class ShardFiles:
         self.folder.close()
 
 
-def streamed_runners(
-    rows: BatchRows, batch: str, recipe: BuildSpec, traits: ShardSpec, past: ReplayState, *, root: Path, n_threads: int
-) -> list[StreamedRunner]:
-    """Write a batch's rows of positive weight to files, caught up with the past; one part for each thread."""
-    layout, table = recipe.layout, rows.table
+def write_shard_files(rows: BatchRows, spec: BuildSpec, past: ReplayState, *, root: Path, n_threads: int) -> ShardFiles | None:
+    """Write the rows of positive weight of a batch to files, with the scores of the trees so far; None without rows."""
+    layout, table = spec.layout, rows.table
     owned = [(number, n) for k, number in enumerate(table.numbers) if (n := rows.kept_of(k))]
-    ranges = np.array([(recipe.starts[number], n) for number, n in owned], np.int64).reshape(-1, 2)
+    ranges = np.array([(spec.starts[number], n) for number, n in owned], np.int64).reshape(-1, 2)
     n_rows = sum(n for _, n in owned)
     if not n_rows:
-        return []
+        return None
     block_rows = rows_that_fit(code_fields(layout), n_rows)
-    place = ShardFiles.new(root, traits, owned, ranges, block_rows)
+    files = ShardFiles.new(root, spec.shard, owned, ranges, block_rows)
     try:
-        writer = BlockWriter(place.blocks.files)
-        for piece in starting_pieces(rows, recipe, n_threads, block_rows):
+        writer = BlockWriter(files.blocks.files)
+        for piece in starting_pieces(rows, spec, n_threads, block_rows):
             n, raw = piece.codes.n_rows, piece.fields["raw"]
             fields = piece.fields | {"tiles": tiles_of(piece.codes, layout)}
-            fields |= place.blocks.constants(fields.get("weight"), raw.shape)
+            fields |= spec.shard.constant_state(fields.get("weight"), raw.shape)
             if len(piece.codes.wide):
                 fields["wide"] = piece.codes.wide
             for trees in past.iterations:
@@ -238,24 +235,38 @@ def streamed_runners(
                     own = raw if raw.ndim == 1 else raw[tree.output]
                     add_grown_tree(piece.codes, layout, tree.grown, tree.values, own, 0, n)
             if past.pending:
-                leaf = np.zeros(raw.shape, traits.leaf_type)
+                leaf = np.zeros(raw.shape, spec.shard.leaf_type)
                 for tree in past.pending:
                     (leaf if raw.ndim == 1 else leaf[tree.output])[:] = leaves_of(piece.codes, layout, tree.grown)
                 fields["leaf"] = leaf
             writer.append(n, fields)
         writer.finish()
-        n_blocks = place.blocks.n_blocks
+    except BaseException:
+        files.close()
+        raise
+    return files
+
+
+def streamed_runners(
+    rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState, *, root: Path, n_threads: int
+) -> list[StreamedRunner]:
+    """Runners over the files of a batch, one for each thread."""
+    files = write_shard_files(rows, spec, past, root=root, n_threads=n_threads)
+    if files is None:
+        return []
+    try:
+        n_blocks = files.blocks.n_blocks
         n_parts = min(n_threads, n_blocks)
         parts = [
-            StreamedRunner(place, n_blocks * k // n_parts, n_blocks * (k + 1) // n_parts, batch, past.applied)
+            StreamedRunner(files, n_blocks * k // n_parts, n_blocks * (k + 1) // n_parts, batch, past.applied)
             for k in range(n_parts)
         ]
         if past.applied >= 0:
-            # Gradients as they were after the last complete iteration; adding nothing changes no score.
-            nothing = np.zeros((traits.n_outputs, traits.max_leaves))
+            # Gradients as they were after the last complete iteration; adding zeros changes no score.
+            nothing = np.zeros((spec.shard.n_outputs, spec.shard.max_leaves))
             for part in parts:
                 part.advance(past.terms, nothing)
         return parts
     except BaseException:
-        place.close()
+        files.close()
         raise

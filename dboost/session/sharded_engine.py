@@ -28,19 +28,13 @@ class ShardedEngine:
     ----------
     shards : sequence of Shard
     loss_terms : NamedTuple
-    n_channels : int
-    loss_unit : float
-        Unit of the exact loss sums.
     width : int
         Leaves opened per round.
     """
 
-    def __init__(
-        self, shards: Sequence[Shard], loss_terms: tuple, *, n_channels: int, loss_unit: float, width: int = 8
-    ) -> None:
-        self._rounds = [ShardGrower(shard, n_channels) for shard in shards]
+    def __init__(self, shards: Sequence[Shard], loss_terms: tuple, *, width: int = 8) -> None:
+        self._rounds = [ShardGrower(shard) for shard in shards]
         self._terms = loss_terms
-        self._loss_unit = loss_unit
         self._width = width
         self._scratch = Scratch()
         self._searcher: SplitFinder | None = None
@@ -53,7 +47,7 @@ class ShardedEngine:
     def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
         self._terms = self._terms if terms is None else terms
         shards = [rounds.shard for rounds in self._rounds]
-        parts = [advance_rows(s, self._terms, values, self._loss_unit, self._scratch, 0, s.n_rows) for s in shards]
+        parts = [advance_rows(s, self._terms, values, s.spec.loss_unit, self._scratch, 0, s.n_rows) for s in shards]
         return reduce(GradientStats.merge, parts)
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:

@@ -84,7 +84,7 @@ class StreamedEngine:
     def grow(self, task: TreeTask) -> GrownTree:
         for shard in self.shards:
             shard.begin(task)
-        layout = self._blocks.traits.layout
+        layout = self._blocks.spec.layout
         grower, searcher = grow_tree(task, layout, self.n_rows, self.width), SplitFinder(task, layout, after=self._searcher)
         self._searcher = searcher
         question: RoundRequest = next(grower)
@@ -115,21 +115,21 @@ class StreamedEngine:
 
 def opened_at_once(blocks: BlockStore, histogram_bytes: int, n_threads: int) -> int:
     """How many nodes may be opened at once: each thread has their packed buckets and planes; the sums of leaves are kept."""
-    layout, traits = blocks.traits.layout, blocks.traits
-    planes = 8 * traits.n_channels * int(layout.offset[-1])
-    kept = planes * traits.max_leaves  # a lower bound: speculation keeps those of more
+    layout, spec = blocks.spec.layout, blocks.spec
+    planes = 8 * spec.n_channels * int(layout.offset[-1])
+    kept = planes * spec.max_leaves  # a lower bound: speculation keeps those of more
     each = n_threads * (planes + 8 * int(layout.start[-1])) + planes
-    return int(min(max((histogram_bytes - kept) // each, 1), max(traits.max_leaves, 1)))
+    return int(min(max((histogram_bytes - kept) // each, 1), max(spec.max_leaves, 1)))
 
 
 def blocks_that_stay(blocks: BlockStore, n_bytes: int, width: int, n_threads: int) -> int:
     """How many blocks of each thread may stay in memory, beside the histograms that `width` nodes at once make necessary."""
-    layout, traits = blocks.traits.layout, blocks.traits
+    layout, spec = blocks.spec.layout, blocks.spec
     if sum(file.stride * file.n_blocks for file in blocks.files) < WORTH_KEEPING:
         return 0
-    planes = 8 * traits.n_channels * int(layout.offset[-1])
+    planes = 8 * spec.n_channels * int(layout.offset[-1])
     # The sums of all nodes that were ever opened, while they move to a larger room; what threads and their sum have of a pass.
-    kept = 2 * planes * traits.max_leaves * (MOST_OPENED if traits.speculates else 1)
+    kept = 2 * planes * spec.max_leaves * (MOST_OPENED if spec.speculates else 1)
     each = n_threads * (planes + 8 * int(layout.start[-1])) + 2 * planes
     spare = n_bytes - kept - width * each
     return max(spare, 0) // (n_threads * sum(file.stride for file in blocks.files))

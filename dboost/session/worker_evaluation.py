@@ -20,9 +20,9 @@ import numpy as np
 from dboost.losses import Loss
 from dboost.metrics.metric import LossMagnitude, find_metrics
 from dboost.session.batch_rows import BatchRows
-from dboost.session.evaluation import EvalFiles, EvalRows, InMemoryEvalSet, StreamedEvalSet, eval_set_bytes, load_eval_rows
-from dboost.session.memory_budget import Budget, MemoryReservation
-from dboost.session.shard_spec import BuildSpec
+from dboost.session.build_spec import BuildSpec
+from dboost.session.evaluation import EvalRows, EvalSetBuilder, InMemoryEvalSet, StreamedEvalSet
+from dboost.session.memory_budget import Budget
 from dboost.session.thread_team import Team
 from dboost.shards.apply_trees import TreeDelta
 
@@ -82,16 +82,15 @@ class WorkerEvalSets:
     """
 
     def __init__(self, team: Team, folder: Path, spare: Budget | None) -> None:
-        self._team, self._folder, self._spare = team, folder, spare
+        self._builder, self._spare = EvalSetBuilder(team, folder), spare
         self._sets: dict[str, list[WorkerEvalSet]] = {}
-        self._allowance: MemoryReservation | None = None
 
     def add(
         self,
         batch: str,
         rows: BatchRows,
         name: str,
-        recipe: BuildSpec,
+        spec: BuildSpec,
         size: LossMagnitude,
         *,
         with_block: bool = False,
@@ -102,39 +101,13 @@ class WorkerEvalSets:
         with_block : whether some metric wants to see the values; these rows are in memory, and so are their raw values.
         chosen : (numbers of the rows, their weights or None)
         """
+        judged = EvalRows(rows.table, rows.target_of, *(chosen or ()))
+        if not judged.sizes()[0]:
+            return
         if with_block:
             rows.gather()
-        judged = EvalRows(rows.table, rows.target_of, *(chosen or ()))
-        n_rows = judged.sizes()[0]
-        if not n_rows:
-            return
-        loss, budget = recipe.target.loss, recipe.budget or self._spare
-        held: InMemoryEvalSet | StreamedEvalSet
-        if budget is None or with_block or self._holds(eval_set_bytes(recipe.layout, n_rows, len(recipe.baseline)), budget):
-            seen = load_eval_rows(
-                judged,
-                recipe.binning,
-                recipe.layout,
-                loss,
-                size,
-                with_block=with_block,
-                baseline=recipe.baseline,
-                warm_start=recipe.warm_start,
-                n_threads=self._team.n_threads,
-            )
-            held = InMemoryEvalSet(name, seen[0], recipe.layout, *seen[1:], self._team)
-        else:
-            files = EvalFiles.write(
-                judged,
-                recipe.binning,
-                recipe.layout,
-                baseline=recipe.baseline,
-                warm_start=recipe.warm_start,
-                n_threads=self._team.n_threads,
-                room_bytes=budget.retained,
-                root=self._folder,
-            )
-            held = StreamedEvalSet(name, files, loss, size, self._team)
+        held = self._builder.from_rows(name, judged, spec, spec.budget or self._spare, size=size, with_block=with_block)
+        loss = spec.target.loss
         owned = [(number, n) for number, n in zip(rows.table.numbers, judged.counts(), strict=True) if n]
         self._sets.setdefault(name, []).append(WorkerEvalSet(held, batch, owned, loss))
 
@@ -150,11 +123,6 @@ class WorkerEvalSets:
                     judged.keep(partitions)
                 kept.append(judged)
             self._sets[name] = kept
-
-    def _holds(self, n_bytes: int, budget: Budget) -> bool:
-        if self._allowance is None:
-            self._allowance = MemoryReservation(budget.retained)
-        return self._allowance.take(n_bytes)
 
     def judge(
         self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[str]], mark: int, n_cuts: int

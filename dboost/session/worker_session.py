@@ -1,16 +1,15 @@
-"""One worker's rows while leaf values are estimated anew; the client's side of the conversation is `distributed.cluster_refit`.
+"""What one process holds of one fit: batches while they load (`partition_loader`), then shards and evaluation sets.
 
-What one worker holds of one fit, its session: batches while it loads (`intake.py`), then shards and held-out rows.
+`WorkerSession` implements `session.protocol.Session`. On a worker its methods are called by messages, one at a time, in a
+thread of the fit; loading tasks run beside them. In a fit without a cluster the process has the only session, which is called
+directly and trains with the engine that `open_engine` returns.
 
-The methods without underscore are what the reducer may call by name (see `holder.py`); their arguments come pickled and so
-do their results. Calls of one fit run one at a time, in a thread of their own; loading tasks run beside them.
+Every call may be repeated. When a worker dies during a step, all surviving sessions are asked again: the same leaf values
+cannot be added twice because `advance` names its iteration, and a tree that is grown again starts from gradients that growing
+does not change.
 
-Every call may be repeated. When a worker dies in the middle of a step, all that survive are asked again: adding the same
-leaf values twice is impossible because `advance` names its iteration, and a tree that is grown again starts from gradients
-that growing does not touch.
-
-Rows are divided among as many shards as there are threads, each with histograms of its own; their sums are the worker's
-answer. Rows that come later, because another worker died, become shards of their own.
+Rows are divided among as many shards as there are threads, each with histograms of its own; the session returns their sums.
+Rows that are read later, because another worker died, become shards of their own.
 """
 
 from __future__ import annotations
@@ -20,26 +19,35 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dboost.losses import Loss
+from dboost.data import Table
 from dboost.metrics.metric import LossMagnitude
-from dboost.model.ensemble import Ensemble
 from dboost.session.arcbite_store import FileBiteStore, InMemoryBiteStore, Iterations, SessionBites
+from dboost.session.arcbites_engine import ArcbitesEngine
 from dboost.session.batch_rows import BatchRows, global_row_ids
-from dboost.session.fused_engine import is_small
-from dboost.session.leaf_refit_rows import Advance, LeafRefitRows
+from dboost.session.build_spec import BiteVisit, BuildSpec, ReplayState
+from dboost.session.fused_engine import FusedEngine, is_small
+from dboost.session.leaf_refit_rows import LeafRefitRows
 from dboost.session.memory_budget import Budget, check_rows_in_memory, limit_that_streams
-from dboost.session.memory_trim import trim_memory
 from dboost.session.partition_loader import PartitionLoader
-from dboost.session.protocol import FeatureOwner, MissingPartitions, SessionRef, pack_round, unpack
-from dboost.session.shard_runner import InMemoryRunner, ShardRunner, StreamedRunner, streamed_runners
-from dboost.session.shard_spec import BiteVisit, BuildSpec, ReplayState
+from dboost.session.protocol import (
+    Engine,
+    FeatureOwner,
+    MissingPartitions,
+    RefitOrder,
+    RefitStep,
+    SessionRef,
+    pack_round,
+    unpack,
+)
+from dboost.session.shard_runner import InMemoryRunner, ShardRunner, StreamedRunner, streamed_runners, write_shard_files
+from dboost.session.streamed_engine import StreamedEngine
 from dboost.session.thread_team import Team
 from dboost.session.warm_start import add_trees, row_matrices, starting_scores
 from dboost.session.worker_evaluation import WorkerEvalSets
@@ -49,66 +57,14 @@ from dboost.shards.arcbite_rows import Bite, InMemoryBite
 from dboost.shards.encode import encode_table, in_ranges, kept_rows
 from dboost.shards.shard import BinnedColumns, Shard, runs_of
 from dboost.shards.shard_grower import ShardGrower
-from dboost.storage.spool import remove_stale, temporary_root
+from dboost.storage.spool import temporary_root
 from dboost.trees.grower import RoundHistograms, RoundRequest
+from dboost.trees.nodes import GrowthPolicy
 from dboost.trees.split_finder import BestSplits, SplitFinder
 from dboost.trees.tree_task import GradientStats, TreeTask
 
 
-@dataclass(frozen=True, eq=False)
-class RefitOrder:
-    """What workers are told: the model, the loss as it has come to know the rows, and the unit of exact loss sums."""
-
-    model: Ensemble
-    loss: Loss
-    loss_unit: float
-
-
-class Refitting(PartitionLoader):
-    """One worker's partitions while leaf values are estimated anew; methods are called by name, like those of
-    `PartitionLoader`."""
-
-    def __init__(self, n_threads: int, spare: Budget | None = None) -> None:
-        super().__init__(n_threads, spare)
-        self._refits: dict[str, LeafRefitRows | None] = {}
-
-    def refit_begin(self, batch: str, order: RefitOrder, past: list[Advance]) -> None:
-        """Get the rows of a table ready, and let them go through what the others have been through."""
-        if batch in self._refits:
-            return
-        of_batch = self._gathered(batch)
-        table, y, weight = of_batch.table, of_batch.y, of_batch.table.weight
-        kept = kept_rows(weight)
-        if kept is not None and weight is not None:
-            y, weight = y[kept], weight[kept]
-        rows = None
-        if len(y):
-            raw, matrices = of_batch.begun, list(row_matrices(table, kept))
-            assert raw is not None
-            rows = LeafRefitRows(order.model, matrices, y, weight, raw, order.loss, order.loss_unit, self._n_threads)
-            for number, step in enumerate(past):
-                rows.advance(number, step)
-        self._refits[batch] = rows
-
-    def refit_advance(self, batch: str, number: int, step: Advance) -> tuple[int, GradientStats | None]:
-        """The number of rows, and see `LeafRefitRows.advance`; None where there are no rows."""
-        rows = self._known_rows(batch)
-        return (0, None) if rows is None else (rows.n_rows, rows.advance(number, step))
-
-    def refit_ask(
-        self, batch: str, iteration: int, function: Callable[..., Any], arguments: tuple[Any, ...]
-    ) -> tuple[int, Any]:
-        """The number of rows, and see `LeafRefitRows.ask`; None where there are no rows."""
-        rows = self._known_rows(batch)
-        return (0, None) if rows is None else (rows.n_rows, rows.ask(iteration, function, *arguments))
-
-    def _known_rows(self, batch: str) -> LeafRefitRows | None:
-        if batch not in self._refits:
-            raise MissingPartitions(batch)
-        return self._refits[batch]
-
-
-class WorkerSession(Refitting):
+class WorkerSession(PartitionLoader):
     """One worker's share of one fit.
 
     Parameters
@@ -123,12 +79,11 @@ class WorkerSession(Refitting):
 
     def __init__(self, n_threads: int, folder: Path | None = None, spare: Budget | None = None) -> None:
         super().__init__(n_threads, spare)
+        self._refits: dict[str, LeafRefitRows | None] = {}
+        self._tables: dict[str, Table] = {}
         #: A name that no other session has, of this fit or of another one, here or elsewhere.
         self.session = uuid.uuid4().hex
         self._folder = folder or temporary_root()
-        # What a worker left that was killed here: an in-memory fit and the client may never look.
-        for root in {self._folder, temporary_root()}:
-            remove_stale(root)
         self._told_bytes = 0
         #: What parts had read that are no more.
         self._bytes_of_gone = 0
@@ -137,7 +92,7 @@ class WorkerSession(Refitting):
         self.latest = -1
         self._parts: list[ShardRunner] = []
         self._built: set[str] = set()
-        self._recipe: BuildSpec | None = None
+        self._spec: BuildSpec | None = None
         self._searcher: SplitFinder | None = None
         self._resting = SessionBites()
         self._pool = ThreadPoolExecutor(n_threads, "dboost")
@@ -146,8 +101,8 @@ class WorkerSession(Refitting):
 
     def close(self) -> None:
         """Let go of everything."""
-        for batch in self._batches.values():
-            batch.close()
+        for batch in [*self._batches, *self._tables]:
+            self._close_batch(batch)
         for part in self._parts:
             part.close()
         self._pool.shutdown(wait=False)
@@ -156,25 +111,25 @@ class WorkerSession(Refitting):
         for rows in self._rows.values():
             rows.close()
         self._resting.close()
-        self._batches, self._rows, self._refits, self._parts = {}, {}, {}, []
+        self._batches, self._tables, self._rows, self._refits, self._parts = {}, {}, {}, {}, []
 
     # Shards.
 
-    def build(self, batch: str, recipe: BuildSpec, past: ReplayState) -> None:
+    def build(self, batch: str, spec: BuildSpec, past: ReplayState) -> None:
         """Turn a table into shards that know the trees so far, and let go of its raw values."""
         if batch in self._built:
             return
         rows = self._table_rows(batch)
         del self._rows[batch]
-        self._recipe = recipe
+        self._spec = spec
         is_new_turn = past.turn not in (None, self._resting.turn)
         if past.turn is not None:
             self._resting.take(past.turn, 0, past.iterations[: past.turn.n_kept])
-        asked, spare = recipe.budget, self._spare if recipe.may_stream else None
-        if recipe.n_bites is not None:
+        asked, spare = spec.budget, self._spare if spec.may_stream else None
+        if spec.n_bites is not None:
             limit = asked or spare
-            fits = limit is None or limit.holds_rows(recipe.traits, rows.n_kept + self.n_rows, self._n_threads)
-            own = self._in_bites(rows, batch, recipe, past, None if fits else limit)
+            fits = limit is None or limit.holds_rows(spec.shard, rows.n_kept + self.n_rows, self._n_threads)
+            own = self._in_bites(rows, batch, spec, past, None if fits else limit)
             if is_new_turn:  # workers were lost when the turn began: what was here before has to be trained on as well
                 for part in own:
                     part.close()
@@ -182,16 +137,13 @@ class WorkerSession(Refitting):
                 for part in own:
                     _replay(part, past)
             self._parts += own
-        elif limit_that_streams(asked, spare, recipe.traits, rows.n_kept, self.n_rows, self._n_threads) is None:
+        elif limit_that_streams(asked, spare, spec.shard, rows.n_kept, self.n_rows, self._n_threads) is None:
             rows.gather()
-            self._parts += self._in_memory(rows, batch, recipe, past)
+            self._parts += self._in_memory(rows, batch, spec, past)
         else:
-            self._parts += streamed_runners(
-                rows, batch, recipe, recipe.traits, past, root=self._folder, n_threads=self._n_threads
-            )
+            self._parts += streamed_runners(rows, batch, spec, past, root=self._folder, n_threads=self._n_threads)
         rows.close()
-        self._batches.pop(batch).close()
-        trim_memory()  # the raw values
+        self._close_batch(batch)
         self._built.add(batch)
 
     def in_files(self, batch: str) -> int:
@@ -199,81 +151,122 @@ class WorkerSession(Refitting):
         streamed = (part for part in self._parts if part.batch == batch and isinstance(part, StreamedRunner))
         return self._resting.rows_in_files(batch) + sum(part.n_rows for part in streamed)
 
-    def _in_memory(self, of_batch: BatchRows, batch: str, recipe: BuildSpec, past: ReplayState) -> list[ShardRunner]:
+    def _in_memory(self, of_batch: BatchRows, batch: str, spec: BuildSpec, past: ReplayState) -> list[ShardRunner]:
         parts: list[ShardRunner] = []
         check_rows_in_memory(-(-of_batch.n_kept // self._n_threads))  # a shard for each thread
-        for codes, target, weight, raw, numbers in self._encoded(of_batch, batch, recipe):
-            shard = Shard(
-                codes,
-                recipe.layout,
-                target,
-                weight,
-                raw,
-                bin_layout=recipe.bin_layout,
-                constant_hessian=recipe.constant_hessian,
-                max_leaves=recipe.max_leaves,
-                integer_weights=recipe.integer_weights,
-                weights_as_hessian=recipe.weights_as_hessian,
-                ranges=runs_of(numbers),
-            )
+        for codes, target, weight, raw, numbers in self._encoded(of_batch, batch, spec):
+            shard = Shard(codes, spec.shard, target, weight, raw, ranges=runs_of(numbers))
             in_ranges(shard.fill_tiles, shard.n_rows, self._n_threads)
-            part = InMemoryRunner(ShardGrower(shard, recipe.n_channels), batch, recipe, self._n_threads, Scratch())
+            part = InMemoryRunner(ShardGrower(shard), batch, spec, self._n_threads, Scratch())
             _replay(part, past)
             parts.append(part)
         return parts
 
     def _in_bites(
-        self, of_batch: BatchRows, batch: str, recipe: BuildSpec, past: ReplayState, budget: Budget | None
+        self, of_batch: BatchRows, batch: str, spec: BuildSpec, past: ReplayState, budget: Budget | None
     ) -> list[InMemoryRunner]:
-        """Divide rows into bites; the parts of the present one, if it is somebody's turn."""
-        assert recipe.n_bites is not None
-        store: InMemoryBiteStore | FileBiteStore
-        if budget is None:
-            of_batch.gather()
-            store = InMemoryBiteStore()
-            for codes, target, weight, raw, numbers in self._encoded(of_batch, batch, recipe):
-                store.add(InMemoryBite(codes, target, weight, raw, numbers), recipe.seed, recipe.n_bites)
-        else:
-            filling = budget.limit // 4
-            store = FileBiteStore(of_batch, recipe, self._folder, n_threads=self._n_threads, filling_bytes=filling)
+        """Divide rows into bites; the runners of the present one, if there is one."""
+        store = self._bite_store(of_batch, batch, spec, budget)
         parts = [self._enter(batch, rows) for rows in self._resting.put(batch, store)]
         for part in parts:
             _replay(part, past)
         return parts
 
+    def _bite_store(
+        self, of_batch: BatchRows, batch: str, spec: BuildSpec, budget: Budget | None, most_shards: int | None = None
+    ) -> InMemoryBiteStore | FileBiteStore:
+        """Rows divided into bites, in memory or with a budget that they do not fit in files."""
+        assert spec.n_bites is not None
+        if budget is not None:
+            filling = budget.limit // 4
+            n_shares = most_shards or self._n_threads
+            return FileBiteStore(
+                of_batch, spec, self._folder, n_threads=self._n_threads, n_shares=n_shares, filling_bytes=filling
+            )
+        of_batch.gather()
+        store = InMemoryBiteStore()
+        for codes, target, weight, raw, numbers in self._encoded(of_batch, batch, spec, most_shards):
+            store.add(InMemoryBite(codes, target, weight, raw, numbers), spec.seed, spec.n_bites)
+        return store
+
+    def _close_batch(self, batch: str) -> None:
+        """Drop the raw values of a batch."""
+        for found in (self._batches.pop(batch, None), self._tables.pop(batch, None)):
+            if found is not None:
+                found.close()
+
+    # The only session of a fit in this process.
+
+    def adopt(self, batch: str, table: Table) -> None:
+        """Take a table that has been read in this process as a batch; it is closed when its rows are encoded."""
+        self._tables[batch] = table
+        # The caller's table keeps its own weights.
+        own = table if table.keeps_roles_apart else table.weighing(table.weight)
+        self._rows[batch] = BatchRows(own, self._n_threads)
+
+    def open_engine(self, batch: str, spec: BuildSpec, policy: GrowthPolicy) -> Engine:
+        """The engine of a fit whose only session this is; the batch's raw values are dropped."""
+        rows, terms, n_threads = self._rows.pop(batch), spec.target.loss.terms(), self._n_threads
+        budget = spec.budget
+        fits = budget is None or budget.holds_rows(spec.shard, rows.n_kept, n_threads)
+        engine: Engine
+        if spec.n_bites is not None:
+            store = self._bite_store(rows, batch, spec, None if fits else budget, 1)
+            engine = ArcbitesEngine(
+                store, spec.shard, terms, rule=policy, n_bites=spec.n_bites, n_together=spec.n_together, n_threads=n_threads
+            )
+        elif fits:
+            check_rows_in_memory(rows.n_kept)
+            rows.gather()
+            ((codes, target, weight, raw, _),) = self._encoded(rows, batch, spec, 1)
+            shard = Shard(codes, spec.shard, target, weight, raw)
+            in_ranges(shard.fill_tiles, shard.n_rows, n_threads)
+            engine = FusedEngine(shard, terms, rule=policy, n_threads=n_threads)
+        else:
+            assert budget is not None
+            memory = budget.histograms(spec.shard, rows.n_kept, n_threads)
+            files = write_shard_files(rows, spec, ReplayState(), root=self._folder, n_threads=n_threads)
+            assert files is not None
+            engine = StreamedEngine(
+                files.blocks, terms, n_threads=n_threads, histogram_bytes=memory,
+                staying_bytes=memory - budget.reserve, release=files.folder.close,
+            )  # fmt: skip
+        rows.close()
+        self._close_batch(batch)
+        return engine
+
     def _encoded(
-        self, of_batch: BatchRows, batch: str, recipe: BuildSpec
+        self, of_batch: BatchRows, batch: str, spec: BuildSpec, most_shards: int | None = None
     ) -> Iterator[tuple[BinnedColumns, np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]]:
         """The rows of positive weight in memory, a part for each thread: codes, target, weight, raw scores, global numbers."""
         table, y = of_batch.table, of_batch.y
         weight = table.weight
         kept = kept_rows(weight)
         rows = np.arange(table.n_rows) if kept is None else kept
-        in_all = global_row_ids(table, rows, recipe.starts)
-        cells = len(rows) * len(recipe.features)
-        n_shards = 1 if is_small(len(rows), len(recipe.features)) else min(self._n_threads, max(cells, 1))
+        in_all = global_row_ids(table, rows, spec.starts)
+        cells = len(rows) * len(spec.binning.features)
+        n_shards = 1 if is_small(len(rows), len(spec.binning.features)) else min(most_shards or self._n_threads, max(cells, 1))
         for k in range(n_shards):
             first, last = len(rows) * k // n_shards, len(rows) * (k + 1) // n_shards
             if first == last:
                 continue
             some = rows[first:last]
             whole = len(some) == table.n_rows
-            codes = encode_table(table, recipe.binning, recipe.layout, None if whole else some, self._n_threads)
-            raw = self._raw_scores(of_batch, None if whole else some, slice(first, last))
+            codes = encode_table(table, spec.binning, spec.layout, None if whole else some, self._n_threads)
+            raw = self._raw_scores(of_batch, spec, None if whole else some, slice(first, last))
             if k == n_shards - 1:
-                self._batches[batch].close()  # the raw values are not needed beside what comes now
+                self._close_batch(batch)  # the raw values are not needed beside what comes now
             weights = None
-            if recipe.weighted:
+            if spec.shard.weighted:
                 weights = np.ones(len(some)) if weight is None else weight[some]
             yield codes, y if whole else y[some], weights, raw, in_all[first:last]
 
-    def _raw_scores(self, of_batch: BatchRows, rows: np.ndarray | None, places: slice) -> np.ndarray:
-        """What some rows begin with; places : which of the table's rows of positive weight they are."""
-        recipe, table, begun = self._recipe, of_batch.table, of_batch.begun
-        assert recipe is not None
-        warm_start, n_threads = recipe.warm_start, self._n_threads
+    def _raw_scores(self, of_batch: BatchRows, spec: BuildSpec, rows: np.ndarray | None, places: slice) -> np.ndarray:
+        """The first raw scores of some rows; places : which of the table's rows of positive weight they are."""
+        table, begun = of_batch.table, of_batch.begun
+        warm_start, n_threads = spec.warm_start, self._n_threads
         if begun is None:
-            return starting_scores(recipe.baseline, warm_start, table, rows, n_threads)
+            return starting_scores(spec.baseline, warm_start, table, rows, n_threads)
         raw = begun[..., places].copy()
         add_trees(raw, warm_start, table, rows, n_threads, (warm_start.n_earlier, warm_start.n_before))
         return raw
@@ -284,7 +277,7 @@ class WorkerSession(Refitting):
             rows = self._rows.pop(batch, None)
             if rows is not None:
                 rows.close()
-            self._batches.pop(batch).close()
+            self._close_batch(batch)
         parts: list[ShardRunner] = []
         for part in self._parts:
             kept = part.keep(numbers) if part.batch == batch else part
@@ -294,8 +287,8 @@ class WorkerSession(Refitting):
                 parts.append(kept)
         self._parts = parts
         self._judged.keep(batch, numbers)
-        if self._recipe is not None:
-            self._resting.keep(batch, numbers, partial(self._recipe.are_of, partitions=numbers))
+        if self._spec is not None:
+            self._resting.keep(batch, numbers, partial(self._spec.are_of, partitions=numbers))
 
     # Arcbites.
 
@@ -317,14 +310,14 @@ class WorkerSession(Refitting):
 
     def _enter(self, batch: str, rows: Bite) -> InMemoryRunner:
         """A part for rows of the present bite, with the scores of what was kept before its turn."""
-        recipe = self._recipe
-        assert recipe is not None
+        spec = self._spec
+        assert spec is not None
 
         def spread(work: Callable[[int, int], None], n: int) -> None:
             in_ranges(work, n, self._n_threads)
 
-        shard = rows.with_current_scores(recipe.layout, self._resting.kept, spread).shard(recipe.build, spread)
-        return InMemoryRunner(ShardGrower(shard, recipe.n_channels), batch, recipe, self._n_threads, Scratch())
+        shard = rows.with_current_scores(spec.layout, self._resting.kept, spread).shard(spec.shard, spread)
+        return InMemoryRunner(ShardGrower(shard), batch, spec, self._n_threads, Scratch())
 
     # Training.
 
@@ -364,8 +357,8 @@ class WorkerSession(Refitting):
         if question.openings:
             for owner in owners:
                 part = None
-                if answer is not None and self._recipe is not None:
-                    part = np.ascontiguousarray(answer.planes[:, :, owner.buckets(self._recipe.bin_layout)])
+                if answer is not None and self._spec is not None:
+                    part = np.ascontiguousarray(answer.planes[:, :, owner.buckets(self._spec.shard.bin_layout)])
                 slices[owner.ref] = pack_round(part)
         if answer is not None:
             answer = replace(answer, planes=np.empty(0))
@@ -375,10 +368,10 @@ class WorkerSession(Refitting):
         """Add the slices of our features up, and search them. arguments : those of `answer_in_slices`, packed."""
         began = time.perf_counter()
         task, question, owners = unpack(arguments)
-        assert self._recipe is not None
+        assert self._spec is not None
         if task is not None:
             own = next(owner for owner in owners if owner.ref == here)
-            self._searcher = SplitFinder(task, self._recipe.bin_layout, own.first, own.last, after=self._searcher)
+            self._searcher = SplitFinder(task, self._spec.shard.bin_layout, own.first, own.last, after=self._searcher)
         arrays = [array for array in map(unpack, parts) if array is not None]
         planes = arrays[0].astype(np.float64)
         for array in arrays[1:]:
@@ -409,23 +402,22 @@ class WorkerSession(Refitting):
 
     # Held-out rows.
 
-    def hold_out(self, batch: str, name: str, recipe: BuildSpec, size: LossMagnitude, with_block: bool) -> None:
+    def hold_out(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool) -> None:
         """Turn a table into held-out rows."""
         if batch in self._built:
             return
         rows = self._table_rows(batch)
         del self._rows[batch]
-        self._judged.add(batch, rows, name, recipe, size, with_block=with_block)
+        self._judged.add(batch, rows, name, spec, size, with_block=with_block)
         rows.close()
-        self._batches.pop(batch).close()
-        trim_memory()
+        self._close_batch(batch)
         self._built.add(batch)
 
-    def hold_out_chosen(self, batch: str, name: str, recipe: BuildSpec, size: LossMagnitude) -> None:
+    def hold_out_chosen(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool) -> None:
         """Turn the chosen rows of a table that is trained on into held-out rows."""
         chosen = self._chosen.pop((batch, name), None)
         if chosen is not None:  # else done before
-            self._judged.add(batch, self._table_rows(batch), name, recipe, size, chosen=chosen)
+            self._judged.add(batch, self._table_rows(batch), name, spec, size, with_block=with_block, chosen=chosen)
 
     def judged_in_files(self, batch: str) -> int:
         """How many rows of a batch are judged from files."""
@@ -441,6 +433,43 @@ class WorkerSession(Refitting):
         mark, n_cuts : to how many trees the model may be cut back, or was, and how often that has been; mark -1 for never.
         """
         return self._judged.judge(first, trees, metrics, mark, n_cuts)
+
+    # Leaf values estimated anew.
+
+    def refit_begin(self, batch: str, order: RefitOrder, past: list[RefitStep]) -> None:
+        """Get the rows of a table ready, and let them go through what the others have been through."""
+        if batch in self._refits:
+            return
+        of_batch = self._gathered(batch)
+        table, y, weight = of_batch.table, of_batch.y, of_batch.table.weight
+        kept = kept_rows(weight)
+        if kept is not None and weight is not None:
+            y, weight = y[kept], weight[kept]
+        rows = None
+        if len(y):
+            raw, matrices = of_batch.begun, list(row_matrices(table, kept))
+            assert raw is not None
+            rows = LeafRefitRows(order.model, matrices, y, weight, raw, order.loss, order.loss_unit, self._n_threads)
+            for number, step in enumerate(past):
+                rows.advance(number, step)
+        self._refits[batch] = rows
+
+    def refit_advance(self, batch: str, number: int, step: RefitStep) -> tuple[int, GradientStats | None]:
+        """The number of rows, and see `LeafRefitRows.advance`; None where there are no rows."""
+        rows = self._known_rows(batch)
+        return (0, None) if rows is None else (rows.n_rows, rows.advance(number, step))
+
+    def refit_ask(
+        self, batch: str, iteration: int, function: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> tuple[int, Any]:
+        """The number of rows, and see `LeafRefitRows.ask`; None where there are no rows."""
+        rows = self._known_rows(batch)
+        return (0, None) if rows is None else (rows.n_rows, rows.ask(iteration, function, *arguments))
+
+    def _known_rows(self, batch: str) -> LeafRefitRows | None:
+        if batch not in self._refits:
+            raise MissingPartitions(batch)
+        return self._refits[batch]
 
 
 def _replay(part: InMemoryRunner, past: ReplayState) -> None:

@@ -33,6 +33,7 @@ import numpy as np
 from dboost.kernels.histograms import BinLayout
 from dboost.shards.apply_trees import TreeDelta, add_iterations
 from dboost.shards.shard import BinnedColumns, Shard, empty_binned_columns
+from dboost.shards.shard_spec import ShardSpec
 from dboost.storage.block_file import BLOCK_ROWS, BlockFile, Field
 from dboost.trees.tree_task import BITES, derive_seed, hash_rows
 
@@ -70,18 +71,6 @@ class Bite(Protocol):
         self, layout: BinLayout, iterations: Sequence[Sequence[TreeDelta]], spread: RunInRanges
     ) -> InMemoryBite:
         """These rows with the scores of the model, see `InMemoryBite.with_current_scores`."""
-
-
-@dataclass(frozen=True, eq=False)
-class BiteBuild:
-    """What a shard of any bite is made with, see `Shard`."""
-
-    layout: BinLayout
-    bin_layout: BinLayout
-    constant_hessian: bool
-    max_leaves: int
-    integer_weights: bool
-    weights_as_hessian: bool
 
 
 @dataclass(eq=False)
@@ -132,21 +121,9 @@ class InMemoryBite:
                 keep(self.raw)
         return replace(self, raw=self.raw.copy() if keep is None else self.raw)
 
-    def shard(self, build: BiteBuild, spread: RunInRanges) -> Shard:
+    def shard(self, spec: ShardSpec, spread: RunInRanges) -> Shard:
         """A shard of these rows, which takes their scores over."""
-        shard = Shard(
-            self.codes,
-            build.layout,
-            self.target,
-            self.weight,
-            self.raw,
-            bin_layout=build.bin_layout,
-            constant_hessian=build.constant_hessian,
-            max_leaves=build.max_leaves,
-            integer_weights=build.integer_weights,
-            weights_as_hessian=build.weights_as_hessian,
-            numbers=self.numbers,
-        )
+        shard = Shard(self.codes, spec, self.target, self.weight, self.raw, numbers=self.numbers)
         spread(shard.fill_tiles, shard.n_rows)
         return shard
 

@@ -12,93 +12,15 @@ tell how rows were divided.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from dboost.kernels.histograms import BinLayout
-from dboost.shards.bin_layout import NARROW_BINS, code_rows, tile_shape
+from dboost.shards.bin_layout import code_rows
 from dboost.shards.encode import codes_of
 from dboost.shards.shard import BinnedColumns, Shard, empty_binned_columns
-from dboost.storage.block_file import BLOCK_ROWS, BlockFile, Field, FieldRef
-
-#: A block of a wide table has fewer rows, so that it is not larger than this.
-_BLOCK_BYTES = 4 * 2**20
-#: … and there are as many blocks, as long as each has as many rows.
-_LEAST_BLOCKS, _LEAST_ROWS = 16, 1024
-#: Slots of a growing tree per leaf that it may have in the end, see `trees.grower.MOST_OPENED`.
-_SLOTS_PER_LEAF = 5
-
-
-@dataclass(frozen=True, eq=False)
-class ShardSpec:
-    """What all shards of a fit have in common; see `Shard`.
-
-    speculates : whether nodes may be opened that are no part of the tree in the end.
-    """
-
-    layout: BinLayout
-    n_outputs: int
-    weighted: bool
-    integer_weights: bool
-    constant_hessian: bool
-    weights_as_hessian: bool
-    max_leaves: int
-    n_channels: int
-    loss_unit: float
-    speculates: bool = True
-
-    @property
-    def leaf_type(self) -> str:
-        """Rows hold the slots of nodes while a tree grows, of which there are more than leaves if more nodes are opened."""
-        return "<u1" if self.max_leaves * (_SLOTS_PER_LEAF if self.speculates else 1) <= 256 else "<i4"
-
-    @property
-    def has_repeat_count(self) -> bool:
-        """Whether rows count so many times, see `Shard`."""
-        return self.integer_weights and self.weighted
-
-    def code_fields(self) -> list[Field]:
-        return code_fields(self.layout)
-
-    def row_fields(self) -> list[Field]:
-        return [Field("target", "<f8"), *([Field("weight", "<f8")] if self.weighted else [])]
-
-    def state_fields(self) -> list[Field]:
-        """In the order in which they are read together: a pass of growth needs those in the middle, one of scores all."""
-        outputs = () if self.n_outputs == 1 else (self.n_outputs,)
-        fields = [Field("raw", "<f8", outputs), Field("leaf", self.leaf_type, outputs), Field("gradient", "<f4", outputs)]
-        if not self.constant_hessian:
-            fields.append(Field("hessian", "<f4", outputs))
-        if self.has_repeat_count:
-            fields.append(Field("repeat_count", "<u1"))
-        if self.weights_as_hessian:
-            fields.append(Field("loss_hessian", "<f4", outputs))
-        return fields
-
-    def bytes_per_row(self) -> int:
-        """What a row takes in the files."""
-        return sum(field.n_bytes(1) for field in (*self.code_fields(), *self.row_fields(), *self.state_fields()))
-
-    def room_bytes(self, n_rows: int) -> int:
-        """What a thread that streams blocks needs for them: two rooms, and records."""
-        return rows_that_fit(self.code_fields(), n_rows) * (2 * self.bytes_per_row() + 16)
-
-
-def code_fields(layout: BinLayout) -> list[Field]:
-    """How the codes of a layout lie in a file."""
-    n_tiles, _, words = tile_shape(layout, 0)
-    n_wide = int((layout.n_bins > NARROW_BINS).sum())
-    return [Field("tiles", "<u8", (n_tiles,), (words,)), *([Field("wide", "<u2", (n_wide,))] if n_wide else [])]
-
-
-def rows_that_fit(codes: Sequence[Field], n_rows: int) -> int:
-    """Rows of a block with these codes, a power of two: fewer for wide tables, and for those of few rows."""
-    rows, width = BLOCK_ROWS, sum(field.n_bytes(1) for field in codes)
-    while rows > _LEAST_ROWS and (rows * width > _BLOCK_BYTES or rows * _LEAST_BLOCKS > n_rows):
-        rows //= 2
-    return rows
+from dboost.shards.shard_spec import ShardSpec
+from dboost.storage.block_file import BlockFile, FieldRef
 
 
 class BlockStore:
@@ -106,28 +28,26 @@ class BlockStore:
 
     Parameters
     ----------
-    traits : ShardSpec
+    spec : ShardSpec
     codes, rows, state : BlockFile
     ranges : int64[n_ranges, 2] or None
         As of `Shard`.
     """
 
     def __init__(
-        self, traits: ShardSpec, codes: BlockFile, rows: BlockFile, state: BlockFile, ranges: np.ndarray | None = None
+        self, spec: ShardSpec, codes: BlockFile, rows: BlockFile, state: BlockFile, ranges: np.ndarray | None = None
     ) -> None:
-        self.traits, self.codes, self.rows, self.state = traits, codes, rows, state
+        self.spec, self.codes, self.rows, self.state = spec, codes, rows, state
         self.n_rows, self.n_blocks = state.n_rows, state.n_blocks
         self._ranges = np.array([[0, self.n_rows]], np.int64) if ranges is None else np.asarray(ranges, np.int64)
         self._ends = np.cumsum(self._ranges[:, 1])
-        self._row_of = code_rows(traits.layout)
+        self._row_of = code_rows(spec.layout)
 
     @classmethod
-    def around(
-        cls, folder: Path, name: str, traits: ShardSpec, codes: BlockFile, ranges: np.ndarray | None = None
-    ) -> BlockStore:
+    def around(cls, folder: Path, name: str, spec: ShardSpec, codes: BlockFile, ranges: np.ndarray | None = None) -> BlockStore:
         """New files of rows and state, in a folder that is there, for codes that are there; to be filled by a `BlockWriter`."""
         made: dict[str, BlockFile] = {}
-        kinds = (("rows", traits.row_fields(), True), ("state", traits.state_fields(), False))
+        kinds = (("rows", spec.row_fields(), True), ("state", spec.state_fields(), False))
         try:
             for kind, fields, sealed in kinds:
                 path = folder / f"{name}{kind}"
@@ -136,16 +56,7 @@ class BlockStore:
             for file in made.values():
                 file.remove()
             raise
-        return cls(traits, codes, made["rows"], made["state"], ranges)
-
-    def constants(self, weight: np.ndarray | None, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """Fields of the state that follow from the weights (float64[n]) and stay; shape : of raw scores."""
-        traits, found = self.traits, {}
-        if weight is not None and traits.has_repeat_count:
-            found["repeat_count"] = weight.astype(np.uint8)
-        if weight is not None and traits.weights_as_hessian and not traits.constant_hessian:
-            found["hessian"] = np.broadcast_to(weight.astype(np.float32), shape)
-        return found
+        return cls(spec, codes, made["rows"], made["state"], ranges)
 
     @property
     def files(self) -> tuple[BlockFile, BlockFile, BlockFile]:
@@ -221,12 +132,12 @@ class BlockShard(Shard):
     """A block of rows in its room. Codes of one byte are in tiles only."""
 
     def __init__(self, blocks: BlockStore, room: BlockBuffer, block: int) -> None:
-        traits, n = blocks.traits, blocks.state.rows_of(block)
+        spec, n = blocks.spec, blocks.state.rows_of(block)
         codes, rows = blocks.codes.views(room.codes, block), blocks.rows.views(room.rows, block)
         state = blocks.state.views(room.state, block)
         wide = codes.get("wide", np.empty((0, n), np.uint16))
         self.codes = BinnedColumns(np.empty((0, n), np.uint8), wide, blocks._row_of)
-        self.layout = traits.layout
+        self.spec, self.layout = spec, spec.layout
         self.bins, self.bin_layout = self.codes, self.layout
         self.tiles = codes["tiles"]
         self.target, self.weight = rows["target"], rows.get("weight")

@@ -19,6 +19,7 @@ from dboost.kernels.histograms import BinLayout
 from dboost.kernels.rows import select_rows
 from dboost.shards.bin_layout import NARROW_BINS, code_rows, tile_shape
 from dboost.shards.near_influence import Near
+from dboost.shards.shard_spec import ShardSpec
 from dboost.trees.tree_task import RowSubset, Sample, hash_rows
 
 
@@ -58,9 +59,7 @@ class Shard:
     Parameters
     ----------
     codes : Codes
-    layout : Layout
-    bin_layout : Layout, optional
-        Of the bins that trees grow by, where they are made of the codes anew for every tree (see `trees.bin_proposal`).
+    spec : ShardSpec
     target : float64[n_rows]
     weight : float64[n_rows] or None
     raw : float64[n_rows] or float64[n_outputs, n_rows]
@@ -69,15 +68,6 @@ class Shard:
         (global number of the first row, number of rows) of each run of consecutive rows; default: rows 0, 1, 2, …
     numbers : int64[n_rows], optional
         Instead of ranges, each row's global number: for rows that are scattered.
-    constant_hessian : bool
-        True when the Hessian is 1 for every row (constant by the loss, and no weights but whole ones).
-    integer_weights : bool
-        The weights of all rows, here and on other shards, are whole numbers of at most 255: each row counts so many times.
-        Gradients and Hessians are then those of a single such row. Otherwise the weights are multiplied into them.
-    weights_as_hessian : bool
-        Trees are grown with weights in the place of Hessians, which are kept as `loss_hessian`.
-    max_leaves : int
-        Decides the type of the rows' leaf numbers.
     """
 
     _numbers: np.ndarray | None = None
@@ -87,28 +77,23 @@ class Shard:
     def __init__(
         self,
         codes: BinnedColumns,
-        layout: BinLayout,
+        spec: ShardSpec,
         target: np.ndarray,
         weight: np.ndarray | None,
         raw: np.ndarray,
         *,
-        bin_layout: BinLayout | None = None,
-        constant_hessian: bool,
-        max_leaves: int,
-        integer_weights: bool = False,
-        weights_as_hessian: bool = False,
         ranges: np.ndarray | None = None,
         numbers: np.ndarray | None = None,
     ) -> None:
         self.codes = codes
-        self.layout = layout
-        self.bin_layout = layout if bin_layout is None else bin_layout
-        #: Of each feature, whether trees grow by the very codes that they speak of in the end.
-        self.is_identity_bin_map = self.bin_layout.n_bins == layout.n_bins
+        self.spec = spec
+        self.layout, self.bin_layout = spec.layout, spec.bin_layout
+        #: Of each feature, whether trees grow by the very codes that finished trees refer to.
+        self.is_identity_bin_map = self.bin_layout.n_bins == self.layout.n_bins
         self.bins = codes if self.is_identity_bin_map.all() else _coarse(codes, self.bin_layout, self.is_identity_bin_map)
         self.target = target
         self.weight = weight
-        self.repeat_count = weight.astype(np.uint8) if integer_weights and weight is not None else None
+        self.repeat_count = weight.astype(np.uint8) if spec.integer_weights and weight is not None else None
         self.raw = raw
         n_rows = codes.n_rows
         self.n_rows = n_rows
@@ -116,11 +101,11 @@ class Shard:
             self._numbers = numbers
         self._ranges = [(0, n_rows)] if ranges is None else [(int(first), int(n)) for first, n in ranges]
         self.gradient = np.empty(raw.shape, np.float32)
-        self.hessian = None if constant_hessian else np.empty(raw.shape, np.float32)
-        self.loss_hessian = np.empty(raw.shape, np.float32) if weights_as_hessian else None
-        if weights_as_hessian and self.hessian is not None:
+        self.hessian = None if spec.constant_hessian else np.empty(raw.shape, np.float32)
+        self.loss_hessian = np.empty(raw.shape, np.float32) if spec.weights_as_hessian else None
+        if spec.weights_as_hessian and self.hessian is not None:
             self.hessian[:] = weight
-        self.leaf = np.zeros(raw.shape, np.uint8 if max_leaves <= 256 else np.int32)
+        self.leaf = np.zeros(raw.shape, np.uint8 if spec.max_leaves <= 256 else np.int32)
         self.tiles = _aligned_zeros(tile_shape(self.bin_layout, n_rows))
         self.near = Near(self.n_outputs)
 
@@ -135,15 +120,10 @@ class Shard:
         )
         shard = Shard(
             codes,
-            self.layout,
+            self.spec,
             self.target[rows],
             None if self.weight is None else self.weight[rows],
             np.ascontiguousarray(self.raw[..., rows]),
-            bin_layout=self.bin_layout,
-            constant_hessian=self.hessian is None,
-            max_leaves=256 if self.leaf.dtype == np.uint8 else 257,
-            integer_weights=self.repeat_count is not None,
-            weights_as_hessian=self.loss_hessian is not None,
             ranges=runs_of(self._all_numbers()[rows]) if self._numbers is None else None,
             numbers=None if self._numbers is None else self._numbers[rows],
         )

@@ -24,12 +24,11 @@ class ShardGrower:
     Parameters
     ----------
     shard : Shard
-    n_channels : int
     """
 
-    def __init__(self, shard: Shard, n_channels: int) -> None:
+    def __init__(self, shard: Shard) -> None:
         self.shard = shard
-        self.n_channels = n_channels
+        self.n_channels = shard.spec.n_channels
         self._records = np.empty((2, shard.n_rows), np.uint64)
         self._packed = np.zeros(int(shard.bin_layout.start[-1]), np.int64)
         self._scratch = np.zeros(int(shard.bin_layout.n_bins.max()) + 1, np.int64)

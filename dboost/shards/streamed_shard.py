@@ -29,7 +29,8 @@ import numpy as np
 from dboost.kernels.histograms import TILE_COLUMNS, BinLayout
 from dboost.kernels.streaming import finish_openings, open_nodes, route, settle
 from dboost.shards.advance import Scratch, advance_rows
-from dboost.shards.block_store import BlockBuffer, BlockShard, BlockStore, ShardSpec
+from dboost.shards.block_store import BlockBuffer, BlockShard, BlockStore
+from dboost.shards.shard_spec import ShardSpec
 from dboost.storage.block_file import FieldRef
 from dboost.trees.grower import RoundHistograms, RoundRequest, Split
 from dboost.trees.tree_task import GradientStats, TreeTask
@@ -67,11 +68,11 @@ class StreamedShard:
         self._staying, self._blocks = all_blocks[:n_staying], all_blocks[n_staying:]
         self._homes = [BlockBuffer(blocks) for _ in self._staying]
         self.n_rows = sum(blocks.state.rows_of(block) for block in all_blocks)
-        self.layout = blocks.traits.layout
+        self.layout = blocks.spec.layout
         self.bytes_read = 0
         self._rooms = (BlockBuffer(blocks), BlockBuffer(blocks))
         self._scratch = Scratch()
-        self._sums = _Sums(blocks.traits)
+        self._sums = _Sums(blocks.spec)
         self._tree: _Tree | None = None
 
     def walk(
@@ -126,13 +127,13 @@ class StreamedShard:
 
     def advance(self, terms: tuple, values: np.ndarray) -> GradientStats | None:
         """As `shards.advance.advance_rows`, over all blocks; None where there are none."""
-        traits = self.blocks.traits
+        spec = self.blocks.spec
         writes = ["raw", "gradient"]
-        if traits.weights_as_hessian or not traits.constant_hessian:
-            writes.append("loss_hessian" if traits.weights_as_hessian else "hessian")
+        if spec.weights_as_hessian or not spec.constant_hessian:
+            writes.append("loss_hessian" if spec.weights_as_hessian else "hessian")
         found: GradientStats | None = None
         for shard in self.walk(rows=True, reads=("raw", "leaf"), writes=writes):
-            told = advance_rows(shard, terms, values, traits.loss_unit, self._scratch, 0, shard.n_rows)
+            told = advance_rows(shard, terms, values, spec.loss_unit, self._scratch, 0, shard.n_rows)
             found = told if found is None else found.merge(told)
         return found
 
@@ -168,8 +169,8 @@ class StreamedShard:
 class _Sums:
     """Room for the histograms of the nodes that are opened at once, which is used again."""
 
-    def __init__(self, traits: ShardSpec) -> None:
-        self._layout, self._n_planes = traits.layout, traits.n_channels
+    def __init__(self, spec: ShardSpec) -> None:
+        self._layout, self._n_planes = spec.layout, spec.n_channels
         self._packed, self._planes = np.empty((0, 0), np.int64), np.empty((0, 0, 0))
 
     def some(self, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -198,10 +199,10 @@ class _Tree:
         self._records = np.empty((2, shard.blocks.state.block_rows), np.uint64)
 
     def answer(self, question: RoundRequest) -> RoundHistograms:
-        shard, task, traits = self._shard, self._task, self._shard.blocks.traits
-        layout = traits.layout
+        shard, task, spec = self._shard, self._task, self._shard.blocks.spec
+        layout = spec.layout
         is_first = bool(question.openings) and question.openings[0].parent < 0
-        turns = _Turns(layout, question.splits, self._slot_of, traits.leaf_type)
+        turns = _Turns(layout, question.splits, self._slot_of, spec.leaf_type)
         n_slots, n_openings = len(self._slot_of), len(question.openings)
         opening_of = np.full(n_slots, -1, np.int64)
         for k, opening in enumerate(question.openings):
@@ -209,17 +210,17 @@ class _Tree:
         counts = np.zeros(n_slots, np.int64)
         packed, planes = shard._sums.some(n_openings)
         pending, flushed = np.zeros(n_openings, np.int64), np.zeros(n_openings, np.int64)
-        number_of = np.zeros(n_slots, traits.leaf_type)
+        number_of = np.zeros(n_slots, spec.leaf_type)
         sums = None
         if question.leaves is not None:
             sums = np.zeros((max(question.leaves.values()) + 1, 2))
             for node, number in question.leaves.items():
                 number_of[self._slot_of[node]] = number
 
-        named = ["gradient", *([] if traits.constant_hessian else ["hessian"])]
-        if traits.weights_as_hessian and task.least_influence:
+        named = ["gradient", *([] if spec.constant_hessian else ["hessian"])]
+        if spec.weights_as_hessian and task.least_influence:
             named.append("loss_hessian")
-        wishes = [self._of_output(name) for name in named] + (["repeat_count"] if traits.has_repeat_count else [])
+        wishes = [self._of_output(name) for name in named] + (["repeat_count"] if spec.has_repeat_count else [])
         leaf = [self._of_output("leaf")]
         has_wide = layout.n_tiled < len(layout.first) - 1
         reads_codes = bool(question.splits or question.openings) or not self._is_verified
@@ -253,7 +254,7 @@ class _Tree:
         return RoundHistograms(planes, np.array(n_rows, np.int64).reshape(-1, 2), sums)
 
     def _of_output(self, name: str) -> FieldRef:
-        return name if self._shard.blocks.traits.n_outputs == 1 else (name, self._task.output)
+        return name if self._shard.blocks.spec.n_outputs == 1 else (name, self._task.output)
 
 
 class _Turns:

@@ -12,46 +12,29 @@ record of a number is the one of the model. `max_iter` counts all that are grown
 
 A checkpoint is written when a visit begins: then the model is one that nothing will be cut back from, and what comes follows
 from it, the bites visited so far and the history. A fit that resumes does that visit again.
-
-From rows to arcbites: how many, where they rest, and an engine that trains on one after the other.
-
-Where the user does not say how many bites there are to be, a memory limit does: as many as it takes for one to fit, with
-everything that training on it needs, and with five standard deviations to spare, for bites are drawn at random. This number
-shapes the model, so it must not depend on the threads that happen to be there; it is part of the model's parameters.
-
-Bites rest in memory where all rows fit, else in files, to which the binned data go block by block, once.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dboost.errors import ParameterError
 from dboost.metrics.exact_sum import merged_float, total
-from dboost.params import ADAPTIVE, CYCLIC, DEFAULT_BITES, ArcBites
-from dboost.session.arcbites_engine import ArcbitesEngine
-from dboost.session.memory_budget import Budget, format_bytes, histogram_bytes, resident_bytes
+from dboost.params import ADAPTIVE, CYCLIC, ArcBites
 from dboost.session.protocol import BiteEngine
-from dboost.shards.arcbite_rows import Bite, BiteBuild, BiteFiles, FileBite, InMemoryBite, bite_sizes, bites_of
-from dboost.shards.block_store import ShardSpec
-from dboost.shards.encode import codes_of
-from dboost.shards.shard import BinnedColumns, Shard, empty_binned_columns
-from dboost.storage.spool import PrivateDirectory
+from dboost.shards.arcbite_rows import bite_sizes
+from dboost.shards.shard import Shard
 from dboost.training.callbacks import Progress
 from dboost.training.checkpoint import merged_fingerprint
 from dboost.training.loop import Assemble, BoostingLoop
-from dboost.training.prepared_dataset import PreparedTargets, shard_spec_of
 from dboost.trees.tree_task import VISITS, GradientStats, derive_seed
 
 if TYPE_CHECKING:
-    from dboost.training.plan import FitPlan
+    pass
 
 
 def run_arcbites(training: BoostingLoop, arcbites: ArcBites, assemble: Assemble, progress: Progress) -> None:
@@ -105,7 +88,7 @@ class _ArcbiteLoop:
         """Turn to a bite; gradients and Hessians of its rows."""
         training = self._training
         self._n_visits += 1
-        training.place = {"bite": bite, "visit": self._n_visits}
+        training.visit_columns = {"bite": bite, "visit": self._n_visits}
         self._turn_to(self._made_of(bite))
         if not self._has_begun:
             self._has_begun = True
@@ -233,157 +216,3 @@ def _due(
 def weight_of(shard: Shard, first: int, last: int) -> int | None:
     """The weight of rows first…last-1, as an exact total."""
     return total(np.ones(last - first) if shard.weight is None else shard.weight[first:last])
-
-
-#: The number of bites allows for the histograms of so many threads, however many there are.
-_THREADS = 4
-
-
-def set_bite_count(prepared: FitPlan, budget: Budget | None, most_rows: int | None = None) -> None:
-    """Give the parameters of a fit with arcbites a number of bites.
-
-    On a cluster it is the number of one process with the same limit, though the workers together could hold larger bites: so
-    the model does not depend on how many they are, and each of them could go on alone. Who chooses the number may have more.
-
-    most_rows : of the worker that has most; default: there is but this process.
-
-    Raises
-    ------
-    ParameterError
-        When there are more bites than rows, they do not fit the limit, or it is too small for any number of them.
-    """
-    arcbites, n_rows = prepared.parameters.arcbites, prepared.n_rows
-    if arcbites is None:
-        return
-    n_bites = arcbites.n_bites
-    if n_bites is None:
-        n_bites = min(DEFAULT_BITES, n_rows) if budget is None else _bites_within(budget, shard_spec_of(prepared), n_rows)
-    elif budget is not None:
-        _check_fits(budget, shard_spec_of(prepared), n_rows if most_rows is None else most_rows, n_bites)
-    if n_bites * arcbites.parts > n_rows:
-        of = "" if arcbites.parts == 1 else f" of {arcbites.parts} parts each"
-        raise ParameterError(f"arcbites: n_bites={n_bites}{of} is more than the {n_rows} rows that there are to train on")
-    settled = replace(arcbites, n_bites=n_bites)
-    prepared.parameters = replace(prepared.parameters, arcbites=settled)
-    prepared.learning = replace(prepared.learning, arcbites=settled)
-
-
-def _bites_within(budget: Budget, traits: ShardSpec, n_rows: int) -> int:
-    room = _bytes_for_bite(budget, traits)
-    n_bites = 1
-    while bite_bytes(traits, n_rows, n_bites) > room:
-        if n_bites >= n_rows // 2:
-            raise ParameterError(
-                f"memory_limit of {format_bytes(budget.limit)} is too small for trees of {traits.max_leaves} leaves over "
-                f"{len(traits.layout.n_bins)} features, however small the bites"
-            )
-        n_bites += max(n_bites // 50, 1)
-    return n_bites
-
-
-def _bytes_for_bite(budget: Budget, traits: ShardSpec) -> int:
-    """What a bite may take."""
-    return budget.limit - budget.retained - histogram_bytes(traits, _THREADS)
-
-
-def _check_fits(budget: Budget, traits: ShardSpec, n_rows: int, n_bites: int) -> None:
-    """Refuse bites that the user has made too large."""
-    wanted, room = bite_bytes(traits, n_rows, n_bites), _bytes_for_bite(budget, traits)
-    if wanted > room:
-        raise ParameterError(
-            f"arcbites: with n_bites={n_bites} the {n_rows} rows of one place make bites that take {format_bytes(wanted)}, but "
-            f"memory_limit of {format_bytes(budget.limit)} leaves {format_bytes(max(room, 0))} for one: let there be "
-            f"{_bites_within(budget, traits, n_rows)} of them, or leave n_bites out"
-        )
-
-
-def bite_bytes(traits: ShardSpec, n_rows: int, n_bites: int) -> int:
-    """What the largest of so many bites of so many rows takes while it is trained on."""
-    mean = n_rows / n_bites
-    largest = min(n_rows, math.ceil(mean + 5 * math.sqrt(mean)))
-    return resident_bytes(traits, largest) + 8 * largest
-
-
-def bites_in_memory(
-    prepared: FitPlan, codes: BinnedColumns, y: np.ndarray, weight: np.ndarray | None, raw: np.ndarray, n_threads: int
-) -> ArcbitesEngine:
-    """Divide rows in memory."""
-    n_bites, seed = _division(prepared)
-    rows = InMemoryBite(codes, y, weight, raw, np.arange(len(y)))
-    return _arcbites_engine(prepared, [bite for _, bite in rows.divided(seed, n_bites)], n_threads, int, None)
-
-
-def bites_in_files(
-    answers: PreparedTargets, prepared: FitPlan, folder: PrivateDirectory, n_threads: int, budget: Budget
-) -> ArcbitesEngine:
-    """Divide binned data, block by block, into files of their own, which go with the engine.
-
-    Raises
-    ------
-    StorageError
-        When the files cannot be written.
-    """
-    n_bites, seed = _division(prepared)
-    data, layout = answers.data, prepared.layout
-    sizes = bite_sizes(seed, n_bites, prepared.n_rows)
-    n_outputs, filling = len(prepared.baseline), budget.limit // 4
-    files = BiteFiles(folder.path, layout, n_outputs, prepared.weighted, sizes, filling_bytes=filling)
-
-    def pieces() -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-        buffer, first = data.codes.buffer(), 0
-        for block, rows in enumerate(answers.starting(prepared)):
-            n = len(rows["target"])
-            data.codes.read(block, buffer)
-            views, codes = data.codes.views(buffer, block), empty_binned_columns(layout, n)
-            codes_of(views["tiles"], views.get("wide"), layout, codes)
-            numbers = np.arange(first, first + n)
-            fields = rows | {"narrow": codes.narrow, "numbers": numbers} | ({"wide": codes.wide} if len(codes.wide) else {})
-            yield bites_of(seed, n_bites, numbers), fields
-            first += n
-
-    files.write(pieces())
-
-    def release() -> None:
-        files.close()
-        folder.close()
-
-    return _arcbites_engine(
-        prepared, [FileBite(files, bite) for bite in range(n_bites)], n_threads, lambda: files.bytes_read, release
-    )
-
-
-def _division(prepared: FitPlan) -> tuple[int, int]:
-    """How many parts of bites, and the seed by which rows are divided among them."""
-    arcbites = prepared.parameters.arcbites
-    assert arcbites is not None
-    return arcbites.n_parts, prepared.parameters.random_state
-
-
-def _arcbites_engine(
-    prepared: FitPlan,
-    bites: Sequence[Bite],
-    n_threads: int,
-    bytes_read: Callable[[], int],
-    release: Callable[[], object] | None,
-) -> ArcbitesEngine:
-    arcbites = prepared.parameters.arcbites
-    assert arcbites is not None
-    return ArcbitesEngine(
-        bites,
-        BiteBuild(
-            prepared.layout,
-            prepared.bin_layout,
-            constant_hessian=prepared.constant_hessian,
-            max_leaves=prepared.rule.max_leaves,
-            integer_weights=prepared.max_weight is not None,
-            weights_as_hessian=prepared.weights_as_hessian,
-        ),
-        prepared.target.loss.terms(),
-        rule=prepared.rule,
-        n_channels=prepared.n_channels,
-        loss_unit=prepared.start.loss_unit,
-        n_threads=n_threads,
-        n_together=arcbites.parts,
-        bytes_read=bytes_read,
-        release=release,
-    )

@@ -5,7 +5,7 @@ follow from the scores of the trees before, which have their new values already,
 worth: a Newton step from exact sums, or a quantile of the rows' residuals. These are the very `LeafEstimator` of a fit, with
 the parameters that the trees were grown with; so the data that a model was trained on give it its own values back.
 
-The conversation is the same wherever the rows are: in this process, or on a cluster (`dboost.distributed.cluster_refit`). All
+The rows are in this process or on a cluster (`session.transport.SessionTable`). All
 answers are exact sums, largest values and the like, so the values do not tell how rows were divided.
 
 With ``decay`` a value is ``decay · old + (1 - decay) · new``; leaves that no row reaches keep what they had.
@@ -16,56 +16,44 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from dboost.data import Table
-from dboost.errors import DataError, ParameterError
+from dboost.errors import DataError, DBoostError, ParameterError
 from dboost.losses import Loss
 from dboost.metrics.exact_sum import unit_for
 from dboost.model import model_file as storage
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters, make_parameters
-from dboost.session.leaf_refit_rows import Advance, LeafRefitRows
-from dboost.session.reference_sample import draw_reference_sample, with_summary
-from dboost.session.target import read_target
-from dboost.session.warm_start import WarmStart, keywords_for, row_matrices, starting_scores
-from dboost.shards.encode import kept_rows
+from dboost.session.protocol import RefitOrder, RefitStep, Session
+from dboost.session.reference_sample import with_summary
+from dboost.session.transport import SessionTable
+from dboost.session.warm_start import WarmStart, check_continues, keywords_for
 from dboost.shards.statistics import leaf_totals
-from dboost.training.initial_score import TargetStats, in_one_part, target_stats
+from dboost.training.fit import interruptible_reading
+from dboost.training.initial_score import TargetStats, target_stats
 from dboost.training.leaf_values import LeafEstimator
 from dboost.training.loop import in_rows
+from dboost.training.plan import FitRequest
+from dboost.training.training_rows import SessionRows
 from dboost.trees.tree_task import GradientStats, RowSubset
 
 
-class RefitRowSource(Protocol):
-    """All rows, wherever they are: what `LeafEstimator` asks of an engine, and in which iteration's leaves they are."""
-
-    @property
-    def n_rows(self) -> int: ...
-
-    def turn_to(self, iteration: int) -> None: ...
-
-    def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats: ...
-
-    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]: ...
-
-
 def refit_leaves(
-    model: Ensemble, table: Table, *, decay: float, source_name: str | None, own: Loss | None, n_threads: int
+    model: Ensemble, table: SessionTable, *, decay: float, source_name: str | None, own: Loss | None, n_threads: int
 ) -> Ensemble:
     """The model with the leaf values that the rows of a table suggest.
 
     Parameters
     ----------
     model : Ensemble
-    table : Table
-        With the model's features and a target.
+    table : SessionTable
+        Closed in the end.
     decay : float, 0 <= … < 1
     source_name : str or None
     own : Loss or None
-        The loss, where it is one of the user's.
+        The loss, where it is a custom one.
     n_threads : int
 
     Raises
@@ -76,50 +64,65 @@ def refit_leaves(
         When the data do not fit the model, or scores diverge.
     """
     parameters = parameters_of(model, own)
-    target = read_target(table, parameters[0], model)
-    kept = kept_rows(table.weight)
-    y = target.values if kept is None else target.values[kept]
-    weight = table.weight if kept is None or table.weight is None else table.weight[kept]
-    raw = starting_scores(model.baseline, before_trees(model), table, kept, n_threads)
-    start = target_stats(target.loss, in_one_part(y, weight, raw), continues=True)
-    portrait = draw_reference_sample(table, target.values, kept, parameters[-1].random_state)
-    rows = _RowsHere(
-        LeafRefitRows(model, list(row_matrices(table, kept)), y, weight, raw, start.loss, start.loss_unit, n_threads),
-        start.loss,
-        len(y),
-    )
-    return with_summary(revalued(model, parameters, rows, start, decay=decay, source_name=source_name), portrait, n_threads)
+    start = WarmStart(replace(model, trees=()), is_new_source=True)  # scores begin with the model's baseline
+    loading = replace(parameters[0], early_stopping_rounds=None, arcbites=None)
+    rows = SessionRows(table, FitRequest(loading, n_threads, warm_start=start))
+    try:
+        with interruptible_reading():
+            features = rows.load()
+            target = rows.learn_target()
+            check_continues(model, features, target)
+            rows.compute_start_scores(start)
+            stats = target_stats(target.loss, rows.map_rows, continues=True)
+            description = rows.describe(parameters[-1].random_state)
+            refit = _RefitRows(table, RefitOrder(model, stats.loss, stats.loss_unit), description.n_rows)
+        found = revalued(model, parameters, refit, stats, decay=decay, source_name=source_name)
+    finally:
+        rows.close()
+    return with_summary(found, description.reference, n_threads)
 
 
-def before_trees(model: Ensemble) -> WarmStart:
-    """Where scores begin: with the model's baseline."""
-    return WarmStart(replace(model, trees=()))
+class _RefitRows:
+    """All rows, as `LeafEstimator` asks an engine, and the iteration in whose leaves they are.
 
+    A call names its iteration and the number of steps before it, so repeating it does no harm; rows that are read again because
+    a worker was lost replay all steps so far.
+    """
 
-class _RowsHere:
-    """The rows in this process."""
-
-    def __init__(self, rows: LeafRefitRows, loss: Loss, n_rows: int) -> None:
+    def __init__(self, table: SessionTable, order: RefitOrder, n_rows: int) -> None:
         self.n_rows = n_rows
-        self._rows, self._terms = rows, loss.terms()
-        self._iteration, self._n_advanced = -1, 0
+        self._table, self._terms = table, order.loss.terms()
+        self._iteration = -1
+        self._past: list[RefitStep] = []
+        table.apply(Session.refit_begin, lambda _: (order, self._past))
 
     def turn_to(self, iteration: int) -> None:
+        """Find the leaf of each row in each tree of an iteration, when it is asked for."""
         self._iteration = iteration
 
     def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
         self._terms = self._terms if terms is None else terms
-        self._n_advanced += 1
-        return self._rows.advance(self._n_advanced - 1, Advance(self._iteration, values, self._terms))
+        step = RefitStep(self._iteration, values, self._terms)
+        found = reduce(GradientStats.merge, self._checked(self._table.ask(Session.refit_advance, len(self._past), step)))
+        self._past.append(step)
+        self._table.note_progress(f"advance {len(self._past)} of the leaf values")
+        return found
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return [self._rows.ask(self._iteration, function, *arguments)]
+        return self._checked(self._table.ask(Session.refit_ask, self._iteration, function, arguments))
+
+    def _checked(self, found: Sequence[tuple[int, Any]]) -> list[Any]:
+        """The results of sessions that have rows; all rows must be there."""
+        n_rows = sum(n for n, _ in found)
+        if n_rows != self.n_rows:
+            raise DBoostError(f"workers hold {n_rows} of the {self.n_rows} rows of the data to estimate leaf values from")
+        return [result for n, result in found if n]
 
 
 def revalued(
     model: Ensemble,
     parameters: Sequence[Parameters],
-    rows: RefitRowSource,
+    rows: _RefitRows,
     start: TargetStats,
     *,
     decay: float,
@@ -205,7 +208,7 @@ class _Sums:
     reached: np.ndarray
 
 
-def _sums(rows: RefitRowSource, extremes: GradientStats, n_leaves: int, output: int) -> _Sums:
+def _sums(rows: _RefitRows, extremes: GradientStats, n_leaves: int, output: int) -> _Sums:
     units = [unit_for(float(largest[output]), rows.n_rows) for largest in (extremes.max_gradient, extremes.max_hessian)]
     totals = reduce(np.add, rows.ask(leaf_totals, output, n_leaves, *units))
     return _Sums(n_leaves, totals[:, :2] / units, totals[:, 2] > 0)

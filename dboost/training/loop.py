@@ -15,156 +15,86 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dboost.data.binning import Binning
 from dboost.errors import DBoostError
-from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, BinLayout, Packing
-from dboost.losses import Loss
 from dboost.metrics.exact_sum import FINE, unit_for
-from dboost.metrics.metric import Metric
 from dboost.model.ensemble import Ensemble, Tree
-from dboost.params import Parameters
 from dboost.session.evaluation import EvalSet
 from dboost.session.protocol import Engine
-from dboost.session.warm_start import WarmStart
 from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.statistics import fine_bin_hessians
-from dboost.training.callbacks import Callback, EarlyStopping, Iteration, Progress
-from dboost.training.initial_score import TargetStats
+from dboost.training.callbacks import Callback, Iteration, Progress
 from dboost.training.leaf_values import LeafEstimator
+from dboost.training.precision import precision_of
 from dboost.trees.bin_proposal import BinMerge
 from dboost.trees.finished_tree import TreeSnapshot, follow_sums, within_bounds
-from dboost.trees.nodes import ANY_ORDER, BEST_FIRST, DEPTH_WISE, GrowthPolicy, split_params_of
-from dboost.trees.tree_task import FEATURES, FeatureConstraints, GradientStats, Sample, TreeTask, derive_seed
+from dboost.trees.nodes import split_params_of
+from dboost.trees.tree_task import FEATURES, GradientStats, Sample, TreeTask, derive_seed
 
 if TYPE_CHECKING:
-    from dboost.training.checkpoint import Checkpoint
+    from dboost.training.plan import FitPlan
 
-_UNLIMITED_DEPTH = 1 << 30
 
 #: Returns the ensemble so far.
 Assemble = Callable[[], Ensemble]
 
 
-def growth_policy_of(parameters: Parameters, n_rows: int) -> GrowthPolicy:
-    """The rule of growth; without limits, the number of leaves is bounded by depth and rows."""
-    depth = parameters.max_depth or _UNLIMITED_DEPTH
-    by_depth = 1 << min(depth, 40)
-    by_rows = max(n_rows // parameters.min_samples_leaf, 1)
-    leaves = min(parameters.max_leaf_nodes or by_depth, by_depth, by_rows)
-    if parameters.max_leaf_nodes is None or parameters.max_leaf_nodes >= min(by_depth, by_rows):
-        return GrowthPolicy(leaves, depth, ANY_ORDER)
-    return GrowthPolicy(leaves, depth, BEST_FIRST if parameters.growth == "best_first" else DEPTH_WISE)
-
-
-@dataclass(frozen=True)
-class Precision:
-    """How many planes a histogram has, how its buckets are packed, and which plane counts rows."""
-
-    packing: Packing
-    n_channels: int
-    count_channel: int
-
-
-def precision_of(parameters: Parameters, constant_hessian: bool, max_weight: int = 1) -> Precision:
-    """Counts are kept only when somebody looks at them, and not separately when Hessians are counts.
-
-    max_weight : how often a row counts at most, where weights are whole numbers.
-    """
-    if parameters.min_samples_leaf <= 1:
-        found = Precision(PAIR, 2, -1)
-    elif not constant_hessian:
-        found = Precision(TRIPLE, 3, 2)
-    else:
-        found = Precision(PAIR, 2, 1) if max_weight == 1 else Precision(WEIGHED, 3, 2)
-    return replace(found, packing=found.packing._replace(rows=found.packing.rows // max_weight))
-
-
-def max_weight_of(start: TargetStats, parameters: Parameters, constant_hessian: bool) -> int | None:
-    """How often a row counts at most, when all weights are whole numbers; else None.
-
-    Packed buckets are flushed the more often the heavier a row may be. Where that would cost more than adding up the rows,
-    weights are treated like fractions.
-    """
-    if not start.integer_weights or start.max_weight > 255:
-        return None
-    rows = precision_of(parameters, constant_hessian, int(start.max_weight)).packing.rows
-    return int(start.max_weight) if rows >= 256 else None
-
-
-@dataclass
 class BoostingLoop:
-    """A fit under way, and what came of it.
+    """A fit under way, and its results so far.
+
+    Parameters
+    ----------
+    plan : FitPlan
+    engine : Engine
+    eval_sets : sequence of EvalSet
+    callbacks : sequence of callable
 
     Attributes
     ----------
-    max_weight : int or None
-        How often a row counts at most, see `max_weight_of`.
-    layouts : (Layout, Layout)
-        Of the cells that trees speak of, and of the bins that they grow by, see `trees.bin_proposal`.
-    choice, direction
-        Constraints, see `trees.tree_task.TreeTask`.
-    warm_start : Origin
-        What the scores to start from hold already.
-    empty : Ensemble or None
-        The model without trees, for the checkpoint.
-    checkpoint : Checkpoint or None
     snapshots : list of TreeSnapshot
-        Trees so far, those before not included.
+        Trees grown so far, without those of the model that the fit started from.
     n_complete : int
-        Iterations whose trees these are, but for one under way.
+        Iterations whose trees these are, without the current one.
     valued : list of TreeDelta or None
-        The same trees in terms of codes, where somebody wants them.
-    place : dict
-        What every record of the history says besides: of arcbites, which one.
+        The same trees in terms of bin codes, for arcbites.
+    visit_columns : dict
+        Columns of every record of the history that arcbites add.
     before : dict
         Losses and metrics before the first iteration.
     code_sums : list of int or None
-        Of arcbites: the sums over all of them by which a checkpoint knows the data.
+        With arcbites: the sums over all bites by which a checkpoint recognizes the data.
     history : list of dict
         One record per iteration.
     """
 
-    engine: Engine
-    loss: Loss
-    binning: Binning
-    parameters: Parameters
-    constant_hessian: bool
-    start: TargetStats
-    rule: GrowthPolicy
-    layouts: tuple[BinLayout, BinLayout]
-    max_weight: int | None = 1
-    choice: FeatureConstraints | None = None
-    direction: np.ndarray | None = None
-    eval_sets: Sequence[EvalSet] = ()
-    metrics: Sequence[Metric] = ()
-    early_stopping: EarlyStopping | None = None
-    callbacks: Sequence[Callback] = ()
-    warm_start: WarmStart = field(default_factory=WarmStart)
-    empty: Ensemble | None = None
-    checkpoint: Checkpoint | None = None
-    snapshots: list[TreeSnapshot] = field(default_factory=list)
-    n_complete: int = 0
-    valued: list[TreeDelta] | None = None
-    place: dict[str, int] = field(default_factory=dict)
-    before: dict[str, float] = field(default_factory=dict)
-    code_sums: list[int] | None = None
-    history: list[dict[str, Any]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        counted = (
-            (self.engine.n_rows, self.start.max_weight) if self.max_weight is None else (int(self.start.total_weight), 1.0)
-        )
-        self.steps = LeafEstimator(self.engine, self.loss, self.parameters, *counted)
-        self.precision = precision_of(self.parameters, self.constant_hessian, self.max_weight or 1)
+    def __init__(
+        self, plan: FitPlan, engine: Engine, eval_sets: Sequence[EvalSet] = (), callbacks: Sequence[Callback] = ()
+    ) -> None:
+        self.plan, self.engine, self.eval_sets = plan, engine, eval_sets
+        self.parameters, self.loss, self.binning, self.start = plan.learning, plan.target.loss, plan.binning, plan.stats
+        self.warm_start, self.metrics, self.early_stopping = plan.warm_start, plan.metrics, plan.stopping
+        self.callbacks, self.checkpoint, self.empty = callbacks, plan.request.checkpoint, plan.empty
+        self.snapshots: list[TreeSnapshot] = []
+        self.n_complete = 0
+        self.valued: list[TreeDelta] | None = None
+        self.visit_columns: dict[str, int] = {}
+        self.before: dict[str, float] = {}
+        self.code_sums: list[int] | None = None
+        self.history: list[dict[str, Any]] = []
+        if plan.max_weight is None:
+            counted = engine.n_rows, self.start.max_weight
+        else:
+            counted = int(self.start.total_weight), 1.0
+        self.steps = LeafEstimator(engine, self.loss, self.parameters, *counted)
+        self.precision = precision_of(self.parameters, plan.shard.constant_hessian, plan.max_weight or 1)
         self.total_weight = self.start.total_weight
         self.nothing = np.zeros((self.loss.n_outputs, 1))  # leaf values that change no score
-        self.shown = [f"{held.name}_{metric.name}" for held in self.eval_sets for metric in self.metrics] or ["train_loss"]
+        self.shown = [f"{held.name}_{metric.name}" for held in eval_sets for metric in self.metrics] or ["train_loss"]
 
     @property
     def n_before(self) -> int:
@@ -207,7 +137,6 @@ class BoostingLoop:
         before: dict[str, float] = now
         past: list[dict[str, Any]] = []
         if checkpoint is not None:
-            assert self.empty is not None
             before, past = checkpoint.begin(self, self.empty, now), checkpoint.history
         if stopping is not None:
             if self.warm_start.is_new_source:  # to add nothing may be best
@@ -247,7 +176,7 @@ class BoostingLoop:
         values = [self._add_tree(extremes, iteration, output, kept) for output in range(self.loss.n_outputs)]
         record: dict[str, Any] = {
             "iteration": iteration,
-            **self.place,
+            **self.visit_columns,
             "seconds": 0.0,
             "rows_kept": round(sum(kept) / len(kept)),
             "bytes_read": 0,
@@ -274,7 +203,7 @@ class BoostingLoop:
         grown = self.engine.grow(task)
         kept.append(int(grown.n_rows[0]))
         values = self.steps.values(grown, task.part)
-        if self.direction is not None:
+        if self.plan.direction is not None:
             within_bounds(values, grown, self.parameters.learning_rate * task.scales[1] / task.scales[0])
         if not np.isfinite(values).all():  # gradients of the absolute error stay finite wherever the scores are
             raise _diverged(iteration)
@@ -290,7 +219,7 @@ class BoostingLoop:
         proposal = self.parameters.split_proposal
         if proposal == "node":
             return replace(task, node_bins=self.parameters.max_bins)
-        cells, bins = self.layouts
+        cells, bins = self.plan.shard.layout, self.plan.shard.bin_layout
         if proposal != "tree" or (cells.n_bins == bins.n_bins).all():
             return task
         mass = reduce(np.add, self.engine.ask(fine_bin_hessians, task.part, float(task.scales[1])))
@@ -315,9 +244,9 @@ class BoostingLoop:
         if parameters.criterion == "gradient":
             max_hessian = self.start.max_weight  # trees are grown by weights
         scale_g = _scale(packing.max_gradient, max_gradient)
-        scale_h = 1.0 if self.constant_hessian else _scale(packing.max_hessian, max_hessian)
-        n = self.engine.n_rows if self.max_weight is None else int(self.start.total_weight)
-        exact_h = 1.0 if self.constant_hessian else unit_for(max_hessian, n)
+        scale_h = 1.0 if self.plan.shard.constant_hessian else _scale(packing.max_hessian, max_hessian)
+        n = self.engine.n_rows if self.plan.max_weight is None else int(self.start.total_weight)
+        exact_h = 1.0 if self.plan.shard.constant_hessian else unit_for(max_hessian, n)
         scales = np.array([scale_g, scale_h, unit_for(max_gradient, n), exact_h])
         max_step = parameters.max_delta_step if follow_sums(parameters, self.loss) else None
         limits = split_params_of(
@@ -332,19 +261,19 @@ class BoostingLoop:
             category_l2=parameters.categorical_l2,
             max_categories=parameters.max_category_group,
             min_category_hessian=parameters.min_category_hessian,
-            is_bounded=self.direction is not None,
+            is_bounded=self.plan.direction is not None,
             gradient_unit=1.0 / scale_g,
             hessian_unit=1.0 / scale_h,
         )
         allowed = np.ones(len(self.binning.features), np.uint8)
         sample = Sample.of(parameters.subsample, parameters.random_state, iteration)
-        choice = self.choice
+        choice = self.plan.constraints
         if choice is not None:
             choice = choice._replace(
                 seed=np.array([derive_seed(parameters.random_state, FEATURES, iteration, output)], np.uint64)
             )
         least = self.steps.least_influence(output)
-        return TreeTask(limits, packing, self.rule, scales, allowed, output, sample, least, choice, self.direction)
+        return TreeTask(limits, packing, self.plan.policy, scales, allowed, output, sample, least, choice, self.plan.direction)
 
 
 def _diverged(iteration: int) -> DBoostError:

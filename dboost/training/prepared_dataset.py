@@ -18,33 +18,48 @@ Binned data seen by one fit: targets in the terms of its loss, and rows as its e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dboost.data import CategoryColumn, Table
 from dboost.data.binning import Binning, propose_all, sample_rows
+from dboost.errors import ParameterError
 from dboost.kernels.histograms import BinLayout
 from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble, Range
-from dboost.schema import Level
-from dboost.session.memory_budget import Budget
+from dboost.params import Parameters
+from dboost.schema import Feature, Level
+from dboost.session.arcbite_store import BiteStore, FileBiteStore, InMemoryBiteStore
+from dboost.session.arcbites_engine import ArcbitesEngine
+from dboost.session.batch_rows import StartingPiece
+from dboost.session.build_spec import BuildSpec
+from dboost.session.evaluation import EvalSet, EvalSetBuilder
+from dboost.session.fused_engine import FusedEngine, choose_threads
+from dboost.session.memory_budget import Budget, check_rows_in_memory
+from dboost.session.partition_loader import scan_targets
+from dboost.session.protocol import Engine
 from dboost.session.reference_sample import ReferenceSample, reference_rows, values_of
-from dboost.session.target import Target, TargetScan, check_range, merge_target_scans, scan_target, unknown_class
+from dboost.session.streamed_engine import StreamedEngine
+from dboost.session.target import Target, TargetScan, check_range, unknown_class
+from dboost.session.thread_team import Team
+from dboost.session.transport import NamedSet
 from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_of
+from dboost.shards.arcbite_rows import InMemoryBite
 from dboost.shards.bin_layout import plan_layout
-from dboost.shards.block_store import BlockStore, BlockWriter, ShardSpec, code_fields, rows_that_fit
-from dboost.shards.encode import codes_of, encoded_pieces, kept_rows, sampled, tiles_of
-from dboost.shards.shard import Shard, empty_binned_columns
+from dboost.shards.block_store import BlockStore, BlockWriter
+from dboost.shards.encode import codes_of, encoded_pieces, in_ranges, kept_rows, sampled, tiles_of
+from dboost.shards.shard import BinnedColumns, Shard, empty_binned_columns
+from dboost.shards.shard_spec import code_fields, rows_that_fit
 from dboost.storage.block_file import BlockFile, Field
-from dboost.trees.nodes import ANY_ORDER
-
-if TYPE_CHECKING:
-    from dboost.training.plan import FitPlan
+from dboost.storage.spool import PrivateDirectory, temporary_root
+from dboost.training.callbacks import Callback
+from dboost.training.plan import FitPlan, FitRequest, RowsDescription
+from dboost.training.training_rows import Chosen, learn_target
+from dboost.training.validation_split import ValidationPlan, needs_test_set
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +92,6 @@ class TableScan:
 def scan_table(table: Table) -> TableScan:
     """Go through targets and weights of a table, chunk by chunk."""
     n_kept: list[int] = []
-    told: list[TargetScan] = []
     levels: tuple[Level, ...] | None = None
     weighted = has_offset = False
     for i, length in enumerate(table.lengths):
@@ -90,9 +104,7 @@ def scan_table(table: Table) -> TableScan:
             levels = target.levels
         weighted = weighted or (weight is not None and not ((weight == 0.0) | (weight == 1.0)).all())
         has_offset = has_offset or offset is not None
-        one = scan_target(target, weight, str(table.target_dtype), table.target_is_bool)
-        told = [reduce(merge_target_scans, (*told, *([] if one is None else [one])))] if told or one is not None else []
-    return TableScan(tuple(n_kept), told[0], levels, weighted, has_offset)
+    return TableScan(tuple(n_kept), scan_targets(table)[0], levels, weighted, has_offset)
 
 
 @dataclass(eq=False)
@@ -303,24 +315,41 @@ class PreparedTargets:
         drawn = self.data.portrait
         return None if drawn is None else ReferenceSample(drawn.values, self.encode(drawn.target, 0))
 
-    def starting(self, prepared: FitPlan) -> Iterator[dict[str, np.ndarray]]:
-        """Block by block what training begins with: target, weight (if weighted) and raw scores."""
+    @property
+    def owned(self) -> dict[int, int]:
+        """See `session.batch_rows.StartingRows`: all rows are one partition."""
+        return {0: self.data.n_rows}
+
+    def pieces(self, spec: BuildSpec, n_threads: int = 1, piece_rows: int = 0) -> Iterator[StartingPiece]:
+        """The rows block by block, with their bin codes."""
+        data, first = self.data, 0
+        buffer = data.codes.buffer()
+        for block, fields in enumerate(self.starting(spec)):
+            n = len(fields["target"])
+            data.codes.read(block, buffer)
+            views, codes = data.codes.views(buffer, block), empty_binned_columns(spec.layout, n)
+            codes_of(views["tiles"], views.get("wide"), spec.layout, codes)
+            yield StartingPiece(first, codes, fields)
+            first += n
+
+    def starting(self, spec: BuildSpec) -> Iterator[dict[str, np.ndarray]]:
+        """Block by block: target, weight (if weighted) and first raw scores."""
         flat: FlatEnsemble | None = None
         for block, rows in self.data.blocks_of_rows():
             n = len(rows["target"])
             if "start" in rows:
                 raw = np.array(rows["start"])
             else:
-                raw = np.repeat(prepared.baseline[:, None], n, axis=1)
+                raw = np.repeat(spec.baseline[:, None], n, axis=1)
                 raw += rows.get("offset", 0.0)
                 raw = raw[0] if len(raw) == 1 else raw
             if self._missed is not None:
                 model, iterations = self._missed
                 flat = FlatEnsemble(model) if flat is None else flat
-                matrix = self._values(block, prepared.layout)
+                matrix = self._values(block, spec.layout)
                 add_block(np.atleast_2d(raw), flat, matrix, iterations, 1)
             found = {"target": self.encode(rows["target"], block), "raw": raw}
-            if prepared.weighted:
+            if spec.shard.weighted:
                 found["weight"] = rows["weight"]
             yield found
 
@@ -346,63 +375,128 @@ class PreparedTargets:
         return values
 
 
-def shard_spec_of(prepared: FitPlan) -> ShardSpec:
-    """What the shards of a fit have in common."""
-    return ShardSpec(
-        layout=prepared.layout,
-        n_outputs=len(prepared.baseline),
-        weighted=prepared.weighted,
-        integer_weights=prepared.max_weight is not None,
-        constant_hessian=prepared.constant_hessian,
-        weights_as_hessian=prepared.weights_as_hessian,
-        max_leaves=prepared.rule.max_leaves,
-        n_channels=prepared.n_channels,
-        loss_unit=prepared.start.loss_unit,
-        speculates=prepared.rule.order != ANY_ORDER,
-    )
+class PreparedRows:
+    """The rows of a prepared data set, for one fit in this process (see `training_rows.TrainingRows`)."""
+
+    def __init__(self, data: PreparedDataset, request: FitRequest) -> None:
+        self._data, self._request = data, request
+        self._closing: list[Callable[[], object]] = [data.close]
+
+    def load(self) -> tuple[Feature, ...]:
+        proposal = self._request.parameters.split_proposal
+        if proposal != "global":
+            raise ParameterError(f"split_proposal={proposal!r} wants to see the values, but these data were binned before")
+        return self._data.binning.features
+
+    def learn_target(self) -> Target:
+        self._target = learn_target(self._request, lambda: [self._data.target])
+        return self._target
+
+    def assign(self, target: Target, ensemble_so_far: Callable[[], Ensemble]) -> tuple[ValidationPlan, Chosen]:
+        if needs_test_set(self._request.parameters, ValidationPlan(), self._request.eval_sets):
+            raise ParameterError("arcbites on prepared data need a test set to tell when to leave a bite: give an eval_set")
+        return ValidationPlan(), {}
+
+    def propose_bins(self, warm_start: WarmStart, parameters: Parameters) -> Binning:
+        missed = None
+        if warm_start.model is not None and warm_start.resumes:
+            missed = warm_start.model, (warm_start.n_earlier, warm_start.n_before)
+        self._rows = PreparedTargets(self._data, self._target, continues=warm_start.is_new_source, missed=missed)
+        return self._data.binning
+
+    def compute_start_scores(self, warm_start: WarmStart) -> None:
+        """They are in the files."""
+
+    def map_rows(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return self._rows.ask(function, *arguments)
+
+    def describe(self, seed: int) -> RowsDescription:
+        data = self._data
+        return RowsDescription(data.n_rows, data.n_rows, data.has("weight"), data.named, self._rows.portrait)
+
+    def build(self, plan: FitPlan, chosen: Chosen) -> Engine:
+        data, rows, budget, n_threads = self._data, self._rows, self._request.budget, self._request.n_threads
+        self._spec = spec = plan.build_spec({0: 0})
+        terms = spec.target.loss.terms()
+        self._team = Team(choose_threads(data.n_rows, len(data.binning.features), n_threads))
+        self._builder = EvalSetBuilder(self._team)
+        self._closing.append(self._team.close)
+        fits = budget is None or budget.holds_rows(spec.shard, data.n_rows, n_threads)
+        if spec.n_bites is not None:
+            store: BiteStore
+            if fits:
+                store = InMemoryBiteStore()
+                codes, target, weight, raw = gather_pieces(rows, spec)
+                store.add(InMemoryBite(codes, target, weight, raw, np.arange(data.n_rows)), spec.seed, spec.n_bites)
+            else:
+                assert budget is not None
+                store = FileBiteStore(
+                    rows, spec, temporary_root(), n_threads=n_threads, n_shares=1, filling_bytes=budget.limit // 4
+                )
+            return ArcbitesEngine(
+                store,
+                spec.shard,
+                terms,
+                rule=plan.policy,
+                n_bites=spec.n_bites,
+                n_together=spec.n_together,
+                n_threads=n_threads,
+            )
+        if fits:
+            check_rows_in_memory(data.n_rows)
+            codes, target, weight, raw = gather_pieces(rows, spec)
+            shard = Shard(codes, spec.shard, target, weight, raw)
+            in_ranges(shard.fill_tiles, shard.n_rows, n_threads)
+            return FusedEngine(shard, terms, rule=plan.policy, n_threads=n_threads)
+        assert budget is not None
+        memory = budget.histograms(spec.shard, data.n_rows, n_threads)
+        folder = PrivateDirectory()
+        try:
+            blocks = blocks_around(rows, spec, folder.path)
+            data.rows.close()
+            return StreamedEngine(
+                blocks, terms, n_threads=n_threads, histogram_bytes=memory,
+                staying_bytes=memory - budget.reserve, release=folder.close,
+            )  # fmt: skip
+        except BaseException:
+            folder.close()
+            raise
+
+    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[NamedSet]) -> list[EvalSet]:
+        found: list[EvalSet] = []
+        for name, data, target, weight, offset in sets:
+            columns, budget = (target, weight, offset), self._request.budget
+            found.append(self._builder.from_data(name, data, columns, self._spec, budget, with_block=plan.needs_values))
+        return found
+
+    def observers(self, plan: FitPlan) -> list[Callback]:
+        return []
+
+    def close(self) -> None:
+        for close in self._closing:
+            close()
 
 
-def blocks_around(answers: PreparedTargets, prepared: FitPlan, folder: Path) -> BlockStore:
-    """The files of a fit that streams the codes where they are; its own ones go to a folder that is there."""
-    traits = shard_spec_of(prepared)
-    blocks = BlockStore.around(folder, "fit-", traits, answers.data.codes)
+def gather_pieces(rows: PreparedTargets, spec: BuildSpec) -> tuple[BinnedColumns, np.ndarray, np.ndarray | None, np.ndarray]:
+    """All rows in memory: bin codes, target, weight and first raw scores."""
+    n, n_outputs = rows.data.n_rows, len(spec.baseline)
+    codes, target = empty_binned_columns(spec.layout, n), np.empty(n)
+    raw = np.empty(n if n_outputs == 1 else (n_outputs, n))
+    weight = np.empty(n) if spec.shard.weighted else None
+    for piece in rows.pieces(spec):
+        here = slice(piece.first, piece.first + piece.codes.n_rows)
+        codes.narrow[:, here], codes.wide[:, here] = piece.codes.narrow, piece.codes.wide
+        target[here], raw[..., here] = piece.fields["target"], piece.fields["raw"]
+        if weight is not None:
+            weight[here] = piece.fields["weight"]
+    return codes, target, weight, raw
+
+
+def blocks_around(rows: PreparedTargets, spec: BuildSpec, folder: Path) -> BlockStore:
+    """The files of a fit that streams the bin codes from the prepared folder; its own files go to another folder."""
+    blocks = BlockStore.around(folder, "fit-", spec.shard, rows.data.codes)
     writer = BlockWriter((blocks.rows, blocks.state))
-    for rows in answers.starting(prepared):
-        writer.append(len(rows["target"]), rows | blocks.constants(rows.get("weight"), rows["raw"].shape))
+    for fields in rows.starting(spec):
+        writer.append(len(fields["target"]), fields | spec.shard.constant_state(fields.get("weight"), fields["raw"].shape))
     writer.finish()
     return blocks
-
-
-def shard_of(answers: PreparedTargets, prepared: FitPlan) -> Shard:
-    """All rows in memory."""
-    data, layout = answers.data, prepared.layout
-    n, n_outputs = data.n_rows, len(prepared.baseline)
-    y, raw = np.empty(n), np.empty(n if n_outputs == 1 else (n_outputs, n))
-    weight = np.empty(n) if prepared.weighted else None
-    at = 0
-    for rows in answers.starting(prepared):
-        here = slice(at, at + len(rows["target"]))
-        y[here], raw[..., here] = rows["target"], rows["raw"]
-        if weight is not None:
-            weight[here] = rows["weight"]
-        at = here.stop
-    codes = empty_binned_columns(layout, n)
-    shard = Shard(
-        codes,
-        layout,
-        y,
-        weight,
-        raw,
-        constant_hessian=prepared.constant_hessian,
-        max_leaves=prepared.rule.max_leaves,
-        integer_weights=prepared.max_weight is not None,
-        weights_as_hessian=prepared.weights_as_hessian,
-    )
-    buffer = data.codes.buffer()
-    for block in range(data.codes.n_blocks):
-        data.codes.read(block, buffer)
-        views = data.codes.views(buffer, block)
-        here = slice(block * data.codes.block_rows, block * data.codes.block_rows + data.codes.rows_of(block))
-        shard.tiles[:, here] = views["tiles"]
-        codes_of(views["tiles"], views.get("wide"), layout, codes.part(here))
-    return shard
