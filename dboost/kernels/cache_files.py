@@ -1,20 +1,29 @@
-"""The files of the kernel cache: one for each kernel, signature and state of the code.
+"""The cache of compiled kernels: one file for each kernel, signature and state of the code.
 
-Numba keeps an index for each function, which maps signatures to numbered files. The index is read, changed and written
-without a lock, and before the file that it names. Workers that compile for the first time at the same time, as those of a
-cluster do, then give one number to two signatures, and one of them runs the machine code of the other. And when the code has
-changed, a process that reads the new index before the new file is there runs old code under the new name. Here the name of a
-file is a digest of all that its content depends on: there is no index, and a file is whole or not there.
+Numba's own cache has an index for each function, which maps signatures to numbered files. It reads, changes and writes the
+index without a lock, and before it writes the file that the index names. Workers of a cluster that compile for the first
+time at the same time then give one number to two signatures, and one worker runs the machine code of the other. After a
+change of the code, a process that reads the new index before the new file exists runs old code under the new name. Here the
+name of a file is a digest of everything that its content depends on: there is no index, and a file is complete or absent.
+
+This module uses private parts of Numba. `dboost.kernels` imports it only with the version of Numba that it was written for.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from numba.core.caching import IndexDataCacheFile
+import numba
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, UserProvidedCacheLocator
 
 
 class KernelFiles(IndexDataCacheFile):
@@ -31,37 +40,114 @@ class KernelFiles(IndexDataCacheFile):
 
     def __init__(self, folder: str, base: str, stamp: str) -> None:
         super().__init__(folder, base, stamp)
-        self._begin, self._code = base, stamp[:12]
+        self._folder, self._base, self._prefix = Path(folder), base, f"{base}-{stamp[:12]}-"
 
     def flush(self) -> None:
         """Remove the kernel's files."""
-        for file in Path(self._cache_path).glob(f"{self._begin}-*.nbc"):
-            with suppress(OSError):
-                file.unlink()
+        _remove(self._folder.glob(f"{self._base}-*.nbc"))
 
     def save(self, key: Any, data: Any) -> None:
-        """Keep what was compiled for a signature; files of earlier states of the code go."""
+        """Write what was compiled for a signature, and remove the files of earlier states of the code."""
         self._save_data(self.name_of(key), data)
-        for file in Path(self._cache_path).glob(f"{self._begin}-*.nbc"):
-            if not file.name.startswith(f"{self._begin}-{self._code}-"):
-                with suppress(OSError):
-                    file.unlink()
+        all_files = self._folder.glob(f"{self._base}-*.nbc")
+        _remove(file for file in all_files if not file.name.startswith(self._prefix))
 
     def load(self, key: Any) -> Any:
-        """What was compiled for a signature, or None."""
+        """Return what was compiled for a signature, or None."""
         try:
             return self._load_data(self.name_of(key))
         except OSError:
             return None
 
     def name_of(self, key: Any) -> str:
-        """The name of the file. key : as Numba makes it, the signature and what the machine and the function are."""
+        """Return the name of a file. key : as Numba makes it: the signature, then properties of machine and function."""
         signature, *others = key
-        words = [*map(_in_words, signature), repr(others), self._version, self._source_stamp]
-        return f"{self._begin}-{self._code}-{hashlib.sha256(repr(words).encode()).hexdigest()[:24]}.nbc"
+        content = [*map(_describe, signature), repr(others), self._version, self._source_stamp]
+        return f"{self._prefix}{hashlib.sha256(repr(content).encode()).hexdigest()[:24]}.nbc"
 
 
-def _in_words(kind: Any) -> str:
-    """A type with all that tells it from others: named tuples are told apart by their classes, which have a module."""
-    made = getattr(kind, "instance_class", None)
-    return f"{kind!r} {getattr(made, '__module__', '')} {getattr(made, '__qualname__', '')}"
+def _remove(files: Iterable[Path]) -> None:
+    for file in files:
+        with suppress(OSError):
+            file.unlink()
+
+
+def _describe(kind: Any) -> str:
+    """Return a type as text. The text of a named tuple includes its class, as two classes may have the same name."""
+    record = getattr(kind, "instance_class", None)
+    return f"{kind!r} {getattr(record, '__module__', '')} {getattr(record, '__qualname__', '')}"
+
+
+class KernelFolder(UserProvidedCacheLocator):
+    """`NUMBA_CACHE_DIR`, also where it can be read but not written, as in a container image. Numba itself skips it then."""
+
+    def ensure_cache_path(self) -> None:
+        try:
+            super().ensure_cache_path()
+        except OSError:
+            settings: Any = numba.config
+            if not os.path.isdir(settings.CACHE_DIR):
+                raise
+
+
+class _KernelResults(CompileResultCacheImpl):
+    _locator_classes = [KernelFolder, *CompileResultCacheImpl._locator_classes]  # noqa: RUF012
+
+
+class KernelCache(FunctionCache):
+    """The cache of one kernel, for the `_cache` of its dispatcher.
+
+    Parameters
+    ----------
+    function : callable
+    stamp : str
+        Digest of the code.
+    counts_references : bool
+        Whether the kernel counts references to arrays, for which Numba must be prepared for compilation.
+
+    Raises
+    ------
+    RuntimeError
+        When there is no folder for the cache.
+    """
+
+    _impl_class = _KernelResults
+
+    def __init__(self, function: Callable[..., Any], stamp: str, counts_references: bool) -> None:
+        super().__init__(function)
+        self._cache_file = KernelFiles(self._cache_path, self._impl.filename_base, stamp)
+        self._counts_references = counts_references
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return the compiled kernel, or None. Numba prepares for compilation first, which takes a third of a second; here
+        it does so only before it compiles."""
+        data = self._cache_file.load(self._index_key(sig, target_context.codegen()))
+        if data is None or self._counts_references:
+            _import_without_linear_algebra()
+            target_context.refresh()
+        return None if data is None else self._impl.rebuild(target_context, data)
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Write the compiled kernel where the folder can be written."""
+        with suppress(OSError):
+            super().save_overload(sig, data)
+
+
+@cache
+def _import_without_linear_algebra() -> None:
+    """Import what Numba compiles arrays with, but not `scipy.linalg`.
+
+    Numba imports `scipy.linalg` only to check that it is there, which costs a quarter of a second and 20 MiB in every process
+    that trains. This function gives Numba that answer from the list of installed modules. Numba's linear algebra functions
+    still import what they need when they are compiled.
+    """
+    linalg: Any = importlib.import_module("numba.np.linalg")
+    if "numba.np.arraymath" in sys.modules or importlib.util.find_spec("scipy") is None:
+        return
+    check = linalg.ensure_blas
+    linalg.ensure_blas = lambda: None
+    try:
+        arraymath: Any = importlib.import_module("numba.np.arraymath")
+    finally:
+        linalg.ensure_blas = check
+    arraymath.ensure_blas = check
