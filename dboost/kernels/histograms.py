@@ -250,6 +250,7 @@ def add_records(
     """Add records to the packed buckets of some columns, flushing into planes before a field could overflow.
 
     packed : int64[...], the columns' packed buckets, the first column's at 0; pending : rows in them already;
+    planes : None where no field can overflow, that is, for at most ``packing.rows`` rows;
     flushed : 0 while nothing has been flushed (the first flush then empties the planes).
     Returns the new (pending, flushed). The rest is left in `packed`.
     """
@@ -258,14 +259,15 @@ def add_records(
     tiled = last_column if last_column < layout.n_tiled else layout.n_tiled
     at = I(0)
     while at < records.size:
-        if pending == packing.rows:
-            flush(layout, packing, first_column, last_column, base, packed, planes, flushed == 0, scratch)
-            flushed = I(1)
-            pending = I(0)
-            for k in range(n_words):
-                packed[k] = 0
-        n = packing.rows - pending
-        n = n if at + n < records.size else records.size - at
+        n = records.size - at
+        if planes is not None:
+            if pending == packing.rows:
+                flush(layout, packing, first_column, last_column, base, packed, planes, flushed == 0, scratch)
+                flushed = I(1)
+                pending = I(0)
+                for k in range(n_words):
+                    packed[k] = 0
+            n = n if n < packing.rows - pending else packing.rows - pending
         piece = records[at : at + n]
         column = first_column
         while column < tiled:

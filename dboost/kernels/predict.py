@@ -156,7 +156,7 @@ def predict_quickscorer(
         codes[i] = 0
     for row in range(rows[0], rows[1], LANES):
         # In the last block some lanes hold what was there before: they are computed along and not looked at.
-        n_rows = min(LANES, rows[1] - row)
+        n_rows = rows[1] - row if rows[1] - row < LANES else LANES
         for r in range(n_rows):
             for j in range(n_numeric):
                 block[j * LANES + r] = matrix[row + r, columns[j]]
@@ -185,7 +185,7 @@ def predict_traversal(
     for i in range(codes.size):
         codes[i] = 0
     for row in range(rows[0], rows[1], LANES):
-        n_rows = min(LANES, rows[1] - row)
+        n_rows = rows[1] - row if rows[1] - row < LANES else LANES
         for r in range(n_rows):
             for j in range(n_numeric):
                 value = matrix[row + r, columns[j]]

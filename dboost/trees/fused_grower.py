@@ -195,10 +195,12 @@ def grow_whole_tree(
             n_words = start_of[last_column] - base
             for k in range(n_words):
                 packed[k] = 0
-            destination = parts[thread]
+            # Packed buckets without counts never overflow (`in_process.can_stay_packed`): no code to flush them is compiled.
+            destination = None
+            if tallies is not None:
+                destination = parts[thread]
             if pool is not None:
-                if by_unit:
-                    destination = pool[slot[small]]
+                destination = pool[slot[small]] if by_unit else parts[thread]
             pending, flushed = I(0), I(0)
             for q in range(I(0) if by_unit else thread, n_threads if by_unit else thread + 1):
                 begin, end = begins[small, q], ends[small, q]
@@ -220,9 +222,10 @@ def grow_whole_tree(
             if pool is not None:
                 flush(layout, packing, first_column, last_column, base, packed, destination, flushed == 0, order)
             if packed_sums is not None:
+                # `by_unit` is true here. A literal True would be a type of its own and compile `accumulate` a second time.
                 accumulate(
                     layout, packing, first_column, last_column, base, packed, packed_sums, packed_counts, slot[small],
-                    True, order,
+                    by_unit, order,
                 )  # fmt: skip
         if not by_unit:
             epoch = barrier(control, n_threads, epoch)
@@ -394,15 +397,16 @@ def grow_whole_tree(
             if missing_h == 0.0:
                 # Nothing was missing here: at prediction, missing values follow the larger child.
                 missing_left_of[node] = 1 if total_of[left, 1] > total_of[right, 1] else 0
-            if go_along:
-                goes_left[n_bins] = missing_left_of[node]
-                begin, end = others[node, 0], others[node, 1]
-                source, target = records[side, begin:end], records[1 - side, begin:end]
-                if wide_codes is not None and row < 0:
-                    middle = begin + split_records(wide_codes[-1 - row], goes_left, source, target)
-                else:
-                    middle = begin + split_records(codes[row], goes_left, source, target)
-                others[left, 0], others[left, 1], others[right, 0], others[right, 1] = begin, middle, middle, end
+            if influence is not None:
+                if go_along:
+                    goes_left[n_bins] = missing_left_of[node]
+                    begin, end = others[node, 0], others[node, 1]
+                    source, target = records[side, begin:end], records[1 - side, begin:end]
+                    if wide_codes is not None and row < 0:
+                        middle = begin + split_records(wide_codes[-1 - row], goes_left, source, target)
+                    else:
+                        middle = begin + split_records(codes[row], goes_left, source, target)
+                    others[left, 0], others[left, 1], others[right, 0], others[right, 1] = begin, middle, middle, end
             rows_of[left], rows_of[right] = rows_left, rows_right
             if n_nodes < last_node and depth_of[left] < rule.max_depth:
                 opened = True
