@@ -14,7 +14,9 @@ import pytest
 from numba import types
 
 from dboost import kernels
-from dboost.kernels.cache_files import KernelFiles
+
+if kernels.KNOWN_NUMBA:
+    from dboost.kernels.cache_files import KernelFiles
 
 known_numba = pytest.mark.skipif(not kernels.KNOWN_NUMBA, reason="other versions of Numba have a cache of their own")
 
@@ -47,6 +49,7 @@ def kept(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in (folder / "cache").rglob("*.nb?")}
 
 
+@known_numba
 def test_kernels_are_kept_until_a_file_with_kernels_changes(copy: Path) -> None:
     assert use(copy) == (42, True)
     assert use(copy) == (42, False)
@@ -164,6 +167,7 @@ for turn in range(40):
 """
 
 
+@known_numba
 def test_processes_that_keep_kernels_at_the_same_time_keep_all_of_them(tmp_path: Path) -> None:
     """Workers of a cluster compile at the same time; with an index that each of them writes, entries get lost or mixed up."""
     start = time.time() + 3.0
@@ -180,6 +184,7 @@ def test_processes_that_keep_kernels_at_the_same_time_keep_all_of_them(tmp_path:
             assert files.load(((types.Array(types.float64, number, "C"),), "machine", "function")) == number
 
 
+@known_numba
 def test_kernels_of_earlier_code_are_not_found(tmp_path: Path) -> None:
     key = (types.float64,), "machine", "function"
     old, new = (KernelFiles(str(tmp_path), "kernel", stamp) for stamp in ("old", "new"))
@@ -190,6 +195,7 @@ def test_kernels_of_earlier_code_are_not_found(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@known_numba
 def test_named_tuples_are_told_apart_by_their_classes() -> None:
     """Losses pass records to kernels; the records of two losses may have the same name and the same fields."""
     first, second = (types.NamedTuple((types.float64,), NamedTuple("Terms", [("scale", float)])) for _ in range(2))
