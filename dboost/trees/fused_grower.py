@@ -195,9 +195,9 @@ def grow_whole_tree(
             n_words = start_of[last_column] - base
             for k in range(n_words):
                 packed[k] = 0
-            # Packed buckets without counts never overflow (`in_process.can_stay_packed`): no code to flush them is compiled.
+            # Packed buckets without counts never overflow (`fused_engine.can_stay_packed`): no code to flush them is compiled.
             destination = None
-            if tallies is not None:
+            if packed_counts is not None:
                 destination = parts[thread]
             if pool is not None:
                 destination = pool[slot[small]] if by_unit else parts[thread]
