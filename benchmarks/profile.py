@@ -39,10 +39,10 @@ from benchmarks.engines import settings_of
 from benchmarks.limits import Limits, measure
 from benchmarks.workloads import MAIN, WORKLOADS, Workload, load
 from dboost.session.fused_engine import FusedEngine
-from dboost.session.sharded_engine import ShardedEngine
 from dboost.shards import shard_grower as rounds
 from dboost.trees import split_finder as search
 from dboost.trees.tree_task import GrownTree, TreeTask
+from tests.sharded_engine import ShardedEngine
 
 #: Parts of a tree, in the order in which they come.
 PARTS = ("scores, gradients", "quantise", "histograms", "search", "split rows", "leaves")
@@ -147,9 +147,7 @@ class _Clock:
         shard, profile = engine.shard, self.profile
         n, of_row = shard.n_rows, 4 if shard.hessian is None else 8
         if self._pieces is None:
-            self._pieces = ShardedEngine(
-                [shard], engine._terms, n_channels=engine._shared.parts.shape[1], loss_unit=engine._coarse, width=1
-            )
+            self._pieces = ShardedEngine([shard], engine._terms, width=1)
         names = {
             (rounds, "_quantise"): ("quantise", lambda *_: (0, n * (of_row + 8))),
             # A record is read and written, a code is read.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from dboost.kernels.histograms import BinLayout
 from dboost.shards.bin_layout import NARROW_BINS, plan_layout
 from dboost.shards.shard import BinnedColumns, Shard, empty_binned_columns
+from dboost.shards.shard_spec import ShardSpec
 
 #: Numbers of bins around every border: shared columns, one byte, two bytes.
 SOME_BINS = [1, 2, 3, 7, 8, 15, 16, 17, 63, 254, 255]
@@ -46,21 +48,27 @@ class CodedTable:
         *,
         times: np.ndarray | None = None,
         max_leaves: int = 31,
+        n_channels: int = 3,
         rows: slice = slice(None),
     ) -> Shard:
         """Some of the rows as a shard, with gradients and Hessians already worked out."""
         codes = self.stored().part(rows)
         contiguous = BinnedColumns(np.ascontiguousarray(codes.narrow), np.ascontiguousarray(codes.wide), codes.row_of)
         target = np.zeros(codes.n_rows)
+        spec = spec_of(
+            self.layout,
+            constant_hessian=hessian is None,
+            max_leaves=max_leaves,
+            weighted=times is not None,
+            integer_weights=times is not None,
+            n_channels=n_channels,
+        )
         shard = Shard(
             contiguous,
-            self.layout,
+            spec,
             target,
             None if times is None else times[rows].astype(np.float64),
             target.copy(),
-            constant_hessian=hessian is None,
-            max_leaves=max_leaves,
-            integer_weights=times is not None,
             ranges=np.array([[rows.start or 0, codes.n_rows]]),
         )
         shard.gradient[:] = gradient[rows]
@@ -68,6 +76,15 @@ class CodedTable:
             shard.hessian[:] = hessian[rows]
         shard.fill_tiles(0, shard.n_rows)
         return shard
+
+
+def spec_of(layout: BinLayout, **changes: Any) -> ShardSpec:
+    """What shards of a layout are made with; changes : fields by name."""
+    fields: dict[str, Any] = {
+        "layout": layout, "bin_layout": layout, "n_outputs": 1, "weighted": False, "integer_weights": False,
+        "constant_hessian": False, "weights_as_hessian": False, "max_leaves": 8, "n_channels": 3, "loss_unit": 1.0,
+    }  # fmt: skip
+    return ShardSpec(**fields | changes)
 
 
 def make_table(

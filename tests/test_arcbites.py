@@ -24,6 +24,7 @@ from dboost.session.warm_start import WarmStart
 from dboost.shards.arcbite_rows import bite_sizes, bites_of
 from dboost.training.arcbites import order_of_visits
 from dboost.training.fit import fit_table
+from dboost.training.plan import FitRequest
 from dboost.training.validation_split import test_rows_of
 from dboost.trees.tree_task import VISITS, derive_seed, hash_rows
 from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
@@ -136,13 +137,8 @@ def test_naive_twin(loss: str, order: str) -> None:
         rows = bites == bite
         parameters = make_parameters(options | {"max_iter": 2 * n})
         twin = fit_table(
+            FitRequest(parameters, 1, progress=False, warm_start=WarmStart.same_data(model)),
             lambda rows=rows: open_table(frame[rows], y[rows], n_threads=1),  # type: ignore[misc]
-            parameters,
-            target_name=None,
-            weight_name=None,
-            n_threads=1,
-            progress=False,
-            warm_start=WarmStart.same_data(model),
         )
         model = twin.ensemble
         k = model.n_outputs

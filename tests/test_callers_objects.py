@@ -15,9 +15,8 @@ from dboost.session.memory_budget import Budget
 from dboost.session.row_selection import Draw
 from dboost.session.target import read_target
 from dboost.training.callbacks import EarlyStopping
-from dboost.training.fit import FitRequest, load_into_files, load_into_memory
-from dboost.training.plan import stopping_rule
-from dboost.training.prepared_dataset import scan_table
+from dboost.training.fit import fit_table
+from dboost.training.plan import FitRequest, stopping_rule
 from dboost.training.validation_split import ValidationPlan
 from tests.fits import FEATURES, mixed_frame
 
@@ -35,26 +34,21 @@ def test_a_rule_of_early_stopping_keeps_its_rounds() -> None:
     assert given.rounds == 7
 
 
-@pytest.mark.parametrize("in_files", [False, True])
+@pytest.mark.parametrize("limit", [None, 10**9])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_a_table_keeps_its_weights(in_files: bool, weighted: bool) -> None:
-    class_weight, told = np.array([1.0, 2.0]), []
+def test_a_table_keeps_its_weights(limit: int | None, weighted: bool) -> None:
+    class_weight, counted = np.array([1.0, 2.0]), []
 
-    def supervise(counts: Sequence[int], *_: Any) -> ValidationPlan:
-        told.append((sum(counts), sum(n // 5 for n in counts)))
+    def validation(counts: Sequence[int], *_: Any) -> ValidationPlan:
+        counted.append((sum(counts), sum(n // 5 for n in counts)))
         return ValidationPlan(class_weight, Draw(1, tuple(n // 5 for n in counts)))
 
-    budget = Budget(10**9) if in_files else None
-    wanted = FitRequest(make_parameters({"max_iter": 2}), [], None, 1, supervise=supervise, budget=budget)
+    budget = None if limit is None else Budget(limit)
+    request = FitRequest(make_parameters({"max_iter": 2}), 1, progress=False, make_validation_plan=validation, budget=budget)
     with open_table(FRAME[[*FEATURES, "late", "w"]], "late", sample_weight="w" if weighted else None) as table:
         before, kept = table.weight, None if table.weight is None else table.weight.copy()
-        if in_files:
-            loaded = load_into_files(table, scan_table(table), wanted)
-        else:
-            table.gather_roles()
-            loaded = load_into_memory(table, wanted)
-        loaded.engine.close()
+        fitted = fit_table(request, lambda: table)
         assert table.weight is before and (kept is None or np.array_equal(table.weight, kept))
-        ((n_rows, n_held_out),) = told
-        assert loaded.prepared.n_rows == n_rows - n_held_out and n_held_out and loaded.prepared.weighted
+        ((n_rows, n_held_out),) = counted
+        assert fitted.ensemble.sources[0]["rows"] == n_rows - n_held_out and n_held_out
     assert class_weight.tolist() == [1.0, 2.0]

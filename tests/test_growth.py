@@ -23,14 +23,14 @@ from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.session import fused_engine as in_process
 from dboost.session.fused_engine import FusedEngine
-from dboost.session.sharded_engine import ShardedEngine
 from dboost.shards.shard import Shard
-from dboost.training.loop import Precision, growth_policy_of, precision_of
+from dboost.training.precision import Precision, growth_policy_of, precision_of
 from dboost.trees.finished_tree import TreeSnapshot, leaf_values
 from dboost.trees.grower import RoundHistograms
 from dboost.trees.nodes import ANY_ORDER, split_params_of
 from dboost.trees.tree_task import FeatureConstraints, GrownTree, Sample, TreeTask
 from tests.naive.grower import NaiveGrower, leaves_of, to_tree
+from tests.sharded_engine import ShardedEngine
 from tests.tables import CodedTable, make_table, tables
 
 TERMS = SquaredError().terms()
@@ -126,12 +126,21 @@ class Problem:
         values = leaf_values(grown.leaf_sums, self.parameters, SquaredError())
         return TreeSnapshot.of(grown, values, float(gain_unit)).to_tree(self.binning, self.parameters, SquaredError())
 
+    @property
+    def shaped(self) -> dict[str, Any]:
+        n_channels = self.precision.n_channels
+        return {"times": self.repeat_count, "max_leaves": self.rule.max_leaves, "n_channels": n_channels}
+
     @contextmanager
     def in_process(self, n_threads: int) -> Iterator[FusedEngine]:
-        shard = self.table.shard(self.gradient, self.hessian, times=self.repeat_count, max_leaves=self.rule.max_leaves)
-        engine = FusedEngine(
-            shard, TERMS, rule=self.rule, n_channels=self.precision.n_channels, loss_unit=1.0, n_threads=n_threads
+        shard = self.table.shard(
+            self.gradient,
+            self.hessian,
+            times=self.repeat_count,
+            max_leaves=self.rule.max_leaves,
+            n_channels=self.precision.n_channels,
         )
+        engine = FusedEngine(shard, TERMS, rule=self.rule, n_threads=n_threads)
         assert engine.team.n_threads == n_threads
         try:
             yield engine
@@ -151,11 +160,16 @@ class Problem:
         borders = [0, *sorted(min(cut, self.n_rows) for cut in cuts), self.n_rows]
         shards = [
             self.table.shard(
-                self.gradient, self.hessian, times=self.repeat_count, max_leaves=self.rule.max_leaves, rows=slice(a, b)
+                self.gradient,
+                self.hessian,
+                times=self.repeat_count,
+                max_leaves=self.rule.max_leaves,
+                n_channels=self.precision.n_channels,
+                rows=slice(a, b),
             )
             for a, b in pairwise(borders)
         ]
-        engine = ShardedEngine(shards, TERMS, n_channels=self.precision.n_channels, loss_unit=1.0, width=width)
+        engine = ShardedEngine(shards, TERMS, width=width)
         tree = self.finished(engine.grow(self.task))
         n_questions = engine.n_questions
         assert_equal(self.finished(engine.grow(self.task)), tree)

@@ -27,6 +27,7 @@ from dboost.trees.tree_task import RowSubset, Sample
 from tests.clusters import threads_cluster
 from tests.compiled import compiled
 from tests.fits import FEATURES, cut, mixed_frame, saved
+from tests.tables import spec_of
 
 PROPOSALS = ("global", "tree", "node", "exact")
 FRAME = mixed_frame(1500)
@@ -94,8 +95,7 @@ def test_a_tree_s_bins_follow_from_the_hessians_of_its_rows(sampled: bool, weigh
     weight = rng.integers(1, 4, n).astype(float) if weighted else None
     codes = BinnedColumns(narrow, wide, np.array([-1, 0, 1, -2]))
     shard = Shard(
-        codes, layout, np.zeros(n), weight, np.zeros(n), constant_hessian=False, max_leaves=8, integer_weights=weighted,
-        bin_layout=bins,
+        codes, spec_of(layout, bin_layout=bins, weighted=weighted, integer_weights=weighted), np.zeros(n), weight, np.zeros(n),
     )  # fmt: skip
     shard.hessian = rng.gamma(0.5, size=n).astype(np.float32)
     part = RowSubset(Sample(1, 2**63) if sampled else None, 0, 0)

@@ -16,13 +16,13 @@ from dboost.metrics.exact_sum import FINE, unit_for
 from dboost.metrics.metric import LossMagnitude, ScoredRows, find_metrics
 from dboost.params import Parameters
 from dboost.session.fused_engine import FusedEngine
-from dboost.session.sharded_engine import ShardedEngine
 from dboost.shards.advance import Scratch, advance_rows
 from dboost.shards.shard import Shard
 from dboost.trees.finished_tree import leaf_values
 from dboost.trees.nodes import ANY_ORDER, GrowthPolicy, split_params_of
 from dboost.trees.tree_task import TreeTask
-from tests.tables import make_table
+from tests.sharded_engine import ShardedEngine
+from tests.tables import make_table, spec_of
 
 
 def blobs(n: int, n_classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -39,7 +39,7 @@ def passed(
 ) -> tuple[Shard, np.ndarray, np.ndarray, float]:
     """A shard after one pass, with its largest gradients and Hessians and the sum of the losses."""
     table = make_table([3], raw.shape[1])
-    shard = Shard(table.stored(), table.layout, y, weight, raw.copy(), constant_hessian=False, max_leaves=2)
+    shard = Shard(table.stored(), spec_of(table.layout, n_outputs=len(raw), weighted=weight is not None), y, weight, raw.copy())
     loss = SoftmaxLogLoss(len(raw))
     found = advance_rows(shard, loss.terms(), np.zeros((len(raw), 1)), loss_unit, Scratch(), 0, shard.n_rows)
     total = (found.coarse_loss + found.fine_loss / FINE) / loss_unit
@@ -132,7 +132,8 @@ def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
         codes = table.stored().part(rows)
         made = Shard(
             type(codes)(np.ascontiguousarray(codes.narrow), np.ascontiguousarray(codes.wide), codes.row_of),
-            table.layout, y[rows], weight[rows], raw[:, rows].copy(), constant_hessian=False, max_leaves=8,
+            spec_of(table.layout, n_outputs=n_classes, weighted=True, loss_unit=loss_unit), y[rows], weight[rows],
+            raw[:, rows].copy(),
         )  # fmt: skip
         made.fill_tiles(0, made.n_rows)
         return made
@@ -141,8 +142,8 @@ def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
     parts = [shard(slice(*pair)) for pair in pairwise(edges)]
     whole = shard(slice(None))
     engines = (
-        FusedEngine(whole, loss.terms(), rule=rule, n_channels=3, loss_unit=loss_unit, n_threads=1),
-        ShardedEngine(parts, loss.terms(), n_channels=3, loss_unit=loss_unit, width=3),
+        FusedEngine(whole, loss.terms(), rule=rule, n_threads=1),
+        ShardedEngine(parts, loss.terms(), width=3),
     )
     values = [np.zeros((n_classes, 1)) for _ in engines]
     for _ in range(3):

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, SquaredError
 from dboost.session import fused_engine as in_process
 from dboost.session.fused_engine import FusedEngine
-from dboost.session.sharded_engine import ShardedEngine
 from dboost.shards.shard import Shard
 from dboost.training.initial_score import Ask, TargetStats, in_one_part, target_stats
 from dboost.trees.nodes import BEST_FIRST, GrowthPolicy
-from tests.tables import make_table
+from tests.sharded_engine import ShardedEngine
+from tests.tables import make_table, spec_of
 
 LOSSES = [SquaredError(), LogLoss(), SoftmaxLogLoss(4)]
 
@@ -77,12 +77,12 @@ def test_an_engine_asks_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def shard(rows: slice) -> Shard:
         codes = table.stored().part(rows)
-        return Shard(codes, table.layout, y[rows], None, np.zeros(len(y[rows])), constant_hessian=True, max_leaves=4)
+        return Shard(codes, spec_of(table.layout, constant_hessian=True, n_channels=2), y[rows], None, np.zeros(len(y[rows])))
 
     rule: Any = GrowthPolicy(4, 9, BEST_FIRST)
     terms = SquaredError().terms()
-    alone = FusedEngine(shard(slice(None)), terms, rule=rule, n_channels=2, loss_unit=1.0, n_threads=3)
-    cut = ShardedEngine([shard(slice(0, 40)), shard(slice(40, 101))], terms, n_channels=2, loss_unit=1.0)
+    alone = FusedEngine(shard(slice(None)), terms, rule=rule, n_threads=3)
+    cut = ShardedEngine([shard(slice(0, 40)), shard(slice(40, 101))], terms)
     for engine, n_answers in ((alone, 3), (cut, 2)):
         told = engine.ask(seen, 2)
         assert len(told) == n_answers

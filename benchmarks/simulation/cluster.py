@@ -25,14 +25,15 @@ from benchmarks.simulation.network import Host, Line, Network, Wire
 from dboost.data import dask_collections as lazy
 from dboost.data.read_plan import ReadPlan
 from dboost.distributed import reducer
-from dboost.distributed.cluster_fit import fit_on_cluster
+from dboost.distributed.cluster_fit import fit_on_cluster, n_parts_of
 from dboost.distributed.connection import Connection
 from dboost.distributed.read_tasks import ReadTasks, Receipt
 from dboost.distributed.worker_plugin import DBoostWorkerPlugin
 from dboost.kernels.histograms import PAIR
 from dboost.session.protocol import SessionRef, unpack
 from dboost.session.worker_session import WorkerSession
-from dboost.training.plan import FitResult
+from dboost.training.fit import FitResult
+from dboost.training.plan import FitRequest
 
 
 class Worker:
@@ -232,7 +233,8 @@ def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows
     # Sums of so many rows no longer fit 32 bits, so histograms travel in 64.
     simulated.wire.scale = 2.0 if n_rows / simulated.n_workers * PAIR.max_hessian > 2**31 else 1.0
     with (
-        patch("dboost.distributed.cluster_fit.Source", _Source),
         patch.object(reducer, "_LIGHT_BYTES", -math.inf),  # all merging is done where its seconds are counted
     ):
-        return fit_on_cluster(_Client(simulated), data, target, parameters, n_threads=1, progress=False)
+        request = FitRequest(parameters, 1, columns=(target, None, None), progress=False)
+        client = _Client(simulated)
+        return fit_on_cluster(client, request, lambda: _Source(data, target, n_parts=n_parts_of(client)))

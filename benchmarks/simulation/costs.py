@@ -10,11 +10,11 @@ from unittest.mock import patch
 import numpy as np
 
 import dboost
-from dboost.session.sharded_engine import ShardedEngine
 from dboost.session.thread_team import Team
 from dboost.shards.shard_grower import ShardGrower
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import GradientStats, TreeTask
+from tests.sharded_engine import ShardedEngine
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class _Clocked(ShardGrower):
 class _Clock(ShardedEngine):
     """An engine of one shard and one thread that is timed."""
 
-    def __init__(self, shard: Any, terms: tuple, *, rule: Any, n_channels: int, loss_unit: float, n_threads: int) -> None:
-        super().__init__([shard], terms, n_channels=n_channels, loss_unit=loss_unit)
+    def __init__(self, shard: Any, terms: tuple, *, rule: Any, n_threads: int) -> None:
+        super().__init__([shard], terms)
         self.clocked = _Clocked(self._rounds[0])
         self._rounds = [self.clocked]
         self.team = Team(1, in_caller=True)
@@ -116,7 +116,7 @@ def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:
         engines.append(_Clock(*arguments, **settings))
         return engines[-1]
 
-    with patch("dboost.training.fit.InProcessEngine", engine):
+    with patch("dboost.session.worker_session.FusedEngine", engine):
         dboost.fit(X, y, loss="log_loss", max_iter=8, min_samples_leaf=1, n_threads=1, progress=False)
     clock = engines[0]
     parts = np.array(clock.clocked.parts[len(clock.clocked.parts) // 4 :])  # the first ones compile
