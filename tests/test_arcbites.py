@@ -25,7 +25,7 @@ from dboost.shards.arcbite_rows import bite_sizes, bites_of
 from dboost.training.arcbites import order_of_visits
 from dboost.training.fit import fit_table
 from dboost.training.plan import FitRequest
-from dboost.training.validation_split import test_rows_of
+from dboost.training.validation_split import held_out_rows_of
 from dboost.trees.tree_task import VISITS, derive_seed, hash_rows
 from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
@@ -305,7 +305,7 @@ def test_rows_are_held_out_where_no_test_set_is_given() -> None:
         UserWarning, match=r"no eval_set was given to tell when to leave a bite: \d+ of the 900 rows are held out"
     ):
         booster = fit(arcbites=True)
-    rows = test_rows_of(900, 0).selects(np.arange(900))
+    rows = held_out_rows_of(900, 0).selects(np.arange(900))
     assert 60 < rows.sum() < 120
     given = fit(FRAME[~rows].reset_index(drop=True), arcbites=True, eval_set={"validation": FRAME[rows]})
     assert [t.value.tobytes() for t in given.ensemble.trees] == [t.value.tobytes() for t in booster.ensemble.trees]
@@ -313,7 +313,7 @@ def test_rows_are_held_out_where_no_test_set_is_given() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit(arcbites=ArcBites(4, 1))
-    assert test_rows_of(10**7, 0).selects(np.arange(10**6)).mean() == pytest.approx(0.02, rel=0.05), "about 200,000 at most"
+    assert held_out_rows_of(10**7, 0).selects(np.arange(10**6)).mean() == pytest.approx(0.02, rel=0.05), "about 200,000 at most"
 
 
 def test_rows_of_weight_zero_have_no_say() -> None:
@@ -521,7 +521,7 @@ def test_mistakes(given: Any, complaint: str) -> None:
 
 def test_too_few_rows_to_hold_some_out() -> None:
     X = np.arange(3.0)[:, None]
-    seed = next(seed for seed in range(9) if not test_rows_of(3, seed).selects(np.arange(3)).any())
+    seed = next(seed for seed in range(9) if not held_out_rows_of(3, seed).selects(np.arange(3)).any())
     with pytest.raises(ParameterError, match="of 3 rows none can be spared"):
         fit(X, X[:, 0], arcbites=ArcBites(2), random_state=seed)
     assert fit(X, X[:, 0], arcbites=ArcBites(3, 1, visits=2)).n_iter_ >= 2, "bites without rows are passed over"

@@ -170,7 +170,7 @@ def test_a_worker_that_is_lost_while_rows_are_moved(client: Client, monkeypatch:
         asked.append(partition)
         return {"status": UNKNOWN} if len(asked) == 4 else await give(self, fit, session, batch, partition, number)
 
-    monkeypatch.setattr("dboost.distributed.partition_mover.Moving.give", first_fails)
+    monkeypatch.setattr("dboost.distributed.partition_mover.PartitionMover.give", first_fails)
     with no_stealing(), threads_cluster(3, 1) as other:
         data = FRAME[["a", "e", "y"]]
         digest, rows = fit(other, on_one_worker(other, dd.from_pandas(data, npartitions=13)), "y")

@@ -32,7 +32,7 @@ def test_what_was_freed_is_given_back() -> None:
 
 def test_only_when_enough_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[None] = []
-    monkeypatch.setattr(giving_back, "give_back", lambda: times.append(None))
+    monkeypatch.setattr(giving_back, "trim_memory", lambda: times.append(None))
     tally = TrimCounter()
     for expected in (0, 0, 0, 1, 1, 1, 1, 2):
         tally.add(16 * 2**20)

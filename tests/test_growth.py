@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest

@@ -44,7 +44,7 @@ def send_left(planes, at, n_levels, cut, limits, keys, order, goes_left):
 
 def limits_of(**changed: float) -> SplitParams:
     usual = {
-        "l2": 1.0, "l1": 0.0, "max_step": math.inf, "min_hessian": 0.0, "min_rows": 1.0, "count_plane": 2,
+        "l2": 1.0, "l1": 0.0, "max_step": math.inf, "min_hessian": 0.0, "min_rows": 1.0, "count_channel": 2,
         "threshold": 0.0, "smoothing": 0.0, "category_l2": 0.0, "max_categories": 1000, "min_category_hessian": 0.0,
     }  # fmt: skip
     return SplitParams(**(usual | changed))  # type: ignore[arg-type]

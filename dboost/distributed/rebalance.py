@@ -32,7 +32,7 @@ from dboost.session.protocol import SessionRef
 
 if TYPE_CHECKING:
     from dboost.distributed.connection import Connection
-    from dboost.distributed.partitioned_table import PartitionedTable, WorkerPartitions
+    from dboost.distributed.partitioned_table import PartitionedTable
 
 
 #: How close to a fair share is close enough, once something is moved.
@@ -198,6 +198,8 @@ class JoinedWorkers:
         by_session: dict[SessionRef, list[int]] = {}
         for receipt in receipts:
             by_session.setdefault(receipt.ref, []).append(receipt.number)
+        from dboost.distributed.partitioned_table import WorkerPartitions  # which imports this module
+
         shares = [WorkerPartitions(self._batch, ref, tuple(sorted(numbers))) for ref, numbers in by_session.items()]
         try:
             self._table.reassign(shares)

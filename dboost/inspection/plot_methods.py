@@ -24,12 +24,10 @@ from dboost.model.ensemble import Ensemble
 if TYPE_CHECKING:
     from dboost.inspection import shapley
     from dboost.inspection.plots import attributions, quality
-    from dboost.inspection.plots import history as training
-    from dboost.inspection.plots import tree_diagram as trees
     from dboost.inspection.report import card, page
 else:  # who only trains and predicts need not wait for them
     (shapley,) = late("dboost.inspection", "shapley")
-    attributions, quality, training, trees = late("dboost.inspection.plots", "attributions quality training trees")
+    attributions, history, quality, tree_diagram = late("dboost.inspection.plots", "attributions history quality tree_diagram")
     card, page = late("dboost.inspection.report", "card page")
 
 
@@ -59,7 +57,7 @@ class Drawing(Inspection):
     def plot_history(self, *, ax: Any = None) -> Any:
         """Metrics over the iterations, a panel per metric, the best iteration marked."""
         metrics = self.history[["iteration", *(name for name in self.ensemble.metrics if name in self.history)]]
-        return training.draw_history(metrics, losses.from_dict(self.ensemble.loss), self.ensemble.best_iteration, ax)
+        return history.draw_history(metrics, losses.from_dict(self.ensemble.loss), self.ensemble.best_iteration, ax)
 
     def plot_tree(self, i: int = 0, *, ax: Any = None) -> Any:
         """One tree, on its side. With K classes, tree i belongs to class i modulo K; −1 is the last tree.
@@ -75,7 +73,7 @@ class Drawing(Inspection):
         iteration, output = divmod(int(i) % n, self.ensemble.n_outputs)
         of_class = f", class {class_names(self.ensemble)[output]}" if self.ensemble.n_outputs > 1 else ""
         title = f"Tree of iteration {iteration + 1}{of_class}"
-        return trees.draw_tree(self.ensemble.trees[int(i)], self.ensemble.features, title, ax)
+        return tree_diagram.draw_tree(self.ensemble.trees[int(i)], self.ensemble.features, title, ax)
 
     def plot_shap_summary(
         self, X: Any, *, output: Any = None, background: Any = None, max_features: int = 15, ax: Any = None

@@ -29,8 +29,8 @@ from dboost.training.callbacks import Callback
 from dboost.training.plan import FitPlan, FitRequest, RowsDescription
 from dboost.training.validation_split import (
     ValidationPlan,
+    held_out_rows_of,
     needs_test_set,
-    test_rows_of,
     warn_held_out,
 )
 from dboost.trees.bin_proposal import fine_bins_of
@@ -120,7 +120,7 @@ class SessionRows:
                 if metric.wants_block:
                     table.refuse_values(metric.name)
         is_alone = needs_test_set(parameters, validation, request.eval_sets)
-        test_rows = test_rows_of(n_rows, parameters.random_state) if is_alone else None
+        test_rows = held_out_rows_of(n_rows, parameters.random_state) if is_alone else None
         assignment = validation.assign(counts, digit_counts, test_rows)
         table.apply(Session.assign_rows, lambda numbers: (*numbered(numbers), assignment))
         found = table.ask(Session.trained_rows)

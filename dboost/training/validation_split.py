@@ -84,7 +84,7 @@ def needs_test_set(parameters: Parameters, plan: ValidationPlan, sets: Sequence[
     return arcbites is not None and arcbites.is_watched and not sets and plan.early_stopping is None
 
 
-def test_rows_of(n_rows: int, seed: int) -> DrawnRows:
+def held_out_rows_of(n_rows: int, seed: int) -> DrawnRows:
     """The share of `n_rows` rows of positive weight that is held out."""
     share = min(TEST_SHARE, MOST_TEST_ROWS / n_rows)
     return DrawnRows(derive_seed(seed, HOLD_OUT), (int(share * 2.0**64),))

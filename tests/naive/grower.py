@@ -42,7 +42,7 @@ class NaiveGrower:
     task: TreeTask
     gradient: Sequence[float]
     hessian: Sequence[float] | None
-    times: Sequence[int] | None = None
+    repeat_count: Sequence[int] | None = None
     nodes: list[Node] = field(default_factory=list)
 
     def __post_init__(self) -> None:
