@@ -23,7 +23,7 @@ from dboost.model.ensemble import Ensemble
 
 if TYPE_CHECKING:
     from dboost.inspection import shapley
-    from dboost.inspection.plots import attributions, quality
+    from dboost.inspection.plots import attributions, history, quality, tree_diagram
     from dboost.inspection.report import card, page
 else:  # who only trains and predicts need not wait for them
     (shapley,) = late("dboost.inspection", "shapley")
