@@ -95,7 +95,7 @@ def fit(
         With `start_from`: candidates for splits from the new data, or those of the model's last data.
     continue_steps : "damped" or "full"
         With `start_from`: shorter steps where the model has little to learn or the new data are few (see
-        `dboost.training.shrinkage`), or those of a first fit.
+        `dboost.training.plan`), or those of a first fit.
     refit_leaves : bool
         With `start_from`: add no trees but estimate the leaf values of the model's anew from these data, see
         `Booster.refit_leaves`, which has more options.

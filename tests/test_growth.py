@@ -25,7 +25,7 @@ from dboost.schema import Feature
 from dboost.session import fused_engine as in_process
 from dboost.session.fused_engine import FusedEngine
 from dboost.shards.shard import Shard
-from dboost.training.precision import Precision, growth_policy_of, precision_of
+from dboost.training.plan import Precision, growth_policy_of, precision_of
 from dboost.trees.finished_tree import TreeSnapshot, leaf_values
 from dboost.trees.grower import RoundHistograms
 from dboost.trees.nodes import ANY_ORDER, split_params_of

@@ -23,8 +23,7 @@ from dboost.distributed.rebalance import JoinedWorkers
 from dboost.distributed.reducer import check_rows
 from dboost.errors import DBoostError
 from dboost.metrics.metric import Metric
-from dboost.session.build_spec import BiteVisit, BuildSpec, ReplayState
-from dboost.session.protocol import Session
+from dboost.session.protocol import BiteVisit, BuildSpec, ReplayState, Session
 from dboost.session.thread_team import Team
 from dboost.shards.apply_trees import TreeDelta
 from dboost.trees.bin_proposal import in_fine_bins

@@ -26,10 +26,9 @@ from dboost.distributed.read_tasks import ReadTasks
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
-from dboost.session.build_spec import BuildSpec
 from dboost.session.evaluation import EvalSet, EvalSetBuilder, log_streamed_eval_set
 from dboost.session.partition_loader import PartitionStats
-from dboost.session.protocol import Engine, Session
+from dboost.session.protocol import BuildSpec, Engine, Session
 from dboost.session.target import TargetScan
 from dboost.session.transport import ByPartitions, NamedSet
 from dboost.training.fit import FitResult, fit

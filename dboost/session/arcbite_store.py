@@ -24,8 +24,8 @@ from typing import Protocol
 import numpy as np
 
 from dboost.session.batch_rows import StartingRows
-from dboost.session.build_spec import BiteVisit, BuildSpec
 from dboost.session.fused_engine import is_small
+from dboost.session.protocol import BiteVisit, BuildSpec
 from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.arcbite_rows import Bite, BiteFiles, FileBite, InMemoryBite, bite_sizes, bites_of
 from dboost.shards.shard_spec import code_fields, rows_that_fit

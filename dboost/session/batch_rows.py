@@ -18,7 +18,7 @@ import numpy as np
 
 from dboost.data import Table
 from dboost.model.forest import FlatEnsemble
-from dboost.session.build_spec import BuildSpec
+from dboost.session.protocol import BuildSpec
 from dboost.session.target import Target, encode_chunk, encode_like
 from dboost.session.warm_start import WarmStart, add_block, matrix_of, starting_scores
 from dboost.shards.encode import encoded_pieces, kept_rows

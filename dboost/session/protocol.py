@@ -3,6 +3,8 @@
 `Engine` is what the boosting loop calls: a session's rows in this process, or all workers of a cluster. `Session` is what one
 process does for a fit. A transport calls it directly in this process (`session.transport.LocalTable`) or sends the call to a
 worker (`distributed.partitioned_table`); the name of the method is taken from this protocol, so mypy checks both ends.
+
+What a session is told before it builds shards: frozen records, equal for all sessions of a fit.
 """
 
 from __future__ import annotations
@@ -14,8 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from dboost.data.binning import Binning
 from dboost.kernels.histograms import BinLayout
+from dboost.metrics.metric import LossMagnitude
+from dboost.session.memory_budget import Budget
+from dboost.session.target import Target
+from dboost.session.warm_start import WarmStart
 from dboost.shards.apply_trees import TreeDelta
+from dboost.shards.shard_spec import ShardSpec
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
 if TYPE_CHECKING:
@@ -23,13 +31,69 @@ if TYPE_CHECKING:
     from dboost.metrics.metric import LossMagnitude
     from dboost.model.ensemble import Ensemble
     from dboost.schema import Feature
-    from dboost.session.build_spec import BiteVisit, BuildSpec, ReplayState
     from dboost.session.partition_loader import Numbered, PartitionStats
     from dboost.session.row_selection import DigitRequest, RowAssignment
     from dboost.session.target import Target
     from dboost.session.warm_start import WarmStart
     from dboost.trees.grower import RoundHistograms, RoundRequest
     from dboost.trees.split_finder import BestSplits
+
+
+@dataclass(frozen=True, eq=False)
+class BuildSpec:
+    """How a session turns its rows into shards and evaluation sets. The same record for all sessions."""
+
+    shard: ShardSpec
+    binning: Binning
+    target: Target  # loss and classes; holds no rows
+    baseline: np.ndarray  # float64[n_outputs]
+    warm_start: WarmStart  # the model whose trees the scores begin with
+    magnitude: float  # about how large the loss of a row can be, see `training.initial_score.TargetStats`
+    spread: float  # about how large the error of a prediction can be
+    #: Global id of each partition's first row among all rows of positive weight.
+    starts: dict[int, int]
+    budget: Budget | None  # what the fit may add to the memory of each process
+    n_bites: int | None  # number of arcbites (or of their parts), None without arcbites
+    n_together: int  # how many parts form an arcbite
+    seed: int  # of the division into arcbites
+    #: Whether rows may go to files without a `memory_limit`: not where trees propose their own bins.
+    may_stream: bool
+
+    @property
+    def layout(self) -> BinLayout:
+        return self.shard.layout
+
+    def loss_magnitude(self, max_weight: float, n_rows: int) -> LossMagnitude:
+        """What metrics need to know of `n_rows` rows for their exact sums."""
+        return LossMagnitude(self.magnitude, self.spread, max_weight, n_rows)
+
+    def are_of(self, rows: np.ndarray, partitions: Sequence[int]) -> np.ndarray:
+        """Which rows (int64[n], global ids) belong to these partitions: bool[n]."""
+        numbers = np.array(sorted(self.starts), np.int64)
+        starts = np.array([self.starts[number] for number in numbers.tolist()], np.int64)
+        # Several partitions start at the same id if some are empty; the last of them holds the row.
+        return np.isin(numbers[np.searchsorted(starts, rows, "right") - 1], np.array(partitions, np.int64))
+
+
+@dataclass(frozen=True)
+class BiteVisit:
+    """A visit to an arcbite."""
+
+    number: int
+    bite: tuple[int, ...]  # the parts that the bite consists of
+    n_kept: int  # iterations of this fit that the model had when the visit began
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayState:
+    """What shards that are built late have missed."""
+
+    applied: int = -1  # number of the last call of `advance`, from 0; -1 before the first
+    iterations: tuple[tuple[TreeDelta, ...], ...] = ()  # complete ones
+    pending: tuple[TreeDelta, ...] = ()  # trees of the current iteration, whose values are not in the scores yet
+    terms: tuple = ()  # the loss's record for kernels at present
+    turn: BiteVisit | None = None  # the arcbite that is trained on
+
 
 Statistic = TypeVar("Statistic")
 

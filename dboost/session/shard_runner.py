@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dboost.session.batch_rows import BatchRows, starting_pieces
-from dboost.session.build_spec import BuildSpec, ReplayState
+from dboost.session.protocol import BuildSpec, ReplayState
 from dboost.shards.advance import Scratch, advance_rows
 from dboost.shards.apply_trees import add_grown_tree, leaves_of
 from dboost.shards.block_store import BlockStore, BlockWriter

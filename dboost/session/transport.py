@@ -14,12 +14,11 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from dboost.data import Table
 from dboost.schema import Feature
-from dboost.session.build_spec import BuildSpec
 from dboost.session.evaluation import EvalRows, EvalSet, EvalSetBuilder, StreamedEvalSet, log_streamed_eval_set
 from dboost.session.fused_engine import FusedEngine, choose_threads, is_small
 from dboost.session.memory_budget import Budget
 from dboost.session.partition_loader import is_unit, scan_targets
-from dboost.session.protocol import Engine, Session
+from dboost.session.protocol import BuildSpec, Engine, Session
 from dboost.session.target import TargetScan
 from dboost.session.thread_team import Team
 from dboost.session.worker_session import WorkerSession

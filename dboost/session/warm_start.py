@@ -52,7 +52,7 @@ class WarmStart:
     keeps_bins : bool
         Whether the model's split points are the candidates of the new trees too.
     damps : bool
-        Whether the new trees' steps are damped, see `training.shrinkage`.
+        Whether the new trees' steps are damped, see `training.plan`.
     """
 
     model: Ensemble | None = None

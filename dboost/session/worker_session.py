@@ -31,17 +31,20 @@ from dboost.metrics.metric import LossMagnitude
 from dboost.session.arcbite_store import FileBiteStore, InMemoryBiteStore, Iterations, SessionBites
 from dboost.session.arcbites_engine import ArcbitesEngine
 from dboost.session.batch_rows import BatchRows, global_row_ids
-from dboost.session.build_spec import BiteVisit, BuildSpec, ReplayState
+from dboost.session.evaluation import WorkerEvalSets
 from dboost.session.fused_engine import FusedEngine, is_small
 from dboost.session.leaf_refit_rows import LeafRefitRows
 from dboost.session.memory_budget import Budget, check_rows_in_memory, limit_that_streams
 from dboost.session.partition_loader import PartitionLoader
 from dboost.session.protocol import (
+    BiteVisit,
+    BuildSpec,
     Engine,
     FeatureOwner,
     MissingPartitions,
     RefitOrder,
     RefitStep,
+    ReplayState,
     SessionRef,
     pack_round,
     unpack,
@@ -50,7 +53,6 @@ from dboost.session.shard_runner import InMemoryRunner, ShardRunner, StreamedRun
 from dboost.session.streamed_engine import StreamedEngine
 from dboost.session.thread_team import Team
 from dboost.session.warm_start import add_trees, row_matrices, starting_scores
-from dboost.session.worker_evaluation import WorkerEvalSets
 from dboost.shards.advance import Scratch
 from dboost.shards.apply_trees import TreeDelta, add_iterations, leaves_of
 from dboost.shards.arcbite_rows import Bite, InMemoryBite

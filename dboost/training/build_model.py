@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dboost.model.ensemble import Ensemble
 from dboost.session.warm_start import WarmStart
-from dboost.training.loop import BoostingLoop
+
+if TYPE_CHECKING:
+    from dboost.training.loop import BoostingLoop
 
 _NOT_METRICS = ("iteration", "seconds", "rows_kept", "bytes_read", "workers", "bite", "visit")
 

@@ -26,7 +26,7 @@ from dboost.losses.classification import SoftmaxLogLoss
 from dboost.losses.custom_loss import check_derivatives
 from dboost.metrics.exact_sum import ExactSum, merged_float, total, unit_for
 from dboost.metrics.quantiles import exact_level, find_quantiles, find_size, rank_unit
-from dboost.training.minimize import minimize_convex
+from dboost.training.leaf_values import minimize_convex
 
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 

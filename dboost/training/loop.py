@@ -30,7 +30,7 @@ from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.statistics import fine_bin_hessians
 from dboost.training.callbacks import Callback, Iteration, Progress
 from dboost.training.leaf_values import LeafEstimator
-from dboost.training.precision import precision_of
+from dboost.training.plan import precision_of
 from dboost.trees.bin_proposal import BinMerge
 from dboost.trees.finished_tree import TreeSnapshot, follow_sums, within_bounds
 from dboost.trees.nodes import split_params_of

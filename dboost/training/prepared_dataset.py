@@ -36,12 +36,11 @@ from dboost.schema import Feature, Level
 from dboost.session.arcbite_store import BiteStore, FileBiteStore, InMemoryBiteStore
 from dboost.session.arcbites_engine import ArcbitesEngine
 from dboost.session.batch_rows import StartingPiece
-from dboost.session.build_spec import BuildSpec
 from dboost.session.evaluation import EvalSet, EvalSetBuilder
 from dboost.session.fused_engine import FusedEngine, choose_threads
 from dboost.session.memory_budget import Budget, check_rows_in_memory
 from dboost.session.partition_loader import scan_targets
-from dboost.session.protocol import Engine
+from dboost.session.protocol import BuildSpec, Engine
 from dboost.session.reference_sample import ReferenceSample, reference_rows, values_of
 from dboost.session.streamed_engine import StreamedEngine
 from dboost.session.target import Target, TargetScan, check_range, unknown_class
