@@ -19,7 +19,7 @@ import pandas as pd
 from distributed import Client, LocalCluster, Scheduler
 
 from dboost.session.memory_budget import Budget
-from dboost.shards import block_store as blocks
+from dboost.shards import shard_spec as blocks
 
 ROOT = Path(__file__).parent.parent
 #: A machine may be busy, and a worker that imports or compiles then looks as if it were stopped: tests that stop workers ask

@@ -27,7 +27,7 @@ import dboost
 from dboost import DataError, ModelFileError, ParameterError
 from dboost.session.fused_engine import FusedEngine
 from dboost.session.memory_budget import Budget
-from dboost.shards import block_store as blocks
+from dboost.shards import shard_spec as blocks
 from dboost.shards.statistics import random_numbers, row_fingerprint
 from dboost.storage import atomic_write as files
 from dboost.training import checkpoint as identity_of

@@ -21,7 +21,7 @@ from dboost import DBoostClassifier, DBoostRegressor
 from dboost.data import open_table
 from dboost.session.memory_budget import Budget
 from dboost.session.row_selection import NumberedRows
-from dboost.shards import block_store as blocks
+from dboost.shards import shard_spec as blocks
 from tests.clusters import a_table, threads_cluster
 
 FRAME = a_table(700)

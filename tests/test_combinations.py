@@ -36,7 +36,7 @@ import dboost
 from dboost import Booster, DBoostError
 from dboost.session import fused_engine as in_process
 from dboost.session.memory_budget import Budget
-from dboost.shards import block_store as blocks
+from dboost.shards import shard_spec as blocks
 from tests.clusters import threads_cluster
 from tests.combinations import AGAIN, CATEGORICAL, EMPTY, Draw, draws
 from tests.fits import cut, saved

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.session import fused_engine as in_process
+from dboost.session import worker_session as loading
 from dboost.shards.shard import Shard
-from dboost.training import fit as loading
 from tests.fits import FEATURES, NUMERIC, TARGETS, cut, mixed_frame, saved
 
 FRAME, HELD_OUT = mixed_frame(), mixed_frame(250, seed=1)

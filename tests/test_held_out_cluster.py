@@ -16,7 +16,7 @@ from distributed import Client
 import dboost
 from dboost.distributed import worker_plugin as holder
 from dboost.session.memory_budget import Budget
-from dboost.shards import block_store as blocks
+from dboost.shards import shard_spec as blocks
 from tests.clusters import held_fits, threads_cluster
 from tests.fits import NUMERIC, cut, mixed_frame
 

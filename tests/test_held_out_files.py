@@ -14,7 +14,7 @@ import pytest
 import dboost
 from dboost.session import evaluation as held_out
 from dboost.session.memory_budget import Budget
-from dboost.shards import block_store as blocks
+from dboost.shards import shard_spec as blocks
 from tests.fits import NUMERIC, cut, mixed_frame, saved
 
 FEATURES = [*NUMERIC, "town"]

@@ -15,7 +15,7 @@ import pytest
 
 import dboost
 from dboost.session.memory_budget import Budget
-from dboost.shards import block_store as blocks
+from dboost.shards import shard_spec as blocks
 
 N_ROWS = 300
 FITS: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ import dboost
 from dboost.errors import DataError
 from dboost.session import memory_budget as budget
 from dboost.session.memory_budget import Budget, check_rows_in_memory
-from dboost.shards import block_store as blocks
+from dboost.shards import shard_spec as blocks
 from tests.clusters import threads_cluster
 from tests.fits import NUMERIC, cut, mixed_frame, saved
 

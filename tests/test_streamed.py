@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost.session import streamed_engine
 from dboost.session.memory_budget import Budget, parse_memory_limit
-from dboost.shards import block_store as blocks
+from dboost.shards import shard_spec as blocks
 from tests.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
 
 LIMIT = "64MiB"

@@ -18,7 +18,7 @@ import dboost
 from dboost.distributed import worker_plugin as holder
 from dboost.session.memory_budget import Budget
 from dboost.session.partition_loader import PartitionBatch
-from dboost.shards import block_store as blocks
+from dboost.shards import shard_spec as blocks
 from tests.clusters import Processes, a_table, held_rows, rows_in_files, stream_everything, threads_cluster
 
 FRAME = a_table(3000)

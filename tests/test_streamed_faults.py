@@ -19,7 +19,7 @@ import pytest
 import dboost
 from dboost.session.memory_budget import Budget
 from dboost.session.streamed_engine import StreamedEngine
-from dboost.shards import block_store as blocks
+from dboost.shards import shard_spec as blocks
 
 ROOT = Path(__file__).parent.parent
 RNG = np.random.default_rng(0)

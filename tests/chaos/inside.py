@@ -75,7 +75,7 @@ def _pause(worker: Any, fraction: Any) -> None:
 def stream() -> None:
     """No memory limit is kept by rows in memory: all are in files."""
     from dboost.session.memory_budget import Budget
-    from dboost.shards import block_store as blocks
+    from dboost.shards import shard_spec as blocks
     from tests.chaos.fits import BLOCK_ROWS
 
     Budget.holds_rows = lambda *_: False  # type: ignore[method-assign, assignment]
