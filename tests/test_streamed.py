@@ -16,6 +16,7 @@ import dboost
 from dboost.session import streamed_engine
 from dboost.session.memory_budget import Budget, parse_memory_limit
 from dboost.shards import shard_spec as blocks
+from dboost.shards.block_store import BlockStore
 from tests.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
 
 LIMIT = "64MiB"
@@ -113,7 +114,7 @@ def test_blocks_that_stay(folder: Path, monkeypatch: pytest.MonkeyPatch, n_stayi
     """As many blocks as the limit leaves room for are read once, before the first tree: here all, or one for each thread."""
     found: list[tuple[int, int]] = []
 
-    def counted(files: blocks.BlockStore, n_bytes: int, width: int, n_threads: int) -> int:
+    def counted(files: BlockStore, n_bytes: int, width: int, n_threads: int) -> int:
         n = allowed(files, n_bytes, width, n_threads)
         found.append((n_bytes, n * n_threads * sum(file.stride for file in files.files)))
         return n if n_staying is None else n_staying

@@ -30,7 +30,7 @@ Y = X[:, 0] * X[:, 1]
 CHILD = """
     import resource, signal, sys, dask, numpy as np
     import dboost
-    from dboost.shards import blocks
+    from dboost.shards import shard_spec as blocks
     from dboost.session.memory_budget import Budget
     Budget.holds_rows = lambda *_: False
     blocks.BLOCK_ROWS = 1024
