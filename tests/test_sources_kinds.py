@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import dask.array as da
 import dask.dataframe as dd
+import duckdb
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -74,6 +75,8 @@ KINDS = {
     "arrow": pa.Table.from_pandas,
     "arrow, in pieces": lambda frame: pa.concat_tables([pa.Table.from_pandas(frame[i : i + 5]) for i in range(0, N, 5)]),
     "arrow, views": lambda frame: pa.Table.from_pandas(frame).set_column(5, "word", pa.array(frame["word"], pa.string_view())),
+    "arrow batch": lambda frame: pa.RecordBatch.from_pandas(frame),
+    "duckdb": lambda frame: duckdb.from_arrow(pa.Table.from_pandas(frame)),
     "arrow stream": lambda frame: Stream(pa.Table.from_pandas(frame)),
     "dask": lambda frame: dd.from_pandas(frame, npartitions=4, sort=False),
     "dask, arrow": lambda frame: cut(frame.convert_dtypes(dtype_backend="pyarrow"), [4, 4, 20]),

@@ -22,11 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from dboost._lazy_import import is_a
 from dboost.data.categories import apply
 from dboost.data.chunk import CategoryColumn, Chunk, Column
 from dboost.data.columns import ColumnSpec, to_column
-from dboost.data.frame import Frame, as_frame, is_plain, library
+from dboost.data.frame import Frame, as_frame, collected, is_plain, kind_of
 from dboost.data.read_plan import ReadPlan
 from dboost.errors import DataError, InputTypeError
 from dboost.kernels.checksum import checksum
@@ -160,12 +159,11 @@ def role_column(values: Any, role: str, name: str | None, n_rows: int | None) ->
 
 def one_column(values: Any, role: str) -> Any:
     """The single column of what a user gave as target, weight or offset."""
-    kind = library(values)
-    if is_a(values, "pandas", "Series", "Index") or is_a(values, "pyarrow", "Array", "ChunkedArray"):
+    values = collected(values)
+    kind = kind_of(values)
+    if kind == "series":
         return values
-    if kind == "polars" and hasattr(values, "to_frame"):
-        return values
-    if is_a(values, "pandas", "DataFrame") or is_a(values, "pyarrow", "Table") or kind == "polars":
+    if kind == "dataframe":
         frame = as_frame(values)
         if len(frame.names) != 1:
             raise DataError(f"{role} has {len(frame.names)} columns, one is needed")
