@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dboost.data import open_table
+from dboost.data import ReadOptions, open_table
 from dboost.schema import Feature
 from tests.table_content import content
 
@@ -109,9 +109,9 @@ def test_cuts_change_nothing(at: list[int], retain_bytes: int, separate: bool) -
     if separate:
         data = cut(frame.drop(columns=["y", "w"]), at)
         target, weight = cut(frame[["y"]], at), frame["w"].to_numpy()
-        table = open_table(data, target, sample_weight=weight, retain_bytes=retain_bytes, n_threads=2)
+        table = open_table(data, target, sample_weight=weight, options=ReadOptions(retain_bytes=retain_bytes, n_threads=2))
     else:
-        table = open_table(cut(frame, at), "y", sample_weight="w", retain_bytes=retain_bytes, n_threads=2)
+        table = open_table(cut(frame, at), "y", sample_weight="w", options=ReadOptions(retain_bytes=retain_bytes, n_threads=2))
     with table:
         assert table.features == FEATURES
         assert table.n_chunks == len(at) + 1
