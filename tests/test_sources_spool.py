@@ -147,7 +147,7 @@ def test_files_go_on_interrupt(temporary: Path) -> None:
 HOLDER = """
     import os, sys
     import dask, dask.array as da, numpy as np
-    from dboost.data import spool
+    from dboost.storage import spool
     if len(sys.argv) > 2:
         os.getpid = lambda: int(sys.argv[2])
     dask.config.set({"temporary-directory": sys.argv[1]})
