@@ -19,7 +19,7 @@ from dboost.data import ReadOptions, open_table, paths
 from dboost.data.frame import as_frame
 from dboost.data.paths import open_path
 from dboost.session.memory_budget import Budget
-from dboost.shards import block_store as blocks
+from dboost.shards import shard_spec as blocks
 from tests.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
 
 SHARE = 4096
