@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import dask
 import dask.array as da
@@ -20,8 +21,8 @@ import pandas as pd
 import pytest
 
 from dboost.data import ReadOptions, open_table
+from dboost.distributed.worker_plugin import DBoostWorkerPlugin
 from dboost.errors import DBoostError
-from dboost.session.worker_session import WorkerSession
 from dboost.storage.spool import Spool, remove_stale
 
 N_PARTS = 5
@@ -266,7 +267,18 @@ def test_workers_remove_what_was_left_where_they_work(temporary: Path, tmp_path:
     for folder in (temporary, tmp_path / "worker"):
         (folder / "dboost-1-left").mkdir(parents=True)
         (folder / "dboost-1-left" / "owner").write_text("")
-    WorkerSession(1, tmp_path / "worker").close()
+    worker = SimpleNamespace(
+        handlers={},
+        local_directory=str(tmp_path / "worker"),
+        state=SimpleNamespace(nthreads=1),
+        memory_manager=SimpleNamespace(memory_limit=None),
+    )
+    plugin = DBoostWorkerPlugin()
+    plugin.setup(worker)
+    try:
+        plugin.holding("fit")
+    finally:
+        plugin.teardown(worker)
     assert [*temporary.iterdir(), *(tmp_path / "worker").iterdir()] == []
 
 
