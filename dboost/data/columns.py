@@ -80,7 +80,8 @@ def to_column(values: Any, spec: ColumnSpec) -> Column:
         if spec.categorical is False:
             if not column.levels:  # all values are missing
                 return np.full(len(column.codes), np.nan, np.float32)
-            hint = "the model knows it as numeric" if spec.known else "declare it in categorical_features, or leave it out"
+            advice = "declare it in categorical_features, or leave it out"
+            hint = "the feature is numeric in the model" if spec.known else advice
             raise DataError(f"column {spec.name!r} holds text or categories, which cannot be made numeric: {hint}")
         return column
     return _levels_of_numbers(column, spec) if spec.categorical else column

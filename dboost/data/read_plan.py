@@ -118,7 +118,7 @@ def _check_kinds(spec: Any, names: tuple[str, ...], named: bool, like: tuple[Fea
         if flag is not None and flag != feature.is_categorical:
             kinds = ("numeric", "categorical")
             raise ParameterError(
-                f"categorical_features says that {feature.name!r} is {kinds[flag]}, but to the model it is {kinds[not flag]}"
+                f"categorical_features says that {feature.name!r} is {kinds[flag]}, but in the model it is {kinds[not flag]}"
             )
 
 

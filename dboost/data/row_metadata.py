@@ -170,7 +170,7 @@ def check_target(target: Column, dtype: str, what: str, rows: MetadataRows) -> l
     found = rows.flagged(what, np.isnan(target), "contains NaN (a missing value)")
     found += rows.flagged(what, np.isinf(target), "contains infinity")
     if dtype in ("int64", "uint64") and len(target) and max(target.max(), -target.min()) >= _EXACT:
-        too_large = "holds integers of 2**53 or more, which floats cannot tell apart,"
+        too_large = "holds integers of 2**53 or more, which floats cannot represent exactly,"
         found += rows.flagged(what, np.abs(target) >= _EXACT, too_large)
     return found
 

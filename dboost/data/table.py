@@ -192,7 +192,7 @@ def _read_partitions(
     try:
         return lazy.consume(lazy.select(data, plan.needed), vectors, reader.take_partition, n_threads)
     except KeyError:
-        # Dask's selection of columns does not say in which partition it failed: check the columns of each.
+        # Dask's error does not name the partition: check the columns of each.
         lazy.consume(data, (None, None, None), lambda i, pieces: check_columns(i, pieces[0], plan), n_threads)
         raise
 
