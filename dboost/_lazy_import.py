@@ -1,8 +1,8 @@
-"""pandas, pyarrow, fsspec and some rooms of ours, imported when something of theirs is first used.
+"""Modules that are imported at the first access to one of their attributes.
 
-Importing the first two takes longer than training on ten thousand rows, and who trains on NumPy arrays needs none of them:
-`pd`, `pa` and `fsspec` here look like the modules, and import them at the first access. Whether an object is one of theirs
-can be told without an import, since as long as nobody has imported the library there are no such objects.
+Importing pandas and pyarrow takes longer than training on ten thousand rows, and a fit on NumPy arrays needs neither. `pd`,
+`pa`, `nw` and `fsspec` stand for the modules. `is_a` tests for a class of a library without importing it: before the library is
+imported, no instance of its classes can exist.
 """
 
 from __future__ import annotations
@@ -13,32 +13,31 @@ from typing import TYPE_CHECKING, Any
 
 
 def is_a(value: Any, library: str, *classes: str) -> bool:
-    """Whether a value is an instance of one of the library's classes."""
+    """Return whether a value is an instance of one of the named classes of a library."""
     module = sys.modules.get(library)
     return module is not None and isinstance(value, tuple(getattr(module, name, ()) for name in classes))
 
 
-class _Late:
-    def __init__(self, library: str) -> None:
-        self._library = library
+class _LazyModule:
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self._library), name)
+        return getattr(importlib.import_module(self._name), name)
 
 
 def late(package: str, names: str) -> list[Any]:
-    """Modules of a package, imported at the first access.
-
-    names : separated by spaces.
-    """
-    return [_Late(f"{package}.{name}") for name in names.split()]
+    """Return lazily imported modules of a package. names : separated by spaces."""
+    return [_LazyModule(f"{package}.{name}") for name in names.split()]
 
 
 if TYPE_CHECKING:
     import fsspec
+    import narwhals.stable.v2 as nw
     import pandas as pd
     import pyarrow as pa
 else:
-    fsspec, pd, pa = _Late("fsspec"), _Late("pandas"), _Late("pyarrow")
+    fsspec, pd, pa = _LazyModule("fsspec"), _LazyModule("pandas"), _LazyModule("pyarrow")
+    nw = _LazyModule("narwhals.stable.v2")
 
-__all__ = ["fsspec", "is_a", "late", "pa", "pd"]
+__all__ = ["fsspec", "is_a", "late", "nw", "pa", "pd"]

@@ -1,12 +1,12 @@
-"""Object stores and other far places: what goes wrong there, in our words, and what of an address may be shown.
+"""Errors of object stores and other remote storage, and paths in messages without secrets.
 
-Files are reached through fsspec, so a store is a URL like any other, and the credentials come from the environment as the
-store's own library reads it (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, a profile, the role of the machine); dboost takes
-none as parameters, so that none can end in a log or a model. A URL may still hold some: ``https://user:word@host/rows`` or a
-signed ``?X-Amz-Signature=…``. `shown` leaves those out, and every message names places by it.
+Files are opened by fsspec, so a store is a URL, and its library reads credentials from the environment (``AWS_ACCESS_KEY_ID``,
+``AWS_ENDPOINT_URL``, a profile, the role of the machine). dboost has no parameters for credentials, so that none appear in a
+log or a model. A URL may contain some, such as ``https://user:password@host/rows`` or a signed ``?X-Amz-Signature=…``; `shown`
+removes them, and every message passes its paths through it.
 
-The libraries of the stores raise errors of their own that are no `OSError`; they are told by the package that they come from,
-since importing it to name them would cost a second.
+The libraries of stores raise errors that are not `OSError`. They are recognized by their package, since importing it takes
+about 1 s.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import re
 from typing import Any
 
-#: Packages that talk to stores; what they raise is about the place, not about dboost.
+#: Packages of stores; their errors concern the storage, not dboost.
 _PACKAGES = {"botocore", "aiobotocore", "boto3", "s3fs", "aiohttp", "gcsfs", "google", "adlfs", "azure", "requests"}
 _REASONS = {
     "NoCredentialsError": "there are no credentials in the environment (such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)",
@@ -39,17 +39,17 @@ _SIGNED = re.compile(r"(\bhttps?://[^?\s\"']*)\?[^\s\"']*")
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether an error says that a file or its place cannot be used, as opposed to a mistake in the program."""
+    """Return whether an error means that a file or its storage cannot be used, as opposed to a bug in the program."""
     return isinstance(error, OSError | EOFError | ValueError | ImportError) or _package(error) in _PACKAGES
 
 
 def is_of_store(error: BaseException) -> bool:
-    """Whether it was raised by a library that talks to stores."""
+    """Return whether the library of a store raised the error."""
     return _package(error) in _PACKAGES
 
 
 def is_passing(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, may be gone the next time: a place that did not answer, or had no time."""
+    """Return whether an error or its cause may be temporary: the storage did not respond, or was overloaded."""
     if error is None:
         return False
     busy = isinstance(error, OSError) and error.errno in (
@@ -63,30 +63,30 @@ def is_passing(error: BaseException | None) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """Why a file cannot be used: one clause without secrets, for behind "cannot read …:"."""
+    """Return why a file cannot be used: a clause without secrets, to follow "cannot read …:"."""
     text = getattr(error, "strerror", None) or str(error)
-    # Local files have their own words (strerror) for denied access.
+    # For local files strerror describes denied access.
     known = None if getattr(error, "filename", None) else _REASONS.get(type(error).__name__)
     return known or shown(" ".join(str(text).split())) or type(error).__name__
 
 
 def shown(path: Any) -> str:
-    """A path or URL, or a text with some in it, as it may be printed: without passwords and signatures."""
+    """Return a path or URL, or a text that contains some, without passwords and signatures."""
     text = os.fspath(path) if isinstance(path, os.PathLike) else str(path)
     return _SIGNED.sub(r"\1", _USER.sub("", text))
 
 
-def missing_bucket(filesystem: Any, place: str) -> str | None:
-    """The bucket of a place in a store, when it is known not to exist.
+def missing_bucket(filesystem: Any, path: str) -> str | None:
+    """Return the bucket of a path in a store if it does not exist.
 
-    Only a store has a name before the first slash. Whoever may write objects need not be allowed to look at the bucket: then
-    nothing is known, and writing will tell.
+    Only a store has a name before the first slash. If the credentials allow writing objects but not inspecting the bucket,
+    return None: writing will then succeed or fail.
     """
-    bucket, slash, _ = place.partition("/")
+    bucket, slash, _ = path.partition("/")
     if not (bucket and slash) or ":" in bucket:
         return None
     try:
-        filesystem.info(bucket)  # exists() would take any failure for a no
+        filesystem.info(bucket)  # exists() returns False for any failure
     except FileNotFoundError:
         return bucket
     except PermissionError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,7 @@ def fit(
                     cluster, asked, lambda: ReadTasks(data, target, n_parts=n_parts, budget=budget, **reading)
                 )
             else:
-                fitted = fit_table(asked, lambda: open_table(data, target, **reading, **reading_within(budget, threads)))
+                fitted = fit_table(asked, lambda: open_table(data, target, **reading, options=reading_within(budget, threads)))
     return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=own)
 
 
@@ -306,7 +307,7 @@ def prepare(
                 features=features,
                 categorical_features=categorical_features,
                 **warm_start.like,
-                **(reading_within(budget, threads) | {"spool_roles": True}),
+                options=replace(reading_within(budget, threads), spool_roles=True),
             ) as table,
         ):
             census = scan_table(table)

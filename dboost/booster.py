@@ -21,7 +21,7 @@ import numpy as np
 
 from dboost import losses
 from dboost._lazy_import import pd
-from dboost.data import feature_block, open_table, predict_through
+from dboost.data import ReadOptions, feature_block, open_table, predict_through
 from dboost.data.frame import is_lazy, is_path
 from dboost.data.predict_io import like_input, predict_from
 from dboost.distributed.client import client_for
@@ -144,7 +144,7 @@ class Offspring:
                     cluster, self.ensemble, lambda: ReadTasks(data, target, n_parts=n_parts, **reading), **common
                 )
                 return self._instead(found)
-        table = LocalTable(lambda: open_table(data, target, n_threads=threads, **reading), threads, None)
+        table = LocalTable(lambda: open_table(data, target, options=ReadOptions(threads), **reading), threads, None)
         return self._instead(refit_leaves(self.ensemble, table, **common))
 
     def drop_source(self, source: int | str) -> Self:

@@ -1,49 +1,88 @@
-"""How long is waited for others; both may be set in Dask's configuration, for the client and for the scheduler.
+"""Settings of dboost in Dask's configuration.
 
-``dboost.liveness_timeout`` (10 s): after so long without an answer a worker is pinged, and after as long again it is given up.
-``dboost.worker-timeout`` (60 s): so long a client waits for a first worker, or for another one when all are gone. In an
-environment these are ``DASK_DBOOST__PATIENCE`` and ``DASK_DBOOST__WORKER_TIMEOUT``.
+``dboost.yaml`` lists the keys with their defaults. Importing this module registers the defaults with Dask, so it is imported
+only where Dask is used.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import dask
-from dask.utils import parse_timedelta
+import yaml
+from dask.utils import parse_bytes, parse_timedelta
 
 from dboost.errors import ParameterError
 
+_DEFAULTS = yaml.safe_load(Path(__file__).with_name("dboost.yaml").read_text("utf-8"))
+dask.config.update_defaults(_DEFAULTS)
+
 
 def liveness_timeout() -> float:
-    """Seconds of silence after which a worker is pinged, and after which a ping has failed."""
-    return _seconds("dboost.patience", "10s")
+    """Seconds without an answer after which a worker is pinged, and after which the ping has failed."""
+    return _positive_seconds("patience")
 
 
 def worker_timeout() -> float:
-    """Seconds to wait for a first worker, or for another one when all are gone."""
-    return _seconds("dboost.worker-timeout", "60s")
+    """Seconds to wait for a first worker, or for a new one when all are lost."""
+    return _positive_seconds("worker-timeout")
 
 
-def _seconds(key: str, default: str) -> float:
-    """A duration from Dask's configuration.
+def gather_bytes() -> int:
+    """Bytes of a round, over all workers, below which histograms are reduced in the scheduler's process."""
+    return int(_number("gather-bytes", parse_bytes, lambda n: n >= 0, 'a size, such as "3MiB"'))
+
+
+def owner_bytes() -> int:
+    """Bytes of a round for each feature owner, where histograms are reduced by feature."""
+    return int(_number("owner-bytes", parse_bytes, lambda n: n > 0, 'a size, such as "4MiB"'))
+
+
+def imbalance(persisted: bool) -> float:
+    """How many times its fair share of the rows a worker may hold before partitions move."""
+    key = "imbalance-persisted" if persisted else "imbalance"
+    return _number(key, float, lambda ratio: ratio >= 1, "a number from 1 on")
+
+
+def keep_freed_memory() -> bool:
+    """Whether the C library of schedulers and workers keeps freed memory instead of returning it to the system."""
+    given = _get("keep-freed-memory")
+    if not isinstance(given, bool):
+        raise ParameterError(f"dboost.keep-freed-memory={given!r} in Dask's configuration is not true or false")
+    return given
+
+
+def _get(key: str) -> Any:
+    # The default is repeated because leaving a ``dask.config.set`` block entered before this import removes the section.
+    return dask.config.get(f"dboost.{key}", _DEFAULTS["dboost"][key])
+
+
+def _positive_seconds(key: str) -> float:
+    return _number(key, parse_timedelta, lambda seconds: seconds > 0, 'a duration, such as "10s" or "2 minutes"')
+
+
+def _number(key: str, parse: Callable[[Any], float], is_valid: Callable[[float], bool], expected: str) -> float:
+    """A number from the configuration.
 
     Raises
     ------
     ParameterError
-        When it is none.
+        If the value cannot be parsed or is not valid.
     """
-    given = dask.config.get(key, default)
-    seconds = given if isinstance(given, float) else _parsed(str(given))
-    if not seconds > 0:
-        raise ParameterError(f'{key}={given!r} in Dask\'s configuration is not a duration, such as "10s" or "2 minutes"')
-    return seconds
+    given = _get(key)
+    number = given if isinstance(given, float) else _parsed(parse, str(given))
+    if number is None or not is_valid(number):
+        raise ParameterError(f"dboost.{key}={given!r} in Dask's configuration is not {expected}")
+    return number
 
 
 @cache
-def _parsed(text: str) -> float:
-    """Seconds, or -1. Durations are asked for in every round, and Dask takes its time to read one."""
+def _parsed(parse: Callable[[Any], float], text: str) -> float | None:
+    """The parsed text, or None. Cached because durations are read in every round and Dask parses slowly."""
     try:
-        return float(parse_timedelta(text))
+        return float(parse(text))
     except (AttributeError, LookupError, TypeError, ValueError):
-        return -1.0
+        return None

@@ -1,7 +1,7 @@
-"""What a feature is: its name, its kind, and the levels of a categorical one.
+"""Features: name, kind, and the categories of a categorical one.
 
-The order of `levels` fixes the integer code of each level everywhere (in shards, in trees, in files). Levels are sorted
-when a model is first trained and new ones are only ever appended, so codes never change their meaning.
+The position of a category in `Feature.levels` is its integer code in shards, trees and files. Categories are sorted when a
+model is first trained, and new ones are only appended, so that codes never change their meaning.
 """
 
 from __future__ import annotations
@@ -9,26 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: A categorical feature may have this many levels at most: codes are 16-bit, and the last value means "missing".
+#: Maximum number of categories of a feature: codes have 16 bits, and the last value means "missing".
 MAX_LEVELS = 65_535
 
 Level = str | int | float | bool
 
-#: What levels may be, in words.
+#: Kinds of categories, as they appear in messages.
 TEXT, NUMBERS, TRUTH_VALUES = "text", "numbers", "truth values"
 _KINDS: dict[type, str] = {str: TEXT, bool: TRUTH_VALUES}
 
 
 def kinds_of(levels: Iterable[Level]) -> set[str]:
-    """What levels are, in words."""
+    """Return the kinds of categories."""
     return {_KINDS.get(kind, NUMBERS) for kind in set(map(type, levels))}
 
 
 @dataclass(frozen=True)
 class Feature:
-    """Name and kind of one column; `levels` is None for a numeric one."""
+    """Name and kind of one column."""
 
     name: str
+    #: Categories in the order of their codes; None for a numeric feature.
     levels: tuple[Level, ...] | None = None
 
     @property
@@ -37,10 +38,10 @@ class Feature:
 
     @property
     def legal_kinds(self) -> tuple[str, ...]:
-        """What a column may hold that is read for this feature, its own kind first; empty where anything is legal.
+        """Kinds of values that a column of this feature may contain, the feature's own kind first; empty if any is legal.
 
-        Levels 0 and 1 may come as truth values. A numeric feature is not restricted here, nor is one without levels or with
-        levels of text and numbers.
+        Categories 0 and 1 may be read as booleans. Numeric features are not restricted, nor are features without categories or
+        with both text and numbers.
         """
         kinds = kinds_of(self.levels or ())
         if len(kinds) != 1:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost import ArcBites, DBoostClassifier, DBoostRegressor, ParameterError
-from dboost.data import open_table
+from dboost.data import ReadOptions, open_table
 from dboost.kernels.rows import select_rows
 from dboost.model.ensemble import Ensemble
 from dboost.params import make_parameters, read_arcbites
@@ -138,7 +138,7 @@ def test_naive_twin(loss: str, order: str) -> None:
         parameters = make_parameters(options | {"max_iter": 2 * n})
         twin = fit_table(
             FitRequest(parameters, 1, progress=False, warm_start=WarmStart.same_data(model)),
-            lambda rows=rows: open_table(frame[rows], y[rows], n_threads=1),  # type: ignore[misc]
+            lambda rows=rows: open_table(frame[rows], y[rows], options=ReadOptions(n_threads=1)),  # type: ignore[misc]
         )
         model = twin.ensemble
         k = model.n_outputs

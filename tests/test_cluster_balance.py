@@ -19,9 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
+from dboost.config import imbalance
 from dboost.distributed.messages import UNKNOWN
 from dboost.distributed.partition_mover import PartitionMover
-from dboost.distributed.rebalance import plan_moves, tolerance
+from dboost.distributed.rebalance import plan_moves
 from dboost.distributed.worker_plugin import DBoostWorkerPlugin
 from dboost.storage.spool import Spool
 from tests.clusters import a_table, held_rows, threads_cluster
@@ -157,7 +158,7 @@ def test_persisted_partitions_stay_unless_that_is_gross(client: Client) -> None:
         assert fit(client, lazy, "y")[1] == [1000, 1000, 1000]
     for wrong in ("much", 0.5, None):
         with dask.config.set({"dboost.imbalance": wrong}), pytest.raises(dboost.ParameterError, match=r"dboost\.imbalance="):
-            tolerance(False)
+            imbalance(False)
 
 
 def test_a_worker_that_is_lost_while_rows_are_moved(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

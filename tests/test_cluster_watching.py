@@ -16,13 +16,16 @@ import pytest
 from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 import dboost
 from dboost.distributed import reducer
-from dboost.distributed.monitoring import prometheus as meters
+from dboost.distributed.monitoring import prometheus
 from dboost.distributed.monitoring.dashboard import _finite, page
-from dboost.distributed.monitoring.prometheus import MetricSample, WorkMeter, added_up, samples_of_registry
+from dboost.distributed.monitoring.prometheus import Collector, WorkMeter
 from dboost.distributed.monitoring.status import _POINTS, _REMEMBERED, Curve, FitRegistry
+from dboost.losses import Loss
 from tests.clusters import a_table, threads_cluster
 
 FRAME = a_table(3000)[["a", "b", "e", "z"]]
@@ -52,9 +55,17 @@ def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it never came to that")
 
 
-def worker_figures(dask_worker: Any = None) -> dict[str, float]:
-    figures = dask_worker.plugins["dboost"].meter.figures()
-    return {f"{one.name} {' '.join(value for _, value in one.labels)}".strip(): one.value for one in figures}
+def worker_totals(dask_worker: Any = None) -> dict[str, float]:
+    return dict(dask_worker.plugins["dboost"].meter.totals())
+
+
+def samples(*sources: WorkMeter | FitRegistry) -> dict[tuple[str, ...], float]:
+    """Metrics by name and label values, from the text that Prometheus receives."""
+    collector, registry = Collector(), CollectorRegistry()
+    collector.sources = sources
+    registry.register(collector)
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
 
 
 def test_a_fit_under_way_is_seen(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +75,7 @@ def test_a_fit_under_way_is_seen(client: Client, capsys: pytest.CaptureFixture[s
         if now.iteration == 5:
             until(lambda: json.loads(fetch(client, "/dboost.json"))["fits"][-1]["iteration"] >= 4)
             seen["page"], seen["fit"] = fetch(client, "/dboost"), json.loads(fetch(client, "/dboost.json"))["fits"][-1]
-            seen["workers"] = client.run(worker_figures)
+            seen["workers"] = client.run(worker_totals)
 
     lazy = dd.from_pandas(FRAME, npartitions=6)
     options = OPTIONS | {"progress": True}
@@ -85,12 +96,12 @@ def test_a_fit_under_way_is_seen(client: Client, capsys: pytest.CaptureFixture[s
     assert line.startswith("iteration 6/6: <held>_log_loss ") and "rows/s" in line
     assert line.endswith(f", {len(fit['rows'])} workers")
 
-    figures = seen["workers"].values()
-    assert sum(worker["dboost_worker_rows"] for worker in figures) == 3000
-    assert {worker["dboost_worker_iterations"] for worker in figures if worker["dboost_worker_rows"]} == {6}, "the 0th too"
-    assert all(worker["dboost_worker_seconds compute"] > 0 for worker in figures if worker["dboost_worker_rows"])
-    after = client.run(worker_figures).values()
-    assert all(worker["dboost_worker_rows"] == worker["dboost_worker_fits"] == 0 for worker in after)
+    totals = seen["workers"].values()
+    assert sum(worker["rows"] for worker in totals) == 3000
+    assert {worker["iterations"] for worker in totals if worker["rows"]} == {6}, "the 0th too"
+    assert all(worker["compute"] > 0 for worker in totals if worker["rows"])
+    after = client.run(worker_totals).values()
+    assert all(worker["rows"] == worker["fits"] == 0 for worker in after)
     until(lambda: json.loads(fetch(client, "/dboost.json"))["fits"][-1]["phase"] == "done")
     assert "0 under way" in fetch(client, "/dboost/")
 
@@ -125,8 +136,28 @@ def test_events_say_what_the_page_shows(client: Client) -> None:
     assert fit.reading == {"table": "training data", "read": 3, "partitions": 3}
 
 
+class Squares(Loss):
+    name = "my_squares"
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return (raw - y) ** 2
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return 2 * (raw - y)
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.full(len(y), 2.0)
+
+
+def test_a_custom_loss_is_reported_by_its_name(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    lazy = dd.from_pandas(FRAME.assign(z=FRAME["a"].fillna(0)), npartitions=3)
+    dboost.fit(lazy, "z", client=client, loss=Squares(), **OPTIONS)
+    until(lambda: json.loads(fetch(client, "/dboost.json"))["fits"][-1]["phase"] == "done")
+    assert json.loads(fetch(client, "/dboost.json"))["fits"][-1]["facts"]["loss"] == "my_squares"
+    assert "makes no sense" not in caplog.text
+
+
 def test_on_the_pages_of_prometheus(client: Client) -> None:
-    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     text: list[str] = []
     look = lambda now: text.append(fetch(client, "/metrics"))  # noqa: E731
     dboost.fit(dd.from_pandas(FRAME, npartitions=3), "z", client=client, callbacks=look, **OPTIONS)
@@ -136,19 +167,19 @@ def test_on_the_pages_of_prometheus(client: Client) -> None:
     assert "\ndboost_worker_rows 0.0\n" in fetch(client, "/metrics")
 
 
-def test_figures_of_a_process_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_of_a_process_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = WorkMeter(), WorkMeter()
-    monkeypatch.setattr(meters, "time", SimpleNamespace(perf_counter=lambda: 100.0))
+    monkeypatch.setattr(prometheus, "time", SimpleNamespace(perf_counter=lambda: 100.0))
     one.note("fit", "build", 95.0, 10, 1, 70)
     other.note("fit", "advance", 98.0, 20, 2, 30)
     other.note("fit", "search_slices", 99.0, 0, 0, 30)
     other.received(5)
-    by_name = {(figure.name, *figure.labels): figure.value for figure in added_up([one.figures, other.figures])}
-    assert by_name[("dboost_worker_rows",)] == 100 and by_name[("dboost_worker_received_bytes",)] == 35
-    seconds = [by_name["dboost_worker_seconds", ("phase", phase)] for phase in ("load", "compute", "reduce", "wait")]
+    both = samples(one, other)
+    assert both[("dboost_worker_rows",)] == 100 and both[("dboost_worker_received_bytes_total",)] == 35
+    seconds = [both["dboost_worker_seconds_total", phase] for phase in ("load", "compute", "reduce", "wait")]
     assert seconds == pytest.approx([5, 2, 1, 0])
     one.forget("fit")
-    assert MetricSample("dboost_worker_rows", "gauge", "Rows that are trained on here", 0) in one.figures()
+    assert samples(one)[("dboost_worker_rows",)] == 0
 
 
 def test_the_board_forgets() -> None:
@@ -168,10 +199,10 @@ def test_the_board_forgets() -> None:
         for outcome in ("done", "client left"):
             board.see({"action": "ended", "fit": str(k), "outcome": outcome}, k)
     assert list(board.fits) == [str(k) for k in range(2 * _REMEMBERED, 3 * _REMEMBERED)]
-    figures = {(figure.name, *figure.labels): figure.value for figure in samples_of_registry(board)}
-    assert figures["dboost_fits_ended", ("outcome", "done")] == 3 * _REMEMBERED
-    assert figures["dboost_seconds", ("phase", "reduce")] == 1.5 * _REMEMBERED
-    assert figures[("dboost_workers_lost",)] == 3 * _REMEMBERED and figures[("dboost_fits",)] == 0
+    found = samples(board)
+    assert found["dboost_fits_ended_total", "done"] == 3 * _REMEMBERED
+    assert found["dboost_seconds_total", "reduce"] == 1.5 * _REMEMBERED
+    assert found[("dboost_workers_lost_total",)] == 3 * _REMEMBERED and found[("dboost_fits",)] == 0
 
 
 #: One event of each kind, as dboost tells them.
@@ -197,9 +228,8 @@ def shown(board: FitRegistry) -> None:
     """All that is made of a board."""
     page(board, 5.0).encode()
     json.dumps([_finite(fit.as_dict()) for fit in board.fits.values()], allow_nan=False).encode()
-    for figure in samples_of_registry(board):
-        assert math.isfinite(figure.value) or figure.name == "dboost_score"
-        str(figure).encode()
+    for (name, *_), value in samples(board).items():
+        assert math.isfinite(value) or name == "dboost_score"
 
 
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.text("fit", max_size=1), st.booleans(), st.text(max_size=3), ANYTHING)))

@@ -281,7 +281,7 @@ def test_models_of_numbers_want_numbers() -> None:
         assert np.isfinite(categories.predict(X.assign(c=column))).all()
     with pytest.raises(DataError, match="column 'c' holds text, but it held numbers in training"):
         categories.predict(X)
-    with pytest.raises(DataError, match=r"column 'c' holds text or categories.*the model knows it as numeric"):
+    with pytest.raises(DataError, match=r"column 'c' holds text or categories.*the feature is numeric in the model"):
         numeric.predict(X)
     later = fit(X.assign(c=CODES + 3), categorical_features=["c"])
     assert np.isfinite(later.predict(X.assign(c=CODES))).all()

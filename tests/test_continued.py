@@ -217,10 +217,10 @@ def test_a_source_may_be_dropped() -> None:
 MISTAKES: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (DataError, "no column 'x', 'age'", {"data": NEW.drop(columns=["x", "age"])}),
     (DataError, "a class that the training target has not: 7", {"data": NEW.assign(late=NEW["late"] * 7)}),
-    (DataError, "'x' holds text or categories, .* the model knows it as numeric", {"data": NEW.assign(x="a")}),
+    (DataError, "'x' holds text or categories, .* the feature is numeric in the model", {"data": NEW.assign(x="a")}),
     (DataError, "was trained with loss 'log_loss'.*, not loss 'exponential'", {"loss": "exponential"}),
     (ParameterError, "features cannot be chosen again", {"features": ["x"]}),
-    (ParameterError, "'x' is categorical, but to the model it is numeric", {"categorical_features": ["x", "town", "kind"]}),
+    (ParameterError, "'x' is categorical, but in the model it is numeric", {"categorical_features": ["x", "town", "kind"]}),
     (ParameterError, "continue_bins='old'", {"continue_bins": "old"}),
     (ParameterError, "continue_steps='half'", {"continue_steps": "half"}),
     (ParameterError, "source_name=3", {"source_name": 3}),

@@ -70,7 +70,7 @@ def test_the_allocator_is_changed_only_where_that_is_asked_for(
 def test_the_allocator_takes_what_it_is_told() -> None:
     if giving_back._trim() is None:
         pytest.skip("this C library cannot be asked")
-    code = "import ctypes; from dboost.distributed import giving_back as g; m = ctypes.CDLL(None).mallopt; "
+    code = "import ctypes; from dboost.session import memory_trim as g; m = ctypes.CDLL(None).mallopt; "
     code += "print(m(g._M_TRIM_THRESHOLD, g._KEPT), m(g._M_MMAP_THRESHOLD, g._LARGE))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "1 1\n"
 

@@ -19,7 +19,7 @@ import dboost
 X = np.arange(200.0).reshape(100, 2)
 booster = dboost.fit(X, X[:, 0] > 50, max_iter=2, progress=False)
 booster.predict(X)
-late = {"pandas", "pyarrow", "dask", "sklearn", "matplotlib", "fsspec"}
+late = {"pandas", "pyarrow", "dask", "sklearn", "matplotlib", "fsspec", "narwhals"}
 print(*sorted({name.partition(".")[0] for name in sys.modules} & late))
 print(len(booster.history))
 print("pandas" in sys.modules)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dboost
-from dboost.data import open_table, paths
+from dboost.data import ReadOptions, open_table, paths
 from dboost.data.frame import as_frame
 from dboost.data.paths import open_path
 from dboost.session.memory_budget import Budget
@@ -84,7 +84,7 @@ def test_a_table_gives_back_its_rows(sliced: None) -> None:
     frame = mixed_frame(500)
     with (
         open_table(cut(frame, [5]), "y", features=FEATURES) as whole,
-        open_table(cut(frame, [5]), "y", features=FEATURES, most_bytes=SHARE) as table,
+        open_table(cut(frame, [5]), "y", features=FEATURES, options=ReadOptions(most_bytes=SHARE)) as table,
     ):
         assert table.lengths == (5, 495)
         parts = list(table.slices(1))

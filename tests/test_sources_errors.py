@@ -146,7 +146,7 @@ DATA: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: read(FRAME.assign(a="u"), "y", like=(Feature("a"),)),
-        "column 'a' holds text or categories, which cannot be made numeric: the model knows it as numeric",
+        "column 'a' holds text or categories, which cannot be made numeric: the feature is numeric in the model",
     ),
     (
         lambda: read(np.arange(65_536)[:, None], np.zeros(65_536), categorical_features=[0]),

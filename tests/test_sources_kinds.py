@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import dask.array as da
 import dask.dataframe as dd
+import duckdb
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dboost.data import open_table
+from dboost.data import ReadOptions, open_table
 from dboost.schema import Feature
 from tests.table_content import content
 
@@ -74,6 +75,8 @@ KINDS = {
     "arrow": pa.Table.from_pandas,
     "arrow, in pieces": lambda frame: pa.concat_tables([pa.Table.from_pandas(frame[i : i + 5]) for i in range(0, N, 5)]),
     "arrow, views": lambda frame: pa.Table.from_pandas(frame).set_column(5, "word", pa.array(frame["word"], pa.string_view())),
+    "arrow batch": lambda frame: pa.RecordBatch.from_pandas(frame),
+    "duckdb": lambda frame: duckdb.from_arrow(pa.Table.from_pandas(frame)),
     "arrow stream": lambda frame: Stream(pa.Table.from_pandas(frame)),
     "dask": lambda frame: dd.from_pandas(frame, npartitions=4, sort=False),
     "dask, arrow": lambda frame: cut(frame.convert_dtypes(dtype_backend="pyarrow"), [4, 4, 20]),
@@ -106,9 +109,9 @@ def test_cuts_change_nothing(at: list[int], retain_bytes: int, separate: bool) -
     if separate:
         data = cut(frame.drop(columns=["y", "w"]), at)
         target, weight = cut(frame[["y"]], at), frame["w"].to_numpy()
-        table = open_table(data, target, sample_weight=weight, retain_bytes=retain_bytes, n_threads=2)
+        table = open_table(data, target, sample_weight=weight, options=ReadOptions(retain_bytes=retain_bytes, n_threads=2))
     else:
-        table = open_table(cut(frame, at), "y", sample_weight="w", retain_bytes=retain_bytes, n_threads=2)
+        table = open_table(cut(frame, at), "y", sample_weight="w", options=ReadOptions(retain_bytes=retain_bytes, n_threads=2))
     with table:
         assert table.features == FEATURES
         assert table.n_chunks == len(at) + 1

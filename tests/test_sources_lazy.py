@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dboost.data import open_table
+from dboost.data import ReadOptions, open_table
 from dboost.errors import DataError
 from tests.table_content import content
 
@@ -59,7 +59,7 @@ ONCE = dict.fromkeys(range(N_PARTS), 1)
 @pytest.mark.parametrize("retain_bytes", [0, 10**9])
 def test_each_partition_is_read_once(make: object, retain_bytes: int) -> None:
     source = Source()
-    with open_table(make(source), "y", retain_bytes=retain_bytes) as table:
+    with open_table(make(source), "y", options=ReadOptions(retain_bytes=retain_bytes)) as table:
         for _ in range(2):
             assert content(table)["a"].tolist() == list(range(4 * N_PARTS))
         assert table.target.tolist() == [0, 1] * (2 * N_PARTS)
@@ -117,11 +117,11 @@ def test_in_the_calling_thread_if_so_configured() -> None:
     for scheduler in ("synchronous", "single-threaded", dask.get):
         source = Source()
         with dask.config.set(scheduler=scheduler):
-            open_table(source.frame(), "y", n_threads=3)
+            open_table(source.frame(), "y", options=ReadOptions(n_threads=3))
         assert source.threads == {threading.get_ident()}
     source = Source()
     with dask.config.set(scheduler="processes"):  # counts would be lost in another process
-        open_table(source.frame(), "y", n_threads=1)
+        open_table(source.frame(), "y", options=ReadOptions(n_threads=1))
     assert source.calls == ONCE
     assert threading.get_ident() not in source.threads
 
@@ -152,7 +152,7 @@ def test_peak_memory_is_what_is_retained_and_a_few_partitions(tmp_path: Path) ->
     script = """
         import resource, sys
         import dask, dask.dataframe as dd, numpy as np, pandas as pd
-        from dboost.data import open_table
+        from dboost.data import ReadOptions, open_table
         dask.config.set({"temporary-directory": sys.argv[1]})
         N = 100_000
         def part(i):
@@ -162,9 +162,9 @@ def test_peak_memory_is_what_is_retained_and_a_few_partitions(tmp_path: Path) ->
             return dd.from_map(part, range(n), meta=part(0)[:0])
         def peak():
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        open_table(frame(2), "y", n_threads=2, retain_bytes=0).close()
+        open_table(frame(2), "y", options=ReadOptions(n_threads=2, retain_bytes=0)).close()
         before = peak()
-        with open_table(frame(20), "y", n_threads=2, retain_bytes=5 * 2**20) as table:
+        with open_table(frame(20), "y", options=ReadOptions(n_threads=2, retain_bytes=5 * 2**20)) as table:
             total = sum(float(table.chunk(i).columns[3].sum()) for i in range(table.n_chunks))
         assert abs(total - 1e6) < 1e4, total
         print(peak() - before)
@@ -207,7 +207,7 @@ def test_errors_name_the_partition(retain_bytes: int) -> None:
     frame = dd.from_map(part, range(4), meta=part(0).iloc[:0])
     message = "column 'a' holds numbers in partition [012], but text or categories in partition 3"
     with pytest.raises(DataError, match=message):
-        open_table(frame, "y", retain_bytes=retain_bytes)
+        open_table(frame, "y", options=ReadOptions(retain_bytes=retain_bytes))
 
 
 @pytest.mark.parametrize("features", [None, ["a"]])

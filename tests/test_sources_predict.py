@@ -12,6 +12,7 @@ import cloudpickle
 import dask
 import dask.array as da
 import dask.dataframe as dd
+import duckdb
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -166,9 +167,10 @@ def test_polars_in_polars_out() -> None:
 
 def test_arrow_in_arrow_out() -> None:
     table = pa.Table.from_pandas(FRAME)
-    got = predict_through(table, one, features=FEATURES, named=True)
-    assert isinstance(got, pa.Array)
-    np.testing.assert_array_equal(got.to_numpy(), one(BLOCK))
+    for data in (table, pa.RecordBatch.from_pandas(FRAME), duckdb.from_arrow(table)):
+        got = predict_through(data, one, features=FEATURES, named=True)
+        assert isinstance(got, pa.Array)
+        np.testing.assert_array_equal(got.to_numpy(), one(BLOCK))
     both = predict_through(table, two, features=FEATURES, named=True, names=["p", "q"])
     assert both.schema == pa.schema({"p": pa.float64(), "q": pa.float64()})
     np.testing.assert_array_equal(both["q"], two(BLOCK)[:, 1])

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import dask
 import dask.array as da
@@ -19,9 +20,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dboost.data import open_table
+from dboost.data import ReadOptions, open_table
+from dboost.distributed.worker_plugin import DBoostWorkerPlugin
 from dboost.errors import DBoostError
-from dboost.session.worker_session import WorkerSession
 from dboost.storage.spool import Spool, remove_stale
 
 N_PARTS = 5
@@ -58,7 +59,7 @@ def test_the_round_trip_through_files_is_exact(temporary: Path) -> None:
         }
     )
     lazy = dd.from_pandas(rows, npartitions=3, sort=False)
-    with open_table(lazy, "y", retain_bytes=0) as spooled, open_table(lazy, "y") as kept:
+    with open_table(lazy, "y", options=ReadOptions(retain_bytes=0)) as spooled, open_table(lazy, "y") as kept:
         assert len(list(temporary.glob("dboost-*/chunk-*"))) == 3
         for i in range(3):
             for ours, theirs in zip(spooled.chunk(i).columns, kept.chunk(i).columns, strict=True):
@@ -66,13 +67,13 @@ def test_the_round_trip_through_files_is_exact(temporary: Path) -> None:
                 assert ours.dtype == theirs.dtype
                 assert ours.tobytes() == theirs.tobytes()
     matrix = da.from_array(rows[["f64"]].to_numpy(), chunks=10)
-    with open_table(matrix, rows["y"], retain_bytes=0) as table:
+    with open_table(matrix, rows["y"], options=ReadOptions(retain_bytes=0)) as table:
         assert table.chunk(2).matrix.tobytes() == rows["f64"].to_numpy()[20:].tobytes()
 
 
 def test_files_begin_where_the_allowance_ends(temporary: Path) -> None:
     matrix = da.from_array(np.zeros((40, 10)), chunks=(10, 10))
-    with open_table(matrix, np.zeros(40), retain_bytes=2 * 800 + 1):
+    with open_table(matrix, np.zeros(40), options=ReadOptions(retain_bytes=2 * 800 + 1)):
         (folder,) = temporary.glob("dboost-*")
         assert folder.name.startswith(f"dboost-{os.getpid()}-")
         assert folder.stat().st_mode & 0o77 == 0
@@ -80,17 +81,17 @@ def test_files_begin_where_the_allowance_ends(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
     with open_table(matrix, np.zeros(40)):
         assert list(temporary.iterdir()) == []
-    with open_table(np.zeros((40, 10)), np.zeros(40), retain_bytes=0):
+    with open_table(np.zeros((40, 10)), np.zeros(40), options=ReadOptions(retain_bytes=0)):
         assert list(temporary.iterdir()) == []
 
 
 def test_files_go_with_the_table(temporary: Path) -> None:
-    table = open_table(frame(), "y", retain_bytes=0)
+    table = open_table(frame(), "y", options=ReadOptions(retain_bytes=0))
     assert len(list(temporary.iterdir())) == 1
     del table
     gc.collect()
     assert list(temporary.iterdir()) == []
-    table = open_table(frame(), "y", retain_bytes=0)
+    table = open_table(frame(), "y", options=ReadOptions(retain_bytes=0))
     table.close()
     table.close()
     assert list(temporary.iterdir()) == []
@@ -110,7 +111,9 @@ def test_files_go_when_reading_fails(temporary: Path, error: type[BaseException]
         return part(i)
 
     with pytest.raises(error):
-        open_table(dd.from_map(failing, range(N_PARTS), meta=part(0).iloc[:0]), "y", retain_bytes=0, n_threads=1)
+        open_table(
+            dd.from_map(failing, range(N_PARTS), meta=part(0).iloc[:0]), "y", options=ReadOptions(retain_bytes=0, n_threads=1)
+        )
     assert seen
     assert list(temporary.iterdir()) == []
 
@@ -120,7 +123,7 @@ def test_files_go_on_interrupt(temporary: Path) -> None:
     script = """
         import os, signal, sys, time
         import dask, dask.dataframe as dd, numpy as np, pandas as pd
-        from dboost.data import open_table
+        from dboost.data import ReadOptions, open_table
         dask.config.set({"temporary-directory": sys.argv[1]})
         def part(i):
             if i == 4:  # only one: a second ^C would interrupt the cleaning up
@@ -131,7 +134,7 @@ def test_files_go_on_interrupt(temporary: Path) -> None:
         os.makedirs(sys.argv[1])
         frame = dd.from_map(part, range(8), meta=pd.DataFrame({"a": [0.0], "y": [0.0]})[:0])
         try:
-            open_table(frame, "y", n_threads=2, retain_bytes=0)
+            open_table(frame, "y", options=ReadOptions(n_threads=2, retain_bytes=0))
         except KeyboardInterrupt:
             print(os.listdir(sys.argv[1]))
             time.sleep(0.3)
@@ -145,7 +148,7 @@ def test_files_go_on_interrupt(temporary: Path) -> None:
 HOLDER = """
     import os, sys
     import dask, dask.array as da, numpy as np
-    from dboost.data import spool
+    from dboost.storage import spool
     if len(sys.argv) > 2:
         os.getpid = lambda: int(sys.argv[2])
     dask.config.set({"temporary-directory": sys.argv[1]})
@@ -264,7 +267,18 @@ def test_workers_remove_what_was_left_where_they_work(temporary: Path, tmp_path:
     for folder in (temporary, tmp_path / "worker"):
         (folder / "dboost-1-left").mkdir(parents=True)
         (folder / "dboost-1-left" / "owner").write_text("")
-    WorkerSession(1, tmp_path / "worker").close()
+    worker = SimpleNamespace(
+        handlers={},
+        local_directory=str(tmp_path / "worker"),
+        state=SimpleNamespace(nthreads=1),
+        memory_manager=SimpleNamespace(memory_limit=None),
+    )
+    plugin = DBoostWorkerPlugin()
+    plugin.setup(worker)
+    try:
+        plugin.holding("fit")
+    finally:
+        plugin.teardown(worker)
     assert [*temporary.iterdir(), *(tmp_path / "worker").iterdir()] == []
 
 
@@ -283,7 +297,7 @@ def test_a_locked_directory_is_left_alone(temporary: Path) -> None:
 
 
 def test_a_forked_child_does_not_remove_the_files(temporary: Path) -> None:
-    table = open_table(frame(), "y", retain_bytes=0)
+    table = open_table(frame(), "y", options=ReadOptions(retain_bytes=0))
     pid = os.fork()
     if not pid:
         table.close()
@@ -300,7 +314,7 @@ def test_no_place_for_temporary_files(tmp_path: Path) -> None:
         dask.config.set({"temporary-directory": str(blocked)}),
         pytest.raises(DBoostError, match=r"temporary files in .*file"),
     ):
-        open_table(frame(), "y", retain_bytes=0)
+        open_table(frame(), "y", options=ReadOptions(retain_bytes=0))
 
 
 def test_a_full_disk_names_the_directory(tmp_path: Path) -> None:
@@ -308,11 +322,11 @@ def test_a_full_disk_names_the_directory(tmp_path: Path) -> None:
         import resource, signal, sys
         import dask, dask.array as da, numpy as np
         from dboost.errors import DBoostError
-        from dboost.data import open_table
+        from dboost.data import ReadOptions, open_table
         dask.config.set({"temporary-directory": sys.argv[1]})
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         try:
-            open_table(da.zeros((40_000, 2), chunks=20_000), np.zeros(40_000), retain_bytes=0)
+            open_table(da.zeros((40_000, 2), chunks=20_000), np.zeros(40_000), options=ReadOptions(retain_bytes=0))
         except DBoostError as error:
             print(error)
     """
@@ -322,7 +336,7 @@ def test_a_full_disk_names_the_directory(tmp_path: Path) -> None:
 
 
 def test_a_truncated_file_is_an_error(temporary: Path) -> None:
-    table = open_table(frame(), "y", retain_bytes=0)
+    table = open_table(frame(), "y", options=ReadOptions(retain_bytes=0))
     (folder,) = temporary.iterdir()
     os.truncate(folder / "chunk-1", (folder / "chunk-1").stat().st_size - 1)
     with pytest.raises(DBoostError, match=r"cannot read the temporary file .*chunk-1: it ends after \d+ of \d+ values"):

@@ -1,13 +1,11 @@
-"""One numbering of a column's levels for all chunks.
+"""Common codes of a column's categories for all chunks.
 
-Each chunk numbers the levels that it happens to meet, in any order. A `CategoryIndex` gives every level a *provisional*
-code when it first arrives, so that a chunk can be stored as plain integers at once and its own list of levels
-forgotten. When the last chunk has arrived the levels are sorted (truth values, then numbers, then text), and one
-permutation turns provisional codes into final ones. The final codes do not depend on the order in which the chunks
-came.
+Each chunk has its own codes, in any order. A `CategoryIndex` assigns a *provisional* code to each category when it first
+arrives, so that a chunk can be stored as integers at once. After the last chunk the categories are sorted (booleans, then
+numbers, then text), and a permutation maps provisional to final codes. Final codes do not depend on the order of the chunks.
 
-A dictionary that starts from a model's levels is closed, a level that the model does not know being missing; or it grows, and
-new levels are numbered after the model's, sorted among themselves.
+An index that starts from the categories of a model is either closed, and unknown categories are missing, or new categories are
+numbered after those of the model, sorted among themselves.
 """
 
 from __future__ import annotations
@@ -16,19 +14,20 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from dboost.data.chunk import CategoryColumn
 from dboost.errors import DataError
 from dboost.schema import MAX_LEVELS, Level
 
 
 def sort_key(level: Level) -> tuple[int, Level]:
-    """Orders levels by type, then value; tells True from 1 while 1 equals 1.0."""
+    """Return a key that orders categories by type, then value; True differs from 1, but 1 equals 1.0."""
     if isinstance(level, bool):
         return 0, level
     return (2 if isinstance(level, str) else 1), level
 
 
 def too_many(name: str) -> DataError:
-    """The error for a column with more than `MAX_LEVELS` levels."""
+    """Return the error for a column with more than `MAX_LEVELS` categories."""
     return DataError(
         f"column {name!r} has more than {MAX_LEVELS:,} levels, too many for a categorical feature: "
         "group the rare ones, or leave the column out"
@@ -36,68 +35,78 @@ def too_many(name: str) -> DataError:
 
 
 def apply(table: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """``table[codes]`` as int32, where a code of -1 (missing) stays -1."""
+    """Return ``table[codes]`` as int32, with -1 (missing) for -1."""
     return np.append(table, -1).astype(np.int32)[codes]
 
 
+def without_unused(column: CategoryColumn) -> CategoryColumn:
+    """Return a column with only the categories that occur in it."""
+    used = np.bincount(column.codes[column.codes >= 0], minlength=len(column.levels)) > 0
+    categories = tuple(category for category, occurs in zip(column.levels, used, strict=True) if occurs)
+    return CategoryColumn(apply(np.cumsum(used) - 1, column.codes), categories)
+
+
 class CategoryIndex:
-    """The levels of one column and their codes.
+    """The categories of one column and their codes.
 
     Parameters
     ----------
     name : str
-        For messages.
-    known : tuple of levels, optional
-        Levels of an existing model, in the order of their codes.
+        Name of the column, for messages.
+    known : tuple, optional
+        Categories of an existing model, in the order of their codes.
     extend_categories : bool
-        Whether others are added to the known ones.
+        Whether unknown categories are added to the known ones; default False.
     """
 
     def __init__(self, name: str, known: tuple[Level, ...] | None = None, *, extend_categories: bool = False) -> None:
         self._name = name
         self._closed = known is not None and not extend_categories
-        # Known levels are asked for by plain equality, so that a flag read as 1 still finds the level True.
-        self._known: dict[Level, int] = {level: code for code, level in enumerate(known or ())}
+        # Known categories are compared by equality, so that a flag that was read as 1 finds the category True.
+        self._known: dict[Level, int] = {category: code for code, category in enumerate(known or ())}
         self._codes: dict[tuple[int, Level], int] = {}
-        self._silent: set[int] = set()
+        self._dropped: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._known) + len(self._codes)
 
-    def translate(self, levels: Iterable[Level]) -> np.ndarray:
-        """Codes (int32) of levels, which are added unless the dictionary is closed (then -1)."""
+    def translate(self, categories: Iterable[Level]) -> np.ndarray:
+        """Return the codes (int32) of categories. Unknown ones are added, or have code -1 if the index is closed."""
         known, codes = self._known, self._codes
         if self._closed:
-            return np.array([known.get(level, -1) for level in levels], dtype=np.int32)
+            return np.array([known.get(category, -1) for category in categories], dtype=np.int32)
         n = len(known)
-        found = [known[level] if level in known else codes.setdefault(sort_key(level), n + len(codes)) for level in levels]
+        found = [
+            known[category] if category in known else codes.setdefault(sort_key(category), n + len(codes))
+            for category in categories
+        ]
         if len(self) > MAX_LEVELS:
             raise too_many(self._name)
         return np.array(found, dtype=np.int32)
 
-    def levels(self) -> tuple[Level, ...]:
-        """The levels in the order of their codes."""
-        return (*self._known, *(level for _, level in self._codes))
+    def categories(self) -> tuple[Level, ...]:
+        """Return the categories in the order of their codes."""
+        return (*self._known, *(category for _, category in self._codes))
 
-    def silence(self, codes: Iterable[int]) -> None:
-        """Take these provisional codes for missing values: only rows of weight zero have them. Known levels stay."""
-        self._silent = {code for code in codes if code >= len(self._known)}
+    def drop(self, codes: Iterable[int]) -> None:
+        """Treat these provisional codes as missing values, except those of known categories."""
+        self._dropped = {code for code in codes if code >= len(self._known)}
 
-    def counted(self) -> tuple[Level, ...]:
-        """The levels in the order of their codes, without those that were silenced."""
-        return tuple(level for code, level in enumerate(self.levels()) if code not in self._silent)
+    def used(self) -> tuple[Level, ...]:
+        """Return the categories that were not dropped, in the order of their codes."""
+        return tuple(category for code, category in enumerate(self.categories()) if code not in self._dropped)
 
     def finish(self) -> tuple[tuple[Level, ...], np.ndarray]:
-        """The known levels and, sorted, the others; for each provisional code the final one (int32)."""
+        """Return the known categories and the sorted others, and the final code of each provisional one (int32)."""
         known = tuple(self._known)
-        levels = list(self.counted()[len(known) :])
-        if any(isinstance(level, bool) for level in levels) and any(sort_key(level)[0] == 1 for level in levels):
-            levels = [int(level) if isinstance(level, bool) else level for level in levels]
-        final = tuple(sorted(set(levels), key=sort_key))
-        position = {level: code for code, level in enumerate(final, len(known))}
+        new = list(self.used()[len(known) :])
+        if any(isinstance(category, bool) for category in new) and any(sort_key(category)[0] == 1 for category in new):
+            new = [int(category) if isinstance(category, bool) else category for category in new]
+        final = tuple(sorted(set(new), key=sort_key))
+        position = {category: code for code, category in enumerate(final, len(known))}
         codes = np.full(len(self), -1, np.int32)
-        codes[[code for code in range(len(self)) if code not in self._silent]] = [
+        codes[[code for code in range(len(self)) if code not in self._dropped]] = [
             *range(len(known)),
-            *(position[level] for level in levels),
+            *(position[category] for category in new),
         ]
         return known + final, codes

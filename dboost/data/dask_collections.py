@@ -1,20 +1,14 @@
 """Dask collections as a list of partitions, each computed exactly once.
 
-Data, target, weight and offset may be four collections that grow from one source. They are put into one graph, so
-that what they share is computed once: frames become arguments of one `map_partitions` before Dask optimises it (the
-optimiser then reads the union of the needed columns), arrays keep their unoptimised keys. To each partition belongs
-one task that hands its pieces to a consumer; the scheduler drops the pieces as soon as the consumer returns, so
-memory holds what is consumed right now, one partition per thread.
+Data, target, weight and offset may be four collections with a common source. They become one graph, so that common tasks are
+computed once: frames are arguments of one `map_partitions` before Dask optimizes it (the optimizer then reads the union of the
+needed columns), arrays keep their unoptimized keys. One task per partition passes the pieces to a consumer, and the scheduler
+drops them when the consumer returns. So one partition per thread is in memory.
 
-The graph runs in this process. The `distributed` package is not imported; what somebody else persisted on a cluster is
-fetched from there, partition by partition.
+The graph runs in this process without importing `distributed`. Partitions that are persisted on a cluster are fetched one by
+one.
 
-Importing Dask takes half a second, so this module and its like (`paths`, `lazy_through`) are imported when a
-collection or a path is met.
-
-What a partition's task hands over: the table's piece, and those of the vectors that align with it.
-
-This is all of reading that runs on a worker, so it is apart from what looks at collections: a worker need not import Dask's.
+Importing Dask takes 0.5 s, so this module, `paths` and `predict_lazily` are imported only for a collection or a path.
 """
 
 from __future__ import annotations
@@ -36,7 +30,7 @@ from dboost.errors import DataError, DBoostError, InputTypeError
 
 
 def layout(data: Any) -> tuple[tuple[str, ...], bool]:
-    """Column names of a Dask frame or array, and whether the user gave them."""
+    """Return the column names of a Dask frame or array, and whether the data have them."""
     if isinstance(data, dd.DataFrame):
         return names_of(data.columns), True
     if isinstance(data, dd.Series):
@@ -49,12 +43,12 @@ def layout(data: Any) -> tuple[tuple[str, ...], bool]:
 
 
 def whole_rows(array: da.Array) -> da.Array:
-    """The same array with all columns in one chunk."""
+    """Return the array with all columns in one chunk."""
     return array if array.numblocks[1] == 1 else array.rechunk({1: -1})
 
 
 def select(frame: dd.DataFrame, names: tuple[str, ...]) -> dd.DataFrame:
-    """Only some columns, found by the text of their labels; unchanged when these are all."""
+    """Return the columns with these names (labels as text); the frame itself if these are all."""
     if set(names) == set(names_of(frame.columns)):
         return frame
     label = dict(zip(names_of(frame.columns), frame.columns, strict=True))
@@ -69,47 +63,47 @@ def compute(collection: Any) -> Any:
 def consume(
     data: Any, vectors: tuple[Any, Any, Any], consumer: Callable[[int, tuple[Any, ...]], Any], n_threads: int | None
 ) -> list[Any]:
-    """Call ``consumer(i, (partition, target, weight, offset))`` for every partition; its results in order.
+    """Call ``consumer(i, (partition, target, weight, offset))`` for every partition, and return the results in order.
 
     Parameters
     ----------
     data : dask DataFrame or Array
     vectors : tuple
-        Dask collections that align with `data`, or None.
+        Dask collections aligned with `data`, or None.
     consumer : callable
         Called from several threads at once.
     n_threads : int or None
-        None means Dask's own default.
+        None for Dask's default.
 
     Raises
     ------
     DataError
-        When the numbers of partitions differ. Whatever the consumer or the user's own tasks raise passes through, with a note
-        that names the partition.
+        If the numbers of partitions differ. Errors of the consumer and of the user's tasks are re-raised with a note that
+        names the partition.
     """
     graph, bundles = bundled(data, vectors)
     for key, value in graph.items():
-        if library(value) == "distributed":  # a future: the partition is persisted on a cluster, and fetched when due
+        if library(value) == "distributed":  # a future of a partition on a cluster: fetch it when needed
             graph[key] = (value.result,)
     filled = [vector is not None for vector in vectors]
 
-    def hand_over(i: int, pieces: tuple[Any, ...]) -> Any:
+    def call(i: int, pieces: tuple[Any, ...]) -> Any:
         return consumer(i, in_place(pieces, filled))
 
     keys = [("dboost-read", i) for i in range(len(bundles))]
-    graph.update({key: (hand_over, i, pieces) for i, (key, pieces) in enumerate(zip(keys, bundles, strict=True))})
+    graph.update({key: (call, i, pieces) for i, (key, pieces) in enumerate(zip(keys, bundles, strict=True))})
     options = {} if n_threads is None else {"num_workers": n_threads}
     try:
         return list(_scheduler()(graph, keys, **options))
     except Exception as error:
         number = _failed(error, graph, keys)
-        if number is not None and not isinstance(error, DBoostError):  # ours name it themselves
+        if number is not None and not isinstance(error, DBoostError):  # dboost's own errors name it already
             error.add_note(f"while partition {number} was read")
         raise
 
 
 def _failed(error: Exception, graph: dict[Any, Any], keys: list[Any]) -> int | None:
-    """Which partition was read when an error occurred in a task; None where several need the task, or it is not known."""
+    """Return the partition that was read when a task failed; None if unknown, or if several partitions need the task."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "execute_task")
     tasks = [key for key in (frame.f_locals.get("key") for frame in frames) if key in graph]
     if not tasks:
@@ -126,12 +120,12 @@ def _failed(error: Exception, graph: dict[Any, Any], keys: list[Any]) -> int | N
 
 
 def bundled(data: Any, vectors: tuple[Any, Any, Any]) -> tuple[dict[Any, Any], list[Any]]:
-    """One graph for a collection and what aligns with it, and per partition the key or task of all its pieces.
+    """Return one graph for a collection and its aligned vectors, and for each partition the key or task of all its pieces.
 
     Raises
     ------
     DataError
-        When the numbers of partitions differ.
+        If the numbers of partitions differ.
     """
     pairs = zip(vectors, ROLES, strict=True)
     collections = [data, *(_match(vector, data, role) for vector, role in pairs if vector is not None)]
@@ -148,14 +142,16 @@ def bundled(data: Any, vectors: tuple[Any, Any, Any]) -> tuple[dict[Any, Any], l
 
 
 def _scheduler() -> Callable[..., Any]:
-    """Threads, unless the caller asked Dask to run everything in the calling thread."""
-    wish = dask.config.get("scheduler", None)
-    serial = wish is dask.get or (isinstance(wish, str) and wish.lower() in {"sync", "synchronous", "single-threaded"})
+    """Return Dask's threaded scheduler, or the synchronous one if Dask is configured to use it."""
+    configured = dask.config.get("scheduler", None)
+    serial = configured is dask.get or (
+        isinstance(configured, str) and configured.lower() in {"sync", "synchronous", "single-threaded"}
+    )
     return dask.get if serial else dask.threaded.get
 
 
 def _match(vector: Any, data: Any, role: str) -> Any:
-    """A target, weight or offset with as many partitions as the data."""
+    """Return a target, weight or offset with as many partitions as the data."""
     if isinstance(vector, dd.DataFrame) and len(vector.columns) != 1:
         raise DataError(f"{role} has {len(vector.columns)} columns, one is needed")
     if isinstance(vector, da.Array):
@@ -171,7 +167,7 @@ def _match(vector: Any, data: Any, role: str) -> Any:
         raise InputTypeError(f"{role} cannot be a Dask {type(vector).__name__}")
     count, wanted = _n_partitions(vector), _n_partitions(data)
     if count != wanted:
-        # Dask may join small files when it makes an array of a frame, and then the array has fewer partitions.
+        # Converting a frame to an array may join small files, and then the array has fewer partitions.
         mixed = isinstance(vector, da.Array) and isinstance(data, dd.DataFrame)
         hint = "; to a Dask frame belongs a Dask Series" if mixed else ""
         raise DataError(f"{role} has {count} partitions, the data have {wanted}: they must align{hint}")
@@ -187,12 +183,12 @@ def _n_partitions(collection: Any) -> int:
 
 
 def bundle(*pieces: Any) -> tuple[Any, ...]:
-    """A partition, and the pieces of the vectors that there are."""
+    """Return a partition and the pieces of the given vectors as one tuple."""
     return pieces
 
 
 def in_place(pieces: tuple[Any, ...], filled: Sequence[bool]) -> tuple[Any, Any, Any, Any]:
-    """The pieces of a bundle as (partition, target, weight, offset), None where a vector is not filled."""
+    """Return the pieces of a bundle as (partition, target, weight, offset), with None for vectors that are not given."""
     rest = iter(pieces[1:])
-    target, weight, offset = (next(rest) if there else None for there in filled)
+    target, weight, offset = (next(rest) if given else None for given in filled)
     return pieces[0], target, weight, offset

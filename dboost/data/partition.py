@@ -1,15 +1,11 @@
-"""From one partition to one chunk.
+"""Conversion of a partition to a chunk.
 
-`read_partition` is a pure function of a plan and a table in memory, whoever holds it: the same code reads the user's
-array, a Dask partition in a thread, and one on another machine. The chunk it returns has its own levels; making them
-agree between partitions is the business of `table.py`.
+`read_partition` is a pure function of a plan and a table in memory: the same code reads the user's array, a Dask partition in
+a thread, and one on a worker. The chunk has its own categories; `reader.py` makes those of all partitions consistent.
 
-A number that tells whether a partition that is read again is what it was.
-
-A partition that was lost with its worker is read once more, and the model is right only if it gives the same rows in the same
-order. Not every source does: a query without an order, a sample without a seed, files that somebody replaces. So all values are
-put through a checksum when they are read; equal values give equal numbers, and other values hardly ever do. Categories count by
-their levels, not by their codes, which depend on what a worker has read before.
+`fingerprint` is a checksum of a chunk. A partition that was lost with its worker is read again, and the model is correct only
+if the source returns the same rows in the same order. Some sources do not: a query without an order, a sample without a seed,
+a file that was replaced. Categories enter the checksum by value, because codes depend on what the worker has read before.
 """
 
 from __future__ import annotations
@@ -22,16 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from dboost._lazy_import import is_a
-from dboost.data.categories import apply
+from dboost.data.categories import without_unused
 from dboost.data.chunk import CategoryColumn, Chunk, Column
 from dboost.data.columns import ColumnSpec, to_column
-from dboost.data.frame import Frame, as_frame, is_plain, library
+from dboost.data.frame import Frame, as_frame, collected, is_plain, kind_of
 from dboost.data.read_plan import ReadPlan
 from dboost.errors import DataError, InputTypeError
 from dboost.kernels.checksum import checksum
 
-#: Names of the three columns that are not features, as the user knows them.
+#: The three columns that are not features, by the names of the parameters.
 ROLES = ("target", "sample_weight", "offset")
 
 
@@ -40,21 +35,21 @@ def read_partition(data: Any, plan: ReadPlan, vectors: tuple[Any, Any, Any] = (N
 
     Parameters
     ----------
-    data : Frame, or anything that `as_frame` takes
-    plan : Plan
+    data : Frame, or anything that `as_frame` accepts
+    plan : ReadPlan
     vectors : tuple
-        Target, weight and offset of these rows where they are no columns of the table.
+        Target, weight and offset of these rows if they are not columns of the table.
 
     Returns
     -------
     Chunk
-        With levels of its own; ``weight`` and ``offset`` as float64, the target in its own type. Columns are views of
-        `data` wherever their types allow.
+        With its own categories; ``weight`` and ``offset`` as float64, the target in its own dtype. Columns are views of
+        `data` if their types allow it.
 
     Raises
     ------
     DataError
-        Naming the column that is missing, superfluous or unreadable.
+        If a column is missing, superfluous or cannot be read.
     """
     (chunk,) = read_slices(data, plan, vectors)
     return chunk
@@ -63,9 +58,9 @@ def read_partition(data: Any, plan: ReadPlan, vectors: tuple[Any, Any, Any] = (N
 def read_slices(
     data: Any, plan: ReadPlan, vectors: tuple[Any, Any, Any] = (None, None, None), most_rows: int | None = None
 ) -> Iterator[Chunk]:
-    """The same in slices of equally many rows, `most_rows` at most; target, weight and offset of all rows are in the first.
+    """Read the same in equal slices of at most `most_rows` rows, one at a time.
 
-    A slice is read when it is asked for, so that not all have to be in memory.
+    The first slice contains target, weight and offset of all rows.
     """
     frame = data if isinstance(data, Frame) else as_frame(data)
     position = {name: j for j, name in enumerate(frame.names)}
@@ -85,36 +80,33 @@ def read_slices(
     for first, last in pairwise(ends):
         columns, matrix = _features(frame if n_slices == 1 else frame.rows(first, last), plan, position)
         if weight is not None and (weight[first:last] == 0).any():
-            columns = tuple(_without_levels(column, weight[first:last] == 0) for column in columns)
+            columns = tuple(_weighted(column, weight[first:last] == 0) for column in columns)
         yield Chunk(last - first, columns, *((target, weight, offset) if first == 0 else (None, None, None)), matrix)
 
 
-def _without_levels(column: Column, silent: np.ndarray) -> Column:
-    """A column with the levels of the other rows only: rows of weight zero say nothing, not even which levels there are."""
+def _weighted(column: Column, is_zero: np.ndarray) -> Column:
+    """Return a column with only the categories of rows of positive weight."""
     if not isinstance(column, CategoryColumn):
         return column
-    codes = np.where(silent, -1, column.codes)
-    used = np.bincount(codes[codes >= 0], minlength=len(column.levels)) > 0
-    levels = tuple(level for level, occurs in zip(column.levels, used, strict=True) if occurs)
-    return CategoryColumn(apply(np.cumsum(used) - 1, codes), levels)
+    return without_unused(CategoryColumn(np.where(is_zero, -1, column.codes), column.levels))
 
 
 def _features(frame: Frame, plan: ReadPlan, position: dict[str, int]) -> tuple[tuple[Column, ...], np.ndarray | None]:
-    if not frame.n_rows:  # an empty partition often has no types worth looking at, or not even columns
+    if not frame.n_rows:  # an empty partition often has arbitrary dtypes, or no columns
         return tuple(np.empty(0, np.float32) for _ in plan.columns), None
     if not plan.named and len(frame.names) != len(plan.columns):
         raise DataError(f"there are {len(frame.names)} columns, where others have {len(plan.columns)}")
-    places = [_find(position, key) if isinstance(key, str) else key for key in plan.columns]
+    positions = [_find(position, key) if isinstance(key, str) else key for key in plan.columns]
     matrix = frame.matrix
     plain = (
         matrix is not None
         and is_plain(matrix)
-        and places == list(range(matrix.shape[1]))
-        and not any(rule.categorical for rule in plan.rules)
+        and positions == list(range(matrix.shape[1]))
+        and not any(spec.categorical for spec in plan.rules)
     )
     columns = []
-    for place, rule in zip(places, plan.rules, strict=True):
-        column = to_column(frame.column(place), rule)
+    for j, spec in zip(positions, plan.rules, strict=True):
+        column = to_column(frame.column(j), spec)
         if isinstance(column, np.ndarray) and column.dtype == bool:
             column = column.view(np.uint8)
         columns.append(column)
@@ -122,7 +114,7 @@ def _features(frame: Frame, plan: ReadPlan, position: dict[str, int]) -> tuple[t
 
 
 def check_columns(i: int, data: Any, plan: ReadPlan) -> None:
-    """Raise a DataError when partition `i` has rows but lacks a column of the plan."""
+    """Raise a DataError if partition `i` has rows but lacks a column of the plan."""
     frame = as_frame(data)
     absent = [name for name in plan.needed if name not in set(frame.names)]
     if frame.n_rows and absent:
@@ -140,12 +132,12 @@ def role_column(values: Any, role: str, name: str | None, n_rows: int | None) ->
 
     Parameters
     ----------
-    values : array, Series, Arrow array or list, also (n, 1), or a frame of one column
+    values : array, Series, Arrow array or list, also of shape (n, 1), or a dataframe of one column
     role : {"target", "sample_weight", "offset"}
     name : str or None
-        The column's name, for messages.
+        The name of the column, for messages.
     n_rows : int or None
-        Expected length, if known.
+        Expected length.
     """
     values = one_column(values, role)
     if n_rows is not None and len(values) != n_rows:
@@ -159,13 +151,12 @@ def role_column(values: Any, role: str, name: str | None, n_rows: int | None) ->
 
 
 def one_column(values: Any, role: str) -> Any:
-    """The single column of what a user gave as target, weight or offset."""
-    kind = library(values)
-    if is_a(values, "pandas", "Series", "Index") or is_a(values, "pyarrow", "Array", "ChunkedArray"):
+    """Return the single column of a target, weight or offset of any kind."""
+    values = collected(values)
+    kind = kind_of(values)
+    if kind == "series":
         return values
-    if kind == "polars" and hasattr(values, "to_frame"):
-        return values
-    if is_a(values, "pandas", "DataFrame") or is_a(values, "pyarrow", "Table") or kind == "polars":
+    if kind == "dataframe":
         frame = as_frame(values)
         if len(frame.names) != 1:
             raise DataError(f"{role} has {len(frame.names)} columns, one is needed")
@@ -179,7 +170,7 @@ def one_column(values: Any, role: str) -> Any:
     except ValueError as error:
         raise DataError(f"{role} is not one value per row: {error}") from None
     if array.dtype.kind == "U" and isinstance(values, (list, tuple)):
-        array = np.array(values, dtype=object)  # NumPy would have made text of the None or NaN among the values
+        array = np.array(values, dtype=object)  # NumPy converts None and NaN among the values to text
     if array.ndim == 2 and array.shape[1] == 1:
         return array[:, 0]
     if array.ndim != 1:
@@ -191,7 +182,7 @@ _MASK = 2**64 - 1
 
 
 def fingerprint(chunk: Chunk) -> int:
-    """Of the features, target, weight and offset of a chunk: an integer from 0 to 2**64 - 1."""
+    """Return a checksum of features, target, weight and offset of a chunk: an integer from 0 to 2**64 - 1."""
     columns = chunk.columns if chunk.matrix is None else (chunk.matrix,)
     found = chunk.n_rows
     for column in (*columns, chunk.target, chunk.weight, chunk.offset):
@@ -204,7 +195,7 @@ def _of_column(column: Column | None) -> int:
         return 1
     if isinstance(column, CategoryColumn):
         levels = [zlib.crc32(repr(level).encode()) for level in column.levels]
-        return _of_array(np.array([*levels, 2**32], np.uint64)[column.codes])  # the last one for the code -1, missing
+        return _of_array(np.array([*levels, 2**32], np.uint64)[column.codes])  # the last one for code -1 (missing)
     return _of_array(column)
 
 

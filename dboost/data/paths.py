@@ -1,9 +1,9 @@
 """Parquet and CSV files as a lazy Dask frame.
 
-Parquet is read by Dask. CSV is cut into blocks of whole lines here, because Dask fixes every column's type by a
-sample of the first file and fails where a later block looks different; dboost judges types by the data, over all
-blocks. Text columns of the sample are read as text everywhere, so that a block that happens to hold only digits
-changes nothing. (As in Dask, a line break inside quotes must not fall on a border between blocks.)
+Parquet is read by Dask. CSV files are divided into blocks of whole lines here, because Dask determines the dtypes by a sample
+of the first file and fails if a later block differs; dboost determines the kind of a column from all blocks. Columns that are
+text in the sample are read as text in every block, also if a block contains only digits. As in Dask, a line break inside quotes
+must not fall on a block boundary.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from dboost._storage_errors import is_failure, reason, shown
 from dboost.errors import DataError, DBoostError
 from dboost.schema import TEXT, Feature
 
-#: Bytes of text per partition.
+#: Bytes of a CSV block.
 BLOCK_BYTES = 32 * 2**20
-#: The same at least where memory is limited: partitions that are larger than their share are cut into slices anyway.
+#: Minimum bytes of a block if memory is limited; the reader converts larger partitions in slices anyway.
 LEAST_BLOCK_BYTES = 2**20
-#: A row group may be so many times as large as what may be in memory of a partition's columns: as large as the whole limit.
+#: Maximum size of a row group as a multiple of the memory for the columns of a partition: the whole memory limit.
 _LARGEST = 4
-#: Rows of the first file that decide which columns are text.
+#: Rows of the first file that determine which columns are text.
 SAMPLE_ROWS = 1000
 
-#: What makes a path a glob.
+#: Characters of a glob.
 _MAGIC = re.compile(r"[*?\[]")
 _PARQUET = (".parquet", ".parq", ".pq")
 _CSV = (".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".csv.zip", ".csv.zst")
 
 
 def open_path(path: Any, like: Sequence[Feature] | None = None, most_bytes: int | None = None) -> dd.DataFrame:
-    """A lazy frame of the rows of a file, folder, glob, URL, or list of files, in the order of their names.
+    """Return a lazy frame of the rows of a file, folder, glob, URL, or list of files, in the order of the file names.
 
     Parameters
     ----------
     path : path, URL, or list of them
     like : sequence of Feature, optional
-        Features of a model; CSV columns that were text to it are read as text, also where they hold nothing but digits.
+        Features of a model. CSV columns that are text features are read as text, also if they contain only digits.
     most_bytes : int, optional
-        How large a partition is to be: row groups of Parquet files are not joined beyond that, and blocks of CSV files are not
-        longer (but for `LEAST_BLOCK_BYTES`).
+        Target size of a partition: row groups of Parquet files are not joined beyond it, and blocks of CSV files are not
+        longer (but at least `LEAST_BLOCK_BYTES`).
 
     Raises
     ------
     DataError
-        Naming the path, when nothing is there or it is neither Parquet nor CSV, or a row group that is too large to be read.
+        If there is no file, the files are neither Parquet nor CSV, or a row group is too large. The message names the path.
     """
     paths = [os.fspath(item) for item in path] if isinstance(path, (list, tuple)) else [os.fspath(path)]
     with reading(path):
@@ -81,25 +81,18 @@ def open_path(path: Any, like: Sequence[Feature] | None = None, most_bytes: int 
 
 @dataclass(frozen=True)
 class DataFiles:
-    """The files that a path stands for, by names that stay when the folder is spelled in another way.
+    """The files of a path, by names relative to a folder, which do not depend on how the path is written."""
 
-    Attributes
-    ----------
-    root : str
-        URL of the folder that the names begin in.
-    urls : dict of str to str
-        Full URLs by name, in the order in which the rows are read.
-    sizes : dict of str to int
-        Bytes by name.
-    """
-
+    #: URL of the folder.
     root: str
+    #: Full URLs by name, in the order in which the rows are read.
     urls: dict[str, str]
+    #: Bytes by name.
     sizes: dict[str, int]
 
 
 def find_files(path: Any) -> DataFiles:
-    """What files there are now; none is no error.
+    """Return the existing files of a path; finding none is not an error.
 
     Parameters
     ----------
@@ -108,24 +101,24 @@ def find_files(path: Any) -> DataFiles:
     Raises
     ------
     DataError
-        When the place cannot be looked at.
+        If the path cannot be listed.
     """
     with reading(path):
-        fs, place = fsspec.url_to_fs(path)
+        fs, name = fsspec.url_to_fs(path)
         fs.invalidate_cache()
         urls = _files(os.fspath(path))
-        root = place if fs.isdir(place) or not urls else posixpath.dirname(place)
+        root = name if fs.isdir(name) or not urls else posixpath.dirname(name)
         while _MAGIC.search(root):
             root = posixpath.dirname(root)
-        places = [fs._strip_protocol(url) for url in urls]
-        names = [posixpath.relpath(place, root) for place in places]
-        sizes = [fs.info(place)["size"] for place in places]
+        files = [fs._strip_protocol(url) for url in urls]
+        names = [posixpath.relpath(file, root) for file in files]
+        sizes = [fs.info(file)["size"] for file in files]
         return DataFiles(fs.unstrip_protocol(root), dict(zip(names, urls, strict=True)), dict(zip(names, sizes, strict=True)))
 
 
 @contextmanager
 def reading(path: Any) -> Iterator[None]:
-    """Errors of the libraries that read files become a DataError that names the path; None changes nothing."""
+    """Convert errors of the libraries that read files to a DataError that names the path; None converts nothing."""
     try:
         yield
     except DBoostError:
@@ -141,7 +134,7 @@ def _shown(path: Any) -> str:
 
 
 def _files(path: str) -> list[str]:
-    """Full URLs of the data files that a path, folder or glob stands for; part-2 comes before part-10."""
+    """Return full URLs of the data files of a path, folder or glob in natural order: part-2 before part-10."""
     fs, root = fsspec.url_to_fs(path)
     if fs.exists(root) and not fs.isdir(root):
         return [fs.unstrip_protocol(root)]
@@ -160,14 +153,14 @@ def _read_parquet(paths: list[str], files: list[str], most_bytes: int | None) ->
     fs, root = fsspec.url_to_fs(paths[0])
     how: dict[str, Any] = {} if most_bytes is None else {"split_row_groups": "adaptive", "blocksize": most_bytes}
     if len(paths) == 1 and fs.isdir(root):
-        return dd.read_parquet(paths[0], **how)  # as a whole, so that Dask sees columns in the names of folders
+        return dd.read_parquet(paths[0], **how)  # as a folder, so that Dask finds columns in the names of subfolders
     if files == sorted(files, key=natural_sort_key):
         return dd.read_parquet(files, **how)
-    return dd.concat([dd.read_parquet(file, **how) for file in files])  # Dask would sort them
+    return dd.concat([dd.read_parquet(file, **how) for file in files])  # Dask would sort the files
 
 
 def _check_row_groups(files: list[str], most: int) -> None:
-    """Raise a DataError when a row group is larger than `most` bytes: it can only be read as a whole."""
+    """Raise a DataError if a row group, the smallest unit that can be read, is larger than `most` bytes."""
     from pyarrow import parquet as pq
 
     for file in files:
@@ -201,7 +194,7 @@ def _read_csv(files: list[str], as_text: Container[str], block_bytes: int) -> dd
 
 
 def _cut(file: str, block_bytes: int) -> list[tuple[int, int | None]]:
-    """Start and length of each block of a file; a compressed one is a single block."""
+    """Return start and length of each block of a file; a compressed file is one block."""
     if not file.lower().endswith(".csv"):
         return [(0, None)]
     fs, name = fsspec.url_to_fs(file)
@@ -212,7 +205,7 @@ def _cut(file: str, block_bytes: int) -> list[tuple[int, int | None]]:
 def read_csv_block(
     file: str, start: int, length: int | None, *, text: list[str], columns: list[str] | None = None
 ) -> pd.DataFrame:
-    """The lines that begin in ``[start, start + length)`` of a file, under the file's own header."""
+    """Return the rows whose lines begin in ``[start, start + length)`` of a file, with the columns of its header."""
     with reading(file), fsspec.open(file, "rb", compression="infer") as stream:
         header = stream.readline() if start else b""
         block = read_block(stream, start, length, delimiter=b"\n")

@@ -1,23 +1,17 @@
-"""Predictions in the kind of the data: NumPy in, NumPy out; pandas in, pandas out; Dask in, lazy Dask out.
+"""Prediction on data of any kind: the result has the kind of the input.
 
-For Dask, the function to apply (a method of a model that may be many megabytes) is one key of the graph, on which the
-partitions' tasks depend; it is not repeated in every task. Only the columns that the model needs are asked of the
-source.
+`feature_block` turns a table in memory into one matrix of floats, which trees are evaluated on. Categorical columns become the
+codes of the model's categories, NaN where missing or unknown. The matrix is float32 if that represents every value of the
+source exactly (half and single floats, small integers, codes), otherwise float64; an array that already is such a matrix is
+returned without a copy.
 
-Predictions that start from an offset, as training did: by the name of a column that lies beside the features, or by values.
-
-A named column travels with the rows, so that works for every kind of table; the values themselves only for tables in memory.
-
-A table in memory as one matrix of floats, the form in which trees are walked by rows.
-
-Categorical columns appear as the codes of the model's levels, NaN where missing or unknown. The matrix is float32
-when every value of the source is exact in it (half and single floats, small integers, codes), else float64; an array
-that is such a matrix already is returned as it is.
+`predict_through` applies a function to these blocks; `predict_from` also passes the offset of each row, either values or the
+name of a column beside the features. A column works for every kind of table, values only for tables in memory. Predictions
+for Dask collections and files are lazy, see `predict_lazily.py`.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,11 +20,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dboost._lazy_import import is_a, pa, pd
+from dboost._lazy_import import is_a, nw, pa, pd
 from dboost.data.categories import CategoryIndex
 from dboost.data.chunk import CategoryColumn, Column
 from dboost.data.columns import column_spec
-from dboost.data.frame import as_frame, is_lazy, is_path, is_plain, library
+from dboost.data.frame import as_frame, collected, is_lazy, is_path, is_plain, kind_of
 from dboost.data.partition import read_partition
 from dboost.data.read_plan import ReadPlan, columns_like
 from dboost.errors import DataError, DBoostError, InputTypeError
@@ -39,19 +33,22 @@ from dboost.schema import Feature
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """Everything that a partition's task needs besides the partition."""
+    """A function of feature blocks, and what its results look like."""
 
     function: Callable[[np.ndarray], np.ndarray]
     features: tuple[Feature, ...]
+    #: Whether the model was trained on named columns.
     named: bool
+    #: Names of the columns of the result; None if it has one dimension.
     names: tuple[Any, ...] | None
     dtype: np.dtype
 
     def values(self, data: Any) -> np.ndarray:
+        """Apply the function to a table in memory."""
         return np.asarray(self.function(feature_block(data, self.features, self.named)))
 
     def promised(self, data: Any) -> np.ndarray:
-        """The values in the promised type and shape; a partition without rows is not worth a call."""
+        """Apply the function to a partition; the result has the declared dtype and shape also if there are no rows."""
         if len(data):
             return self.values(data).astype(self.dtype, copy=False)
         return np.empty(0 if self.names is None else (0, len(self.names)), self.dtype)
@@ -72,69 +69,72 @@ def predict_through(
     ----------
     data : any table that `open_table` takes
     function : callable
-        Takes a block as made by `feature_block`; returns (n,) or (n, k). Blocks of Dask partitions are never empty.
+        Takes a block as made by `feature_block`; returns an array of shape (n,) or (n, k). It is not called for empty Dask
+        partitions.
     features : tuple of Feature
     named : bool
         Whether the model was trained on named columns.
     names : sequence, optional
-        Names of the k columns of the answer. For Dask their presence says that the answer has columns at all.
+        Names of the k columns of the result. For Dask: required if the result has columns.
     dtype : dtype
-        Type of the answer. Dask needs to know it beforehand, and partitions are cast to it.
+        Type of the result of each Dask partition, default float64.
 
     Returns
     -------
     ndarray
         For arrays and lists.
     pandas Series or DataFrame
-        With the frame's index. For polars, its Series or DataFrame; for Arrow, an Array or Table.
+        With the index of the frame. Other dataframes give a Series or DataFrame of their library, Arrow an Array or Table.
     lazy dask Array
-        For Dask arrays; with the same row chunks.
+        For Dask arrays, with the same row chunks.
     lazy dask Series or DataFrame
-        For Dask frames, with their index and divisions; for paths, with those that reading them gives.
+        For Dask frames and paths, with the index and divisions of the frame.
 
     Raises
     ------
     DataError
-        Naming the column that is missing or unreadable. For Dask, missing columns are found at once.
+        If a column is missing or cannot be read. For Dask, missing columns are reported at once.
     """
     predictor = Predictor(function, features, named, None if names is None else tuple(names), np.dtype(dtype))
     if is_path(data) or is_lazy(data):
         from dboost.data.predict_lazily import predict_lazily
 
         return predict_lazily(data, predictor)
+    data = collected(data)
     return like_input(predictor.values(data), data, predictor.names)
 
 
 def like_input(values: np.ndarray, data: Any, names: tuple[Any, ...] | None) -> Any:
-    """Dress an array as the kind of table that it was computed from."""
+    """Return predictions in the kind of the table that they were computed from."""
     if values.dtype.kind == "U":
         values = values.astype(object)
-    kind = library(data)
     if is_a(data, "pandas", "DataFrame"):
         if values.ndim == 1:
             return pd.Series(values, index=data.index, dtype=values.dtype)
         return pd.DataFrame(values, index=data.index, columns=None if names is None else list(names))
-    if kind != "polars" and not is_a(data, "pyarrow", "Table", "RecordBatch"):
+    if kind_of(data) != "dataframe":
         return values
-    parts = [values] if values.ndim == 1 else list(values.T)
-    labels = [str(j) for j in range(len(parts))] if names is None else list(map(str, names))
-    if kind == "polars":
-        polars = sys.modules["polars"]
-        if values.ndim == 1:
-            return polars.Series("", _plain_values(values))
-        return polars.DataFrame([polars.Series(name, _plain_values(part)) for name, part in zip(labels, parts, strict=True)])
-    if values.ndim == 1:
+    if values.ndim == 1 and is_a(data, "pyarrow", "Table"):
         return pa.array(_plain_values(values))
-    return pa.table(dict(zip(labels, map(_plain_values, parts), strict=True)))
+    table = nw.from_native(data)
+    result: Any
+    if values.ndim == 1:
+        result = nw.new_series("", _plain_values(values), backend=table.implementation)
+    else:
+        labels = range(values.shape[1]) if names is None else names
+        columns = {str(label): _plain_values(part) for label, part in zip(labels, values.T, strict=True)}
+        result = nw.from_dict(columns, backend=table.implementation)
+    index = nw.maybe_get_index(table)  # of modin and cuDF
+    return (result if index is None else nw.maybe_set_index(result, index=index)).to_native()
 
 
 def _plain_values(values: np.ndarray) -> Any:
-    """Objects as a list, so that polars and Arrow see what they are."""
+    """Return objects as a list, whose type every library infers."""
     return values.tolist() if values.dtype == object else np.ascontiguousarray(values)
 
 
 class FromOffset(Protocol):
-    """A function of feature blocks and of the rows' offsets (float64[n])."""
+    """A function of feature blocks and of the offsets of their rows (float64[n])."""
 
     def __call__(self, block: np.ndarray, *, offset: np.ndarray | None = None) -> np.ndarray: ...
 
@@ -149,16 +149,19 @@ def predict_from(
     names: Sequence[Any] | None = None,
     dtype: npt.DTypeLike = np.float64,
 ) -> Any:
-    """As `predict_through`, with the rows' offsets.
+    """Apply a function of feature blocks and offsets to a table of any kind, see `predict_through`.
 
-    offset : a column's name, or one finite number for each row of a table in memory.
+    Parameters
+    ----------
+    offset : str or array
+        The name of a column, or one finite number for each row of a table in memory.
 
     Raises
     ------
     InputTypeError
-        For values beside a Dask collection or a path, and for a name beside an array.
+        If values are given for a Dask collection or a path, or a column name for an array.
     DataError
-        For offsets that are not finite, or not one for each row.
+        If offsets are not finite, or their number is not that of the rows.
     """
     about: dict[str, Any] = {"features": features, "named": named, "names": names, "dtype": dtype}
     if isinstance(offset, str):
@@ -169,6 +172,7 @@ def predict_from(
         return predict_through(data, split, **about | {"features": (*features, Feature(offset))})
     if is_lazy(data) or is_path(data):
         raise InputTypeError("offset must be the name of a column when predicting from a Dask collection or a path")
+    data = collected(data)
     block = feature_block(data, features, named)
     values = np.asarray(offset, np.float64)
     if values.shape != (len(block),):
@@ -191,24 +195,24 @@ def _finite(values: np.ndarray, what: str) -> np.ndarray:
 
 
 _FLOATS = ({np.dtype(np.float32)}, {np.dtype(np.float64)})
-#: Bytes of the stretch of rows that is filled column by column before the next one: it should stay in the cache …
-_STRETCH_BYTES = 256 * 1024
-#: … unless it were so short that Python's loop over the columns took longer than the copying.
-_STRETCH_ROWS = 256
+#: Rows are copied into a block in batches of this many bytes, which fit the cache.
+_BATCH_BYTES = 256 * 1024
+#: Minimum rows of a batch: for fewer, Python's loop over the columns takes longer than copying.
+_BATCH_ROWS = 256
 
 
 def feature_block(data: Any, features: tuple[Feature, ...], named: bool, *, what: str = "predict") -> np.ndarray:
-    """The features of a table in memory as a C-contiguous matrix.
+    """Return the features of a table in memory as a C-contiguous matrix.
 
     Parameters
     ----------
-    data : pandas or polars frame, pyarrow Table, array (n, F), or list of rows
-        Frames are read by column name if `named` (other columns are ignored), else by position; arrays by position.
+    data : dataframe of any library, pyarrow Table, array (n, F), or list of rows
+        Frames are read by column name if `named` (other columns are ignored), otherwise by position; arrays by position.
     features : tuple of Feature
     named : bool
         Whether the model was trained on named columns.
     what : str
-        What is being done, for messages.
+        The operation, for messages; default "predict".
 
     Returns
     -------
@@ -217,12 +221,12 @@ def feature_block(data: Any, features: tuple[Feature, ...], named: bool, *, what
     Raises
     ------
     DataError
-        Naming the column that is missing or unreadable, or the number of columns that was expected.
+        If a column is missing or cannot be read, or the number of columns is wrong.
     """
     frame = as_frame(data)
     try:
         columns = columns_like(frame.names, frame.named, features, named)
-        if not any(feature.is_categorical for feature in features):  # going through thousands of columns takes long
+        if not any(feature.is_categorical for feature in features):  # fast paths: a loop over thousands of columns is slow
             if frame.matrix is not None and is_plain(frame.matrix):
                 return frame.matrix
             if is_a(data, "pandas", "DataFrame") and columns == frame.names and set(data.dtypes) in _FLOATS:
@@ -237,7 +241,7 @@ def feature_block(data: Any, features: tuple[Feature, ...], named: bool, *, what
 
 
 def _float_columns(column: Column, feature: Feature) -> np.ndarray:
-    """A column as numbers, categories as float32 codes."""
+    """Return a column as numbers, categories as float32 codes."""
     if not isinstance(column, CategoryColumn):
         return column
     codes = CategoryIndex(feature.name, feature.levels).translate(column.levels).astype(np.float32)
@@ -248,9 +252,9 @@ def _float_columns(column: Column, feature: Feature) -> np.ndarray:
 def _fill(n_rows: int, columns: list[np.ndarray]) -> np.ndarray:
     dtype = np.result_type(np.float32, *(column.dtype for column in columns))
     block = np.empty((n_rows, len(columns)), dtype)
-    stretch = max(_STRETCH_ROWS, _STRETCH_BYTES // (len(columns) * dtype.itemsize))
-    for start in range(0, n_rows, stretch):
-        rows = slice(start, start + stretch)
+    batch = max(_BATCH_ROWS, _BATCH_BYTES // (len(columns) * dtype.itemsize))
+    for start in range(0, n_rows, batch):
+        rows = slice(start, start + batch)
         for j, column in enumerate(columns):
             block[rows, j] = column[rows]
     return block

@@ -1,4 +1,8 @@
-"""Predictions of Dask collections and of files: lazy, with the model as one key of the graph."""
+"""Lazy predictions for Dask collections and files.
+
+The model, which may take many megabytes, is one key of the graph that the tasks of all partitions depend on. Only the columns
+that the model needs are read.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from dboost.data.read_plan import columns_like
 
 
 def predict_lazily(data: Any, predictor: Predictor) -> Any:
-    """A lazy collection of predictions, divided like `data` (a Dask frame or array, or a path)."""
+    """Return a lazy collection of predictions with the partitions of `data`, a Dask frame or array, or a path."""
     if is_path(data):
         data = open_path(data, predictor.features)
     columns = columns_like(*lazy.layout(data), predictor.features, predictor.named)

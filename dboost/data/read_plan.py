@@ -1,8 +1,7 @@
-"""Which columns are read, and how each of them.
+"""Which columns are read, and how.
 
-Before any row is looked at, the names of the columns, the user's `features` and `categorical_features`, and possibly
-the features of an existing model are turned into a `ReadPlan`. It is plain data: the same plan reads every partition,
-here or on another machine.
+A `ReadPlan` is made from the names of the columns, the user's `features` and `categorical_features`, and the features of an
+existing model, before any row is read. It is plain data, and the same for every partition, in this process or on a worker.
 """
 
 from __future__ import annotations
@@ -21,36 +20,26 @@ from dboost.schema import Feature
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """How to read a partition.
+    """How to read a partition."""
 
-    Attributes
-    ----------
-    rules : tuple of Rule
-        One per feature.
-    columns : tuple of str or of int
-        Where each feature is found: by name in frames, by position in arrays.
-    known : tuple of Feature, or None
-        Features of a model whose levels are to be used.
-    extend_categories : bool
-        Whether levels that the model does not know are added to its own; else they are missing.
-    target, weight, offset : str or None
-        Columns of the table that hold them; None when they come separately or not at all.
-    all_names : tuple of str or None
-        Set when every column but these three is a feature: then no partition may have another one.
-    """
-
+    #: One for each feature.
     rules: tuple[ColumnSpec, ...]
+    #: The column of each feature: a name in frames, a position in arrays.
     columns: tuple[str, ...] | tuple[int, ...]
+    #: Features of a model whose categories are used.
     known: tuple[Feature, ...] | None = None
+    #: Columns of the table that contain target, weight and offset; None if they are given separately or not at all.
     target: str | None = None
     weight: str | None = None
     offset: str | None = None
+    #: All column names if every other column is a feature; then a partition must not have further columns.
     all_names: tuple[str, ...] | None = None
+    #: Whether unknown categories are added to those of the model; otherwise they are missing values.
     extend_categories: bool = False
 
     @property
     def closed(self) -> bool:
-        """Whether all levels are known already."""
+        """Whether no category can be added."""
         return self.known is not None and not self.extend_categories
 
     @property
@@ -59,7 +48,7 @@ class ReadPlan:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Names of all columns that are read, without repetition."""
+        """Names of all columns that are read, each once."""
         extra = [name for name in (self.target, self.weight, self.offset) if name is not None]
         return tuple(dict.fromkeys([*map(str, self.columns), *extra]))
 
@@ -74,22 +63,22 @@ def make_read_plan(
     like: tuple[Feature, ...] | None = None,
     extend_categories: bool = False,
 ) -> ReadPlan:
-    """Decide what to read from a table with columns `names`.
+    """Return how to read a table with columns `names`.
 
     Parameters
     ----------
     roles : dict
-        ``target``, ``sample_weight`` and ``offset`` as the user gave them; those that are text (or a column's label)
-        name columns, anything else comes separately and is not looked at.
-    features, categorical_features, like, grows
+        ``target``, ``sample_weight`` and ``offset`` as the user gave them. Text (or a column label) names a column; other
+        values are given separately and are ignored here.
+    features, categorical_features, like, extend_categories
         As in `open_table`.
 
     Raises
     ------
     DataError
-        When a column is missing, or no feature is left.
+        If a column is missing, or no feature is left.
     ParameterError
-        When `features` or `categorical_features` make no sense for this table.
+        If `features` or `categorical_features` do not match the table.
     """
     given = {role: _role(role, value, names, named) for role, value in roles.items()}
     taken = {name for name in given.values() if name is not None}
@@ -122,31 +111,32 @@ def make_read_plan(
 
 
 def _check_kinds(spec: Any, names: tuple[str, ...], named: bool, like: tuple[Feature, ...]) -> None:
-    """Refuse declarations that the model contradicts; all but the default speak about every feature."""
+    """Raise a ParameterError if the declaration contradicts the model; all but the default declare every feature."""
     if isinstance(spec, str) and spec == "from_dtype":
         return
     for flag, feature in zip(declared_categorical(spec, names, named), like, strict=True):
         if flag is not None and flag != feature.is_categorical:
             kinds = ("numeric", "categorical")
             raise ParameterError(
-                f"categorical_features says that {feature.name!r} is {kinds[flag]}, but to the model it is {kinds[not flag]}"
+                f"categorical_features says that {feature.name!r} is {kinds[flag]}, but in the model it is {kinds[not flag]}"
             )
 
 
 def columns_like(
     names: tuple[str, ...], named: bool, like: tuple[Feature, ...], model_named: bool | None = None
 ) -> tuple[str, ...] | tuple[int, ...]:
-    """Where the features of a model are found in a table.
+    """Return the columns of a table that are the features of a model.
 
-    Frames are read by name; arrays, and frames given to a model that was trained on an array, by position.
+    Columns of frames are selected by name. Columns of arrays are selected by position, and so are those of frames if the model
+    was trained on an array.
 
     Parameters
     ----------
     names, named
-        The table's columns, and whether they have names of their own.
+        The columns of the table, and whether the data have column names.
     like : tuple of Feature
     model_named : bool, optional
-        Whether the model's features have names of their own. Default: when they are not just f0, f1, ….
+        Whether the model was trained on named columns. Default: whether its features have other names than f0, f1, ….
     """
     wanted = tuple(feature.name for feature in like)
     present = set(names)
@@ -163,10 +153,10 @@ def columns_like(
 
 
 def declared_categorical(spec: Any, names: tuple[str, ...], named: bool) -> tuple[bool | None, ...]:
-    """For each feature: categorical (True), numeric (False), or as its type says (None).
+    """Return for each feature whether it is categorical (True), numeric (False), or as its dtype determines (None).
 
-    `spec` is ``"from_dtype"``, None, a mask, indices or names, with the meaning and the complaints that users know from
-    scikit-learn's HistGradientBoosting.
+    `spec` is ``"from_dtype"``, None, a mask, indices or names, with the meaning and the errors of scikit-learn's
+    HistGradientBoosting.
     """
     n = len(names)
     if isinstance(spec, str):
@@ -202,8 +192,8 @@ def declared_categorical(spec: Any, names: tuple[str, ...], named: bool) -> tupl
             raise ParameterError(
                 f"categorical_features set as integer indices must be in [0, n_features - 1], that is [0, {n - 1}]"
             )
-        places = set(values.tolist())
-        return tuple(j in places for j in range(n))
+        indices = set(values.tolist())
+        return tuple(j in indices for j in range(n))
     if values.dtype.kind not in "UT":
         raise _bad_kind(values.dtype.name)
     if not named:
@@ -225,7 +215,7 @@ def _bad_kind(kind: str) -> ParameterError:
 
 
 def _role(role: str, value: Any, names: tuple[str, ...], named: bool) -> str | None:
-    """The column that a role names, or None when the values come separately."""
+    """Return the column that a role names, or None if its values are given separately."""
     if not isinstance(value, (str, int, np.integer)) or isinstance(value, bool):
         return None
     if not named:

@@ -1,8 +1,7 @@
-"""Collects the chunks of a table while its partitions are read.
+"""Collection of the chunks of a table while its partitions are read.
 
-Partitions arrive in any order, from several threads. Each is reduced at once to what is kept of it: its arrays (in
-the spool), its pieces of target, weight and offset, and whatever it adds to the levels of the columns. A column that
-holds numbers in one partition and categories in another stops the reading then and there.
+Partitions arrive in any order from several threads. Of each the reader keeps its arrays (in the spool), its target, weight and
+offset, and its new categories. A column with numbers in one partition and categories in another raises an error at once.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data.categories import CategoryIndex, apply
+from dboost.data.categories import CategoryIndex, apply, without_unused
 from dboost.data.chunk import CategoryColumn, Chunk, Column
 from dboost.data.partition import ROLES, fingerprint, read_partition, read_slices, role_column
 from dboost.data.read_plan import ReadPlan
@@ -37,28 +36,20 @@ from dboost.storage.spool import Spool
 
 @dataclass(frozen=True, eq=False)
 class ChunkSlice:
-    """What the columns of some rows of a partition look like in the spool.
-
-    Attributes
-    ----------
-    n_rows : int
-    is_matrix : bool
-        The arrays are one, a matrix of all columns.
-    is_code : tuple of bool
-        Per feature, whether its array holds provisional codes.
-    fingerprint : int
-        Of its values as they were read, where the reader was asked for it (see `data.partition`); else 0.
-    """
+    """How some rows of a partition are stored in the spool."""
 
     n_rows: int
+    #: Whether the columns are stored as one matrix.
     is_matrix: bool
+    #: For each feature, whether its array contains provisional codes.
     is_code: tuple[bool, ...]
+    #: Checksum of the values as they were read, if the reader computes it (see `partition.fingerprint`), otherwise 0.
     fingerprint: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class SpooledChunk:
-    """A partition in the spool: one slice of it, or several where it is larger than what may be in memory of one."""
+    """A partition in the spool: one slice, or several if the partition exceeds the memory for one."""
 
     slices: tuple[ChunkSlice, ...]
 
@@ -68,48 +59,46 @@ class SpooledChunk:
 
     @property
     def fingerprint(self) -> int:
-        """Of all slices: they are the same where the partition is read again within the same limit."""
+        """Checksum of all slices. Reading the partition again with the same limit gives the same slices."""
         if len(self.slices) == 1:
             return self.slices[0].fingerprint
         return zlib.crc32(repr([part.fingerprint for part in self.slices]).encode())
 
 
 class ColumnUnifier:
-    """One column over all partitions: do they agree what it is, and which levels are there?"""
+    """The kind and the categories of one column over all partitions."""
 
     def __init__(self, name: str, known: tuple[Level, ...] | None = None, extend_categories: bool = False) -> None:
         self._name = name
+        #: Whether the column is categorical, and a partition that determines it; None while all values are missing.
         self.seen: tuple[bool, int] | None = None
+        self.categories = CategoryIndex(name, known, extend_categories=extend_categories)
         self._lock = threading.Lock()
-        self.dictionary = CategoryIndex(name, known, extend_categories=extend_categories)
 
     def add(self, column: Column, i: int) -> np.ndarray:
-        """Numbers as they are, categories as provisional codes. Thread-safe."""
+        """Return numbers unchanged, categories as provisional codes. Thread-safe."""
         categorical = isinstance(column, CategoryColumn)
-        silent = not column.levels if isinstance(column, CategoryColumn) else _all_missing(column)
+        empty = not column.levels if isinstance(column, CategoryColumn) else _all_missing(column)
         with self._lock:
-            if not silent:
+            if not empty:
                 self.seen = self.seen or (categorical, i)
                 if self.seen[0] != categorical:
                     raise disagree(self._name, self.seen, (categorical, i))
             if not isinstance(column, CategoryColumn):
                 return column
-            codes = self.dictionary.translate(column.levels)
+            codes = self.categories.translate(column.levels)
         return apply(codes, column.codes)
 
 
 def disagree(name: str, one: tuple[bool, int], other: tuple[bool, int]) -> DataError:
-    """The error for a column that is categorical in one partition and numeric in another; each as (categorical, number)."""
+    """Return the error for a column that is categorical in one partition only. one, other : (categorical, partition number)."""
     (_, numbers), (_, text) = sorted((one, other))
     return DataError(f"column {name!r} holds numbers in partition {numbers}, but text or categories in partition {text}")
 
 
-def _own_levels(codes: np.ndarray, union: ColumnUnifier) -> CategoryColumn:
-    """Provisional codes of all partitions as a column that has the levels which occur in it, and no others."""
-    levels = union.dictionary.levels()
-    used = np.bincount(codes[codes >= 0], minlength=len(levels)) > 0
-    own = tuple(level for level, occurs in zip(levels, used, strict=True) if occurs)
-    return CategoryColumn(apply(np.cumsum(used) - 1, codes), own)
+def _with_own_categories(codes: np.ndarray, unifier: ColumnUnifier) -> CategoryColumn:
+    """Return provisional codes as a column with only the categories that occur in it."""
+    return without_unused(CategoryColumn(codes, unifier.categories.categories()))
 
 
 def _all_missing(values: np.ndarray) -> bool:
@@ -119,9 +108,14 @@ def _all_missing(values: np.ndarray) -> bool:
 
 
 class Reader:
-    """Turns partitions into pieces, and at the end says what the table is made of.
+    """Stores partitions, and determines features and metadata of the table after the last one.
 
-    fingerprints : whether pieces are to have one, because partitions may have to be read again.
+    Parameters
+    ----------
+    roles : RowMetadataSpool, optional
+        Where target, weight and offset of partitions are kept. Default: in memory.
+    fingerprints : bool
+        Whether to compute checksums, for partitions that may have to be read again; default False.
     """
 
     def __init__(
@@ -130,7 +124,7 @@ class Reader:
         self._plan = plan
         self._fingerprints = fingerprints
         self._spool = spool
-        self._role_spool = roles
+        self._metadata_spool = roles
         known = plan.known or (None,) * len(plan.rules)
         self._features = [
             ColumnUnifier(rule.name, None if feature is None else feature.levels, plan.extend_categories)
@@ -138,10 +132,10 @@ class Reader:
         ]
         self._target = ColumnUnifier(plan.target or "target")
         self._parts: dict[str, dict[int, Column]] = {role: {} for role in ROLES}
-        self._weighed_late = False
+        self._weights_attached = False
 
     def take_partition(self, i: int, data: tuple[Any, Any, Any, Any]) -> SpooledChunk:
-        """Read a partition that nobody else holds: partition, target, weight, offset. Thread-safe."""
+        """Read a partition, data = (partition, target, weight, offset). Thread-safe."""
         slices = read_slices(data[0], self._plan, data[1:], self._most_rows)
         found: list[ChunkSlice] = []
         while True:
@@ -159,52 +153,52 @@ class Reader:
 
     @property
     def _most_rows(self) -> int | None:
-        """Rows of a slice: no column takes more than eight bytes a row."""
+        """Rows of a slice; a column takes at most 8 bytes a row."""
         most = self._spool.most_bytes
         return None if most is None else max(most // (8 * max(len(self._features), 1)), 1)
 
     def take_slice(self, i: int, chunk: Chunk, number: int) -> ChunkSlice:
-        """Take in a slice of a partition that another reader has read, see `chunk`; they come in order. Thread-safe."""
+        """Store a slice of a partition that another reader has read, see `chunk`. Slices arrive in order. Thread-safe."""
         if chunk.matrix is not None:
             chunk = replace(chunk, columns=tuple(chunk.matrix.T))
         arrays, one = self._translate(i, chunk, private=True)
         if number == 0:
-            self._spool.drop(i)  # what is there of an attempt that was broken off
+            self._spool.drop(i)  # of an interrupted attempt
         self._spool.put(i, arrays, number)
         return one
 
     def chunk(self, i: int, piece: ChunkSlice, number: int) -> Chunk:
-        """A slice of a partition as it was read, with levels of its own, to be sent elsewhere; of a matrix no columns beside.
+        """Return a slice of a partition as it was read, with its own categories, to be sent to another worker.
 
-        Target, weight and offset of the whole partition are in the first.
+        A matrix is not accompanied by columns. The first slice contains target, weight and offset of the whole partition.
         """
         arrays = self._spool.get(i, number)
         columns: tuple[Column, ...] = (
             ()
             if piece.is_matrix
             else tuple(
-                _own_levels(array, union) if is_code else array
-                for array, union, is_code in zip(arrays, self._features, piece.is_code, strict=True)
+                _with_own_categories(array, unifier) if is_code else array
+                for array, unifier, is_code in zip(arrays, self._features, piece.is_code, strict=True)
             )
         )
         if number:
             return Chunk(piece.n_rows, columns, matrix=arrays[0] if piece.is_matrix else None)
-        apart = self._role_spool
-        target, weight, offset = (self._parts[role].get(i) if apart is None else apart.raw(role, i) for role in ROLES)
+        spool = self._metadata_spool
+        target, weight, offset = (self._parts[role].get(i) if spool is None else spool.raw(role, i) for role in ROLES)
         if isinstance(target, CategoryColumn):
-            target = _own_levels(target.codes, self._target)
+            target = _with_own_categories(target.codes, self._target)
         assert not isinstance(weight, CategoryColumn) and not isinstance(offset, CategoryColumn)
         return Chunk(piece.n_rows, columns, target, weight, offset, arrays[0] if piece.is_matrix else None)
 
     def take_whole(self, data: Any) -> SpooledChunk:
-        """Read a table that the user holds in memory; nothing is copied that need not be."""
+        """Read a table in memory without unnecessary copies."""
         arrays, one = self._translate(0, read_partition(data, self._plan), private=False)
         self._spool.hold(0, arrays)
         return SpooledChunk((one,))
 
     def _translate(self, i: int, chunk: Chunk, private: bool) -> tuple[list[np.ndarray], ChunkSlice]:
         found = fingerprint(chunk) if self._fingerprints else 0
-        arrays = [union.add(column, i) for union, column in zip(self._features, chunk.columns, strict=True)]
+        arrays = [unifier.add(column, i) for unifier, column in zip(self._features, chunk.columns, strict=True)]
         if chunk.matrix is not None:
             arrays = [chunk.matrix]
         for role, column in zip(ROLES, (chunk.target, chunk.weight, chunk.offset), strict=True):
@@ -212,8 +206,8 @@ class Reader:
                 continue
             if role == "target":
                 column = self._code_target(column, i)
-            if private and self._role_spool is not None:
-                self._role_spool.put(role, i, column)
+            if private and self._metadata_spool is not None:
+                self._metadata_spool.put(role, i, column)
                 continue
             # A view would keep the partition alive.
             copied = private and isinstance(column, np.ndarray) and column.base is not None
@@ -226,33 +220,33 @@ class Reader:
         return CategoryColumn(array, ()) if isinstance(column, CategoryColumn) else array
 
     def keep(self, numbers: set[int]) -> None:
-        """Forget what partitions with other numbers said of target, weight and offset."""
+        """Drop target, weight and offset of partitions with other numbers."""
         for parts in self._parts.values():
             for i in set(parts) - numbers:
                 del parts[i]
-        if self._role_spool is not None:
-            self._role_spool.keep(numbers)
+        if self._metadata_spool is not None:
+            self._metadata_spool.keep(numbers)
 
     def kinds(self) -> tuple[tuple[bool, int] | None, ...]:
-        """Per feature whether it is categorical, and the partition that says so; None where all values are missing."""
-        return tuple(union.seen for union in self._features)
+        """Return for each feature whether it is categorical, and a partition that determines it; None if all are missing."""
+        return tuple(unifier.seen for unifier in self._features)
 
     def levels(self) -> tuple[tuple[Level, ...], ...]:
-        """The levels met, per feature in the order of their provisional codes."""
-        return tuple(union.dictionary.levels() for union in self._features)
+        """Return the categories of each feature in the order of their provisional codes."""
+        return tuple(unifier.categories.categories() for unifier in self._features)
 
-    def counted_levels(self) -> tuple[tuple[Level, ...], ...]:
-        """The same without those that only rows of weight zero have."""
-        return tuple(union.dictionary.counted() for union in self._features)
+    def used_categories(self) -> tuple[tuple[Level, ...], ...]:
+        """Return the same without categories that only occur in rows of weight zero."""
+        return tuple(unifier.categories.used() for unifier in self._features)
 
-    def silence_levels(self, pieces: dict[int, SpooledChunk], weight: np.ndarray | None) -> None:
-        """Forget the levels that only rows of weight zero have, as `read_partition` does where it knows the weights.
+    def drop_unweighted_categories(self, pieces: dict[int, SpooledChunk], weight: np.ndarray | None) -> None:
+        """Drop categories that only occur in rows of weight zero, as `read_partition` does if it gets the weights.
 
         pieces : by partition, in order; weight : of all their rows.
         """
-        if not self._weighed_late or weight is None or weight.all() or self._plan.closed:
+        if not self._weights_attached or weight is None or weight.all() or self._plan.closed:
             return
-        used = [np.zeros(len(union.dictionary), bool) for union in self._features]
+        used = [np.zeros(len(unifier.categories), bool) for unifier in self._features]
         first = 0
         for i, piece in pieces.items():
             for number, one in enumerate(piece.slices):
@@ -263,58 +257,54 @@ class Reader:
                 for array, is_code, of_feature in zip(self._spool.get(i, number), one.is_code, used, strict=True):
                     if is_code:
                         of_feature[array[counts & (array >= 0)]] = True
-        for union, of_feature in zip(self._features, used, strict=True):
-            union.dictionary.silence(np.flatnonzero(~of_feature).tolist())
+        for unifier, of_feature in zip(self._features, used, strict=True):
+            unifier.categories.drop(np.flatnonzero(~of_feature).tolist())
 
     def finish_features(self) -> tuple[tuple[Feature, ...], list[np.ndarray | None]]:
-        """The features, and per feature how provisional codes become final ones (None: they are final)."""
+        """Return the features, and for each the map from provisional to final codes (None: they are equal)."""
         if self._plan.known is not None and self._plan.closed:
             return self._plan.known, [None] * len(self._plan.known)
         features: list[Feature] = []
         translations: list[np.ndarray | None] = []
-        for rule, union in zip(self._plan.rules, self._features, strict=True):
-            if not (rule.categorical or union.dictionary.counted()):
+        for rule, unifier in zip(self._plan.rules, self._features, strict=True):
+            if not (rule.categorical or unifier.categories.used()):
                 features.append(Feature(rule.name))
                 translations.append(None)
                 continue
-            levels, final = union.dictionary.finish()
+            levels, final = unifier.categories.finish()
             features.append(Feature(rule.name, levels))
             translations.append(None if np.array_equal(final, np.arange(len(final))) else final)
         return tuple(features), translations
 
     def attach(self, role: str, i: int, values: Any, n_rows: int | None = None) -> None:
-        """Take in target, weight or offset where they did not come with partition `i`."""
+        """Store target, weight or offset that did not arrive with partition `i`."""
         column = role_column(values, role, None, n_rows)
         self._parts[role][i] = self._code_target(column, i) if role == "target" else column
-        self._weighed_late = self._weighed_late or role == "sample_weight"
+        self._weights_attached = self._weights_attached or role == "sample_weight"
 
     def finish_spooled(self, rows: MetadataRows) -> tuple[list[DataIssue], float]:
-        """What there is to complain about in target, weight and offset where they wait in files, and the largest weight."""
-        assert self._role_spool is not None
-        self._role_spool.finish(self._target.dictionary)
-        return self._role_spool.check(self._plan, rows)
+        """Return the issues of target, weight and offset in files, and the largest weight."""
+        assert self._metadata_spool is not None
+        self._metadata_spool.finish(self._target.categories)
+        return self._metadata_spool.check(self._plan, rows)
 
     def finish_roles(self, whole: dict[str, Any], rows: MetadataRows) -> RowMetadata:
-        """Target, weight and offset of all rows, with what is to be complained about.
+        """Return target, weight and offset of all rows, and their issues.
 
-        Parameters
-        ----------
-        whole : dict
-            By role, the values of all rows where they did not come with the partitions.
-        rows : Rows
+        whole : by role, values of all rows that did not arrive with the partitions.
         """
         plan, parts = self._plan, self._parts
         for role, values in whole.items():
             self.attach(role, 0, values, rows.n_rows)
         target, dtype, is_bool = None, None, False
-        complaints: list[DataIssue] = []
+        issues: list[DataIssue] = []
         if parts["target"]:
-            target, dtype, is_bool = join_target(parts["target"], self._target.dictionary)
-            complaints += check_target(target, dtype, label("target", plan.target), rows)
+            target, dtype, is_bool = join_target(parts["target"], self._target.categories)
+            issues += check_target(target, dtype, label("target", plan.target), rows)
         weight = join_floats(parts["sample_weight"]) if parts["sample_weight"] else None
         if weight is not None:
-            complaints += check_weight(weight, label("sample_weight", plan.weight), rows)
+            issues += check_weight(weight, label("sample_weight", plan.weight), rows)
         offset = join_floats(parts["offset"]) if parts["offset"] else None
         if offset is not None:
-            complaints += check_offset(offset, label("offset", plan.offset), rows)
-        return RowMetadata(target, dtype, is_bool, weight, offset, tuple(complaints))
+            issues += check_offset(offset, label("offset", plan.offset), rows)
+        return RowMetadata(target, dtype, is_bool, weight, offset, tuple(issues))

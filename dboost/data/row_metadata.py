@@ -1,12 +1,9 @@
-"""Target, weight and offset of all rows.
+"""Target, weight and offset of rows: the metadata.
 
-The three columns that are no features are checked where all rows are known, so that a message can say how many values
-are bad and where the first one is.
-
-Target, weight and offset of tables so long that even these do not fit in memory: they wait in files, partition by partition.
-
-What must be known of them all together is small: the levels of a target of categories, the type that holds the numbers of all
-partitions, the largest weight, and what there is to complain about.
+They are checked when all rows have been read, so that an error message can contain the number of invalid values and the
+position of the first. `RowMetadata` holds them in memory. `RowMetadataSpool` keeps them in files, by partition, for tables
+whose metadata do not fit in memory; of all rows together it only needs the categories and the dtype of the target, the largest
+weight, and the issues.
 """
 
 from __future__ import annotations
@@ -27,41 +24,39 @@ from dboost.errors import DataError
 from dboost.schema import Level
 from dboost.storage.spool import Spool
 
-#: Whole numbers below this size are exact as floats (and 2**53 + 1 would look like 2**53).
+#: Integers below this are exact as floats (2**53 + 1 becomes 2**53).
 _EXACT = 2**53
-#: The largest weight is this at least. Gradients are float32 numbers, of which those below 1e-30 count as nothing.
+#: Lower bound of the largest weight. Gradients are float32, and those below 1e-30 count as zero.
 LEAST_MAX_WEIGHT = 1e-25
 
 
 @dataclass(frozen=True, eq=False)
 class RowMetadata:
-    """What is known of each row besides its features; see `Table` for the attributes."""
+    """Target, weight and offset of all rows; see `Table` for the attributes."""
 
     target: Column | None
     target_dtype: str | None
     target_is_bool: bool
     weight: np.ndarray | None
     offset: np.ndarray | None
-    complaints: tuple[DataIssue, ...] = ()
+    issues: tuple[DataIssue, ...] = ()
 
 
 @dataclass(frozen=True)
 class MetadataRows:
-    """How the rows of a table are spread, to say where a row is.
-
-    numbers : of the partitions, where these are not all of them.
-    """
+    """The rows of a table by partition, to name the position of a row."""
 
     lengths: tuple[int, ...]
     in_partitions: bool
+    #: Partition numbers; None if these are all partitions.
     numbers: tuple[int, ...] | None = None
 
     @property
     def n_rows(self) -> int:
         return sum(self.lengths)
 
-    def place(self, row: int) -> tuple[int, int]:
-        """Partition (-1 where there are none) and row in it."""
+    def position(self, row: int) -> tuple[int, int]:
+        """Return the partition of a row (-1 if the table has none) and the row within it."""
         if not self.in_partitions:
             return -1, row
         ends = list(accumulate(self.lengths))
@@ -69,13 +64,13 @@ class MetadataRows:
         return i if self.numbers is None else self.numbers[i], row - (ends[i] - self.lengths[i])
 
     def name(self, row: int) -> str:
-        return _name(*self.place(row))
+        return _name(*self.position(row))
 
-    def flagged(self, what: str, flags: np.ndarray, complaint: str) -> list[DataIssue]:
-        """A complaint, if any row is flagged."""
+    def flagged(self, what: str, flags: np.ndarray, problem: str) -> list[DataIssue]:
+        """Return an issue if any row is flagged."""
         if not flags.any():
             return []
-        return [DataIssue(what, complaint, int(np.count_nonzero(flags)), self.place(int(np.argmax(flags))))]
+        return [DataIssue(what, problem, int(np.count_nonzero(flags)), self.position(int(np.argmax(flags))))]
 
 
 def _name(partition: int, row: int) -> str:
@@ -84,40 +79,40 @@ def _name(partition: int, row: int) -> str:
 
 @dataclass(frozen=True)
 class DataIssue:
-    """Values that are refused: how many, and where the first one is (partition and row)."""
+    """Invalid values of one kind in a column."""
 
     what: str
-    complaint: str
+    problem: str
+    #: Number of rows.
     count: int
+    #: Partition and row of the first.
     first: tuple[int, int]
 
 
-def raise_for_issues(complaints: Sequence[DataIssue]) -> None:
-    """Raise a DataError for the first kind of complaint, wherever the rows in question are.
-
-    The same complaint may come from several parts of the table, each about its own rows.
-    """
-    for complaint in complaints:
-        same = [c for c in complaints if (c.what, c.complaint) == (complaint.what, complaint.complaint)]
-        count, first = sum(c.count for c in same), min(c.first for c in same)
+def raise_for_issues(issues: Sequence[DataIssue]) -> None:
+    """Raise a DataError for the first kind of issue, summed over the parts of the table that report it."""
+    if issues:
+        what, problem = issues[0].what, issues[0].problem
+        same = [issue for issue in issues if (issue.what, issue.problem) == (what, problem)]
+        count, first = sum(issue.count for issue in same), min(issue.first for issue in same)
         rows = "1 row" if count == 1 else f"{count} rows"
-        raise DataError(f"{complaint.what} {complaint.complaint} in {rows}, first in {_name(*first)}")
+        raise DataError(f"{what} {problem} in {rows}, first in {_name(*first)}")
 
 
 def label(role: str, name: str | None) -> str:
-    """A role as messages call it."""
+    """Return the name of a role for messages."""
     return role if name is None or name == role else f"{role} {name!r}"
 
 
-def join_target(parts: dict[int, Column], dictionary: CategoryIndex) -> tuple[Column, str, bool]:
-    """One target column from the parts of the partitions, which are let go on the way.
+def join_target(parts: dict[int, Column], categories: CategoryIndex) -> tuple[Column, str, bool]:
+    """Join the target column from its partitions, and remove them from `parts`.
 
     Parameters
     ----------
     parts : dict
-        By partition; categories as provisional codes of `dictionary`.
-    dictionary : Dictionary
-        Holds a level if and only if the target is categorical.
+        Target by partition; categories as provisional codes.
+    categories : CategoryIndex
+        Not empty if and only if the target is categorical.
 
     Returns
     -------
@@ -126,10 +121,10 @@ def join_target(parts: dict[int, Column], dictionary: CategoryIndex) -> tuple[Co
         NumPy dtype of the user's values.
     is_bool : bool
     """
-    if len(dictionary):
-        levels, final = dictionary.finish()
-        silent = {i: np.full(len(part), -1, np.int32) for i, part in parts.items() if isinstance(part, np.ndarray)}
-        codes = {i: part.codes for i, part in parts.items() if isinstance(part, CategoryColumn)} | silent
+    if len(categories):
+        levels, final = categories.finish()
+        missing = {i: np.full(len(part), -1, np.int32) for i, part in parts.items() if isinstance(part, np.ndarray)}
+        codes = {i: part.codes for i, part in parts.items() if isinstance(part, CategoryColumn)} | missing
         parts.clear()
         return CategoryColumn(apply(final, _drain(codes, np.dtype(np.int32))), levels), levels_dtype(levels), False
     for i, part in parts.items():
@@ -140,7 +135,7 @@ def join_target(parts: dict[int, Column], dictionary: CategoryIndex) -> tuple[Co
 
 
 def join_floats(parts: dict[int, Column]) -> np.ndarray:
-    """One float64 array from the numeric parts of the partitions, which are let go on the way."""
+    """Join a numeric column from its partitions as float64, and remove them from `parts`."""
     return _drain(parts, np.dtype(np.float64))
 
 
@@ -156,12 +151,12 @@ def _drain(parts: dict[int, Any], dtype: np.dtype) -> np.ndarray:
 
 
 def result_dtype(dtypes: Iterable[str]) -> str:
-    """The NumPy dtype that holds values of all these."""
+    """Return the NumPy dtype that represents values of all dtypes."""
     return str(np.result_type(*{np.dtype(dtype) for dtype in dtypes}))
 
 
 def levels_dtype(levels: tuple[Level, ...]) -> str:
-    """The NumPy dtype of a column with these levels."""
+    """Return the NumPy dtype of a column with these categories."""
     kinds = {type(level) for level in levels}
     if len(kinds) == 1:
         return {str: "object", bool: "bool", int: "int64", float: "float64"}[kinds.pop()]
@@ -169,19 +164,19 @@ def levels_dtype(levels: tuple[Level, ...]) -> str:
 
 
 def check_target(target: Column, dtype: str, what: str, rows: MetadataRows) -> list[DataIssue]:
-    """Missing, infinite and inexact targets."""
+    """Return issues for missing, infinite and inexact targets."""
     if isinstance(target, CategoryColumn):
         return rows.flagged(what, target.codes < 0, "contains NaN (a missing value)")
     found = rows.flagged(what, np.isnan(target), "contains NaN (a missing value)")
     found += rows.flagged(what, np.isinf(target), "contains infinity")
     if dtype in ("int64", "uint64") and len(target) and max(target.max(), -target.min()) >= _EXACT:
-        too_large = "holds integers of 2**53 or more, which floats cannot tell apart,"
+        too_large = "holds integers of 2**53 or more, which floats cannot represent exactly,"
         found += rows.flagged(what, np.abs(target) >= _EXACT, too_large)
     return found
 
 
 def check_weight(weight: np.ndarray, what: str, rows: MetadataRows) -> list[DataIssue]:
-    """Weights that are missing, infinite or negative."""
+    """Return issues for missing, infinite and negative weights."""
     return [
         *rows.flagged(what, np.isnan(weight), "contains NaN"),
         *rows.flagged(what, np.isinf(weight), "contains infinity"),
@@ -190,12 +185,7 @@ def check_weight(weight: np.ndarray, what: str, rows: MetadataRows) -> list[Data
 
 
 def check_max_weight(max_weight: float, what: str) -> None:
-    """Refuse weights of which the largest is zero, or so small that gradients times it are nothing to float32 numbers.
-
-    Raises
-    ------
-    DataError
-    """
+    """Raise a DataError if the largest weight is zero, or so small that weighted gradients vanish in float32."""
     if not max_weight > 0:
         raise DataError(f"{what} is zero in every row: nothing is left to learn from")
     if max_weight < LEAST_MAX_WEIGHT:
@@ -206,7 +196,7 @@ def check_max_weight(max_weight: float, what: str) -> None:
 
 
 def check_offset(offset: np.ndarray, what: str, rows: MetadataRows) -> list[DataIssue]:
-    """Offsets that are missing or infinite."""
+    """Return issues for missing and infinite offsets."""
     return [
         *rows.flagged(what, np.isnan(offset), "contains NaN"),
         *rows.flagged(what, np.isinf(offset), "contains infinity"),
@@ -214,42 +204,37 @@ def check_offset(offset: np.ndarray, what: str, rows: MetadataRows) -> list[Data
 
 
 class RowMetadataSpool:
-    """Keeps the roles of partitions. Safe to use from several threads.
-
-    Attributes
-    ----------
-    target_dtype : str
-        NumPy dtype of the user's target; "object" for text.
-    target_is_bool : bool
-    """
+    """Target, weight and offset of partitions in files. Thread-safe."""
 
     def __init__(self) -> None:
+        #: NumPy dtype of the user's target; "object" for text. Set by `finish`.
+        self.target_dtype = "float64"
+        self.target_is_bool = False
         self._spool = Spool(0)
         self._dtypes: dict[tuple[str, int], np.dtype] = {}
-        self._levels: tuple[Level, ...] | None = None
+        self._categories: tuple[Level, ...] | None = None
         self._final: np.ndarray | None = None
-        self.target_dtype, self.target_is_bool = "float64", False
 
     def put(self, role: str, i: int, column: Column) -> None:
-        """Keep a role of partition i instead of what was kept before; a target of categories in provisional codes."""
+        """Store or replace a role of partition i; a categorical target in provisional codes."""
         array = column.codes if isinstance(column, CategoryColumn) else column
         self._dtypes[role, i] = np.dtype(object) if isinstance(column, CategoryColumn) else array.dtype
         self._spool.drop(_number(role, i))
         self._spool.put(_number(role, i), [np.ascontiguousarray(array)])
 
-    def finish(self, dictionary: CategoryIndex) -> None:
-        """Say what the target is, now that all partitions have come. dictionary : of its levels, if it has any."""
-        if len(dictionary):
-            self._levels, self._final = dictionary.finish()
-            self.target_dtype = levels_dtype(self._levels)
+    def finish(self, categories: CategoryIndex) -> None:
+        """Determine the dtype of the target after the last partition. categories : of the target; empty if it is numeric."""
+        if len(categories):
+            self._categories, self._final = categories.finish()
+            self.target_dtype = levels_dtype(self._categories)
         else:
             kinds = {str(dtype) for (role, _), dtype in self._dtypes.items() if role == "target" and dtype.kind != "O"}
             self.target_dtype = result_dtype(kinds) if kinds else "float64"
             self.target_is_bool = self.target_dtype == "bool"
 
     def check(self, plan: ReadPlan, rows: MetadataRows) -> tuple[list[DataIssue], float]:
-        """What there is to complain about in the values of these partitions, and the largest weight."""
-        complaints: list[DataIssue] = []
+        """Return the issues in these partitions, and the largest weight."""
+        issues: list[DataIssue] = []
         max_weight = 0.0
         for k, length in enumerate(rows.lengths):
             if not length:
@@ -258,16 +243,16 @@ class RowMetadataSpool:
             here = MetadataRows((length,), True, (i,))
             target, weight, offset = self.get(i)
             if target is not None:
-                complaints += check_target(target, self.target_dtype, label("target", plan.target), here)
+                issues += check_target(target, self.target_dtype, label("target", plan.target), here)
             if weight is not None:
-                complaints += check_weight(weight, label("sample_weight", plan.weight), here)
+                issues += check_weight(weight, label("sample_weight", plan.weight), here)
             if offset is not None:
-                complaints += check_offset(offset, label("offset", plan.offset), here)
+                issues += check_offset(offset, label("offset", plan.offset), here)
             max_weight = max(max_weight, 1.0 if weight is None else float(weight.max()))
-        return complaints, max_weight
+        return issues, max_weight
 
     def get(self, i: int) -> tuple[Column | None, np.ndarray | None, np.ndarray | None]:
-        """Target, weight and offset of partition i."""
+        """Return target, weight and offset of partition i."""
         found: list[Column | None] = []
         for role in ROLES:
             dtype = self._dtypes.get((role, i))
@@ -275,10 +260,10 @@ class RowMetadataSpool:
                 found.append(None)
                 continue
             array = self._spool.get(_number(role, i))[0]
-            if role == "target" and self._levels is not None:
+            if role == "target" and self._categories is not None:
                 assert self._final is not None
                 codes = apply(self._final, array) if dtype.kind == "O" else np.full(len(array), -1, np.int32)
-                found.append(CategoryColumn(codes, self._levels))
+                found.append(CategoryColumn(codes, self._categories))
             else:
                 found.append(np.full(len(array), np.nan) if dtype.kind == "O" else array.astype(np.float64))
         target, weight, offset = found
@@ -286,7 +271,7 @@ class RowMetadataSpool:
         return target, weight, offset
 
     def raw(self, role: str, i: int) -> Column | None:
-        """A role of partition i as it was put: categories in provisional codes."""
+        """Return a role of partition i as it was stored: categories in provisional codes."""
         dtype = self._dtypes.get((role, i))
         if dtype is None:
             return None
@@ -294,7 +279,7 @@ class RowMetadataSpool:
         return CategoryColumn(array, ()) if dtype.kind == "O" else array
 
     def keep(self, numbers: Collection[int]) -> None:
-        """Forget partitions with other numbers."""
+        """Drop partitions with other numbers."""
         self._spool.keep({_number(role, i) for role in ROLES for i in numbers})
         self._dtypes = {key: dtype for key, dtype in self._dtypes.items() if key[1] in numbers}
 

@@ -1,19 +1,19 @@
-"""A table: everything the user hands in, as chunks that agree with each other.
+"""Training data of any kind as chunks with consistent columns.
 
-`open_table` reads every partition once. A partition becomes a chunk in the thread that computed it; its levels are
-translated to provisional codes of the whole table at once (see `levels.py`), and its arrays are kept in memory or in
-a file (see `spool.py`). When the last one is done, the table knows what no single partition could: whether a column
-is categorical, the sorted levels, the target of all rows. Target, weight and offset stay in memory, the columns come
-back chunk by chunk.
+`open_table` reads every partition once. The thread that computes a partition converts it to a chunk, translates its categories
+to provisional codes of the whole table (see `categories.py`), and puts its arrays into a spool, in memory or in a file (see
+`spool.py`). After the last partition it is known whether each column is categorical, what the sorted categories are, and the
+target of all rows. Target, weight and offset stay in memory; the columns are read back chunk by chunk.
 
-Two partitions agree about a column when both hold numbers or both hold categories; one that holds nothing but missing
-values agrees with both, because its type says little (an all-empty text column of a CSV block is read as floats).
+Two partitions are consistent in a column if both contain numbers or both contain categories. A column without any value is
+consistent with both, because its dtype is arbitrary (an empty text column of a CSV block is read as floats).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -31,6 +31,24 @@ from dboost.schema import Feature
 from dboost.storage.spool import Spool, remove_stale
 
 
+@dataclass(frozen=True)
+class ReadOptions:
+    """How `open_table` uses threads and memory; only the first applies to data other than Dask collections and paths."""
+
+    #: Threads that compute Dask partitions; None for Dask's default.
+    n_threads: int | None = None
+    #: Chunks beyond this total are kept in temporary files.
+    retain_bytes: int = 64 * 2**20
+    #: Partitions whose columns may be larger are converted in slices of at most this size.
+    most_bytes: int | None = None
+    #: Keep target, weight and offset of partitions in files too; then `Table.roles` returns them chunk by chunk, and the
+    #: attributes of the table for all rows are None.
+    spool_roles: bool = False
+
+
+_DEFAULTS = ReadOptions()
+
+
 def open_table(
     data: Any,
     target: Any = None,
@@ -41,41 +59,31 @@ def open_table(
     categorical_features: Any = "from_dtype",
     like: tuple[Feature, ...] | None = None,
     extend_categories: bool = False,
-    n_threads: int | None = None,
-    retain_bytes: int = 64 * 2**20,
-    most_bytes: int | None = None,
-    spool_roles: bool = False,
     require_target: bool = True,
+    options: ReadOptions = _DEFAULTS,
 ) -> Table:
     """Read a table of any kind, once.
 
     Parameters
     ----------
-    data : dask DataFrame or Array, pandas or polars frame, pyarrow Table, array (n, F), list of rows, or path
+    data : dask DataFrame or Array, dataframe of any library, pyarrow Table, array (n, F), list of rows, or path
         A path is a file, folder, glob or URL of Parquet or CSV, or a list of files.
     target, sample_weight, offset : str, or one value per row
-        A column of `data`, which is then no feature; or an array, Series or list, also (n, 1). For a Dask collection
-        also a Dask collection whose partitions align with it.
+        A column of `data`, which is then not a feature; or an array, Series or list, also of shape (n, 1). For a Dask
+        collection also a Dask collection with aligned partitions.
     features : sequence of str, optional
-        The columns to use, in that order. Default: all that are left.
+        The columns to use, in that order. Default: all remaining columns.
     categorical_features : "from_dtype", None, mask, indices or names
-        Which columns are categories; by default those whose type says so (text, categoricals, dictionaries).
+        The categorical columns; default "from_dtype": text, categoricals and dictionaries.
     like : tuple of Feature, optional
-        Features of an existing model or table. Columns are picked by name (for arrays by position), levels get their
-        codes, unknown levels are missing.
+        Features of an existing model or table. Columns are selected by name (for arrays by position), categories get their
+        codes, and unknown categories are missing.
     extend_categories : bool
-        With `like`: unknown levels are not missing but appended to the model's.
-    n_threads : int, optional
-        Threads that compute Dask partitions. Default: Dask's.
-    retain_bytes : int
-        Chunks of Dask collections beyond this total are kept in temporary files.
-    most_bytes : int, optional
-        Partitions of Dask collections whose columns may be larger are taken in slices that are not.
-    spool_roles : bool
-        Keep target, weight and offset that come with the partitions of Dask collections in files too. `roles` gives them
-        back chunk by chunk; the table's attributes for all rows are None.
+        With `like`: append unknown categories to the known ones; default False.
     require_target : bool
-        False allows tables without a target.
+        Whether a missing target is an error; default True.
+    options : ReadOptions
+        Threads and memory.
 
     Returns
     -------
@@ -84,20 +92,21 @@ def open_table(
     Raises
     ------
     DataError
-        Naming column and partition or rows: missing columns, bad targets or weights, unreadable types, no rows.
+        For missing columns, invalid targets or weights, unreadable types, or no rows. The message names the column, and the
+        partition or rows.
     ParameterError
-        When `features` or `categorical_features` do not fit the table.
+        If `features` or `categorical_features` do not match the table.
     InputTypeError
-        When `data` or `target` is of no known kind.
+        If the type of `data` or `target` is not supported.
     """
     if target is None and require_target:
         raise DataError("training requires y to be passed, but the target y is None")
     remove_stale()
-    warm_start = data if is_path(data) else None
-    if warm_start is not None:
+    path = data if is_path(data) else None
+    if path is not None:
         from dboost.data.paths import open_path
 
-        data = open_path(warm_start, like, most_bytes)
+        data = open_path(path, like, options.most_bytes)
     in_partitions = is_lazy(data)
     if in_partitions:
         from dboost.data import dask_collections as lazy
@@ -117,18 +126,18 @@ def open_table(
         extend_categories=extend_categories,
     )
     separate = separate_roles(plan, given)
-    spool = Spool(retain_bytes, most_bytes)
-    apart = (
-        RowMetadataSpool() if spool_roles and in_partitions and not any(not is_lazy(one) for one in separate.values()) else None
+    spool = Spool(options.retain_bytes, options.most_bytes)
+    metadata_spool = (
+        RowMetadataSpool() if options.spool_roles and in_partitions and all(map(is_lazy, separate.values())) else None
     )
     try:
-        reader = Reader(plan, spool, apart)
+        reader = Reader(plan, spool, metadata_spool)
         if in_partitions:
             aligned = {role: separate.pop(role) for role in ROLES if is_lazy(separate.get(role))}
             from dboost.data.paths import reading
 
-            with reading(warm_start):
-                pieces = _read_partitions(data, aligned, plan, reader, n_threads)
+            with reading(path):
+                pieces = _read_partitions(data, aligned, plan, reader, options.n_threads)
         else:
             separate = {role: _compute(v) if is_lazy(v) else v for role, v in separate.items()}
             pieces = [reader.take_whole(frame)]
@@ -136,29 +145,29 @@ def open_table(
         if not rows.n_rows:
             where = f": all {len(pieces)} partitions are empty" if in_partitions else ""
             raise DataError(f"the data have no rows{where}")
-        if apart is not None:
-            complaints, max_weight = reader.finish_spooled(rows)
-            raise_for_issues(complaints)
+        if metadata_spool is not None:
+            issues, max_weight = reader.finish_spooled(rows)
+            raise_for_issues(issues)
             check_max_weight(max_weight, label("sample_weight", plan.weight))
-            none = RowMetadata(None, apart.target_dtype, apart.target_is_bool, None, None)
+            none = RowMetadata(None, metadata_spool.target_dtype, metadata_spool.target_is_bool, None, None)
             features_, translations = reader.finish_features()
-            return Table(features_, named, rows, none, spool, pieces, translations, apart)
+            return Table(features_, named, rows, none, spool, pieces, translations, metadata_spool)
         roles = reader.finish_roles(separate, rows)
-        raise_for_issues(roles.complaints)
+        raise_for_issues(roles.issues)
         if roles.weight is not None:
             check_max_weight(float(roles.weight.max()), label("sample_weight", plan.weight))
-        reader.silence_levels(dict(enumerate(pieces)), roles.weight)
+        reader.drop_unweighted_categories(dict(enumerate(pieces)), roles.weight)
         features_, translations = reader.finish_features()
         return Table(features_, named, rows, roles, spool, pieces, translations)
     except BaseException:
         spool.close()
-        if apart is not None:
-            apart.close()
+        if metadata_spool is not None:
+            metadata_spool.close()
         raise
 
 
 def separate_roles(plan: ReadPlan, given: dict[str, Any]) -> dict[str, Any]:
-    """Target, weight and offset where they are given beside the table, by role."""
+    """Return target, weight and offset that are not columns of the table, by role."""
     in_table = dict(zip(ROLES, (plan.target, plan.weight, plan.offset), strict=True))
     return {role: value for role, value in given.items() if value is not None and in_table[role] is None}
 
@@ -172,7 +181,7 @@ def _compute(collection: Any) -> Any:
 def _read_partitions(
     data: Any, aligned: dict[str, Any], plan: ReadPlan, reader: Reader, n_threads: int | None
 ) -> list[SpooledChunk]:
-    """Read a Dask collection, and those of target, weight and offset that are Dask collections too."""
+    """Read a Dask collection, with the aligned Dask collections of target, weight and offset."""
     from dboost.data import dask_collections as lazy
 
     vectors = (aligned.get("target"), aligned.get("sample_weight"), aligned.get("offset"))
@@ -183,28 +192,13 @@ def _read_partitions(
     try:
         return lazy.consume(lazy.select(data, plan.needed), vectors, reader.take_partition, n_threads)
     except KeyError:
-        # Dask's own selection of columns failed, and does not say where: look again, this time for the culprit only.
+        # Dask's error does not name the partition: check the columns of each.
         lazy.consume(data, (None, None, None), lambda i, pieces: check_columns(i, pieces[0], plan), n_threads)
         raise
 
 
 class Table:
-    """Rows as chunks, with levels that agree. Made by `open_table`.
-
-    Attributes
-    ----------
-    features : tuple of Feature
-    named : bool
-        False when the data came as an array; the features are then called f0, f1, ….
-    lengths : tuple of int
-        Rows of each chunk (0 for empty partitions).
-    target : float64[n_rows], CategoryColumn or None
-        Text and categories as codes of sorted levels, everything else as floats.
-    target_dtype : str or None
-        NumPy dtype of the user's target; "object" for text.
-    target_is_bool : bool
-    weight, offset : float64[n_rows] or None
-    """
+    """Rows as chunks with common categories, as returned by `open_table`."""
 
     def __init__(
         self,
@@ -215,18 +209,23 @@ class Table:
         spool: Spool,
         pieces: list[SpooledChunk],
         translations: list[np.ndarray | None],
-        apart: RowMetadataSpool | None = None,
+        metadata_spool: RowMetadataSpool | None = None,
     ) -> None:
         self.features = features
+        #: Whether the data have column names; the features of arrays are called f0, f1, ….
         self.named = named
+        #: Rows of each chunk, 0 for empty partitions.
         self.lengths = rows.lengths
+        #: Codes of sorted categories for text and categories, otherwise float64[n_rows].
         self.target = roles.target
+        #: NumPy dtype of the user's target; "object" for text.
         self.target_dtype = roles.target_dtype
         self.target_is_bool = roles.target_is_bool
+        #: float64[n_rows] or None.
         self.weight = roles.weight
         self.offset = roles.offset
         self._rows = rows
-        self._apart = apart
+        self._metadata_spool = metadata_spool
         self._spool = spool
         self._pieces = pieces
         self._translations = translations
@@ -239,7 +238,7 @@ class Table:
     @property
     def keeps_roles_apart(self) -> bool:
         """Whether target, weight and offset are in files."""
-        return self._apart is not None
+        return self._metadata_spool is not None
 
     @property
     def n_chunks(self) -> int:
@@ -247,28 +246,27 @@ class Table:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Which partition each chunk was."""
+        """Partition number of each chunk."""
         return tuple(range(self.n_chunks)) if self._rows.numbers is None else self._rows.numbers
 
     def chunk(self, i: int) -> Chunk:
-        """The rows of partition `i`; codes are those of ``features[j].levels``. RowMetadata that are kept in files are not with
-        it.
+        """Return the rows of partition `i`, with codes of ``features[j].levels``, without metadata that are kept in files.
 
         Raises
         ------
         DBoostError
-            When the table is closed, or its temporary file is gone.
+            If the table is closed, or its temporary file was removed.
         """
         parts = [part for _, _, part in self.slices(i)]
         whole = parts[0] if len(parts) == 1 else Chunk(self.lengths[i], tuple(map(_joined, *(p.columns for p in parts))))
-        roles = (None, None, None) if self._apart is not None else self.roles(i)
+        roles = (None, None, None) if self._metadata_spool is not None else self.roles(i)
         return Chunk(whole.n_rows, whole.columns, *roles, whole.matrix)
 
     def slices(self, i: int, rows: np.ndarray | None = None) -> Iterator[tuple[int, np.ndarray | None, Chunk]]:
-        """Partition `i` in the slices that it is kept in, one after the other in memory; without target, weight and offset.
+        """Iterate over the stored slices of partition `i`, without target, weight and offset; one is in memory at a time.
 
-        Yields the first row of the slice, which of its rows are among `rows` (ascending, counted in the partition and in
-        the slice; None for all) and the slice. Slices that have none of them are not read.
+        Yields the position of the slice in the partition, the selected rows relative to the slice (None for all), and the
+        slice. rows : ascending positions in the partition; slices without any of them are not read.
         """
         first = 0
         for k, part in enumerate(self._pieces[i].slices):
@@ -292,9 +290,9 @@ class Table:
         return Chunk(part.n_rows, columns, matrix=matrix)
 
     def roles(self, i: int) -> tuple[Column | None, np.ndarray | None, np.ndarray | None]:
-        """Target, weight and offset of partition `i`."""
-        if self._apart is not None:
-            return self._apart.get(self.numbers[i])
+        """Return target, weight and offset of partition `i`."""
+        if self._metadata_spool is not None:
+            return self._metadata_spool.get(self.numbers[i])
         rows = slice(self._starts[i], self._starts[i + 1])
         target: Column | None = self.target
         if isinstance(target, CategoryColumn):
@@ -306,41 +304,44 @@ class Table:
         return target, weight, offset
 
     def gather_roles(self) -> None:
-        """Bring target, weight and offset of all rows into memory, where they were in files."""
-        if self._apart is None:
+        """Load target, weight and offset of all rows into memory if they are in files."""
+        if self._metadata_spool is None:
             return
         filled = [i for i, length in enumerate(self.lengths) if length]
         if not filled:
-            self._apart = None
+            self._metadata_spool = None
             return
-        targets, weights, offsets = zip(*(self._apart.get(self.numbers[i]) for i in filled), strict=True)
+        targets, weights, offsets = zip(*(self._metadata_spool.get(self.numbers[i]) for i in filled), strict=True)
         if isinstance(targets[0], CategoryColumn):
             self.target = CategoryColumn(np.concatenate([target.codes for target in targets]), targets[0].levels)
         else:
             self.target = None if targets[0] is None else np.concatenate(targets)
         self.weight = None if weights[0] is None else np.concatenate(weights)
         self.offset = None if offsets[0] is None else np.concatenate(offsets)
-        self._apart.close()
-        self._apart = None
+        self._metadata_spool.close()
+        self._metadata_spool = None
 
     def reweigh(self, weights: Callable[[int], np.ndarray]) -> None:
-        """Give all rows other weights. weights : tells those of a chunk by its number, float64[n]."""
+        """Replace the weights of all rows. weights : maps the position of a chunk to float64[n]."""
         filled = [i for i, length in enumerate(self.lengths) if length]
-        if self._apart is None:
+        if self._metadata_spool is None:
             self.weight = np.concatenate([np.empty(0), *map(weights, filled)])
             return
         for i in filled:
-            self._apart.put("sample_weight", self.numbers[i], weights(i))
+            self._metadata_spool.put("sample_weight", self.numbers[i], weights(i))
 
     def weighing(self, weight: np.ndarray | None) -> Table:
-        """The same rows with other weights, while this table is open and its roles are in memory. weight : float64[n_rows]."""
-        assert self._apart is None
+        """Return the same rows with other weights, valid while this table is open. Requires metadata in memory.
+
+        weight : float64[n_rows].
+        """
+        assert self._metadata_spool is None
         found = copy.copy(self)
         found.weight = weight
         return found
 
     def partition_name(self, i: int) -> str:
-        """Where chunk `i` came from, for messages."""
+        """Return the origin of chunk `i`, for messages."""
         return (
             f"partition {self.numbers[i]}"
             if self._rows.in_partitions
@@ -348,14 +349,14 @@ class Table:
         )
 
     def row_name(self, row: int) -> str:
-        """Where a row of the table is, for messages."""
+        """Return the position of a row in the user's data, for messages."""
         return self._rows.name(row)
 
     def close(self) -> None:
-        """Remove temporary files. Chunks cannot be read any more; target, weight and offset in memory stay."""
+        """Remove temporary files. Chunks cannot be read after that; target, weight and offset in memory remain."""
         self._spool.close()
-        if self._apart is not None:
-            self._apart.close()
+        if self._metadata_spool is not None:
+            self._metadata_spool.close()
 
     def __enter__(self) -> Table:
         return self
@@ -365,7 +366,7 @@ class Table:
 
 
 def _joined(*parts: Column) -> Column:
-    """A column from its slices."""
+    """Concatenate the slices of a column."""
     first = parts[0]
     if isinstance(first, CategoryColumn):
         return CategoryColumn(np.concatenate([part.codes for part in parts if isinstance(part, CategoryColumn)]), first.levels)
@@ -373,7 +374,7 @@ def _joined(*parts: Column) -> Column:
 
 
 def _final(feature: Feature, array: np.ndarray, is_code: bool, translation: np.ndarray | None) -> Column:
-    """A stored array as the column it turned out to be; where the kinds differ, it held missing values only."""
+    """Return a stored array as a column of the feature's kind; if the kinds differ, the array has missing values only."""
     if feature.levels is None:
         return np.full(len(array), np.nan, np.float32) if is_code else array
     if not is_code:

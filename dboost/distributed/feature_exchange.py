@@ -14,23 +14,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import dask
 import numpy as np
-from dask.utils import parse_bytes
 
+from dboost.config import gather_bytes, owner_bytes
 from dboost.kernels.histograms import BinLayout
 from dboost.session.protocol import FeatureOwner, SessionRef
 from dboost.trees.tree_task import TreeTask
-
-
-def gather_bytes() -> int:
-    """Below so many bytes a round (from all workers) histograms are gathered in the scheduler's process."""
-    return int(parse_bytes(dask.config.get("dboost.gather-bytes", "3MiB")))
-
-
-def owner_bytes() -> int:
-    """Above that, there is an owner for every so many bytes."""
-    return int(parse_bytes(dask.config.get("dboost.owner-bytes", "4MiB")))
 
 
 def choose_owners(refs: Sequence[SessionRef], task: TreeTask, layout: BinLayout, width: int) -> list[FeatureOwner]:

@@ -17,12 +17,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
+from dboost.config import imbalance
 from dboost.data.read_plan import ReadPlan
 from dboost.data.row_metadata import MetadataRows
 from dboost.distributed.connection import Connection
 from dboost.distributed.messages import LostWorkers
 from dboost.distributed.read_tasks import ReadTasks, Receipt, rows_alone
-from dboost.distributed.rebalance import plan_moves, tolerance
+from dboost.distributed.rebalance import plan_moves
 from dboost.errors import DataError
 from dboost.schema import Feature
 from dboost.session.partition_loader import PartitionStats
@@ -248,7 +249,7 @@ class PartitionedTable:
         usable = set(self.connection.usable()[0])
         threads = {worker: n for worker, n in self.connection.client.nthreads().items() if worker in usable}
         addresses = {i: ref.worker for i, ref in owners.items()}
-        moves = plan_moves(addresses, self.lengths, threads, held, tolerance(self.source.is_persisted)) if threads else {}
+        moves = plan_moves(addresses, self.lengths, threads, held, imbalance(self.source.is_persisted)) if threads else {}
         calls: dict[str, list[tuple[int, SessionRef]]] = {}
         for i, taker in moves.items():
             calls.setdefault(taker, []).append((i, owners[i]))

@@ -22,7 +22,7 @@ from distributed import Future
 from dboost._lazy_import import is_a, pa
 from dboost.config import liveness_timeout, worker_timeout
 from dboost.data.dask_collections import in_place
-from dboost.data.frame import Frame, as_frame, is_lazy, is_path, library
+from dboost.data.frame import Frame, as_frame, collected, is_lazy, is_path, library
 from dboost.data.partition import ROLES, check_columns
 from dboost.data.read_plan import ReadPlan, make_read_plan
 from dboost.data.table import separate_roles
@@ -92,8 +92,8 @@ class ReadTasks:
 
             data = open_path(data, like, None if budget is None else budget.chunk)
         given = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
-        if library(data) == "polars" and hasattr(data, "collect"):
-            data = data.collect()  # once, not for each part
+        if not is_lazy(data):
+            data = collected(data)  # once, not for each part
         frame = None if is_lazy(data) else as_frame(data)
         names, self.named = lazy.layout(data) if frame is None else (frame.names, frame.named)
         self.plan = make_read_plan(
@@ -361,7 +361,7 @@ def _selected(data: Any, frame: Frame, plan: ReadPlan) -> Any:
     if not frame.named or plan.all_names is not None:
         return data
     places = [j for j, name in enumerate(frame.names) if name in set(plan.needed)]
-    return data.iloc[:, places] if library(data) == "pandas" else data.select([frame.names[j] for j in places])
+    return data.iloc[:, places] if hasattr(data, "iloc") else data.select([frame.names[j] for j in places])
 
 
 def _rows(data: Any, frame: Frame, first: int, last: int) -> Any:
@@ -369,7 +369,7 @@ def _rows(data: Any, frame: Frame, first: int, last: int) -> Any:
     if frame.matrix is not None:
         part = frame.matrix[first:last]
         return part.copy() if is_a(part, "numpy.ma", "MaskedArray") else np.ascontiguousarray(part)
-    return rows_alone(data.iloc[first:last] if library(data) == "pandas" else data.slice(first, last - first))
+    return rows_alone(data.iloc[first:last] if hasattr(data, "iloc") else data.slice(first, last - first))
 
 
 def rows_alone(part: Any) -> Any:

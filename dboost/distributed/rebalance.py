@@ -24,10 +24,8 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import dask
-
 from dboost.distributed.read_tasks import Receipt
-from dboost.errors import DataError, ParameterError
+from dboost.errors import DataError
 from dboost.session.protocol import SessionRef
 
 if TYPE_CHECKING:
@@ -37,25 +35,6 @@ if TYPE_CHECKING:
 
 #: How close to a fair share is close enough, once something is moved.
 _GOAL = 1.05
-
-
-def tolerance(persisted: bool) -> float:
-    """How many times its fair share a worker may hold before something is moved.
-
-    Raises
-    ------
-    ParameterError
-        When the configuration says something else than a number from 1 on.
-    """
-    key, default = ("dboost.imbalance-persisted", 1.5) if persisted else ("dboost.imbalance", 1.2)
-    given = dask.config.get(key, default)
-    try:
-        found = float(given)
-    except (TypeError, ValueError):
-        found = 0.0
-    if not found >= 1.0:
-        raise ParameterError(f"{key}={given!r} in Dask's configuration is not a number from 1 on")
-    return found
 
 
 def plan_moves(
@@ -73,7 +52,7 @@ def plan_moves(
     held : {worker: rows}
         What workers hold besides, which stays.
     limit : float
-        See `tolerance`.
+        See `config.imbalance`.
 
     Returns
     -------

@@ -26,7 +26,6 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
 from distributed import Scheduler
@@ -50,8 +49,8 @@ from dboost.distributed.messages import (
     Timing,
     pack,
 )
-from dboost.distributed.monitoring import prometheus as meters
 from dboost.distributed.monitoring.dashboard import show
+from dboost.distributed.monitoring.prometheus import publish
 from dboost.distributed.monitoring.status import FitRegistry
 from dboost.distributed.plugin_factory import WorkerPluginFactory
 from dboost.session.memory_trim import keep_freed_memory
@@ -91,7 +90,7 @@ class Reducer(SchedulerPlugin):
         self._versions: dict[str, str | None] = {}
         self._n_rounds = 0  # of all fits: by its number, what belongs to an abandoned round is recognised
         self.board = FitRegistry()
-        self._meters = meters.publish(partial(meters.samples_of_registry, self.board))
+        self._meters = publish(self.board)
         show(self.board, getattr(scheduler, "http_application", None))
         getattr(scheduler, "stream_handlers", {})["dboost-tell"] = self.tell
         scheduler.handlers.update(

@@ -59,7 +59,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
         self._inbox = Inbox()
         self._moving = PartitionMover(worker, self, self._pool)
         self.meter = WorkMeter()
-        self._unpublish = publish(self.meter.figures)
+        self._unpublish = publish(self.meter)
         worker.handlers.update(
             {
                 "dboost_hello": self.hello,

@@ -199,7 +199,7 @@ class Boosting(BaseEstimator):
 
         def open_training() -> Table:
             check_lengths(X, y, sample_weight)
-            table = open_table(X, y, **reading, **reading_within(budget, threads))
+            table = open_table(X, y, **reading, options=reading_within(budget, threads))
             try:
                 self._note_features(X)
             except BaseException:

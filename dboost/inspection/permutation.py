@@ -20,7 +20,7 @@ import numpy as np
 
 from dboost import losses
 from dboost._lazy_import import pd
-from dboost.data import Table, open_table
+from dboost.data import ReadOptions, Table, open_table
 from dboost.errors import ParameterError
 from dboost.inspection.importance import ranked
 from dboost.metrics.metric import LossMagnitude, Metric, ScoredRows, find_metrics
@@ -74,7 +74,8 @@ def permutation_importance(
     loss = losses.from_dict(ensemble.loss)
     judge = find_metrics(metric, loss)[0]
     used = sorted({int(j) for tree in ensemble.trees for j in tree.feature[tree.feature >= 0]})
-    with open_table(data, target, sample_weight=sample_weight, like=ensemble.features, n_threads=n_threads) as table:
+    options = ReadOptions(n_threads)
+    with open_table(data, target, sample_weight=sample_weight, like=ensemble.features, options=options) as table:
         y = encode_like(table, Target(loss, np.empty(0), ensemble.classes, ensemble.classes_dtype))
         trial = _Trial(ensemble, table, y, judge, n_threads)
         score = trial.score()

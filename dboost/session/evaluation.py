@@ -215,7 +215,7 @@ class EvalSetBuilder:
             Naming the evaluation set.
         """
         target, weight, offset = columns
-        reading = {"like": spec.binning.features, **reading_within(budget, self._team.n_threads)}
+        reading: dict[str, Any] = {"like": spec.binning.features, "options": reading_within(budget, self._team.n_threads)}
         try:
             with open_table(data, target, sample_weight=weight, offset=offset, **reading) as table:
                 rows = EvalRows(table, lambda k: encode_chunk(table, k, spec.target))

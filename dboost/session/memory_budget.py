@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from dboost.data import ReadOptions
 from dboost.data.binning import SAMPLE_ROWS
 from dboost.errors import DataError, ParameterError
 from dboost.params import Parameters
@@ -211,8 +212,8 @@ def check_proposal(budget: Budget | None, parameters: Parameters) -> None:
         )
 
 
-def reading_within(budget: Budget | None, n_threads: int) -> dict[str, Any]:
-    """How `open_table` reads: with a budget one partition at a time."""
+def reading_within(budget: Budget | None, n_threads: int) -> ReadOptions:
+    """Return the options of `open_table`; with a budget it reads one partition at a time."""
     if budget is None:
-        return {"n_threads": n_threads}
-    return {"n_threads": 1, "retain_bytes": budget.retained, "most_bytes": budget.chunk, "spool_roles": True}
+        return ReadOptions(n_threads)
+    return ReadOptions(1, budget.retained, budget.chunk, spool_roles=True)

@@ -19,8 +19,6 @@ import functools
 import threading
 from collections.abc import Callable
 
-from dboost.errors import ParameterError
-
 #: Bytes read between two times.
 _EVERY = 64 * 2**20
 #: What may lie free at the end of a heap, and the size from which an array is returned to the system as soon as it is freed.
@@ -55,12 +53,9 @@ def keep_freed_memory() -> None:
     ParameterError
         When the configuration has something else than true or false.
     """
-    import dask  # where it is needed: a fit in this process does without
+    from dboost import config  # imports Dask
 
-    wanted = dask.config.get("dboost.keep-freed-memory", False)
-    if not isinstance(wanted, bool):
-        raise ParameterError(f"dboost.keep-freed-memory={wanted!r} in Dask's configuration is not true or false")
-    if not wanted:
+    if not config.keep_freed_memory():
         return
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         allocation = ctypes.CDLL(None).mallopt

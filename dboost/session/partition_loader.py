@@ -356,7 +356,7 @@ class PartitionBatch:
             complaints, _ = self._reader.finish_spooled(rows)
             roles = RowMetadata(None, self._apart.target_dtype, self._apart.target_is_bool, None, None, tuple(complaints))
         self._roles = roles
-        self._reader.silence_levels({i: self._pieces[i] for i in numbers}, roles.weight)
+        self._reader.drop_unweighted_categories({i: self._pieces[i] for i in numbers}, roles.weight)
         told = [_tell(roles, *part) for part in self._parts(rows, roles)]
         targets = [one for *_, one in told if one is not None]
         self._survey = PartitionStats(
@@ -364,9 +364,9 @@ class PartitionBatch:
             n_kept=dict(zip(numbers, (n for n, *_ in told), strict=True)),
             n_bytes={i: self._spool.n_bytes(i) for i in numbers},
             kinds=self._reader.kinds(),
-            levels=self._reader.counted_levels(),
+            levels=self._reader.used_categories(),
             target=reduce(merge_target_scans, targets) if targets else None,
-            complaints=roles.complaints,
+            complaints=roles.issues,
             max_weight=max((max_weight for _, max_weight, *_ in told), default=1.0),
             unit_weights=all(is_unit for *_, is_unit, _ in told),
             fingerprints={i: self._pieces[i].fingerprint for i in numbers},

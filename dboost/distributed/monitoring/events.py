@@ -1,7 +1,7 @@
-"""What the client tells of a fit, as events of the topic "dboost": those that only it can know. See `board.py`.
+"""Events of a fit that the client logs under Dask's topic "dboost", see `status.py`.
 
-Nothing is waited for: an event goes with the next message that Dask sends to the scheduler anyway, and one that cannot go is
-no reason to end a fit.
+The client does not wait for events: they travel with the next message to the scheduler, and failing to send one does not end
+the fit.
 """
 
 from __future__ import annotations
@@ -14,14 +14,7 @@ from dboost.training.callbacks import Iteration
 
 
 class FitEvents:
-    """A callback that tells of every iteration.
-
-    Parameters
-    ----------
-    connection : Connection
-    table : PartitionedTable
-        The training data.
-    """
+    """A callback that logs every iteration. table : the training data."""
 
     def __init__(self, connection: Connection, table: PartitionedTable) -> None:
         self._connection = connection
@@ -29,20 +22,20 @@ class FitEvents:
         self._held: list[tuple[str, tuple[int, ...]]] = []
 
     def begin(self, loss: str, n_rows: int, n_features: int) -> None:
-        """Loading is over."""
+        """Log that loading has finished. loss : name of the loss."""
         self._connection.tell("boosting", loss=loss, rows=n_rows, features=n_features)
-        self._tell_where()
+        self._log_rows_of_workers()
 
     def __call__(self, now: Iteration) -> None:
         record = now.record
         scores = {name: float(value) for name, (value,) in metrics_of([record]).items()}
         phases = {phase: float(record[f"seconds_{phase}"]) for phase in PHASES}
-        told = {"iteration": now.iteration, "n_iterations": now.n_iterations, "rows": int(record["rows_kept"])}
-        self._connection.tell("iteration", **told, seconds=float(record["seconds"]), scores=scores, **phases)
-        self._tell_where()
+        progress = {"iteration": now.iteration, "n_iterations": now.n_iterations, "rows": int(record["rows_kept"])}
+        self._connection.tell("iteration", **progress, seconds=float(record["seconds"]), scores=scores, **phases)
+        self._log_rows_of_workers()
 
-    def _tell_where(self) -> None:
-        """Say who holds how many rows, if that has changed."""
+    def _log_rows_of_workers(self) -> None:
+        """Log the number of rows of each worker if it has changed."""
         held = [(share.ref.worker, share.numbers) for share in self._table.shares]
         if held == self._held:
             return

@@ -1,20 +1,20 @@
-"""What the scheduler's process knows of fits, for those who watch: the page (`page.py`) and Prometheus (`meters.py`).
+"""Status of running and recent fits in the scheduler's process, for the dashboard page and Prometheus.
 
-All of it follows from the events of the topic "dboost", one after the other. The reducer logs what it does, the client tells
-what only the client knows:
+The registry is computed from the events of Dask's topic "dboost" alone, so that every subscriber of the topic can do the same:
 
-    began      a fit                                                        reducer
-    reading    partitions of a table that have been read                    client
-    boosting   loss, rows, features: loading is over                        client
-    holding    rows by worker, whenever that changes                        client
-    iteration  its seconds by phase, losses and metrics                     client
+    event      content                                                      logged by
+    began      a fit has started                                            reducer
+    reading    number of partitions of a table that have been read          client
+    boosting   loss, rows, features; loading has finished                   client
+    holding    rows by worker, after each change                            client
+    iteration  seconds by phase, losses and metrics                         client
     tree       rounds, seconds and bytes of one tree                        reducer
-    lost       a worker that held rows                                      reducer
-    ended      and how                                                      reducer
+    lost       a worker that had rows of the fit                            reducer
+    ended      outcome                                                      reducer
 
-So whoever subscribes to the topic knows as much. Anybody can log under a topic of Dask's: an event that is none of these, or
-lacks something, changes nothing, because what it says is read and checked before the board is written to. Fits that have ended
-are kept for a while, a few of them; a fit of any length takes up the same memory, because its curves are thinned as they grow.
+Every client of the scheduler can log under this topic. An event that is unknown, incomplete or malformed changes nothing: it is
+checked completely before the registry is updated. The last few fits that have ended are kept. The memory of a fit does not grow
+with its length, because curves are thinned.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from typing import Any
 
 _log = logging.getLogger("dboost")
 
-#: Fits that have ended and can still be looked at.
+#: Number of ended fits that are kept.
 _REMEMBERED = 8
-#: Points of a curve, at most.
+#: Maximum points of a curve.
 _POINTS = 400
-#: Where an iteration's seconds go.
+#: Parts of the seconds of an iteration.
 PHASES = ("compute", "reduce", "wait")
 
 
 @dataclass(eq=False)
 class Curve:
-    """A value by iteration: all points while they are few, then every second, fourth, …; and always the latest."""
+    """A value by iteration: all points while they are few, then every second, fourth, …; and the latest one."""
 
     points: list[tuple[int, float]] = field(default_factory=list)
     latest: tuple[int, float] = (0, 0.0)
@@ -47,7 +47,7 @@ class Curve:
 
     def add(self, iteration: int, value: float) -> None:
         self.latest = iteration, value
-        while self.points and self.points[-1][0] >= iteration:  # the model was cut back
+        while self.points and self.points[-1][0] >= iteration:  # the model was truncated
             self.points.pop()
         if iteration % self._every:
             return
@@ -57,58 +57,51 @@ class Curve:
             self.points = [point for point in self.points if point[0] % self._every == 0]
 
     def all(self) -> list[tuple[int, float]]:
-        """The points to draw, the latest among them."""
+        """Return the points to draw, including the latest."""
         return self.points if self.points[-1:] == [self.latest] else [*self.points, self.latest]
 
 
 @dataclass(eq=False)
 class FitStatus:
-    """One fit.
+    """Status of one fit."""
 
-    Attributes
-    ----------
-    began, ended : float
-        Unix time; `ended` is None while it is under way.
-    outcome : str
-        "done", or what happened instead.
-    reading : dict
-        ``table``, ``read`` and ``partitions``, of the table that is read.
-    facts : dict
-        ``loss``, ``rows`` and ``features``, once loading is over.
-    rows : {worker: rows that it trains on}
-    seconds : {phase: seconds}
-        With "all" for whole iterations.
-    worked : int
-        Rows times trees.
-    """
-
+    #: Identifier of the fit.
     fit: str
+    #: Unix times of start and end; `ended` is None while the fit runs.
     began: float
     ended: float | None = None
+    #: "done", or how the fit ended otherwise.
     outcome: str = ""
+    #: ``table``, ``read`` and ``partitions`` of the table that is read.
     reading: dict[str, Any] = field(default_factory=dict)
+    #: ``loss``, ``rows`` and ``features``, after loading.
     facts: dict[str, Any] = field(default_factory=dict)
+    #: Training rows by worker.
     rows: dict[str, int] = field(default_factory=dict)
     iteration: int = 0
     n_iterations: int = 0
+    #: Losses and metrics by name.
     curves: dict[str, Curve] = field(default_factory=dict)
+    #: Seconds by phase; "all" for whole iterations.
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    worked: int = 0
+    #: Training rows, summed over iterations.
+    n_processed: int = 0
+    #: Number of lost workers.
     n_lost: int = 0
 
     @property
     def phase(self) -> str:
-        """What it is doing, in a word."""
+        """Current phase: "reading", "binning" or "boosting"; the outcome of a fit that has ended."""
         if self.ended is not None:
             return self.outcome
         return "boosting" if self.iteration else "binning" if self.facts else "reading"
 
     @property
     def rows_per_second(self) -> float:
-        return self.worked / self.seconds["all"] if self.seconds["all"] else 0.0
+        return self.n_processed / self.seconds["all"] if self.seconds["all"] else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can have it."""
+        """Return the status as JSON types."""
         plain = ("fit", "began", "ended", "phase", "reading", "facts", "rows", "iteration", "n_iterations", "rows_per_second")
         curves = {name: curve.all() for name, curve in self.curves.items()}
         return {name: getattr(self, name) for name in plain} | {
@@ -119,20 +112,15 @@ class FitStatus:
 
 
 class FitRegistry:
-    """All fits under way, the last few that ended, and totals of all there ever were.
-
-    Attributes
-    ----------
-    fits : {fit: FitNews}
-        In the order in which they began.
-    totals : {name: number}
-        "trees", "rounds", "bytes", "lost", seconds by phase, and "ended <outcome>".
-    """
+    """Running fits, the last few that ended, and totals of all fits."""
 
     def __init__(self) -> None:
+        #: Fits by identifier, in the order of their start.
         self.fits: dict[str, FitStatus] = {}
+        #: "trees", "rounds", "bytes", "lost", seconds by phase, and "ended <outcome>" of all fits.
         self.totals: defaultdict[str, float] = defaultdict(float)
-        self._complained: set[str] = set()
+        #: Actions whose malformed events have been logged.
+        self._warned: set[str] = set()
         self._actions: dict[Any, Callable[[FitStatus, dict[str, Any], float], None]] = {
             "reading": self._reading,
             "boosting": self._boosting,
@@ -144,7 +132,7 @@ class FitRegistry:
         }
 
     def see(self, event: Any, now: float) -> None:
-        """Take in an event. One that does not speak of a known fit, or that makes no sense, is ignored."""
+        """Update the registry by an event. Events of unknown fits and malformed events are ignored."""
         if not isinstance(event, dict):
             return
         action, name = event.get("action"), event.get("fit")
@@ -157,8 +145,8 @@ class FitRegistry:
             if fit is not None and action in self._actions:
                 self._actions[action](fit, event, now)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            if action not in self._complained:  # once of each kind: there may be one after every iteration
-                self._complained.add(action)
+            if action not in self._warned:  # once for each action: one may follow every iteration
+                self._warned.add(action)
                 _log.warning("an event %r of the topic 'dboost' makes no sense and is ignored: %r", action, error)
 
     @property
@@ -181,7 +169,7 @@ class FitRegistry:
         if iteration < 1:
             raise ValueError("iterations are counted from 1")
         fit.iteration, fit.n_iterations = iteration, n_iterations
-        fit.worked += rows
+        fit.n_processed += rows
         fit.seconds["all"] += seconds
         for phase, spent in phases.items():
             fit.seconds[phase] += spent
@@ -213,25 +201,25 @@ class FitRegistry:
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < 1 << 63:
-        raise ValueError(f"{value!r:.40} is no count")
+        raise ValueError(f"{value!r:.40} is not a count")
     return int(value)
 
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise ValueError(f"{value!r:.40} is no number")
+        raise ValueError(f"{value!r:.40} is not a number")
     return float(value)
 
 
 def _seconds(value: Any) -> float:
     seconds = _number(value)
-    if not math.isfinite(seconds):  # below 0 by a little where the clocks of two machines differ
-        raise ValueError(f"{value!r:.40} is no time")
+    if not math.isfinite(seconds):  # slightly negative if the clocks of two machines differ
+        raise ValueError(f"{value!r:.40} is not a time")
     return seconds
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is no text")
-    value.encode()  # half of a surrogate pair could not be shown
+        raise TypeError(f"{value!r:.40} is not text")
+    value.encode()  # a lone surrogate cannot be encoded in the page
     return value

@@ -1,0 +1,71 @@
+"""Settings in Dask's configuration: defaults, valid values, and errors that name the key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import dask
+import pytest
+import yaml
+
+from dboost import config
+from dboost.errors import ParameterError
+
+READERS: dict[str, Callable[[], object]] = {
+    "patience": config.liveness_timeout,
+    "worker-timeout": config.worker_timeout,
+    "gather-bytes": config.gather_bytes,
+    "owner-bytes": config.owner_bytes,
+    "imbalance": lambda: config.imbalance(persisted=False),
+    "imbalance-persisted": lambda: config.imbalance(persisted=True),
+    "keep-freed-memory": config.keep_freed_memory,
+}
+DEFAULTS = [10.0, 60.0, 3 * 2**20, 4 * 2**20, 1.2, 1.5, False]
+
+
+def test_every_key_has_a_default_and_a_reader() -> None:
+    assert list(config._DEFAULTS["dboost"]) == list(READERS)
+    with dask.config.set({"dboost": {}}):
+        assert [read() for read in READERS.values()] == DEFAULTS
+
+
+def test_defaults_do_not_replace_what_is_set() -> None:
+    settings: dict[str, object] = {"dboost": {"worker_timeout": "5m"}}
+    dask.config.update_defaults(config._DEFAULTS, config=settings, defaults=[])
+    assert dask.config.get("dboost.worker-timeout", config=settings) == "5m"
+    assert dask.config.get("dboost.gather-bytes", config=settings) == "3MiB"
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("1500ms", 1.5), ("2m", 120.0), (3, 3.0), ("0.5 s", 0.5)])
+def test_durations(given: object, seconds: float) -> None:
+    with dask.config.set({"dboost.patience": given, "dboost.worker-timeout": given}):
+        assert config.liveness_timeout() == config.worker_timeout() == seconds
+
+
+@pytest.mark.parametrize(("given", "n_bytes"), [("1kB", 1000), ("2 MiB", 2**21), (5, 5), ("1B", 1)])
+def test_sizes(given: object, n_bytes: int) -> None:
+    with dask.config.set({"dboost.gather-bytes": given, "dboost.owner-bytes": given}):
+        assert config.gather_bytes() == config.owner_bytes() == n_bytes
+
+
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [
+        *(("worker-timeout", given) for given in ("10min", "soon", "", None, [], "0s", "-3s")),
+        *(("gather-bytes", given) for given in ("much", None, [], "-3B")),
+        *(("owner-bytes", given) for given in ("0B", True)),
+        *(("imbalance", given) for given in ("much", 0.5, None, "nan")),
+        *(("keep-freed-memory", given) for given in ("yes", 1, None)),
+    ],
+)
+def test_invalid_values_are_refused_by_key(key: str, given: object) -> None:
+    with dask.config.set({f"dboost.{key}": given}), pytest.raises(ParameterError, match=rf"^dboost\.{key}="):
+        READERS[key]()
+
+
+def test_the_file_has_a_comment_for_each_key() -> None:
+    text = config.Path(config.__file__).with_name("dboost.yaml").read_text()
+    lines = text.splitlines()
+    for key in yaml.safe_load(text)["dboost"]:
+        position = next(k for k, line in enumerate(lines) if line.startswith(f"  {key}:"))
+        assert lines[position - 1].startswith("  #")
