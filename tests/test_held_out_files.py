@@ -31,7 +31,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
     monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
     names: list[str] = []
 
-    class Noted(held_out.FiledHeldOut):
+    class Noted(held_out.StreamedEvalSet):
         def __init__(self, name: str, *arguments: Any) -> None:
             names.append(name)
             super().__init__(name, *arguments)
