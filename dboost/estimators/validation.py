@@ -19,7 +19,7 @@ import copy
 import math
 import numbers
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -188,7 +188,7 @@ class _Scoring:
 
     def __call__(self, rows: ScoredRows) -> float:
         if self._outline is None:
-            self._outline = self._whole().truncate(0)
+            self._outline = replace(self._whole(), trees=())
         model = _Present(self._outline, rows, self._whole)
         estimator = copy.copy(self._estimator)
         vars(estimator).pop("feature_names_in_", None)  # a matrix has none

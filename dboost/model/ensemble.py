@@ -19,11 +19,14 @@ A split sends a row left
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from dboost.errors import ParameterError
 from dboost.schema import Feature, Level
 
 
@@ -79,13 +82,50 @@ class Ensemble:
     def n_iterations(self) -> int:
         return len(self.trees) // self.n_outputs
 
-    def extend(self, trees: tuple[Tree, ...]) -> Ensemble:
-        """The same model with one more iteration (one tree per output)."""
-        return replace(self, trees=self.trees + tuple(trees))
+    @property
+    def output_names(self) -> list[Any]:
+        """Names of the outputs: the classes, of two classes the second one; [None] for regression."""
+        if self.classes is None:
+            return [None] * self.n_outputs
+        return list(self.classes) if self.n_outputs > 1 else [self.classes[-1]]
 
-    def truncate(self, n_iterations: int) -> Ensemble:
-        """The same model with only the first iterations."""
-        return replace(self, trees=self.trees[: n_iterations * self.n_outputs])
+    def feature_positions(self, wanted: Any, *, at_most: int | None = None) -> list[int]:
+        """Return the positions of features that the user names.
+
+        Parameters
+        ----------
+        wanted : str, int, or sequence of these
+            Names or positions.
+        at_most : int, optional
+            Largest number of features. Default: no limit.
+
+        Raises
+        ------
+        ParameterError
+            For a feature that the model does not have, one that is given twice, no feature or too many.
+        """
+        items: Sequence[Any] = [wanted] if isinstance(wanted, str | int | np.integer) else list(wanted)
+        found = [self._feature_position(item) for item in items]
+        if not found:
+            raise ParameterError("name at least one feature")
+        if at_most is not None and len(found) > at_most:
+            raise ParameterError(f"{len(found)} features were given, at most {at_most} are possible")
+        twice = [item for i, item in enumerate(items) if found[i] in found[:i]]
+        if twice:
+            raise ParameterError(f"feature {twice[0]!r} is given twice")
+        return found
+
+    def _feature_position(self, item: Any) -> int:
+        names = [feature.name for feature in self.features]
+        if isinstance(item, str):
+            if item in names:
+                return names.index(item)
+            near = difflib.get_close_matches(item, names, n=3)
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+            raise ParameterError(f"the model has no feature {item!r}{hint}")
+        if isinstance(item, int | np.integer) and not isinstance(item, bool) and 0 <= item < len(names):
+            return int(item)
+        raise ParameterError(f"feature {item!r} is neither a name nor a position between 0 and {len(names) - 1}")
 
 
 @dataclass(frozen=True, eq=False)
