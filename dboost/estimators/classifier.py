@@ -9,12 +9,12 @@ from sklearn.base import ClassifierMixin
 
 from dboost.booster import Booster
 from dboost.errors import ParameterError
-from dboost.estimators.base import Boosting, Range
+from dboost.estimators.estimator import BaseGradientBoosting, Range
 from dboost.estimators.parameter_checks import as_targets
 from dboost.training.callbacks import Callback
 
 
-class DBoostClassifier(ClassifierMixin, Boosting):
+class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
     """Gradient boosted trees for classes, as a scikit-learn estimator.
 
     Parameters

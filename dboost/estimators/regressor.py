@@ -8,12 +8,12 @@ from typing import Any
 from sklearn.base import RegressorMixin
 
 from dboost.errors import ParameterError
-from dboost.estimators.base import Boosting
+from dboost.estimators.estimator import BaseGradientBoosting
 from dboost.estimators.parameter_checks import as_targets
 from dboost.training.callbacks import Callback
 
 
-class DBoostRegressor(RegressorMixin, Boosting):
+class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
     """Gradient boosted trees for numbers, as a scikit-learn estimator.
 
     Parameters

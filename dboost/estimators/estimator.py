@@ -58,7 +58,7 @@ class Seeds(NamedTuple):
     learning: int
 
 
-class Boosting(BaseEstimator):
+class BaseGradientBoosting(BaseEstimator):
     """Base class of the estimators, which have constructors of their own: scikit-learn reads parameters from these."""
 
     early_stopping: Any
@@ -334,7 +334,7 @@ class Boosting(BaseEstimator):
 
     def __sklearn_clone__(self) -> Any:
         # Clones share the client: it cannot be copied, and need not be.
-        clone = super(Boosting, copy.copy(self)).__sklearn_clone__()
+        clone = super(BaseGradientBoosting, copy.copy(self)).__sklearn_clone__()
         clone.client = self.client
         return clone
 
