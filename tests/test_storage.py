@@ -362,7 +362,7 @@ def test_whatever_is_changed_is_refused_or_can_be_used(compact: bool, data: st.D
         else:
             del at[last]
     if compact:
-        unpacked = zlib.decompress(storage.dumps_arrays(learned().ensemble).split(b"\n", 2)[2])
+        unpacked = zlib.decompress(storage.dumps_compact(learned().ensemble).split(b"\n", 2)[2])
         rest = unpacked[8 + int.from_bytes(unpacked[:8], "little") :]
         text = json.dumps(entries).encode()
         packed = zlib.compress(len(text).to_bytes(8, "little") + text + rest)
