@@ -1,8 +1,8 @@
-"""pandas, pyarrow, fsspec and some rooms of ours, imported when something of theirs is first used.
+"""Imports at the first access: pandas, pyarrow, fsspec and optional parts of dboost.
 
-Importing the first two takes longer than training on ten thousand rows, and who trains on NumPy arrays needs none of them:
-`pd`, `pa` and `fsspec` here look like the modules, and import them at the first access. Whether an object is one of theirs
-can be told without an import, since as long as nobody has imported the library there are no such objects.
+Importing pandas and pyarrow takes longer than training on 10,000 rows, and training on NumPy arrays needs neither. `pd`, `pa`
+and `fsspec` here behave like the modules and import them at the first access. `is_a` tests for a class without an import: if
+the library has not been imported, no instance exists.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 
 def is_a(value: Any, library: str, *classes: str) -> bool:
-    """Whether a value is an instance of one of the library's classes."""
+    """Return whether a value is an instance of one of the library's classes."""
     module = sys.modules.get(library)
     return module is not None and isinstance(value, tuple(getattr(module, name, ()) for name in classes))
 
@@ -27,9 +27,9 @@ class _Late:
 
 
 def late(package: str, names: str) -> list[Any]:
-    """Modules of a package, imported at the first access.
+    """Return modules of a package that are imported at the first access.
 
-    names : separated by spaces.
+    names : names of the modules, separated by spaces.
     """
     return [_Late(f"{package}.{name}") for name in names.split()]
 

@@ -1,12 +1,12 @@
-"""Object stores and other far places: what goes wrong there, in our words, and what of an address may be shown.
+"""Errors of file systems and object stores as messages, and paths without credentials.
 
-Files are reached through fsspec, so a store is a URL like any other, and the credentials come from the environment as the
-store's own library reads it (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, a profile, the role of the machine); dboost takes
-none as parameters, so that none can end in a log or a model. A URL may still hold some: ``https://user:word@host/rows`` or a
-signed ``?X-Amz-Signature=…``. `shown` leaves those out, and every message names places by it.
+Files are opened through fsspec, so an object store is a URL, and its library reads the credentials from the environment
+(``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, a profile, the role of the machine); dboost has no parameters for credentials, so
+that none gets into a log or a model. A URL may contain some: ``https://user:word@host/rows`` or a signed
+``?X-Amz-Signature=…``. `shown` removes them, and every message uses it.
 
-The libraries of the stores raise errors of their own that are no `OSError`; they are told by the package that they come from,
-since importing it to name them would cost a second.
+The libraries of object stores raise errors that are not an `OSError`; they are recognized by the name of their package, because
+importing it would take a second.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import re
 from typing import Any
 
-#: Packages that talk to stores; what they raise is about the place, not about dboost.
+#: Packages of object stores: their errors concern the location, not dboost.
 _PACKAGES = {"botocore", "aiobotocore", "boto3", "s3fs", "aiohttp", "gcsfs", "google", "adlfs", "azure", "requests"}
 _REASONS = {
     "NoCredentialsError": "there are no credentials in the environment (such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)",
@@ -39,17 +39,17 @@ _SIGNED = re.compile(r"(\bhttps?://[^?\s\"']*)\?[^\s\"']*")
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether an error says that a file or its place cannot be used, as opposed to a mistake in the program."""
+    """Return whether an error concerns a file or its location, as opposed to a bug."""
     return isinstance(error, OSError | EOFError | ValueError | ImportError) or _package(error) in _PACKAGES
 
 
 def is_of_store(error: BaseException) -> bool:
-    """Whether it was raised by a library that talks to stores."""
+    """Return whether a library of an object store raised the error."""
     return _package(error) in _PACKAGES
 
 
 def is_passing(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, may be gone the next time: a place that did not answer, or had no time."""
+    """Return whether an error or its cause is temporary: no connection, no response in time, or a busy server."""
     if error is None:
         return False
     busy = isinstance(error, OSError) and error.errno in (
@@ -63,30 +63,30 @@ def is_passing(error: BaseException | None) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """Why a file cannot be used: one clause without secrets, for behind "cannot read …:"."""
+    """Return why a file cannot be used: a clause without credentials, to follow "cannot read …:"."""
     text = getattr(error, "strerror", None) or str(error)
-    # Local files have their own words (strerror) for denied access.
+    # Errors of local files have a message for denied access (strerror).
     known = None if getattr(error, "filename", None) else _REASONS.get(type(error).__name__)
     return known or shown(" ".join(str(text).split())) or type(error).__name__
 
 
 def shown(path: Any) -> str:
-    """A path or URL, or a text with some in it, as it may be printed: without passwords and signatures."""
+    """Return a path, a URL, or a text with URLs without passwords and signatures."""
     text = os.fspath(path) if isinstance(path, os.PathLike) else str(path)
     return _SIGNED.sub(r"\1", _USER.sub("", text))
 
 
 def missing_bucket(filesystem: Any, place: str) -> str | None:
-    """The bucket of a place in a store, when it is known not to exist.
+    """Return the bucket of a location in an object store if it does not exist, else None.
 
-    Only a store has a name before the first slash. Whoever may write objects need not be allowed to look at the bucket: then
-    nothing is known, and writing will tell.
+    Only object stores have a name before the first slash. Credentials may allow writing objects but not reading the bucket;
+    then the result is None, and writing may fail.
     """
     bucket, slash, _ = place.partition("/")
     if not (bucket and slash) or ":" in bucket:
         return None
     try:
-        filesystem.info(bucket)  # exists() would take any failure for a no
+        filesystem.info(bucket)  # exists() is also False for other failures
     except FileNotFoundError:
         return bucket
     except PermissionError:

@@ -1,8 +1,8 @@
-"""What can go wrong, in words for the user.
+"""Errors and warnings.
 
-Every error that dboost raises on purpose derives from `DBoostError` and, where Python already has a name for the kind of
-mistake, from that too: a bad value is also a `ValueError`, a wrong type also a `TypeError`. So code written for
-scikit-learn keeps catching what it caught. Messages name the column, row range, partition, worker or file at fault.
+Every error that dboost raises on purpose derives from `DBoostError`, and an invalid value also from `ValueError`, a wrong type
+also from `TypeError`, so that code written for scikit-learn catches them. Messages name the column, rows, partition, worker or
+file.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ class DBoostError(Exception):
 
 
 class DataError(DBoostError, ValueError):
-    """The data cannot be used as they are: the message names the column and the partition or rows."""
+    """The data are invalid; the message names the column and the partition or rows."""
 
 
 class ParameterError(DBoostError, ValueError):
-    """A parameter has a value that makes no sense, or that is not supported."""
+    """A parameter has an invalid or unsupported value."""
 
 
 class InputTypeError(DBoostError, TypeError):
-    """An argument is of a kind that dboost does not take."""
+    """An argument has an unsupported type."""
 
 
 class ModelFileError(DBoostError, ValueError):
-    """A model file is damaged, cut short, or of a format that this version does not know."""
+    """A model file is missing, damaged, cut short, or of a newer format."""
 
 
 class DriftWarning(UserWarning):
-    """A model goes on with data that look different from those that it has learned from."""
+    """A model is continued with data that have drifted from its training data."""
 
 
 class FitInterrupted(KeyboardInterrupt):
-    """^C during a fit. `ensemble` is the model as far as it came, `iterations` how many iterations that is."""
+    """^C during a fit. `ensemble` is the model of the completed iterations, `iterations` their number."""
 
     def __init__(self, message: str, ensemble: Any, iterations: int) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
-"""What a feature is: its name, its kind, and the levels of a categorical one.
+"""`Feature`: name and kind of a column, with the levels of a categorical one.
 
-The order of `levels` fixes the integer code of each level everywhere (in shards, in trees, in files). Levels are sorted
-when a model is first trained and new ones are only ever appended, so codes never change their meaning.
+The position of a level in `levels` is its integer code everywhere: in shards, trees and files. Levels are sorted in the first
+fit, and later fits append new ones, so codes never change their meaning.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: A categorical feature may have this many levels at most: codes are 16-bit, and the last value means "missing".
+#: Largest number of levels of a feature: codes have 16 bits, and the last value means "missing".
 MAX_LEVELS = 65_535
 
 Level = str | int | float | bool
 
-#: What levels may be, in words.
+#: Kinds of levels, for messages.
 TEXT, NUMBERS, TRUTH_VALUES = "text", "numbers", "truth values"
 _KINDS: dict[type, str] = {str: TEXT, bool: TRUTH_VALUES}
 
 
 def kinds_of(levels: Iterable[Level]) -> set[str]:
-    """What levels are, in words."""
+    """Return the kinds of levels."""
     return {_KINDS.get(kind, NUMBERS) for kind in set(map(type, levels))}
 
 
@@ -37,10 +37,10 @@ class Feature:
 
     @property
     def legal_kinds(self) -> tuple[str, ...]:
-        """What a column may hold that is read for this feature, its own kind first; empty where anything is legal.
+        """Kinds of values that a column for this feature may have, the feature's own first; empty without a restriction.
 
-        Levels 0 and 1 may come as truth values. A numeric feature is not restricted here, nor is one without levels or with
-        levels of text and numbers.
+        Truth values are accepted for the levels 0 and 1. Numeric features, features without levels and features with levels
+        of text and numbers are not restricted here.
         """
         kinds = kinds_of(self.levels or ())
         if len(kinds) != 1:

@@ -39,20 +39,13 @@ _FORMAT, _VERSION = "dboost ledger", 1
 
 @dataclass(frozen=True)
 class Batch:
-    """Files of one fit.
+    """Files of one fit."""
 
-    Attributes
-    ----------
-    files : dict of str to int
-        Bytes by name.
-    base : str or None
-        Digest of the continued model; None for a first one.
-    model : str or None
-        Digest of the new model; None before the end of training.
-    """
-
+    #: Bytes by name.
     files: dict[str, int]
+    #: Digest of the continued model; None for a first one.
     base: str | None
+    #: Digest of the new model; None before the end of training.
     model: str | None = None
 
     @property

@@ -26,21 +26,14 @@ from dboost.schema import Feature
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """Values of one feature.
-
-    Attributes
-    ----------
-    feature : Feature
-    position : int
-    values : float64[n]
-        Ascending for numeric features, codes for categorical ones; NaN stands for missing.
-    deciles : float64[9] or None
-        Of a numeric feature, if there are data.
-    """
+    """The grid of one feature."""
 
     feature: Feature
+    #: Position of the feature in the model.
     position: int
+    #: float64[n], ascending for numeric features, codes for categorical ones; NaN means missing.
     values: np.ndarray
+    #: float64[9], of a numeric feature if there are data.
     deciles: np.ndarray | None = None
 
     @property

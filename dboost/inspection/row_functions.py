@@ -26,15 +26,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Encoded rows (see `feature_block`) with their weights. Functions that take data also take a `Block`.
+    """Encoded rows (see `feature_block`) with their weights. Functions that take data also take a `Block`."""
 
-    Attributes
-    ----------
-    block : float32 or float64 [n, n_features]
-    weight : float64[n] or None
-    """
-
+    #: float32 or float64 [n, n_features].
     block: np.ndarray
+    #: float64[n], or None.
     weight: np.ndarray | None = None
 
     def __len__(self) -> int:

@@ -21,22 +21,15 @@ from dboost.model.ensemble import Ensemble, Tree
 
 @dataclass(frozen=True, eq=False)
 class Path:
-    """One leaf of a tree.
+    """The path to one leaf of a tree."""
 
-    Attributes
-    ----------
-    value : float
-    features : int64[m]
-        Ascending.
-    edges : int64[m]
-        The last edge on each feature: twice the split's number, plus 1 to the right.
-    shares : float64[m]
-        Fraction of training rows that follow the path at the splits on each feature.
-    """
-
+    #: Value of the leaf.
     value: float
+    #: int64[m], features with splits on the path, ascending.
     features: np.ndarray
+    #: int64[m], the last edge on each feature: twice the split's number, plus 1 to the right.
     edges: np.ndarray
+    #: float64[m], fraction of training rows that follow the path at the splits on each feature.
     shares: np.ndarray
 
 
