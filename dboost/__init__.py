@@ -1,4 +1,4 @@
-"""Gradient boosting on Dask, for tables that do not fit one machine or one memory.
+"""Gradient boosting on Dask, for tables larger than the memory of one machine.
 
 >>> import dboost
 >>> booster = dboost.fit(frame, "target")            # doctest: +SKIP
@@ -45,8 +45,8 @@ __all__ = [
 ]
 
 
-#: What is imported when it is first asked for, and from where. A worker needs neither estimators (importing scikit-learn takes
-#: longer than all the rest) nor models, and the scheduler little more than arithmetic.
+#: Names that are imported at their first access, and their modules. A worker needs neither estimators (importing scikit-learn
+#: takes longer than all the rest) nor models, and the scheduler little more than arithmetic.
 _LATE = {
     "ArcBites": "params",
     "Booster": "booster",

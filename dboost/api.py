@@ -1,8 +1,5 @@
-"""`dboost.fit`: what users call.
-
-`dboost.prepare`: reading and binning a data set once, for many fits.
-
-Models that follow a stream: chunk after chunk of data, each a continuation of the model before.
+"""The functions that train: `fit`, `prepare`, which reads and bins a data set once for many fits, and `continue_on`, which
+trains on a sequence of chunks.
 """
 
 from __future__ import annotations
@@ -60,53 +57,55 @@ def fit(
     Parameters
     ----------
     data : dask DataFrame or Array, pandas or polars frame, pyarrow Table, array (n, F), or path
-        A path is a file, folder, glob or URL of Parquet or CSV, or a folder that `dboost.prepare` has written.
+        A path is a file, folder, glob or URL of Parquet or CSV, or a folder that `dboost.prepare` wrote.
     target : str, or one value per row
-        The target column's name, or the targets. Of prepared data the same name again, or None.
+        Name of the target column, or the targets. For prepared data the same name again, or None.
     sample_weight : str, or one value per row, optional
+        Name of the column of weights, or the weights. Default: 1.
     offset : str, or one value per row, optional
-        Where each row's raw score starts, beside the constant that is best for all: log exposure for loss="poisson", say.
-        Predictions are those of an offset of 0 unless `Booster.predict` is told another.
+        Where each row's raw score starts, in addition to the best constant: for example log exposure with loss="poisson".
+        `Booster.predict` uses an offset of 0 unless it is given another. Default: 0.
     features : sequence of str, optional
-        Columns to use; default: all but target and weight.
-    categorical_features : "from_dtype", None, mask, indices or names
+        Columns to use. Default: all but target, weight and offset.
+    categorical_features : "from_dtype", None, mask, indices or names, default "from_dtype"
+        Which features are categorical. "from_dtype": columns of text and of categories.
     eval_set : frame, (X, y), (X, y, weight), (X, y, weight, offset), dict or list of these, optional
-        Held-out rows; judged after every iteration.
+        Evaluation sets; their metrics are computed after every iteration. Default: none.
     eval_metric : str or sequence of str, optional
-        By scikit-learn's names; default: the loss.
+        Metrics by scikit-learn's names. Default: the loss.
     client : distributed.Client, optional
-        Train on its cluster (not with prepared data). Default: for Dask collections and paths the current client, if there is
-        one; else in this process.
+        Train on its cluster (not with prepared data). Default: for Dask collections and paths the current client if there is
+        one, else this process.
     n_threads : int, optional
-        Threads of this process. Default: all processors it may use. Workers use as many threads as they have.
-    callbacks : sequence of callable
-        Called with an `Iteration` after every iteration; returning True stops the fit.
+        Threads of this process. Default: all processors that it may use. Workers use their own number of threads.
+    callbacks : sequence of callable, default ()
+        Called with an `Iteration` after every iteration; the result True stops the fit.
     progress : bool, optional
-        True: a bar on a terminal, lines elsewhere; False: nothing; default: a bar if there is a terminal.
+        True: a progress bar on a terminal, lines elsewhere; False: nothing. Default: a bar on a terminal, else nothing.
     memory_limit : int or str, optional
-        What the fit may add to the memory of this process, or of each worker, in bytes or as "2GiB". Rows that do not fit go
-        to temporary files and are streamed; the model is the same. Default: all rows stay in memory.
+        Memory that the fit may add to this process, or to each worker, in bytes or as "2GiB". Rows that do not fit are
+        written to temporary files and streamed; the model is the same. Default: all rows stay in memory.
     start_from : Booster, path or URL, optional
-        Go on from this model with data that came later: every row begins with the model's score, and `max_iter` counts the
-        new iterations. The columns must be the model's, the loss too (the default means the model's own); categories and
-        values that the model has never met are legal, and so is a target that lacks some classes.
+        Continue this model (warm start): every row starts with the model's score, and `max_iter` counts the new iterations.
+        The columns and the loss must be those of the model (the default loss is the model's). New categories are accepted,
+        and the target may lack some classes.
     source_name : str, optional
-        What these data are called in `Booster.sources`.
-    continue_bins : "new" or "kept"
-        With `start_from`: candidates for splits from the new data, or those of the model's last data.
-    continue_steps : "damped" or "full"
-        With `start_from`: shorter steps where the model has little to learn or the new data are few (see
+        Label of these data in `Booster.sources`.
+    continue_bins : {"new", "kept"}, default "new"
+        With `start_from`: split candidates from the new data, or those of the model's last data.
+    continue_steps : {"damped", "full"}, default "damped"
+        With `start_from`: smaller steps if the model has little left to learn or the new data are few (see
         `dboost.training.plan`), or those of a first fit.
-    refit_leaves : bool
-        With `start_from`: add no trees but estimate the leaf values of the model's anew from these data, see
+    refit_leaves : bool, default False
+        With `start_from`: add no trees but estimate the model's leaf values again from these data; see
         `Booster.refit_leaves`, which has more options.
     checkpoint : path or URL, optional
-        A folder in which the fit is written down as it goes on. The same call finds it there after the process was killed,
-        and goes on to the very model that it would have become; a call with other data or parameters is refused.
-    checkpoint_every : int
-        Iterations between two times that it is written.
+        Folder of the fit's checkpoint. The same call resumes from it after the process was killed, and gives the same model
+        as without the interruption; a call with other data or parameters is refused. Default: none.
+    checkpoint_every : int, default 10
+        Iterations between two checkpoints.
     **parameters
-        See `dboost.params.Parameters`.
+        Parameters of learning, see `dboost.params.Parameters`.
 
     Returns
     -------
@@ -115,9 +114,15 @@ def fit(
     Raises
     ------
     DataError, ParameterError, InputTypeError
-        With the column, partition, rows or parameter at fault. All are `DBoostError`.
+        Naming the column, partition, rows or parameter. All are `DBoostError`.
     FitInterrupted
-        On ^C; a `KeyboardInterrupt` that says how far the fit came.
+        On ^C; a `KeyboardInterrupt` with the number of completed iterations.
+
+    Examples
+    --------
+    >>> booster = dboost.fit(frame, "target", max_iter=200, eval_set=test)       # doctest: +SKIP
+    >>> dboost.fit("s3://bucket/rows/", "target", client=client)                 # doctest: +SKIP
+    >>> dboost.fit(new_rows, "target", start_from=booster)                       # doctest: +SKIP
     """
     if not isinstance(refit_leaves, bool):
         raise ParameterError(f"refit_leaves={refit_leaves!r} must be True or False")
@@ -228,7 +233,7 @@ def _fit_prepared(
 
 
 def _refitted(start_from: Any, data: Any, target: Any, options: dict[str, Any], given: list[str]) -> Booster:
-    """What `fit` does with ``refit_leaves=True``. given : keywords that have nothing to do with it."""
+    """Refit leaves, for `fit` with ``refit_leaves=True``. given : names of keywords that have no meaning with it."""
     if start_from is None:
         raise ParameterError("refit_leaves=True needs start_from, the model whose leaf values are estimated anew")
     if is_prepared(data):
@@ -254,30 +259,36 @@ def prepare(
     memory_limit: int | str | None = None,
     n_threads: int | None = None,
 ) -> None:
-    """Read a data set once, bin it, and keep the result in a folder that `dboost.fit` takes in place of the data.
+    """Read a data set once, bin it, and write the result to a folder that `dboost.fit` accepts as data.
 
     Parameters
     ----------
     data, target, sample_weight, offset, features, categorical_features, max_bins, random_state
-        As in `dboost.fit`. A fit on the folder cannot choose others: it takes these, and refuses any that differ. (The seed of
-        `random_state` decides which rows propose the split points; a fit's own seed decides the rest.)
+        As in `dboost.fit`. A fit on the folder uses these and refuses other values. `random_state` is the seed of the sample of
+        rows that proposes the split points; a fit's own seed applies to the rest.
     path : str or path
-        The folder, in the file system of this machine. A prepared data set that is there is replaced, anything else is refused.
+        A folder in the local file system. An existing prepared data set is replaced, other content is refused.
     start_from : Booster, path or URL, optional
-        The model that fits on the folder will go on from (they are given it too, and no other): the rows' scores under it are
-        kept with them, for they cannot be told from bins.
-    continue_bins : "new" or "kept"
+        The model that fits on the folder will continue; they must be given the same one. The rows' scores are stored in the
+        folder, because they cannot be computed from bins.
+    continue_bins : {"new", "kept"}, default "new"
         With `start_from`: see `dboost.fit`.
     memory_limit : int or str, optional
-        What may be added to the memory of this process meanwhile. Default: an eighth of a GiB waits in memory, at most.
+        Memory that the call may add to this process. Default: at most 128 MiB of rows wait in memory.
     n_threads : int, optional
+        Default: all processors that this process may use.
 
     Raises
     ------
     DataError, ParameterError, InputTypeError
-        As `dboost.fit`, or when something else is at `path`.
+        As `dboost.fit`, or if `path` has other content.
     StorageError
-        When the folder cannot be written; then nothing is left of it. It is a `DBoostError`.
+        If the folder cannot be written; it is removed then. It is a `DBoostError`.
+
+    Examples
+    --------
+    >>> dboost.prepare("rows/*.parquet", "target", "prepared")                   # doctest: +SKIP
+    >>> boosters = [dboost.fit("prepared", "target", learning_rate=rate) for rate in (0.1, 0.2)]     # doctest: +SKIP
     """
     parameters = make_parameters({"max_bins": max_bins, "random_state": random_state})
     threads = available_threads(n_threads)
@@ -331,36 +342,41 @@ def prepare(
     write_folder(path, write)
 
 
-#: What only a fit with `start_from` takes, with its defaults.
+#: Keywords that only a fit with `start_from` accepts, with their defaults.
 _CONTINUING = {"continue_bins": "new", "continue_steps": "damped"}
 
 
 def continue_on(chunks: Iterable[Any], target: Any = None, *, start_from: Any = None, **keywords: Any) -> Iterator[Booster]:
-    """Train on a sequence of chunks, each as it comes; a generator of models.
+    """Train on a sequence of chunks, one after the other; a generator of models.
 
     Parameters
     ----------
     chunks : iterable
-        Tables of any kind that `dboost.fit` takes; or pairs of a label and a table, which becomes the ``source_name``; or
-        pairs (X, y). One chunk is asked for at a time, when the model of those before has been handed out.
+        Tables of any kind that `dboost.fit` accepts; or pairs of a label, which becomes the ``source_name``, and a table; or
+        pairs (X, y). A chunk is requested after the model of the previous one has been yielded.
     target : str, optional
-        The target's column, unless chunks are pairs (X, y).
+        Name of the target column, unless chunks are pairs (X, y).
     start_from : Booster, path or URL, optional
-        The model to begin with. Default: the first chunk trains one.
+        The first model. Default: the first chunk trains one.
     **keywords
-        As in `dboost.fit`, for every chunk; `max_iter` is what each of them adds.
+        As in `dboost.fit`, for every chunk; each of them adds `max_iter` iterations.
 
     Yields
     ------
     Booster
-        The model after each chunk; ``*_, last = continue_on(…)`` keeps the last one only.
+        The model after each chunk; ``*_, last = continue_on(…)`` keeps only the last one.
 
     Raises
     ------
     DataError
-        With the number of the chunk that cannot be used; the models before are good.
+        Naming the number of the chunk that cannot be used; the previous models are valid.
     InputTypeError
-        When nobody says what the target is.
+        Without a target.
+
+    Examples
+    --------
+    >>> for booster in dboost.continue_on(monthly_frames, "target"):             # doctest: +SKIP
+    ...     booster.save("model.json")
     """
     model = start_from
     for number, chunk in enumerate(chunks, 1):
@@ -373,7 +389,7 @@ def continue_on(chunks: Iterable[Any], target: Any = None, *, start_from: Any = 
         if of_chunk is None:
             raise InputTypeError("continue_on wants a target, or chunks that are pairs (X, y)")
         given = keywords
-        if model is None:  # how to continue matters from the second chunk on
+        if model is None:  # these keywords apply from the second chunk on
             check_options(*(keywords.get(name, default) for name, default in _CONTINUING.items()))
             given = {name: value for name, value in keywords.items() if name not in _CONTINUING}
         try:

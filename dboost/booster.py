@@ -1,12 +1,9 @@
-"""What may become of a model: the methods of `Booster` that give another one.
+"""`Booster`: a trained model as users see it, and the functions that make one from a file or from another library.
 
-`Booster`: a trained model as users meet it.
-
-It wraps an `Ensemble` (plain data) with what one does with a model: predict, look at the trees, save. Answers are of
-the kind that the question was: arrays for arrays, frames with the same index for frames, lazy Dask collections for
-lazy ones. A Booster does not change; it may be pickled, sent to workers, and asked by many threads at a time.
-
-Models that come from elsewhere: from our own files, and from XGBoost and LightGBM, to predict with and to continue.
+A `Booster` wraps an `Ensemble`, which is plain data. Its methods predict, save, interpret, plot, export and derive other
+models; the code of each lies in the package that the method calls. Output has the kind of the input: arrays for arrays,
+frames with the same index for frames, lazy Dask collections for lazy ones. A Booster is immutable: it can be pickled, sent to
+workers and used by several threads at once.
 """
 
 from __future__ import annotations
@@ -15,195 +12,91 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
 from dboost import losses
-from dboost._lazy_import import pd
+from dboost._lazy_import import late, pd
 from dboost.data import ReadOptions, feature_block, open_table, predict_through
 from dboost.data.frame import is_lazy, is_path
 from dboost.data.predict_io import like_input, predict_from
 from dboost.distributed.client import client_for
 from dboost.errors import InputTypeError, ParameterError
-from dboost.inspection.plot_methods import Drawing
-from dboost.interop.export import Exporting
 from dboost.losses import Loss
 from dboost.losses.decision_costs import cheapest, read_costs
-from dboost.model import model_edits as succession
-from dboost.model import model_file as storage
+from dboost.model import model_edits, model_file
 from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble
 from dboost.model.tree_table import to_frame
 from dboost.schema import Feature, Level
 from dboost.session.transport import LocalTable
 from dboost.session.warm_start import checked_decay, checked_source_name
-from dboost.storage import atomic_write as files
+from dboost.storage.atomic_write import write_whole
 from dboost.training.fit import available_threads
 from dboost.training.leaf_refit import refit_leaves
 
+if TYPE_CHECKING:
+    import treelite
 
-class Offspring:
-    """A part of `Booster`."""
-
-    ensemble: Ensemble
-    _own_loss: Loss | None
-
-    @property
-    def sources(self) -> tuple[dict[str, Any], ...]:
-        """One record per fit, in the order of their trees.
-
-        ``label`` (the fit's `source_name`), ``rows``, ``first_iteration`` and ``last_iteration`` (from 1, both included; a
-        source of no iterations ends before it begins), ``parameters``, and ``data_digest`` of schema and counts. Of fits that
-        went on from a model also ``unexplained_loss`` (the model's loss on the new rows as a share of the best constant's;
-        None where that predicts all of them) and ``steps``, what the new trees were grown with after damping.
-        """
-        return tuple({name: value for name, value in source.items() if name != "summary"} for source in self.ensemble.sources)
-
-    @property
-    def custom_loss(self) -> Loss | None:
-        """The loss of the user's own that came with the model, if one did."""
-        return self._own_loss
-
-    def _instead(self, ensemble: Ensemble) -> Self:
-        """The same for another ensemble."""
-        return type(self)(ensemble, loss=self._own_loss)  # type: ignore[call-arg]
-
-    def truncate(self, n_iterations: int) -> Self:
-        """The model as it was after its first iterations.
-
-        Parameters
-        ----------
-        n_iterations : int
-            From 0 (the baseline alone) to `n_iter_`.
-
-        Returns
-        -------
-        Booster
-            This one stays what it is.
-
-        Raises
-        ------
-        ParameterError
-            When the model never had so many iterations.
-        """
-        return self._instead(succession.truncate(self.ensemble, n_iterations))
-
-    def refit_leaves(
-        self,
-        data: Any,
-        target: Any,
-        *,
-        sample_weight: Any = None,
-        offset: Any = None,
-        decay: float = 0.0,
-        source_name: str | None = None,
-        client: Any = None,
-        n_threads: int | None = None,
-    ) -> Self:
-        """The model with leaf values estimated anew from other data; the splits stay.
-
-        An alternative to adding trees (``dboost.fit(…, start_from=…)``), where what matters is the same but how much it
-        matters has changed. See `dboost.training.refit_leaves`.
-
-        Parameters
-        ----------
-        data, target, sample_weight, offset
-            As in `dboost.fit`, with the model's columns. Levels that the model does not know count as missing.
-        decay : float, 0 <= … < 1
-            A leaf's value becomes ``decay · old + (1 - decay) · new``; leaves that no row reaches keep theirs.
-        source_name : str, optional
-            What the data are called in `sources`, where every source's record tells of them as "refreshed".
-        client : distributed.Client, optional
-            Where the rows are read and asked. Default: for Dask collections and paths the current client, if there is one; else
-            this process. The values are the same.
-        n_threads : int, optional
-
-        Returns
-        -------
-        Booster
-
-        Raises
-        ------
-        ParameterError
-            For a model under monotonic constraints, or whose trees were added by another step than "leaf".
-        DataError
-            When columns or target do not fit the model.
-        """
-        decay, threads = checked_decay(decay), available_threads(n_threads)
-        common: dict[str, Any] = {"decay": decay, "own": self._own_loss, "n_threads": threads}
-        common["source_name"] = checked_source_name(source_name)
-        reading: dict[str, Any] = {"sample_weight": sample_weight, "offset": offset, "like": self.ensemble.features}
-        with client_for(data, client) as cluster:
-            if cluster is not None:
-                from dboost.distributed.cluster_fit import n_parts_of, refit_on_cluster
-                from dboost.distributed.read_tasks import ReadTasks
-
-                n_parts = n_parts_of(cluster)
-                found = refit_on_cluster(
-                    cluster, self.ensemble, lambda: ReadTasks(data, target, n_parts=n_parts, **reading), **common
-                )
-                return self._instead(found)
-        table = LocalTable(lambda: open_table(data, target, options=ReadOptions(threads), **reading), threads, None)
-        return self._instead(refit_leaves(self.ensemble, table, **common))
-
-    def drop_source(self, source: int | str) -> Self:
-        """The model without the trees that one fit's data gave it.
-
-        Later trees were fitted to what the dropped ones had left over, so the result is a model that never existed in
-        between: judge it before it is used. The baseline (of the first data) and the levels of categories stay, and metrics
-        of later iterations, which were measured with the dropped trees, are forgotten.
-
-        Parameters
-        ----------
-        source : int or str
-            Number in `sources` (negative: from the end), or the label given as ``source_name``.
-
-        Returns
-        -------
-        Booster
-
-        Raises
-        ------
-        ParameterError
-            When there is no such source, the label is not unique, or the source is the only one.
-        """
-        return self._instead(succession.drop_source(self.ensemble, source))
-
+    from dboost.inspection import dependence, drift, importance, interactions, shapley
+    from dboost.inspection.plots import attributions, effects, performance, tree_diagram
+    from dboost.inspection.report import page
+    from dboost.interop import export, to_onnx, to_treelite, to_xgboost
+    from dboost.interop import from_lightgbm as lightgbm_import
+    from dboost.interop import from_xgboost as xgboost_import
+else:  # imported at the first access: training and predicting need none of them
+    dependence, drift, importance, interactions, shapley = late(
+        "dboost.inspection", "dependence drift importance interactions shapley"
+    )
+    attributions, effects, performance, tree_diagram = late(
+        "dboost.inspection.plots", "attributions effects performance tree_diagram"
+    )
+    (page,) = late("dboost.inspection.report", "page")
+    export, to_onnx, to_treelite, to_xgboost = late("dboost.interop", "export to_onnx to_treelite to_xgboost")
+    lightgbm_import, xgboost_import = late("dboost.interop", "from_lightgbm from_xgboost")
 
 Range = tuple[int, int]
 
 
 class _OutputForm(NamedTuple):
-    """What is to be said of raw scores: how to get it from them, and what it looks like (see `predict_through`)."""
+    """How raw scores become an output: transform, column names and dtype."""
 
     finish: Callable[[np.ndarray], np.ndarray]
     names: tuple[Any, ...] | None = None
     dtype: np.dtype = np.dtype(np.float64)
 
 
-class Booster(Drawing, Exporting, Offspring):
-    """A trained model. Made by `dboost.fit` and `dboost.load`.
+class Booster:
+    """A trained model. `dboost.fit` and `dboost.load` return one.
 
     Parameters
     ----------
     ensemble : Ensemble
-        What was learned.
+        Trees, baseline, features and loss.
     history : DataFrame or list of dict, optional
-        What the fit recorded, one row per iteration. Default: the metrics that the ensemble holds.
+        What the fit recorded, one row per iteration. Default: the metrics in the ensemble.
     timings : dict of str to float, optional
-        Seconds of the fit by phase; empty for a loaded model.
+        Seconds of the fit by phase. Default: empty, as for a loaded model.
     loss : Loss, optional
-        The loss of the user's own that the model was trained with. Default: the one that the ensemble names.
+        The user-defined loss that the model was trained with. Default: the loss that the ensemble names.
 
     Attributes
     ----------
     ensemble : Ensemble
     history : DataFrame
-        ``iteration`` (from 1, also those that early stopping dropped) and ``train_loss``, ``<eval set>_<metric>``; in
-        the process of the fit also ``seconds``, ``rows_kept`` and ``bytes_read``; on a cluster ``workers`` (that hold
-        rows); with arcbites ``bite`` and ``visit``, and what was cut back is followed by iterations with the same numbers.
+        ``iteration`` (from 1, including those that early stopping dropped), ``train_loss`` and ``<eval set>_<metric>``. In the
+        process of the fit also ``seconds``, ``rows_kept`` and ``bytes_read``; on a cluster ``workers``, the number of workers
+        that hold rows; with arcbites ``bite`` and ``visit``, where iterations that were rolled back are followed by others
+        with the same numbers.
     timings : dict of str to float
+
+    Examples
+    --------
+    >>> booster = dboost.fit(frame, "target")                       # doctest: +SKIP
+    >>> booster.predict(new_rows)                                   # doctest: +SKIP
+    >>> booster.importance()                                        # doctest: +SKIP
+    >>> booster.save("model.json")                                  # doctest: +SKIP
     """
 
     def __init__(
@@ -219,11 +112,11 @@ class Booster(Drawing, Exporting, Offspring):
         self._own_loss = loss
         self.timings = dict(timings or {})
 
-    # What it is.
+    # Attributes.
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """What the fit recorded, or the metrics that the ensemble holds."""
+        """One row per iteration: what the fit recorded, or the metrics in the ensemble."""
         return _metrics(self.ensemble) if self._history is None else pd.DataFrame(self._history)
 
     @property
@@ -243,7 +136,7 @@ class Booster(Drawing, Exporting, Offspring):
 
     @cached_property
     def classes_(self) -> np.ndarray | None:
-        """The classes in the order of the columns of `predict_proba` and in the target's dtype; None for regression."""
+        """Classes in the order of the columns of `predict_proba`, in the target's dtype; None for regression."""
         if self.ensemble.classes is None:
             return None
         return np.array(self.ensemble.classes, np.dtype(self.ensemble.classes_dtype))
@@ -255,8 +148,19 @@ class Booster(Drawing, Exporting, Offspring):
 
     @property
     def best_iteration(self) -> int | None:
-        """How many iterations early stopping kept; None without early stopping."""
+        """Number of iterations that early stopping kept; None without early stopping."""
         return self.ensemble.best_iteration
+
+    @property
+    def sources(self) -> tuple[dict[str, Any], ...]:
+        """One record per fit, in the order of their trees.
+
+        Each has ``label`` (the fit's `source_name`), ``rows``, ``first_iteration`` and ``last_iteration`` (from 1, both
+        included; a source without iterations has a last one below the first), ``parameters``, and ``data_digest`` of schema and
+        counts. Fits that continued a model also have ``unexplained_loss`` (the model's loss on the new rows divided by that of
+        the best constant; None where the constant has no loss) and ``steps``, the parameters of the new trees after shrinkage.
+        """
+        return tuple({name: value for name, value in source.items() if name != "summary"} for source in self.ensemble.sources)
 
     @cached_property
     def loss(self) -> Loss:
@@ -265,20 +169,25 @@ class Booster(Drawing, Exporting, Offspring):
         Raises
         ------
         ParameterError
-            When that was one of the user's own, and it is not known in this process; see `dboost.losses.register`.
+            For a user-defined loss that is not registered in this process; see `dboost.losses.register`.
         """
         return losses.from_dict(self.ensemble.loss) if self._own_loss is None else self._own_loss
 
+    @property
+    def custom_loss(self) -> Loss | None:
+        """The user-defined loss that was given with the model, or None."""
+        return self._own_loss
+
     @cached_property
     def sha256(self) -> str:
-        """Digest of what was learned, in hexadecimal; the one in the model's file."""
-        return storage.digest(self.ensemble)
+        """Digest of the model's content in hexadecimal, equal to the one in its file."""
+        return model_file.digest(self.ensemble)
 
     def to_frame(self) -> pd.DataFrame:
-        """The trees as a table with one row per node; see `dboost.model.tree_table.to_frame` for the columns."""
+        """Return the trees as a table with one row per node; see `dboost.model.tree_table.to_frame` for the columns."""
         return to_frame(self.ensemble)
 
-    # What it predicts.
+    # Predictions.
 
     def predict(
         self, X: Any, raw_score: bool = False, iteration_range: Range | None = None, n_threads: int | None = None, *,
@@ -290,34 +199,39 @@ class Booster(Drawing, Exporting, Offspring):
         ----------
         X : pandas or polars frame, pyarrow Table, array, dask DataFrame or Array, or path
             Frames are read by column name and may have more columns; arrays must have as many as the training data.
-        raw_score : bool
-            Return the sum of the trees instead, before the loss's inverse link; with K classes, one column per class.
+        raw_score : bool, default False
+            Return the sum of the trees, before the loss's inverse link; with K classes, one column per class.
         iteration_range : (first, last), optional
-            Use only these iterations, counted from 0, the last one not included.
+            Use only these iterations, counted from 0, without the last one. Default: all.
         n_threads : int, optional
             Default: all processors for data in memory, one per partition for Dask.
         offset : str, or one number per row, optional
-            Where raw scores start, as in `dboost.fit` (log exposure, say); added to the sum of the trees. A column's name, or
-            for data in memory the values. Default: 0.
+            Where raw scores start, as in `dboost.fit` (log exposure, for example); added to the sum of the trees. The name of a
+            column, or for data in memory the values. Default: 0.
 
         Returns
         -------
         Array, Series or dask collection [n_rows], or [n_rows, n_classes] of raw scores
-            float64, or the dtype of the classes. Of two classes equally likely the first one is predicted.
+            float64, or the dtype of the classes. Of two equally probable classes the first one.
 
         Raises
         ------
         DataError
             Naming the missing or unreadable column, or both numbers of columns.
         ParameterError
-            When the range is not one of the model's.
+            For a range outside the model's iterations.
+
+        Examples
+        --------
+        >>> booster.predict(frame)                                  # doctest: +SKIP
+        >>> booster.predict("rows/*.parquet").compute()             # doctest: +SKIP
         """
         return self._through(X, self._raw_or_prediction(raw_score), iteration_range, n_threads, offset)
 
     def predict_proba(
         self, X: Any, iteration_range: Range | None = None, n_threads: int | None = None, *, offset: Any = None
     ) -> Any:
-        """Probabilities of the classes, in the order of `classes_`; parameters and errors as of `predict`.
+        """Predict the probabilities of the classes, in the order of `classes_`; parameters and errors as of `predict`.
 
         Returns
         -------
@@ -326,50 +240,54 @@ class Booster(Drawing, Exporting, Offspring):
         Raises
         ------
         ParameterError
-            When the model predicts numbers.
+            For a regression model.
         """
         return self._through(X, self._probability(), iteration_range, n_threads, offset)
 
     def decide(self, X: Any, costs: Any, iteration_range: Range | None = None, n_threads: int | None = None) -> Any:
-        """Choose the class that costs least on average, by the predicted probabilities.
+        """Choose the class with the lowest expected cost under the predicted probabilities.
 
         Parameters
         ----------
         X : as in `predict`
         costs : float[n_classes, n_classes]
-            ``costs[k, j]`` is the cost of saying class k where the truth is class j, in the order of `classes_`.
+            ``costs[k, j]`` is the cost of predicting class k where the true class is j, in the order of `classes_`.
         iteration_range, n_threads
             As in `predict`.
 
         Returns
         -------
-        Classes in the kind that X is
-            argmin over k of Σ_j costs[k, j] p_j; of classes that cost the same, the first.
+        Classes, in the kind of X
+            argmin over k of Σ_j costs[k, j] p_j; of classes with equal costs, the first.
 
         Raises
         ------
         ParameterError
-            When the model predicts numbers, or `costs` is no matrix of finite numbers, one row and column for each class.
+            For a regression model, or if `costs` is not a matrix of finite numbers with one row and column per class.
+
+        Examples
+        --------
+        >>> booster.decide(frame, [[0, 5], [1, 0]])  # a missed second class costs 5     # doctest: +SKIP
         """
-        self._probability()  # refuses models of numbers
+        self._probability()  # raises for a regression model
         assert self.classes_ is not None
-        answer = _OutputForm(partial(self._cheapest, read_costs(costs, len(self.classes_))), None, self.classes_.dtype)
-        return self._through(X, answer, iteration_range, n_threads)
+        form = _OutputForm(partial(self._cheapest, read_costs(costs, len(self.classes_))), None, self.classes_.dtype)
+        return self._through(X, form, iteration_range, n_threads)
 
     def staged_predict(self, X: Any, raw_score: bool = False, n_threads: int | None = None) -> Iterator[Any]:
-        """Yield what `predict` would give after one iteration, after two, and so on.
+        """Yield what `predict` gives after one iteration, after two, and so on.
 
-        Data in memory are read once, and each stage adds the trees of one iteration to the stage before. For Dask the
+        Data in memory are read once, and each stage adds the trees of one iteration to the previous stage. For Dask the
         stages are lazy and independent of each other.
         """
         return self._staged(X, self._raw_or_prediction(raw_score), n_threads)
 
     def staged_predict_proba(self, X: Any, n_threads: int | None = None) -> Iterator[Any]:
-        """Yield what `predict_proba` would give after one iteration, after two, and so on."""
+        """Yield what `predict_proba` gives after one iteration, after two, and so on."""
         return self._staged(X, self._probability(), n_threads)
 
     def apply(self, X: Any, iteration_range: Range | None = None, n_threads: int | None = None) -> Any:
-        """The leaf that each row reaches in each tree; parameters and errors as of `predict`.
+        """Return the leaf that each row reaches in each tree; parameters and errors as of `predict`.
 
         Returns
         -------
@@ -379,32 +297,36 @@ class Booster(Drawing, Exporting, Offspring):
         """
         iterations = self._iterations(iteration_range)
         first, last = (iteration * self.ensemble.n_outputs for iteration in iterations)
-        ask = partial(self._leaves, iterations=iterations, n_threads=_threads_for(X, n_threads))
-        return self._ask(X, ask, [f"tree_{t}" for t in range(first, last)], np.int32)
+        leaves = partial(self._leaves, iterations=iterations, n_threads=_threads_for(X, n_threads))
+        return self._map_rows(X, leaves, [f"tree_{t}" for t in range(first, last)], np.int32)
 
-    # Where it is kept.
+    # Files and pickles.
 
     def save(self, path: str | os.PathLike[str], history: bool = False) -> None:
-        """Write the model to a file, whole or not at all, over an older one if there is one.
+        """Write the model to a file atomically; an existing file is replaced.
 
         Parameters
         ----------
         path : path or URL
-            A name that ends in ".dboost" asks for the compact form, which takes a fraction of the room; else it is JSON.
-        history : bool
+            A name that ends in ".dboost" selects the compact form, a fraction of the size of the JSON form.
+        history : bool, default False
             Also write the history, of which the model's file holds only the metrics, to ``<path>.history.csv``.
 
         Raises
         ------
         ModelFileError
-            Naming the file, when it cannot be written.
+            Naming the file that cannot be written.
+
+        Examples
+        --------
+        >>> booster.save("s3://models/churn.dboost")                # doctest: +SKIP
         """
-        storage.save(self.ensemble, path)
+        model_file.save(self.ensemble, path)
         if history:
-            files.write_whole(f"{os.fspath(path)}.history.csv", self.history.to_csv(index=False).encode())
+            write_whole(f"{os.fspath(path)}.history.csv", self.history.to_csv(index=False).encode())
 
     def __reduce__(self) -> tuple[Callable[..., Booster], tuple[Any, ...]]:
-        return _restore, (storage.dumps(self.ensemble), self.history, self.timings, self._own_loss)
+        return _restore, (model_file.dumps(self.ensemble), self.history, self.timings, self._own_loss)
 
     def __dask_tokenize__(self) -> tuple[str, str]:
         return type(self).__qualname__, self.sha256
@@ -420,11 +342,582 @@ class Booster(Drawing, Exporting, Offspring):
         size = f"{self.n_iter_} iterations, {self.n_features_in_} features"
         return f"<Booster: {self.ensemble.loss['name']}, {kind}, {size}>"
 
-    # How it is done.
+    def _repr_html_(self) -> str:
+        return page.card(self.ensemble)
+
+    # Models derived from this one.
+
+    def truncate(self, n_iterations: int) -> Self:
+        """Return the model as it was after its first iterations.
+
+        Parameters
+        ----------
+        n_iterations : int
+            From 0 (only the baseline) to `n_iter_`.
+
+        Returns
+        -------
+        Booster
+            A new model; this one is unchanged.
+
+        Raises
+        ------
+        ParameterError
+            For a number above `n_iter_` or below 0.
+        """
+        return self._derived(model_edits.truncate(self.ensemble, n_iterations))
+
+    def drop_source(self, source: int | str) -> Self:
+        """Return the model without the trees of one fit.
+
+        Later trees were fitted to the residuals of the dropped ones, so the result is a model that never existed: evaluate it
+        before you use it. The baseline (of the first data) and the levels of categories stay. Metrics of later iterations
+        become NaN, because they were measured with the dropped trees.
+
+        Parameters
+        ----------
+        source : int or str
+            Number in `sources` (negative: from the end), or the label given as ``source_name``.
+
+        Returns
+        -------
+        Booster
+
+        Raises
+        ------
+        ParameterError
+            For a source that does not exist, a label that is not unique, or the only source.
+        """
+        return self._derived(model_edits.drop_source(self.ensemble, source))
+
+    def refit_leaves(
+        self,
+        data: Any,
+        target: Any,
+        *,
+        sample_weight: Any = None,
+        offset: Any = None,
+        decay: float = 0.0,
+        source_name: str | None = None,
+        client: Any = None,
+        n_threads: int | None = None,
+    ) -> Self:
+        """Return the model with leaf values estimated again from other data; the splits stay.
+
+        An alternative to more trees (``dboost.fit(…, start_from=…)``) where the same features matter but their effects have
+        changed. `dboost.training.leaf_refit` has the method.
+
+        Parameters
+        ----------
+        data, target, sample_weight, offset
+            As in `dboost.fit`, with the model's columns. Unknown levels count as missing.
+        decay : float, default 0.0
+            From 0 to below 1: a leaf's value becomes ``decay · old + (1 - decay) · new``; leaves without rows keep theirs.
+        source_name : str, optional
+            Label of the data in `sources`, where the record of every source then has an entry "refreshed".
+        client : distributed.Client, optional
+            Read and process the rows on its cluster. Default: for Dask collections and paths the current client if there is
+            one, else this process. The values are the same.
+        n_threads : int, optional
+            Default: all processors that this process may use.
+
+        Returns
+        -------
+        Booster
+
+        Raises
+        ------
+        ParameterError
+            For a model with monotonic constraints, or with trees that were added with another `step` than "leaf".
+        DataError
+            If columns or target do not match the model.
+        """
+        decay, threads = checked_decay(decay), available_threads(n_threads)
+        common: dict[str, Any] = {"decay": decay, "own": self._own_loss, "n_threads": threads}
+        common["source_name"] = checked_source_name(source_name)
+        reading: dict[str, Any] = {"sample_weight": sample_weight, "offset": offset, "like": self.ensemble.features}
+        with client_for(data, client) as cluster:
+            if cluster is not None:
+                from dboost.distributed.cluster_fit import n_parts_of, refit_on_cluster
+                from dboost.distributed.read_tasks import ReadTasks
+
+                n_parts = n_parts_of(cluster)
+                found = refit_on_cluster(
+                    cluster, self.ensemble, lambda: ReadTasks(data, target, n_parts=n_parts, **reading), **common
+                )
+                return self._derived(found)
+        table = LocalTable(lambda: open_table(data, target, options=ReadOptions(threads), **reading), threads, None)
+        return self._derived(refit_leaves(self.ensemble, table, **common))
+
+    # Interpretation.
+
+    def importance(self, kind: str = "friedman", per_class: bool = False, **how: Any) -> pd.Series | pd.DataFrame:
+        """Return the importance of each feature, largest first and scaled to 100.
+
+        Parameters
+        ----------
+        kind : {"friedman", "gain", "cover", "count", "permutation"}, default "friedman"
+            Root of the mean squared-error improvement, equations (44), (45) and (49) of Friedman (2001); reduction of the loss
+            by the splits; Hessians of the rows at the splits; number of splits; or how much a metric gets worse when the
+            feature's values are permuted.
+        per_class : bool, default False
+            Return a frame with one column per class, each scaled to 100.
+        **how
+            For "permutation": `data` and `target`, and optionally `sample_weight`, `metric`, `n_repeats`, `random_state`
+            and `n_threads`; see `dboost.inspection.importance.permutation_importance`.
+
+        Returns
+        -------
+        Series by feature, or DataFrame features × classes
+            ``attrs["unit"]`` is the value that 100 stands for.
+
+        Raises
+        ------
+        ParameterError
+            For an unknown kind; for `per_class` with a regression model or with "permutation"; for arguments that the kind
+            does not take.
+
+        Examples
+        --------
+        >>> booster.importance().head(3)                            # doctest: +SKIP
+        >>> booster.importance("permutation", data=test, target="price")     # doctest: +SKIP
+        """
+        return importance.importance(self.ensemble, kind, per_class, how)
+
+    @cached_property
+    def expected_value(self) -> float | np.ndarray:
+        """Start value of the path-dependent Shapley values, in raw scores: a float, or float64[n_classes].
+
+        It is the prediction of the trees when no feature is known, weighted by the Hessians of the training rows. With a
+        background, Shapley values start at the mean of ``predict(background, raw_score=True)`` instead.
+        """
+        expected = shapley.expected_value(self.ensemble)
+        return float(expected[0]) if len(expected) == 1 else expected
+
+    def shap_values(self, X: Any, *, background: Any = None, interactions: bool = False, n_threads: int | None = None) -> Any:
+        """Return exact Shapley values: how much each feature moved each prediction, in raw scores.
+
+        Parameters
+        ----------
+        X : as in `predict`
+        background : table in memory, optional
+            Rows whose values replace features that are not yet known ("interventional"; 100 rows are plenty). Default: the
+            training rows at each node ("path-dependent"), as in XGBoost's ``pred_contribs``.
+        interactions : bool, default False
+            Split the values into main effects and pairwise interactions.
+        n_threads : int, optional
+            Default: all processors for data in memory, one per partition for Dask.
+
+        Returns
+        -------
+        array, DataFrame or dask collection [n_rows, n_features]
+            The kind of X. With K classes an array [n_rows, n_features, n_classes], lazy for Dask; with interactions
+            [n_rows, n_features, n_features] or [n_rows, n_features, n_features, n_classes], symmetric. The values of a row
+            add up to its raw score minus `expected_value` (or minus the background's mean raw score).
+
+        Raises
+        ------
+        DataError
+            As of `predict`.
+        ParameterError
+            If the background is not a table in memory or has no rows.
+
+        Examples
+        --------
+        >>> values = booster.shap_values(frame)                     # doctest: +SKIP
+        >>> values.sum(axis=1) + booster.expected_value             # doctest: +SKIP
+        """
+        return shapley.shap_values(self.ensemble, X, background, interactions, n_threads)
+
+    def partial_dependence(
+        self,
+        features: Any,
+        data: Any = None,
+        kind: str = "average",
+        *,
+        grid: Any = None,
+        scale: str = "raw",
+        centred: bool = False,
+        max_rows: int = 1000,
+        sample_weight: Any = None,
+        n_threads: int | None = None,
+    ) -> pd.DataFrame:
+        """Return how predictions depend on one or two features.
+
+        Parameters
+        ----------
+        features : name or position, or two of them
+        data : as in `predict`, optional
+            Rows to average over. Default: the trees are traversed with the fractions of their training rows.
+        kind : {"average", "individual", "conditional"}, default "average"
+            Partial dependence, equations (51)–(53) of Friedman (2001); one curve per row (50); or the mean prediction of the
+            rows that have the value, or one nearest to it (56). The last two need data.
+        grid : int, list of values, list of two lists, or dict by name, optional
+            Largest number of points per feature, or the points. NaN and None mean missing. Default: 50 points, or 20 for each
+            of two features.
+        scale : {"raw", "prediction"}, default "raw"
+            Raw scores, or numbers and probabilities. Without data, the inverse link is applied to the averaged raw scores.
+        centred : bool, default False
+            Subtract from each curve its mean over the grid.
+        max_rows : int, default 1000
+            Largest number of individual curves, evenly spaced over the data.
+        sample_weight : name of a column, or one number per row of data in memory, optional
+            Weights for means over rows.
+        n_threads : int, optional
+            Default: all processors that this process may use.
+
+        Returns
+        -------
+        DataFrame
+            A column per feature ("feature x" for a feature called value, class, row or count), ``value``; ``class`` with K
+            classes, ``row`` (position in the data) for individual curves, ``count`` of rows for conditional means, which
+            are NaN without rows. ``attrs["deciles"]`` has the deciles of numeric features, if there are data.
+
+        Raises
+        ------
+        ParameterError
+            For an unknown feature, kind, scale or level; more than two features; missing rows; weights without rows.
+        DataError
+            As of `predict`; and for weights that are missing, infinite or negative.
+
+        Examples
+        --------
+        >>> booster.partial_dependence("age", frame, grid=20)       # doctest: +SKIP
+        >>> booster.partial_dependence(["age", "town"], scale="prediction")      # doctest: +SKIP
+        """
+        return dependence.partial_dependence(
+            self.ensemble, features, data, kind=kind, grid=grid, scale=scale, centred=centred, max_rows=max_rows,
+            sample_weight=sample_weight, n_threads=n_threads,
+        )  # fmt: skip
+
+    def drift(self, data: Any, target: Any = None, source: int | str = -1) -> pd.DataFrame:
+        """Compare other rows with the training rows.
+
+        Parameters
+        ----------
+        data : as in `predict`
+            Partitions of Dask collections and files are counted where they are.
+        target : str, or one value per row, optional
+            Compare the targets too. For Dask collections and files the name of a column.
+        source : int or str, default -1
+            Whose data to compare with: number in `sources`, or label. Default: the last source.
+
+        Returns
+        -------
+        DataFrame
+            One row for each feature (``what`` "feature"), for the raw scores of each output ("score"; only if the source is
+            the last one and the model has not been edited) and for the target ("target"), largest drift first:
+
+            ``drift``
+                "strong" if ``psi`` is at least 0.25 above ``chance``, "moderate" from 0.1 on, else "none".
+            ``psi``
+                Population stability index over about 20 groups of values (or the 100 most frequent levels) and one group for
+                missing values: the sum of (q - p) ln(q / p) over the fractions p before and q now.
+            ``chance``
+                The 99.9 % quantile of the index for rows of the same population; large for few rows.
+            ``distance``
+                Numbers: the largest difference of the distribution functions (Kolmogorov–Smirnov) at the groups' borders.
+                Categories: the total variation distance. Missing values do not count.
+            ``missing_before``, ``missing``
+                Fractions of missing values.
+            ``outside``
+                Numbers: fraction of rows below the smallest or above the largest training value.
+            ``unseen``
+                Categories: fraction of rows with levels that the model does not have.
+
+            ``attrs`` has ``source``, ``rows_before`` and ``rows``. Training data with more than 10,000 rows are represented by
+            a sample of about 10,000.
+
+        Raises
+        ------
+        ParameterError
+            If the model has no summary of its training data (its file is of an earlier version, or it was imported), or for an
+            unknown source.
+        DataError
+            As of `predict`.
+        """
+        return drift.drift(self.ensemble, data, target, source)
+
+    def additivity(
+        self, features: Any, data: Any, *, max_rows: int = 10_000, sample_weight: Any = None
+    ) -> pd.Series | pd.DataFrame:
+        """Measure whether a set of features acts additively, multiplicatively or neither with the other features.
+
+        Parameters
+        ----------
+        features : name or position, or several of them
+            z, a proper subset of the features.
+        data : as in `predict`
+        max_rows : int, default 10_000
+            Largest number of rows, evenly spaced over the data.
+        sample_weight : as in `partial_dependence`, optional
+
+        Returns
+        -------
+        Series, or with K classes DataFrame with a column per class
+            ``additive``: correlation over the rows of the raw score F with F_z + F_rest, equation (54) of Friedman (2001);
+            ``multiplicative``: with F_z · F_rest (55), where F_z and F_rest are the dependences on z and on all others;
+            ``h``: Friedman's H of z against the rest, the root of the fraction of F's variance that F_z + F_rest does not
+            explain. NaN where F does not vary.
+
+        Raises
+        ------
+        ParameterError
+            For unknown features, or all of them.
+        DataError
+            As of `predict`.
+        """
+        return interactions.additivity(self.ensemble, features, data, max_rows, sample_weight)
+
+    def interaction_strength(
+        self, data: Any, features: Any = None, *, max_rows: int = 500, sample_weight: Any = None
+    ) -> pd.DataFrame:
+        """Return the H statistic of pairs of features: the fraction of their joint effect that is interaction.
+
+        Parameters
+        ----------
+        data : as in `predict`
+        features : sequence of names or positions, optional
+            All pairs of these. Default: the ten most important features.
+        max_rows : int, default 500
+            Largest number of rows, evenly spaced over the data.
+        sample_weight : as in `partial_dependence`, optional
+
+        Returns
+        -------
+        DataFrame
+            ``feature_1``, ``feature_2``, ``h`` (0: additive; 1: pure interaction), ``class`` with K classes; strongest first.
+            h is 0 if no tree has a path with both features, NaN if the pair's dependence does not vary.
+
+        Raises
+        ------
+        ParameterError
+            For unknown features, or fewer than two.
+        DataError
+            As of `predict`.
+
+        References
+        ----------
+        Friedman and Popescu (2008), "Predictive learning via rule ensembles", section 8.1.
+        """
+        return interactions.interaction_strength(self.ensemble, data, features, max_rows, sample_weight)
+
+    # Plots. Each takes ``ax``, the matplotlib axes to draw on (default: new ones), and returns the axes, or an array of them
+    # for several panels; ``ax.figure.savefig("name.svg")`` saves the plot. They need matplotlib (``dboost[plots]``).
+
+    def plot_importance(
+        self, kind: str = "friedman", per_class: bool = False, *, max_features: int = 20, ax: Any = None, **how: Any
+    ) -> Any:
+        """Plot `importance` as bars, the largest on top.
+
+        Parameters
+        ----------
+        kind, per_class, **how
+            As in `importance`.
+        max_features : int, default 20
+            Largest number of bars.
+        """
+        return effects.plot_importance(self.importance(kind, per_class, **how), max_features, ax)
+
+    def plot_partial_dependence(
+        self, features: Any, data: Any = None, kind: str = "average", *, ax: Any = None, **how: Any
+    ) -> Any:
+        """Plot `partial_dependence` as a line, bars, a surface, or panels (if one of two features is categorical).
+
+        Parameters are those of `partial_dependence`. Short lines inside the axis are the deciles of the data. Individual
+        curves are drawn with their mean.
+        """
+        return effects.plot_partial_dependence(self.ensemble, self.partial_dependence(features, data, kind, **how), ax)
+
+    def plot_history(self, *, ax: Any = None) -> Any:
+        """Plot the metrics over the iterations, one panel per metric, with the best iteration marked."""
+        return performance.plot_history(self.ensemble, self.history, ax)
+
+    def plot_tree(self, i: int = 0, *, ax: Any = None) -> Any:
+        """Plot one tree with its root on the left.
+
+        Parameters
+        ----------
+        i : int, default 0
+            With K classes, tree i belongs to class i modulo K; −1 is the last tree.
+
+        Raises
+        ------
+        ParameterError
+            For a tree that does not exist.
+        """
+        return tree_diagram.plot_tree(self.ensemble, i, ax)
+
+    def plot_shap_summary(
+        self, X: Any, *, output: Any = None, background: Any = None, max_features: int = 15, ax: Any = None
+    ) -> Any:
+        """Plot Shapley values, one dot per row and feature, colored by the feature's value.
+
+        Parameters
+        ----------
+        X : as in `predict`
+            At most 2000 rows are drawn, evenly spaced.
+        output : class, optional
+            Whose scores, with K classes. Default: the last class.
+        background : table in memory, optional
+            As in `shap_values`.
+        max_features : int, default 15
+        """
+        return attributions.plot_summary(self.ensemble, X, output, background, max_features, ax)
+
+    def plot_shap_dependence(self, feature: Any, X: Any, *, output: Any = None, background: Any = None, ax: Any = None) -> Any:
+        """Plot a feature's Shapley values over its values; parameters as of `plot_shap_summary`."""
+        return attributions.plot_dependence(self.ensemble, feature, X, output, background, ax)
+
+    def plot_waterfall(self, X: Any, row: int = 0, *, output: Any = None, max_features: int = 10, ax: Any = None) -> Any:
+        """Plot the Shapley values of one row, from the expected score to the row's score.
+
+        Parameters
+        ----------
+        X : table in memory
+        row : int, default 0
+            Position of the row in X.
+        output : class, optional
+            Whose scores, with K classes. Default: the last class.
+        max_features : int, default 10
+        """
+        return attributions.plot_waterfall(self.ensemble, X, row, output, max_features, ax)
+
+    def plot_calibration(
+        self, data: Any, target: Any, *, sample_weight: Any = None, output: Any = None, n_bins: int = 10, ax: Any = None
+    ) -> Any:
+        """Plot the frequency of a class over its predicted probability, on held-out rows.
+
+        Parameters
+        ----------
+        data, target, sample_weight : as in `dboost.fit`
+        output : class, optional
+            Default: the last one.
+        n_bins : int, default 10
+            Groups of equally many rows, or of equal weight.
+
+        Raises
+        ------
+        ParameterError
+            For a regression model.
+        """
+        return performance.plot_calibration(self.ensemble, data, target, sample_weight, output, n_bins, ax)
+
+    def plot_lift(self, data: Any, target: Any, *, sample_weight: Any = None, output: Any = None, ax: Any = None) -> Any:
+        """Plot the fraction of a class that the most probable rows contain; parameters as of `plot_calibration`."""
+        return performance.plot_lift(self.ensemble, data, target, sample_weight, output, ax)
+
+    def plot_residuals(self, data: Any, target: Any, *, ax: Any = None) -> Any:
+        """Plot target minus prediction over the prediction, on held-out rows; for regression models."""
+        return performance.plot_residuals(self.ensemble, data, target, ax)
+
+    def report(self, path: str | os.PathLike[str], data: Any = None, target: Any = None, sample_weight: Any = None) -> None:
+        """Write a report as one HTML page without external resources: the model, its training, quality and interpretation.
+
+        Parameters
+        ----------
+        path : path or URL
+            Written atomically; an existing file is replaced.
+        data : as in `predict`, optional
+            Rows, ideally held-out ones, for Shapley values, dependence and interactions (2000 of them, evenly spaced).
+            Default: importance and dependence are computed from the trees alone.
+        target : as in `dboost.fit`, optional
+            The rows' target, for metrics, calibration and lift, or residuals.
+        sample_weight : name of a column, or one number per row of data in memory, optional
+            Weights for metrics, calibration, lift, dependence and interactions.
+
+        Raises
+        ------
+        ParameterError
+            For a target or weights without data.
+        DataError, ModelFileError
+            As of `predict` and of `save`.
+        """
+        page.write(self, path, data, target, sample_weight)
+
+    # Exports.
+
+    def to_matrix(self, X: Any) -> Any:
+        """Return rows in the form that exported models read: numbers, NaN where missing.
+
+        A level of a categorical feature is represented by itself if all levels of the feature are whole numbers from 0 to
+        16,777,215 or truth values, else by its position in the feature's `levels`. Unknown levels are NaN.
+
+        Parameters
+        ----------
+        X : as in `predict`
+
+        Returns
+        -------
+        Array [n_rows, n_features] of float64 for arrays and lists; a frame for frames; lazy for Dask
+            XGBoost and ONNX round it to float32.
+        """
+        return export.to_matrix(self.ensemble, X)
+
+    def to_xgboost_json(self, path: str | os.PathLike[str]) -> None:
+        """Write the model in XGBoost's JSON format, for ``xgboost.Booster(model_file=path)``.
+
+        The exported model reads rows of `to_matrix`. Its thresholds, leaves and sums are float32, so predictions agree to
+        float32 rounding; a float32 value represents all float64 values that round to it. With the exponential loss the margin
+        is twice the raw score.
+
+        Parameters
+        ----------
+        path : path or URL
+
+        Raises
+        ------
+        ParameterError
+            For a user-defined loss with a link that XGBoost does not have.
+        ModelFileError
+            If the file cannot be written.
+        """
+        write_whole(path, to_xgboost.dumps(self.ensemble, self.loss))
+
+    def to_onnx(self, path: str | os.PathLike[str]) -> None:
+        """Write the model as an ONNX graph, for onnxruntime.
+
+        It has one input, ``features`` (float32 [rows, features], see `to_matrix`). Regressors have one output, ``prediction``
+        (float32 [rows]); classifiers have ``label`` and then ``probabilities`` (float32 [rows, classes]). Sums are float64
+        inside, so predictions agree to float32 rounding.
+
+        Parameters
+        ----------
+        path : path or URL
+
+        Raises
+        ------
+        DBoostError
+            If onnx is not installed (``pip install 'dboost[export]'``).
+        ParameterError
+            For a user-defined loss with a link that the format does not have.
+        ModelFileError
+            If the file cannot be written.
+        """
+        write_whole(path, to_onnx.to_onnx(self.ensemble, self.loss).SerializeToString())
+
+    def to_treelite(self) -> treelite.Model:
+        """Return the model as a `treelite.Model`, for compilers and servers that read those.
+
+        The exported model reads rows of `to_matrix`. Thresholds and leaves are float64.
+
+        Raises
+        ------
+        DBoostError
+            If treelite is not installed (``pip install 'dboost[export]'``).
+        ParameterError
+            For a user-defined loss with a link that treelite does not have.
+        """
+        return to_treelite.to_treelite(self.ensemble, self.loss)
+
+    # Private parts of the predictions.
 
     @cached_property
     def _flat(self) -> FlatEnsemble:
         return FlatEnsemble(self.ensemble)
+
+    def _derived(self, ensemble: Ensemble) -> Self:
+        return type(self)(ensemble, loss=self._own_loss)
 
     def _raw_or_prediction(self, raw_score: bool) -> _OutputForm:
         if raw_score:
@@ -448,23 +941,23 @@ class Booster(Drawing, Exporting, Offspring):
             raise ParameterError(f"iteration_range {first, last} is not within the model's {self.n_iter_} iterations")
         return first, last
 
-    def _through(self, X: Any, answer: _OutputForm, iteration_range: Any, n_threads: int | None, offset: Any = None) -> Any:
+    def _through(self, X: Any, form: _OutputForm, iteration_range: Any, n_threads: int | None, offset: Any = None) -> Any:
         iterations = self._iterations(iteration_range)
-        ask = partial(self._finished, answer.finish, iterations=iterations, n_threads=_threads_for(X, n_threads))
-        return self._ask(X, ask, answer.names, answer.dtype, offset)
+        function = partial(self._finished, form.finish, iterations=iterations, n_threads=_threads_for(X, n_threads))
+        return self._map_rows(X, function, form.names, form.dtype, offset)
 
-    def _ask(self, X: Any, ask: Any, names: Sequence[Any] | None, dtype: Any, offset: Any = None) -> Any:
-        about: dict[str, Any] = {"features": self.features, "named": self.ensemble.named, "names": names, "dtype": dtype}
-        return predict_through(X, ask, **about) if offset is None else predict_from(X, offset, ask, **about)
+    def _map_rows(self, X: Any, function: Any, names: Sequence[Any] | None, dtype: Any, offset: Any = None) -> Any:
+        options: dict[str, Any] = {"features": self.features, "named": self.ensemble.named, "names": names, "dtype": dtype}
+        return predict_through(X, function, **options) if offset is None else predict_from(X, offset, function, **options)
 
-    def _staged(self, X: Any, answer: _OutputForm, n_threads: int | None) -> Iterator[Any]:
+    def _staged(self, X: Any, form: _OutputForm, n_threads: int | None) -> Iterator[Any]:
         if is_path(X) or is_lazy(X):
             for iteration in range(self.n_iter_):
-                yield self._through(X, answer, (0, iteration + 1), n_threads)
+                yield self._through(X, form, (0, iteration + 1), n_threads)
         else:
             block = feature_block(X, self.features, self.ensemble.named)
             for raw in self._flat.staged_raw_scores(block, n_threads):
-                yield like_input(answer.finish(raw), X, answer.names)
+                yield like_input(form.finish(raw), X, form.names)
 
     def _finished(
         self, finish: Callable[..., Any], block: np.ndarray, iterations: Range, n_threads: int | None, offset: Any = None
@@ -486,14 +979,14 @@ class Booster(Drawing, Exporting, Offspring):
         return self.classes_[cheapest(self._probabilities(raw), costs)]
 
     def _decisions(self, raw: np.ndarray) -> np.ndarray:
-        """Predictions that belong to raw scores."""
+        """Predictions for raw scores."""
         if self.classes_ is None:
             return self.loss.inverse_link(raw[:, 0])
         return self.classes_[self._probabilities(raw).argmax(axis=1)]
 
 
 def _restore(stored: bytes, history: pd.DataFrame, timings: dict[str, float], loss: Loss | None = None) -> Booster:
-    return Booster(storage.loads(stored, "the pickled model"), history=history, timings=timings, loss=loss)
+    return Booster(model_file.loads(stored, "the pickled model"), history=history, timings=timings, loss=loss)
 
 
 def _metrics(ensemble: Ensemble) -> pd.DataFrame:
@@ -503,7 +996,7 @@ def _metrics(ensemble: Ensemble) -> pd.DataFrame:
 
 
 def _threads_for(X: Any, n_threads: int | None) -> int | None:
-    """One thread a task where Dask runs the tasks side by side."""
+    """One thread per task where Dask runs tasks in parallel."""
     return 1 if n_threads is None and (is_path(X) or is_lazy(X)) else n_threads
 
 
@@ -512,22 +1005,30 @@ def _raw(raw: np.ndarray) -> np.ndarray:
 
 
 def load(path: str | os.PathLike[str], loss: Loss | None = None) -> Booster:
-    """Read a model from its file, in either form. Nothing in the file is run.
+    """Read a model from its file, in either form. Nothing in the file is executed.
 
     Parameters
     ----------
     path : path or URL
     loss : Loss, optional
-        The loss of your own that the model was trained with, if it is not registered (see `dboost.losses.register`).
+        The user-defined loss that the model was trained with, if it is not registered (see `dboost.losses.register`).
+
+    Returns
+    -------
+    Booster
 
     Raises
     ------
     ModelFileError
         Naming the file: it does not exist, is damaged or cut short, or was written by a newer dboost.
     ParameterError
-        When the model was trained with another loss than the one given.
+        If the model was trained with another loss than the given one.
+
+    Examples
+    --------
+    >>> booster = dboost.load("model.json")                         # doctest: +SKIP
     """
-    ensemble = storage.load(path)
+    ensemble = model_file.load(path)
     if loss is not None and loss.name != ensemble.loss["name"]:
         raise ParameterError(
             f"the model in {os.fspath(path)} was trained with loss {ensemble.loss['name']!r}, not {loss.name!r}"
@@ -536,65 +1037,74 @@ def load(path: str | os.PathLike[str], loss: Loss | None = None) -> Booster:
 
 
 def from_xgboost(model: Any, levels: dict[str, Sequence[Level] | int] | None = None) -> Booster:
-    """A model of XGBoost as a Booster that predicts the same.
+    """Convert a model of XGBoost to a Booster with the same predictions.
 
-    Trees and DART models of one target with the objectives reg:squarederror, reg:absoluteerror, reg:quantileerror,
-    reg:pseudohubererror (continued as huber), count:poisson, reg:gamma, reg:tweedie, binary:logistic, binary:logitraw,
-    multi:softprob and multi:softmax. Predictions agree to the rounding of XGBoost's float32 sums. Classes are the numbers
-    0, 1, ….
+    Supported are tree and DART models with one target and the objectives reg:squarederror, reg:absoluteerror,
+    reg:quantileerror, reg:pseudohubererror (continued as huber), count:poisson, reg:gamma, reg:tweedie, binary:logistic,
+    binary:logitraw, multi:softprob and multi:softmax. Predictions agree to the rounding of XGBoost's float32 sums. Classes are
+    the numbers 0, 1, ….
 
     Parameters
     ----------
     model : xgboost.Booster, estimator of xgboost, or path or URL of a model file
         JSON is read without XGBoost; a binary file (UBJ) needs it installed.
-    levels : dict of column names (f0, f1, … where there are none), optional
-        The levels of categorical columns in the order of their codes, or their number if they are the codes themselves.
-        Needed where the model does not keep them (before XGBoost 3.1, and for matrices).
+    levels : dict of column names (f0, f1, … for unnamed columns), optional
+        The levels of categorical columns in the order of their codes, or their number if the codes are the levels.
+        Required if the model does not contain them (before XGBoost 3.1, and for matrices).
+
+    Returns
+    -------
+    Booster
 
     Raises
     ------
     ParameterError
-        Naming what cannot be carried: other boosters, objectives or several targets; or the column whose levels are needed.
+        Naming what cannot be converted: other boosters, objectives or several targets; or the column whose levels are needed.
     ModelFileError
-        Naming the file that is not there or not a model.
-    """
-    from dboost.interop import from_xgboost as xgboost_models
+        Naming the file that does not exist or is not a model.
 
-    return Booster(xgboost_models.from_xgboost(model, dict(levels or {})))
+    Examples
+    --------
+    >>> booster = dboost.from_xgboost("model.json", levels={"town": ["Gent", "Liège"]})      # doctest: +SKIP
+    """
+    return Booster(xgboost_import.from_xgboost(model, dict(levels or {})))
 
 
 def from_lightgbm(model: Any, levels: dict[str, Sequence[Level] | int] | None = None) -> Booster:
-    """A model of LightGBM as a Booster that predicts the same.
+    """Convert a model of LightGBM to a Booster with the same predictions.
 
-    Models of gbdt, dart, goss and rf with the objectives regression, regression_l1, quantile, huber, poisson, gamma, tweedie,
-    binary and multiclass. Predictions agree to the rounding of float64. Classes are the numbers 0, 1, ….
+    Supported are models of gbdt, dart, goss and rf with the objectives regression, regression_l1, quantile, huber, poisson,
+    gamma, tweedie, binary and multiclass. Predictions agree to the rounding of float64. Classes are the numbers 0, 1, ….
 
     Parameters
     ----------
     model : lightgbm.Booster, estimator of lightgbm, or path or URL of a model file in text
-    levels : dict of column names (f0, f1, … where there are none), optional
-        The levels of categorical columns in the order of their codes, or their number if they are the codes themselves.
-        Needed where some categorical columns were pandas categories and others numbers.
+    levels : dict of column names (f0, f1, … for unnamed columns), optional
+        The levels of categorical columns in the order of their codes, or their number if the codes are the levels.
+        Required if some categorical columns were pandas categories and others numbers.
+
+    Returns
+    -------
+    Booster
 
     Raises
     ------
     ParameterError
-        Naming what cannot be carried: linear trees, other objectives, zeros as missing; or the columns whose levels are needed.
+        Naming what cannot be converted: linear trees, other objectives, zeros as missing; or the columns whose levels are
+        needed.
     ModelFileError
-        Naming the file that is not there or not a model.
+        Naming the file that does not exist or is not a model.
     """
-    from dboost.interop import from_lightgbm as lightgbm_models
-
-    return Booster(lightgbm_models.from_lightgbm(model, dict(levels or {})))
+    return Booster(lightgbm_import.from_lightgbm(model, dict(levels or {})))
 
 
 def as_booster(model: Any) -> Booster:
-    """A model as it is, or from its file.
+    """Return a model as it is, or read it from its file.
 
     Raises
     ------
     InputTypeError
-        When it is neither.
+        For another type.
     ModelFileError
         Naming the file that cannot be read.
     """

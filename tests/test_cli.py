@@ -331,7 +331,7 @@ def test_inspect_writes_a_report(here: Path, capsys: pytest.CaptureFixture[str])
     page = Path("report.html").read_text()
     assert (
         "Residuals" in page
-        and "look like those it knows" in page
+        and "look like the training rows" in page
         and "seconds in iterations" in page
         and page.endswith("</html>\n")
     )

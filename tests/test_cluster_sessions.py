@@ -194,8 +194,8 @@ def test_a_worker_is_lost_while_weights_are_attached(cluster: Processes, role: s
     seen: list[str] = []
     ask_each = Connection.ask_each
 
-    def lossy(self: Connection, arguments: dict[Any, tuple[Any, ...]], method: str) -> Any:
-        if method == "attach" and next(iter(arguments.values()))[1] == role and not seen:
+    def lossy(self: Connection, arguments: dict[Any, tuple[Any, ...]], method: Any) -> Any:
+        if method.__name__ == "attach" and next(iter(arguments.values()))[1] == role and not seen:
             victim = next(iter(arguments)).worker
             seen.append(victim)
             os.kill(cluster.pids()[victim], signal.SIGKILL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any
 
 import dask.array as da
@@ -19,7 +18,6 @@ import dboost
 from dboost import Booster
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.inspection.dependence import Traversal
-from dboost.inspection.exact_means import exact_sum, mean, total, whole
 from dboost.model.ensemble import Tree
 from dboost.schema import Feature
 from tests.fits import FEATURES, TOWNS, cut, mixed_frame
@@ -28,22 +26,6 @@ from tests.naive.shapley import expected_when_known
 from tests.real_data import path
 
 FRAME = mixed_frame(40)
-finite = st.floats(allow_nan=False, allow_infinity=False)
-
-
-@given(st.lists(finite, max_size=30), st.integers(0, 30))
-def test_sums_are_exact(values: list[float], place: int) -> None:
-    parts = [exact_sum(np.array(part)) for part in (values[:place], values[place:]) if part]
-    exact = sum(map(Fraction, values), Fraction(0))
-    try:
-        expected = float(exact / max(1, len(values)))
-    except OverflowError:
-        return
-    assert mean(total(parts), whole(max(1, len(values)))) == expected
-
-
-def test_sums_that_are_none() -> None:
-    assert np.isnan(mean(total([exact_sum(np.array([1.0, np.inf])), 5]), whole(2))) and np.isnan(mean(0, 0))
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 2, 9]), st.sampled_from([1, 3]), st.sets(st.integers(0, 4), min_size=1))

@@ -161,7 +161,7 @@ def test_xgboost_reads_frames_as_they_are(tmp_path: Path) -> None:
 
 def test_models_without_trees(tmp_path: Path, models: Callable[[str], Booster]) -> None:
     for name in ("gamma", "log_loss", "softmax"):
-        booster = Booster(models(name).ensemble.truncate(0))
+        booster = models(name).truncate(0)
         matrix, expected = np.zeros((3, len(booster.features))), answers(booster, mixed_frame(3))
         np.testing.assert_allclose(by_xgboost(booster, matrix, tmp_path), expected, rtol=1e-6)
         np.testing.assert_allclose(by_treelite(booster, matrix).reshape(expected.shape), expected, rtol=1e-6)

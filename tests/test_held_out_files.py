@@ -97,5 +97,5 @@ def test_what_is_wrong_with_a_set_is_said(made: list[str]) -> None:
 
 
 def test_small_sets_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_out, "StreamedEvalSet", None)
+    monkeypatch.setattr(held_out.EvalFiles, "write", None)
     same("late", cut(OTHER, [150]))

@@ -99,7 +99,7 @@ def test_every_model_can_be_reported_and_drawn(
 ) -> None:
     from dboost.inspection.report import page
 
-    for few in ("SHOWN", "CLASSES"):  # drawing is what takes the time
+    for few in ("N_DEPENDENCE", "N_CLASSES"):  # plots take most of the time
         monkeypatch.setattr(page, few, 1)
     booster = maker(tmp_path, target)
     html = page.page(page.ReportContext(booster, FRAME, target, "w"))

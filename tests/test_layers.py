@@ -36,14 +36,13 @@ LAYERS: list[set[str]] = [
     {"api"},
     {"estimators"},
     {"__init__"},  # `import dboost`: only the commands import it
-    {"demo"},
     {"cli"},
     {"__main__"},
 ]
 #: Imports that are forbidden although they lead to a lower layer.
 FORBIDDEN: set[tuple[str, str]] = set()
 #: The only packages that may import these libraries …
-ONLY_IN = {"distributed": {"distributed"}, "matplotlib": {"inspection", "demo"}}
+ONLY_IN = {"distributed": {"distributed"}, "matplotlib": {"inspection"}}
 #: … and the libraries that are imported where they are needed, not when a module is imported.
 LATE = {"matplotlib"}
 #: One idea a file; a name like these says there was none.
@@ -131,9 +130,9 @@ def test_file_names_occur_once() -> None:
         ("dboost.training.loop", "import dboost", "training must not import __init__"),
         ("dboost.training.loop", "from distributed import Client", "only ['distributed'] may import distributed"),
         ("dboost.distributed.cluster_engine", "from distributed import Client", ""),
-        ("dboost.demo", "def draw():\n    import matplotlib.pyplot", ""),
-        ("dboost.demo", "import matplotlib.pyplot as plt", "inside the function"),
-        ("dboost.cli.train", "def draw():\n    import matplotlib", "may import matplotlib"),
+        ("dboost.inspection.plots", "def draw():\n    import matplotlib.pyplot", ""),
+        ("dboost.inspection.plots", "import matplotlib.pyplot as plt", "inside the function"),
+        ("dboost.cli.train_command", "def draw():\n    import matplotlib", "may import matplotlib"),
         ("dboost.attic", "", "not in the table"),
     ],
 )

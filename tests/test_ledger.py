@@ -174,7 +174,7 @@ class TestRefused:
     ) -> None:
         arrive(1, 2)
         with monkeypatch.context() as patch:
-            patch.setattr(ledger.Ledger, "promise", lambda *_: (_ for _ in ()).throw(Killed()))
+            patch.setattr(ledger.Ledger, "record_model", lambda *_: (_ for _ in ()).throw(Killed()))
             with pytest.raises(Killed):
                 main(COMMAND)
         Path("data/part-2.parquet").unlink()

@@ -178,10 +178,10 @@ def test_workers_may_be_lost_meanwhile() -> None:
     with threads_cluster(3, 1) as client:
         ask, n_asked = PartitionedTable.ask, 0
 
-        def losing(table: PartitionedTable, method: str, *arguments: Any) -> list[Any]:
+        def losing(table: PartitionedTable, method: Any, *arguments: Any) -> list[Any]:
             nonlocal n_asked
-            n_asked += method.startswith("refit_")
-            if n_asked in (5, 20) and method.startswith("refit_"):
+            n_asked += method.__name__.startswith("refit_")
+            if n_asked in (5, 20) and method.__name__.startswith("refit_"):
                 n_asked += 1
                 client.retire_workers([table.sessions[0].worker])
             return ask(table, method, *arguments)

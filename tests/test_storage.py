@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 import dboost
 from dboost import Booster
 from dboost.errors import DBoostError, ModelFileError
-from dboost.inspection.feature_names import class_names
 from dboost.model import model_file as storage
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
@@ -363,7 +362,7 @@ def test_whatever_is_changed_is_refused_or_can_be_used(compact: bool, data: st.D
         else:
             del at[last]
     if compact:
-        unpacked = zlib.decompress(storage.dumps_arrays(learned().ensemble).split(b"\n", 2)[2])
+        unpacked = zlib.decompress(storage.dumps_compact(learned().ensemble).split(b"\n", 2)[2])
         rest = unpacked[8 + int.from_bytes(unpacked[:8], "little") :]
         text = json.dumps(entries).encode()
         packed = zlib.compress(len(text).to_bytes(8, "little") + text + rest)
@@ -379,7 +378,7 @@ def test_whatever_is_changed_is_refused_or_can_be_used(compact: bool, data: st.D
     booster = Booster(model)
     assert booster._flat.raw_scores(np.zeros((3, len(model.features)))).shape == (3, model.n_outputs)
     try:
-        assert len(booster.classes_ if booster.classes_ is not None else [None]) == len(class_names(model))
+        assert len(booster.classes_ if booster.classes_ is not None else [None]) == len(model.output_names)
         booster._decisions(np.zeros((3, model.n_outputs)))
         repr(booster), booster.sources, booster.loss
         storage.loads(storage.dumps(model))

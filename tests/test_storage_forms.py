@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost import Booster
 from dboost.errors import ModelFileError
-from dboost.model import arrays
+from dboost.model import compact_file
 from dboost.model import model_file as storage
 from tests.fits import FEATURES, mixed_frame
 from tests.forests import random_ensemble
@@ -32,10 +32,10 @@ FILES = Path(__file__).parent / "files"
 @given(st.integers(0, 2**32), st.integers(0, 3), st.sampled_from([1, 2, 20, 40]), st.sampled_from([1, 3]), st.booleans())
 def test_round_trip(seed: int, n_iterations: int, n_leaves: int, n_outputs: int, with_categories: bool) -> None:
     ensemble = random_ensemble(seed, n_iterations, n_leaves, n_outputs, with_categories)
-    data = storage.dumps_arrays(ensemble)
+    data = storage.dumps_compact(ensemble)
     back = storage.loads(data)
     assert same(back, ensemble)
-    assert storage.dumps_arrays(back) == data and storage.digest(back) == storage.digest(ensemble)
+    assert storage.dumps_compact(back) == data and storage.digest(back) == storage.digest(ensemble)
 
 
 def test_the_name_decides_and_the_content_is_recognised(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_the_name_decides_and_the_content_is_recognised(tmp_path: Path) -> None:
 
 @given(st.data())
 def test_any_flipped_byte_is_noticed(data: Any) -> None:
-    whole = storage.dumps_arrays(SMALL)
+    whole = storage.dumps_compact(SMALL)
     position = data.draw(st.integers(0, len(whole) - 1))
     damaged = bytearray(whole)
     damaged[position] ^= data.draw(st.integers(1, 255))
@@ -63,7 +63,7 @@ def test_any_flipped_byte_is_noticed(data: Any) -> None:
 
 
 def test_any_flipped_bit_any_cut_and_any_addition_is_noticed() -> None:
-    whole = storage.dumps_arrays(replace(SMALL, trees=SMALL.trees[:1]))
+    whole = storage.dumps_compact(replace(SMALL, trees=SMALL.trees[:1]))
     for position in range(len(whole)):
         for bit in (1, 8, 128):
             damaged = bytearray(whole)
@@ -78,7 +78,7 @@ def test_any_flipped_bit_any_cut_and_any_addition_is_noticed() -> None:
 
 
 def test_a_newer_format_is_refused() -> None:
-    data = storage.dumps_arrays(SMALL)
+    data = storage.dumps_compact(SMALL)
     number = str(storage.VERSION).encode()
     newer = data.replace(b"version " + number, b"version " + str(storage.VERSION + 1).encode(), 1)
     with pytest.raises(ModelFileError, match=r"model has format version .* newer dboost"):
@@ -92,7 +92,7 @@ def forged(content: bytes) -> bytes:
 
 
 def contents() -> bytes:
-    return zlib.decompress(storage.dumps_arrays(BY_HAND).split(b"\n", 2)[2])
+    return zlib.decompress(storage.dumps_compact(BY_HAND).split(b"\n", 2)[2])
 
 
 def test_a_forgery_without_a_change_is_read() -> None:
@@ -109,7 +109,7 @@ def test_whatever_is_forged_is_refused_or_valid(data: Any) -> None:
         model = storage.loads(forged(bytes(content)))
     except ModelFileError:
         return
-    assert same(storage.loads(storage.dumps_arrays(model)), model)
+    assert same(storage.loads(storage.dumps_compact(model)), model)
     rows = np.zeros((3, len(model.features)))
     assert Booster(model)._flat.raw_scores(rows).shape == (3, 1)
 
@@ -134,7 +134,7 @@ def test_what_is_not_compressed_is_refused() -> None:
     data = b"no zlib"
     with pytest.raises(ModelFileError, match="cannot be decompressed"):
         storage.loads(b"dboost arrays, version 1\n" + hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
-    assert arrays.is_arrays(b"dboost arrays, version 1\n") and not arrays.is_arrays(storage.dumps(SMALL))
+    assert compact_file.is_compact(b"dboost arrays, version 1\n") and not compact_file.is_compact(storage.dumps(SMALL))
 
 
 def test_a_bomb_is_refused_before_it_fills_the_memory() -> None:
@@ -167,11 +167,11 @@ def test_models_that_hardly_take_room_are_written_so_that_they_can_be_read(monke
     """Trees of one leaf each, all alike, compress to a fortieth: more than a reader allows of a file that is not small."""
     leaf = random_ensemble(0, n_iterations=1, n_leaves=1).trees[0]
     model = replace(SMALL, trees=(leaf,) * 2000)
-    compressed = storage.dumps_arrays(model)
-    monkeypatch.setattr(arrays, "_SMALL", 50_000)
+    compressed = storage.dumps_compact(model)
+    monkeypatch.setattr(compact_file, "_SMALL", 50_000)
     with pytest.raises(ModelFileError, match="decompress to more than"):
         storage.loads(compressed)
-    data = storage.dumps_arrays(model)
+    data = storage.dumps_compact(model)
     assert len(data) > 2000 * 40 > 10 * len(compressed)
     assert len(storage.loads(data).trees) == 2000
 

@@ -1,9 +1,8 @@
 """The command line: ``dboost train | predict | inspect | demo | warmup``.
 
-Each command is a module with a function `run(arguments)` that either finishes or raises. What the shell sees is
-decided here, once: exit status 0 when the command did what it was asked, 2 when the arguments or the data cannot be
-used, 1 when the run failed for another reason, 130 after ^C, 143 when the system asks the process to end (as it does before
-a node is taken away); and on stderr one sentence instead of a traceback, which ``--debug`` shows.
+Each command is a module ``<name>_command`` with a function `run(arguments)` that either finishes or raises. `main` converts
+errors: exit status 0 for success, 2 for invalid arguments or data, 1 for other failures, 130 after ^C, 143 after SIGTERM (which
+a node sends before it is removed); and one sentence on stderr instead of a traceback, which ``--debug`` shows.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from dboost.errors import DataError, DriftWarning, InputTypeError, ModelFileErro
 
 DONE, FAILED, UNUSABLE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
-#: Mistakes in what the user gave, as opposed to a run that went wrong.
+#: Errors in the user's input, as opposed to failures of the run.
 MISTAKES = (DataError, ParameterError, InputTypeError, ModelFileError, FileNotFoundError, PermissionError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the return value is the exit status.
+    """Run one command and return the exit status.
 
     Parameters
     ----------
     argv : sequence of str, optional
-        The arguments after the program's name; default: those of the process.
+        The arguments after the program's name. Default: those of the process.
     """
     arguments = parse(argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show a name shows its escape, as stderr does
+    if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the terminal cannot show are escaped, as on stderr
         sys.stdout.reconfigure(errors="backslashreplace")
     with _termination() as terminated:
         return _run(arguments, terminated)
@@ -45,37 +44,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _termination() -> Iterator[list[int]]:
-    """While this is open, SIGTERM ends the work as ^C does; the list is then no longer empty.
+    """Convert SIGTERM to a KeyboardInterrupt; the yielded list is not empty after a signal.
 
-    The first process of a container would not hear of it otherwise, since for that one the system has no default.
+    The first process of a container would ignore SIGTERM otherwise, since the kernel has no default action for it.
     """
-    heard: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # only there may signals be handled
-        yield heard
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # signals can be handled there only
+        yield received
         return
 
     def stop(number: int, frame: object) -> None:
-        heard.append(number)
+        received.append(number)
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
-        yield heard
+        yield received
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Our own warnings as one line, without the place in the code."""
+    """Print warnings of dboost as one line, without the position in the code."""
     with warnings.catch_warnings():
-        others = warnings.showwarning
+        show_others = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
             if issubclass(category, DriftWarning):
                 print(f"dboost: {message}", file=sys.stderr)
             else:
-                others(message, category, *where, **more)
+                show_others(message, category, *where, **more)
 
         warnings.showwarning = show
         yield
@@ -86,15 +85,15 @@ def _run(arguments: Any, terminated: list[int]) -> int:
         with _plain_warnings():
             arguments.run(arguments)
     except KeyboardInterrupt as stop:
-        return _say(arguments, str(stop) or "interrupted", TERMINATED if terminated else INTERRUPTED)
+        return _report(arguments, str(stop) or "interrupted", TERMINATED if terminated else INTERRUPTED)
     except MISTAKES as error:
-        # A store that does not answer is nobody's mistake, and worth another try.
-        return _say(arguments, _sentence(error), FAILED if is_passing(error) else UNUSABLE)
-    except BrokenPipeError:  # the reader of our output has seen enough, as in `dboost inspect … | head`
+        # An object store that does not respond is not an error of the user: a retry may succeed.
+        return _report(arguments, _sentence(error), FAILED if is_passing(error) else UNUSABLE)
+    except BrokenPipeError:  # the reader of the output has closed it, as in `dboost inspect … | head`
         sys.stderr.close()
         return DONE
     except Exception as error:
-        return _say(arguments, _sentence(error), FAILED)
+        return _report(arguments, _sentence(error), FAILED)
     return DONE
 
 
@@ -110,7 +109,7 @@ def _sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {text}".removesuffix(": ") + " (--debug shows where)"
 
 
-def _say(arguments: object, text: str, status: int) -> int:
+def _report(arguments: object, text: str, status: int) -> int:
     if getattr(arguments, "debug", False) and status not in (INTERRUPTED, TERMINATED):
         traceback.print_exc()
     print(f"dboost: {text}", file=sys.stderr)

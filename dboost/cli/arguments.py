@@ -1,14 +1,10 @@
-"""The commands and their options, as argparse knows them.
+"""The commands with their options, and training parameters from ``--set`` and ``--params``.
 
-Nothing heavy is imported before a command is known, so that ``dboost --help`` answers at once. Options that belong to
-parts of dboost that do not exist yet are listed and refused by name: silence would look like success.
+The module of a command is imported when the command runs, so that ``dboost --help`` responds at once.
 
-Training parameters written on the command line or in a TOML file.
-
-``--set key=value`` reads the value as TOML would (numbers, ``true``, ``"text"``, ``[1, 2]``), with three kindnesses for
-people who type: words need no quotes (``--set loss=huber``), also in lists (``--set features=[age,income]``), ``none``
-stands for Python's None, and JSON objects are taken as they are. The keys are the keywords of `dboost.fit`; one that
-does not exist is an error that says what was probably meant.
+``--set key=value`` reads the value as TOML (numbers, ``true``, ``"text"``, ``[1, 2]``), with three extensions: words need no
+quotes (``--set loss=huber``), also in lists (``--set features=[age,income]``), ``none`` is Python's None, and JSON objects are
+accepted. The keys are the keywords of `dboost.fit`; an unknown key is an error that suggests similar ones.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ import importlib
 import inspect
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -27,20 +23,20 @@ from typing import Any, NoReturn
 
 import dboost
 from dboost.errors import ParameterError
-from dboost.params import RESERVED, Parameters
+from dboost.params import Parameters
 
 DATA = "Parquet or CSV: a file, a folder, a glob or a URL"
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with its complaints on one line."""
+    """An ArgumentParser with error messages of one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"dboost: {message} (see {self.prog} --help)\n")
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The parsed arguments, with the function `run` that carries them out; exit status 2 when they make no sense."""
+    """Parse the arguments; ``run`` of the result is the function of the command. Exit with status 2 if they are invalid."""
     parser = Parser(prog="dboost", description="Gradient boosting on Dask.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"dboost {version('dboost')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
@@ -50,19 +46,19 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _later(module: str) -> Callable[[argparse.Namespace], None]:
-    """The function `run` of a command's module, imported when it is called."""
-    return lambda arguments: importlib.import_module(module).run(arguments)
+def _command(commands: argparse._SubParsersAction, name: str, does: str) -> argparse.ArgumentParser:
+    """Add a command, whose module is imported when it runs."""
 
+    def run(arguments: argparse.Namespace) -> None:
+        importlib.import_module(f"dboost.cli.{name}_command").run(arguments)
 
-def _command(commands: argparse._SubParsersAction, name: str, does: str, module: str) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(name, help=does, description=does, allow_abbrev=False)
-    command.set_defaults(run=_later(module))
+    command.set_defaults(run=run)
     return command
 
 
 def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    command = _command(commands, "train", "Train a model and save it.", "dboost.cli.train")
+    command = _command(commands, "train", "Train a model and save it.")
     command.add_argument("data", metavar="DATA", help=DATA)
     command.add_argument("--target", metavar="COL", required=True, help="the column to predict")
     command.add_argument("--eval", metavar="DATA", help="judge each iteration on these rows too")
@@ -92,7 +88,7 @@ def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def _predict(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    command = _command(commands, "predict", "Predict rows and write them as Parquet.", "dboost.cli.predict")
+    command = _command(commands, "predict", "Predict rows and write them as Parquet.")
     command.add_argument("model", metavar="MODEL", help="file or URL of a saved model")
     command.add_argument("data", metavar="DATA", help=DATA)
     command.add_argument(
@@ -107,7 +103,7 @@ def _predict(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def _inspect(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    command = _command(commands, "inspect", "Show what a saved model is made of.", "dboost.cli.inspect")
+    command = _command(commands, "inspect", "Show what a saved model is made of.")
     command.add_argument("model", metavar="MODEL", help="file or URL of a saved model")
     command.add_argument("--importance", action="store_true", help="how much each feature matters")
     command.add_argument("--dependence", metavar="A,B", help="partial dependence on one or two features")
@@ -120,14 +116,14 @@ def _inspect(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def _demo(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    command = _command(commands, "demo", "Train on real rows and show what comes out.", "dboost.demo")
+    command = _command(commands, "demo", "Train on real rows and show what comes out.")
     command.add_argument("--output", metavar="DIR", default="demo-output", help="where the results go [%(default)s]")
     return command
 
 
 def _warmup(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     does = "Compile the kernels now instead of in the first fit (cached for later processes)."
-    return _command(commands, "warmup", does, "dboost.cli.warmup")
+    return _command(commands, "warmup", does)
 
 
 def _cluster(command: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
@@ -146,7 +142,7 @@ def _positive(text: str) -> int:
 _positive.__name__ = "whole number above 0"  # argparse calls a wrong value an "invalid <name>"
 
 
-#: Keywords of `dboost.fit` that a command line says in another way, or cannot say.
+#: Keywords of `dboost.fit` that have an option of their own, or cannot be set from a command line.
 ELSEWHERE = {
     "data": "it is the first argument",
     "target": "use --target",
@@ -158,7 +154,7 @@ ELSEWHERE = {
 
 
 def literal(text: str) -> Any:
-    """The value that a piece of command line stands for.
+    """Return the Python value of a text.
 
     >>> literal("0.1"), literal("true"), literal("none"), literal("huber"), literal("[age, 3]")
     (0.1, True, None, 'huber', ['age', 3])
@@ -187,7 +183,7 @@ def _toml(text: str) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """False for TOML's dates and times: no parameter is one, so 2011-01-31 is a name."""
+    """False for TOML's dates and times: no parameter has such a value, so 2011-01-31 is a text."""
     if isinstance(value, dict):
         return all(map(_is_plain, value.values()))
     if isinstance(value, list):
@@ -196,32 +192,32 @@ def _is_plain(value: Any) -> bool:
 
 
 def parameter_names() -> list[str]:
-    """The keywords of `dboost.fit` that can be set by name, also those that a later version will support."""
+    """Return the keywords of `dboost.fit` that ``--set`` accepts."""
     signature = inspect.signature(dboost.fit).parameters.values()
     own = [parameter.name for parameter in signature if parameter.kind is parameter.KEYWORD_ONLY]
     learning = [field.name for field in fields(Parameters)]
-    return [name for name in (*own, *learning, *RESERVED) if name not in ELSEWHERE]
+    return [name for name in (*own, *learning) if name not in ELSEWHERE]
 
 
 def gather(file: str | None, assignments: Iterable[str], known: list[str]) -> dict[str, Any]:
-    """Parameters of a TOML file, overridden by ``key=value`` pairs (the last of equal keys wins).
+    """Return the parameters of a TOML file, overridden by ``key=value`` pairs (the last of equal keys wins).
 
     Raises
     ------
     ParameterError
-        For a file that cannot be read, a pair without ``=``, a key that is not among `known`.
+        For a file that cannot be read, a pair without ``=``, or a key that is not in `known`.
     """
     parameters = _from_file(file) if file is not None else {}
-    warm_start = dict.fromkeys(parameters, f"in {file}")
+    where = dict.fromkeys(parameters, f"in {file}")
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         key = key.strip()
         if not (key and equals and value.strip()):
             raise ParameterError(f"--set takes key=value, not {assignment!r}")
         parameters[key] = literal(value)
-        warm_start[key] = "in --set"
+        where[key] = "in --set"
     for key in parameters:
-        _check_settings(key, warm_start[key], known)
+        _check_key(key, where[key], known)
     return parameters
 
 
@@ -234,7 +230,7 @@ def _from_file(file: str) -> dict[str, Any]:
         raise ParameterError(f"the parameter file {file} is not valid TOML: {error}") from error
 
 
-def _check_settings(key: str, where: str, known: list[str]) -> None:
+def _check_key(key: str, where: str, known: list[str]) -> None:
     if key in known:
         return
     if key in ELSEWHERE:

@@ -1,23 +1,22 @@
-"""Which files a model has learned from: the record beside it that ``dboost train --only-new`` keeps.
+"""Ledger: the record of the files that a model was trained on, for ``dboost train --only-new``.
 
-Data arrive as files: this morning's partition lies beside yesterday's. ``--only-new`` trains on those that the model at
-``--output`` has not seen, and does nothing when there are none; so one command is the first fit, the nightly continuation,
-and the same again after a crash. The model file itself must not know (it is a function of rows, parameters and seed), so the
-names and sizes of files are kept in ``MODEL.ledger.json``.
+Data arrive as files, for example one partition per day. ``--only-new`` trains on those that the model at ``--output`` has not
+been trained on, and does nothing without new files; so one command is the first fit, the nightly continuation, and the restart
+after a crash. The model file is a function of rows, parameters and seed, so names and sizes of files are recorded in
+``MODEL.ledger.json``.
 
-**Nothing is trained twice or lost**, wherever the process is killed. There are two files to keep in step, and no step that
-writes both, so the ledger says beforehand what is about to happen:
+**No file is trained on twice or lost**, wherever the process is killed. No single step can write model and ledger together, so
+the ledger is a write-ahead log:
 
-1. *Open.* The files of the batch, and the digest of the model that they are added to, are written as ``pending``. From now on
-   the batch is fixed: files that arrive meanwhile wait for the next one, so that a run that is started again has the same
-   data as its checkpoint.
-2. *Promise.* When the new model is known, its digest is added to the pending batch; training is deterministic, so a run that
-   trains again finds the same.
-3. The model is saved, whole or not at all.
-4. *Settle.* Its checkpoint is removed, and the batch joins the list of those that are in the model.
+1. *Next batch.* The files of the batch, and the digest of the model that is continued, are written as ``pending``. From now on
+   the batch is fixed: later files belong to the next one, so that a restarted run has the same data as its checkpoint.
+2. *Record the model.* After training, the digest of the new model is added to the pending batch; training is deterministic, so
+   a restarted run gets the same digest.
+3. The model is saved atomically.
+4. *Commit.* The checkpoint is removed, and the batch is moved to ``settled``.
 
-Whoever starts sees where the last run ended by the digest of the model that is there: the one that the batch was added to
-(train it, a checkpoint helps), or the promised one (settle). Any other was put there by somebody else, and is an error.
+A restarted run compares the digest of the model file: it is either that of the continued model (train, from the checkpoint if
+there is one), or the recorded one (commit). Any other file was written by another program, and is an error.
 """
 
 from __future__ import annotations
@@ -40,30 +39,23 @@ _FORMAT, _VERSION = "dboost ledger", 1
 
 @dataclass(frozen=True)
 class Batch:
-    """Files that are learned from together.
+    """Files of one fit."""
 
-    Attributes
-    ----------
-    files : dict of str to int
-        Bytes by name.
-    base : str or None
-        Digest of the model that they are added to; None for a first one.
-    model : str or None
-        Digest of the model with them; None as long as it is not known.
-    """
-
+    #: Bytes by name.
     files: dict[str, int]
+    #: Digest of the continued model; None for a first one.
     base: str | None
+    #: Digest of the new model; None before the end of training.
     model: str | None = None
 
     @property
     def name(self) -> str:
-        """A name that another batch, or the same one for another model, does not have."""
+        """A name that is unique to these files and this continued model."""
         return sha256(json.dumps([self.base, sorted(self.files.items())]).encode()).hexdigest()[:16]
 
 
 class Ledger:
-    """What the model at a path has learned from a folder, and what it is about to.
+    """The batches of files in a model, and the pending one.
 
     Parameters
     ----------
@@ -72,12 +64,12 @@ class Ledger:
     data : str
         Path, folder, glob or URL.
     checkpoint : str, optional
-        Folder or URL in which every batch has a checkpoint of its own, removed when the batch is settled.
+        Folder or URL in which every batch has a checkpoint, removed when the batch is committed.
 
     Raises
     ------
     DataError
-        When the ledger is about other data, or does not fit the model.
+        If the ledger belongs to other data, or does not match the model.
     """
 
     def __init__(self, model: str, data: str, checkpoint: str | None = None) -> None:
@@ -88,39 +80,39 @@ class Ledger:
         self._settled, self._pending = self._read()
         digest = self._digest()
         if self._pending is not None and self._pending.model is not None and digest == self._pending.model:
-            self.settle()
+            self.commit()
         self._base = digest
         self._check_model()
 
     @property
-    def seen(self) -> dict[str, int]:
-        """Bytes of the files that are in the model, by name."""
+    def files(self) -> dict[str, int]:
+        """Bytes of the files in the model, by name."""
         return {name: size for batch in self._settled for name, size in batch.files.items()}
 
-    def open(self) -> Batch | None:
-        """The batch to train now: the one that was interrupted, else the files that are new; None when there are none.
+    def next_batch(self) -> Batch | None:
+        """Return the batch to train now: the interrupted one, else the new files; None without new files.
 
         Raises
         ------
         DataError
-            Naming a file that has another size than when it was learned, or is gone from a batch that was interrupted.
+            Naming a file whose size has changed, or a missing file of the interrupted batch.
         """
-        there = self._data.sizes
-        for name, size in self.seen.items():
-            if there.get(name, size) != size:
+        present = self._data.sizes
+        for name, size in self.files.items():
+            if present.get(name, size) != size:
                 raise DataError(
-                    f"{name} has {there[name]:,} bytes, and had {size:,} when {shown(self._model)} learned from it: "
+                    f"{name} has {present[name]:,} bytes, and had {size:,} when {shown(self._model)} learned from it: "
                     f"give changed rows a name of their own"
                 )
         if self._pending is None:
-            new = {name: size for name, size in there.items() if name not in self.seen}
+            new = {name: size for name, size in present.items() if name not in self.files}
             if not new:
                 return None
             self._pending = Batch(new, self._base)
             self._write()
         for name, size in self._pending.files.items():
-            if there.get(name) != size:
-                what = "is gone" if name not in there else f"has {there[name]:,} bytes instead of {size:,}"
+            if present.get(name) != size:
+                what = "is gone" if name not in present else f"has {present[name]:,} bytes instead of {size:,}"
                 raise DataError(
                     f"{name} {what}, and {shown(self._model)} is being trained on it: put it back, or remove "
                     f'"pending" from {shown(self.path)} to begin anew with what is there'
@@ -128,21 +120,21 @@ class Ledger:
         return self._pending
 
     def urls(self, batch: Batch) -> list[str]:
-        """Where the files of a batch are, in the order of their names."""
+        """Return the URLs of the files of a batch, in the order of their names."""
         return [url for name, url in self._data.urls.items() if name in batch.files]
 
     def checkpoint(self, batch: Batch) -> str:
-        """Where the progress of a batch is kept; that of another batch would be refused as one of other data."""
+        """Return the folder of a batch's checkpoint; a checkpoint of another batch would be refused."""
         return f"{str(self._checkpoint).rstrip('/')}/{batch.name}"
 
-    def promise(self, digest: str) -> None:
-        """Write down the model that is about to be saved."""
+    def record_model(self, digest: str) -> None:
+        """Write the digest of the model that will be saved next."""
         assert self._pending is not None
         self._pending = replace(self._pending, model=digest)
         self._write()
 
-    def settle(self) -> None:
-        """The promised model is saved."""
+    def commit(self) -> None:
+        """Move the pending batch to the settled ones, after its model has been saved."""
         assert self._pending is not None
         if self._checkpoint is not None:
             _remove_folder(self.checkpoint(self._pending))
@@ -203,7 +195,7 @@ class Ledger:
 
 
 def _remove_folder(path: str) -> None:
-    """Remove a folder, if it is there."""
+    """Remove a folder if it exists."""
     files, name = fsspec.url_to_fs(path)
     files.invalidate_cache()
     if files.exists(name):

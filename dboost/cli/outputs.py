@@ -1,9 +1,9 @@
-"""Output files and folders that are either whole or not there.
+"""Output paths of the commands: checked before the work starts, and written in pieces but atomically.
 
-What is written gets a name of its own beside the final one and is renamed when it is complete, so a run that fails or
-is stopped leaves what was there before. Whether the place can be written at all is asked before the work starts, not
-after an hour of training. Local paths and URLs (through fsspec) are treated alike; only that a folder in an object store
-appears file by file, in the order of names, since there are no folders to rename there.
+`whole` and `whole_folder` write under a temporary name beside the final one and rename it at the end, so a failed run leaves
+the previous output. They are for outputs larger than memory; `dboost.storage.atomic_write` writes bytes. Local paths and URLs
+(through fsspec) behave alike, except that a folder in an object store appears file by file, in the order of names, because
+object stores cannot rename folders.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from dboost.errors import DBoostError, ParameterError
 
 
 def check(path: str, option: str) -> None:
-    """Raise a `ParameterError` when `path` cannot be written: wrong kind, a folder in use, no folder to put it in."""
+    """Raise a `ParameterError` if `path` cannot be written: wrong kind, a folder with files, a missing folder."""
     with _usable(option, path):
         files, name = fsspec.url_to_fs(path)
-        _check_place(files, name, path, option)
+        _check_target(files, name, path, option)
 
 
-def _check_place(files: Any, name: str, path: str, option: str) -> None:
+def _check_target(files: Any, name: str, path: str, option: str) -> None:
     bucket = missing_bucket(files, name)
     if bucket is not None:
         raise ParameterError(f"{option} {shown(path)}: there is no bucket {bucket}")
@@ -46,7 +46,7 @@ def _check_place(files: Any, name: str, path: str, option: str) -> None:
 
 @contextmanager
 def _usable(option: str, path: str) -> Iterator[None]:
-    """What a store says becomes a sentence that names the option."""
+    """Convert errors of the file system to a `ParameterError` that names the option."""
     try:
         yield
     except DBoostError:
@@ -59,7 +59,7 @@ def _usable(option: str, path: str) -> Iterator[None]:
 
 @contextmanager
 def whole(path: str) -> Iterator[Any]:
-    """A binary file to write to; it takes the place of `path` when the block ends well, and is removed otherwise."""
+    """Open a binary file that replaces `path` at the end of the block; an exception removes it."""
     files, name, draft = _draft(path)
     try:
         with files.open(draft, "wb") as file:
@@ -72,7 +72,7 @@ def whole(path: str) -> Iterator[Any]:
 
 @contextmanager
 def whole_folder(path: str) -> Iterator[Callable[[str], Any]]:
-    """A function from names to binary files in a new folder, which appears as `path` when the block ends well."""
+    """Yield a function that opens a file in a new folder, which becomes `path` at the end of the block."""
     files, name, draft = _draft(path)
     files.makedirs(draft)
     try:
@@ -81,7 +81,7 @@ def whole_folder(path: str) -> Iterator[Callable[[str], Any]]:
             if files.isdir(name):
                 files.rmdir(name)
             files.mv(draft, name, recursive=True)
-        else:  # a store has no folders to rename: object by object, each of them whole
+        else:  # object stores cannot rename folders: move object by object
             for file in sorted(files.find(draft)):
                 files.mv(file, name + file.removeprefix(draft))
     finally:
@@ -90,7 +90,7 @@ def whole_folder(path: str) -> Iterator[Callable[[str], Any]]:
 
 
 def _draft(path: str) -> tuple[Any, str, str]:
-    """File system, final name, and a name beside it that no other run uses."""
+    """File system, final name, and a unique temporary name beside it."""
     files, name = fsspec.url_to_fs(path)
     name = name.rstrip("/")
     folder, base = posixpath.split(name)

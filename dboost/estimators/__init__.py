@@ -1,4 +1,4 @@
-"""scikit-learn estimators, with the names and habits of its HistGradientBoosting."""
+"""scikit-learn estimators with the interface of its HistGradientBoosting estimators."""
 
 from dboost.estimators.classifier import DBoostClassifier
 from dboost.estimators.regressor import DBoostRegressor

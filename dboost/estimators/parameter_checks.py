@@ -1,4 +1,4 @@
-"""What an estimator refuses before it reads any data, in the words that scikit-learn has for it."""
+"""Checks of an estimator's arguments before data are read, with the messages of scikit-learn where it has them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _is_part(value: Any) -> bool:
     return value >= 1 if _is_count(value) else _is_number(value) and 0 < value < 1
 
 
-#: The arguments that `dboost.fit` has not: what they may be, in code and in words.
+#: The arguments that `dboost.fit` does not have: their check, and the accepted values for the message.
 _OWN: dict[str, tuple[Callable[[Any], bool], str]] = {
     "early_stopping": (lambda v: _is_flag(v) or (isinstance(v, str) and v == "auto"), "'auto', True or False"),
     "scoring": (lambda v: v is None or isinstance(v, str) or callable(v), "'loss', None, a scorer's name or a callable"),
@@ -43,17 +43,17 @@ _OWN: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_settings(estimator: Any) -> None:
-    """Refuse values of the estimator's own arguments that make no sense.
+    """Check the values of the estimator's own arguments.
 
     Raises
     ------
     ParameterError
         Naming the argument.
     """
-    for name, (makes_sense, meaning) in _OWN.items():
+    for name, (is_valid, accepted) in _OWN.items():
         value = getattr(estimator, name)
-        if not makes_sense(value):
-            raise ParameterError(f"{name}={value!r} must be {meaning}")
+        if not is_valid(value):
+            raise ParameterError(f"{name}={value!r} must be {accepted}")
     if estimator.early_stopping_rounds is not None and estimator.early_stopping is True:
         raise ParameterError(
             "early_stopping_rounds and early_stopping=True are two rules to stop by: give one (the latter waits for "
@@ -62,7 +62,7 @@ def check_settings(estimator: Any) -> None:
 
 
 def check_pair(early_stopping: Any, X_val: Any, y_val: Any, sample_weight_val: Any) -> None:
-    """Refuse half of a validation pair, and one that nobody would look at."""
+    """Raise a ParameterError for half of a validation pair, and for a pair without early stopping."""
     if y_val is None and X_val is not None:
         raise ParameterError("X_val is provided, but y_val was not provided.")
     if X_val is None and y_val is not None:
@@ -77,7 +77,7 @@ def check_pair(early_stopping: Any, X_val: Any, y_val: Any, sample_weight_val: A
 
 
 def check_lengths(X: Any, y: Any, sample_weight: Any) -> None:
-    """Refuse data in memory that have different numbers of rows."""
+    """Raise a DataError if data in memory have different numbers of rows."""
     n, n_targets, n_weights = map(_n_rows, (X, y, sample_weight))
     if n is not None and n_targets is not None and n != n_targets:
         raise DataError(f"Found input variables with inconsistent numbers of samples: {[n, n_targets]}")
@@ -86,7 +86,7 @@ def check_lengths(X: Any, y: Any, sample_weight: Any) -> None:
 
 
 def _n_rows(data: Any) -> int | None:
-    """None where that is not known at once, or there are no data."""
+    """The number of rows; None for lazy or missing data."""
     if isinstance(data, list | tuple):
         return len(data)
     shape = () if is_lazy(data) else getattr(data, "shape", ())
@@ -94,7 +94,7 @@ def _n_rows(data: Any) -> int | None:
 
 
 def as_targets(y: Any) -> Any:
-    """Targets as they are, with scikit-learn's warning (to the caller's caller) when they are a table of one column."""
+    """Return targets unchanged, with scikit-learn's warning if they are a table of one column."""
     if len(getattr(y, "shape", ())) == 2 and y.shape[1] == 1:
         warnings.warn(
             "A column-vector y was passed when a 1d array was expected. Please change the shape of y to (n_samples,), for "
@@ -106,5 +106,5 @@ def as_targets(y: Any) -> Any:
 
 
 def outline(X: Any) -> Any:
-    """What tells a table's columns; of a Dask frame the empty frame that stands for its partitions."""
+    """Return a table with the same columns: of a Dask frame its empty meta frame."""
     return X._meta if is_lazy(X) and hasattr(X, "columns") else X

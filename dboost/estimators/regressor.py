@@ -1,4 +1,4 @@
-"""The regressor."""
+"""`DBoostRegressor`: the estimator for numbers."""
 
 from __future__ import annotations
 
@@ -8,72 +8,78 @@ from typing import Any
 from sklearn.base import RegressorMixin
 
 from dboost.errors import ParameterError
-from dboost.estimators.base import Boosting
+from dboost.estimators.estimator import BaseGradientBoosting
 from dboost.estimators.parameter_checks import as_targets
 from dboost.training.callbacks import Callback
 
 
-class DBoostRegressor(RegressorMixin, Boosting):
-    """Gradient boosted trees for numbers, as a scikit-learn estimator.
+class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
+    """Gradient boosted trees for regression, as a scikit-learn estimator.
 
     Parameters
     ----------
     loss : str or dboost.losses.Loss
-        "squared_error" ("auto" is the same here), "absolute_error", "quantile", "huber", "poisson", "gamma" or "tweedie".
+        "squared_error" (the same as "auto", the default), "absolute_error", "quantile", "huber", "poisson", "gamma" or
+        "tweedie".
     quantile, huber_alpha, tweedie_power : float
         As in `dboost.params.Parameters`.
     learning_rate, max_iter, max_leaf_nodes, max_depth, min_samples_leaf, min_hessian, l2_regularization, l1_regularization, \
     leaf_penalty, min_gain, max_delta_step, criterion, step, growth, split_proposal, max_bins, categorical_smoothing, \
     categorical_l2, max_category_group, min_category_hessian, subsample, influence_trimming, max_features, monotonic_cst, \
     interaction_cst
-        How trees grow, see `dboost.params.Parameters`. None for `max_leaf_nodes` or `max_depth` is no limit.
+        Parameters of the trees, see `dboost.params.Parameters`. None for `max_leaf_nodes` or `max_depth` means no limit.
     start_from, source_name, continue_bins, continue_steps, refit_leaves, checkpoint, checkpoint_every
-        As in `dboost.fit`. A warm start goes on with the estimator's own model; with `start_from` there is none.
-        With `refit_leaves` neither `fit` nor `partial_fit` adds trees: they estimate the leaf values of that model (or with
-        `partial_fit` of the estimator's own) anew, and what says how trees are grown means nothing.
+        As in `dboost.fit`. `start_from` and `warm_start` exclude each other. With `refit_leaves`, `fit` and `partial_fit`
+        add no trees but estimate the leaf values of that model (or in `partial_fit` of the estimator's own model) again.
     memory_limit
-        As in `dboost.fit`; this version takes their defaults only, and refuses anything else.
+        As in `dboost.fit`.
     features, categorical_features, eval_metric, client, n_threads, callbacks
         As in `dboost.fit`.
     arcbites : dboost.ArcBites, True or None
-        As in `dboost.fit`; early stopping, if it is on, decides when to leave a bite. Not for a warm start.
-    warm_start : bool
-        `fit` goes on with the present model until `max_iter` iterations in total. The validation rows stay the same, other
-        arguments may change and hold for the new trees.
-    early_stopping : "auto" or bool
-        Stop when the score has not improved for `n_iter_no_change` iterations, and keep the iterations up to the best one
+        As in `dboost.fit`; early stopping, if it is on, ends the visit of a bite. Not with a warm start.
+    warm_start : bool, default False
+        Let `fit` continue the model up to `max_iter` iterations in total. The validation rows stay the same; other arguments
+        may change and apply to the new trees.
+    early_stopping : "auto" or bool, default "auto"
+        Stop if the score has not improved for `n_iter_no_change` iterations, and keep the iterations up to the best one
         (of equal scores the last one, of equal losses the first). "auto": with more than 10,000 rows.
-    scoring : "loss", None, name of a scorer, or callable
-        What early stopping looks at; None is the estimator's own `score`. A callable is called with the estimator, rows as a
-        matrix (categories as codes), targets, and `sample_weight` where there are weights.
-    validation_fraction : float, int or None
-        Part or number of the rows that are held out to be scored, unless `fit` is given validation data; None: the training
-        rows are scored.
-    n_iter_no_change : int
-    tol : float
-        What exceeds the best score by no more than this is no improvement.
+    scoring : "loss", None, name of a scorer, or callable, default "loss"
+        The score of early stopping; None is the estimator's `score`. A callable is called with the estimator, rows as a
+        matrix (categories as codes), targets, and `sample_weight` if there are weights.
+    validation_fraction : float, int or None, default 0.1
+        Fraction or number of the rows that are held out, unless `fit` gets validation data. None: score the training rows.
+    n_iter_no_change : int, default 10
+        Iterations without improvement before training stops.
+    tol : float, default 1e-7
+        Smallest improvement of the best score that counts.
     early_stopping_rounds : int, optional
-        The rule of `dboost.fit` instead: by the last metric of the last evaluation set.
+        Use the early stopping of `dboost.fit` instead: by the last metric of the last evaluation set.
     progress : bool, optional
-        As in `dboost.fit`; default: as `verbose` says.
-    verbose : int
-        0: quiet; else progress is shown.
-    random_state : int, RandomState or None
-        With an integer the learning is that of `dboost.fit` with the same one.
+        As in `dboost.fit`. Default: as `verbose`.
+    verbose : int, default 0
+        Show progress unless 0.
+    random_state : int, RandomState or None, default None
+        An integer is the seed of learning, as in `dboost.fit`.
 
     Attributes
     ----------
     booster_ : Booster
-        The model. With the same parameters and without early stopping, the one of `dboost.fit`.
+        The model; without early stopping that of `dboost.fit` with the same parameters.
     n_iter_ : int
-        Iterations in the model; `booster_.history` also shows those that early stopping dropped.
+        Iterations in the model; `booster_.history` also has those that early stopping dropped.
     do_early_stopping_ : bool
     train_score_, validation_score_ : float64[n_iter_ + 1]
-        Scores before the first tree and after each iteration, larger is better. Empty where nothing was scored.
+        Scores before the first tree and after each iteration, larger is better. Empty without scoring.
     is_categorical_ : bool[n_features] or None
     n_features_in_ : int
     feature_names_in_ : array of str
-        Only when X has names, all of them text.
+        Only if all columns of X have names of type str.
+
+    Examples
+    --------
+    >>> from dboost import DBoostRegressor
+    >>> model = DBoostRegressor(max_iter=200, early_stopping=True)
+    >>> model.fit(X, y).predict(X)                                  # doctest: +SKIP
     """
 
     def __init__(
@@ -137,12 +143,12 @@ class DBoostRegressor(RegressorMixin, Boosting):
         self._store(locals())
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
-        """Go on with data that came later; the first call trains a model.
+        """Continue the model with more data; the first call trains one.
 
         Parameters
         ----------
         X, y, sample_weight
-            As in `fit`. Categories and values that were never seen are legal.
+            As in `fit`. New categories are accepted.
 
         Returns
         -------
@@ -150,9 +156,9 @@ class DBoostRegressor(RegressorMixin, Boosting):
 
         Notes
         -----
-        Each call adds `max_iter` iterations, with damped steps unless ``continue_steps="full"`` (see `dboost.fit`).
+        Each call adds `max_iter` iterations, with smaller steps unless ``continue_steps="full"`` (see `dboost.fit`).
         """
-        return self._go_on(X, as_targets(y), sample_weight)
+        return self._partial_fit(X, as_targets(y), sample_weight)
 
     def _loss(self) -> Any:
         if getattr(self.loss, "is_classification", False):

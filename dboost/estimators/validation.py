@@ -1,16 +1,12 @@
-"""How an estimator watches its training: class weights, validation rows, scores, and when to stop.
+"""Validation of an estimator's training: class weights, validation rows, scores and early stopping.
 
-All of this depends on how many rows there are, of each class; so it is decided when they are counted (see
-`training.validation_split`). Which rows are held out follows from their numbers: no rows are copied to be split off, and on a
-cluster they stay where they are.
+All of this depends on the number of rows per class, so it is decided after counting (see `training.validation_split`). The
+numbers of the rows determine which are held out: no rows are copied, and on a cluster they stay on their workers.
 
-A scikit-learn scorer as a metric of training.
-
-A scorer asks an estimator for predictions, so it is handed a copy of the estimator as it is after the present iteration.
-The copy need not predict: the raw scores of the rows that are judged are at hand, they grow with every tree. Only when a
-scorer asks about other rows (a part of them, say) do the trees have to walk.
-
-The rows appear as the model sees them: a matrix of floats, with categories as codes.
+`scorer_metric` makes a metric of training from a scikit-learn scorer. A scorer calls an estimator's predictions, so it gets a
+copy of the estimator after the current iteration. The copy uses the raw scores of the evaluated rows, which training updates
+with every tree; only if a scorer predicts other rows (a subset, for example) are the trees evaluated. Rows are a matrix of
+floats, with categories as codes.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ import copy
 import math
 import numbers
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -36,48 +32,39 @@ from dboost.training.callbacks import EarlyStopping
 from dboost.training.validation_split import ValidationPlan
 from dboost.trees.tree_task import HOLD_OUT, WATCH, derive_seed
 
-#: "auto" stops early with more rows than this.
+#: "auto" means early stopping above this number of rows.
 MANY_ROWS = 10_000
-#: A scorer judges a sample of so many training rows.
+#: Number of training rows in the sample for a scorer.
 SAMPLE_ROWS = 10_000
 
 
 @dataclass
 class EarlyStoppingPolicy:
-    """Decides for one fit, and knows afterwards where the scores are.
+    """Early stopping of one fit: validation rows, metric and rule. `make_validation_plan` sets the fields with defaults."""
 
-    Attributes
-    ----------
-    estimator : DBoostRegressor or DBoostClassifier
-    seed : int
-        For the split.
-    judge : str or None
-        The evaluation set that the user gave to judge by.
-    stops : bool
-        Whether the fit may stop early.
-    columns : dict
-        Columns of the history that hold the training and the validation score.
-    sign : float
-        Scores are larger for better models, losses smaller.
-    """
-
+    #: DBoostRegressor or DBoostClassifier.
     estimator: Any
+    #: Seed of the split.
     seed: int
-    judge: str | None
+    #: Name of the user's evaluation set for early stopping, or None.
+    validation_set: str | None
+    #: Whether the fit may stop early.
     stops: bool = False
+    #: Columns of the history with the "train" and "validation" scores.
     columns: dict[str, str] = field(default_factory=dict)
+    #: Factor that makes larger scores better: -1 for losses.
     sign: float = 1.0
 
     def scores(self, which: str, before: dict[str, float], ensemble: Ensemble) -> np.ndarray:
-        """Scores ("train" or "validation") before the first tree and after each iteration; empty if there are none."""
+        """Return scores ("train" or "validation") before the first tree and after each iteration; empty without scoring."""
         column = self.columns.get(which)
         if column is None or column not in ensemble.metrics:
             return np.empty(0)
         later = ensemble.metrics[column][: ensemble.n_iterations]
         return self.sign * np.array([before.get(column, np.nan), *later])
 
-    def make_validation_plan(self, counts: Sequence[int], target: Target, whole: Callable[[], Ensemble]) -> ValidationPlan:
-        """Called when the rows are counted, see `training.validation_split.Supervise`."""
+    def make_validation_plan(self, counts: Sequence[int], target: Target, assemble: Callable[[], Ensemble]) -> ValidationPlan:
+        """Return the plan, given the numbers of rows per class; see `training.validation_split`."""
         settings = self.estimator
         weight = _class_weight(counts, target, getattr(settings, "class_weight", None))
         n_rows = sum(counts)
@@ -87,17 +74,17 @@ class EarlyStoppingPolicy:
         self.stops = by_score or own_rule
 
         held_out = watched = None
-        if by_score and self.judge is None and settings.validation_fraction is not None:
+        if by_score and self.validation_set is None and settings.validation_fraction is not None:
             held_out = _split(counts, target, settings.validation_fraction, derive_seed(self.seed, HOLD_OUT))
-        validation = self.judge if held_out is None else HELD_OUT
+        validation = self.validation_set if held_out is None else HELD_OUT
         if settings.scoring == "loss":
             metric = find_metrics(None, target.loss)[0]
             self.sign = -1.0
             self.columns["train"] = "train_loss"
         elif by_score:
-            from sklearn.metrics import check_scoring  # half a second, for those who need it
+            from sklearn.metrics import check_scoring  # takes 0.5 s to import
 
-            metric = scorer_metric(settings, check_scoring(settings, settings.scoring), whole)
+            metric = scorer_metric(settings, check_scoring(settings, settings.scoring), assemble)
             self.columns["train"] = f"{WATCHED}_{SCORER_NAME}"
             left = counts if held_out is None else [n - own for n, own in zip(counts, held_out.sizes, strict=True)]
             seed = derive_seed(self.seed, WATCH)
@@ -114,14 +101,14 @@ class EarlyStoppingPolicy:
                 settings.n_iter_no_change,
                 larger_is_better=self.sign > 0,
                 tolerance=settings.tol,
-                # A score may be coarse: the earliest of many models of the same accuracy has hardly begun to learn.
+                # Scores such as the accuracy have few values, and the first of many equal ones belongs to a weak model.
                 keep_latest=settings.scoring != "loss",
             )
         return ValidationPlan(weight, held_out, watched, (metric,), stopping)
 
 
 def _class_weight(counts: Sequence[int], target: Target, class_weight: Any) -> np.ndarray | None:
-    """Weights of the classes: float64[n_classes]; "balanced" counts the rows of positive weight."""
+    """Weights of the classes, float64[n_classes], or None; "balanced" counts rows with positive weight."""
     if class_weight is None or target.classes is None:
         return None
     classes = np.array(target.classes, np.dtype(target.classes_dtype))
@@ -138,7 +125,7 @@ def _class_weight(counts: Sequence[int], target: Target, class_weight: Any) -> n
 
 
 def _split(counts: Sequence[int], target: Target, size: Any, seed: int) -> Draw:
-    """The rows to hold out: as many as scikit-learn would, of each class in proportion."""
+    """The rows to hold out: as many as in scikit-learn, stratified by class."""
     total = sum(counts)
     n = int(size) if isinstance(size, numbers.Integral) else math.ceil(size * total)
     if n >= total:
@@ -146,10 +133,10 @@ def _split(counts: Sequence[int], target: Target, size: Any, seed: int) -> Draw:
     if target.classes is not None:
         n_classes = sum(count > 0 for count in counts)
         if 1 in counts:
-            alone = target.classes[list(counts).index(1)]
+            single = target.classes[list(counts).index(1)]
             raise DataError(
-                f"rows of every class are held out for early stopping, but class {alone!r} has 1 row: give X_val and y_val, or "
-                "early_stopping=False"
+                f"rows of every class are held out for early stopping, but class {single!r} has 1 row: give X_val and y_val, "
+                "or early_stopping=False"
             )
         if min(n, total - n) < n_classes:
             raise ParameterError(
@@ -159,58 +146,58 @@ def _split(counts: Sequence[int], target: Target, size: Any, seed: int) -> Draw:
     return Draw(seed, in_proportion(counts, n, seed))
 
 
-#: Of the metric, in the history.
+#: Name of the metric in the history.
 SCORER_NAME = "score"
 
 
-class _Present(Booster):
-    """The model in training, for questions about one set of rows."""
+class _CurrentModel(Booster):
+    """The model after the current iteration, with known raw scores of the evaluated rows."""
 
-    def __init__(self, ensemble: Ensemble, rows: ScoredRows, whole: Callable[[], Ensemble]) -> None:
+    def __init__(self, ensemble: Ensemble, rows: ScoredRows, assemble: Callable[[], Ensemble]) -> None:
         super().__init__(ensemble)
         self._rows = rows
-        self._whole = whole
+        self._assemble = assemble
 
-    def _through(self, X: Any, answer: Any, iteration_range: Any, n_threads: int | None, offset: Any = None) -> Any:
+    def _through(self, X: Any, form: Any, iteration_range: Any, n_threads: int | None, offset: Any = None) -> Any:
         if X is self._rows.block:
             raw = self._rows.raw.reshape(len(self._rows.target), -1)
         else:
-            raw = FlatEnsemble(self._whole()).raw_scores(np.asarray(X), n_threads=n_threads)
-        return answer.finish(raw)
+            raw = FlatEnsemble(self._assemble()).raw_scores(np.asarray(X), n_threads=n_threads)
+        return form.finish(raw)
 
 
 class _Scoring:
-    def __init__(self, estimator: Any, scorer: Callable[..., float], whole: Callable[[], Ensemble]) -> None:
+    def __init__(self, estimator: Any, scorer: Callable[..., float], assemble: Callable[[], Ensemble]) -> None:
         self._estimator = estimator
         self._scorer = scorer
-        self._whole = whole
-        self._outline: Ensemble | None = None
+        self._assemble = assemble
+        self._without_trees: Ensemble | None = None
 
     def __call__(self, rows: ScoredRows) -> float:
-        if self._outline is None:
-            self._outline = self._whole().truncate(0)
-        model = _Present(self._outline, rows, self._whole)
+        if self._without_trees is None:
+            self._without_trees = replace(self._assemble(), trees=())
+        model = _CurrentModel(self._without_trees, rows, self._assemble)
         estimator = copy.copy(self._estimator)
         vars(estimator).pop("feature_names_in_", None)  # a matrix has none
-        estimator._take(model)
+        estimator._set_model(model)
         y = rows.target if model.classes_ is None else model.classes_[rows.target.astype(np.int64)]
         weight = {} if rows.weight is None else {"sample_weight": rows.weight}
         return float(self._scorer(estimator, rows.block, y, **weight))
 
 
-def scorer_metric(estimator: Any, scorer: Callable[..., float], whole: Callable[[], Ensemble]) -> Metric:
-    """The metric "score".
+def scorer_metric(estimator: Any, scorer: Callable[..., float], assemble: Callable[[], Ensemble]) -> Metric:
+    """Return a metric that calls a scorer.
 
     Parameters
     ----------
     estimator : DBoostRegressor or DBoostClassifier
     scorer : callable
-        Called with an estimator, the rows, their targets, and `sample_weight` if there are weights; larger is better.
-    whole : callable
-        Returns the ensemble as far as it has come.
+        Takes an estimator, rows, targets, and `sample_weight` if there are weights; larger is better.
+    assemble : callable
+        Returns the ensemble after the current iteration.
     """
-    return Metric(SCORER_NAME, True, _Scoring(estimator, scorer, whole), _cannot_merge, float, wants_block=True)
+    return Metric(SCORER_NAME, True, _Scoring(estimator, scorer, assemble), _cannot_merge, float, wants_block=True)
 
 
 def _cannot_merge(one: float, other: float) -> float:
-    raise TypeError("a scorer judges all rows at once: its scores of parts cannot be merged")
+    raise TypeError("a scorer needs all rows at once: its scores of partitions cannot be merged")

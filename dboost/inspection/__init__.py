@@ -1,6 +1,5 @@
-"""What a model learned: importance, dependence, Shapley values, diagnostics, pictures, a report.
+"""Interpretation of a trained model: importance, dependence, Shapley values, interactions, drift, plots and a report.
 
-Everything here reads a finished model (`dboost.model.Ensemble`), and most of it needs no data: the trees know how many
-rows went which way. Each question has a module that answers it with a tidy table; `plots` draws the tables, `report`
-puts them on one page, and `methods` is how they become methods of a `Booster`.
+Each module reads an `Ensemble` and returns a tidy table; most need no data, because the trees hold the number of training rows
+at every node. `plots` draws the tables, `report` puts them on one HTML page, and the methods of `Booster` call both.
 """

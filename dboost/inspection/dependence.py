@@ -1,25 +1,26 @@
-"""How predictions depend on one or two features.
+"""Partial dependence: how predictions depend on one or two features.
 
-Four ways to make a function of x_z, the features of interest, from a function of all features:
+Four ways to reduce a function of all features to a function of x_z, the features of interest (equations of Friedman, 2001):
 
-*Weighted traversal* (§8.2 of the paper; no data). Go down a tree from the root; at a split on one of z follow the value, at
-any other split go both ways, each with the weight of the share of training rows that went there. What the leaves say, times
-the weights, is the tree's dependence on x_z.
+*Weighted traversal* (section 8.2; no data). Go down a tree from the root; at a split on a feature of z follow the value, at
+any other split go both ways, weighted by the fractions of training rows. The weighted sum of the leaf values is the tree's
+dependence on x_z.
 
 *Average* (51)–(53). Replace x_z in every row of the data by a value, predict, and take the mean over the rows: the
-*partial dependence*. Where the features of z are independent of the others, it is what the traversal gives.
+*partial dependence*. If the features of z are independent of the others, it equals the traversal.
 
-*Individual* (50). The same without the mean: one curve a row, so that one sees whether rows agree.
+*Individual* (50). The same without the mean: one curve per row (ICE curves), which show whether rows agree.
 
-*Conditional* (56). The mean prediction of the rows that *have* the value, or one nearest to it. It tells what goes along
-with x_z, whether or not it is x_z that makes the difference.
+*Conditional* (56). The mean prediction of the rows that *have* the value, or one nearest to it. It includes the effect of
+features that are correlated with x_z.
 
-Means are exact sums over rows (`inspection.exact_means`), the same for any partitioning. Where rows have weights, they are
-weighted means: a row of weight two is the row twice, one of weight zero is none.
+Means are quotients of exact sums over rows (`dboost.metrics.exact_sum`), the same for any partitioning. With sample weights
+they are weighted means: a row of weight 2 equals the row twice, rows of weight 0 are ignored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import combinations, pairwise
 from typing import Any
@@ -29,19 +30,18 @@ import numpy as np
 from dboost import losses
 from dboost._lazy_import import pd
 from dboost.errors import DataError, ParameterError
-from dboost.inspection import exact_means as sums
-from dboost.inspection.feature_names import class_names, positions
 from dboost.inspection.grids import Axis, axes, points
-from dboost.inspection.row_functions import Block, over_blocks, sample
+from dboost.inspection.row_functions import Block, at_least_one, over_blocks, sample
 from dboost.inspection.tree_paths import Path, edge_answers, paths_of
+from dboost.metrics.exact_sum import TOTAL_BITS, total
 from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble
 
 KINDS = ("average", "individual", "conditional")
 SCALES = ("raw", "prediction")
-#: Rows that grids and deciles are taken from.
+#: Number of rows that grids and deciles are computed from.
 SAMPLE_ROWS = 100_000
-#: Columns of the answer that are no features.
+#: Columns of the result that are not features.
 TAKEN = ("value", "class", "row", "count")
 
 
@@ -58,15 +58,14 @@ def partial_dependence(
     sample_weight: Any = None,
     n_threads: int | None = None,
 ) -> pd.DataFrame:
-    """See `dboost.inspection.inspection_methods.Inspection.partial_dependence`."""
-    chosen = positions(ensemble, features, at_most=2)
+    """Return partial dependence; `Booster.partial_dependence` documents it."""
+    chosen = ensemble.feature_positions(features, at_most=2)
     for name, value, choices in (("kind", kind, KINDS), ("scale", scale, SCALES)):
         if value not in choices:
             raise ParameterError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
     if data is None and kind != "average":
         raise ParameterError(f"kind={kind!r} needs rows: pass data=…")
-    if not isinstance(max_rows, int) or max_rows < 1:
-        raise ParameterError(f"max_rows={max_rows!r} must be an integer of at least 1")
+    max_rows = at_least_one("max_rows", max_rows)
     if sample_weight is not None and (data is None or kind == "individual"):
         why = "there are no rows: pass data=…" if data is None else "individual curves are each of one row"
         raise ParameterError(f"sample_weight has nothing to weigh: {why}")
@@ -81,12 +80,12 @@ def partial_dependence(
         values = finish(Traversal(ensemble)(chosen, matrix))[None]
     elif kind == "individual":
         numbers, block = sample(data, ensemble, max_rows)
-        ask = Replacing(ensemble, chosen, at, finish, n_threads)
-        values = np.stack([ask.values(block.block, point) for point in range(len(at))], axis=1)
+        curves = PredictReplaced(ensemble, chosen, at, finish, n_threads)
+        values = np.stack([curves.values(block.block, point) for point in range(len(at))], axis=1)
     else:
-        function: Any = Replacing(ensemble, chosen, at, finish, n_threads)
+        function: Any = PredictReplaced(ensemble, chosen, at, finish, n_threads)
         if kind == "conditional":
-            function = Grouping(ensemble, on, len(at), finish, n_threads)
+            function = PredictGrouped(ensemble, on, len(at), finish, n_threads)
         values, counts = _means(over_blocks(data, ensemble, function, sample_weight))
     if centred:
         values = values - np.nanmean(values, axis=1, keepdims=True)
@@ -98,7 +97,7 @@ def partial_dependence(
 
 
 class Traversal:
-    """The trees' weighted traversal: a function of some features, the others averaged over the training rows.
+    """Weighted traversal of the trees: a function of some features, averaged over the training rows in the others.
 
     Parameters
     ----------
@@ -114,7 +113,7 @@ class Traversal:
 
     @property
     def pairs(self) -> set[frozenset[int]]:
-        """Which two features occur together on a path."""
+        """Pairs of features that occur together on a path."""
         return {
             frozenset(pair)
             for paths in self._paths
@@ -123,13 +122,13 @@ class Traversal:
         }
 
     def __call__(self, targets: list[int], matrix: np.ndarray) -> np.ndarray:
-        """Raw scores when only the target features of the rows are known.
+        """Return raw scores that use only the target features of the rows.
 
         Parameters
         ----------
         targets : list of int
         matrix : float32 or float64 [n, n_features]
-            Columns that are no targets are not looked at.
+            Other columns are ignored.
 
         Returns
         -------
@@ -148,7 +147,7 @@ class Traversal:
 
 
 class Finish:
-    """From raw scores [n, n_outputs] to what is asked for, in the same shape: raw scores or predictions."""
+    """Transform of raw scores [n, n_outputs] to the requested scale, in the same shape."""
 
     def __init__(self, ensemble: Ensemble, scale: str) -> None:
         self._loss = None if scale == "raw" else losses.from_dict(ensemble.loss)
@@ -159,12 +158,12 @@ class Finish:
         return self._loss.inverse_link(raw) if raw.shape[1] > 1 else self._loss.inverse_link(raw[:, 0])[:, None]
 
 
-#: At each point: exact sums by output, the exact sum of the weights, and the number of rows.
+#: For each point: exact sums by output, the exact sum of the weights, and the number of rows.
 Totals = list[tuple[list[int | None], int | None, int]]
 
 
-class Replacing:
-    """Predictions of rows with the target features replaced."""
+class PredictReplaced:
+    """Sums of the predictions of rows with the target features replaced by each grid point."""
 
     def __init__(self, ensemble: Ensemble, targets: list[int], at: np.ndarray, finish: Finish, n_threads: int | None) -> None:
         self._flat, self._targets, self._at = FlatEnsemble(ensemble), targets, at
@@ -180,8 +179,8 @@ class Replacing:
         return [_totals(self.values(rows.block, point), rows.weight) for point in range(len(self._at))]
 
 
-class Grouping:
-    """Predictions of rows, by the point of the grid that is nearest to what the rows are."""
+class PredictGrouped:
+    """Sums of the predictions of rows, grouped by the grid point nearest to the rows' own values."""
 
     def __init__(self, ensemble: Ensemble, on: list[Axis], n_points: int, finish: Finish, n_threads: int | None) -> None:
         self._flat, self._on, self._n_points = FlatEnsemble(ensemble), on, n_points
@@ -201,7 +200,7 @@ class Grouping:
 
 
 def _nearest(axis: Axis, x: np.ndarray) -> np.ndarray:
-    """Number of the axis's value that is nearest to each x, the lower one of two; -1 where there is none."""
+    """Index of the axis's value nearest to each x, the lower one of two; -1 if there is none."""
     values = axis.values
     order = np.argsort(values, kind="stable")  # NaN comes last
     n_present = len(values) - int(np.isnan(values).sum())
@@ -224,8 +223,8 @@ def _totals(values: np.ndarray, weight: np.ndarray | None) -> tuple[list[int | N
     if not n:
         return [0] * n_outputs, 0, 0
     if weight is None:
-        return [sums.exact_sum(column) for column in values.T], sums.whole(n), n
-    return [sums.exact_sum(column * weight) for column in values.T], sums.exact_sum(weight), n
+        return [total(column) for column in values.T], n << TOTAL_BITS, n
+    return [total(column * weight) for column in values.T], total(weight), n
 
 
 def _means(parts: list[Totals]) -> tuple[np.ndarray, np.ndarray]:
@@ -235,16 +234,22 @@ def _means(parts: list[Totals]) -> tuple[np.ndarray, np.ndarray]:
     means, counts = [], []
     for at_point in zip(*parts, strict=True):
         totals, amounts, numbers = zip(*at_point, strict=True)
-        amount = sums.total(amounts)
-        means.append([sums.mean(sums.total(of_output), amount) for of_output in zip(*totals, strict=True)])
+        means.append([_mean(of_output, amounts) for of_output in zip(*totals, strict=True)])
         counts.append(sum(numbers))
     return np.array(means)[None], np.array(counts)
+
+
+def _mean(totals: Sequence[int | None], amounts: Sequence[int | None]) -> float:
+    """Quotient of two exact sums, rounded once; NaN for no rows and for values that are not finite."""
+    if None in totals or None in amounts or not any(amounts):
+        return float("nan")
+    return sum(filter(None, totals)) / sum(filter(None, amounts))
 
 
 def _tidy(
     ensemble: Ensemble, on: list[Axis], values: np.ndarray, numbers: np.ndarray | None, counts: np.ndarray | None
 ) -> pd.DataFrame:
-    """One line per (row,) point and class. values : float64[n_rows or 1, n_points, n_outputs]."""
+    """One row of the result per (row,) point and class. values : float64[n_rows or 1, n_points, n_outputs]."""
     n_rows, n_points, n_outputs = values.shape
     columns: dict[str, Any] = {}
     if numbers is not None:
@@ -257,7 +262,7 @@ def _tidy(
         columns[f"feature {name}" if name in TAKEN else name] = np.tile(np.repeat(of_point, n_outputs), n_rows)
     if n_outputs > 1:
         classes = np.empty(n_outputs, object)
-        classes[:] = class_names(ensemble)
+        classes[:] = ensemble.output_names
         columns["class"] = np.tile(classes, n_rows * n_points)
     columns["value"] = values.ravel()
     if counts is not None:

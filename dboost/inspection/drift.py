@@ -1,8 +1,8 @@
-"""Do these rows look like those that the model has learned from?
+"""Drift: how far other rows differ from the training rows.
 
-The model keeps a summary of its training rows (`model.data_summary`): groups of values, and how many rows were in each. Other
-rows are counted in the same groups, partition by partition where they lie, and nothing but counts comes together. What is then
-said of each feature, of the model's raw scores, and of the target if there is one, is explained with `Booster.drift`.
+The model holds a summary of its training rows (`dboost.model.data_summary`): groups of values with the number of rows in each.
+Other rows are counted in the same groups, partition by partition on the workers that hold them; only counts are merged.
+`Booster.drift` documents the statistics of each feature, of the raw scores and of the target.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from dboost.model.model_edits import number_of
 from dboost.schema import Level
 from dboost.session.reference_sample import summary_of, values_of
 
-#: Rows that are looked at together.
-_STRETCH = 65_536
+#: Rows that are counted at a time.
+_CHUNK_ROWS = 65_536
 
 
 def drift(ensemble: Ensemble, data: Any, target: Any = None, source: int | str = -1) -> pd.DataFrame:
-    """See `Booster.drift`."""
+    """Compare rows with the training rows; `Booster.drift` documents it."""
     number = number_of(ensemble, source) if ensemble.sources else 0
     summary = summary_of(ensemble, number)
     if summary is None:
         raise ParameterError(
-            "the model keeps no summary of the data that it was trained on, so drift cannot be told: its file is of an earlier "
-            "version, or it comes from elsewhere; continuing it on some data gives it one"
+            "the model keeps no summary of the data that it was trained on, so drift cannot be measured: its file is of an "
+            "earlier version, or it comes from elsewhere; continuing it on some data gives it one"
         )
     count = _Count(ensemble, number, target)
     if is_path(data) or is_lazy(data):
@@ -64,7 +64,7 @@ def _added(one: list[np.ndarray], other: list[np.ndarray]) -> list[np.ndarray]:
 
 
 class _Count:
-    """Counts the rows of a table in memory; all that a partition's task needs besides the partition."""
+    """Counts the rows of a table in memory; holds everything that a partition's task needs besides the partition."""
 
     def __init__(self, ensemble: Ensemble, source: int, target: Any) -> None:
         self._ensemble, self._source, self.target = ensemble, source, target
@@ -89,18 +89,18 @@ class _Count:
         chunk = table.chunk(0)
         n_levels = np.array([np.inf if f.levels is None else len(f.levels) for f in self._ensemble.features])
         counted: list[list[np.ndarray]] = []
-        for first in range(0, table.n_rows, _STRETCH):
-            rows = np.arange(first, min(first + _STRETCH, table.n_rows))
+        for first in range(0, table.n_rows, _CHUNK_ROWS):
+            rows = np.arange(first, min(first + _CHUNK_ROWS, table.n_rows))
             values = values_of(chunk, rows)
             scores = None
-            if summary.scores:  # to the trees, an unknown level is missing
+            if summary.scores:  # the trees treat an unknown level as missing
                 scores = self._flat.raw_scores(np.where(values >= n_levels, np.nan, values), n_threads=1)
             counted.append(summary.tally(values, scores, None if truth is None else truth[rows]))
         return reduce(_added, counted)
 
 
 def _target_of(table: Table, classes: tuple[Level, ...] | None) -> np.ndarray:
-    """Targets as the summary knows them; classes that the model does not know have codes beyond its own: float64[n]."""
+    """Targets in the units of the summary, float64[n]; unknown classes get the code n_classes."""
     column = table.target
     assert column is not None
     if classes is None:

@@ -1,4 +1,4 @@
-"""Rows whose target is known, beside what the model says of them."""
+"""Rows with a known target and the model's raw scores: input of metrics, calibration, lift and residuals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dboost.session.warm_start import row_matrices
 
 
 class EvaluatedRows:
-    """Targets and raw scores of a table's rows.
+    """Targets, raw scores and weights of a table's rows.
 
     Parameters
     ----------
@@ -43,12 +43,12 @@ class EvaluatedRows:
             self.raw = np.concatenate([flat.raw_scores(block) for block in row_matrices(table, None)])
 
     def of_class(self, wanted: Any = None) -> tuple[np.ndarray, np.ndarray, Any]:
-        """Whether rows are of a class (bool[n]), how probable the model says it is, and what it is called.
+        """Return whether rows belong to a class (bool[n]), its predicted probability (float64[n]) and its name.
 
         Raises
         ------
         ParameterError
-            When there is no such class, or when the model predicts numbers.
+            For an unknown class or a regression model.
         """
         classes = self._ensemble.classes
         if classes is None:
@@ -64,20 +64,20 @@ class EvaluatedRows:
         return self.target == k, probability, classes[k]
 
     def numbers(self) -> tuple[np.ndarray, np.ndarray]:
-        """Targets and predictions of a model that predicts numbers.
+        """Return targets and predictions of a regression model.
 
         Raises
         ------
         ParameterError
-            When the model predicts classes.
+            For a classification model.
         """
         if self._ensemble.classes is not None:
             raise ParameterError("there are no residuals: the model predicts classes")
         return self.target, self._loss.inverse_link(self.raw[:, 0])
 
     def metrics(self) -> dict[str, float]:
-        """The metrics that go with the loss, by name."""
-        names = [self._loss.name, *_OTHERS]
+        """Return the metrics that apply to the loss, by name."""
+        names = [self._loss.name, *_MORE_METRICS]
         raw = self.raw if self.raw.shape[1] > 1 else self.raw[:, 0]
         per_row = np.abs(self._loss.value(self.target, raw))
         spread = max(1.0, float(np.abs(self.target - self.target.mean()).max()))
@@ -93,4 +93,4 @@ class EvaluatedRows:
         return found
 
 
-_OTHERS = ("accuracy", "roc_auc", "brier_score", "mean_absolute_error", "root_mean_squared_error")
+_MORE_METRICS = ("accuracy", "roc_auc", "brier_score", "mean_absolute_error", "root_mean_squared_error")

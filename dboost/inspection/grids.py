@@ -1,11 +1,11 @@
-"""At which values a dependence is looked at.
+"""Grids: the values of a feature at which partial dependence is computed.
 
-Without data, the model's own split points are the guide: they are quantiles of the training rows, or lie half-way
-between neighbouring values where there were few of these. A point in the middle between two of them stands for the values
-of that bin, so codes like 1, 2, …, 7 are met exactly, and of many bins some are taken, evenly by rank. With data, the
-points are the values themselves when there are few, else values between the first and the last percent: half of them
-evenly by rows, half evenly by distinct values. All levels of a categorical feature are looked at, or with data the most
-frequent ones. Rows of weight zero are none; deciles are those of the weights.
+Without data, the grid follows the model's split points, which are quantiles of the training rows, or half-way between
+neighbouring values if there were few of these. The middle between two split points represents the values of that bin, so codes
+like 1, 2, …, 7 are met exactly; of many bins some are chosen, evenly by rank. With data, the grid consists of the values
+themselves if there are few, else of values between the first and the last percent: half of them evenly spaced by rows, half
+evenly by distinct values. A categorical feature has all its levels, or with data the most frequent ones. Rows of weight 0 are
+ignored, and deciles are weighted.
 """
 
 from __future__ import annotations
@@ -26,26 +26,19 @@ from dboost.schema import Feature
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """Values of one feature.
-
-    Attributes
-    ----------
-    feature : Feature
-    position : int
-    values : float64[n]
-        Ascending for numeric features, codes for categorical ones; NaN stands for missing.
-    deciles : float64[9] or None
-        Of a numeric feature, when there are data.
-    """
+    """The grid of one feature."""
 
     feature: Feature
+    #: Position of the feature in the model.
     position: int
+    #: float64[n], ascending for numeric features, codes for categorical ones; NaN means missing.
     values: np.ndarray
+    #: float64[9], of a numeric feature if there are data.
     deciles: np.ndarray | None = None
 
     @property
     def shown(self) -> np.ndarray:
-        """The values as users know them: levels instead of codes, None where missing."""
+        """The values in the user's terms: levels instead of codes, None where missing."""
         if self.feature.levels is None:
             return self.values
         shown = np.empty(len(self.values), object)
@@ -54,21 +47,21 @@ class Axis:
 
 
 def axes(ensemble: Ensemble, positions: list[int], grid: Any, rows: Block | None) -> list[Axis]:
-    """The values to look at, feature by feature.
+    """Return the grid of each feature.
 
     Parameters
     ----------
     ensemble : Ensemble
     positions : list of int
     grid : int, sequence, or mapping of names to sequences
-        Number of points (at most), or the values themselves.
+        Largest number of points, or the values themselves.
     rows : Block or None
         A sample of the data.
 
     Raises
     ------
     ParameterError
-        Naming the feature that has no values.
+        Naming the feature whose grid is not usable.
     """
     given = _given(ensemble, positions, grid)
     n_points = int(grid) if isinstance(grid, Integral) else 50 if len(positions) == 1 else 20
@@ -98,7 +91,7 @@ def axes(ensemble: Ensemble, positions: list[int], grid: Any, rows: Block | None
 
 
 def points(on: list[Axis]) -> np.ndarray:
-    """All combinations of the axes' values, the last one running fastest: float64[n, n_axes]."""
+    """Return all combinations of the axes' values, the last axis fastest: float64[n, n_axes]."""
     return np.array(list(product(*(axis.values for axis in on))), np.float64).reshape(-1, len(on))
 
 
@@ -110,7 +103,7 @@ def _deciles(column: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
 
 
 def _given(ensemble: Ensemble, positions: list[int], grid: Any) -> dict[int, Any]:
-    """Values that the caller chose, by position."""
+    """Values that the user chose, by position of the feature."""
     if grid is None or isinstance(grid, Integral):
         return {}
     if isinstance(grid, Mapping):
@@ -156,7 +149,7 @@ def _of_rows(column: np.ndarray, n_points: int) -> np.ndarray:
     distinct = np.unique(column)
     if len(distinct) <= n_points:
         return distinct
-    # Half of the points where the rows are, half where the values are: a value that most rows share must not be all there is.
+    # Half of the points follow the rows and half the distinct values, so that one frequent value does not fill the grid.
     low, high = np.quantile(column, (0.01, 0.99), method="nearest")
     between = distinct[(distinct >= low) & (distinct <= high)]
     n_values = n_points // 2
@@ -176,7 +169,7 @@ def _of_bins(cuts: np.ndarray, n_points: int) -> np.ndarray:
 
 
 def _split_points(ensemble: Ensemble, j: int) -> np.ndarray:
-    """Where the feature may be cut, or where it is cut in a model that does not say."""
+    """Candidate split points of a feature, or the thresholds in the trees if the model does not hold candidates."""
     edges = ensemble.edges[j] if j < len(ensemble.edges) else None
     if edges is None:
         edges = np.concatenate([np.empty(0), *(tree.threshold[tree.feature == j] for tree in ensemble.trees)])

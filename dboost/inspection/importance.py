@@ -1,53 +1,66 @@
-"""Which features did the work, read off the trees.
+"""Feature importance: from the splits of the trees, or by permutation.
 
-**Friedman's relative importance** (44), (45): the squared importance of a feature in one tree is the sum, over the
-splits on it, of what each split took off the squared error of the tree's response; over an ensemble it is the mean
-over the trees, and what is reported is its root,
+**From the splits.** *Friedman's relative importance*, equations (44) and (45) of Friedman (2001): the squared importance of a
+feature in one tree is the sum, over the splits on it, of the reduction of the squared error of the tree's response; over an
+ensemble it is the mean over the trees. The reported value is its root,
 
     I_j = sqrt( 1/M  Σ_m  Σ_{splits t of tree m on j}  i_t² ).
 
-The response here is that of second-order boosting, -g/h with weight h, so i_t² is twice the gain of the split; for the
-squared error that is the paper's w_l w_r / (w_l + w_r) (mean_l - mean_r)². With K classes each class has trees, and
-importances I_jk, of its own (49); a feature's importance is their mean over the classes.
+The response is that of second-order boosting, -g/h with weight h, so i_t² is twice the gain of the split; for the squared
+error that is w_l w_r / (w_l + w_r) (mean_l - mean_r)². With K classes each class has its own trees and importances I_jk (49);
+a feature's importance is their mean over the classes.
 
-**Gain** is the same sum without the root: what the splits on the feature took off the loss (net of the leaf penalty).
-**Cover** adds up the Hessians of the rows that the splits looked at, **count** is the number of splits.
+*Gain* is the same sum without the root: the reduction of the loss by the splits (net of the leaf penalty). *Cover* is the sum
+of the Hessians of the rows at the splits, *count* the number of splits.
 
-All are relative: the largest is 100. What 100 stands for is in ``attrs["unit"]``.
+**By permutation** (Breiman, 2001). The values of one feature are permuted over all rows and a metric is computed again; its
+mean deterioration over some permutations is the feature's importance. It is measured on rows that the model need not have
+seen, and is negative for a harmful feature. The permutation is a function of the seed, the feature and the repetition over the
+whole table, and metrics are exact sums over chunks, so neither the partitioning nor the number of threads changes a bit. The
+table is spooled in chunks; only one column at a time is held whole.
+
+All importances are relative: the largest is 100, and ``attrs["unit"]`` is the value that 100 stands for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import reduce
+from typing import Any
+
 import numpy as np
 
+from dboost import losses
 from dboost._lazy_import import pd
+from dboost.data import ReadOptions, Table, open_table
 from dboost.errors import ParameterError
-from dboost.inspection.feature_names import class_names
+from dboost.inspection.row_functions import at_least_one
+from dboost.metrics.metric import LossMagnitude, Metric, ScoredRows, find_metrics
 from dboost.model.ensemble import Ensemble
+from dboost.model.forest import FlatEnsemble
+from dboost.session.target import Target, encode_like
+from dboost.session.warm_start import row_matrices
 
+#: Kinds of importance that need no rows.
 KINDS = ("friedman", "gain", "cover", "count")
 
 
-def importance(ensemble: Ensemble, kind: str = "friedman", per_class: bool = False) -> pd.Series | pd.DataFrame:
-    """Relative importance of the features.
+def importance(
+    ensemble: Ensemble, kind: str = "friedman", per_class: bool = False, options: dict[str, Any] | None = None
+) -> pd.Series | pd.DataFrame:
+    """Return the relative importance of the features; `Booster.importance` documents it.
 
-    Parameters
-    ----------
-    ensemble : Ensemble
-    kind : "friedman", "gain", "cover" or "count"
-    per_class : bool
-        One column per class (of two classes the second one has the only column), each with its own 100.
-
-    Returns
-    -------
-    Series of float64 by feature, or DataFrame features × classes
-        Largest (mean) first; equal ones in the order of the features. All zero when no tree has a split.
-
-    Raises
-    ------
-    ParameterError
-        For an unknown kind, and for classes of a model that predicts numbers.
+    options : arguments of `permutation_importance`.
     """
+    options = dict(options or {})
+    if kind == "permutation":
+        if per_class:
+            raise ParameterError("importance by permutation is that of the whole model: it has no per_class")
+        if options.get("data") is None or options.get("target") is None:
+            raise ParameterError("importance by permutation needs rows: pass data=… and target=…")
+        return permutation_importance(ensemble, options.pop("data"), options.pop("target"), **options)
+    if options:
+        raise ParameterError(f"importance of kind {kind!r} takes no {next(iter(options))}")
     if kind not in KINDS:
         raise ParameterError(f"kind={kind!r} must be one of {', '.join(map(repr, KINDS))}, or 'permutation'")
     if per_class and ensemble.classes is None:
@@ -57,17 +70,27 @@ def importance(ensemble: Ensemble, kind: str = "friedman", per_class: bool = Fal
         total = np.sqrt(2.0 * np.maximum(total, 0.0) / max(1, ensemble.n_iterations))
     mean = total.mean(axis=1) if kind == "friedman" else total.sum(axis=1)
     names = [feature.name for feature in ensemble.features]
+    if not per_class:
+        return _ranked(mean, names, kind)
     order = np.argsort(-mean, kind="stable")
-    if per_class:
-        units = total.max(axis=0)
-        table = pd.DataFrame(_relative(total), index=names, columns=class_names(ensemble)).iloc[order]
-        table.attrs = {"kind": kind, "unit": units.tolist()}
-        return table.rename_axis(index="feature", columns="class")
-    return ranked(mean, names, kind)
+    table = pd.DataFrame(_relative(total), index=names, columns=ensemble.output_names).iloc[order]
+    table.attrs = {"kind": kind, "unit": total.max(axis=0).tolist()}
+    return table.rename_axis(index="feature", columns="class")
 
 
-def ranked(values: np.ndarray, names: list[str], kind: str) -> pd.Series:
-    """Values by feature as a Series, largest first and 100 at the top."""
+def _totals(ensemble: Ensemble, kind: str) -> np.ndarray:
+    """Sums over the splits on each feature: float64[n_features, n_outputs]."""
+    totals = np.zeros((len(ensemble.features), ensemble.n_outputs))
+    for t, tree in enumerate(ensemble.trees):
+        split = np.flatnonzero(tree.feature >= 0)
+        amount = {"friedman": tree.gain, "gain": tree.gain, "cover": tree.cover, "count": None}[kind]
+        of_split = np.ones(len(split)) if amount is None else amount[split]
+        totals[:, t % ensemble.n_outputs] += np.bincount(tree.feature[split], of_split, len(ensemble.features))
+    return totals
+
+
+def _ranked(values: np.ndarray, names: list[str], kind: str) -> pd.Series:
+    """Values by feature as a Series, largest first and scaled to 100."""
     order = np.argsort(-values, kind="stable")
     series = pd.Series(_relative(values[:, None])[:, 0], index=pd.Index(names, name="feature"), name="importance")
     series = series.iloc[order]
@@ -81,12 +104,97 @@ def _relative(values: np.ndarray) -> np.ndarray:
     return np.where(top > 0, 100.0 * (values / np.where(top > 0, top, 1.0)), values)
 
 
-def _totals(ensemble: Ensemble, kind: str) -> np.ndarray:
-    """Sums over the splits on each feature: float64[n_features, n_outputs]."""
-    totals = np.zeros((len(ensemble.features), ensemble.n_outputs))
-    for t, tree in enumerate(ensemble.trees):
-        split = np.flatnonzero(tree.feature >= 0)
-        amount = {"friedman": tree.gain, "gain": tree.gain, "cover": tree.cover, "count": None}[kind]
-        of_split = np.ones(len(split)) if amount is None else amount[split]
-        totals[:, t % ensemble.n_outputs] += np.bincount(tree.feature[split], of_split, len(ensemble.features))
-    return totals
+def permutation_importance(
+    ensemble: Ensemble,
+    data: Any,
+    target: Any,
+    *,
+    sample_weight: Any = None,
+    metric: str | None = None,
+    n_repeats: int = 5,
+    random_state: int = 0,
+    n_threads: int | None = None,
+) -> pd.Series:
+    """Return the mean deterioration of a metric when a feature's values are permuted, relative to the largest (100).
+
+    Parameters
+    ----------
+    ensemble : Ensemble
+    data, target, sample_weight : as in `dboost.fit`
+        Ideally held-out rows.
+    metric : str, optional
+        A metric that applies to the loss. Default: the loss.
+    n_repeats : int, default 5
+        Permutations of each feature, at least 1.
+    random_state : int, default 0
+        Seed of the permutations.
+    n_threads : int, optional
+        Default: all processors that this process may use.
+
+    Returns
+    -------
+    Series of float64 by feature
+        Largest first; negative where the metric improved. ``attrs``: the ``metric``, its value on the unchanged data
+        (``score``), and the value that 100 stands for (``unit``).
+
+    Raises
+    ------
+    ParameterError
+        For an unknown metric, or fewer than one repetition.
+    DataError
+        As in `dboost.fit`; and if the target holds an unknown class.
+    """
+    n_repeats = at_least_one("n_repeats", n_repeats)
+    if not isinstance(random_state, int) or random_state < 0:
+        raise ParameterError(f"random_state={random_state!r} must be an integer of at least 0")
+    loss = losses.from_dict(ensemble.loss)
+    scored_by = find_metrics(metric, loss)[0]
+    used = sorted({int(j) for tree in ensemble.trees for j in tree.feature[tree.feature >= 0]})
+    options = ReadOptions(n_threads)
+    with open_table(data, target, sample_weight=sample_weight, like=ensemble.features, options=options) as table:
+        y = encode_like(table, Target(loss, np.empty(0), ensemble.classes, ensemble.classes_dtype))
+        scorer = _Scorer(ensemble, table, y, scored_by, n_threads)
+        score = scorer.score()
+        worse = np.zeros(len(ensemble.features))
+        for j in used:
+            column = np.concatenate([block[:, j] for block in row_matrices(table, None)])
+            for repeat in range(n_repeats):
+                order = np.random.default_rng([random_state, j, repeat]).permutation(len(column))
+                worse[j] += scorer.score(j, column[order]) - score
+    worse *= (-1.0 if scored_by.larger_is_better else 1.0) / n_repeats
+    series = _ranked(worse, [feature.name for feature in ensemble.features], "permutation")
+    series.attrs |= {"metric": scored_by.name, "score": score}
+    return series
+
+
+class _Scorer:
+    """Computes the metric of a model on a table, with one column replaced or none."""
+
+    def __init__(self, ensemble: Ensemble, table: Table, y: np.ndarray, metric: Metric, n_threads: int | None) -> None:
+        self._flat, self._table, self._y, self._metric, self._n_threads = FlatEnsemble(ensemble), table, y, metric, n_threads
+        self._loss = losses.from_dict(ensemble.loss)
+        self._size = LossMagnitude(1.0, 1.0, 1.0, table.n_rows)
+        # Magnitudes on the unchanged data; the exact sums have spare bits for numbers a thousand times larger.
+        seen = list(self._rows(None, None))
+        largest_loss = max(float(np.abs(self._loss.value(rows.target, rows.raw)).max(initial=0.0)) for rows in seen)
+        largest_error = max((float(np.abs(y - y.mean()).max(initial=0.0)), 1.0 if self._loss.is_classification else 0.0))
+        max_weight = 1.0 if table.weight is None else float(table.weight.max())
+        self._size = LossMagnitude(largest_loss, largest_error, max_weight, table.n_rows)
+
+    def score(self, feature: int | None = None, values: np.ndarray | None = None) -> float:
+        parts = [self._metric.chunk(rows) for rows in self._rows(feature, values)]
+        return self._metric.finish(reduce(self._metric.merge, parts))
+
+    def _rows(self, feature: int | None, values: np.ndarray | None) -> Iterator[ScoredRows]:
+        start = 0
+        for block in row_matrices(self._table, None):
+            rows = slice(start, start + len(block))
+            start += len(block)
+            if not len(block):
+                continue
+            if feature is not None and values is not None:
+                block = block.astype(np.result_type(block, values))
+                block[:, feature] = values[rows]
+            raw = self._flat.raw_scores(block, n_threads=self._n_threads)
+            weight = None if self._table.weight is None else self._table.weight[rows]
+            yield ScoredRows(self._y[rows], raw if raw.shape[1] > 1 else raw[:, 0], weight, self._loss, self._size, block)

@@ -1,11 +1,10 @@
-"""A function of rows, applied to data of any kind: to a table in memory at once, to Dask collections part by part.
+"""Apply a function to the rows of any data: to a table in memory at once, to Dask collections partition by partition.
 
-The parts of a collection are worked on where Dask works (on a cluster, when there is a client), and only what the
-function returns comes back. So statistics made of exact sums are the same for any partitioning, and no collection is
-too large.
+Partitions are processed by Dask's scheduler (on the cluster if there is a client), and only the function's result is returned.
+So statistics that are exact sums are the same for any partitioning, and a collection may be larger than memory.
 
-Rows may have weights. A named column travels with the rows, as one more column of the block, so that works for every kind
-of table; the values themselves only for tables in memory.
+Rows may have weights: the name of a column works for every kind of table, because the column is read as one more column of
+the block; an array of values works for tables in memory only.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 
 from dboost.data import feature_block
 from dboost.data.frame import is_lazy, is_path
-from dboost.errors import DataError, InputTypeError
+from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
 
@@ -27,15 +26,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Rows that are a block already (see `feature_block`). It may stand in the place of data.
+    """Encoded rows (see `feature_block`) with their weights. Functions that take data also take a `Block`."""
 
-    Attributes
-    ----------
-    block : float32 or float64 [n, n_features]
-    weight : float64[n] or None
-    """
-
+    #: float32 or float64 [n, n_features].
     block: np.ndarray
+    #: float64[n], or None.
     weight: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -46,24 +41,24 @@ class Block:
 
 
 def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[int, Block], T], weight: Any = None) -> list[T]:
-    """``function(i, block)`` for every part of the data that has rows, in order.
+    """Return ``function(i, block)`` for every partition that has rows, in order.
 
     Parameters
     ----------
-    data : any table that the model predicts from
+    data : as in `Booster.predict`
     ensemble : Ensemble
-        Its features say which columns become the block (see `feature_block`).
+        Its features are the columns of the block.
     function : callable
-        Takes the part's number and its rows.
+        Takes the partition's number and its rows.
     weight : str, or one number per row of a table in memory, optional
-        What rows count for.
+        Weights of the rows.
 
     Raises
     ------
     DataError
-        Naming the missing or unreadable column; for weights that are no weights; or when there are no rows at all.
+        Naming the missing or unreadable column; for invalid weights; or if there are no rows.
     InputTypeError
-        For weights that are values beside a Dask collection or a path, or a name where columns have none.
+        For an array of weights with a Dask collection or a path, or a name of a column with an array.
     """
     if is_path(data) or is_lazy(data):
         parts = _lazily(data, ensemble, _Task(function, ensemble, _column(weight, ensemble)))
@@ -77,12 +72,12 @@ def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[int, Block], 
 
 
 def sample(data: Any, ensemble: Ensemble, n_rows: int, weight: Any = None) -> tuple[np.ndarray, Block]:
-    """At most so many rows, evenly spaced over the whole data and hence the same for any partitioning.
+    """Return at most `n_rows` rows, evenly spaced over the whole data and hence the same for any partitioning.
 
     Returns
     -------
     numbers : int64[n]
-        Which rows of the data they are.
+        Positions of the rows in the data.
     block : Block
     """
     if not (is_path(data) or is_lazy(data)):
@@ -102,8 +97,15 @@ def sample(data: Any, ensemble: Ensemble, n_rows: int, weight: Any = None) -> tu
     return numbers, Block(np.concatenate([one.block for one in picked]), np.concatenate(weights) if weights else None)
 
 
+def at_least_one(name: str, value: Any) -> int:
+    """Return a parameter that counts something, or raise a `ParameterError` that names it."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ParameterError(f"{name}={value!r} must be an integer of at least 1")
+    return int(value)
+
+
 def block_of(data: Any, ensemble: Ensemble, weight: Any = None) -> Block:
-    """A table in memory as a block."""
+    """Encode a table in memory as a block."""
     if isinstance(data, Block):
         return data
     if isinstance(weight, str):
@@ -119,7 +121,7 @@ def block_of(data: Any, ensemble: Ensemble, weight: Any = None) -> Block:
 
 
 def _column(weight: Any, ensemble: Ensemble) -> str | None:
-    """The name of the column of weights, if there is one."""
+    """The name of the column of weights, or None."""
     if weight is None:
         return None
     if not isinstance(weight, str):
@@ -132,7 +134,7 @@ def _column(weight: Any, ensemble: Ensemble) -> str | None:
 
 
 def _split(matrix: np.ndarray, column: str | None) -> Block:
-    """A block whose last column is the weight, if it has a name."""
+    """Split off the last column of a matrix as the weight, if there is a column of weights."""
     if column is None:
         return Block(matrix)
     weight = _checked(matrix[:, -1].astype(np.float64), f"sample_weight {column!r}")
@@ -163,7 +165,7 @@ class _Pick:
 
 
 class _Task:
-    """What a part's task needs besides the part: one key of the graph, however many parts there are."""
+    """Everything that a partition's task needs besides the partition: one key of the graph for all partitions."""
 
     def __init__(self, function: Callable[[int, Block], Any], ensemble: Ensemble, weight: str | None) -> None:
         self._function, self._named, self.weight = function, ensemble.named, weight
@@ -175,9 +177,9 @@ class _Task:
 
 
 def lazy_pieces(data: Any, ensemble: Ensemble, *others: str) -> tuple[list[Any], list[float]]:
-    """The parts of a Dask collection or of files as delayed tables with the model's columns, and their rows (NaN: unknown).
+    """Return the partitions of a Dask collection or of files as delayed tables, and their numbers of rows (NaN: unknown).
 
-    others : further columns that are needed.
+    others : columns to read besides the model's features.
     """
     import dask.array as da
 

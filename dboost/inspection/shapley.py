@@ -1,15 +1,15 @@
 """Shapley values: how much each feature moved each prediction away from the expected one.
 
-The values of a row add up to its raw score minus `expected_value`. What a feature that is not yet known is replaced with is
-a choice:
+The values of a row add up to its raw score minus `expected_value`. There are two ways to replace a feature that is not yet
+known:
 
-- *path-dependent* (no background): a tree's own training rows, by the Hessians that went either way. It needs no data and
-  is what XGBoost's ``pred_contribs`` are.
-- *interventional* (with a background): the values of background rows, whatever the other features are. It answers "what
-  would the model say if this were changed", and a feature that no split asks about gets exactly nothing.
+- *path-dependent* (no background): by the training rows at each node, weighted by their Hessians. It needs no data and
+  equals XGBoost's ``pred_contribs``.
+- *interventional* (with a background): by the values of background rows, independent of the other features. It measures the
+  effect of changing the feature, and is exactly 0 for a feature without splits.
 
-Interactions split a row's values further, into a symmetric matrix whose rows add up to the values: off the diagonal half of
-what two features do together, on it what a feature does alone. The method is explained in `dboost.kernels.shap`.
+Interaction values split a row's values further, into a symmetric matrix whose rows add up to the values: half of the pairwise
+interactions off the diagonal, main effects on it. `dboost.kernels.shap` explains the method.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data import predict_through
+from dboost.data import feature_block, predict_through
 from dboost.data.frame import is_lazy, is_path
+from dboost.errors import ParameterError
+from dboost.inspection.row_functions import lazy_pieces
 from dboost.inspection.tree_paths import lay_out_paths, paths_of
 from dboost.kernels.shap import Paths, attribute, interact
 from dboost.model.ensemble import Ensemble
@@ -29,7 +31,7 @@ from dboost.model.forest import share_out
 
 
 def expected_value(ensemble: Ensemble) -> np.ndarray:
-    """What the raw score is when no feature is known, path-dependent: float64[n_outputs]."""
+    """Return the path-dependent raw score without any known feature: float64[n_outputs]."""
     expected = np.array(ensemble.baseline, np.float64)
     for t, tree in enumerate(ensemble.trees):
         expected[t % ensemble.n_outputs] += sum(path.value * path.shares.prod() for path in paths_of(tree))
@@ -43,7 +45,7 @@ class Shapley:
     ----------
     ensemble : Ensemble
     background : float32 or float64 [n, n_features], optional
-        Rows that stand for what is unknown; default: the trees' own.
+        Rows whose values replace unknown features. Default: the training rows at each node.
     interactions : bool
     n_threads : int, optional
     """
@@ -57,7 +59,7 @@ class Shapley:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of a row's values: (features,) or (features, features), and (…, classes) when there are several."""
+        """Shape of a row's values: (features,) or (features, features), and a last axis for several outputs."""
         p, k = len(self._ensemble.features), self._ensemble.n_outputs
         return (p,) * (2 if self._interactions else 1) + ((k,) if k > 1 else ())
 
@@ -66,7 +68,7 @@ class Shapley:
         return lay_out_paths(self._ensemble, 0, len(self._ensemble.trees), self._background)
 
     def __call__(self, block: np.ndarray) -> np.ndarray:
-        """Values of a block's rows: float64[n, *shape]."""
+        """Return the values of a block's rows: float64[n, *shape]."""
         matrix = np.ascontiguousarray(block, np.float32 if block.dtype == np.float32 else np.float64)
         values = self._run(attribute, matrix, 1)
         if self._interactions:
@@ -89,32 +91,38 @@ class Shapley:
         if len(paths.columns) == len(self._ensemble.features):
             return found
         values = np.zeros((len(matrix), *(len(self._ensemble.features),) * n_axes, k))
-        places: Any = (slice(None), *np.ix_(*(paths.columns,) * n_axes))
-        values[places] = found
+        of_used_features: Any = (slice(None), *np.ix_(*(paths.columns,) * n_axes))
+        values[of_used_features] = found
         return values
 
 
-def shapley_values(data: Any, ensemble: Ensemble, function: Shapley) -> Any:
-    """Apply `function` to a table of any kind.
+def shap_values(ensemble: Ensemble, data: Any, background: Any, interactions: bool, n_threads: int | None) -> Any:
+    """Return the Shapley values of a table of any kind; `Booster.shap_values` documents them.
 
     One value per feature comes as a frame for frames; everything else is an array with one more axis, lazy for Dask.
     """
+    rows = None
+    if background is not None:
+        if is_path(background) or is_lazy(background):
+            raise ParameterError("the background must be a table in memory: compute a sample of some hundred rows")
+        rows = feature_block(background, ensemble.features, ensemble.named, what="background")
+        if not len(rows):
+            raise ParameterError("the background has no rows")
+    if n_threads is None and (is_path(data) or is_lazy(data)):
+        n_threads = 1
+    function = Shapley(ensemble, rows, interactions, n_threads)
     if len(function.shape) == 1:
         names = [feature.name for feature in ensemble.features]
         return predict_through(data, function, features=ensemble.features, named=ensemble.named, names=names)
     if is_path(data) or is_lazy(data):
         return _lazy_array(data, ensemble, function)
-    from dboost.data import feature_block
-
     return function(feature_block(data, ensemble.features, ensemble.named))
 
 
 def _lazy_array(data: Any, ensemble: Ensemble, function: Shapley) -> Any:
-    """A Dask array [n_rows, …], chunked as the data are (lengths unknown where Dask does not know them)."""
+    """A Dask array [n_rows, …] with the data's chunks (of unknown length if Dask does not know them)."""
     import dask
     import dask.array as da
-
-    from dboost.inspection.row_functions import lazy_pieces
 
     pieces, lengths = lazy_pieces(data, ensemble)
     task = dask.delayed(_Values(function, ensemble), pure=False, traverse=False)
@@ -130,8 +138,6 @@ class _Values:
         self._function, self._features, self._named = function, ensemble.features, ensemble.named
 
     def __call__(self, piece: Any) -> np.ndarray:
-        from dboost.data import feature_block
-
         block = feature_block(piece, self._features, self._named)
         return self._function(block) if len(block) else np.empty((0, *self._function.shape))
 

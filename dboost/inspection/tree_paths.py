@@ -1,10 +1,10 @@
-"""Trees laid out as the paths that the Shapley kernels read (see `dboost.kernels.shap`).
+"""Root-to-leaf paths of trees, in the layout of the Shapley kernels (see `dboost.kernels.shap`).
 
-A path leads from the root to a leaf; its splits on one feature become one element. What stands in for a feature that is
-unknown, z, is either the share of training rows that go along (the product of the shares at the splits on the feature,
-by sums of Hessians: "path-dependent"), or what the rows of a background table do ("interventional"). A background row's
-answers are zeros and ones, and the rows that give the same answers along a path are counted as one path of so many parts
-of the leaf's value; so the work grows with the number of different answers, not with that of background rows.
+The splits of a path on one feature become one element. For an unknown feature, an element has the fraction z of rows that
+follow the path: either of the training rows (the product of the fractions at the splits on the feature, by sums of Hessians:
+"path-dependent"), or of the rows of a background table ("interventional"). A single background row follows an edge or does
+not, so z is 0 or 1; rows with equal decisions along a path are merged into one path with the corresponding fraction of the
+leaf's value, so the work grows with the number of distinct decisions, not with the number of background rows.
 """
 
 from __future__ import annotations
@@ -21,33 +21,27 @@ from dboost.model.ensemble import Ensemble, Tree
 
 @dataclass(frozen=True, eq=False)
 class Path:
-    """One leaf of a tree.
+    """The path to one leaf of a tree."""
 
-    Attributes
-    ----------
-    value : float
-    features : int64[m]
-        Ascending.
-    edges : int64[m]
-        The last edge about each feature: twice the split's number, plus one to the right.
-    shares : float64[m]
-    """
-
+    #: Value of the leaf.
     value: float
+    #: int64[m], features with splits on the path, ascending.
     features: np.ndarray
+    #: int64[m], the last edge on each feature: twice the split's number, plus 1 to the right.
     edges: np.ndarray
+    #: float64[m], fraction of training rows that follow the path at the splits on each feature.
     shares: np.ndarray
 
 
 def split_numbers(tree: Tree) -> np.ndarray:
-    """Which split a node is, from 0 in the order of the nodes: int64[n_nodes], of no meaning in leaves."""
+    """Return the number of the split at each node, from 0 in node order: int64[n_nodes], undefined in leaves."""
     return np.cumsum(tree.feature >= 0) - 1
 
 
 def shares(tree: Tree, by: str = "cover") -> np.ndarray:
-    """Share of its parent's training rows in each node: float64[n_nodes], 1 at the root.
+    """Return the fraction of its parent's training rows in each node: float64[n_nodes], 1 at the root.
 
-    by : "cover" (sums of Hessians) or "count". Where the children's sum is 0, counts decide; then halves.
+    by : "cover" (sums of Hessians) or "count". Where the children's sum is 0, counts are used, then 0.5.
     """
     share = np.ones(tree.n_nodes)
     split = np.flatnonzero(tree.feature >= 0)
@@ -61,14 +55,14 @@ def shares(tree: Tree, by: str = "cover") -> np.ndarray:
 
 
 def paths_of(tree: Tree, by: str = "cover") -> Iterator[Path]:
-    """The paths to the leaves, from left to right."""
+    """Yield the paths to the leaves, from left to right."""
     number, share = split_numbers(tree), shares(tree, by)
-    known: list[tuple[int, dict[int, tuple[int, float]]]] = [(0, {})]
-    while known:
-        node, ensemble_so_far = known.pop()
+    pending: list[tuple[int, dict[int, tuple[int, float]]]] = [(0, {})]
+    while pending:
+        node, elements = pending.pop()
         feature = int(tree.feature[node])
         if feature < 0:
-            items = sorted(ensemble_so_far.items())
+            items = sorted(elements.items())
             yield Path(
                 float(tree.value[node]),
                 np.array([j for j, _ in items], np.int64),
@@ -76,19 +70,19 @@ def paths_of(tree: Tree, by: str = "cover") -> Iterator[Path]:
                 np.array([z for _, (_, z) in items]),
             )
             continue
-        z = ensemble_so_far[feature][1] if feature in ensemble_so_far else 1.0
+        z = elements[feature][1] if feature in elements else 1.0
         for child, edge in ((int(tree.right[node]), 2 * number[node] + 1), (int(tree.left[node]), 2 * number[node])):
-            known.append((child, ensemble_so_far | {feature: (int(edge), z * share[child])}))
+            pending.append((child, elements | {feature: (int(edge), z * share[child])}))
 
 
 def lay_out_paths(ensemble: Ensemble, first_tree: int, last_tree: int, background: np.ndarray | None = None) -> Paths:
-    """Some trees of an ensemble as paths.
+    """Return the paths of some trees of an ensemble.
 
-    background : float32 or float64 [n, n_features], optional; makes the shares interventional.
+    background : float32 or float64 [n, n_features], optional; makes the fractions interventional.
     """
     trees = ensemble.trees[first_tree:last_tree]
     used = np.unique(np.concatenate([np.empty(0, np.int64), *(tree.feature[tree.feature >= 0] for tree in trees)]))
-    place = {int(column): i for i, column in enumerate(used)}
+    index_of = {int(column): i for i, column in enumerate(used)}
     levels = [ensemble.features[column].levels for column in used]
     n_levels = np.array([-1 if of_column is None else len(of_column) for of_column in levels], np.int64)
     splits: list[tuple[float, int, bool, int, int]] = []
@@ -96,13 +90,13 @@ def lay_out_paths(ensemble: Ensemble, first_tree: int, last_tree: int, backgroun
     n_words = 1
     records: list[tuple[int, int, int, int]] = []
     paths: list[tuple[int, int, int, float]] = []
-    edges, places, z = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0)]
+    edges, columns, z = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0)]
     n_elements, longest = 0, 1
     for tree in trees:
         first_split, first_path = len(splits), len(paths)
         above = _edges_above(tree)
         for node in np.flatnonzero(tree.feature >= 0):
-            column = place[int(tree.feature[node])]
+            column = index_of[int(tree.feature[node])]
             word = 0
             if n_levels[column] >= 0:
                 word = n_words
@@ -116,16 +110,16 @@ def lay_out_paths(ensemble: Ensemble, first_tree: int, last_tree: int, backgroun
                 continue
             n_points = (m + 1) // 2
             longest = max(longest, n_points)
-            of_path = np.array([place[int(j)] for j in path.features])
+            of_path = np.array([index_of[int(j)] for j in path.features])
             for value, of_elements in _versions(path, answers):
                 paths.append((n_elements, n_elements + m, n_points * (n_points - 1) // 2, value))
                 edges.append(path.edges)
-                places.append(of_path)
+                columns.append(of_path)
                 z.append(of_elements)
                 n_elements += m
         records.append((first_split, len(splits), first_path, len(paths)))
     elements = np.empty(n_elements, kernels.ELEMENT)
-    elements["edge"], elements["place"], elements["share"] = np.concatenate(edges), np.concatenate(places), np.concatenate(z)
+    elements["edge"], elements["place"], elements["share"] = np.concatenate(edges), np.concatenate(columns), np.concatenate(z)
     return Paths(
         used.astype(np.int64),
         n_levels,
@@ -140,17 +134,17 @@ def lay_out_paths(ensemble: Ensemble, first_tree: int, last_tree: int, backgroun
 
 
 def _versions(path: Path, answers: np.ndarray | None) -> Iterator[tuple[float, np.ndarray]]:
-    """Values and shares of a path: as the training rows went, or one for each way in which background rows answer."""
+    """Values and fractions of a path: those of the training rows, or one version per distinct decisions of background rows."""
     if answers is None:
         yield path.value, path.shares
         return
-    ways, counts = np.unique(answers[:, path.edges], axis=0, return_counts=True)
-    for way, count in zip(ways, counts, strict=True):
-        yield path.value * count / len(answers), way.astype(np.float64)
+    decisions, counts = np.unique(answers[:, path.edges], axis=0, return_counts=True)
+    for decision, count in zip(decisions, counts, strict=True):
+        yield path.value * count / len(answers), decision.astype(np.float64)
 
 
 def _edges_above(tree: Tree) -> np.ndarray:
-    """For each split, the last edge on its path that is about the same feature, or -1: int64[n_nodes]."""
+    """For each split, the last edge on its path that is on the same feature, or -1: int64[n_nodes]."""
     above, number = np.full(tree.n_nodes, -1, np.int64), split_numbers(tree)
     pending: list[tuple[int, dict[int, int]]] = [(0, {})]
     while pending:
@@ -165,9 +159,9 @@ def _edges_above(tree: Tree) -> np.ndarray:
 
 
 def edge_answers(tree: Tree, matrix: np.ndarray, ensemble: Ensemble, features: list[int] | None = None) -> np.ndarray:
-    """Whether rows go along each edge and those above it on the same feature: bool[n, n_edges].
+    """Return whether rows follow each edge and those above it on the same feature: bool[n, n_edges].
 
-    features : only the edges about these are answered (the others are True). Default: all.
+    features : only edges on these are computed (the others are True). Default: all.
     """
     above, split = _edges_above(tree), np.flatnonzero(tree.feature >= 0)
     answers = np.ones((len(matrix), 2 * len(split)), np.bool_)
@@ -181,7 +175,7 @@ def edge_answers(tree: Tree, matrix: np.ndarray, ensemble: Ensemble, features: l
 
 
 def goes_left(tree: Tree, node: int, x: np.ndarray, ensemble: Ensemble) -> np.ndarray:
-    """Whether values of a split's feature go left: bool[n]."""
+    """Return whether values of a split's feature go left: bool[n]."""
     levels = ensemble.features[tree.feature[node]].levels
     if levels is None:
         return np.where(np.isnan(x), bool(tree.missing_left[node]), x <= tree.threshold[node])
@@ -193,7 +187,7 @@ def goes_left(tree: Tree, node: int, x: np.ndarray, ensemble: Ensemble) -> np.nd
 
 
 def _left_words(tree: Tree, node: int, n_levels: int) -> np.ndarray:
-    """Which codes go left as bits, the last one for missing values."""
+    """Bit mask of the codes that go left; the last bit stands for missing values."""
     bits = np.zeros((n_levels // 32 + 1) * 32, np.bool_)
     bits[tree.categories[node]] = True
     bits[n_levels] = tree.missing_left[node]

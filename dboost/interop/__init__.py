@@ -1,5 +1,5 @@
-"""Models in the formats of others: XGBoost's JSON, ONNX, treelite. One file a format.
+"""Models of other libraries and formats: XGBoost and LightGBM models as ours, ours as XGBoost's JSON, ONNX and treelite.
 
-`columns` says how a row becomes numbers, `links` what leads from the sum of the trees to the prediction; a format that cannot
-carry what a model needs is refused with the reason, never approximated.
+One file per format; `convert_trees` has what all imports share, `export` what all exports share. What a format cannot
+represent is refused with the reason, never approximated.
 """

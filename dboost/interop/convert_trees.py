@@ -1,16 +1,11 @@
-"""Trees of others, their nodes numbered in any way, as ours; and what their models lack.
+"""Parts that all imports share: trees with nodes in any order as a `Tree`, and trees of all classes as an `Ensemble`.
 
-A foreign tree is a list of nodes with the root first. Ours are numbered depth first, and internal nodes say what they would add
-as leaves, for which the mean of their leaves, weighted by cover, stands in.
+An imported model predicts the same as the original and can be continued. An imported tree is a list of nodes with the root
+first. Nodes of a `Tree` are numbered depth first, and internal nodes have values too: the mean of their leaves, weighted by
+cover.
 
-Libraries that know no two-class softmax from two outputs differ: ours has one output for two classes. Since softmax of (F0, F1)
-is the sigmoid of F1 − F0, such a model is carried by turning the trees of class 0 around, each tree an iteration of
-its own.
-
-Models of other libraries as ours: they predict the same, and boosting goes on from them.
-
-`grafting` turns trees numbered in any way into ours; `xgboost_models` and `lightgbm_models` read what those libraries
-save, without needing them. What cannot be carried (linear leaves, other objectives) is refused with the reason.
+A `Booster` has one output for two classes, other libraries may have a softmax of two outputs. Since softmax of (F0, F1) is the
+sigmoid of F1 − F0, the trees of class 0 are negated, and each tree becomes an iteration.
 """
 
 from __future__ import annotations
@@ -26,15 +21,15 @@ from dboost.errors import ParameterError
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import MAX_LEVELS, Feature, Level
 
-#: What the user says of a categorical column's levels: in the order of their codes, or how many numbers from 0 on.
+#: The user's levels of categorical columns: in the order of their codes, or their number if they are 0, 1, ….
 Levels = dict[str, Sequence[Level] | int]
 
 
 @dataclass(frozen=True, eq=False)
 class ImportedTree:
-    """The nodes of a tree, as arrays of n_nodes that mean what those of `Tree` mean, in any order with the root first.
+    """The nodes of a tree in any order with the root first; the arrays [n_nodes] have the meaning of those of `Tree`.
 
-    `categories` has the codes that go left, as any sequence, for nodes with a categorical split.
+    `categories` has the codes that go left, by node, for nodes with a categorical split.
     """
 
     feature: np.ndarray
@@ -50,30 +45,30 @@ class ImportedTree:
 
 
 def convert_tree(tree: ImportedTree, name: str) -> Tree:
-    """The tree with its nodes in depth-first order.
+    """Return the tree with its nodes in depth-first order.
 
     name : of the model, for messages.
 
     Raises
     ------
     ParameterError
-        When the nodes do not make a tree.
+        If the nodes do not form a tree.
     """
     n = len(tree.feature)
     order: list[int] = []
-    waiting = [0]
-    while waiting:
-        node = waiting.pop()
+    pending = [0]
+    while pending:
+        node = pending.pop()
         if not 0 <= node < n or len(order) == n:
             raise ParameterError(f"{name} is damaged: the nodes of a tree do not make a tree")
         order.append(node)
         if tree.left[node] >= 0:
-            waiting += (int(tree.right[node]), int(tree.left[node]))
-    place = np.full(n, -1, np.int32)
-    place[order] = np.arange(len(order))
+            pending += (int(tree.right[node]), int(tree.left[node]))
+    new_number = np.full(n, -1, np.int32)
+    new_number[order] = np.arange(len(order))
     is_leaf = tree.left[order] < 0
-    left = np.where(is_leaf, -1, place[tree.left[order]]).astype(np.int32)
-    right = np.where(is_leaf, -1, place[tree.right[order]]).astype(np.int32)
+    left = np.where(is_leaf, -1, new_number[tree.left[order]]).astype(np.int32)
+    right = np.where(is_leaf, -1, new_number[tree.right[order]]).astype(np.int32)
     cover, value = tree.cover[order].astype(np.float64), tree.value[order].astype(np.float64)
     for node in np.flatnonzero(~is_leaf)[::-1]:
         children = np.array([left[node], right[node]])
@@ -103,20 +98,20 @@ def assemble_imported(
     loss: str,
     options: dict[str, Any],
     baseline: np.ndarray,
-    warm_start: str,
+    library: str,
 ) -> Ensemble:
-    """An ensemble from trees with the output that each is for, in the order of the iterations."""
+    """Return an ensemble from pairs (output, tree), in the order of the iterations."""
     n_outputs = len(baseline)
     if n_outputs == 2:
-        trees = [(0, tree if output else _turned(tree)) for output, tree in trees]
+        trees = [(0, tree if output else _negated(tree)) for output, tree in trees]
         baseline, n_outputs = np.array([baseline[1] - baseline[0]]), 1
     of_output = [[tree for output, tree in trees if output == k] for k in range(n_outputs)]
     if len({len(of) for of in of_output}) > 1:
-        raise ParameterError(f"the model of {warm_start} is damaged: its classes have different numbers of trees")
+        raise ParameterError(f"the model of {library} is damaged: its classes have different numbers of trees")
     kind = losses.by_name(loss, max(2, n_outputs), **options)
     classes = tuple(range(max(2, n_outputs))) if kind.is_classification else None
     n_iterations = len(of_output[0])
-    source: dict[str, Any] = {"label": warm_start, "rows": None, "first_iteration": 1, "last_iteration": n_iterations}
+    source: dict[str, Any] = {"label": library, "rows": None, "first_iteration": 1, "last_iteration": n_iterations}
     return Ensemble(
         features=features,
         named=named,
@@ -130,7 +125,7 @@ def assemble_imported(
 
 
 def levels_of(name: str, given: Sequence[Level] | int) -> tuple[Level, ...]:
-    """The levels that a user named for a column."""
+    """Return the levels that the user gave for a column."""
     found = tuple(range(given)) if isinstance(given, int | np.integer) else tuple(given)
     if not found or len(found) > MAX_LEVELS or len({(type(level), level) for level in found}) < len(found):
         raise ParameterError(f"levels of {name!r} must be up to {MAX_LEVELS:,} different values in the order of their codes")
@@ -138,18 +133,17 @@ def levels_of(name: str, given: Sequence[Level] | int) -> tuple[Level, ...]:
 
 
 def check_codes(name: str, codes: np.ndarray, n_levels: int) -> None:
-    """Refuse sets that hold codes of no level."""
+    """Raise a ParameterError for codes without a level."""
     if len(codes) and (codes.min() < 0 or codes.max() >= n_levels):
         raise ParameterError(f"column {name!r} has {n_levels} levels, but the model knows the code {int(codes.max())}")
 
 
-def check_levels(given: Levels, features: Sequence[str], warm_start: str) -> None:
+def check_levels(given: Levels, features: Sequence[str], library: str) -> None:
+    """Raise a ParameterError for levels of columns that are not categorical in the model."""
     for name in given:
         if name not in features:
-            raise ParameterError(
-                f"levels are given for {name!r}, which the model of {warm_start} has no categorical column for"
-            )
+            raise ParameterError(f"levels are given for {name!r}, which the model of {library} has no categorical column for")
 
 
-def _turned(tree: Tree) -> Tree:
+def _negated(tree: Tree) -> Tree:
     return replace(tree, value=-tree.value)

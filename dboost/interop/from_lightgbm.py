@@ -1,11 +1,12 @@
-"""LightGBM models as ours, from the text that LightGBM saves.
+"""Import of LightGBM models from the text format of LightGBM.
 
-Its splits are ours: ``x <= t`` in float64 goes left, a set of categories goes left, and all other categories, unknown and
-missing ones go right. What a missing number does depends on the column: it goes the split's own way ("NaN"), or it is taken
-for 0 (columns without missing values in training), which is a way as well, since it is known on which side of t the 0 lies.
-Where zeros count as missing (``zero_as_missing``), a split can be carried only if both go the same way.
+Splits have the same form: ``x <= t`` in float64 goes left, a set of categories goes left, and all other categories, unknown and
+missing ones go right. A missing number follows the split's default direction ("NaN"), or counts as 0 (columns without missing
+values in training), whose direction follows from t. If zeros count as missing (``zero_as_missing``), a split can be converted
+only if both have the same direction.
 
-Leaves hold the shrinkage, DART's weights and the average of the target. So predictions agree to the rounding of float64.
+Leaf values include the learning rate, DART's weights and the average of the target, so predictions agree to the rounding of
+float64.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from dboost.interop.convert_trees import (
 )
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
-from dboost.storage import atomic_write as files
+from dboost.storage.atomic_write import read_whole
 
 _OBJECTIVES = {
     "regression": "squared_error",
@@ -46,14 +47,14 @@ _ZERO, _NAN = 1, 2
 
 
 def from_lightgbm(model: Any, levels: Levels) -> Ensemble:
-    """The ensemble of a `lightgbm.Booster`, an estimator that has one, or a model file.
+    """Return the ensemble of a `lightgbm.Booster`, an estimator with one, or a model file.
 
     Raises
     ------
     ParameterError
-        Naming what cannot be carried.
+        Naming what cannot be converted.
     ModelFileError
-        When the file cannot be read.
+        If the file cannot be read.
     """
     text, name = _text(model)
     try:
@@ -68,7 +69,7 @@ def _text(model: Any) -> tuple[str, str]:
     if isinstance(model, str | os.PathLike):
         name = os.fspath(model)
         try:
-            return files.read_whole(name).decode(), name
+            return read_whole(name).decode(), name
         except UnicodeDecodeError as error:
             raise ModelFileError(f"{name} is no text, as models of LightGBM are") from error
     booster = getattr(model, "booster_", model)
@@ -88,14 +89,14 @@ def _parse(text: str, levels: Levels, name: str) -> Ensemble:
     names = entries["feature_names"].split(" ")
     named = names != [f"Column_{j}" for j in range(len(names))]
     parsed = [_entries(block) for block in blocks]
-    features, themselves = _features(
+    features, literal_columns = _features(
         names if named else [f"f{j}" for j in range(len(names))], entries, rest, levels, parsed, name
     )
     if "average_output" in entries:  # random forests
         factor /= max(1, len(blocks) // n_outputs)
-    trees = [(i % n_outputs, _tree(tree, features, themselves, factor, name)) for i, tree in enumerate(parsed)]
+    trees = [(i % n_outputs, _tree(tree, features, literal_columns, factor, name)) for i, tree in enumerate(parsed)]
     baseline = np.zeros(n_outputs)
-    return assemble_imported(trees, features, named=named, loss=loss, options=options, baseline=baseline, warm_start="LightGBM")
+    return assemble_imported(trees, features, named=named, loss=loss, options=options, baseline=baseline, library="LightGBM")
 
 
 def _entries(block: str) -> dict[str, str]:
@@ -103,11 +104,11 @@ def _entries(block: str) -> dict[str, str]:
 
 
 def _loss(entries: dict[str, str], rest: str, name: str) -> tuple[str, dict[str, Any], float]:
-    """Our loss, its options, and what raw scores are multiplied by."""
+    """The name of the loss, its options, and the factor of raw scores."""
     kind, *settings = entries.get("objective", "none").split(" ")
     if kind not in _OBJECTIVES or "sqrt" in settings:
-        said = " ".join([kind, *settings])
-        raise ParameterError(f"{name} was trained with objective {said!r}, which no loss of ours is like")
+        objective = " ".join([kind, *settings])
+        raise ParameterError(f"{name} was trained with objective {objective!r}, which no loss of ours is like")
     of_training = dict(
         line[1:-1].split(": ", 1) for line in rest.splitlines() if line.startswith("[") and ": " in line and line.endswith("]")
     )
@@ -126,7 +127,7 @@ def _loss(entries: dict[str, str], rest: str, name: str) -> tuple[str, dict[str,
 def _features(
     names: list[str], entries: dict[str, str], rest: str, levels: Levels, trees: Sequence[dict[str, str]], name: str
 ) -> tuple[tuple[Feature, ...], set[int]]:
-    """The features, and the columns whose categories are the levels themselves (instead of their positions)."""
+    """The features, and the columns whose category numbers are levels instead of positions."""
     infos = entries["feature_infos"].split(" ")
     codes: dict[int, set[int]] = {
         j: {int(code) for code in info.split(":")} for j, info in enumerate(infos) if info != "none" and info[0] not in "[@"
@@ -135,26 +136,27 @@ def _features(
         for column, of_split in _sets(tree).values():
             codes.setdefault(column, set()).update(of_split.tolist())
     check_levels(levels, [names[j] for j in codes], "LightGBM")
-    of_frame = [line[len("pandas_categorical:") :] for line in rest.splitlines() if line.startswith("pandas_categorical:")]
-    kept = json.loads(of_frame[-1]) if of_frame else None
-    unsaid = [j for j in sorted(codes) if names[j] not in levels]
-    if kept and len(kept) != len(unsaid):
+    stored = [line[len("pandas_categorical:") :] for line in rest.splitlines() if line.startswith("pandas_categorical:")]
+    of_frame = json.loads(stored[-1]) if stored else None
+    unnamed = [j for j in sorted(codes) if names[j] not in levels]
+    if of_frame and len(of_frame) != len(unnamed):
         raise ParameterError(
-            f"{name} has {len(unsaid)} categorical columns ({', '.join(names[j] for j in unsaid)}) but levels of {len(kept)}: "
-            "give levels={name: [...]}, in the order of their codes, or their number, for those that were no pandas categories"
+            f"{name} has {len(unnamed)} categorical columns ({', '.join(names[j] for j in unnamed)}) "
+            f"but levels of {len(of_frame)}: give levels={{name: [...]}}, in the order of their codes, or their number, "
+            "for those that were no pandas categories"
         )
-    features, themselves = [], set[int]()
+    features, literal_columns = [], set[int]()
     for j, column_name in enumerate(names):
         if j not in codes:
             features.append(Feature(column_name))
         elif column_name in levels:
             features.append(Feature(column_name, levels_of(column_name, levels[column_name])))
-        elif kept:
-            features.append(Feature(column_name, levels_of(column_name, kept[unsaid.index(j)])))
+        elif of_frame:
+            features.append(Feature(column_name, levels_of(column_name, of_frame[unnamed.index(j)])))
         else:
             features.append(Feature(column_name, tuple(sorted(code for code in codes[j] if code >= 0))))
-            themselves.add(j)
-    return tuple(features), themselves
+            literal_columns.add(j)
+    return tuple(features), literal_columns
 
 
 def _numbers(tree: dict[str, str], key: str, dtype: type) -> np.ndarray:
@@ -162,28 +164,28 @@ def _numbers(tree: dict[str, str], key: str, dtype: type) -> np.ndarray:
 
 
 def _sets(tree: dict[str, str]) -> dict[int, tuple[int, np.ndarray]]:
-    """Of the categorical splits: column, and the categories that go left."""
+    """Column and categories that go left, by categorical split."""
     if int(tree.get("num_cat", 0)) == 0:
         return {}
     is_set = _numbers(tree, "decision_type", np.int64) & 1
-    columns, place = _numbers(tree, "split_feature", np.int64), _numbers(tree, "threshold", np.float64)
+    columns, set_number = _numbers(tree, "split_feature", np.int64), _numbers(tree, "threshold", np.float64)
     ends, words = _numbers(tree, "cat_boundaries", np.int64), _numbers(tree, "cat_threshold", np.uint32)
     found = {}
     for split in map(int, np.flatnonzero(is_set)):
-        first, last = ends[int(place[split])], ends[int(place[split]) + 1]
+        first, last = ends[int(set_number[split])], ends[int(set_number[split]) + 1]
         bits = np.unpackbits(words[first:last].astype("<u4").view(np.uint8), bitorder="little")
         found[split] = int(columns[split]), np.flatnonzero(bits)
     return found
 
 
-def _tree(tree: dict[str, str], features: tuple[Feature, ...], themselves: set[int], factor: float, name: str) -> Tree:
+def _tree(tree: dict[str, str], features: tuple[Feature, ...], literal_columns: set[int], factor: float, name: str) -> Tree:
     if tree.get("is_linear", "0") != "0":
         raise ParameterError(f"{name} has trees with linear models in their leaves, ours have constants")
     n_leaves = int(tree["num_leaves"])
     n_splits = n_leaves - 1
     left, right = _numbers(tree, "left_child", np.int64)[:n_splits], _numbers(tree, "right_child", np.int64)[:n_splits]
     leaves = np.full(n_leaves, -1)
-    # Leaf l is called -(l + 1); here leaves come after the splits.
+    # LightGBM numbers leaf l as -(l + 1); here leaves follow the splits.
     left, right = (np.append(np.where(child < 0, n_splits - child - 1, child), leaves) for child in (left, right))
     decision = _numbers(tree, "decision_type", np.int64)[:n_splits]
     threshold = _numbers(tree, "threshold", np.float64)[:n_splits]
@@ -197,7 +199,7 @@ def _tree(tree: dict[str, str], features: tuple[Feature, ...], themselves: set[i
     sets = {}
     for split, (_, codes) in _sets(tree).items():
         feature = features[column[split]]
-        if int(column[split]) in themselves:
+        if int(column[split]) in literal_columns:
             codes = np.searchsorted(np.array(feature.levels), codes)
         check_codes(feature.name, codes, len(feature.levels or ()))
         sets[split] = codes

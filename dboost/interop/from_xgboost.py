@@ -1,15 +1,14 @@
-"""XGBoost models as ours.
+"""Import of XGBoost models.
 
-**Thresholds.** XGBoost rounds a row to float32 and asks ``x < s``. The same question to a float64 x is ``x <= t``, where t is
-the largest float64 that rounds to a float32 below s: half-way between s and the float32 before it, or next to that,
-depending on which way the tie is rounded. So float64 rows are decided as there, too.
+**Thresholds.** XGBoost rounds a row to float32 and tests ``x < s``. The equivalent test of a float64 x is ``x <= t``, where t
+is the largest float64 that rounds to a float32 below s: half-way between s and the float32 before it, or next to that,
+depending on which way the tie is rounded. So float64 rows reach the same leaves.
 
-**Categories.** A set of codes goes right. Models of XGBoost 3.1 and later say which levels the codes stand for; for earlier
-ones, and for matrices, the user has to, since a code that is in no set goes left while with us an unknown level is missing.
+**Categories.** A set of codes goes right. Models of XGBoost 3.1 and later contain the levels of the codes. For earlier models,
+and for matrices, the user gives them, since a code in no set goes left in XGBoost, while here an unknown level is missing.
 
-**Sums.** Leaves are float32 numbers, which we add in float64: predictions agree to the rounding of float32 sums. The base
-score is a prediction, from which the raw score follows by the link. Trees that were dropped out (DART) are weighted: the
-weights are multiplied into the leaves.
+**Sums.** Leaf values are float32, and are added in float64: predictions agree to the rounding of float32 sums. The base score
+is a prediction; the raw score follows by the link. The weights of DART trees are multiplied into the leaf values.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from dboost.interop.convert_trees import (
 )
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
-from dboost.storage import atomic_write as files
+from dboost.storage.atomic_write import read_whole
 
-#: Objectives: our loss, where its options are kept, and the link.
+#: Loss and link of each objective.
 _OBJECTIVES = {
     "reg:squarederror": ("squared_error", "identity"),
     "reg:linear": ("squared_error", "identity"),
@@ -54,14 +53,14 @@ _OBJECTIVES = {
 
 
 def from_xgboost(model: Any, levels: Levels) -> Ensemble:
-    """The ensemble of an `xgboost.Booster`, an estimator that has one, or a model file.
+    """Return the ensemble of an `xgboost.Booster`, an estimator with one, or a model file.
 
     Raises
     ------
     ParameterError
-        Naming what cannot be carried.
+        Naming what cannot be converted.
     ModelFileError
-        When the file cannot be read.
+        If the file cannot be read.
     """
     content, name = _content(model)
     try:
@@ -87,7 +86,7 @@ def from_xgboost(model: Any, levels: Levels) -> Ensemble:
         if isinstance(error, ParameterError):
             raise
         raise ModelFileError(f"{name} is not a model of XGBoost that can be read: {error!r}") from error
-    return assemble_imported(trees, features, named=named, loss=loss, options=options, baseline=baseline, warm_start="XGBoost")
+    return assemble_imported(trees, features, named=named, loss=loss, options=options, baseline=baseline, library="XGBoost")
 
 
 def _content(model: Any) -> tuple[dict[str, Any], str]:
@@ -97,13 +96,13 @@ def _content(model: Any) -> tuple[dict[str, Any], str]:
             raise ParameterError(f"expected a Booster or an estimator of XGBoost, or a file, got {type(model).__name__}")
         return json.loads(bytes(booster.save_raw("json"))), "the model of XGBoost"
     name = os.fspath(model)
-    data = files.read_whole(name)
+    data = read_whole(name)
     try:
         return json.loads(data), name
     except (ValueError, RecursionError) as error:
         if data[:1] != b"{":
             raise ModelFileError(f"{name} is no JSON of XGBoost") from error
-    # A binary file (UBJSON) begins with "{" as well; XGBoost itself reads it best.
+    # A binary file (UBJSON) begins with "{" as well; XGBoost itself reads it.
     try:
         import xgboost
     except ImportError:
@@ -171,7 +170,7 @@ def _features(
 
 
 def _levels(stored: dict[str, Any]) -> tuple[Any, ...]:
-    """The levels that a model keeps; none where it keeps none, or not all of their bytes."""
+    """The levels in a model; empty if it contains none, or not all of their bytes."""
     values = stored.get("values") or []
     if "offsets" not in stored:
         return tuple(values)
@@ -192,17 +191,17 @@ def _tree(tree: dict[str, Any], weight: np.float32, features: Sequence[Feature],
     left = np.asarray(tree["left_children"], np.int64)
     cover = np.asarray(tree["sum_hessian"], np.float64)
     sets = {}
-    places = zip(
+    segments = zip(
         tree.get("categories_nodes", []), tree.get("categories_segments", []), tree.get("categories_sizes", []), strict=True
     )
-    for node, first, size in places:
+    for node, first, size in segments:
         of_feature = features[feature[node]]
         right = np.asarray(tree["categories"][first : first + size], np.int64)
         check_codes(of_feature.name, right, len(of_feature.levels or ()))
         sets[int(node)] = np.setdiff1d(np.arange(len(of_feature.levels or ())), right)
     threshold = last_below(condition)
     for node in np.flatnonzero((left >= 0) & [features[j].is_categorical for j in feature]):
-        if int(node) not in sets:  # a categorical column that is asked about as a number: its codes
+        if int(node) not in sets:  # a numeric split on the codes of a categorical column
             codes = np.arange(len(features[feature[node]].levels or ()))
             sets[int(node)] = codes[codes <= threshold[node]]
     return convert_tree(
@@ -215,7 +214,7 @@ def _tree(tree: dict[str, Any], weight: np.float32, features: Sequence[Feature],
             right=np.asarray(tree["right_children"], np.int64),
             gain=np.asarray(tree["loss_changes"], np.float64),
             cover=cover,
-            # Sums of Hessians count rows where these are 1; elsewhere nobody counted them.
+            # A sum of Hessians is a number of rows where each Hessian is 1; otherwise the number is unknown.
             count=np.rint(cover).astype(np.int64) if link == "identity" else np.zeros(len(left), np.int64),
             value=condition.astype(np.float64) * np.float64(weight),
         ),
@@ -224,7 +223,7 @@ def _tree(tree: dict[str, Any], weight: np.float32, features: Sequence[Feature],
 
 
 def last_below(bounds: np.ndarray) -> np.ndarray:
-    """The largest float64 that rounds to a float32 below each bound (float32): float64[n]."""
+    """Return the largest float64 that rounds to a float32 below each bound (float32): float64[n]."""
     with np.errstate(over="ignore", invalid="ignore"):
         below = np.nextafter(bounds, np.float32(-np.inf))
         middle = below.astype(np.float64) / 2 + bounds.astype(np.float64) / 2

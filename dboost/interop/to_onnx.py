@@ -1,15 +1,15 @@
 """An ONNX graph: one float32 input [rows, features]; the last output is the prediction, or the probabilities.
 
-The rows are cast to float64 and put through one TreeEnsembleRegressor with float64 thresholds and leaves (ai.onnx.ml 3), so
-that sums are ours before the one rounding to float32 at the end; then comes the link. Thresholds are those of
-`columns`: a float32 row stands for the float64 row that it was rounded from. Classifiers have two outputs, ``label`` and
-``probabilities`` [rows, classes], regressors one, ``prediction`` [rows].
+The rows are cast to float64 and evaluated by one TreeEnsembleRegressor with float64 thresholds and leaves (ai.onnx.ml 3), so
+that sums equal those of the `Booster` before the rounding to float32 at the end; then follows the inverse link. Thresholds are
+rounded as in `dboost.interop.export`: a float32 row represents the float64 row that it was rounded from. Classifiers have two
+outputs, ``label`` and ``probabilities`` [rows, classes], regressors one, ``prediction`` [rows].
 
-**Sets of categories** have no node of their own in that operator, so a categorical split becomes a chain of questions over the
-runs of consecutive numbers that leave missing values: "equal to this one?" for a run of one, "up to the run's end?" after
-"below its start?" for others. Every "yes" leads to one of the two children, the last "no" to the child of missing values, where
-thus unknown numbers end too, and missing values, to which every question is answered "no". The children are
-shared by the questions of a chain, as converters of other libraries do it, and runtimes take it.
+**Sets of categories** have no node type in that operator, so a categorical split becomes a chain of numeric nodes over the runs
+of consecutive numbers on the side without missing values: "equal?" for a run of one number, "below its start?" and then "up to
+its end?" for others. Each true branch leads to one of the two children, the last false branch to the child of missing values,
+which thus also receives unknown numbers; every test of a missing value is false. The nodes of a chain share the children, as
+in converters of other libraries.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 def to_onnx(ensemble: Ensemble, loss: Loss) -> onnx.ModelProto:
-    """The model as an ONNX model.
+    """Return the model as an ONNX model.
 
     Raises
     ------
     DBoostError
-        When onnx is not installed.
+        If onnx is not installed.
     ParameterError
-        When the loss has a link that the format does not know.
+        If the loss has a link that the format does not have.
     """
     try:
         from onnx import TensorProto, checker, helper
@@ -48,7 +48,7 @@ def to_onnx(ensemble: Ensemble, loss: Loss) -> onnx.ModelProto:
     tables = _Tables(helper)
     for i, tree in enumerate(ensemble.trees):
         tables.add(tree, i, i % ensemble.n_outputs, ensemble.features)
-    for i in range(len(ensemble.trees), ensemble.n_outputs):  # a model without trees has lone leaves of nothing
+    for i in range(len(ensemble.trees), ensemble.n_outputs):  # without trees: one leaf of value 0 per output
         tables.add_leaf(i, i % ensemble.n_outputs)
     nodes = [
         helper.make_node("Cast", ["features"], ["rows"], to=TensorProto.DOUBLE),
@@ -96,7 +96,7 @@ def to_onnx(ensemble: Ensemble, loss: Loss) -> onnx.ModelProto:
 
 
 def _add_classes(helper: Any, nodes: list[Any], constants: list[Any], ensemble: Ensemble, response: str, score: str) -> int:
-    """Probabilities and labels from scores; the type of the labels."""
+    """Add nodes from scores to probabilities and labels; return the type of the labels."""
     from onnx import TensorProto
 
     if response == "softmax":
@@ -119,8 +119,8 @@ def _add_classes(helper: Any, nodes: list[Any], constants: list[Any], ensemble: 
         of_labels, classes = TensorProto.STRING, [str(level).encode() for level in classes]
     constants.append(helper.make_tensor("classes", of_labels, [len(classes)], classes))
     nodes += [
-        helper.make_node("ArgMax", ["probabilities"], ["likeliest"], axis=1, keepdims=0),
-        helper.make_node("Gather", ["classes", "likeliest"], ["label"]),
+        helper.make_node("ArgMax", ["probabilities"], ["most_probable"], axis=1, keepdims=0),
+        helper.make_node("Gather", ["classes", "most_probable"], ["label"]),
     ]
     return of_labels
 
@@ -133,7 +133,7 @@ def _doubles(helper: Any, values: Any) -> Any:
 class _Tables:
     """The nodes of all trees, in the columns of a TreeEnsembleRegressor.
 
-    A node's "no" leads to the node that follows it in the list of its tree, as runtimes lay trees out.
+    The false branch of a node in a chain leads to the next node of the chain.
     """
 
     def __init__(self, helper: Any) -> None:
@@ -146,9 +146,9 @@ class _Tables:
         self._leaves.append((tree, node, output, value))
 
     def add(self, tree: Tree, number: int, output: int, features: tuple[Feature, ...]) -> None:
-        """A tree; the questions of chains that are not its own nodes are numbered after these."""
+        """Add a tree; further nodes of chains are numbered after its own nodes."""
         threshold = nearest_float32(tree.threshold).astype(np.float64)
-        following = tree.n_nodes
+        n_nodes = tree.n_nodes
         for node in range(tree.n_nodes):
             column = int(tree.feature[node])
             left, right = int(tree.left[node]), int(tree.right[node])
@@ -160,14 +160,14 @@ class _Tables:
             else:
                 members = away_from_missing(tree, node, features[column])
                 with_missing, away = (left, right) if tree.missing_left[node] else (right, left)
-                questions = list(_questions(members))
+                tests = list(_membership_tests(members))
                 at = node
-                for i, (mode, value, is_away) in enumerate(questions):
+                for i, (mode, value, is_away) in enumerate(tests):
                     yes = away if is_away else with_missing
-                    no = with_missing if i == len(questions) - 1 else following + i
+                    no = with_missing if i == len(tests) - 1 else n_nodes + i
                     self._rows.append((number, at, column, mode, value, yes, no, 0))
                     at = no
-                following += len(questions) - 1
+                n_nodes += len(tests) - 1
 
     def attributes(self) -> dict[str, Any]:
         trees, nodes, columns, modes, values, yes, no, missing = zip(*self._rows, strict=True)
@@ -188,10 +188,10 @@ class _Tables:
         }
 
 
-def _questions(members: np.ndarray) -> Iterator[tuple[str, float, bool]]:
-    """Which questions, in turn, find out whether a number is one of these; and whether "yes" says that it is."""
+def _membership_tests(members: np.ndarray) -> Iterator[tuple[str, float, bool]]:
+    """Yield the tests of a chain that decide membership: mode, value, and whether true means that a number is a member."""
     if not len(members):
-        yield "BRANCH_EQ", -1.0, True  # nothing is
+        yield "BRANCH_EQ", -1.0, True  # no number is -1
         return
     starts = np.flatnonzero(np.diff(members, prepend=-2) != 1)
     for first, last in zip(members[starts], members[np.append(starts[1:], len(members)) - 1], strict=True):

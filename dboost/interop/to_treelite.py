@@ -1,8 +1,7 @@
-"""A treelite model with float64 thresholds and leaves, so that float64 rows get our decisions and our sums.
+"""Export to a treelite model with float64 thresholds and leaves, which reaches the same leaves and sums for float64 rows.
 
-Left is "less than or equal" here too, and a list of categories may lead to either child: it is given for the child where
-missing values do not go, so that unknown levels go with the missing ones. The two ends of the real line need no
-care, and neither does the baseline: it is treelite's base score.
+Left means "less than or equal" in treelite too. A list of categories may lead to either child: it is given for the child
+without missing values, so that unknown levels follow the missing ones. The baseline is treelite's base score.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ _POSTPROCESSOR = {"identity": "identity", "exp": "exponential", "sigmoid": "sigm
 
 
 def to_treelite(ensemble: Ensemble, loss: Loss) -> treelite.Model:
-    """The model as a treelite model.
+    """Return the model as a treelite model.
 
     Raises
     ------
     DBoostError
-        When treelite is not installed.
+        If treelite is not installed.
     ParameterError
-        When the loss has a link that treelite does not know.
+        If the loss has a link that treelite does not have.
     """
     try:
         from treelite.model_builder import Metadata, ModelBuilder, PostProcessorFunc, TreeAnnotation
@@ -60,7 +59,7 @@ def to_treelite(ensemble: Ensemble, loss: Loss) -> treelite.Model:
         builder.start_tree()
         _add_nodes(builder, tree, ensemble.features)
         builder.end_tree()
-    for _ in range(n_trees - len(ensemble.trees)):  # a model without trees has lone leaves of nothing
+    for _ in range(n_trees - len(ensemble.trees)):  # without trees: one leaf of value 0 per output
         builder.start_tree()
         builder.start_node(0)
         builder.leaf(0.0)

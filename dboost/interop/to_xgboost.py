@@ -1,22 +1,22 @@
-"""XGBoost's JSON, as `xgboost.Booster(model_file=...)` reads it (the schema of XGBoost 2, which later ones read too).
+"""Export to XGBoost's JSON format, for `xgboost.Booster(model_file=...)` (the schema of XGBoost 2, which later versions read).
 
-Four things are told otherwise there.
+XGBoost differs in four ways:
 
-* **Left is "less than"**, in float32: ``x < s``. So s is the float32 that follows the nearest one to our threshold.
-* **A set of categories goes right**, and a category that is in no set goes left, whatever the direction of missing values.
-  With us unknown levels go where missing values go. So a categorical split whose missing values go right is mirrored, with
-  its children exchanged; then the set holds the levels that leave missing values, and both agree on all others.
-* **Siblings are neighbours**: the right child has the number after the left one's, so nodes are numbered anew.
-* **The first score** (``base_score``) is a prediction in float32, from which XGBoost computes the raw score. It is set to
-  the prediction of raw score 0, and the baseline is part of the first iteration's leaves, so that nothing is rounded twice.
+* **Left means "less than"**, in float32: ``x < s``. So s is the float32 after the one nearest to our threshold.
+* **A set of categories goes right**, and a category in no set goes left, independent of the direction of missing values. Here,
+  unknown levels follow missing values. So a categorical split with missing values on the right is mirrored, with its children
+  exchanged; then the set contains the levels on the side without missing values, and both libraries agree on all others.
+* **Siblings are neighbours**: the right child has the number after the left one's, so nodes are renumbered.
+* **The base score** is a prediction in float32, from which XGBoost computes the raw score. It is set to the prediction of raw
+  score 0, and the baseline is added to the leaves of the first iteration, so that nothing is rounded twice.
 
-Frames may be handed to XGBoost (3.1 and later) as they are: the levels go along, so that it finds the code of a frame's
-category itself. Frames with a categorical column whose levels are numbers with gaps, or text beyond ASCII, are refused by
-XGBoost; matrices of `to_matrix` always do.
+XGBoost (3.1 and later) reads frames directly: the file contains the levels, so that XGBoost finds the codes of a frame's
+categories. It refuses frames with a categorical column whose levels are numbers with gaps, or text beyond ASCII; matrices of
+`to_matrix` always work.
 
-Leaf values and their sums are float32 there. An exponential loss (p = sigmoid(2 F)) becomes binary:logistic with leaves
-twice as large. Huber's loss becomes reg:squarederror, which predicts the same: its δ changes from one iteration to the next,
-which no objective of XGBoost does.
+Leaf values and their sums are float32 in XGBoost. An exponential loss (p = sigmoid(2 F)) becomes binary:logistic with doubled
+leaf values. The Huber loss becomes reg:squarederror with the same predictions: its δ changes between iterations, which no
+objective of XGBoost supports.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
 
 _SQUARED: dict[str, Any] = {"name": "reg:squarederror", "reg_loss_param": {"scale_pos_weight": "1"}}
-#: The prediction that belongs to the raw score 0.
+#: The prediction for the raw score 0.
 _NEUTRAL = {"identity": "0E0", "exp": "1E0", "sigmoid": "5E-1", "softmax": "0E0"}
 _NO_PARENT = 2_147_483_647
 _INT64 = 15
 
 
 def dumps(ensemble: Ensemble, loss: Loss) -> bytes:
-    """The model as the bytes of an XGBoost model file in JSON.
+    """Return the bytes of an XGBoost model file in JSON.
 
     Raises
     ------
     ParameterError
-        When the loss has a link that XGBoost does not know.
+        If the loss has a link that XGBoost does not have.
     """
     response, factor = response_of(loss, ensemble.n_outputs, "XGBoost")
     features, n_outputs = ensemble.features, ensemble.n_outputs
     trees = [_tree(i, tree, value * factor, features) for i, (tree, value) in enumerate(with_baseline(ensemble))]
     names = [feature.name for feature in features] if ensemble.named else []
     if any(set(name) & set("[]<") for name in names):
-        names = []  # XGBoost takes no such names, so its matrices have none
+        names = []  # XGBoost refuses such names; without names it accepts matrices
     model = {
         "learner": {
             "attributes": {},
@@ -101,9 +101,9 @@ def _objective(response: str, ensemble: Ensemble) -> dict[str, Any]:
 
 
 def _categories(features: tuple[Feature, ...]) -> dict[str, Any]:
-    """Levels of text as Arrow keeps them, of whole numbers from 0 on as 64-bit integers; nothing for other features.
+    """Levels of text in Arrow's layout, whole numbers from 0 on as 64-bit integers; nothing for other features.
 
-    Nor for text beyond ASCII, where XGBoost counts characters and reads bytes.
+    Text beyond ASCII is omitted, because XGBoost counts characters and reads bytes.
     """
     encoded: list[dict[str, Any]] = []
     ends, in_order = [0], list[int]()
@@ -141,14 +141,14 @@ def _tree(number: int, tree: Tree | None, value: np.ndarray, features: tuple[Fea
         if not default_left[node]:
             left[node], right[node], default_left[node] = right[node], left[node], True
         members = away_from_missing(tree, node, feature)
-        # An empty set is a split that sends everything one way: a number below infinity.
+        # A split with an empty set sends all rows one way, like the test x < infinity.
         condition[node] = 0.0 if len(members) else np.inf
         if len(members):
             sets[node] = members
     condition = np.where(tree.feature < 0, value.astype(np.float32), condition)
     order, parents = _with_siblings_together(left, right)
-    place = np.empty(n, np.int64)
-    place[order] = np.arange(n)
+    new_number = np.empty(n, np.int64)
+    new_number[order] = np.arange(n)
     in_order = {new: sets[node] for new, node in enumerate(order) if node in sets}
     sizes = [len(members) for members in in_order.values()]
     return {
@@ -159,10 +159,10 @@ def _tree(number: int, tree: Tree | None, value: np.ndarray, features: tuple[Fea
         "categories_sizes": sizes,
         "default_left": default_left[order].astype(int).tolist(),
         "id": number,
-        "left_children": np.where(left < 0, -1, place[left])[order].tolist(),
+        "left_children": np.where(left < 0, -1, new_number[left])[order].tolist(),
         "loss_changes": _floats(tree.gain[order]),
         "parents": parents,
-        "right_children": np.where(right < 0, -1, place[right])[order].tolist(),
+        "right_children": np.where(right < 0, -1, new_number[right])[order].tolist(),
         "split_conditions": _floats(condition[order]),
         "split_indices": np.maximum(tree.feature, 0)[order].tolist(),
         "split_type": [int(node in in_order) for node in range(n)],
@@ -177,15 +177,15 @@ def _tree(number: int, tree: Tree | None, value: np.ndarray, features: tuple[Fea
 
 
 def _with_siblings_together(left: np.ndarray, right: np.ndarray) -> tuple[list[int], list[int]]:
-    """The nodes level by level, and for each the number of its parent in that order."""
+    """The nodes level by level, and the number of each node's parent in that order."""
     order, parents = [0], [_NO_PARENT]
-    for place, node in enumerate(order):  # which grows meanwhile
+    for number, node in enumerate(order):  # the loop appends to `order`
         if left[node] >= 0:
             order += (int(left[node]), int(right[node]))
-            parents += (place, place)
+            parents += (number, number)
     return order, parents
 
 
 def _floats(values: np.ndarray) -> list[float]:
-    """Numbers with as many digits as a float32 needs."""
+    """Numbers with the shortest decimal form of their float32."""
     return [float(str(value)) for value in np.asarray(values, np.float64).astype(np.float32)]

@@ -1,14 +1,13 @@
-"""What the rows looked like that a model has learned from: enough of it to notice that later ones look different.
+"""Summary of the training data, to detect drift of other data.
 
-Of each feature a `Distribution` is kept. For numbers these are some twenty groups between quantiles (values that alone make up
-a group have one to themselves), with the number of rows in each, and the smallest and the largest value. For categories it is
-the number of rows of the most frequent levels, and of all others together. Rows without a value are counted by themselves. The
-same is kept of the model's raw scores at the end of the fit, per output, and of the target.
+Each feature has a `Distribution`. For numbers it has about 20 groups between quantiles (a value as frequent as a group has its
+own one) with the number of rows in each, and the smallest and largest value. For categories it has the number of rows of the
+most frequent levels, and of all others. Missing values are counted separately. The raw scores at the end of the fit, per
+output, and the target have distributions too.
 
-The counts are those of a sample of the rows, which depends on the seed and the rows' numbers only (`session.reference_sample`),
-so a summary is the same for any partitioning. It lies in the record of the source that it is about (`Ensemble.sources`), as
-JSON types. Other rows are compared with it by counting them in the same groups; counts add up, so any number of partitions can
-be counted where they lie.
+The counts are those of a sample of the rows that depends only on the seed and the rows' numbers (`session.reference_sample`),
+so a summary is the same for any partitioning. It is stored in the record of its source (`Ensemble.sources`) as JSON types.
+Other rows are counted in the same groups; counts are additive, so each partition is counted on the worker that holds it.
 """
 
 from __future__ import annotations
@@ -25,45 +24,35 @@ from dboost.errors import DataError, ModelFileError
 from dboost.metrics import stability as drift
 from dboost.schema import Feature
 
-#: Groups of numbers at most.
+#: Largest number of groups of numbers.
 GROUPS = 20
-#: Levels that are counted by themselves.
+#: Largest number of levels with a group of their own.
 LEVELS = 100
-#: What is counted of other rows beside the groups: the missing, those outside the old range, those of unknown levels.
+#: Further counts of other rows: missing values, values outside the training range, unknown levels.
 EXTRAS = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Distribution:
-    """How the values of one column, or the scores of one output, were distributed.
+    """Distribution of the values of one column, or of the scores of one output."""
 
-    Attributes
-    ----------
-    counts : int64[g]
-        Rows of each group.
-    missing : int
-        Rows without a value.
-    cuts : float64[g - 1] or None
-        Of numbers: group i holds what is above cut i - 1 and not above cut i.
-    low, high : float
-        Of numbers: the smallest and the largest; NaN where there is none.
-    codes : int64[g - 1] or None
-        Of categories: those that the groups but the last are for, ascending; the last holds all others.
-    n_levels : int
-        Of categories: how many there were.
-    """
-
+    #: int64[g], number of rows of each group.
     counts: np.ndarray
+    #: Number of rows without a value.
     missing: int
+    #: Numbers: float64[g - 1]; group i has the values above cut i - 1 and not above cut i.
     cuts: np.ndarray | None = None
+    #: Numbers: smallest and largest value; NaN without values.
     low: float = math.nan
     high: float = math.nan
+    #: Categories: int64[g - 1], ascending codes of the groups; the last group has all others.
     codes: np.ndarray | None = None
+    #: Categories: number of levels.
     n_levels: int = 0
 
     @classmethod
     def of_numbers(cls, values: np.ndarray) -> Distribution:
-        """From some values (float64[n], NaN where missing)."""
+        """Return the distribution of values (float64[n], NaN where missing)."""
         present = np.sort(values[~np.isnan(values)])
         cuts = propose(present, None, GROUPS)
         counts = np.diff(np.searchsorted(present, cuts, side="right"), prepend=0, append=len(present))
@@ -72,7 +61,7 @@ class Distribution:
 
     @classmethod
     def of_codes(cls, values: np.ndarray, n_levels: int) -> Distribution:
-        """From codes of categories (float64[n], NaN where missing)."""
+        """Return the distribution of codes of categories (float64[n], NaN where missing)."""
         present = values[~np.isnan(values)].astype(np.int64)
         of_level = np.bincount(present, minlength=n_levels)
         frequent = np.argsort(-of_level, kind="stable")[:LEVELS]
@@ -81,9 +70,9 @@ class Distribution:
         return cls(counts.astype(np.int64), len(values) - len(present), codes=codes, n_levels=n_levels)
 
     def tally(self, values: np.ndarray) -> np.ndarray:
-        """Other values, counted: int64[g + EXTRAS], the rows of each group, the missing, those outside, those unknown.
+        """Count other values: int64[g + EXTRAS], rows per group, missing values, values outside the range, unknown levels.
 
-        Unknown levels, which have codes beyond those of the model, are in no group.
+        Unknown levels, with codes from `n_levels` on, belong to no group.
         """
         present = values[~np.isnan(values)]
         outside = unknown = 0
@@ -102,10 +91,10 @@ class Distribution:
         return np.append(counts, [len(values) - len(present), outside, unknown]).astype(np.int64)
 
     def compare(self, tally: np.ndarray) -> dict[str, Any]:
-        """What has changed, see `Summary.compare`."""
+        """Return statistics of the difference, see `Summary.compare`."""
         after, (missing, outside, unknown), n = tally[:-EXTRAS], tally[-EXTRAS:], n_rows_of(tally)
         n_before = int(self.counts.sum()) + self.missing
-        # Those without a value and those of unknown levels are groups like the others.
+        # Missing values and unknown levels are groups like the others.
         both = [np.append(self.counts, [self.missing, 0]), np.append(after, [missing, unknown])]
         index, by_chance = drift.stability_index(*both), drift.chance(*both)
         ordered = self.cuts is not None
@@ -122,7 +111,7 @@ class Distribution:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """Return the fields as JSON types."""
         if self.cuts is None:
             assert self.codes is not None
             return {
@@ -136,7 +125,7 @@ class Distribution:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Distribution:
-        """From what `to_dict` gave. ValueError, TypeError or KeyError when it is something else."""
+        """Return the distribution in a result of `to_dict`; ValueError, TypeError or KeyError for other content."""
         counts, missing = _ascending(stored["counts"], int, strictly=None), int(stored["missing"])
         if "cuts" in stored:
             low, high = (math.nan if end is None else float(end) for end in stored["range"])
@@ -152,13 +141,13 @@ class Distribution:
 
 
 def n_rows_of(tally: np.ndarray) -> int:
-    """How many rows were counted."""
+    """Return the number of counted rows."""
     missing, _, unknown = tally[-EXTRAS:]
     return int(tally[:-EXTRAS].sum() + missing + unknown)
 
 
 def _ascending(values: Any, kind: type, *, strictly: bool | None) -> np.ndarray:
-    """A list of numbers as an array; strictly : whether they must ascend."""
+    """A list of numbers as an array. strictly : check that they ascend."""
     if not isinstance(values, list) or not all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
         raise ValueError("it holds something else than numbers")
     found = np.array(values, np.int64 if kind is int else np.float64)
@@ -169,17 +158,10 @@ def _ascending(values: Any, kind: type, *, strictly: bool | None) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """Of the rows that a source's trees were grown from.
-
-    Attributes
-    ----------
-    features : tuple of Distribution
-    scores : tuple of Distribution
-        Of the raw scores at the end of the fit, one per output; none where the model has been changed since.
-    target : Distribution
-    """
+    """Distributions of the training rows of one source."""
 
     features: tuple[Distribution, ...]
+    #: Raw scores at the end of the fit, one per output; empty if the model has been edited since.
     scores: tuple[Distribution, ...]
     target: Distribution
 
@@ -187,7 +169,7 @@ class Summary:
     def of(
         cls, features: tuple[Feature, ...], values: np.ndarray, scores: np.ndarray, target: np.ndarray, n_classes: int | None
     ) -> Summary:
-        """From some rows.
+        """Return the summary of rows.
 
         Parameters
         ----------
@@ -196,7 +178,7 @@ class Summary:
             Codes in categorical columns, NaN where missing.
         scores : float64[n, n_outputs]
         target : float64[n]
-            In the terms of the loss.
+            In the units of the loss: numbers, or codes of classes.
         n_classes : int or None
         """
         columns = [
@@ -207,14 +189,14 @@ class Summary:
         return cls(tuple(columns), tuple(Distribution.of_numbers(score) for score in scores.T), truth)
 
     def tally(self, values: np.ndarray, scores: np.ndarray | None, target: np.ndarray | None) -> list[np.ndarray]:
-        """Other rows, counted: one array for each feature, for each output's scores, and for the target if there is one."""
+        """Count other rows: one array for each feature, for each output's scores, and for the target if there is one."""
         pairs = [*zip(self.features, values.T, strict=True)]
         pairs += [] if scores is None else [*zip(self.scores, scores.T, strict=bool(self.scores))]
         pairs += [] if target is None else [(self.target, target)]
         return [distribution.tally(column) for distribution, column in pairs]
 
     def compare(self, tallies: Sequence[np.ndarray], names: Sequence[str], outputs: Sequence[str]) -> list[dict[str, Any]]:
-        """A record for each column that was counted, with what `Booster.drift` says of it.
+        """Return a record with the statistics of `Booster.drift` for each column that was counted.
 
         names : of the features; outputs : of the scores.
         """
@@ -226,7 +208,7 @@ class Summary:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """Return the fields as JSON types."""
         return {
             "features": [one.to_dict() for one in self.features],
             "scores": [one.to_dict() for one in self.scores],
@@ -235,12 +217,14 @@ class Summary:
 
     @classmethod
     def from_dict(cls, stored: Any, n_features: int, n_outputs: int) -> Summary:
-        """From what `to_dict` gave.
+        """Return the summary in a result of `to_dict`.
 
         Raises
         ------
+        ModelFileError
+            If the content is not a summary.
         DataError
-            When it is no summary of a model of so many features and outputs.
+            If the summary has other numbers of features or outputs.
         """
         try:
             features, scores = ([Distribution.from_dict(one) for one in stored[name]] for name in ("features", "scores"))

@@ -1,14 +1,10 @@
-"""An ensemble ready for prediction.
+"""Prediction with an ensemble, and the layouts of trees for the prediction kernels (see `dboost.kernels.predict`).
 
-The trees are laid out for the kernels when a matrix of a float type is first met, and the rows are shared out among
-threads. A row's score is ``((baseline + value) + value) + …`` in float64, in the order of the trees, which is also how
-training adds them up.
+The layout for a float dtype is made at the first prediction from a matrix of that dtype; rows are divided among threads. A
+row's score is ``((baseline + value) + value) + …`` in float64, in the order of the trees, as in training.
 
-Trees laid out as the arrays that the prediction kernels read (see `dboost.kernels.predict`).
-
-Thresholds are float64. For a float32 value x, ``x <= t`` is the same test as ``x <= t'`` where t' is the largest float32
-that is not above t; so a float32 matrix is compared in float32 and reaches the very leaves that it would reach in
-float64.
+Thresholds are float64. For a float32 value x, ``x <= t`` is equivalent to ``x <= t'`` where t' is the largest float32 that is
+not above t; so a float32 matrix is compared in float32 and reaches the same leaves as in float64.
 """
 
 from __future__ import annotations
@@ -25,14 +21,14 @@ from dboost.kernels.simd import LANES
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
 
-#: Rows × trees for which a thread is worth its start.
+#: Number of rows × trees per thread from which on a thread saves time.
 WORTH_A_THREAD = 100_000
 
 Range = tuple[int, int]
 
 
 class FlatEnsemble:
-    """The trees of an ensemble, which any number of threads may ask at a time.
+    """Predicts with the trees of an ensemble; may be used by several threads at once.
 
     Parameters
     ----------
@@ -44,16 +40,16 @@ class FlatEnsemble:
         self._forests: dict[np.dtype, QuickScorerForest | TraversalForest] = {}
 
     def raw_scores(self, matrix: np.ndarray, iterations: Range | None = None, n_threads: int | None = None) -> np.ndarray:
-        """Raw scores of the rows of a matrix.
+        """Return the raw scores of the rows of a matrix.
 
         Parameters
         ----------
         matrix : float32 or float64 [n, n_features]
-            As made by `dboost.data.feature_block`: codes of the levels in categorical columns.
+            A block of `dboost.data.feature_block`: codes of the levels in categorical columns.
         iterations : (first, last), optional
-            Only the trees of these iterations; the last one is not included.
+            Only the trees of these iterations, without the last one. Default: all.
         n_threads : int, optional
-            Default: as many as there are processors that this process may use.
+            Default: all processors that this process may use.
 
         Returns
         -------
@@ -64,7 +60,7 @@ class FlatEnsemble:
         return scores
 
     def staged_raw_scores(self, matrix: np.ndarray, n_threads: int | None = None) -> Iterator[np.ndarray]:
-        """Raw scores after one iteration, after two, …; each is the one before plus one iteration's trees."""
+        """Yield raw scores after one iteration, after two, …; each adds one iteration's trees to the previous scores."""
         scores = self.raw_scores(matrix, (0, 0))
         for iteration in range(self._ensemble.n_iterations):
             self.add_to(scores, matrix, (iteration, iteration + 1), n_threads)
@@ -74,20 +70,20 @@ class FlatEnsemble:
         self, scores: np.ndarray, matrix: np.ndarray, iterations: Range | None = None, n_threads: int | None = None
     ) -> None:
         """Add the leaf values of some iterations to raw scores (float64[n, n_outputs]) in place."""
-        self._ask(matrix, iterations, n_threads, scores, np.empty((len(matrix), 0), np.int32))
+        self._run(matrix, iterations, n_threads, scores, np.empty((len(matrix), 0), np.int32))
 
     def leaves(self, matrix: np.ndarray, iterations: Range | None = None, n_threads: int | None = None) -> np.ndarray:
-        """Number of the leaf that each row reaches in each tree, from left to right 0, 1, 2, …: int32[n, n_trees]."""
+        """Return the leaf that each row reaches in each tree, numbered from left to right: int32[n, n_trees]."""
         first, last = self._trees(iterations)
         leaves = np.empty((len(matrix), last - first), np.int32)
-        self._ask(matrix, iterations, n_threads, np.zeros((len(matrix), self._ensemble.n_outputs)), leaves)
+        self._run(matrix, iterations, n_threads, np.zeros((len(matrix), self._ensemble.n_outputs)), leaves)
         return leaves
 
     def _trees(self, iterations: Range | None) -> Range:
         first, last = iterations or (0, self._ensemble.n_iterations)
         return first * self._ensemble.n_outputs, last * self._ensemble.n_outputs
 
-    def _ask(
+    def _run(
         self,
         matrix: np.ndarray,
         iterations: Range | None,
@@ -107,38 +103,37 @@ class FlatEnsemble:
         kernel = predict_quickscorer if isinstance(forest, QuickScorerForest) else predict_traversal
 
         def work(start: int, stop: int) -> None:
-            room = room_for(forest.columns, forest.n_levels, matrix.dtype)
-            kernel(*forest, matrix, (start, stop), trees, scores, leaves, *room)
+            scratch = room_for(forest.columns, forest.n_levels, matrix.dtype)
+            kernel(*forest, matrix, (start, stop), trees, scores, leaves, *scratch)
 
         share_out(work, len(matrix), trees[1] - trees[0], n_threads)
 
     def _forest(self, precision: np.dtype) -> QuickScorerForest | TraversalForest:
-        # Two threads may both find nothing and lay the trees out twice, to the same effect.
+        # Two threads may both make the layout, with equal results.
         if precision not in self._forests:
             self._forests[precision] = lay_out_forest(self._ensemble.trees, self._ensemble.features, precision)
         return self._forests[precision]
 
 
 def share_out(work: Callable[[int, int], None], n_rows: int, n_trees: int, n_threads: int | None) -> None:
-    """Call ``work(start, stop)`` for stretches of rows, on several threads where that pays."""
+    """Call ``work(start, stop)`` for ranges of rows, on several threads if that saves time."""
     if n_threads is None:
         n_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     n_threads = min(n_threads, n_rows * n_trees // WORTH_A_THREAD)
     if n_threads <= 1:
         return work(0, n_rows)
-    # Whole blocks, and more stretches than threads: one that is held up does not hold up the others.
-    stretch = -(-n_rows // (4 * n_threads * LANES)) * LANES
-    starts = range(0, n_rows, stretch)
+    # Whole blocks, and more ranges than threads, so that a slow thread does not delay the others.
+    length = -(-n_rows // (4 * n_threads * LANES)) * LANES
+    starts = range(0, n_rows, length)
     with ThreadPoolExecutor(n_threads) as pool:
-        for _ in pool.map(work, starts, [min(start + stretch, n_rows) for start in starts]):
+        for _ in pool.map(work, starts, [min(start + length, n_rows) for start in starts]):
             pass
 
 
-#: So many numeric questions take as long as one step of a walk …
+#: Number of numeric tests, and of categorical lookups, that take as long as one step of a traversal.
 QUESTIONS_PER_STEP = 20
-#: … and so many lookups as long as one step of a walk that may meet categories.
 LOOKUPS_PER_STEP = 4
-#: Trees of more leaves are walked, and so are forests whose tables would have more words.
+#: Trees with more leaves are traversed, and so are forests whose lookup tables would have more words.
 MAX_LEAVES = 4_096
 MAX_TABLE_WORDS = 1 << 24
 
@@ -149,31 +144,31 @@ _ALL = (1 << _PAGE) - 1
 def lay_out_forest(
     trees: Sequence[Tree], features: tuple[Feature, ...], precision: np.dtype
 ) -> QuickScorerForest | TraversalForest:
-    """Trees in the form that is faster to ask, for matrices of the given float type."""
+    """Return the faster layout of the trees, for matrices of the given float dtype."""
     forest = _Forest(trees, features)
     if (forest.n_leaves > MAX_LEAVES).any():
         return _walked(forest, precision)
-    questions = _Questions(forest)
-    steps = questions.is_numeric.sum() / QUESTIONS_PER_STEP + len(questions.looked_up) / LOOKUPS_PER_STEP
-    n_words = int((forest.n_levels[questions.looked_up] + np.int64(1)).sum())
+    tests = _PageTests(forest)
+    steps = tests.is_numeric.sum() / QUESTIONS_PER_STEP + len(tests.looked_up) / LOOKUPS_PER_STEP
+    n_words = int((forest.n_levels[tests.looked_up] + np.int64(1)).sum())
     if steps > forest.depth.sum() or n_words > MAX_TABLE_WORDS:
         return _walked(forest, precision)
-    return _paged(forest, questions, precision)
+    return _paged(forest, tests, precision)
 
 
 def lay_out_pages(trees: Sequence[Tree], features: tuple[Feature, ...], precision: np.dtype) -> QuickScorerForest:
-    """Trees as pages of 32 leaves, to be asked everything."""
+    """Return the QuickScorer layout: pages of 32 leaves, all of whose tests are evaluated."""
     forest = _Forest(trees, features)
-    return _paged(forest, _Questions(forest), precision)
+    return _paged(forest, _PageTests(forest), precision)
 
 
 def lay_out_walks(trees: Sequence[Tree], features: tuple[Feature, ...], precision: np.dtype) -> TraversalForest:
-    """Trees as nodes, to be walked down."""
+    """Return the traversal layout: nodes, of which a row visits one path."""
     return _walked(_Forest(trees, features), precision)
 
 
 class _Forest:
-    """All trees' nodes in one row of arrays.
+    """The nodes of all trees in concatenated arrays.
 
     Attributes
     ----------
@@ -185,12 +180,12 @@ class _Forest:
     tree : int64[n_nodes]
     n_leaves, depth, first_node, first_value : int64[n_trees]
     columns : int64[n_used]
-        The features that trees ask about, numeric ones first.
+        The features with splits, numeric ones first.
     n_numeric : int
-        How many of these are numeric.
+        Number of numeric ones.
     n_levels : uint32[n_used - n_numeric]
-    place : int64[n_nodes]
-        Where a split's feature is among the columns.
+    column_index : int64[n_nodes]
+        Index of a split's feature in `columns`.
     values : float64[n_leaves of all trees]
     """
 
@@ -219,12 +214,12 @@ class _Forest:
         self.n_numeric = int((~is_categorical).sum())
         levels = [features[column].levels or () for column in self.columns[self.n_numeric :]]
         self.n_levels = np.array([len(of_column) for of_column in levels], np.uint32)
-        place = np.zeros(len(features), np.int64)
-        place[self.columns] = np.arange(len(self.columns))
-        self.place = np.where(self.is_leaf, 0, place[self.feature] if n else 0)
+        index_of = np.zeros(len(features), np.int64)
+        index_of[self.columns] = np.arange(len(self.columns))
+        self.column_index = np.where(self.is_leaf, 0, index_of[self.feature] if n else 0)
 
     def _depths(self) -> np.ndarray:
-        """Splits on each tree's longest path, going down all trees level by level."""
+        """Number of splits on each tree's longest path, computed level by level for all trees."""
         depth = np.zeros(len(self.first_node), np.int64)
         at = self.first_node[~self.is_leaf[self.first_node]] if len(depth) else self.first_node
         level = 0
@@ -236,7 +231,7 @@ class _Forest:
         return depth
 
     def goes_left(self, node: int, n_codes: int) -> np.ndarray:
-        """Which codes a categorical split sends left; the last one stands for missing values."""
+        """Return which codes a categorical split sends left; the last one stands for missing values."""
         left = np.zeros(n_codes, np.bool_)
         tree = int(self.tree[node])
         left[self._trees[tree].categories[node - int(self.first_node[tree])]] = True
@@ -244,30 +239,30 @@ class _Forest:
         return left
 
 
-class _Questions:
-    """Which splits can exclude leaves of which pages.
+class _PageTests:
+    """The pairs of a split and a page of which the split can exclude leaves.
 
-    A tree's pages follow each other from the last to the first.
+    The pages of a tree are stored from the last to the first.
 
     Attributes
     ----------
     page, node : int64[n]
-        The page's number, and the split.
+        Number of the page, and the split.
     keep : int64[n]
-        Which of the page's bits the answer "right" leaves set: all but those of the leaves under the left child.
+        Mask of the page's leaves that remain possible if a row goes right: all but those under the left child.
     is_numeric : bool[n]
     n_pages, first_page : int64[n_trees]
     looked_up, lookup_page : int64[n_lookups]
-        Of every page the categorical columns (counted from the first one) that are asked about.
+        The categorical columns (counted from the first one) with splits on each page.
     """
 
     def __init__(self, forest: _Forest) -> None:
         split = np.flatnonzero(~forest.is_leaf)
-        first, last = forest.leaf[split], forest.leaf[forest.right[split]]  # under the left child
+        first, last = forest.leaf[split], forest.leaf[forest.right[split]]  # leaves under the left child
         first_page, last_page = first // _PAGE, (last - 1) // _PAGE
-        n_asked = last_page - first_page + 1
-        of = np.repeat(np.arange(len(split)), n_asked)
-        page = first_page[of] + np.arange(len(of)) - np.repeat(np.cumsum(n_asked) - n_asked, n_asked)
+        n_tests = last_page - first_page + 1
+        of = np.repeat(np.arange(len(split)), n_tests)
+        page = first_page[of] + np.arange(len(of)) - np.repeat(np.cumsum(n_tests) - n_tests, n_tests)
         low, high = np.clip((first[of] - page * _PAGE, last[of] - page * _PAGE), 0, _PAGE)
         self.keep = _ALL - ((1 << high) - (1 << low))
         self.node = split[of]
@@ -275,8 +270,8 @@ class _Questions:
         self.first_page = np.cumsum(self.n_pages) - self.n_pages
         tree = forest.tree[self.node]
         self.page = self.first_page[tree] + self.n_pages[tree] - 1 - page
-        self.is_numeric = forest.place[self.node] < forest.n_numeric
-        column = forest.place[self.node] - forest.n_numeric
+        self.is_numeric = forest.column_index[self.node] < forest.n_numeric
+        column = forest.column_index[self.node] - forest.n_numeric
         self.lookup_page, self.looked_up = self._lookups(column)
 
     def _lookups(self, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -285,60 +280,60 @@ class _Questions:
         return np.divmod(np.unique(self.page[categorical] * width + column[categorical]), width)
 
 
-def _paged(forest: _Forest, questions: _Questions, precision: np.dtype) -> QuickScorerForest:
-    """Trees as pages of 32 leaves."""
-    numbers = np.arange(int(questions.n_pages.sum()) + 1)
-    numeric = np.flatnonzero(questions.is_numeric)
-    node = questions.node[numeric]
-    numeric = numeric[np.lexsort((forest.missing_left[node], questions.page[numeric]))]
-    node, page = questions.node[numeric], questions.page[numeric]
-    asked = np.empty(len(numeric), kernels.question(precision))
-    asked["threshold"] = _floor(forest.threshold[node], precision)
-    asked["start"] = forest.place[node] * LANES
-    asked["keep"] = questions.keep[numeric]
+def _paged(forest: _Forest, tests: _PageTests, precision: np.dtype) -> QuickScorerForest:
+    """The QuickScorer layout."""
+    numbers = np.arange(int(tests.n_pages.sum()) + 1)
+    numeric = np.flatnonzero(tests.is_numeric)
+    node = tests.node[numeric]
+    numeric = numeric[np.lexsort((forest.missing_left[node], tests.page[numeric]))]
+    node, page = tests.node[numeric], tests.page[numeric]
+    numeric_tests = np.empty(len(numeric), kernels.question(precision))
+    numeric_tests["threshold"] = _floor(forest.threshold[node], precision)
+    numeric_tests["start"] = forest.column_index[node] * LANES
+    numeric_tests["keep"] = tests.keep[numeric]
     begin = np.searchsorted(page, numbers)
 
     pages = np.empty(len(numbers) - 1, kernels.PAGE)
-    tree = np.repeat(np.arange(len(forest.n_leaves)), questions.n_pages)
-    pages["first_leaf"] = _PAGE * (questions.first_page[tree] + questions.n_pages[tree] - 1 - numbers[:-1])
+    tree = np.repeat(np.arange(len(forest.n_leaves)), tests.n_pages)
+    pages["first_leaf"] = _PAGE * (tests.first_page[tree] + tests.n_pages[tree] - 1 - numbers[:-1])
     pages["begin"], pages["end"] = begin[:-1], begin[1:]
     pages["missing_left"] = begin[1:] - np.bincount(page[forest.missing_left[node]], minlength=len(numbers) - 1)
-    first_lookup = np.searchsorted(questions.lookup_page, numbers)
+    first_lookup = np.searchsorted(tests.lookup_page, numbers)
     pages["first_lookup"], pages["last_lookup"] = first_lookup[:-1], first_lookup[1:]
 
-    lookups = np.empty(len(questions.looked_up), kernels.LOOKUP)
-    n_codes = forest.n_levels[questions.looked_up] + np.int64(1)
-    lookups["start"] = questions.looked_up * LANES
+    lookups = np.empty(len(tests.looked_up), kernels.LOOKUP)
+    n_codes = forest.n_levels[tests.looked_up] + np.int64(1)
+    lookups["start"] = tests.looked_up * LANES
     lookups["table"] = starts = np.cumsum(n_codes) - n_codes
     table = np.full(int(n_codes.sum()), _ALL, np.uint32)
     width = len(forest.n_levels) + 1
-    key = questions.lookup_page * width + questions.looked_up
-    for k in np.flatnonzero(~questions.is_numeric):
-        split = int(questions.node[k])
-        i = int(np.searchsorted(key, questions.page[k] * width + forest.place[split] - forest.n_numeric))
+    key = tests.lookup_page * width + tests.looked_up
+    for k in np.flatnonzero(~tests.is_numeric):
+        split = int(tests.node[k])
+        i = int(np.searchsorted(key, tests.page[k] * width + forest.column_index[split] - forest.n_numeric))
         part = table[starts[i] : starts[i] + n_codes[i]]
-        part[~forest.goes_left(split, len(part))] &= np.uint32(questions.keep[k])
+        part[~forest.goes_left(split, len(part))] &= np.uint32(tests.keep[k])
 
     trees = np.empty(len(forest.n_leaves), kernels.PAGED_TREE)
-    trees["first_page"], trees["last_page"] = questions.first_page, questions.first_page + questions.n_pages
+    trees["first_page"], trees["last_page"] = tests.first_page, tests.first_page + tests.n_pages
     trees["first_value"] = forest.first_value
-    return QuickScorerForest(forest.columns, forest.n_levels, trees, pages, asked, lookups, table, forest.values)
+    return QuickScorerForest(forest.columns, forest.n_levels, trees, pages, numeric_tests, lookups, table, forest.values)
 
 
 def _walked(forest: _Forest, precision: np.dtype) -> TraversalForest:
-    """Trees as nodes."""
-    categorical = np.flatnonzero((forest.place >= forest.n_numeric) & ~forest.is_leaf)
+    """The traversal layout."""
+    categorical = np.flatnonzero((forest.column_index >= forest.n_numeric) & ~forest.is_leaf)
     nodes = np.empty(len(forest.feature), kernels.node(precision))
     nodes["threshold"] = _floor(forest.threshold, precision)
-    nodes["start"] = (2 * forest.place + forest.missing_left) * LANES
+    nodes["start"] = (2 * forest.column_index + forest.missing_left) * LANES
     nodes["start"][categorical] = 0
     nodes["right"], nodes["leaf"] = forest.right, forest.leaf
     node_sets = np.zeros(len(nodes), kernels.NODE_SET)
-    # First the empty set, for nodes that are not categorical: whatever code they ask it about, it is not there.
+    # The first set is empty, for nodes that are not categorical: it contains no code.
     sets = [np.zeros(max(forest.n_levels, default=0) // 32 + 1, np.uint32)]
     n_words = len(sets[0])
     for at in categorical.tolist():
-        column = forest.place[at] - forest.n_numeric
+        column = forest.column_index[at] - forest.n_numeric
         node_sets[at] = column * LANES, n_words
         sets.append(_mask_words(forest.goes_left(at, int(forest.n_levels[column]) + 1)))
         n_words += len(sets[-1])
@@ -351,7 +346,7 @@ def _walked(forest: _Forest, precision: np.dtype) -> TraversalForest:
 
 
 def floor_to_float32(values: np.ndarray) -> np.ndarray:
-    """The largest float32 that is not above each value (NaN stays NaN)."""
+    """Return the largest float32 that is not above each value (NaN stays NaN)."""
     with np.errstate(over="ignore"):
         rounded = np.asarray(values).astype(np.float32)
         return np.where(rounded > values, np.nextafter(rounded, np.float32(-np.inf)), rounded)
@@ -362,7 +357,7 @@ def _floor(thresholds: np.ndarray, precision: np.dtype) -> np.ndarray:
 
 
 def _mask_words(bits: np.ndarray) -> np.ndarray:
-    """Booleans as bits of uint32 words, the first in the lowest."""
+    """Pack booleans into uint32 words, lowest bit first."""
     padded = np.zeros((len(bits) // 32 + 1) * 32, np.bool_)
     padded[: len(bits)] = bits
     return np.packbits(padded, bitorder="little").view("<u4").astype(np.uint32)

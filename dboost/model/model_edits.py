@@ -1,11 +1,11 @@
-"""What becomes of a model when time goes on: new levels, fewer trees, trees of some data taken out.
+"""Models derived from a model: with more levels, fewer iterations, or without the trees of one source.
 
-A categorical feature may meet levels later that its model has never seen. They are appended to the feature's levels, so no
-code changes its meaning; but a tree that knew nothing of them must go on treating them as it did, as missing. So in the old
-trees the new codes join whichever side missing values go to. A widened model gives every row the score that it gave before.
+New data may have levels of a categorical feature that the model does not have. They are appended to the feature's levels, so
+no code changes its meaning. Old trees treat new levels as missing: their codes are added to the side of missing values. A
+widened model gives every row the same score as before.
 
-Trees are sums, so some may be left out. The last ones of a model were fitted to what the first ones left over: cutting off
-the end gives a model that existed once, taking out the middle gives one that never did.
+A model is a sum of trees, so trees can be removed. Later trees were fitted to the residuals of earlier ones: without its last
+trees a model equals an earlier state of itself, without trees in the middle it equals none.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dboost.schema import Feature
 
 
 def widen(model: Ensemble, features: tuple[Feature, ...]) -> Ensemble:
-    """The same model for features that have more levels.
+    """Return the same model for features with more levels.
 
     Parameters
     ----------
     model : Ensemble
     features : tuple of Feature
-        The model's own, categorical ones with levels appended.
+        The model's features, categorical ones with levels appended.
     """
     added: dict[int, np.ndarray] = {}
     for j, (old, new) in enumerate(zip(model.features, features, strict=True)):
@@ -50,12 +50,12 @@ def _widened(tree: Tree, added: dict[int, np.ndarray]) -> Tree:
 
 
 def truncate(model: Ensemble, n_iterations: int) -> Ensemble:
-    """The model as it was after its first iterations.
+    """Return the model as it was after its first iterations; `Booster.truncate` documents it.
 
     Raises
     ------
     ParameterError
-        When it never had so many.
+        For a number of iterations that the model does not have.
     """
     try:
         n = operator.index(n_iterations)
@@ -78,12 +78,12 @@ def truncate(model: Ensemble, n_iterations: int) -> Ensemble:
 
 
 def without_scores(source: dict[str, Any]) -> dict[str, Any]:
-    """A source's record whose summary tells nothing of scores, because the model that gave them is no more."""
+    """Return a source's record without the summary of scores, which belongs to the unedited model."""
     return source | {"summary": source["summary"] | {"scores": []}} if "summary" in source else source
 
 
 def drop_source(model: Ensemble, which: int | str) -> Ensemble:
-    """The model without the trees that one source's data gave it.
+    """Return the model without the trees of one source; `Booster.drop_source` documents it.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def drop_source(model: Ensemble, which: int | str) -> Ensemble:
     Raises
     ------
     ParameterError
-        When there is no such source, several of that label, or no other one.
+        For a source that does not exist, a label that is not unique, or the only source.
     """
     number = number_of(model, which)
     if len(model.sources) == 1:
@@ -106,7 +106,7 @@ def drop_source(model: Ensemble, which: int | str) -> Ensemble:
         without_scores(source) | {name: source[name] - last + first for name in ("first_iteration", "last_iteration")}
         for source in model.sources[number + 1 :]
     ]
-    # What was measured with the trees that are gone is true no longer.
+    # Metrics that were measured with the dropped trees are not valid.
     unknown = (math.nan,) * (n - last)
     sources = (*model.sources[:number], *later)
     return replace(
@@ -120,7 +120,7 @@ def drop_source(model: Ensemble, which: int | str) -> Ensemble:
 
 
 def number_of(model: Ensemble, which: int | str) -> int:
-    """The number of a source that is named by its number (negative: from the end) or label; ParameterError if there is none."""
+    """Return the number of a source by its number (negative: from the end) or label; ParameterError if there is none."""
     labels = [source["label"] for source in model.sources]
     if isinstance(which, str):
         if labels.count(which) != 1:

@@ -1,6 +1,6 @@
-"""Model files: JSON that a person can read, that a program can trust, and that is the same for the same model.
+"""Model files in JSON: readable, checked by a digest, and equal for equal models; also reads and writes the compact form.
 
-A file looks like this, one feature, parameter, metric or tree a line::
+A file has one feature, parameter, metric or tree per line::
 
     {
      "format": "dboost",
@@ -19,16 +19,15 @@ A file looks like this, one feature, parameter, metric or tree a line::
      ]
     }
 
-Numbers have as many digits as give back the same bits; where JSON has no word for one it is null (NaN) or in quotes
-("Infinity", "-Infinity"). Nothing of the time, the machine or the number of threads goes in, so the digest names what
-was learned.
+Numbers have the digits that reproduce their bits; NaN is null, infinities are strings ("Infinity", "-Infinity"). A file does
+not depend on the time, the machine or the number of threads, so its digest identifies the model.
 
-Nodes are stored in depth-first order: a split is followed by its left subtree and that by the right one. So the list of
-features (-1 in leaves) tells the shape of the tree, and there are no child indices that could be wrong.
+Nodes are stored in depth-first order: a split is followed by its left subtree, then by its right one. So the list of features
+(-1 in leaves) determines the shape of the tree, and there are no child indices that could be wrong.
 
-Reading trusts nothing. The first lines are compared letter by letter and all others by their digest, so that no flipped
-bit and no lost tail gets through; then types, lengths and indices are checked (`dboost.model.parsing`). Whatever is
-wrong is a `ModelFileError` that names the file. Nothing in a file is ever run.
+Reading checks everything: the first lines literally and the rest by the digest, so that flipped bits and lost ends are
+detected; then types, lengths and indices (`dboost.model.parsing`). Every error is a `ModelFileError` that names the file.
+Nothing in a file is executed.
 """
 
 from __future__ import annotations
@@ -40,18 +39,18 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from importlib.resources import files as files_of
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
 from dboost.errors import ModelFileError
-from dboost.model import arrays
+from dboost.model import compact_file
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.model.parsing import InvalidModel, check_trees, parse_ensemble
-from dboost.storage import atomic_write as files
+from dboost.storage.atomic_write import read_whole, write_whole
 
-#: Of the format; a file of a higher one is refused.
+#: Version of the format; files of a higher one are refused.
 VERSION = 1
 
 _FIRST_LINES = re.compile(rb'\{\n "format": "dboost",\n "version": ([1-9][0-9]{0,8}),\n')
@@ -59,12 +58,12 @@ _DIGEST_LINE = re.compile(rb' "sha256": "([0-9a-f]{64})",\n')
 
 
 def dumps(ensemble: Ensemble) -> bytes:
-    """The model as the bytes of its file.
+    """Return the bytes of the model's file in JSON.
 
     Raises
     ------
     ModelFileError
-        When a parameter is of a kind that JSON does not know.
+        If a parameter has no JSON type.
     """
     content = _content(ensemble)
     head = f'{{\n "format": "dboost",\n "version": {VERSION},\n "sha256": "{_sha256(content)}",\n'
@@ -72,19 +71,20 @@ def dumps(ensemble: Ensemble) -> bytes:
 
 
 def digest(ensemble: Ensemble) -> str:
-    """SHA-256 of what was learned, in hexadecimal: the one in the model's file."""
+    """Return the SHA-256 of the model's content in hexadecimal, equal to the one in its file."""
     return _sha256(_content(ensemble))
 
 
 def loads(data: bytes, name: str = "the model file") -> Ensemble:
-    """The model in the bytes of a file; `name` is what messages call it.
+    """Return the model in the bytes of a file of either form; `name` is its name in messages.
 
     Raises
     ------
     ModelFileError
+        If the content is not a valid model.
     """
-    if arrays.is_arrays(data):
-        return _loads_arrays(data, name)
+    if compact_file.is_compact(data):
+        return _loads_compact(data, name)
     first_lines = _FIRST_LINES.match(data)
     if first_lines is None:
         raise ModelFileError(f"{name} is not a dboost model, or its first lines are damaged")
@@ -102,16 +102,16 @@ def loads(data: bytes, name: str = "the model file") -> Ensemble:
 
 
 def check(ensemble: Ensemble, n_known: int = 0) -> None:
-    """Refuse a model that `loads` would not give back, without writing out what is long: trees, split points, summaries.
+    """Check that `loads` would accept a model, without serializing its trees, split points and summaries.
 
-    Summaries are JSON types of finite numbers by their making (`model.data_summary`), and `loads` asks no more of them.
+    Summaries are finite numbers in JSON types by construction (`dboost.model.data_summary`), and `loads` checks no more.
 
-    n_known : trees at the beginning that are those of a model already, and not looked at again.
+    n_known : number of leading trees that were checked before.
 
     Raises
     ------
     ModelFileError
-        Saying what is wrong.
+        Naming the invalid part.
     """
     sources = tuple({name: value for name, value in source.items() if name != "summary"} for source in ensemble.sources)
     content = json.loads(b"{" + _content(replace(ensemble, trees=(), edges=(), sources=sources)))
@@ -122,21 +122,21 @@ def check(ensemble: Ensemble, n_known: int = 0) -> None:
     _check_trees(replace(ensemble, trees=ensemble.trees[n_known:]))
 
 
-def dumps_arrays(ensemble: Ensemble) -> bytes:
-    """The model as the bytes of its file in the compact form."""
+def dumps_compact(ensemble: Ensemble) -> bytes:
+    """Return the bytes of the model's file in the compact form."""
     _check_trees(ensemble)
     header = json.loads(b"{" + _content(replace(ensemble, trees=())))
     is_categorical = np.array([feature.is_categorical for feature in ensemble.features], bool)
-    return arrays.pack(header, ensemble.trees, is_categorical, VERSION)
+    return compact_file.pack(header, ensemble.trees, is_categorical, VERSION)
 
 
-def _loads_arrays(data: bytes, name: str) -> Ensemble:
-    version = arrays.version_of(data)
+def _loads_compact(data: bytes, name: str) -> Ensemble:
+    version = compact_file.version_of(data)
     if version is None:
         raise ModelFileError(f"{name} is not a dboost model, or its first lines are damaged")
     _check_version(version, name)
     try:
-        return parse_ensemble(arrays.unpack(data, _is_categorical))
+        return parse_ensemble(compact_file.unpack(data, _is_categorical))
     except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{name} does not hold a valid model: {error}") from error
 
@@ -156,26 +156,26 @@ def _check_version(version: int, name: str) -> None:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of the JSON form, as shipped beside this module."""
-    return json.loads(files_of(__package__).joinpath("model.schema.json").read_text(encoding="utf-8"))
+    """Return the JSON Schema of the JSON form."""
+    return json.loads(files(__package__).joinpath("model.schema.json").read_text(encoding="utf-8"))
 
 
 def save(ensemble: Ensemble, path: str | os.PathLike[str]) -> None:
-    """Write the model's file, whole or not at all, over an older one if there is one.
+    """Write the model's file atomically; an existing file is replaced.
 
     Parameters
     ----------
     ensemble : Ensemble
     path : path, or URL that fsspec knows
-        A name that ends in ".dboost" asks for the compact form.
+        A name that ends in ".dboost" selects the compact form.
 
     Raises
     ------
     ModelFileError
-        Naming the file, when it cannot be written.
+        Naming the file that cannot be written.
     """
-    is_compact = os.fspath(path).endswith(arrays.SUFFIX)
-    files.write_whole(path, dumps_arrays(ensemble) if is_compact else dumps(ensemble))
+    is_compact = os.fspath(path).endswith(compact_file.SUFFIX)
+    write_whole(path, dumps_compact(ensemble) if is_compact else dumps(ensemble))
 
 
 def load(path: str | os.PathLike[str]) -> Ensemble:
@@ -186,7 +186,7 @@ def load(path: str | os.PathLike[str]) -> Ensemble:
     ModelFileError
         Naming the file: it does not exist, is damaged, or was written by a newer dboost.
     """
-    return loads(files.read_whole(path), os.fspath(path))
+    return loads(read_whole(path), os.fspath(path))
 
 
 def _sha256(content: bytes) -> str:
@@ -198,7 +198,7 @@ def _refuse_constant(constant: str) -> None:
 
 
 def _content(ensemble: Ensemble) -> bytes:
-    """Everything below the digest."""
+    """The lines after the digest."""
     _check_trees(ensemble)
     entries = {
         "loss": _line(_sorted(ensemble.loss)),
@@ -217,7 +217,7 @@ def _content(ensemble: Ensemble) -> bytes:
         "trees": _list(_line(_tree(tree)) for tree in ensemble.trees),
     }
     text = ",\n".join(f' "{key}": {value}' for key, value in entries.items()) + "\n}\n"
-    # What UTF-8 cannot hold (half of a surrogate pair) becomes "\udcff": in a string, the very escape that JSON has.
+    # Half of a surrogate pair, which UTF-8 cannot encode, becomes an escape like "\udcff", which is valid JSON.
     return text.encode("utf-8", "backslashreplace")
 
 
@@ -239,14 +239,14 @@ def _line(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON does not know: NumPy's scalars."""
+    """Convert NumPy scalars to JSON types."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{value!r} is not a number, string, list or mapping")
 
 
 def _sorted(value: Any) -> Any:
-    """Mappings with their keys sorted, all the way down: here the order means nothing, so it must not matter."""
+    """Mappings with sorted keys at all levels: their order has no meaning, so the digest must not depend on it."""
     if isinstance(value, dict):
         return {key: _sorted(value[key]) for key in sorted(value)}
     return [_sorted(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,8 +1,7 @@
-"""From the JSON of a model file to an ensemble, believing nothing.
+"""Validation: from the JSON content of a model file to an ensemble.
 
-A file may be well-formed, match its checksum and still be nonsense: written by another program, or edited by a person
-who computed the checksum anew. A wrong index would make the prediction kernels read where they must not. So every
-value is checked here, and `InvalidModel` says in words which one is wrong.
+A file may be well-formed, match its digest and still be invalid, if another program wrote it. A wrong index would make the
+prediction kernels read out of bounds. So every value is checked here, and `InvalidModel` names the invalid one.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import MAX_LEVELS, Feature, Level
 
-#: Types of classes. NumPy's own reader of type names parses Python literals, and knows types that classes never have.
+#: Dtypes of classes. NumPy's parser of dtype names also evaluates Python literals and accepts other dtypes.
 _CLASS_TYPES = re.compile(r"bool|object|u?int(8|16|32|64)|float(16|32|64|96|128)|[<>]([iu][248]|f(2|4|8|12|16))")
 
 _NO_TREE = "its nodes do not make one tree"
@@ -26,15 +25,16 @@ _WORDS = {None: math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class InvalidModel(ValueError):
-    """What is wrong with the content."""
+    """The content is not a valid model; the message names the invalid value."""
 
 
 def parse_ensemble(content: Any) -> Ensemble:
-    """An ensemble from the parsed content of its file.
+    """Return the ensemble in the parsed content of its file.
 
     Raises
     ------
-    Refused
+    InvalidModel
+        Naming the invalid value.
     """
     entries = _mapping(content, "the content", Ensemble.__dataclass_fields__)
     features = tuple(_feature(feature, i) for i, feature in enumerate(_sequence(entries["features"], "features")))
@@ -72,44 +72,44 @@ def parse_ensemble(content: Any) -> Ensemble:
 
 
 def depth_first_children(feature: np.ndarray, sizes: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Left and right children (int32, -1 in leaves) of the nodes of trees, which are numbered from 0 in each tree.
+    """Return the left and right children (int32, -1 in leaves) of nodes, which are numbered from 0 in each tree.
 
-    feature : of the nodes of all trees, one tree after the other, in depth-first order; -1 in leaves.
-    sizes : nodes of each tree.
+    feature : of the nodes of all trees in depth-first order; -1 in leaves.
+    sizes : number of nodes of each tree.
 
     Raises
     ------
-    Refused
-        When the nodes of one do not make a tree.
+    InvalidModel
+        If the nodes of a tree do not form a tree.
     """
     n_nodes = np.asarray(sizes, np.int64)
     _check(bool((n_nodes > 0).all()), _NO_TREE)
     tree, end = np.repeat(np.arange(len(n_nodes)), n_nodes), np.cumsum(n_nodes)
     node = np.arange(len(feature)) - (end - n_nodes)[tree]
     step = np.where(feature < 0, -1, 1)
-    # A split needs one more node than it is, a leaf needs none: only the last node may satisfy the need.
-    need = 1 + np.cumsum(step)
-    need -= np.append(0, need[end - 1] - 1)[tree]
+    # Number of subtrees that are still missing after each node: a split adds one, a leaf removes one; 0 only at the end.
+    missing = 1 + np.cumsum(step)
+    missing -= np.append(0, missing[end - 1] - 1)[tree]
     is_last = np.zeros(len(feature), bool)
     is_last[end - 1] = True
-    _check(not np.where(is_last, need != 0, need <= 0).any(), _NO_TREE)
+    _check(not np.where(is_last, missing != 0, missing <= 0).any(), _NO_TREE)
     left, right = np.full(len(feature), -1, np.int32), np.full(len(feature), -1, np.int32)
     split, after_leaf = np.flatnonzero(step > 0), np.flatnonzero((step < 0) & ~is_last) + 1
     left[split] = node[split] + 1
     # Splits and right children match like brackets: among those of one tree and depth of nesting, in their order.
-    opened = split[np.lexsort((need[split], tree[split]))]
-    closed = after_leaf[np.lexsort((need[after_leaf - 1] + 1, tree[after_leaf]))]
+    opened = split[np.lexsort((missing[split], tree[split]))]
+    closed = after_leaf[np.lexsort((missing[after_leaf - 1] + 1, tree[after_leaf]))]
     right[opened] = node[closed]
     return left, right
 
 
 def check_trees(trees: Sequence[Tree], features: tuple[Feature, ...]) -> None:
-    """What `parse_ensemble` checks of each tree, of trees in memory and of all of them at once, which is much faster.
+    """Make the checks of `parse_ensemble` on trees in memory, vectorized over all trees.
 
     Raises
     ------
-    Refused
-        Naming the first tree that is wrong.
+    InvalidModel
+        Naming the first invalid tree.
     """
     if not trees:
         return
@@ -160,7 +160,7 @@ def _sequence(value: Any, what: str) -> list[Any]:
 
 
 def _floats(value: Any, what: str, length: int | None = None) -> np.ndarray:
-    if isinstance(value, np.ndarray):  # from the compact form: numbers already
+    if isinstance(value, np.ndarray):  # from the compact form
         _check(length is None or len(value) == length, f"{what} has {len(value)} entries instead of {length}")
         return value.astype(np.float64)
     numbers = []
@@ -214,8 +214,8 @@ def _edges(value: Any, features: tuple[Feature, ...]) -> tuple[np.ndarray | None
 
 
 def _loss(value: Any, n_outputs: int, has_classes: bool) -> dict[str, Any]:
-    """The record of a loss; what a built-in one is made of must suit it, of a user's own nothing is known here."""
-    from dboost import losses  # it comes with compiled kernels, which those who only write models do not need
+    """The record of a loss; the parameters of built-in losses are checked."""
+    from dboost import losses  # imports compiled kernels, which writing a model does not need
 
     loss = _mapping(value, "loss")
     _check(type(loss.get("name")) is str, "the loss has no name")
@@ -246,7 +246,7 @@ def _source(value: Any) -> dict[str, Any]:
 
 
 def _dtype(value: Any, classes: tuple[Level, ...] | None) -> str | None:
-    """The type of the classes, which must be able to hold them."""
+    """The dtype of the classes, which must be able to represent them."""
     _check(value is None or type(value) is str, "classes_dtype is not a string")
     if value is None:
         _check(classes is None, "there are classes but no classes_dtype")

@@ -1,4 +1,4 @@
-"""The trees as a table, one row a node."""
+"""The trees as a table with one row per node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dboost.model.ensemble import Ensemble, Tree
 
 
 def to_frame(ensemble: Ensemble) -> pd.DataFrame:
-    """All nodes of all trees, tree by tree, in depth-first order.
+    """Return all nodes of all trees, tree by tree, in depth-first order.
 
     Parameters
     ----------
@@ -20,18 +20,18 @@ def to_frame(ensemble: Ensemble) -> pd.DataFrame:
     DataFrame with the columns
 
         - iteration : int, from 1, as in the history
-        - class : the class that the tree speaks for; missing when there is one tree an iteration
+        - class : class of the tree's output; missing with one tree per iteration
         - node : int, from 0 within each tree
         - depth : int, 0 at the root
-        - feature : name of the feature that the node splits on; missing in leaves
+        - feature : name of the feature of the split; missing in leaves
         - threshold : float, numeric splits: the largest value that goes left
         - categories : tuple, categorical splits: the levels that go left
         - missing_left : bool, whether missing values and unknown levels go left
         - left, right : int, the children's `node`; -1 in leaves
-        - gain : float, what the split took off the loss
+        - gain : float, reduction of the loss by the split
         - cover : float, sum of the rows' Hessians
         - count : int, number of training rows
-        - value : float, what a row that ends here adds to the raw score
+        - value : float, term of the raw score of rows in this leaf
     """
     trees = ensemble.trees
     sizes = np.array([tree.n_nodes for tree in trees], np.int64)

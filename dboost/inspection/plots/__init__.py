@@ -1,1 +1,1 @@
-"""Pictures of what a model learned, in one restrained style (see `canvas`); matplotlib is imported when one is drawn."""
+"""Plots of a model in one style (see `canvas`); matplotlib is imported when the first one is drawn."""

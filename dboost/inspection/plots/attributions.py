@@ -1,4 +1,4 @@
-"""Shapley values: all rows at a glance, one feature in detail, one row step by step."""
+"""Plots of Shapley values: a summary of all rows, one feature in detail, one row step by step."""
 
 from __future__ import annotations
 
@@ -6,41 +6,66 @@ from typing import Any
 
 import numpy as np
 
+from dboost.errors import ParameterError
 from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, GREY, INK, VERMILION
+from dboost.inspection.row_functions import at_least_one, sample
+from dboost.inspection.shapley import Shapley, expected_value
+from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
 
+#: Largest number of rows in a plot.
 MAX_POINTS = 2000
+_ALL_ROWS = int(np.iinfo(np.int64).max)
 
 
-def draw_summary(
-    values: np.ndarray, block: np.ndarray, features: tuple[Feature, ...], max_features: int, label: str, ax: Any
-) -> Any:
-    """A dot per row and feature, coloured by the feature's value; the features that move predictions most on top.
+def _attributions(ensemble: Ensemble, block: np.ndarray, output: Any, background: Any) -> tuple[np.ndarray, str]:
+    """Shapley values of a block for one output, and the name of their unit."""
+    k = _output(ensemble, output)
+    rows = None if background is None else sample(background, ensemble, _ALL_ROWS)[1].block
+    values = Shapley(ensemble, rows, False, None)(block)
+    of_class = f" of {ensemble.output_names[k]}" if ensemble.n_outputs > 1 else ""
+    return values if values.ndim == 2 else values[:, :, k], canvas.score_label(ensemble) + of_class
 
-    values : float64[n, n_features]; block : the rows' features.
-    """
-    rows = np.arange(len(values)) if len(values) <= MAX_POINTS else np.arange(MAX_POINTS) * len(values) // MAX_POINTS
+
+def _output(ensemble: Ensemble, output: Any) -> int:
+    """The number of an output by its class; the last one for None."""
+    names = ensemble.output_names
+    if output is None:
+        return len(names) - 1
+    if output not in names:
+        raise ParameterError(f"output={output!r} is none of {', '.join(map(repr, names))}")
+    return names.index(output)
+
+
+def plot_summary(ensemble: Ensemble, X: Any, output: Any, background: Any, max_features: int, ax: Any) -> Any:
+    """Draw one dot per row and feature, colored by the feature's value; features with the largest effect on top."""
+    block = sample(X, ensemble, MAX_POINTS)[1].block
+    values, label = _attributions(ensemble, block, output, background)
+    max_features = at_least_one("max_features", max_features)
+    features = ensemble.features
     order = np.argsort(-np.abs(values).mean(axis=0), kind="stable")[:max_features]
     with canvas.style():
         ax = canvas.axes_for(ax, height=0.9 + 0.32 * max(3, len(order)))
         mesh = None
         notes = set()
-        for place, j in enumerate(order[::-1]):
-            x = values[rows, j]
-            y = place + _spread(x)
-            level, is_number = _ranks(block[rows, j]), features[j].levels is None
-            ax.plot(x[np.isnan(level)], y[np.isnan(level)], "o", color=GREY, markersize=2.2, markeredgewidth=0, alpha=0.6)
-            seen = ~np.isnan(level)
+        for line, j in enumerate(order[::-1]):
+            x = values[:, j]
+            y = line + _spread(x)
+            rank, is_number = _ranks(block[:, j]), features[j].levels is None
+            ax.plot(x[np.isnan(rank)], y[np.isnan(rank)], "o", color=GREY, markersize=2.2, markeredgewidth=0, alpha=0.6)
+            present = ~np.isnan(rank)
             if not is_number:
                 notes.add("orange: categories")
-            if not seen.all():
+            if not present.all():
                 notes.add("grey: missing")
             if is_number:
                 dots = {"s": 5, "cmap": canvas.dots(), "vmin": 0, "vmax": 1, "linewidths": 0, "rasterized": True}
-                mesh = ax.scatter(x[seen], y[seen], c=level[seen], alpha=0.8, **dots)
+                mesh = ax.scatter(x[present], y[present], c=rank[present], alpha=0.8, **dots)
             else:
-                ax.plot(x[seen], y[seen], "o", color=VERMILION, markersize=2.2, markeredgewidth=0, alpha=0.5, rasterized=True)
+                ax.plot(
+                    x[present], y[present], "o", color=VERMILION, markersize=2.2, markeredgewidth=0, alpha=0.5, rasterized=True
+                )
         ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
         ax.set_yticks(np.arange(len(order)), [canvas.short(features[j].name) for j in order[::-1]])
         ax.set(xlabel=f"effect on the {canvas.plain(label)}", ylim=(-0.6, max(3, len(order)) - 0.4))
@@ -68,45 +93,48 @@ def _ranks(x: np.ndarray) -> np.ndarray:
 
 
 def _spread(x: np.ndarray) -> np.ndarray:
-    """Heights that make the density of the points visible: symmetric, without chance."""
+    """Vertical offsets that show the density of the points, without randomness."""
     if not len(x) or np.ptp(x) == 0:
         return np.linspace(-0.3, 0.3, len(x)) if len(x) > 1 else np.zeros(len(x))
-    cell = np.minimum(((x - x.min()) / np.ptp(x) * 60).astype(np.int64), 59)
-    heights, most = np.zeros(len(x)), np.bincount(cell).max()
-    for c in np.unique(cell):
-        here = np.flatnonzero(cell == c)
+    column = np.minimum(((x - x.min()) / np.ptp(x) * 60).astype(np.int64), 59)
+    heights, most = np.zeros(len(x)), np.bincount(column).max()
+    for c in np.unique(column):
+        here = np.flatnonzero(column == c)
         reach = 0.38 * len(here) / most
         step = np.arange(len(here))
         heights[here] = np.where(step % 2 == 0, 1, -1) * reach * (step + 1) / len(here)
     return heights
 
 
-def draw_waterfall(
-    values: np.ndarray, block: np.ndarray, features: tuple[Feature, ...], start: float, max_features: int, label: str, ax: Any
-) -> Any:
-    """One row: from the expected score to its own, one bar per feature, the largest on top.
-
-    values, block : float64[n_features] of the row.
-    """
+def plot_waterfall(ensemble: Ensemble, X: Any, row: int, output: Any, max_features: int, ax: Any) -> Any:
+    """Draw one bar per feature from the expected score to the score of a row, the largest on top."""
+    block = sample(X, ensemble, _ALL_ROWS)[1].block
+    if isinstance(row, bool) or not isinstance(row, int | np.integer) or not -len(block) <= row < len(block):
+        raise ParameterError(f"there is no row {row!r}: X has {len(block)} rows")
+    x = block[int(row) % len(block)]
+    of_rows, label = _attributions(ensemble, x[None], output, None)
+    values, features = of_rows[0], ensemble.features
+    start = float(expected_value(ensemble)[_output(ensemble, output)])
+    max_features = at_least_one("max_features", max_features)
     order = np.argsort(-np.abs(values), kind="stable")
     shown, rest = order[: max_features - 1], order[max_features - 1 :]
     if len(rest) == 1:
         shown, rest = order, order[:0]
-    steps = [(f"{canvas.short(features[j].name, 16)} = {_value(block[j], features[j])}", float(values[j])) for j in shown]
+    steps = [(f"{canvas.short(features[j].name, 16)} = {_value(x[j], features[j])}", float(values[j])) for j in shown]
     if len(rest):
         steps.append((f"{len(rest)} others", float(values[rest].sum())))
     with canvas.style():
         ax = canvas.axes_for(ax, height=1.15 + 0.3 * max(3, len(steps)))
         end = start + float(values.sum())
-        # From the bottom, where the small steps are, up to the largest, which arrives at the row's score.
+        # From the smallest steps at the bottom to the largest, which ends at the row's score.
         at = start
-        for place in range(len(steps) - 1, -1, -1):
-            y, move = len(steps) - 1 - place, steps[place][1]
+        for i in range(len(steps) - 1, -1, -1):
+            y, move = len(steps) - 1 - i, steps[i][1]
             ax.barh(y, move, left=at, height=0.62, color=BLUE if move >= 0 else VERMILION)
-            said = ("+" if move >= 0 else "") + canvas.number(move)
-            canvas.note(ax, said, (max(at, at + move), y), (3, 0), color=GREY)
+            text = ("+" if move >= 0 else "") + canvas.number(move)
+            canvas.note(ax, text, (max(at, at + move), y), (3, 0), color=GREY)
             at += move
-            ax.plot([at, at], [y - 0.31, y + 1.31 if place else y + 0.7], color=GREY, linewidth=0.7)
+            ax.plot([at, at], [y - 0.31, y + 1.31 if i else y + 0.7], color=GREY, linewidth=0.7)
         ax.axvline(start, color=GREY, linewidth=0.8, linestyle=(0, (3, 2)), zorder=0)
         ax.set_yticks(np.arange(len(steps)), [name for name, _ in steps[::-1]])
         ax.set_title(f"From {canvas.number(start)} (expected) to {canvas.number(end)}")
@@ -118,8 +146,12 @@ def draw_waterfall(
     return ax
 
 
-def draw_attribution(values: np.ndarray, x: np.ndarray, feature: Feature, label: str, ax: Any) -> Any:
-    """One feature's Shapley values over its values; a box-free strip per level of a categorical one."""
+def plot_dependence(ensemble: Ensemble, feature: Any, X: Any, output: Any, background: Any, ax: Any) -> Any:
+    """Draw one feature's Shapley values over its values; one strip of dots per level of a categorical feature."""
+    (j,) = ensemble.feature_positions(feature, at_most=1)
+    block = sample(X, ensemble, MAX_POINTS)[1].block
+    of_features, label = _attributions(ensemble, block, output, background)
+    values, x, feature = of_features[:, j], block[:, j], ensemble.features[j]
     with canvas.style():
         present = ~np.isnan(x)
         if feature.levels is None:
@@ -137,10 +169,10 @@ def draw_attribution(values: np.ndarray, x: np.ndarray, feature: Feature, label:
         else:
             codes = np.unique(x[present]).astype(np.int64)[::-1]
             ax = canvas.axes_for(ax, height=0.95 + 0.26 * max(3, len(codes)))
-            for place, code in enumerate(codes):
+            for line, code in enumerate(codes):
                 here = values[x == code]
                 ax.plot(
-                    here, place + _spread(here), "o", color=BLUE, markersize=2.4, markeredgewidth=0, alpha=0.45, rasterized=True
+                    here, line + _spread(here), "o", color=BLUE, markersize=2.4, markeredgewidth=0, alpha=0.45, rasterized=True
                 )
             ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
             ax.set_yticks(np.arange(len(codes)), [canvas.short(feature.levels[code]) for code in codes])

@@ -1,12 +1,11 @@
-"""One style for all pictures.
+"""The common style of all plots: colors, axes, and texts in labels.
 
-Ink is spent on what was measured. There is no frame, only the axis lines that carry numbers; a faint grid on the axis that
-values are read from; titles to the left, above what they are about. Colours are Okabe and Ito's, which colour-blind people
-can tell apart, and never the only difference: lines also differ in dashes, bars in length, points in place. Surfaces use
-cividis, which is even in lightness.
+There is no frame, only the axis lines that carry numbers; a faint grid on the value axis; titles on the left. Colors are those
+of Okabe and Ito, which color-blind readers can distinguish, and never the only difference: lines also differ in dashes, bars
+in length, points in position. Surfaces use cividis, which has uniform lightness.
 
-Pictures are drawn on the axes that the caller passes. Otherwise a figure is made: by pyplot where that is in use, so that a
-notebook or window shows it, else one of its own that no global list keeps alive.
+Plots are drawn on the axes that the caller passes. Otherwise a figure is created: with pyplot if that is imported, so that a
+notebook or window shows it, else without, so that no global list holds it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
+
+from dboost import losses
 from dboost.errors import DBoostError
+from dboost.model.ensemble import Ensemble
 
 INK, GREY, FAINT = "#1b1f24", "#6b7280", "#d5d9df"
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
@@ -62,17 +65,17 @@ STYLE: Any = {
     "svg.hashsalt": "dboost",
 }
 
-#: Width of a picture in inches: narrow enough for a phone, and two stand side by side on a desk.
+#: Width of a plot in inches: fits a phone, and two fit side by side on a desktop screen.
 WIDTH = 5.0
 
 
 def style() -> Any:
-    """A context in which matplotlib draws in the style.
+    """Return a context in which matplotlib uses the style.
 
     Raises
     ------
     DBoostError
-        When matplotlib is not installed, saying how to install it.
+        If matplotlib is not installed.
     """
     try:
         import matplotlib
@@ -81,22 +84,22 @@ def style() -> Any:
     return matplotlib.rc_context(STYLE)
 
 
-_aside = ContextVar("_aside", default=False)
+_detached = ContextVar("_detached", default=False)
 
 
 @contextmanager
-def aside() -> Iterator[None]:
-    """A context in which figures are nobody's but the caller's: no window or notebook shows them, no list keeps them."""
-    token = _aside.set(True)
+def detached() -> Iterator[None]:
+    """A context in which figures are created without pyplot: no window or notebook shows them."""
+    token = _detached.set(True)
     try:
         yield
     finally:
-        _aside.reset(token)
+        _detached.reset(token)
 
 
 def new_axes(n_rows: int = 1, n_columns: int = 1, *, width: float = WIDTH, height: float = 3.1, **how: Any) -> Any:
-    """A grid of axes [n_rows, n_columns] on a figure of its own; call it in `style()`."""
-    if not _aside.get() and ("IPython" in sys.modules or "matplotlib.pyplot" in sys.modules):
+    """Return a grid of axes [n_rows, n_columns] on a new figure; to be called within `style()`."""
+    if not _detached.get() and ("IPython" in sys.modules or "matplotlib.pyplot" in sys.modules):
         import matplotlib.pyplot
 
         figure = matplotlib.pyplot.figure(figsize=(width, height), layout="constrained")
@@ -108,19 +111,19 @@ def new_axes(n_rows: int = 1, n_columns: int = 1, *, width: float = WIDTH, heigh
 
 
 def axes_for(ax: Any, *, height: float = 3.1, width: float = WIDTH) -> Any:
-    """The caller's axes, or new ones."""
+    """Return the caller's axes, or new ones."""
     return new_axes(height=height, width=width)[0, 0] if ax is None else ax
 
 
 def bars(ax: Any) -> None:
-    """For horizontal bars with names: no ticks or line beside the names, the grid on the value axis."""
+    """Style the axes of horizontal bars: no ticks or line beside the names, a grid on the value axis."""
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     ax.grid(axis="x")
 
 
 def dots() -> Any:
-    """The middle of `SURFACE`, for dots: its ends could hardly be seen on black or on white."""
+    """Return the middle of the color map `SURFACE`, for dots: its ends are hardly visible on black or white."""
     import matplotlib
     from matplotlib.colors import ListedColormap
 
@@ -128,51 +131,69 @@ def dots() -> Any:
 
 
 def note(ax: Any, text: str, at: tuple[float, float], offset: tuple[float, float], **how: Any) -> None:
-    """A small text beside a place, offset in points."""
+    """Write a small text beside a position, offset in points."""
     how = {"fontsize": 8, "va": "center", "textcoords": "offset points"} | how
     ax.annotate(text, at, offset, **how)
 
 
 def box(ax: Any) -> dict[str, Any]:
-    """What keeps a text legible on top of lines."""
+    """Return the style of a box that keeps a text legible on top of lines."""
     return {"boxstyle": "square,pad=0.12", "facecolor": ax.get_facecolor(), "edgecolor": "none", "alpha": 0.85}
 
 
 def legend_beside(ax: Any, title: str) -> None:
-    """A legend to the right of the axes, where it hides nothing."""
+    """Add a legend to the right of the axes, where it covers no data."""
     ax.legend(title=title, loc="center left", bbox_to_anchor=(1.0, 0.5), title_fontsize=8.5, borderaxespad=0.4)
 
 
 def colour(i: int) -> dict[str, Any]:
-    """Colour and dashes of the i-th line."""
+    """Return color and dashes of the i-th line."""
     return {"color": CYCLE[i % len(CYCLE)], "linestyle": DASHES[i // len(CYCLE) % len(DASHES)]}
 
 
 def short(text: Any, length: int = 24) -> str:
-    """A name that fits beside a bar, for a picture."""
+    """Return a name for a plot, cut to a length that fits beside a bar."""
     return plain(cut("missing" if text is None else str(text), length))
 
 
 def cut(text: str, length: int = 24) -> str:
-    """The beginning of a text that is too long."""
+    """Cut a text that is too long."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def plain(text: str) -> str:
-    """A text of the user's for a picture: matplotlib would set what is between two dollar signs as a formula."""
+    """Escape a user's text for a plot: matplotlib would typeset text between two dollar signs as a formula."""
     return text.replace("$", r"\$")
 
 
-def spoken(text: str) -> str:
-    """A text of a picture as it is read."""
+def unescaped(text: str) -> str:
+    """Undo `plain`."""
     return text.replace(r"\$", "$")
 
 
 def key(text: str) -> str:
-    """A text for a legend, from which matplotlib leaves out those that begin with an underscore."""
+    """Return a text for a legend: matplotlib omits texts that begin with an underscore."""
     return f"\u200b{text}" if text.startswith("_") else text
 
 
 def number(value: float) -> str:
-    """A number for the eye: four digits, a real minus sign."""
+    """Format a number with four digits and a typographic minus sign."""
     return f"{value:.4g}".replace("-", "−")
+
+
+def score_label(ensemble: Ensemble, scale: str = "raw", centred: bool = False) -> str:
+    """Return the label of an axis that shows raw scores or predictions.
+
+    scale : "raw" or "prediction".
+    """
+    loss = losses.from_dict(ensemble.loss)
+    if scale == "prediction":
+        second = "" if ensemble.n_outputs > 1 else f" of {ensemble.output_names[0]}"
+        label = f"probability{second}" if loss.is_classification else "prediction"
+    elif loss.is_classification:
+        label = "raw score" if ensemble.n_outputs > 1 else f"log odds of {ensemble.output_names[0]}"
+        label = f"raw score of {ensemble.output_names[0]}" if loss.name == "exponential" else label
+    else:
+        is_identity = np.array_equal(loss.inverse_link(np.array([0.25, 2.0])), [0.25, 2.0])
+        label = "prediction" if is_identity else "raw score (logarithm of the prediction)"
+    return f"{label}, centred" if centred else label

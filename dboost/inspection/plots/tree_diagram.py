@@ -1,7 +1,7 @@
-"""One tree, lying on its side: the root at the left, a line of its own for every leaf at the right.
+"""Diagram of one tree: the root on the left, one line for every leaf on the right.
 
-A row that answers yes goes up. Leaves show what they add to the raw score, as a number and as a bar from zero, and how
-many training rows ended there; so even a tree of thirty leaves can be read without a magnifying glass.
+Rows that satisfy the condition of a split go up. A leaf shows its value, as a number and as a bar from zero, and its number of
+training rows; so a tree of thirty leaves stays legible.
 """
 
 from __future__ import annotations
@@ -10,14 +10,24 @@ from typing import Any
 
 import numpy as np
 
+from dboost.errors import ParameterError
 from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, INK, VERMILION
-from dboost.model.ensemble import Tree
+from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
 
 
-def draw_tree(tree: Tree, features: tuple[Feature, ...], title: str, ax: Any) -> Any:
-    """Draw a tree; returns the axes."""
+def plot_tree(ensemble: Ensemble, i: int, ax: Any) -> Any:
+    """Plot tree i of a model; `Booster.plot_tree` documents it."""
+    n = len(ensemble.trees)
+    if isinstance(i, bool) or not isinstance(i, int | np.integer) or not -n <= i < n:
+        raise ParameterError(f"there is no tree {i!r}: the model has {n} trees")
+    iteration, output = divmod(int(i) % n, ensemble.n_outputs)
+    of_class = f", class {ensemble.output_names[output]}" if ensemble.n_outputs > 1 else ""
+    return _draw(ensemble.trees[int(i)], ensemble.features, f"Tree of iteration {iteration + 1}{of_class}", ax)
+
+
+def _draw(tree: Tree, features: tuple[Feature, ...], title: str, ax: Any) -> Any:
     depth = _depths(tree)
     height = _heights(tree)
     deepest = max(1, int(depth.max()))
@@ -30,7 +40,7 @@ def draw_tree(tree: Tree, features: tuple[Feature, ...], title: str, ax: Any) ->
                 ax.plot(x, y, color=FAINT if tree.feature[child] < 0 else GREY, linewidth=1.0, zorder=1)
             ax.plot(depth[node], height[node], "o", color=BLUE, markersize=3.5, zorder=3)
             box = canvas.box(ax)
-            canvas.note(ax, question(tree, int(node), features), (depth[node], height[node]), (5, 0), fontsize=7.5, bbox=box)
+            canvas.note(ax, _condition(tree, int(node), features), (depth[node], height[node]), (5, 0), fontsize=7.5, bbox=box)
         leaves = np.flatnonzero(tree.feature < 0)
         largest = max(float(np.abs(tree.value[leaves]).max()), 1e-300)
         for leaf in leaves:
@@ -38,8 +48,8 @@ def draw_tree(tree: Tree, features: tuple[Feature, ...], title: str, ax: Any) ->
             start = deepest + 0.55
             reach, colour = 0.4 * value / largest, BLUE if value >= 0 else VERMILION
             ax.plot([start, start + reach], [height[leaf]] * 2, color=colour, linewidth=5, solid_capstyle="butt")
-            said = f"{canvas.number(value)}  ({int(tree.count[leaf]):,} rows)"
-            canvas.note(ax, said, (deepest + 1.0, height[leaf]), (4, 0), fontsize=7.5)
+            text = f"{canvas.number(value)}  ({int(tree.count[leaf]):,} rows)"
+            canvas.note(ax, text, (deepest + 1.0, height[leaf]), (4, 0), fontsize=7.5)
         ax.plot([deepest + 0.55] * 2, [-0.45, tree.n_leaves - 0.55], color=INK, linewidth=0.6)
         ax.set_title(canvas.plain(title))
         legend = "yes: up, no: down; bars: what the leaf adds to the raw score"
@@ -49,18 +59,22 @@ def draw_tree(tree: Tree, features: tuple[Feature, ...], title: str, ax: Any) ->
     return ax
 
 
-def question(tree: Tree, node: int, features: tuple[Feature, ...]) -> str:
-    """What a split asks, in words."""
+def _condition(tree: Tree, node: int, features: tuple[Feature, ...]) -> str:
+    """The condition of a split as a question."""
     feature = features[tree.feature[node]]
-    gone = "missing or " if tree.missing_left[node] else ""
+    or_missing = "missing or " if tree.missing_left[node] else ""
     codes = tree.categories[node]
     name = canvas.short(feature.name, 16)
     if codes is None or feature.levels is None:
         threshold = float(tree.threshold[node])
-        return f"{name} present?" if np.isposinf(threshold) and not gone else f"{name} {gone}≤ {canvas.number(threshold)}?"
+        return (
+            f"{name} present?"
+            if np.isposinf(threshold) and not or_missing
+            else f"{name} {or_missing}≤ {canvas.number(threshold)}?"
+        )
     levels = [canvas.short(feature.levels[code], 10) for code in codes]
-    said = ", ".join(levels[:2]) + (f" +{len(levels) - 2}" if len(levels) > 2 else "")
-    return f"{name} {gone}in {said}?" if levels else f"{name} missing?"
+    first = ", ".join(levels[:2]) + (f" +{len(levels) - 2}" if len(levels) > 2 else "")
+    return f"{name} {or_missing}in {first}?" if levels else f"{name} missing?"
 
 
 def _depths(tree: Tree) -> np.ndarray:

@@ -1,5 +1,5 @@
-"""A model on one page, and on a card.
+"""A model as one HTML page (`Booster.report`) and as a card in a notebook.
 
-The page (`page`) is one file of HTML without scripts, and without anything that would be fetched: pictures are drawings
-inside it, whose colours follow the reader's light or dark setting (`look`). The card (`card`) is what a notebook shows.
+`page` computes what both show, the templates beside it (Jinja, with autoescaping) have the HTML and the style sheet, and `svg`
+embeds plots. The page has no scripts and loads nothing; its plots follow the reader's light or dark color scheme.
 """

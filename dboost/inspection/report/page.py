@@ -1,280 +1,299 @@
-"""The report: what the model is, how it was trained, how good it is, what matters and how.
+"""Content of the report and of the card: each section is a function from a `ReportContext` to what its template shows.
 
-Sections are functions from a `ReportContext` (the model, and rows if there are any) to HTML; a section that has nothing to say
-is left out, and says so where a reader would look for it.
+A section without content is None and is omitted from the page.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from html import escape
-from typing import TYPE_CHECKING, Any
+from functools import cache, cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
+from dask.utils import format_bytes
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dboost._lazy_import import pd
 from dboost.errors import ParameterError
 from dboost.inspection.evaluated_rows import EvaluatedRows
-from dboost.inspection.plots import canvas
-from dboost.inspection.report import style as look
+from dboost.inspection.importance import importance
+from dboost.inspection.plots import canvas, performance
+from dboost.inspection.report.svg import Figure, embed
 from dboost.inspection.row_functions import Block, sample
+from dboost.model.ensemble import Ensemble
 from dboost.session.reference_sample import summary_of
-from dboost.storage import atomic_write as files
+from dboost.storage.atomic_write import write_whole
 
-if TYPE_CHECKING:
-    from dboost.inspection.plot_methods import Drawing
-
-#: Rows that dependence, Shapley values and interactions are shown on.
-ROWS = 2000
-#: Features whose dependence is drawn, features that are searched for pairs, and classes that are judged one by one.
-SHOWN, SEARCHED, CLASSES = 6, 6, 4
+#: Rows for dependence, Shapley values and interactions.
+MAX_ROWS = 2000
+#: Features with a plot of their dependence, features whose pairs are tested for interaction, classes with a calibration plot.
+N_DEPENDENCE, N_INTERACTION, N_CLASSES = 6, 6, 4
 #: Rows of the table of drift.
-SHOWN_DRIFT = 10
-#: A pair that does less than this of its work together is not worth a picture.
-NOTABLE = 0.1
+N_DRIFT = 10
+#: The strongest pair is plotted if its H statistic is at least this.
+NOTABLE_INTERACTION = 0.1
+#: Features on the card.
+N_CARD = 5
 
 
 @dataclass(frozen=True, eq=False)
 class ReportContext:
-    """What the report is about: a model and, if there are any, rows, what their target is, and what they count for."""
+    """Input of the report: a `Booster` and optionally rows, their target and their weights."""
 
-    booster: Drawing
+    booster: Any
     data: Any
     target: Any
     weight: Any = None
 
+    @property
+    def ensemble(self) -> Ensemble:
+        return self.booster.ensemble
+
     @cached_property
     def rows(self) -> Block | None:
         """A sample of the data."""
-        return None if self.data is None else sample(self.data, self.booster.ensemble, ROWS, self.weight)[1]
+        return None if self.data is None else sample(self.data, self.ensemble, MAX_ROWS, self.weight)[1]
 
     @cached_property
-    def truth(self) -> EvaluatedRows | None:
-        return None if self.target is None else EvaluatedRows(self.booster.ensemble, self.data, self.target, self.weight)
+    def evaluated(self) -> EvaluatedRows | None:
+        """The data with their target."""
+        return None if self.target is None else EvaluatedRows(self.ensemble, self.data, self.target, self.weight)
 
     @cached_property
     def important(self) -> list[str]:
-        """Features that any tree asks about, the most important first."""
-        importance = self.booster.importance()
-        return [str(name) for name in importance.index[importance > 0]]
+        """Features with splits, the most important first."""
+        percent = importance(self.ensemble)
+        return [str(name) for name in percent.index[percent > 0]]
 
 
-def write(booster: Drawing, path: str | os.PathLike[str], data: Any, target: Any, weight: Any = None) -> None:
-    """See `dboost.inspection.plot_methods.Drawing.report`."""
+class Table(NamedTuple):
+    """Content of an HTML table; columns of numbers are aligned right."""
+
+    names: list[str]
+    is_number: list[bool]
+    rows: list[tuple[Any, ...]]
+
+
+def write(booster: Any, path: str | os.PathLike[str], data: Any, target: Any, weight: Any = None) -> None:
+    """Write the report; `Booster.report` documents it."""
     for what, value in (("a target needs", target), ("weights need", weight)):
         if value is not None and data is None:
             raise ParameterError(f"{what} rows: pass data=… too")
-    files.write_whole(path, page(ReportContext(booster, data, target, weight)).encode())
+    write_whole(path, page(ReportContext(booster, data, target, weight)).encode())
 
 
-def page(subject: ReportContext) -> str:
-    """The report as HTML."""
-    sections: list[Callable[[ReportContext], str]] = [
-        _head,
-        _training,
-        _quality,
-        _drift,
-        _importance,
-        _dependence,
-        _trees,
-        _details,
-    ]
-    with canvas.aside():
-        body = "\n".join(section(subject) for section in sections)
-    title = escape(_title(subject))
+def page(context: ReportContext) -> str:
+    """Return the report as HTML."""
+    with canvas.detached():
+        sections = {
+            "summary": _summary(context),
+            "training": _training(context),
+            "quality": _quality(context),
+            "drift": _drift(context),
+            "importance": _importance(context),
+            "dependence": _dependence(context),
+            "first_tree": _first_tree(context),
+            "details": _details(context),
+        }
+    return _templates().get_template("report.html.jinja").render(title=_title(context.ensemble), **sections)
+
+
+def card(ensemble: Ensemble) -> str:
+    """Return a small summary as HTML for notebooks, without a style sheet that could change the notebook's own style."""
+    kept = ensemble.best_iteration or ensemble.n_iterations
+    percent = importance(ensemble)
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{look.STYLE}</style></head>\n<body><main>\n{body}\n</main></body></html>\n"
+        _templates()
+        .get_template("card.html.jinja")
+        .render(
+            loss=str(ensemble.loss["name"]).replace("_", " "),
+            n_classes=None if ensemble.classes is None else len(ensemble.classes),
+            n_iterations=ensemble.n_iterations,
+            n_features=len(ensemble.features),
+            n_sources=len(ensemble.sources),
+            metrics=[
+                (name.replace("_", " "), float(values[min(kept, len(values)) - 1]))
+                for name, values in ensemble.metrics.items()
+                if values
+            ],
+            importance=[(canvas.cut(str(name)), value) for name, value in percent[percent > 0].head(N_CARD).items()],
+        )
     )
 
 
-def _title(subject: ReportContext) -> str:
-    ensemble = subject.booster.ensemble
+@cache
+def _templates() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("dboost.inspection", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["shown"] = shown
+    return environment
+
+
+def shown(value: Any) -> str:
+    """Format a value of a table or a list."""
+    if value is None or (isinstance(value, float) and value != value):
+        return "–"
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if isinstance(value, int | np.integer):
+        return f"{int(value):,}".replace("-", "−")
+    if isinstance(value, float | np.floating):
+        return canvas.number(float(value))
+    return str(value)
+
+
+def _table(frame: pd.DataFrame) -> Table:
+    is_number = [bool(pd.api.types.is_numeric_dtype(frame[column])) for column in frame.columns]
+    return Table([str(name) for name in frame.columns], is_number, list(frame.itertuples(index=False, name=None)))
+
+
+def _title(ensemble: Ensemble) -> str:
     kind = "regression" if ensemble.classes is None else f"classification, {len(ensemble.classes)} classes"
     return f"A dboost model: {kind}"
 
 
-def _head(subject: ReportContext) -> str:
-    ensemble = subject.booster.ensemble
+def _summary(context: ReportContext) -> list[tuple[str, Any]]:
+    ensemble = context.ensemble
     leaves = [tree.n_leaves for tree in ensemble.trees]
-    rest = ", ".join(f"{key} = {value}" for key, value in ensemble.loss.items() if key not in ("name", "n_classes"))
-    items: list[tuple[str, Any]] = [("loss", f"{ensemble.loss['name']}{f' ({rest})' if rest else ''}".replace("_", " "))]
+    options = ", ".join(f"{key} = {value}" for key, value in ensemble.loss.items() if key not in ("name", "n_classes"))
+    facts: list[tuple[str, Any]] = [("loss", f"{ensemble.loss['name']}{f' ({options})' if options else ''}".replace("_", " "))]
     if ensemble.classes is not None:
         names = [str(name) for name in ensemble.classes]
-        items.append(("classes", ", ".join(names[:6]) + ("" if len(names) <= 6 else f" and {len(names) - 6} more")))
-    items += [
-        ("features", _used(len(subject.important), len(ensemble.features))),
+        facts.append(("classes", ", ".join(names[:6]) + ("" if len(names) <= 6 else f" and {len(names) - 6} more")))
+    n, n_used = len(ensemble.features), len(context.important)
+    facts.append(("features", f"{n}, all used" if n_used == n else f"{n}, of which {n_used} used"))
+    if ensemble.best_iteration is not None:
+        facts.append(("best iteration", ensemble.best_iteration))
+    n_rows = " + ".join(shown(source["rows"]) for source in ensemble.sources if "rows" in source)
+    return [
+        *facts,
         ("iterations", ensemble.n_iterations),
         ("leaves per tree", f"{np.mean(leaves):.1f} on average" if leaves else "–"),
-        ("learned from", " + ".join(look.words(source["rows"]) for source in ensemble.sources if "rows" in source) + " rows"),
+        ("learned from", f"{n_rows} rows"),
     ]
-    if ensemble.best_iteration is not None:
-        items.insert(-2, ("best iteration", ensemble.best_iteration))
-    return f"<header><h1>{escape(_title(subject))}</h1>{look.facts(items)}</header>"
 
 
-_NO_TIMES = (
-    "A model’s file holds no times: they are in <code>booster.history</code> of the process that trained it, and beside the "
-    "file when it is saved with <code>history=True</code>."
-)
-
-
-def _used(n_used: int, n: int) -> str:
-    return f"{n}, all used" if n_used == n else f"{n}, of which {n_used} used"
-
-
-def _training(subject: ReportContext) -> str:
-    booster = subject.booster
-    history = booster.history
-    known: list[tuple[str, Any]] = []
-    seconds = [column for column in history.columns if column.startswith("seconds")]
-    for column in seconds:
-        what = column.removeprefix("seconds").replace("_", " ").strip()
-        known.append((f"seconds, {what}" if what else "seconds in iterations", float(history[column].sum())))
+def _training(context: ReportContext) -> dict[str, Any]:
+    booster, history = context.booster, context.booster.history
+    facts: list[tuple[str, Any]] = []
+    for column in history.columns:
+        if column.startswith("seconds"):
+            what = column.removeprefix("seconds").replace("_", " ").strip()
+            facts.append((f"seconds, {what}" if what else "seconds in iterations", float(history[column].sum())))
     if "bytes_read" in history and history["bytes_read"].sum() > 0:
-        known.append(("read from disk", look.megabytes(float(history["bytes_read"].sum()))))
+        facts.append(("read from disk", format_bytes(int(history["bytes_read"].sum()))))
     if "rows_kept" in history and len(history):
-        known.append(("rows in the last iteration", int(history["rows_kept"].iloc[-1])))
-    known += [
-        (f"seconds to {phase.replace('_', ' ')}", float(value)) for phase, value in getattr(booster, "timings", {}).items()
-    ]
-    parts = ["<section><h2>How it was trained</h2>"]
-    if known:
-        parts.append(look.facts(known))
-    else:
-        parts.append(f'<p class="note">{_NO_TIMES}</p>')
-    metrics = _metrics(subject)
-    if len(metrics):
-        parts.append(f'<div class="pictures">{look.picture(booster.plot_history())}</div>')
-        parts.append(look.table(metrics))
-    return "".join([*parts, "</section>"])
+        facts.append(("rows in the last iteration", int(history["rows_kept"].iloc[-1])))
+    facts += [(f"seconds to {phase.replace('_', ' ')}", float(value)) for phase, value in booster.timings.items()]
+    metrics = _metrics(context.ensemble)
+    return {
+        "facts": facts,
+        "figures": [embed(booster.plot_history())] if len(metrics) else [],
+        "metrics": _table(metrics) if len(metrics) else None,
+    }
 
 
-def _metrics(subject: ReportContext) -> pd.DataFrame:
-    """First, kept and last value of each metric of the history."""
-    ensemble = subject.booster.ensemble
+def _metrics(ensemble: Ensemble) -> pd.DataFrame:
+    """First, kept and last value of each metric."""
     kept = ensemble.best_iteration or ensemble.n_iterations
     rows = []
     for name, values in ensemble.metrics.items():
-        known = [value for value in values if value == value]  # what is watched now may not have been from the beginning
+        known = [value for value in values if value == value]  # NaN before an evaluation set was first used
         if known:
             last = values[min(kept, len(values)) - 1]
             rows.append({"metric": name.replace("_", " "), "first": known[0], "kept": last, "last": values[-1]})
     return pd.DataFrame(rows)
 
 
-def _quality(subject: ReportContext) -> str:
-    truth, booster = subject.truth, subject.booster
-    if truth is None:
-        hint = "<p class=note>Nothing is known about rows beyond training: pass <code>data</code> and <code>target</code>.</p>"
-        return f"<section><h2>How good it is</h2>{hint}</section>"
-    from dboost.inspection.plots import quality
-
-    found = pd.DataFrame([{"metric": name.replace("_", " "), "value": value} for name, value in truth.metrics().items()])
-    pictures = []
-    classes = booster.ensemble.classes
+def _quality(context: ReportContext) -> dict[str, Any] | None:
+    rows = context.evaluated
+    if rows is None:
+        return None
+    figures: list[Figure] = []
+    classes = context.ensemble.classes
     if classes is None:
-        name = subject.target if isinstance(subject.target, str) else "the target"
-        pictures.append(look.picture(quality.draw_residuals(*truth.numbers(), name, None)))
+        figures.append(embed(performance.draw_residuals(rows, context.target, None)))
     else:
-        judged = classes[-1:] if len(classes) == 2 else classes[:CLASSES]
-        for one in judged:
-            is_one, probability, _ = truth.of_class(one)
-            pictures.append(look.picture(quality.draw_calibration(is_one, probability, truth.weight, str(one), 10, None)))
-            pictures.append(look.picture(quality.draw_lift(is_one, probability, truth.weight, str(one), None)))
-    weighted = "" if truth.weight is None else ", weighted"
-    rows = f"<p>On {len(truth.target):,} rows that were handed in for this report{weighted}.</p>"
-    return f'<section><h2>How good it is</h2>{rows}{look.table(found)}<div class="pictures">{"".join(pictures)}</div></section>'
+        for one in classes[-1:] if len(classes) == 2 else classes[:N_CLASSES]:
+            figures.append(embed(performance.draw_calibration(rows, one, 10, None)))
+            figures.append(embed(performance.draw_lift(rows, one, None)))
+    metrics = pd.DataFrame([{"metric": name.replace("_", " "), "value": value} for name, value in rows.metrics().items()])
+    return {
+        "n_rows": len(rows.target),
+        "is_weighted": rows.weight is not None,
+        "metrics": _table(metrics),
+        "figures": figures,
+    }
 
 
-def _drift(subject: ReportContext) -> str:
-    booster = subject.booster
-    if subject.data is None or summary_of(booster.ensemble) is None:
-        return ""
-    found = booster.drift(subject.data)
-    text = (
-        f"How far {found.attrs['rows']:,} rows are from the {found.attrs['rows_before']:,} that the model learned from last: "
-        "the population stability index, and what it may be by chance. From 0.1 above that drift is moderate, from 0.25 strong."
-    )
-    shown = found.head(SHOWN_DRIFT).drop(columns="what").rename(columns=lambda name: name.replace("_", " "))
-    return f"<section><h2>Whether these rows look like those it knows</h2><p>{text}</p>{look.table(shown)}</section>"
+def _drift(context: ReportContext) -> dict[str, Any] | None:
+    if context.data is None or summary_of(context.ensemble) is None:
+        return None
+    found = context.booster.drift(context.data)
+    frame = found.head(N_DRIFT).drop(columns="what").rename(columns=lambda name: name.replace("_", " "))
+    return {"n_rows": found.attrs["rows"], "n_rows_before": found.attrs["rows_before"], "table": _table(frame)}
 
 
-def _importance(subject: ReportContext) -> str:
-    booster = subject.booster
-    if not subject.important:
-        return "<section><h2>What matters</h2><p>Nothing: no tree has a split.</p></section>"
-    pictures = [look.picture(booster.plot_importance(max_features=15))]
-    if booster.ensemble.n_outputs > 1:
-        pictures.append(look.picture(booster.plot_importance(per_class=True, max_features=15)))
-    if subject.rows is not None:
-        pictures.append(look.picture(booster.plot_shap_summary(subject.rows, max_features=12)))
-    text = "<p>Friedman’s relative importance: the root of the mean squared-error improvement by a feature’s splits.</p>"
-    return f'<section><h2>What matters</h2>{text}<div class="pictures">{"".join(pictures)}</div></section>'
+def _importance(context: ReportContext) -> list[Figure]:
+    booster = context.booster
+    if not context.important:
+        return []
+    figures = [embed(booster.plot_importance(max_features=15))]
+    if context.ensemble.n_outputs > 1:
+        figures.append(embed(booster.plot_importance(per_class=True, max_features=15)))
+    if context.rows is not None:
+        figures.append(embed(booster.plot_shap_summary(context.rows, max_features=12)))
+    return figures
 
 
-def _dependence(subject: ReportContext) -> str:
-    booster, rows = subject.booster, subject.rows
-    if not subject.important:
-        return ""
-    scale = "raw" if booster.ensemble.classes is None or rows is None else "prediction"
-    drawn = [
-        look.picture(booster.plot_partial_dependence(name, rows, scale=scale, grid=40)) for name in subject.important[:SHOWN]
+def _dependence(context: ReportContext) -> dict[str, Any] | None:
+    booster, rows = context.booster, context.rows
+    if not context.important:
+        return None
+    scale = "raw" if context.ensemble.classes is None or rows is None else "prediction"
+    figures = [
+        embed(booster.plot_partial_dependence(name, rows, scale=scale, grid=40)) for name in context.important[:N_DEPENDENCE]
     ]
-    how = (
-        f"The mean prediction over {len(rows):,} rows when a feature is set to a value; short lines are its deciles."
-        if rows is not None
-        else "What the trees say of a feature’s value, the other features averaged over the training rows."
-    )
-    parts = [f'<p>{how}</p><div class="pictures">{"".join(drawn)}</div>']
-    if rows is not None and len(subject.important) > 1:
-        pairs = booster.interaction_strength(rows, subject.important[:SEARCHED], max_rows=300)
-        parts.append("<h2>What acts together</h2><p>Friedman’s H: how much of what two features do, they only do together.</p>")
-        parts.append(look.table(pairs.head(8).rename(columns={"feature_1": "feature", "feature_2": "and", "h": "H"})))
-        top = pairs.iloc[0]
-        if top["h"] >= NOTABLE:
-            pair = [top["feature_1"], top["feature_2"]]
-            drawn_pair = look.picture(booster.plot_partial_dependence(pair, scale="raw"))
-            parts.append(f'<div class="pictures">{drawn_pair}</div>')
-    return f"<section><h2>How predictions depend on it</h2>{''.join(parts)}</section>"
+    content: dict[str, Any] = {"figures": figures, "n_rows": None if rows is None else len(rows), "pairs": None}
+    if rows is not None and len(context.important) > 1:
+        pairs = booster.interaction_strength(rows, context.important[:N_INTERACTION], max_rows=300)
+        strongest = pairs.iloc[0]
+        content["pairs"] = _table(pairs.head(8).rename(columns={"feature_1": "feature", "feature_2": "and", "h": "H"}))
+        content["pair_figures"] = []
+        if strongest["h"] >= NOTABLE_INTERACTION:
+            pair = [strongest["feature_1"], strongest["feature_2"]]
+            content["pair_figures"] = [embed(booster.plot_partial_dependence(pair, scale="raw"))]
+    return content
 
 
-def _trees(subject: ReportContext) -> str:
-    trees = subject.booster.ensemble.trees
+def _first_tree(context: ReportContext) -> Figure | None:
+    trees = context.ensemble.trees
     if not trees or trees[0].n_leaves < 2:
-        return ""
-    return (
-        "<section><h2>The first tree</h2>"
-        f'<div class="pictures">{look.picture(subject.booster.plot_tree(0), wide=trees[0].n_leaves > 4)}</div></section>'
-    )
+        return None
+    return embed(context.booster.plot_tree(0), wide=trees[0].n_leaves > 4)
 
 
-def _details(subject: ReportContext) -> str:
-    ensemble = subject.booster.ensemble
+def _details(context: ReportContext) -> dict[str, Any]:
+    ensemble = context.ensemble
     parameters = pd.DataFrame(
-        {"parameter": list(ensemble.parameters), "value": [look.words(v) for v in ensemble.parameters.values()]}
+        {"parameter": list(ensemble.parameters), "value": [shown(value) for value in ensemble.parameters.values()]}
     )
-    splits = subject.booster.importance("count")
-    every = subject.booster.importance().rename("importance").to_frame().assign(splits=splits * splits.attrs["unit"] / 100)
-    every["kind"] = [_kind(ensemble.features, name) for name in every.index]
-    every["splits"] = every["splits"].round().astype(int)
-    parts = [
-        f"<details><summary>Parameters</summary>{look.table(parameters)}</details>",
-        f"<details><summary>All features</summary>{look.table(every.reset_index())}</details>",
-    ]
-    if ensemble.sources:
-        shown = [{k: v for k, v in source.items() if not isinstance(v, dict)} for source in ensemble.sources]
-        parts.append(f"<details><summary>Data it learned from</summary>{look.table(pd.DataFrame(shown))}</details>")
-    digest = (
-        f'<p class="note">Digest of what was learned: <code>{escape(str(getattr(subject.booster, "sha256", "–")))}</code></p>'
-    )
-    return f"<section><h2>Details</h2>{''.join(parts)}{digest}</section>"
-
-
-def _kind(features: tuple[Any, ...], name: str) -> str:
-    levels = next(feature.levels for feature in features if feature.name == name)
-    return "numeric" if levels is None else f"categorical, {len(levels)} levels"
+    splits = importance(ensemble, "count")
+    features = importance(ensemble).rename("importance").to_frame().assign(splits=splits * splits.attrs["unit"] / 100)
+    levels = {feature.name: feature.levels for feature in ensemble.features}
+    kinds = ["numeric" if (known := levels[name]) is None else f"categorical, {len(known)} levels" for name in features.index]
+    features = features.assign(kind=kinds, splits=features["splits"].round().astype(int))
+    sources = [{k: v for k, v in source.items() if not isinstance(v, dict)} for source in ensemble.sources]
+    return {
+        "parameters": _table(parameters),
+        "features": _table(features.reset_index()),
+        "sources": _table(pd.DataFrame(sources)) if sources else None,
+        "sha256": context.booster.sha256,
+    }

@@ -1,4 +1,4 @@
-"""``dboost inspect``: what a saved model is made of, as tables on the terminal."""
+"""``dboost inspect``: print the content of a saved model as tables, or write a report."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import fsspec
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -19,33 +20,33 @@ if TYPE_CHECKING:
     from dboost.booster import Booster
     from dboost.model.ensemble import Ensemble
 
-#: Of a model with more features, only those with the most splits are listed.
+#: Largest number of features in a table.
 SHOWN = 50
 
 
 def run(arguments: argparse.Namespace) -> None:
     _check(arguments)
     booster = _load(arguments.model)
-    # Names, levels and values are printed as they are: "speed [km/h]" is no markup, ":smile:" no picture.
+    # Names, levels and values are printed verbatim: "speed [km/h]" is not markup, ":smile:" not an emoji.
     console = Console(highlight=False, markup=False, emoji=False)
-    asked = [_importance(booster)] if arguments.importance else []
+    tables = [_importance(booster)] if arguments.importance else []
     if arguments.dependence:
-        asked.append(_dependence(booster, arguments.dependence, arguments.data, arguments.weight))
+        tables.append(_dependence(booster, arguments.dependence, arguments.data, arguments.weight))
     if arguments.drift:
-        asked.append(_drift(booster, arguments.drift, arguments.target))
+        tables.append(_drift(booster, arguments.drift, arguments.target))
     if arguments.html:
         booster.report(arguments.html, arguments.data, arguments.target, arguments.weight)
         console.print(f"report in {arguments.html}", soft_wrap=True)
     ensemble = booster.ensemble
-    if not asked and not arguments.html:
-        asked = [_outline(ensemble), _parameters(ensemble), _metrics(ensemble), _sources(ensemble), _features(ensemble)]
-    for table in asked:
+    if not tables and not arguments.html:
+        tables = [_outline(ensemble), _parameters(ensemble), _metrics(ensemble), _sources(ensemble), _features(ensemble)]
+    for table in tables:
         if table.row_count:
             console.print(table)
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuse what could not be done, or would do nothing, before the work begins."""
+    """Raise a ParameterError for options that cannot work together or have no effect."""
     if arguments.html:
         outputs.check(arguments.html, "--html")
         if arguments.html.endswith("/"):
@@ -59,7 +60,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _load(path: str) -> Booster:
-    """The model, with the history that was written beside it, if there is one."""
+    """Load the model, with the history beside its file if there is one."""
     booster = dboost.load(path)
     beside = f"{path}.history.csv"
     files, name = fsspec.url_to_fs(beside)
@@ -95,7 +96,7 @@ def _drift(booster: Booster, data: str, target: str | None) -> Table:
     table = _table(title, "", "drift", "psi", "chance", "distance", "missing", "new")
     for row in shown.itertuples(index=False):
         missing = f"{row.missing_before:.3f} → {row.missing:.3f}"
-        new = row.outside if row.unseen != row.unseen else row.unseen  # the share of values, or levels, that are
+        new = row.outside if row.unseen != row.unseen else row.unseen  # fraction of new values, or of new levels
         numbers = (f"{value:.3f}" for value in (row.psi, row.chance, row.distance))
         table.add_row(row.name, row.drift, *numbers, missing, f"{new:.3f}")
     return table
@@ -104,7 +105,7 @@ def _drift(booster: Booster, data: str, target: str | None) -> Table:
 def _outline(ensemble: Ensemble) -> Table:
     table = _table("Model", "", "")
     per_iteration = f" of {ensemble.n_outputs} trees each" if ensemble.n_outputs > 1 else ""
-    table.add_row("loss", _words(ensemble.loss))
+    table.add_row("loss", _shown(ensemble.loss))
     if ensemble.classes is not None:
         table.add_row("classes", ", ".join(map(str, ensemble.classes)))
     table.add_row("features", str(len(ensemble.features)))
@@ -140,15 +141,13 @@ def _sources(ensemble: Ensemble) -> Table:
     keys = dict.fromkeys([*first, *found])
     table = _table("Learned from", *(key.replace("_", " ") for key in keys))
     for source in ensemble.sources:
-        table.add_row(*(_words(source[key]) if key in source else "" for key in keys))
+        table.add_row(*(_shown(source[key]) if key in source else "" for key in keys))
     return table
 
 
 def _features(ensemble: Ensemble) -> Table:
-    splits = [0] * len(ensemble.features)
-    for tree in ensemble.trees:
-        for feature in tree.feature[tree.feature >= 0]:
-            splits[feature] += 1
+    of_splits = [tree.feature[tree.feature >= 0] for tree in ensemble.trees]
+    splits = np.bincount(np.concatenate([np.empty(0, np.int64), *of_splits]), minlength=len(ensemble.features)).tolist()
     order = sorted(range(len(splits)), key=lambda j: -splits[j])
     title = "Features" if len(order) <= SHOWN else f"Features (the {SHOWN} with most splits, of {len(order)})"
     table = _table(title, "", "kind", "splits")
@@ -167,8 +166,8 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _words(value: Any) -> str:
-    """A value for the eye: ``name (other keys)`` of a loss, digests by their beginning."""
+def _shown(value: Any) -> str:
+    """Format a value: a loss as ``name (other keys)``, a digest by its first characters."""
     if isinstance(value, dict) and "name" in value:
         rest = ", ".join(f"{key} = {value[key]}" for key in value if key != "name")
         return f"{value['name']} ({rest})" if rest else str(value["name"])

@@ -1,10 +1,9 @@
-"""``dboost demo``: a first look, on real rows that need no download.
+"""``dboost demo``: train on real data that need no download, and compare the scores.
 
-The table is scikit-learn's copy of the Wisconsin breast cancer study (569 tumours, 30 measurements of cell nuclei
-each): is a tumour malignant? A third of the rows is held out. The score there stands beside that of a constant
-prediction, which knows only how frequent the classes are, and of scikit-learn's boosting at the same settings. The
-rows, the model, the predictions and a picture stay in a folder; at the end come the commands that do the same with a
-file of one's own.
+The data are scikit-learn's copy of the Wisconsin breast cancer study: 569 tumours with 30 measurements of cell nuclei each; the
+target is whether a tumour is malignant. A third of the rows is held out. The scores there are compared with those of a constant
+prediction (the class frequencies) and of scikit-learn's gradient boosting with the same settings. Rows, model, predictions and
+a plot are written to a folder; the output ends with the commands that do the same with another file.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import argparse
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -21,20 +20,20 @@ from rich.console import Console
 from rich.table import Table
 
 import dboost
+from dboost.errors import DBoostError
+from dboost.inspection.plots import canvas
 
 if TYPE_CHECKING:
     from dboost.booster import Booster
 
 TARGET = "diagnosis"
 POSITIVE = "malignant"
-#: Blue and vermilion of the Okabe–Ito palette, which colour-blind people can tell apart.
-BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#666666"
 
 
 def run(arguments: argparse.Namespace) -> None:
     folder = Path(arguments.output)
     folder.mkdir(parents=True, exist_ok=True)
-    console = Console(markup=False, emoji=False)  # the folder may be called anything
+    console = Console(markup=False, emoji=False)  # the name of the folder is printed verbatim
     train, test = rows()
     train.to_parquet(folder / "train.parquet", index=False)
     test.to_parquet(folder / "test.parquet", index=False)
@@ -45,12 +44,12 @@ def run(arguments: argparse.Namespace) -> None:
     predictions = pd.DataFrame({TARGET: test[TARGET], "prediction": booster.predict(test), "probability": probability})
     predictions.to_parquet(folder / "predictions.parquet", index=False)
     console.print(_scores(train, test, probability))
-    drawn = draw(booster, test[TARGET], folder / "demo.png")
-    _farewell(console, folder, drawn)
+    drawn = _plot(booster, test[TARGET], folder / "demo.png")
+    _print_commands(console, folder, drawn)
 
 
 def rows() -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Training and held-out rows, with equal shares of the two classes."""
+    """Return training and held-out rows with equal class frequencies."""
     from sklearn.datasets import load_breast_cancer
     from sklearn.model_selection import train_test_split
 
@@ -67,7 +66,7 @@ def _scores(train: pd.DataFrame, test: pd.DataFrame, probability: np.ndarray) ->
     peer = HistGradientBoostingClassifier(l2_regularization=1.0, early_stopping=False)
     peer.fit(train.drop(columns=TARGET), train[TARGET] == POSITIVE)
     frequency = (train[TARGET] == POSITIVE).mean()
-    contenders = {
+    predictions = {
         "the constant prediction": np.full(len(test), frequency),
         "scikit-learn, same settings": peer.predict_proba(test.drop(columns=TARGET))[:, 1],
         "dboost": probability,
@@ -77,59 +76,30 @@ def _scores(train: pd.DataFrame, test: pd.DataFrame, probability: np.ndarray) ->
     table.add_column()
     for score in ("log loss", "AUC", "accuracy"):
         table.add_column(score, justify="right")
-    for name, p in contenders.items():
+    for name, p in predictions.items():
         scores = log_loss(truth, p), roc_auc_score(truth, p), accuracy_score(truth, p > 0.5)
         table.add_row(name, *(f"{score:.3f}" for score in scores), style="bold" if name == "dboost" else "")
     return table
 
 
-def draw(booster: Booster, held_out: pd.Series, path: Path) -> bool:
-    """How the loss fell, and which features did it; False where matplotlib is not installed."""
+def _plot(booster: Booster, held_out: pd.Series, path: Path) -> bool:
+    """Plot the loss and the importance of features; return False if matplotlib is not installed."""
     try:
-        from matplotlib.figure import Figure
-    except ImportError:
+        style = canvas.style()
+    except DBoostError:
         return False
-    figure = Figure(figsize=(10, 4.2), dpi=150, layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
-    _draw_loss(left, booster.history, held_out)
-    _draw_importance(right, booster.to_frame())
-    figure.savefig(path)
+    frequency = (held_out == POSITIVE).mean()
+    constant = -(frequency * np.log(frequency) + (1 - frequency) * np.log(1 - frequency))
+    with style, canvas.detached():
+        left, right = canvas.new_axes(1, 2, width=10.0, height=4.2)[0]
+        left.axhline(constant, color=canvas.GREY, linewidth=1, label="constant prediction")
+        booster.plot_history(ax=left).set_ylim(0, constant * 1.12)
+        booster.plot_importance(max_features=10, ax=right)
+        left.figure.savefig(path)
     return True
 
 
-def _draw_loss(axes: Any, history: pd.DataFrame, held_out: pd.Series) -> None:
-    frequency = (held_out == POSITIVE).mean()
-    constant = -(frequency * np.log(frequency) + (1 - frequency) * np.log(1 - frequency))
-    axes.axhline(constant, color=GREY, linestyle=(0, (4, 3)), linewidth=1)
-    axes.annotate("constant prediction", (1, constant), (-2, 4), color=GREY, ha="right", **_NEAR_THE_EDGE)
-    for column, color, label in (("train_loss", BLUE, "training rows"), ("eval_log_loss", VERMILION, "held-out rows")):
-        axes.plot(history["iteration"], history[column], color=color, linewidth=1.8)
-        last = (1, history[column].iloc[-1])
-        axes.annotate(label, last, (-2, 6), color=color, ha="right", va="bottom", **_NEAR_THE_EDGE)
-    axes.set(title="The loss falls", xlabel="iteration", ylabel="log loss", ylim=(0, constant * 1.12))
-    axes.set_xlim(0, history["iteration"].iloc[-1])
-    _calm(axes)
-
-
-#: Labels beside the end of a line: x in shares of the axis, y in units of the data.
-_NEAR_THE_EDGE: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-
-
-def _draw_importance(axes: Any, trees: pd.DataFrame, shown: int = 10) -> None:
-    gain = trees.groupby("feature")["gain"].sum().sort_values()
-    share = (100 * gain / gain.sum()).tail(shown)
-    axes.barh(share.index, share, color=BLUE, height=0.65)
-    axes.set(title=f"The {len(share)} features that did most of it", xlabel="share of the loss reduction, percent")
-    axes.tick_params(axis="y", length=0)
-    _calm(axes)
-
-
-def _calm(axes: Any) -> None:
-    axes.title.set(fontsize=11, ha="left", position=(0, 1))
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _farewell(console: Console, folder: Path, drawn: bool) -> None:
+def _print_commands(console: Console, folder: Path, drawn: bool) -> None:
     picture = f"{folder}/demo.png" if drawn else "no picture: pip install 'dboost[plots]'"
     dboost = _command()
     console.print(
@@ -147,7 +117,7 @@ def _farewell(console: Console, folder: Path, drawn: bool) -> None:
 
 
 def _command() -> str:
-    """How the shell finds the command: by its name, or by its path where the environment is not activated."""
+    """The name of the command in the shell, or its path if the environment is not activated."""
     script = Path(sys.executable).with_name("dboost")
     if shutil.which("dboost") == str(script):
         return "dboost"

@@ -1,4 +1,4 @@
-"""The compact form of a model's file: the content of the JSON form, its trees as compressed arrays.
+"""The compact form of a model file: the content of the JSON form, with the trees as compressed arrays.
 
 ::
 
@@ -6,12 +6,10 @@
     <digest of all that follows this line>
     <zlib: length of the header (8 bytes), header, arrays>
 
-The header is the JSON of everything but the trees, of which it has the number. The arrays follow each other in the order of
-`ARRAYS`, little-endian, for the nodes of all trees at once; of each array the first bytes of all numbers come first, then
-the second ones and so on, because the high bytes of neighbours are alike and so take hardly any room. Lengths follow from
-what came before, so there are no sizes that could contradict each other; bytes that are missing or left over are an error.
-
-What is read is checked by `dboost.model.parsing` as if it had come from JSON.
+The header is the JSON of everything but the trees, with their number. The arrays follow in the order of `ARRAYS`,
+little-endian, for the nodes of all trees. Each array has the first bytes of all numbers first, then the second ones and so on,
+because the high bytes of neighbours are similar and compress well. Lengths follow from the preceding content, so no sizes can
+contradict each other; missing or surplus bytes are an error. `dboost.model.parsing` checks the result like that of JSON.
 """
 
 from __future__ import annotations
@@ -29,13 +27,13 @@ from dboost.model.ensemble import Tree
 from dboost.model.parsing import InvalidModel
 
 SUFFIX = ".dboost"
-#: Content is decompressed up to so many bytes, and in larger files to so many for each byte of the file. Trees
-#: take a quarter of their bytes or more; what would take less than a sixteenth is written without compression.
+#: Limits of decompression: bytes, and for larger files bytes per byte of the file. Trees compress to a quarter or more; content
+#: that compresses to less than a sixteenth is written without compression.
 _SMALL, _RATIO = 4 << 20, 16
 _MAGIC = b"dboost arrays, version "
 _FIRST_LINES = re.compile(_MAGIC + rb"([1-9][0-9]{0,8})\n([0-9a-f]{64})\n")
 
-#: Name, type, and of which nodes: all, splits, numeric splits or categorical splits.
+#: Name, dtype, and nodes with an entry: all, splits, or numeric splits.
 ARRAYS: tuple[tuple[str, str, str], ...] = (
     ("feature", "<i4", "all"),
     ("missing_left", "|u1", "splits"),
@@ -47,19 +45,19 @@ ARRAYS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def is_arrays(data: bytes) -> bool:
-    """Whether a file begins as one of this form does."""
+def is_compact(data: bytes) -> bool:
+    """Return whether a file starts like one of the compact form."""
     return data.startswith(_MAGIC)
 
 
 def version_of(data: bytes) -> int | None:
-    """The format version of a file of this form; None when its first lines cannot be read."""
+    """Return the format version of a file; None if its first lines cannot be read."""
     found = _FIRST_LINES.match(data)
     return int(found[1]) if found else None
 
 
 def pack(header: dict[str, Any], trees: Sequence[Tree], is_categorical: np.ndarray, version: int) -> bytes:
-    """The bytes of a file.
+    """Return the bytes of a file.
 
     Parameters
     ----------
@@ -86,14 +84,14 @@ def pack(header: dict[str, Any], trees: Sequence[Tree], is_categorical: np.ndarr
 
 
 def unpack(data: bytes, is_categorical: Callable[[Any], np.ndarray]) -> dict[str, Any]:
-    """The content as the JSON form has it, with arrays for the lists in trees.
+    """Return the content of the JSON form, with arrays for the lists in trees.
 
-    is_categorical : tells bool[n_features] from the header.
+    is_categorical : function from the header to bool[n_features].
 
     Raises
     ------
-    Refused
-        When the content is damaged, cut short or nonsense.
+    InvalidModel
+        If the content is damaged, cut short or inconsistent.
     """
     first = _FIRST_LINES.match(data)
     if first is None:
@@ -101,40 +99,40 @@ def unpack(data: bytes, is_categorical: Callable[[Any], np.ndarray]) -> dict[str
     content = memoryview(data)[first.end() :]
     if hashlib.sha256(content).hexdigest() != first[2].decode():
         raise InvalidModel("it is damaged, cut short or was edited: its content does not match its checksum")
-    rest = _Rest(_decompressed(content))
-    header = json.loads(rest.take(int.from_bytes(rest.take(8), "little")))
+    reader = _Reader(_decompressed(content))
+    header = json.loads(reader.take(int.from_bytes(reader.take(8), "little")))
     if not isinstance(header, dict) or type(header.get("trees")) is not int or not 0 <= header["trees"] <= len(data) * 1032:
         raise InvalidModel("its header has no number of trees")
-    sizes = rest.array("<i4", header["trees"])
+    sizes = reader.array("<i4", header["trees"])
     if (sizes < 1).any():
         raise InvalidModel("a tree has no nodes")
-    feature = rest.array("<i4", int(sizes.sum(dtype=np.int64)))
+    feature = reader.array("<i4", int(sizes.sum(dtype=np.int64)))
     categorical = is_categorical(header)
     if len(feature) and not (feature.min() >= -1 and feature.max() < len(categorical)):
         raise InvalidModel("a split is about a feature that there is not")
     of = _kinds(feature, categorical)
     columns: dict[str, np.ndarray] = {"feature": feature}
     for name, dtype, nodes in ARRAYS[1:]:
-        stored = rest.array(dtype, int(of[nodes].sum()))
+        stored = reader.array(dtype, int(of[nodes].sum()))
         columns[name] = stored
         if nodes != "all":
             columns[name] = np.full(len(feature), np.nan if name == "threshold" else 0, stored.dtype)
             columns[name][of[nodes]] = stored
-    lengths = rest.array("<i4", int(of["categorical"].sum()))
+    lengths = reader.array("<i4", int(of["categorical"].sum()))
     if (lengths < 0).any():
         raise InvalidModel("a set of categories has a negative length")
-    codes = np.split(rest.array("<u2", int(lengths.sum(dtype=np.int64))), np.cumsum(lengths)[:-1]) if len(lengths) else []
-    rest.end()
+    codes = np.split(reader.array("<u2", int(lengths.sum(dtype=np.int64))), np.cumsum(lengths)[:-1]) if len(lengths) else []
+    reader.end()
     return header | {"trees": _trees(sizes, columns, of["categorical"], codes)}
 
 
 def _allowed(n_compressed: int) -> int:
-    """Bytes that so many compressed ones may become."""
+    """Largest number of bytes that compressed content may decompress to."""
     return max(_SMALL, _RATIO * n_compressed)
 
 
 def _decompressed(content: memoryview) -> bytes:
-    """The content, unless it is much larger than a model in such a file: a few kilobytes could fill the memory otherwise."""
+    """Decompress the content up to a limit: a few kilobytes could fill the memory otherwise."""
     allowed, stream = _allowed(len(content)), zlib.decompressobj()
     try:
         data = stream.decompress(content, allowed + 1)
@@ -154,13 +152,13 @@ def _decompressed(content: memoryview) -> bytes:
 def _trees(
     sizes: np.ndarray, columns: dict[str, np.ndarray], is_set: np.ndarray, codes: list[np.ndarray]
 ) -> list[dict[str, Any]]:
-    trees, place, first = [], 0, 0
+    trees, first_set, first = [], 0, 0
     for size in sizes.tolist():
         nodes = slice(first, first + size)
         at = np.flatnonzero(is_set[nodes])
-        sets = {str(node): codes[place + i] for i, node in enumerate(at)}
+        sets = {str(node): codes[first_set + i] for i, node in enumerate(at)}
         trees.append({name: column[nodes] for name, column in columns.items()} | {"categories": sets})
-        place, first = place + len(at), first + size
+        first_set, first = first_set + len(at), first + size
     return trees
 
 
@@ -176,12 +174,12 @@ def _joined(trees: Sequence[Tree], name: str, dtype: np.dtype) -> np.ndarray:
 
 
 def _bytes(numbers: np.ndarray) -> bytes:
-    """First bytes of all numbers, then the second ones, …"""
+    """The first bytes of all numbers, then the second ones, …"""
     return np.ascontiguousarray(numbers).view(np.uint8).reshape(len(numbers), numbers.itemsize).T.tobytes()
 
 
-class _Rest:
-    """What is left to read."""
+class _Reader:
+    """Reads content from the start to the end."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0

@@ -1,13 +1,11 @@
-"""What both estimators do: from constructor arguments to a fit, and from a fit to predictions.
+"""Base class of both estimators: from constructor arguments to a fit, and from a model to predictions.
 
-The learning is that of `dboost.fit`; with the same parameters and no early stopping the model is the same file. What
-scikit-learn's habits add is decided here and in `watching`: seeds, the validation pair, warm starts, attributes.
+An estimator trains with `dboost.fit`'s code; with the same parameters and without early stopping the model is the same file.
+scikit-learn's conventions are added here and in `validation`: seeds, the validation pair, warm starts, attributes.
 
-``refit_leaves=True`` on an estimator: `fit` adds no trees, it estimates the leaf values of a model anew.
-
-The model is `start_from`, or with `partial_fit` the estimator's own. All that an estimator has to say of learning (how many
-trees, how they grow, when to stop) has nothing to do with it, because it may be what the model was trained with before; what
-would change the rows or ask for something that cannot be done is refused.
+With ``refit_leaves=True``, `fit` and `partial_fit` add no trees but estimate the leaf values of a model again: of `start_from`,
+or in `partial_fit` of the estimator's own model. The arguments about trees and early stopping have no effect then, because they
+may describe how the model was trained; arguments that would change the rows or have no meaning are refused.
 """
 
 from __future__ import annotations
@@ -52,14 +50,14 @@ _OWN = {
 
 
 class Seeds(NamedTuple):
-    """Of the validation split and of the learning. A warm start keeps them, so that no row changes sides."""
+    """Seeds of the validation split and of learning. A warm start keeps them, so that the validation rows stay the same."""
 
     split: int
     learning: int
 
 
-class Boosting(BaseEstimator):
-    """Base class of the estimators, which have constructors of their own: scikit-learn reads parameters from these."""
+class BaseGradientBoosting(BaseEstimator):
+    """Base class of the estimators. Each has its own constructor, from which scikit-learn reads the parameters."""
 
     early_stopping: Any
     random_state: Any
@@ -69,12 +67,12 @@ class Boosting(BaseEstimator):
     _before: dict[str, float]
 
     def _store(self, given: dict[str, Any]) -> None:
-        """Keep the arguments of the constructor as they are."""
+        """Store the arguments of the constructor unchanged."""
         for name in self._get_param_names():
             setattr(self, name, given[name])
 
     def _loss(self) -> Any:
-        """The loss to train with."""
+        """Return the loss to train with."""
         raise NotImplementedError
 
     def fit(
@@ -90,7 +88,7 @@ class Boosting(BaseEstimator):
         sample_weight_val: Any = None,
         offset_val: Any = None,
     ) -> Any:
-        """Train.
+        """Train a model.
 
         Parameters
         ----------
@@ -99,11 +97,11 @@ class Boosting(BaseEstimator):
             Also a column (n, 1), or a Dask collection that aligns with X.
         sample_weight : one value per row, optional
         offset : one value per row, optional
-            Where raw scores start, see `dboost.fit`; then evaluation sets and the validation pair need offsets, too.
+            Where raw scores start, as in `dboost.fit`; evaluation sets and the validation pair need offsets then, too.
         eval_set : (X, y), (X, y, weight), (X, y, weight, offset), dict or list of these, optional
-            Judged after every iteration by `eval_metric`. Without a validation pair, the last set decides when to stop.
+            Evaluated after every iteration by `eval_metric`. Without a validation pair, the last set is the validation set.
         X_val, y_val, sample_weight_val, offset_val : optional
-            Validation data that decide when to stop, instead of a fraction of X.
+            Validation data for early stopping, instead of a fraction of X.
 
         Returns
         -------
@@ -112,20 +110,20 @@ class Boosting(BaseEstimator):
         Raises
         ------
         DataError, ParameterError, InputTypeError
-            With the column, partition, rows or parameter at fault. All are ValueError or TypeError.
+            Naming the column, partition, rows or parameter. All are ValueError or TypeError.
         """
         validation = (X_val, as_targets(y_val), sample_weight_val, offset_val)
         return self._train(X, as_targets(y), sample_weight, offset, eval_set, validation)
 
-    def _go_on(self, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> Any:
-        """What `partial_fit` does."""
+    def _partial_fit(self, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> Any:
+        """Continue the estimator's model; the first call trains one."""
         for name in ("checkpoint", "start_from"):
             if self.get_params(deep=False)[name] is not None:
                 raise ParameterError(f"{name} is for fit: partial_fit goes on with the estimator's own model")
         model = getattr(self, "booster_", None)
         if model is not None:
             self._check_features(X)
-        return self._train(X, y, sample_weight, goes_on_from=model, classes=classes)
+        return self._train(X, y, sample_weight, init_model=model, classes=classes)
 
     def _train(
         self,
@@ -136,50 +134,55 @@ class Boosting(BaseEstimator):
         eval_set: Any = None,
         validation: tuple[Any, Any, Any, Any] = (None, None, None, None),
         *,
-        goes_on_from: Booster | None = None,
+        init_model: Booster | None = None,
         classes: Any = None,
     ) -> Any:
-        X_val, y_val, sample_weight_val, offset_val = validation
+        """Train, or refit leaves.
+
+        Parameters
+        ----------
+        X, y, sample_weight, offset, eval_set
+            As in `fit`.
+        validation : tuple
+            X_val, y_val, sample_weight_val and offset_val of `fit`.
+        init_model : Booster, optional
+            The model that `partial_fit` continues.
+        classes : sequence, optional
+            All classes. Default: those of y.
+        """
         settings = self.get_params(deep=False)
         check_settings(self)
-        check_pair(self.early_stopping, X_val, y_val, sample_weight_val)
+        check_pair(self.early_stopping, *validation[:3])
         if is_path(X) or isinstance(y, str):
             raise InputTypeError("an estimator wants X and y themselves; dboost.fit takes paths and names of columns")
-        sets: dict[str, tuple[Any, ...]] = {name: tuple(given) for name, *given in named_sets(eval_set)}
-        if HELD_OUT in sets or WATCHED in sets:
-            raise ParameterError(f"an evaluation set may not be called {HELD_OUT!r} or {WATCHED!r}: these are the estimator's")
-        if X_val is not None:
-            sets[HELD_OUT] = (X_val, y_val, sample_weight_val, offset_val)
-            if (offset is None) != (offset_val is None):
-                raise ParameterError("offset and offset_val go together: give both or none")
-        elif offset_val is not None:
-            raise ParameterError("offset_val belongs to X_val and y_val, which are not given")
+        sets = _evaluation_sets(eval_set, validation, offset)
         if offset is not None and settings["scoring"] != "loss":
             raise ParameterError("scorers know nothing of offsets: with an offset, scoring must be 'loss'")
-        begin, model = self._begin_from(settings, goes_on_from)
-        seeds = self._seeds if hasattr(self, "_seeds") and (model or goes_on_from) else self._draw_seeds()
+        warm_start, own_model = self._warm_start(settings, init_model)
+        continues = own_model is not None or init_model is not None
+        seeds = self._seeds if continues and hasattr(self, "_seeds") else self._draw_seeds()
         given = {name: value for name, value in settings.items() if name not in _OWN} | {"loss": self._loss()}
         parameters = make_parameters(given | {"random_state": seeds.learning})
         if settings["refit_leaves"]:
-            given = {"sample_weight": sample_weight, "offset": offset, "eval_set": eval_set, "X_val": X_val}
-            return self._refit(goes_on_from, X, y, settings, parameters, **given)
-        if model is not None and parameters.max_iter <= model.n_iter_:
-            if parameters.max_iter == model.n_iter_:
+            given = {"sample_weight": sample_weight, "offset": offset, "eval_set": eval_set, "X_val": validation[0]}
+            return self._refit(init_model, X, y, settings, parameters, **given)
+        if own_model is not None and parameters.max_iter <= own_model.n_iter_:
+            if parameters.max_iter == own_model.n_iter_:
                 return self
             raise ParameterError(
-                f"max_iter={parameters.max_iter} must be larger than or equal to n_iter_={model.n_iter_} when warm_start==True"
+                f"max_iter={parameters.max_iter} must be larger than or equal to n_iter_={own_model.n_iter_} when "
+                "warm_start==True"
             )
         threads = available_threads(settings["n_threads"])
         limit = parse_memory_limit(settings["memory_limit"])
         budget = None if limit is None else Budget(limit)
-        watching = EarlyStoppingPolicy(self, seeds.split, judge=list(sets)[-1] if sets else None)
-
-        asked = {
+        policy = EarlyStoppingPolicy(self, seeds.split, validation_set=list(sets)[-1] if sets else None)
+        reading = {
             "sample_weight": sample_weight,
             "offset": offset,
             "features": settings["features"],
             "categorical_features": settings["categorical_features"],
-        }
+        } | warm_start.like
         request = FitRequest(
             parameters,
             threads,
@@ -188,20 +191,19 @@ class Boosting(BaseEstimator):
             columns=(None, None, offset),
             callbacks=checked_callbacks(settings["callbacks"]),
             progress=bool(settings["verbose"]) if settings["progress"] is None else settings["progress"],
-            make_validation_plan=watching.make_validation_plan,
-            warm_start=begin,
+            make_validation_plan=policy.make_validation_plan,
+            warm_start=warm_start,
             checkpoint=checkpoint_in(settings["checkpoint"], settings["checkpoint_every"]),
             classes=None if classes is None else tuple(np.unique(np.asarray(classes)).tolist()),
             source_name=checked_source_name(settings["source_name"]),
             budget=budget,
         )
-        reading = asked | begin.like
 
         def open_training() -> Table:
             check_lengths(X, y, sample_weight)
             table = open_table(X, y, **reading, options=reading_within(budget, threads))
             try:
-                self._note_features(X)
+                self._set_features(X)
             except BaseException:
                 table.close()
                 raise
@@ -215,63 +217,65 @@ class Boosting(BaseEstimator):
                 from dboost.distributed.read_tasks import ReadTasks
 
                 check_lengths(X, y, sample_weight)
-                self._note_features(X)
+                self._set_features(X)
                 n_parts = n_parts_of(client)
                 fitted = fit_on_cluster(client, request, lambda: ReadTasks(X, y, n_parts=n_parts, budget=budget, **reading))
-        # Of a model that came from elsewhere nobody knows what was measured before its first tree.
-        fresh = begin.model is None
-        before = fitted.before if fresh else getattr(self, "_before", {}) if model or goes_on_from else {}
         history = pd.DataFrame(fitted.history)
-        if model is not None:
-            history = pd.concat([model.history[model.history["iteration"] <= model.n_iter_], history], ignore_index=True)
+        if own_model is not None:
+            first = own_model.history[own_model.history["iteration"] <= own_model.n_iter_]
+            history = pd.concat([first, history], ignore_index=True)
+        if warm_start.model is None:
+            before = fitted.before
+        else:  # the scores before the first tree are unknown for the model of `start_from`
+            before = getattr(self, "_before", {}) if continues else {}
+        custom_loss = None if isinstance(parameters.loss, str) else parameters.loss
+        self._set_model(Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=custom_loss))
         self._seeds, self._before = seeds, before
-        own = None if isinstance(parameters.loss, str) else parameters.loss
-        self._take(Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=own))
-        self.do_early_stopping_ = watching.stops
-        self.train_score_ = watching.scores("train", before, fitted.ensemble)
-        self.validation_score_ = watching.scores("validation", before, fitted.ensemble)
+        self.do_early_stopping_ = policy.stops
+        self.train_score_ = policy.scores("train", before, fitted.ensemble)
+        self.validation_score_ = policy.scores("validation", before, fitted.ensemble)
         return self
 
-    def _begin_from(self, settings: dict[str, Any], goes_on_from: Booster | None) -> tuple[WarmStart, Booster | None]:
-        """Where the training begins; with a warm start, also the model that is gone on with."""
+    def _warm_start(self, settings: dict[str, Any], init_model: Booster | None) -> tuple[WarmStart, Booster | None]:
+        """The state that training starts from; with ``warm_start=True``, also the estimator's own model."""
         options = settings["continue_bins"], settings["continue_steps"]
         start_from = settings["start_from"]
         if start_from is not None and settings["warm_start"]:
             raise ParameterError("start_from and warm_start=True go on with two models: give one")
-        if goes_on_from is not None or start_from is not None:
-            model = as_booster(start_from) if goes_on_from is None else goes_on_from
+        if init_model is not None or start_from is not None:
+            model = as_booster(start_from) if init_model is None else init_model
             return WarmStart.continuation(model.ensemble, *options), None
         check_options(*options)
-        own = self.booster_ if settings["warm_start"] and hasattr(self, "booster_") else None
-        return WarmStart.same_data(None if own is None else own.ensemble), own
+        own_model = self.booster_ if settings["warm_start"] and hasattr(self, "booster_") else None
+        return WarmStart.same_data(None if own_model is None else own_model.ensemble), own_model
 
     def _refit(self, model: Booster | None, X: Any, y: Any, settings: dict[str, Any], parameters: Any, **given: Any) -> Any:
-        """What `fit` and `partial_fit` do with ``refit_leaves=True``."""
+        """Estimate the leaf values of a model again, for ``refit_leaves=True``."""
         if model is None and settings["start_from"] is not None:
             model = as_booster(settings["start_from"])
         check_lengths(X, y, given["sample_weight"])
-        found = refitted(model, X, y, settings, parameters, **given)
-        self._note_features(X)
-        self._take(found)
+        refitted = _refitted(model, X, y, settings, parameters, **given)
+        self._set_features(X)
+        self._set_model(refitted)
         self._before, self.do_early_stopping_ = {}, False
         self.train_score_, self.validation_score_ = np.empty(0), np.empty(0)
         return self
 
-    def _take(self, booster: Booster) -> None:
-        """Become the estimator of a model."""
+    def _set_model(self, booster: Booster) -> None:
+        """Set the attributes that depend on the model."""
         self.booster_ = booster
         self.n_iter_ = booster.n_iter_
         categorical = np.array([feature.is_categorical for feature in booster.features])
         self.is_categorical_ = categorical if categorical.any() else None
 
     def _draw_seeds(self) -> Seeds:
-        """An integer seeds the learning as it is, so that `dboost.fit` with the same number learns the same."""
+        """Draw seeds from `random_state`; an integer is the seed of learning, as in `dboost.fit`."""
         drawn = int(check_random_state(self.random_state).randint(np.iinfo(np.uint32).max, dtype="u8"))
         given = isinstance(self.random_state, numbers.Integral)
         return Seeds(drawn, int(self.random_state) if given else drawn)
 
-    def _note_features(self, X: Any) -> None:
-        """Set `n_features_in_`, and `feature_names_in_` where X has names."""
+    def _set_features(self, X: Any) -> None:
+        """Set `n_features_in_`, and `feature_names_in_` if X has names."""
         if self.features is None:
             validate_data(self, outline(X), reset=True, skip_check_array=True)
         else:
@@ -279,9 +283,9 @@ class Boosting(BaseEstimator):
             self.n_features_in_ = len(self.feature_names_in_)
 
     def _check_features(self, X: Any) -> None:
-        """Names must be those of the training data and in their order, unless there are more: then the model's are picked."""
+        """Check that X has the names of the training data in their order, or has further columns, which are ignored."""
         if is_path(X) or len(getattr(X, "shape", (0, 0))) != 2:
-            return  # the model says what is wrong with it
+            return  # the model raises an error
         X = outline(X)
         known = set(getattr(self, "feature_names_in_", ()))
         labels = X.column_names if hasattr(X, "column_names") else getattr(X, "columns", ())
@@ -289,18 +293,18 @@ class Boosting(BaseEstimator):
             return
         validate_data(self, X, reset=False, skip_check_array=True)
 
-    def _ask(self, X: Any, method: str, **arguments: Any) -> Any:
-        """What the model says; arrays for all data in memory, as users of scikit-learn expect."""
+    def _predict_with(self, X: Any, method: str, **arguments: Any) -> Any:
+        """Call a method of the model; return arrays for all data in memory, as scikit-learn does."""
         check_is_fitted(self)
         self._check_features(X)
-        answer = getattr(self.booster_, method)(X, **arguments)
-        return answer if is_lazy(X) or is_path(X) else np.asarray(answer)
+        prediction = getattr(self.booster_, method)(X, **arguments)
+        return prediction if is_lazy(X) or is_path(X) else np.asarray(prediction)
 
-    def _ask_stages(self, X: Any, method: str, **arguments: Any) -> Iterator[Any]:
+    def _staged_predict_with(self, X: Any, method: str, **arguments: Any) -> Iterator[Any]:
         check_is_fitted(self)
         self._check_features(X)
-        for answer in getattr(self.booster_, method)(X, **arguments):
-            yield answer if is_lazy(X) or is_path(X) else np.asarray(answer)
+        for prediction in getattr(self.booster_, method)(X, **arguments):
+            yield prediction if is_lazy(X) or is_path(X) else np.asarray(prediction)
 
     def predict(self, X: Any, *, iteration_range: Range | None = None, offset: Any = None) -> Any:
         """Predict a number or a class for each row.
@@ -309,19 +313,19 @@ class Boosting(BaseEstimator):
         ----------
         X : like the training data
         iteration_range : (first, last), optional
-            Use only these iterations, counted from 0, the last one not included.
+            Use only these iterations, counted from 0, without the last one. Default: all.
         offset : str, or one number per row, optional
-            See `Booster.predict`.
+            As in `Booster.predict`.
 
         Returns
         -------
         array (n,), or a lazy Dask collection for one
         """
-        return self._ask(X, "predict", iteration_range=iteration_range, offset=offset)
+        return self._predict_with(X, "predict", iteration_range=iteration_range, offset=offset)
 
     def staged_predict(self, X: Any) -> Iterator[Any]:
-        """Yield what `predict` would give after one iteration, after two, and so on."""
-        yield from self._ask_stages(X, "staged_predict")
+        """Yield what `predict` gives after one iteration, after two, and so on."""
+        yield from self._staged_predict_with(X, "staged_predict")
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -329,45 +333,60 @@ class Boosting(BaseEstimator):
         return tags
 
     def __getstate__(self) -> dict[str, Any]:
-        # A connection does not travel.
+        # A connection cannot be pickled.
         return super().__getstate__() | {"client": None}
 
     def __sklearn_clone__(self) -> Any:
-        # Clones share the client: it cannot be copied, and need not be.
-        clone = super(Boosting, copy.copy(self)).__sklearn_clone__()
+        # Clones share the client, which cannot be copied.
+        clone = super(BaseGradientBoosting, copy.copy(self)).__sklearn_clone__()
         clone.client = self.client
         return clone
 
 
-#: What is nothing to `refit_leaves`, and what it has to be.
+def _evaluation_sets(eval_set: Any, validation: tuple[Any, Any, Any, Any], offset: Any) -> dict[str, tuple[Any, ...]]:
+    """The evaluation sets by name, the validation pair last."""
+    X_val, y_val, sample_weight_val, offset_val = validation
+    sets: dict[str, tuple[Any, ...]] = {name: tuple(given) for name, *given in named_sets(eval_set)}
+    if HELD_OUT in sets or WATCHED in sets:
+        raise ParameterError(f"an evaluation set may not be called {HELD_OUT!r} or {WATCHED!r}: these are the estimator's")
+    if X_val is not None:
+        sets[HELD_OUT] = (X_val, y_val, sample_weight_val, offset_val)
+        if (offset is None) != (offset_val is None):
+            raise ParameterError("offset and offset_val go together: give both or none")
+    elif offset_val is not None:
+        raise ParameterError("offset_val belongs to X_val and y_val, which are not given")
+    return sets
+
+
+#: Arguments that have no meaning with `refit_leaves`, and their only accepted values.
 _IDLE: dict[str, Any] = {
     "warm_start": False, "arcbites": None, "class_weight": None, "early_stopping_rounds": None, "scoring": "loss", "verbose": 0,
 }  # fmt: skip
 
 
-def refitted(model: Booster | None, X: Any, y: Any, settings: dict[str, Any], parameters: Parameters, **more: Any) -> Booster:
-    """The model with the leaf values that these rows suggest.
+def _refitted(model: Booster | None, X: Any, y: Any, settings: dict[str, Any], parameters: Parameters, **more: Any) -> Booster:
+    """Return the model with leaf values estimated from other rows.
 
     Parameters
     ----------
     model : Booster or None
     X, y
-        As of an estimator's `fit`.
+        As in an estimator's `fit`.
     settings : dict
-        Of the estimator, by name.
+        Constructor arguments of the estimator, by name.
     parameters : Parameters
     **more
-        ``sample_weight`` and ``offset``, and what is not None of the data that an estimator would be judged by.
+        ``sample_weight``, ``offset``, and the evaluation data ``eval_set`` and ``X_val``, which must be None.
 
     Raises
     ------
     ParameterError, DataError
-        As `Booster.refit_leaves`, for a model of another loss, and for what has nothing to do with it.
+        As `Booster.refit_leaves`; for a model of another loss; for arguments that have no meaning.
     """
     if model is None:
         raise ParameterError("refit_leaves=True needs start_from, the model whose leaf values are estimated anew")
-    judged = [name for name in ("eval_set", "X_val") if more.pop(name, None) is not None]
-    idle = judged + idle_in_refit(settings) + [name for name, plain in _IDLE.items() if settings.get(name, plain) != plain]
+    evaluation = [name for name in ("eval_set", "X_val") if more.pop(name, None) is not None]
+    idle = evaluation + idle_in_refit(settings) + [name for name, plain in _IDLE.items() if settings.get(name, plain) != plain]
     if settings["early_stopping"] not in ("auto", False):
         idle.append("early_stopping")
     if idle:

@@ -1,4 +1,4 @@
-"""Importance as bars; dependence as lines, bars, surfaces and panels."""
+"""Plots of feature effects: importance as bars; partial dependence as lines, bars, surfaces or panels."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from dboost._lazy_import import pd
 from dboost.errors import ParameterError
 from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, INK
+from dboost.inspection.row_functions import at_least_one
+from dboost.model.ensemble import Ensemble
 
-#: With so few points, each is marked: they are probably codes.
+#: Up to this number of points, each has a marker: they are probably codes.
 FEW_POINTS = 12
 MAX_PANELS = 12
 
 
-def draw_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax: Any) -> Any:
-    """Bars, the largest on top; with classes, each bar is the mean and the classes are marks on it."""
+def plot_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax: Any) -> Any:
+    """Draw bars, the largest on top; with classes, each bar is the mean and the classes are markers on it."""
+    max_features = at_least_one("max_features", max_features)
     title = {"friedman": "Relative importance", "permutation": "Importance by permutation"}
     kind = importance.attrs.get("kind", "friedman")
     by_class = importance if isinstance(importance, pd.DataFrame) else None
@@ -25,8 +28,8 @@ def draw_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax:
     shown = values.iloc[:max_features][::-1]
     with canvas.style():
         ax = canvas.axes_for(ax, height=0.75 + 0.235 * max(3, len(shown)))
-        place = np.arange(len(shown))
-        ax.barh(place, shown.to_numpy(), color=BLUE, height=0.62, alpha=1.0 if by_class is None else 0.35)
+        y = np.arange(len(shown))
+        ax.barh(y, shown.to_numpy(), color=BLUE, height=0.62, alpha=1.0 if by_class is None else 0.35)
         if by_class is not None:
             markers = "o^sDvP*X"
             for k, name in enumerate(by_class.columns):
@@ -34,7 +37,7 @@ def draw_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax:
                 style = {"color": canvas.CYCLE[k % len(canvas.CYCLE)], "marker": markers[k % len(markers)]}
                 ax.plot(
                     of_class,
-                    place,
+                    y,
                     linestyle="none",
                     markersize=4.5,
                     clip_on=False,
@@ -43,9 +46,9 @@ def draw_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax:
                 )
             canvas.legend_beside(ax, "class")
         elif len(shown):
-            for y, value in enumerate(shown.to_numpy().tolist()):
-                canvas.note(ax, f"{value:.0f}".replace("-", "−"), (max(value, 0), y), (3, 0), color=GREY)
-        ax.set_yticks(place, [canvas.short(name) for name in shown.index])
+            for i, value in enumerate(shown.to_numpy().tolist()):
+                canvas.note(ax, f"{value:.0f}".replace("-", "−"), (max(value, 0), i), (3, 0), color=GREY)
+        ax.set_yticks(y, [canvas.short(name) for name in shown.index])
         left = values.shape[0] - len(shown)
         more = f" (the {len(shown)} largest of {values.shape[0]})" if left else ""
         ax.set_title(title.get(kind, f"Importance by {kind}") + more)
@@ -56,22 +59,16 @@ def draw_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax:
     return ax
 
 
-def draw_dependence(table: pd.DataFrame, label: str, ax: Any) -> Any:
-    """One or two features' dependence, as `partial_dependence` tells it.
-
-    table : the answer of `partial_dependence`; label : of the value axis.
-
-    Returns
-    -------
-    The axes, or an array of them for panels.
-    """
-    names, label = table.attrs["features"], canvas.plain(label)
+def plot_partial_dependence(ensemble: Ensemble, table: pd.DataFrame, ax: Any) -> Any:
+    """Draw a table of `partial_dependence`; return the axes, or an array of them for panels."""
+    names = table.attrs["features"]
+    label = canvas.plain(canvas.score_label(ensemble, table.attrs["scale"], table.attrs["centred"]))
     with canvas.style():
         if len(names) == 1:
             draw = _curve if _is_numeric(table[names[0]]) else _bars
             ax = canvas.axes_for(ax, height=3.0 if draw is _curve else _bars_height(table, names[0]))
             draw(ax, table, names[0], label)
-            ax.set_title(f"{_what(table)} on {_label(names[0])}")
+            ax.set_title(f"{_kind_title(table)} on {_label(names[0])}")
             return ax
         if table.attrs["kind"] == "individual":
             raise ParameterError("individual curves are drawn for one feature: ask for two of them one after the other")
@@ -79,14 +76,14 @@ def draw_dependence(table: pd.DataFrame, label: str, ax: Any) -> Any:
         if all(numeric) and "class" not in table:
             ax = canvas.axes_for(ax, height=3.7)
             _surface(ax, table, names, label)
-            ax.set_title(f"{_what(table)} on {_label(names[0])} and {_label(names[1])}")
+            ax.set_title(f"{_kind_title(table)} on {_label(names[0])} and {_label(names[1])}")
             return ax
         if ax is not None:
             raise ParameterError("this picture has several panels: it makes axes of its own, so leave ax out")
         return _classes(table, names, label) if all(numeric) else _panels(table, names, numeric, label)
 
 
-def _what(table: pd.DataFrame) -> str:
+def _kind_title(table: pd.DataFrame) -> str:
     return {"conditional": "Conditional mean", "individual": "Dependence, row by row,"}.get(table.attrs["kind"], "Dependence")
 
 
@@ -96,7 +93,7 @@ def _user_name(column: str) -> str:
 
 
 def _label(column: str) -> str:
-    """The same for a picture."""
+    """The feature's name, escaped for a plot."""
     return canvas.plain(_user_name(column))
 
 
@@ -111,7 +108,7 @@ def _by_class(table: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
 
 
 def _curve(ax: Any, table: pd.DataFrame, name: str, label: str, legend: bool = True) -> None:
-    """Lines over a numeric feature, with its deciles at the base."""
+    """Draw lines over a numeric feature, with its deciles inside the axis."""
     groups = _by_class(table)
     for i, (of_class, part) in enumerate(groups):
         present = part[part[name].notna() & part["value"].notna()]
@@ -124,10 +121,10 @@ def _curve(ax: Any, table: pd.DataFrame, name: str, label: str, legend: bool = T
         marker = "o" if len(present) <= FEW_POINTS else None
         text = None if of_class is None else canvas.key(canvas.short(of_class))
         ax.plot(present[name], present["value"], marker=marker, markersize=4, label=text, zorder=3, **style)
-        gone = part[part[name].isna()]
-        if len(gone):
+        missing = part[part[name].isna()]
+        if len(missing):
             text = None if len(groups) > 1 else "missing"
-            ax.axhline(gone["value"].mean(), color=style["color"], linewidth=0.9, linestyle=(0, (1, 2)), label=text)
+            ax.axhline(missing["value"].mean(), color=style["color"], linewidth=0.9, linestyle=(0, (1, 2)), label=text)
     _rug(ax, table, name, "x")
     ax.set(xlabel=_label(name), ylabel=label)
     ax.grid(axis="y")
@@ -143,20 +140,20 @@ def _faintness(curves: pd.DataFrame) -> float:
 
 
 def _rug(ax: Any, table: pd.DataFrame, name: str, axis: str) -> None:
-    """Short lines at the deciles of the data, inside the axis."""
+    """Draw short lines at the deciles of the data, inside the axis."""
     deciles = table.attrs["deciles"].get(_user_name(name), [])
     if deciles:
         transform = ax.get_xaxis_transform() if axis == "x" else ax.get_yaxis_transform()
-        for place in deciles:
-            ends: tuple[Any, Any] = ([place, place], [0.0, 0.03])
+        for decile in deciles:
+            ends: tuple[Any, Any] = ([decile, decile], [0.0, 0.03])
             for colour, width in (("white", 2.2), (INK, 0.9)):
                 ax.plot(*(ends if axis == "x" else ends[::-1]), transform=transform, color=colour, linewidth=width, zorder=4)
 
 
 def _bars(ax: Any, table: pd.DataFrame, name: str, label: str, legend: bool = True) -> None:
-    """Bars from the mean over the levels to what each level gives; with classes, marks in their colours."""
+    """Draw bars from the mean over the levels to the value of each level; with classes, colored markers."""
     levels = list(dict.fromkeys(None if _missing(level) else level for level in table[name]))[::-1]
-    place = np.arange(len(levels))
+    y = np.arange(len(levels))
     groups = _by_class(table)
     markers = "o^sDvP*X"
     for i, (of_class, part) in enumerate(groups):
@@ -164,13 +161,13 @@ def _bars(ax: Any, table: pd.DataFrame, name: str, label: str, legend: bool = Tr
         values = np.array([of_level.iloc[_position(of_level, level)] for level in levels])
         centre = float(np.nanmean(values))
         if of_class is None:
-            ax.barh(place, values - centre, left=centre, height=0.62, color=BLUE)
+            ax.barh(y, values - centre, left=centre, height=0.62, color=BLUE)
             ax.axvline(centre, color=GREY, linewidth=0.8)
         else:
             style = {"color": canvas.CYCLE[i % len(canvas.CYCLE)], "marker": markers[i % len(markers)]}
-            ax.plot(values, place, linestyle="none", markersize=5, label=canvas.key(canvas.short(of_class)), **style)
+            ax.plot(values, y, linestyle="none", markersize=5, label=canvas.key(canvas.short(of_class)), **style)
             ax.axvline(centre, color=style["color"], linewidth=0.6, linestyle=(0, (1, 2)))
-    ax.set_yticks(place, [canvas.short(level) for level in levels])
+    ax.set_yticks(y, [canvas.short(level) for level in levels])
     ax.set(xlabel=label, ylabel=_label(name), ylim=(-0.6, max(2, len(levels)) - 0.4))
     ax.margins(x=0.06)
     canvas.bars(ax)
@@ -191,7 +188,7 @@ def _bars_height(table: pd.DataFrame, name: str) -> float:
 
 
 def _surface(ax: Any, table: pd.DataFrame, names: list[str], label: str) -> Any:
-    """Colours over two numeric features: trees are constant between points, so nothing is interpolated."""
+    """Draw a color mesh over two numeric features, not interpolated: trees are piecewise constant."""
     present = table.dropna(subset=names)
     grid = present.pivot_table(index=names[1], columns=names[0], values="value", dropna=False)
     mesh = ax.pcolormesh(
@@ -216,7 +213,7 @@ def _borders(values: np.ndarray) -> np.ndarray:
 
 
 def _classes(table: pd.DataFrame, names: list[str], label: str) -> Any:
-    """One surface per class."""
+    """Draw one surface per class."""
     groups = _by_class(table)[:MAX_PANELS]
     grid = _grid(len(groups), 2.9)
     for ax, (of_class, part) in zip(grid, groups, strict=True):
@@ -227,7 +224,7 @@ def _classes(table: pd.DataFrame, names: list[str], label: str) -> Any:
 
 
 def _panels(table: pd.DataFrame, names: list[str], numeric: list[bool], label: str) -> Any:
-    """A categorical feature × another: one panel per level, on one scale."""
+    """Draw a categorical feature × another: one panel per level, with shared axes."""
     split, other = (names[0], names[1]) if not numeric[0] else (names[1], names[0])
     levels = [None if _missing(level) else level for level in table[split].unique()]
     shown = levels[:MAX_PANELS]
@@ -237,10 +234,10 @@ def _panels(table: pd.DataFrame, names: list[str], numeric: list[bool], label: s
     for i, (ax, level) in enumerate(zip(grid, shown, strict=True)):
         part = table[table[split].isna()] if level is None else table[table[split] == level]
         part.attrs = table.attrs
-        # A legend anywhere else than at the edge would push the columns apart.
+        # Only the last column has a legend: elsewhere it would push the columns apart.
         (_curve if is_numeric else _bars)(ax, part, other, label, legend=i == min(n_columns, len(shown)) - 1)
         ax.set_title(f"{canvas.short(_user_name(split), 12)}: {canvas.short(level, 12)}", fontsize=9)
-        # The lowest panel of a column has the axis's numbers, be it in the last row or not.
+        # The lowest panel of a column shows the axis's numbers, even if it is not in the last row.
         if i + n_columns < len(shown):
             ax.set_xlabel("")
         else:

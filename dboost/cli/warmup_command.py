@@ -1,9 +1,9 @@
-"""``dboost warmup``: compile the kernels before they are needed.
+"""``dboost warmup``: compile the kernels in advance.
 
-Numba compiles a kernel when it first meets the types of its arguments, and keeps the result on disk (in
-``NUMBA_CACHE_DIR``, if that is set). Which kernels and types a fit needs depends on its table and loss, so this command
-fits and predicts tiny tables of every kind with every loss, here and on a Dask cluster inside this process, whose rounds have
-kernels of their own. In the image of a container it saves all later processes the wait.
+Numba compiles a kernel at its first call with new types of arguments, and stores the result on disk (in ``NUMBA_CACHE_DIR``, if
+that is set). The kernels and types of a fit depend on its table and loss, so this command fits and predicts small tables of
+every kind with every loss, in this process and on a Dask cluster within this process, whose rounds use further kernels. When
+it runs while a container image is built, no later process compiles.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from dboost.data.binning import SAMPLE_ROWS, sample_rows
 from dboost.distributed.client import small_cluster
 
 ROWS = 1_000
-#: Weights that are multiplied in, and weights that say how often a row counts.
+#: Weights that are multiplied with the gradients, and integer weights, which repeat rows.
 FRACTIONS = np.linspace(0.5, 1.5, ROWS)
 TIMES = (np.arange(ROWS) % 3).astype(np.float64)
-#: Tables that are also used on a cluster: what is special about the others is over before rows get there.
+#: Tables that are also used on a cluster; workers encode the others in the same way.
 ON_CLUSTERS = ("columns of numbers", "categories", "categories of over 255 levels")
-#: Tables that every loss meets; the others meet the losses that targets choose, one of each kind of Hessian.
+#: Tables that are fitted with every loss; the others with the default losses of the targets, one for each kind of Hessian.
 FOR_LOSSES = ("columns of numbers", "categories")
-#: What keeps histograms of small tables from being packed, so that they are those of large ones.
+#: Parameters that prevent packed histograms, so that small tables use the kernels of large ones.
 UNPACKED = {"l1_regularization": 1e-9}
-#: As little training as there can be.
+#: The shortest training.
 FEW: dict[str, Any] = {"max_iter": 2, "progress": False}
 
 
 def run(arguments: argparse.Namespace) -> None:
     start = time.perf_counter()
-    sample_rows(SAMPLE_ROWS + 1, 0)  # as of tables that are longer than ours
+    sample_rows(SAMPLE_ROWS + 1, 0)  # the kernel that samples large tables
     with small_cluster() as cluster:
         for name, data in tables().items():
             began = time.perf_counter()
@@ -53,9 +53,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _use(data: Any, target: np.ndarray, weight: np.ndarray | None, **options: Any) -> None:
-    """A fit as small as can be; with a client the rows held out are judged on the cluster, too."""
+    """Fit and predict a table; with a client, the evaluation set is on the cluster too."""
     given: Any = weight
-    if isinstance(data, pd.DataFrame):  # target and weight are columns then, which may look different in memory
+    if isinstance(data, pd.DataFrame):  # columns have another memory layout than arrays
         frame: Any = data.assign(target=target, weight=FRACTIONS if weight is None else weight)
         features = [str(name) for name in data.columns]
         given = None if weight is None else "weight"
@@ -69,7 +69,7 @@ def _use(data: Any, target: np.ndarray, weight: np.ndarray | None, **options: An
 
 
 def tables() -> dict[str, Any]:
-    """Every kind of column, as arrays and as frames."""
+    """Return tables with every kind of column, as arrays and frames."""
     rng = np.random.default_rng(0)
     double = rng.standard_normal((ROWS, 4))
     single = double.astype(np.float32)
@@ -86,13 +86,13 @@ def tables() -> dict[str, Any]:
 
 
 def targets() -> dict[str, np.ndarray]:
-    """A target for every loss that is chosen by the target."""
+    """Return a target for every default loss."""
     number = np.random.default_rng(1).standard_normal(ROWS)
     return {"number": number, "two classes": number > 0, "three classes": np.digitize(number, [-0.5, 0.5]).astype(str)}
 
 
 def losses() -> dict[str, tuple[np.ndarray, dict[str, Any]]]:
-    """Targets and options of the losses that are asked for by name."""
+    """Return targets and options of the losses that are not a default."""
     amount = np.random.default_rng(2).gamma(2.0, size=ROWS)
     found: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
         name: (amount, {}) for name in ("absolute_error", "huber", "poisson", "gamma", "tweedie")

@@ -1,6 +1,6 @@
-"""``dboost predict``: rows in, a Parquet file of predictions out, one partition in memory at a time.
+"""``dboost predict``: write a Parquet file of predictions, with one partition in memory at a time.
 
-Rows keep their order. The column is called ``prediction``; with ``--proba`` there is one column per class instead,
+Rows keep their order. The column is ``prediction``; with ``--proba`` there is one column per class instead,
 ``probability_<class>``. With a ``/`` at the end the output is a folder with one file per partition of the input.
 """
 
@@ -38,15 +38,15 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def predictions(booster: Booster, data: str, proba: bool, client: Any = None) -> Iterator[pa.Table]:
-    """One table per partition of the data, in order; partitions are read as the tables are asked for.
+    """Yield one table per partition of the data, in order; a partition is read when its table is requested.
 
-    client : of a cluster whose workers read some partitions ahead.
+    client : optional; the workers of its cluster read some partitions ahead.
     """
-    answers = booster.predict_proba(data) if proba else booster.predict(data)
-    for i, answer in enumerate(_computed(answers, client)):
+    lazy = booster.predict_proba(data) if proba else booster.predict(data)
+    for i, compute in enumerate(_partitions(lazy, client)):
         try:
-            table = answer()
-        except (DataError, OSError, ValueError) as error:  # the last two are what readers of damaged files raise
+            table = compute()
+        except (DataError, OSError, ValueError) as error:  # readers of damaged files raise the last two
             raise DataError(f"{data}, partition {i}: {error}") from error
         if proba:
             yield pa.table({f"probability_{label}": column.to_numpy() for label, column in table.items()})
@@ -54,14 +54,14 @@ def predictions(booster: Booster, data: str, proba: bool, client: Any = None) ->
             yield pa.table({"prediction": pa.Array.from_pandas(table)})
 
 
-def _computed(answers: Any, client: Any) -> Iterator[Callable[[], Any]]:
-    """A function per partition that returns its predictions."""
+def _partitions(lazy: Any, client: Any) -> Iterator[Callable[[], Any]]:
+    """Yield a function per partition that returns its predictions."""
     if client is None:
-        for i in range(answers.npartitions):
-            yield answers.partitions[i].compute
+        for i in range(lazy.npartitions):
+            yield lazy.partitions[i].compute
         return
     ahead: deque[Any] = deque()
-    for part in answers.to_delayed():
+    for part in lazy.to_delayed():
         ahead.append(client.compute(part))
         if len(ahead) > 2 * sum(client.nthreads().values()):
             yield ahead.popleft().result

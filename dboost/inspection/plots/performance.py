@@ -1,0 +1,207 @@
+"""Plots of performance: metrics over the iterations, calibration, lift and residuals.
+
+With sample weights, fractions are of weight, groups have about equal weight, and the confidence interval of a group uses its
+effective number of rows, the square of the sum of the weights over the sum of their squares (Kish, 1965).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dboost import losses
+from dboost._lazy_import import pd
+from dboost.errors import DBoostError, ParameterError
+from dboost.inspection.evaluated_rows import EvaluatedRows
+from dboost.inspection.plots import canvas
+from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, VERMILION
+from dboost.inspection.row_functions import at_least_one
+from dboost.losses import Loss
+from dboost.metrics.metric import find_metrics
+from dboost.model.ensemble import Ensemble
+
+
+def plot_history(ensemble: Ensemble, history: pd.DataFrame, ax: Any) -> Any:
+    """Draw one panel per metric, with a line for the training rows and for each evaluation set.
+
+    history : ``iteration``, and metrics as ``<set>_<metric>``.
+
+    Returns
+    -------
+    The axes, or an array of them for several metrics.
+    """
+    history = history[["iteration", *(name for name in ensemble.metrics if name in history)]]
+    loss, best = losses.from_dict(ensemble.loss), ensemble.best_iteration
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for column in history.columns:
+        if column != "iteration":
+            rows, metric = _set_and_metric(column, loss)
+            panels.setdefault(metric, []).append((rows, column))
+    if not panels or not len(history):
+        raise DBoostError("there is no history to draw: the model has no recorded iterations")
+    if ax is not None and len(panels) > 1:
+        raise ParameterError(f"the history has {len(panels)} metrics and makes axes of its own, so leave ax out")
+    with canvas.style():
+        grid = canvas.new_axes(len(panels), height=0.5 + 2.5 * len(panels), sharex=True)[:, 0] if ax is None else np.array([ax])
+        for axes, (metric, lines) in zip(grid, panels.items(), strict=True):
+            for rows, column in lines:
+                i = 0 if rows == "training" else 1 + sum(other != "training" for other, c in lines if c < column)
+                axes.plot(
+                    history["iteration"], history[column], label=canvas.key(canvas.plain(f"{rows} rows")), **canvas.colour(i)
+                )
+            axes.set_ylabel(canvas.plain(metric.replace("_", " ")))
+            axes.grid(axis="y")
+            axes.margins(x=0.01)
+            if best is not None:
+                axes.axvline(best, color=GREY, linewidth=0.9, linestyle=(0, (3, 2)))
+                to_right = best < 0.6 * history["iteration"].max()
+                side, align = (4, "left") if to_right else (-4, "right")
+                style = {"xycoords": ("data", "axes fraction"), "ha": align, "color": GREY}
+                canvas.note(axes, f"best: {best}", (best, 0.5), (side, 0), bbox=canvas.box(axes), **style)
+            axes.legend(loc="best")
+        grid[-1].set_xlabel("iteration")
+        grid[0].set_title("Training")
+    return grid[0] if len(grid) == 1 else grid
+
+
+def _set_and_metric(column: str, loss: Loss) -> tuple[str, str]:
+    """The evaluation set and the metric of a column of the history."""
+    if column == "train_loss":
+        return "training", loss.name
+    words = column.split("_")
+    for i in range(1, len(words)):
+        name = "_".join(words[i:])
+        try:
+            find_metrics(name, loss)
+        except ParameterError:
+            continue
+        rows = "_".join(words[:i])
+        return {"eval": "held-out"}.get(rows, rows), name
+    return "held-out", column
+
+
+def plot_calibration(ensemble: Ensemble, data: Any, target: Any, sample_weight: Any, output: Any, n_bins: int, ax: Any) -> Any:
+    """Plot calibration; `Booster.plot_calibration` documents it."""
+    return draw_calibration(EvaluatedRows(ensemble, data, target, sample_weight), output, n_bins, ax)
+
+
+def draw_calibration(rows: EvaluatedRows, output: Any, n_bins: int, ax: Any) -> Any:
+    """Draw the frequency of a class over its predicted probability, in groups of equally many rows."""
+    is_class, probability, label = rows.of_class(output)
+    n_bins = at_least_one("n_bins", n_bins)
+    weight = np.ones(len(is_class)) if rows.weight is None else rows.weight
+    order = np.argsort(probability, kind="stable")
+    order = order[weight[order] > 0]
+    groups = _groups(order, weight, n_bins)
+    predicted = np.array([np.average(probability[group], weights=weight[group]) for group in groups])
+    observed = np.array([np.average(is_class[group], weights=weight[group]) for group in groups])
+    size = np.array([weight[group].sum() ** 2 / (weight[group] ** 2).sum() for group in groups])
+    with canvas.style():
+        ax = canvas.axes_for(ax, height=3.6)
+        ax.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle=(0, (3, 2)))
+        low, high = _wilson(observed, size)
+        ax.vlines(predicted, low, high, color=BLUE, linewidth=1.0, alpha=0.6)
+        ax.plot(predicted, observed, "o-", color=BLUE, markersize=4.5)
+        ax.set(
+            xlabel=f"predicted probability of {canvas.short(str(label))}",
+            ylabel="share of rows",
+            xlim=(-0.02, 1.02),
+            ylim=(-0.02, 1.02),
+        )
+        ax.set_title(f"Calibration ({len(groups)} groups, lines: 95 % intervals)")
+        ax.grid()
+    return ax
+
+
+def _groups(order: np.ndarray, weight: np.ndarray, n: int) -> list[np.ndarray]:
+    """Rows in order, in n groups of about equal weight (without weights the sizes differ by one at most)."""
+    if weight.min(initial=1.0) == weight.max(initial=1.0):
+        groups = np.array_split(order, min(n, len(order)) or 1)
+    else:
+        reached = np.cumsum(weight[order])
+        groups = np.split(order, np.searchsorted(reached, reached[-1] * np.arange(1, n) / n))
+    return [group for group in groups if len(group)]
+
+
+def _wilson(share: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Wilson's interval of a share of n rows."""
+    z = 1.96
+    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
+    return centre - half, centre + half
+
+
+def plot_lift(ensemble: Ensemble, data: Any, target: Any, sample_weight: Any, output: Any, ax: Any) -> Any:
+    """Plot the lift curve; `Booster.plot_lift` documents it."""
+    return draw_lift(EvaluatedRows(ensemble, data, target, sample_weight), output, ax)
+
+
+def draw_lift(rows: EvaluatedRows, output: Any, ax: Any) -> Any:
+    """Draw the fraction of a class that is found over the fraction of rows, the most probable rows first."""
+    is_class, probability, label = rows.of_class(output)
+    weight = np.ones(len(is_class)) if rows.weight is None else rows.weight
+    order = np.argsort(-probability, kind="stable")
+    found = np.concatenate([[0.0], np.cumsum((is_class * weight)[order])])
+    examined = np.concatenate([[0.0], np.cumsum(weight[order])])
+    rate = float(found[-1] / examined[-1]) if examined[-1] else 1.0
+    examined, recall = examined / (examined[-1] or 1.0), found / (found[-1] or 1.0)
+    with canvas.style():
+        ax = canvas.axes_for(ax, height=3.6)
+        ax.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle=(0, (3, 2)))
+        ax.plot([0, rate, 1], [0, 1, 1], color=FAINT, linewidth=1.2)
+        keep = np.unique(np.round(np.linspace(0, len(examined) - 1, 400)).astype(np.int64))
+        ax.plot(examined[keep], recall[keep], color=BLUE)
+        tenth = float(np.interp(0.1, examined, recall))
+        ax.plot(0.1, tenth, "o", color=VERMILION, markersize=5, zorder=4)
+        text = f"the first tenth of the rows\nholds {tenth:.0%} of them: lift {tenth / 0.1:.1f}"
+        canvas.note(ax, text, (0.1, tenth), (10, -5), va="top", fontsize=8.5, color=VERMILION, bbox=canvas.box(ax))
+        ax.set(
+            xlabel="share of rows, most probable first",
+            ylabel=f"share of {canvas.short(str(label))} found",
+            xlim=(0, 1),
+            ylim=(0, 1.02),
+        )
+        ax.set_title("Lift (grey: perfect order; dashes: none)")
+        ax.grid()
+    return ax
+
+
+def _density_colors() -> Any:
+    """A color map of grey with increasing opacity, visible on white and on black."""
+    from matplotlib.colors import LinearSegmentedColormap, to_rgb
+
+    return LinearSegmentedColormap.from_list("density", [(*to_rgb(GREY), 0.06), (*to_rgb(GREY), 0.9)])
+
+
+def plot_residuals(ensemble: Ensemble, data: Any, target: Any, ax: Any) -> Any:
+    """Plot residuals; `Booster.plot_residuals` documents it."""
+    return draw_residuals(EvaluatedRows(ensemble, data, target), target, ax)
+
+
+def draw_residuals(rows: EvaluatedRows, target: Any, ax: Any) -> Any:
+    """Draw target minus prediction over the prediction: rows as a density, and quartiles in groups of equally many rows.
+
+    target : the name of the target's column, or the targets.
+    """
+    truth, prediction = rows.numbers()
+    label = target if isinstance(target, str) else "the target"
+    residual = truth - prediction
+    with canvas.style():
+        ax = canvas.axes_for(ax, height=3.4)
+        if len(truth) > 3000:
+            ax.hexbin(prediction, residual, gridsize=45, bins="log", cmap=_density_colors(), linewidths=0, rasterized=True)
+        else:
+            ax.plot(prediction, residual, "o", color=GREY, markersize=2, alpha=0.4, markeredgewidth=0, rasterized=True)
+        ax.axhline(0, color=GREY, linewidth=0.9)
+        order = np.argsort(prediction, kind="stable")
+        groups = [group for group in np.array_split(order, min(20, max(1, len(order) // 10))) if len(group)]
+        at = [prediction[group].mean() for group in groups]
+        low, middle, high = np.array([np.quantile(residual[group], (0.25, 0.5, 0.75)) for group in groups]).T
+        ax.fill_between(at, low, high, color=BLUE, alpha=0.22, linewidth=0, label="middle half")
+        ax.plot(at, middle, color=BLUE, label="median")
+        ax.set(xlabel=f"prediction of {canvas.short(label)}", ylabel="target − prediction")
+        ax.set_title("Residuals")
+        ax.grid(axis="y")
+        ax.legend(loc="best")
+    return ax
