@@ -158,7 +158,7 @@ class _Clock:
             (rounds, "_label"): ("leaves", lambda records, *_: (0, len(records) * 9)),
             (rounds, "_sum_leaves"): ("leaves", lambda *_: (0, n * (of_row + 1))),
             # The small children's histograms are read and kept, their siblings' (all but the root's) read and written.
-            (search, "_look"): ("search", lambda planes, kept, places, *_: (0, 16 * planes[0].size * int((places >= 0).sum()))),
+            (search, "_search_pairs"): ("search", lambda h, stored, slots, *_: (0, 16 * h[0].size * int((slots >= 0).sum()))),
         }  # fmt: skip
         with ExitStack() as patches:
             for (module, name), how in names.items():

@@ -64,12 +64,12 @@ class ShardedEngine:
         question: RoundRequest = next(grower)
         while True:
             self.n_questions += 1
-            answer = reduce(lambda a, b: a.merge(b), (rounds.answer(question) for rounds in self._rounds))
-            found = searcher.find_best_splits(question.openings, answer.planes)
+            answer = reduce(lambda a, b: a.merge(b), (rounds.sum_histograms(question) for rounds in self._rounds))
+            found = searcher.find_best_splits(question.pairs, answer.histograms)
             try:
                 question = grower.send(RoundResult(found, answer.n_rows, answer.leaf_sums))
             except StopIteration as end:
-                in_fine_bins(end.value, task.cells, shard.is_identity_bin_map)
+                in_fine_bins(end.value, task.bin_merge, shard.is_identity_bin_map)
                 return end.value
 
     def report(self) -> dict[str, float]:

@@ -98,7 +98,7 @@ def test_what_a_node_may_split_by(n: int, share: float, seed: int, turns: list[i
         mark_children(choice, allowed, paths, feature)
         found = set(np.flatnonzero(paths.open[side]).tolist())
         assert found == naive.open_features(n, groups, share, seed, way)
-        paths.place[0], paths.active[0] = paths.place[1 + side], paths.active[1 + side]
+        paths.path_hash[0], paths.active[0] = paths.path_hash[1 + side], paths.active[1 + side]
 
 
 @given(table=PLAIN, parameters=PARAMETERS, seed=st.integers(0, 2**32), with_hessian=st.booleans(), data=st.data())

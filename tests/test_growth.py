@@ -76,7 +76,7 @@ class Problem:
         least = 0
         if trimmed and self.hessian is not None:
             least = int(np.sort(self.hessian)[int(trimmed * table.n_rows)].view(np.int32))
-        self.rest = {"sample": sample, "choice": choice, "direction": direction, "least_influence": least}
+        self.rest = {"sample": sample, "constraints": choice, "direction": direction, "least_influence": least}
         max_weight = 1 if times is None else int(times.max())
         self.precision = precision_of(parameters, not with_hessian, max_weight)
         self.rule = growth_policy_of(parameters, table.n_rows)
@@ -184,7 +184,7 @@ class Problem:
             None if self.hessian is None else self.hessian.tolist(),
             None if self.repeat_count is None else self.repeat_count.tolist(),
         )
-        chosen = self.table.shard(self.gradient, self.hessian).sampled_rows(*self.task.part)
+        chosen = self.table.shard(self.gradient, self.hessian).sampled_rows(*self.task.row_subset)
         root = grower.grow(None if chosen is None else chosen.tolist())[0]
         leaf = np.full(self.n_rows, -1)
         for k, node in enumerate(leaves_of(root)):
@@ -507,14 +507,14 @@ def test_precision_is_chosen_by_what_is_looked_at() -> None:
 )
 def test_answers_travel_in_half_the_bytes_where_they_fit_and_add_up(largest: int, narrow: bool) -> None:
     rng = np.random.default_rng(3)
-    planes = rng.integers(-1000, 1000, (3, 2, 40)).astype(float)
-    planes[2, 1, 39] = largest
-    answer = RoundHistograms(planes, np.array([[4, 5]]), np.array([[1.0, 2.0]]))
+    histograms = rng.integers(-1000, 1000, (3, 2, 40)).astype(float)
+    histograms[2, 1, 39] = largest
+    answer = RoundHistograms(histograms, np.array([[4, 5]]), np.array([[1.0, 2.0]]))
     sent = answer.compact()
-    assert sent.planes.dtype == (np.int32 if narrow else np.float64)
-    assert np.array_equal(sent.planes, planes)
+    assert sent.histograms.dtype == (np.int32 if narrow else np.float64)
+    assert np.array_equal(sent.histograms, histograms)
     other = RoundHistograms(np.ones((3, 2, 40), np.int32), np.array([[1, 1]]), np.array([[0.5, 0.0]]))
     total = RoundHistograms.total([sent, other])
-    assert total.planes.dtype == np.float64
-    assert np.array_equal(total.planes, planes + 1)
+    assert total.histograms.dtype == np.float64
+    assert np.array_equal(total.histograms, histograms + 1)
     assert total.n_rows.tolist() == [[5, 6]] and total.leaf_sums is not None and total.leaf_sums.tolist() == [[1.5, 2.0]]

@@ -11,7 +11,7 @@ from numba import njit
 from dboost.kernels import histograms as kernels
 from dboost.kernels.histograms import COLUMN_STRIDE, PAIR, TRIPLE, WEIGHED, Packing
 from tests.compiled import compiled
-from tests.naive.histograms import histogram
+from tests.naive.histograms import histogram as naive_histogram
 from tests.naive.rows import record
 from tests.tables import CodedTable, make_table, tables
 
@@ -79,21 +79,21 @@ def test_one_wide_column(packing: Packing) -> None:
 
 
 @njit(error_model="numpy")
-def sum_up(tiles, wide_codes, records, repeat_count, layout, packing, first, last, packed, planes, scratch, pieces):
+def sum_up(tiles, wide_codes, records, repeat_count, layout, packing, first, last, packed, histogram, scratch, pieces):
     """What engines do: clear, add piece by piece, flush the rest."""
     for k in range(packed.size):
         packed[k] = 0
     pending = flushed = np.int64(0)
     for k in range(pieces.size - 1):
         pending, flushed = kernels.add_records(
-            tiles, wide_codes, records[pieces[k] : pieces[k + 1]], repeat_count, layout, packing, first, last, packed, planes,
-            pending, flushed, scratch,
+            tiles, wide_codes, records[pieces[k] : pieces[k + 1]], repeat_count, layout, packing, first, last, packed,
+            histogram, pending, flushed, scratch,
         )  # fmt: skip
-    kernels.flush(layout, packing, first, last, layout.start[first], packed, planes, flushed == 0, scratch)
+    kernels.flush(layout, packing, first, last, layout.start[first], packed, histogram, flushed == 0, scratch)
     return flushed
 
 
-def planes_of(
+def histogram_of(
     table: CodedTable,
     records: np.ndarray,
     packing: Packing,
@@ -107,18 +107,18 @@ def planes_of(
     first, last = columns or (0, n_columns)
     shard = table.shard(np.zeros(table.n_rows), None)
     wide = shard.codes.wide if len(shard.codes.wide) else None
-    planes = np.full((2 if packing.one == 0 else 3, int(layout.offset[-1])), 12345.0)  # from the last node
+    histogram = np.full((2 if packing.one == 0 else 3, int(layout.offset[-1])), 12345.0)  # from the last node
     packed = np.full(int(layout.start[last] - layout.start[first]), 99, np.int64)
     scratch = np.full(max(table.n_codes), 7, np.int64)
     flushed = sum_up(
-        shard.tiles, wide, records, repeat_count, layout, packing, first, last, packed, planes, scratch,
+        shard.tiles, wide, records, repeat_count, layout, packing, first, last, packed, histogram, scratch,
         np.array([0, len(records)] if pieces is None else pieces),
     )  # fmt: skip
-    return planes, int(flushed)
+    return histogram, int(flushed)
 
 
-def assert_planes(
-    planes: np.ndarray,
+def assert_histogram(
+    histogram: np.ndarray,
     table: CodedTable,
     g: list[int],
     h: list[int],
@@ -127,11 +127,11 @@ def assert_planes(
     repeat_count: list[int] | None = None,
 ) -> None:
     for feature in features:
-        expected = histogram(table.codes[feature].tolist(), table.n_codes[feature], g, h, rows, repeat_count)
+        expected = naive_histogram(table.codes[feature].tolist(), table.n_codes[feature], g, h, rows, repeat_count)
         start = int(table.layout.offset[feature])
-        for plane in range(len(planes)):
-            found = planes[plane, start : start + len(expected)].tolist()
-            assert found == [sums[plane] for sums in expected], (feature, plane)
+        for channel in range(len(histogram)):
+            found = histogram[channel, start : start + len(expected)].tolist()
+            assert found == [sums[channel] for sums in expected], (feature, channel)
 
 
 @PACKINGS
@@ -140,8 +140,8 @@ def test_histograms_of_any_layout(packing: Packing, table: CodedTable, seed: int
     rng = np.random.default_rng(seed)
     rows = [int(row) for row in rng.permutation(table.n_rows)[: int(share * table.n_rows)]]
     g, h = random_sums(packing, table.n_rows, seed)
-    planes, _ = planes_of(table, records_of(g, h, rows), packing)
-    assert_planes(planes, table, g, h, rows, list(range(len(table.n_codes))))
+    histogram, _ = histogram_of(table, records_of(g, h, rows), packing)
+    assert_histogram(histogram, table, g, h, rows, list(range(len(table.n_codes))))
 
 
 @pytest.mark.parametrize("packing", [PAIR, TRIPLE, WEIGHED], ids=["pair", "triple", "weighed"])
@@ -155,8 +155,8 @@ def test_rows_that_count_several_times(packing: Packing, max_weight: int) -> Non
     g, h = random_sums(packing, n_rows, max_weight)
     repeat_count = np.random.default_rng(1).integers(1, max_weight + 1, n_rows).astype(np.uint8)
     repeat_count[::2] = max_weight
-    planes, _ = planes_of(table, records_of(g, h, list(range(n_rows))), packing, repeat_count=repeat_count)
-    assert_planes(planes, table, g, h, list(range(n_rows)), [0, 1, 2, 3], repeat_count.tolist())
+    histogram, _ = histogram_of(table, records_of(g, h, list(range(n_rows))), packing, repeat_count=repeat_count)
+    assert_histogram(histogram, table, g, h, list(range(n_rows)), [0, 1, 2, 3], repeat_count.tolist())
 
 
 @PACKINGS
@@ -167,25 +167,25 @@ def test_some_columns_only(packing: Packing) -> None:
     g, h = random_sums(packing, 80, 5)
     n_columns = len(layout.first) - 1
     for first, last in ((0, 32), (32, layout.n_tiled), (layout.n_tiled, layout.n_tiled + 1), (n_columns - 1, n_columns)):
-        planes, _ = planes_of(table, records_of(g, h, rows), packing, (first, last))
+        histogram, _ = histogram_of(table, records_of(g, h, rows), packing, (first, last))
         features = layout.features[layout.first[first] : layout.first[last]].tolist()
-        assert_planes(planes, table, g, h, rows, features)
+        assert_histogram(histogram, table, g, h, rows, features)
         for other in set(range(len(table.n_codes))) - set(features):
-            assert (planes[:, layout.offset[other] : layout.offset[other + 1]] == 12345.0).all()
+            assert (histogram[:, layout.offset[other] : layout.offset[other + 1]] == 12345.0).all()
 
 
 @njit(error_model="numpy")
-def keep_packed(tiles, wide_codes, records, layout, packing, packed, planes, words, tallies, clear, scratch):
+def keep_packed(tiles, wide_codes, records, layout, packing, packed, histogram, words, packed_counts, clear, scratch):
     for k in range(packed.size):
         packed[k] = 0
     last = layout.first.size - 1
     _, flushed = kernels.add_records(
-        tiles, wide_codes, records, None, layout, packing, 0, last, packed, planes, np.int64(0), np.int64(0), scratch
+        tiles, wide_codes, records, None, layout, packing, 0, last, packed, histogram, np.int64(0), np.int64(0), scratch
     )
-    kernels.accumulate(layout, packing, 0, last, np.int64(0), packed, words, tallies, 1, clear, scratch)
-    if tallies is not None:
+    kernels.accumulate(layout, packing, 0, last, np.int64(0), packed, words, packed_counts, 1, clear, scratch)
+    if packed_counts is not None:
         if flushed:
-            kernels.accumulate_channels(layout, 0, last, planes, words, tallies, 1)
+            kernels.accumulate_channels(layout, 0, last, histogram, words, packed_counts, 1)
 
 
 @given(
@@ -201,20 +201,20 @@ def test_prefix_sums_of_packed_buckets(table: CodedTable, seed: int, cut: int, p
     shard = table.shard(np.zeros(table.n_rows), None)
     wide = shard.codes.wide if len(shard.codes.wide) else None
     n_buckets = int(layout.offset[-1])
-    words, tallies = np.full((2, n_buckets), 99), np.full((2, n_buckets), 77)
+    words, packed_counts = np.full((2, n_buckets), 99), np.full((2, n_buckets), 77)
     packed, scratch = np.zeros(int(layout.start[-1]), np.int64), np.zeros(max(table.n_codes), np.int64)
     for part, clear in ((rows[:cut], True), (rows[cut:], False)):
         records = np.array(records_of(g, h, part), np.uint64)
-        counted = None if packing is PAIR else tallies
-        planes = np.zeros((3, n_buckets))
-        keep_packed(shard.tiles, wide, records, layout, packing, packed, planes, words, counted, clear, scratch)
+        counted = None if packing is PAIR else packed_counts
+        histogram = np.zeros((3, n_buckets))
+        keep_packed(shard.tiles, wide, records, layout, packing, packed, histogram, words, counted, clear, scratch)
     for feature, codes in enumerate(table.codes.tolist()):
-        sums = histogram(codes, table.n_codes[feature], g, h, rows)
+        sums = naive_histogram(codes, table.n_codes[feature], g, h, rows)
         of_feature = slice(layout.offset[feature], layout.offset[feature + 1])
         assert words[1, of_feature].tolist() == np.cumsum([(a << 32) + b for a, b, _ in sums]).tolist()
         if packing is not PAIR:
-            assert tallies[1, of_feature].tolist() == np.cumsum([n for _, _, n in sums]).tolist()
-    assert (words[0] == 99).all() and (tallies[0] == 77).all()
+            assert packed_counts[1, of_feature].tolist() == np.cumsum([n for _, _, n in sums]).tolist()
+    assert (words[0] == 99).all() and (packed_counts[0] == 77).all()
 
 
 @PACKINGS
@@ -231,12 +231,12 @@ def test_no_field_overflows(packing: Packing, sign: int, n_bins: list[int]) -> N
     h = np.full(n_rows, packing.max_hessian, np.int64)
     bits = ((g & 0xFFFF) << 16 | h).astype(np.uint64) << np.uint64(32)
     records = bits | np.arange(n_rows, dtype=np.uint64)
-    planes, flushed = planes_of(table, records, packing)
+    histogram, flushed = histogram_of(table, records, packing)
     assert flushed == 1
     for feature in range(len(n_bins)):
-        sums = planes[:, table.layout.offset[feature]].tolist()
-        assert sums == [int(g.sum()), int(h.sum()), n_rows][: len(planes)]
-        others = planes[:, table.layout.offset[feature] + 1 : table.layout.offset[feature + 1]]
+        sums = histogram[:, table.layout.offset[feature]].tolist()
+        assert sums == [int(g.sum()), int(h.sum()), n_rows][: len(histogram)]
+        others = histogram[:, table.layout.offset[feature] + 1 : table.layout.offset[feature + 1]]
         assert not others.any()
 
 
@@ -247,12 +247,12 @@ def test_flushes_come_when_fields_are_full(packing: Packing, extra: int) -> None
     table = make_table([5, 5, 300], n_rows)
     g, h = random_sums(packing, n_rows, 3)
     records = records_of(g, h, list(range(n_rows)))
-    whole, flushed = planes_of(table, records, packing)
+    whole, flushed = histogram_of(table, records, packing)
     assert flushed == (extra > 0)
-    assert_planes(whole, table, g, h, list(range(n_rows)), [0, 1, 2])
+    assert_histogram(whole, table, g, h, list(range(n_rows)), [0, 1, 2])
     # In pieces, as stripes come from several threads' parts; an empty piece changes nothing.
     pieces = [0, 1, 1, 1000, n_rows]
-    assert np.array_equal(planes_of(table, records, packing, pieces=pieces)[0], whole)
+    assert np.array_equal(histogram_of(table, records, packing, pieces=pieces)[0], whole)
 
 
 def test_packings_hold_what_they_promise() -> None:

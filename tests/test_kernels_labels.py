@@ -23,7 +23,7 @@ def a_tree(n_bins: np.ndarray, categorical: np.ndarray, n_leaves: int, seed: int
     while size < n:
         node = leaves.pop(int(rng.integers(len(leaves))))
         nodes.feature[node] = rng.integers(len(n_bins))
-        nodes.cut[node] = rng.integers(n_bins[nodes.feature[node]])
+        nodes.split_bin[node] = rng.integers(n_bins[nodes.feature[node]])
         nodes.missing_left[node] = rng.integers(2)
         nodes.child[node] = size
         nodes.depth[size : size + 2] = nodes.depth[node] + 1

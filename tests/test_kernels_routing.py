@@ -24,7 +24,7 @@ def random_tree(table: CodedTable, n_leaves: int, rng: np.random.Generator) -> t
         if table.layout.is_categorical[feature]:
             left_codes[node, : table.n_codes[feature] - 1] = rng.integers(2, size=table.n_codes[feature] - 1)
         else:
-            nodes.cut[node] = rng.integers(table.n_codes[feature] - 1)
+            nodes.split_bin[node] = rng.integers(table.n_codes[feature] - 1)
         nodes.child[node] = n_nodes
         open_leaves += [n_nodes, n_nodes + 1]
         n_nodes += 2
@@ -41,7 +41,7 @@ def reached(table: CodedTable, nodes: tuple, left_codes: np.ndarray, row: int) -
         elif table.layout.is_categorical[feature]:
             left = bool(left_codes[node, code])
         else:
-            left = code <= int(nodes.cut[node])
+            left = code <= int(nodes.split_bin[node])
         node = int(nodes.child[node]) + (not left)
     return node
 
@@ -57,7 +57,7 @@ def test_rows_reach_their_leaves(table: CodedTable, n_leaves: int, seed: int, cu
     cut = min(cut, table.n_rows)
     for first, last in ((cut, table.n_rows), (0, cut)):
         add_tree(
-            codes.narrow, codes.wide, codes.row_of, nodes.feature, nodes.cut, nodes.missing_left, nodes.child,
+            codes.narrow, codes.wide, codes.row_of, nodes.feature, nodes.split_bin, nodes.missing_left, nodes.child,
             table.layout.n_bins, left_codes, table.layout.is_categorical, value, first, last, raw,
         )  # fmt: skip
     expected = [before[row] + value[reached(table, nodes, left_codes, row)] for row in range(table.n_rows)]

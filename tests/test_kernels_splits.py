@@ -15,31 +15,42 @@ from dboost.kernels import splits as bounded
 from dboost.kernels import splits as kernels
 from dboost.kernels import splits as levels
 from dboost.kernels import splits as packed
-from dboost.kernels.splits import CUT, FEATURE, LEFT_G, LEFT_H, LEFT_N, MISSING_LEFT, NO_SPLIT, SCORE, SPLIT_SIZE, SplitParams
+from dboost.kernels.splits import (
+    FEATURE,
+    LEFT_G,
+    LEFT_H,
+    LEFT_N,
+    MISSING_LEFT,
+    NO_SPLIT,
+    SCORE,
+    SPLIT_BIN,
+    SPLIT_SIZE,
+    SplitParams,
+)
 from tests.compiled import compiled
 from tests.naive import bounded as naive_bounded
 from tests.naive import splits as naive
 from tests.naive.histograms import Histogram
 
-sort_levels = compiled(levels.sort_levels)
+sort_categories = compiled(levels.sort_categories)
 side_score = compiled(kernels.side_score)
 
 
 @njit(error_model="numpy")
-def search(planes, offset, categorical, total, limits, scratch, bits, keys, order, best):
+def search(channels, offset, categorical, total, limits, scratch, bits, keys, order, best):
     """All features in the order given by `offset`: (feature, first bucket, number of bins)."""
-    kernels.forget(best)
+    kernels.clear_split(best)
     for k in range(len(offset)):
         feature, at, n_bins = offset[k]
         if categorical[feature]:
-            levels.search_categorical(planes, at, n_bins, feature, total, limits, keys, order, best)
+            levels.search_categorical(channels, at, n_bins, feature, total, limits, keys, order, best)
         else:
-            kernels.search_numeric(planes, at, n_bins, feature, total, limits, scratch, bits, best)
+            kernels.search_numeric(channels, at, n_bins, feature, total, limits, scratch, bits, best)
 
 
 @njit(error_model="numpy")
-def send_left(planes, at, n_levels, cut, limits, keys, order, goes_left):
-    levels.send_left(planes, at, n_levels, cut, limits, keys, order, goes_left)
+def mark_left_categories(channels, at, n_levels, cut, limits, keys, order, goes_left):
+    levels.mark_left_categories(channels, at, n_levels, cut, limits, keys, order, goes_left)
 
 
 def limits_of(**changed: float) -> SplitParams:
@@ -86,7 +97,7 @@ def nodes(draw: st.DrawFn) -> list[Histogram]:
 
 def found(histograms: list[Histogram], categorical: list[bool], limits: SplitParams, order: list[int]) -> np.ndarray:
     """The kernels' best split of features looked at in some order."""
-    planes = np.array([sums for node in histograms for sums in node], np.float64).T.copy()
+    channels = np.array([sums for node in histograms for sums in node], np.float64).T.copy()
     starts = np.cumsum([0, *map(len, histograms)])
     offset = [(feature, int(starts[feature]), len(histograms[feature]) - 1) for feature in order]
     total = np.array(naive.added(histograms[0]), np.float64)
@@ -96,17 +107,17 @@ def found(histograms: list[Histogram], categorical: list[bool], limits: SplitPar
     scratch = np.full((4, n), np.nan)
     best = np.full(SPLIT_SIZE, np.nan)
     search(
-        planes, np.array(offset), np.array(categorical), total, limits, scratch, scratch.view(np.int64),
+        channels, np.array(offset), np.array(categorical), total, limits, scratch, scratch.view(np.int64),
         np.full(n, np.nan), np.full(n, -1), best,
     )  # fmt: skip
     return best
 
 
 def goes_left(histogram: Histogram, cut: int, limits: SplitParams) -> set[int]:
-    planes = np.array(histogram, np.float64).T.copy()
+    channels = np.array(histogram, np.float64).T.copy()
     n = len(histogram)
     marked = np.full(n, 9, np.uint8)
-    send_left(planes, 0, n - 1, cut, limits, np.empty(n), np.empty(n, np.int64), marked)
+    mark_left_categories(channels, 0, n - 1, cut, limits, np.empty(n), np.empty(n, np.int64), marked)
     assert set(marked.tolist()) <= {0, 1}
     return set(np.flatnonzero(marked).tolist())
 
@@ -131,13 +142,13 @@ def test_the_best_of_all_splits(histograms: list[Histogram], limits: SplitParams
         assert best[SCORE] == NO_SPLIT
         return
     assert best[FEATURE] == expected.feature
-    assert (best[CUT], best[MISSING_LEFT]) == (expected.cut, expected.missing_left)
+    assert (best[SPLIT_BIN], best[MISSING_LEFT]) == (expected.cut, expected.missing_left)
     assert best[SCORE] == expected.score
     assert (best[LEFT_G], best[LEFT_H]) == expected.sums[:2]
     if limits.count_channel >= 0:
         assert best[LEFT_N] == expected.sums[limits.count_channel]
     if categorical[expected.feature]:
-        assert goes_left(histograms[expected.feature], int(best[CUT]), limits) == expected.left
+        assert goes_left(histograms[expected.feature], int(best[SPLIT_BIN]), limits) == expected.left
 
 
 @given(histograms=nodes(), limits=LIMITS)
@@ -153,11 +164,11 @@ def test_scores_are_what_they_say(histograms: list[Histogram], limits: SplitPara
 
 
 @njit(error_model="numpy")
-def search_packed(words, tallies, offset, total, limits, scratch, bits, best):
-    kernels.forget(best)
+def search_packed(words, packed_counts, offset, total, limits, scratch, bits, best):
+    kernels.clear_split(best)
     for k in range(len(offset)):
         feature, at, n_bins = offset[k]
-        packed.search_words(words, tallies, 1, at, n_bins, feature, total, limits, scratch, bits, best)
+        packed.search_packed(words, packed_counts, 1, at, n_bins, feature, total, limits, scratch, bits, best)
 
 
 @given(histograms=nodes(), limits=LIMITS, data=st.data())
@@ -166,12 +177,12 @@ def test_packed_prefix_sums_give_the_same_split(histograms: list[Histogram], lim
     order = data.draw(st.permutations(range(len(histograms))))
     expected = found(histograms, [False] * len(histograms), limits, order)
     words = np.concatenate([np.cumsum([(g << 32) + h for g, h, _ in node]) for node in histograms])
-    tallies = np.concatenate([np.cumsum([n for _, _, n in node]) for node in histograms])
+    packed_counts = np.concatenate([np.cumsum([n for _, _, n in node]) for node in histograms])
     starts = np.cumsum([0, *map(len, histograms)])
     offset = np.array([(feature, starts[feature], len(histograms[feature]) - 1) for feature in order])
     total = np.array(naive.added(histograms[0]), np.float64)
     scratch, best = np.full((4, max(map(len, histograms))), np.nan), np.full(SPLIT_SIZE, np.nan)
-    slots = np.stack([np.full_like(words, 99), words]), np.stack([np.full_like(words, 77), tallies])
+    slots = np.stack([np.full_like(words, 99), words]), np.stack([np.full_like(words, 77), packed_counts])
     counted = slots[1] if limits.count_channel == 2 else None
     search_packed(slots[0], counted, offset, total, limits, scratch, scratch.view(np.int64), best)
     assert best[SCORE] == expected[SCORE]
@@ -180,9 +191,9 @@ def test_packed_prefix_sums_give_the_same_split(histograms: list[Histogram], lim
 
 
 @njit(error_model="numpy")
-def search_within(planes, at, n_bins, way, total, limits, best):
-    kernels.forget(best)
-    bounded.search_bounded(planes, at, n_bins, 0, way, total, limits, best)
+def search_within(channels, at, n_bins, way, total, limits, best):
+    kernels.clear_split(best)
+    bounded.search_bounded(channels, at, n_bins, 0, way, total, limits, best)
 
 
 @given(
@@ -194,17 +205,17 @@ def search_within(planes, at, n_bins, way, total, limits, best):
 def test_steps_between_bounds(histograms: list[Histogram], limits: SplitParams, way: int, bounds: tuple[float, float]) -> None:
     limits = limits._replace(is_bounded=1)
     node = histograms[0]
-    planes, total = np.array(node, np.float64).T.copy(), np.array([*naive.added(node), *bounds], np.float64)
+    channels, total = np.array(node, np.float64).T.copy(), np.array([*naive.added(node), *bounds], np.float64)
     if limits.count_channel == 1:
         total[2] = total[1]
     best = np.full(SPLIT_SIZE, np.nan)
-    search_within(planes, 0, len(node) - 1, way, total, limits, best)
+    search_within(channels, 0, len(node) - 1, way, total, limits, best)
     expected = naive.best(naive_bounded.bounded_candidates(node, 0, limits, way, *bounds))
     if expected is None:
         assert best[SCORE] == NO_SPLIT
         return
     assert best[SCORE] == pytest.approx(expected.score, rel=1e-12, abs=1e-9)
-    assert (best[CUT], best[MISSING_LEFT]) == (expected.cut, expected.missing_left)
+    assert (best[SPLIT_BIN], best[MISSING_LEFT]) == (expected.cut, expected.missing_left)
     assert (best[LEFT_G], best[LEFT_H]) == expected.sums[:2]
 
 
@@ -227,23 +238,23 @@ def test_ties_go_to_the_lowest_feature_then_missing_right_then_the_lowest_bin() 
     node = [(-4, 2, 2), (0, 0, 0), (4, 2, 2), (0, 0, 0)]
     for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
         best = found([node, node, node], [False] * 3, limits_of(), order)
-        assert (best[FEATURE], best[CUT], best[MISSING_LEFT]) == (0, 0, 0)
+        assert (best[FEATURE], best[SPLIT_BIN], best[MISSING_LEFT]) == (0, 0, 0)
     # Missing values alone on the right do as well as the last bin with them.
     node = [(-4, 2, 2), (0, 1, 1), (4, 2, 2)]
     best = found([node], [False], limits_of(), [0])
-    assert (best[CUT], best[MISSING_LEFT]) == (0, 0)
+    assert (best[SPLIT_BIN], best[MISSING_LEFT]) == (0, 0)
 
 
 def test_missing_values_go_where_the_loss_is_smaller() -> None:
     node = [(-10, 5, 5), (10, 5, 5), (-10, 5, 5)]
     best = found([node], [False], limits_of(), [0])
-    assert (best[CUT], best[MISSING_LEFT], best[LEFT_G]) == (0, 1, -20)
+    assert (best[SPLIT_BIN], best[MISSING_LEFT], best[LEFT_G]) == (0, 1, -20)
     node = [(-10, 5, 5), (10, 5, 5), (10, 5, 5)]
     best = found([node], [False], limits_of(), [0])
-    assert (best[CUT], best[MISSING_LEFT], best[LEFT_G]) == (0, 0, -10)
+    assert (best[SPLIT_BIN], best[MISSING_LEFT], best[LEFT_G]) == (0, 0, -10)
     node = [(0, 5, 5), (0, 5, 5), (10, 5, 5)]
     best = found([node], [False], limits_of(), [0])
-    assert (best[CUT], best[MISSING_LEFT]) == (1, 0), "missing values alone on the right"
+    assert (best[SPLIT_BIN], best[MISSING_LEFT]) == (1, 0), "missing values alone on the right"
 
 
 @pytest.mark.parametrize("l1", [0.0, 3.5])
@@ -262,10 +273,10 @@ def test_a_side_is_worth_what_its_step_takes_off(l1: float, max_step: float, g: 
 @given(histograms=nodes(), limits=LIMITS)
 def test_levels_are_sorted(histograms: list[Histogram], limits: SplitParams) -> None:
     for histogram in histograms:
-        planes = np.array(histogram, np.float64).T.copy()
+        channels = np.array(histogram, np.float64).T.copy()
         n = len(histogram)
         order = np.full(n, -1)
-        used = sort_levels(planes, 0, n - 1, limits, np.empty(n), order)
+        used = sort_categories(channels, 0, n - 1, limits, np.empty(n), order)
         assert order[:used].tolist() == naive.sorted_levels(histogram, limits)
 
 
@@ -273,8 +284,8 @@ def test_many_levels_are_sorted() -> None:
     rng = np.random.default_rng(0)
     for n in (1, 2, 3, 255, 1000, 5000):
         histogram = [(int(g), int(h), 1) for g, h in zip(rng.integers(-50, 50, n), rng.integers(0, 5, n), strict=True)]
-        planes = np.array(histogram, np.float64).T.copy()
+        channels = np.array(histogram, np.float64).T.copy()
         order = np.full(n, -1)
         limits = limits_of(smoothing=10.0)
-        used = sort_levels(planes, 0, n - 1, limits, np.empty(n), order)
+        used = sort_categories(channels, 0, n - 1, limits, np.empty(n), order)
         assert order[:used].tolist() == naive.sorted_levels(histogram, limits)

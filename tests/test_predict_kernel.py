@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dboost.kernels.predict import QuickScorerForest, TraversalForest, predict_quickscorer, predict_traversal, room_for
+from dboost.kernels.predict import QuickScorerForest, TraversalForest, predict_quickscorer, predict_traversal, scratch_for
 from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble, floor_to_float32, lay_out_forest, lay_out_pages, lay_out_walks
 from dboost.schema import Feature
@@ -34,7 +34,7 @@ def ask_both(ensemble: Ensemble, rows: np.ndarray) -> dict[str, tuple[np.ndarray
         scores = np.tile(ensemble.baseline, (len(rows), 1))
         leaves = np.full((len(rows), len(ensemble.trees)), -1, np.int32)
         forest = lay(ensemble.trees, ensemble.features, rows.dtype)
-        room = room_for(forest.columns, forest.n_levels, rows.dtype)
+        room = scratch_for(forest.columns, forest.n_levels, rows.dtype)
         kernel(*forest, rows, (0, len(rows)), (0, len(ensemble.trees)), scores, leaves, *room)
         answers[kernel.__name__] = scores, leaves
     return answers

@@ -16,7 +16,7 @@ from benchmarks.simulation.network import Host, Network, Wire
 from dboost.booster import Booster
 from dboost.params import make_parameters
 
-COSTS = Costs(cell=1e-9, split=2e-9, begin=1e-9, settle=3e-9, advance=5e-9, opening=6e-5)
+COSTS = Costs(cell=1e-9, split=2e-9, begin=1e-9, settle=3e-9, advance=5e-9, pair=6e-5)
 
 
 @pytest.mark.parametrize(("n_workers", "n_features"), [(3, 5), (11, 40)])

@@ -93,7 +93,7 @@ def test_rows_near_the_cut_are_noted(n: int, seed: int, room: int, weighed: bool
 def test_noted_rows_are_those_of_the_last_pass() -> None:
     near = Near(2)
     near.expect(1, 5)
-    found = near.room_for(0, 80)
+    found = near.buffer_for(0, 80)
     assert found.rows is not None
     found.rows[1, :3], found.n[:] = (4, 5, 6), (0, 3)
     assert near.rows(0, 80, 1, 5).tolist() == [4, 5, 6]  # type: ignore[union-attr]
@@ -102,7 +102,7 @@ def test_noted_rows_are_those_of_the_last_pass() -> None:
     found.n[1] = len(found.rows[1]) + 1
     assert near.rows(0, 80, 1, 5) is None, "more than there was room for"
     found.n[1] = 3
-    near.room_for(40, 120)
+    near.buffer_for(40, 120)
     assert near.rows(0, 80, 1, 5) is None, "influences of some of the rows have changed"
 
 

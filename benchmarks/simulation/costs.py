@@ -38,12 +38,12 @@ class Costs:
     begin: float
     settle: float
     advance: float
-    opening: float
+    pair: float
 
     def of_answer(self, rounds: ShardGrower, begins: bool, question: RoundRequest, many: float) -> float:
         """Of answering a question, when each real row stands for `many`."""
-        n_split, n_cells, n_openings, n_settled = _work(rounds, question)
-        fixed = n_openings * self.opening
+        n_split, n_cells, n_pairs, n_settled = _work(rounds, question)
+        fixed = n_pairs * self.pair
         rows = n_split * self.split + n_cells * self.cell + n_settled * self.settle
         return fixed + many * (rows + (rounds.shard.n_rows * self.begin if begins else 0.0))
 
@@ -51,13 +51,13 @@ class Costs:
 def _work(rounds: ShardGrower, question: RoundRequest) -> tuple[int, int, int, int]:
     """What an answer takes: rows to split, cells to add up, histograms, rows to settle. To be asked once it is answered."""
     n_split = sum(_length(rounds, split.node) for split in question.splits)
-    n_rows = sum(_length(rounds, opening.small) for opening in question.openings)
+    n_rows = sum(_length(rounds, pair.small) for pair in question.pairs)
     n_settled = 0 if question.leaves is None else rounds.shard.n_rows
-    return n_split, n_rows * len(rounds.shard.layout.n_bins), len(question.openings), n_settled
+    return n_split, n_rows * len(rounds.shard.layout.n_bins), len(question.pairs), n_settled
 
 
 def _length(rounds: ShardGrower, node: int) -> int:
-    _, begin, end = rounds._place[node]
+    _, begin, end = rounds._range_of[node]
     return end - begin
 
 
@@ -74,16 +74,16 @@ class _Clocked(ShardGrower):
         super().begin(task)
         self.begins.append(time.perf_counter() - began)
 
-    def answer(self, question: RoundRequest) -> RoundHistograms:
+    def sum_histograms(self, question: RoundRequest) -> RoundHistograms:
         moved = self._part(RoundRequest(splits=question.splits))
-        added = self._part(RoundRequest(openings=question.openings))
+        added = self._part(RoundRequest(pairs=question.pairs))
         sums = None if question.leaves is None else self._part(RoundRequest(leaves=question.leaves)).leaf_sums
-        is_root = bool(question.openings) and question.openings[0].parent < 0
-        return RoundHistograms(added.planes, added.n_rows if is_root else moved.n_rows, sums)
+        is_root = bool(question.pairs) and question.pairs[0].parent < 0
+        return RoundHistograms(added.histograms, added.n_rows if is_root else moved.n_rows, sums)
 
     def _part(self, question: RoundRequest) -> RoundHistograms:
         began = time.perf_counter()
-        answer = super().answer(question)
+        answer = super().sum_histograms(question)
         self.parts.append((*_work(self, question), time.perf_counter() - began))
         return answer
 
@@ -120,11 +120,11 @@ def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:
         dboost.fit(X, y, loss="log_loss", max_iter=8, min_samples_leaf=1, n_threads=1, progress=False)
     clock = engines[0]
     parts = np.array(clock.clocked.parts[len(clock.clocked.parts) // 4 :])  # the first ones compile
-    n_split, n_cells, n_openings, n_settled, seconds = parts.T
-    opened = n_openings > 0
-    of_openings = np.stack((n_cells, n_openings), axis=1)[opened] / seconds[opened, None]
-    cell, opening = np.linalg.lstsq(of_openings, np.ones(opened.sum()), rcond=None)[0]
+    n_split, n_cells, n_pairs, n_settled, seconds = parts.T
+    opened = n_pairs > 0
+    of_pairs = np.stack((n_cells, n_pairs), axis=1)[opened] / seconds[opened, None]
+    cell, pair = np.linalg.lstsq(of_pairs, np.ones(opened.sum()), rcond=None)[0]
     split = np.median((seconds / np.maximum(n_split, 1))[n_split > n_rows / 4])
     settle = np.median(seconds[n_settled > 0]) / n_rows
     begin, advance = (float(np.median(told)) / n_rows for told in (clock.clocked.begins, clock.advances))
-    return Costs(*map(float, (cell, split, begin, settle, advance, opening)))
+    return Costs(*map(float, (cell, split, begin, settle, advance, pair)))

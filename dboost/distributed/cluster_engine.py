@@ -123,7 +123,7 @@ class ClusterEngine:
 
     def grow(self, task: TreeTask) -> GrownTree:
         """Grow one tree from the present gradients and Hessians."""
-        width = task.rule.max_leaves if self.streams else leaves_per_round(task.rule.max_leaves)
+        width = task.policy.max_leaves if self.streams else leaves_per_round(task.policy.max_leaves)
 
         def ask() -> tuple[GrownTree, Timing]:
             order = pack((task, self._layout, self.n_rows, width, self._training.rows_of_sessions()))
@@ -131,7 +131,7 @@ class ClusterEngine:
 
         grown, timing = self._with_recovery("grow", ask)
         self.timing += timing
-        in_fine_bins(grown, task.cells, self._is_identity_bin_map)
+        in_fine_bins(grown, task.bin_merge, self._is_identity_bin_map)
         self._pending.append(TreeDelta(grown, np.zeros(grown.n_leaves), task.output))
         return grown
 

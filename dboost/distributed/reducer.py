@@ -61,7 +61,7 @@ from dboost.trees.tree_task import GrownTree, TreeTask
 from dboost.version import __version__
 
 #: What is merged and searched in about a millisecond, the price of two changes of threads.
-_LIGHT_BYTES, _LIGHT_OPENINGS = 512 * 1024, 8
+_LIGHT_BYTES, _LIGHT_PAIRS = 512 * 1024, 8
 #: Seconds between two questions to a worker whose plugin has not started yet.
 _STARTING = 0.05
 
@@ -406,7 +406,7 @@ class Reducer(SchedulerPlugin):
                 parts = [found for _, found, *_ in told if found is not None]
                 found = merge_best_splits(parts) if parts else []
             else:
-                found = searcher.find_best_splits(question.openings, merged.planes)
+                found = searcher.find_best_splits(question.pairs, merged.histograms)
             try:
                 following: Any = grower.send(RoundResult(found, merged.n_rows, merged.leaf_sums))
             except StopIteration as end:
@@ -418,7 +418,7 @@ class Reducer(SchedulerPlugin):
             results = await self._fan_out(name, refs, self._round(name, refs, begin, question, owners))
             n_bytes = sum(map(len, results.values()))
             # A tree's first round may have to compile, or load, what it needs.
-            light = begin is None and n_bytes <= _LIGHT_BYTES and len(question.openings) <= _LIGHT_OPENINGS
+            light = begin is None and n_bytes <= _LIGHT_BYTES and len(question.pairs) <= _LIGHT_PAIRS
             following, compute, reducing = advance(results) if light else await asyncio.to_thread(advance, results)
             elapsed = time.perf_counter() - began
             timing += Timing(1, compute, reducing, elapsed - compute - reducing, n_bytes)

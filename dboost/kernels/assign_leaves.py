@@ -32,8 +32,8 @@ BLOCK = 2048
 
 @kernel
 def prepare_masks(
-    child, feature, cut, missing_left, leaf_of, left_codes, n_bins, is_categorical, code_row, below, leaves, steps, tables,
-    struck,
+    child, feature, split_bin, missing_left, leaf_of, left_codes, n_bins, is_categorical, code_row, below, leaves, steps,
+    tables, struck,
 ):  # fmt: skip
     """Write a tree's splits as `label_by_masks` wants them. Returns how many there are, or -1 when a code has two bytes.
 
@@ -56,7 +56,7 @@ def prepare_masks(
         if code_row[f] < 0:
             return -1
         # A cut after the last bin sends all values left.
-        after = min(cut[node] + 1, n_bins[f])
+        after = min(split_bin[node] + 1, n_bins[f])
         is_table = is_categorical[f] != 0
         steps[STEP, s] = code_row[f]
         steps[AFTER, s] = after

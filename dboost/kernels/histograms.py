@@ -160,7 +160,7 @@ def _sum_others(buckets, stride, repeats, marginal):
 
 
 @internal
-def unpack(buckets, start, feature, layout, packing, planes, clear, marginal):
+def unpack(buckets, start, feature, layout, packing, histogram, clear, marginal):
     """Add one feature's packed buckets to its planes (float64[2 or 3, n_buckets]), or with `clear` write them there.
 
     marginal : int64[>= n_bins + 1], scratch for features that share a column.
@@ -176,23 +176,23 @@ def unpack(buckets, start, feature, layout, packing, planes, clear, marginal):
     shift = np.int32(packing.high - 32)
     low, mask, count_mask = I(packing.low), I(packing.hessian_mask), I(packing.count_mask)
     keep = 0.0 if clear else 1.0
-    gradient, hessian = planes[0, at : at + n], planes[1, at : at + n]
+    gradient, hessian = histogram[0, at : at + n], histogram[1, at : at + n]
     for b in range(n):
         gradient[b] = gradient[b] * keep + np.float64(np.int32(words[b] >> I(32)) >> shift)
     for b in range(n):
         hessian[b] = hessian[b] * keep + np.float64(np.int32((words[b] >> low) & mask))
-    if planes.shape[0] == 3:
-        count = planes[2, at : at + n]
+    if histogram.shape[0] == 3:
+        count = histogram[2, at : at + n]
         for b in range(n):
             count[b] = count[b] * keep + np.float64(np.int32(words[b] & count_mask))
 
 
 @internal
-def flush(layout, packing, first_column, last_column, base, packed, planes, clear, scratch):
+def flush(layout, packing, first_column, last_column, base, packed, histogram, clear, scratch):
     """Move the packed buckets of some columns into planes; `clear` empties those first. `base` is the first packed word."""
     for column in range(first_column, last_column):
         for k in range(layout.first[column], layout.first[column + 1]):
-            unpack(packed, layout.start[column] - base, layout.features[k], layout, packing, planes, clear, scratch)
+            unpack(packed, layout.start[column] - base, layout.features[k], layout, packing, histogram, clear, scratch)
 
 
 @internal
@@ -220,31 +220,31 @@ def accumulate(layout, packing, first_column, last_column, base, packed, words, 
                     running += source[b]
                     target[b] = running if clear else target[b] + running
             if packed_counts is not None:
-                tally, rows = packed_counts[slot, at : at + n], I(0)
+                counts, rows = packed_counts[slot, at : at + n], I(0)
                 for b in range(n):
                     word = source[b]
                     running += ((word >> high) << I(32)) + ((word >> low) & mask)
                     rows += word & count_mask
                     target[b] = running if clear else target[b] + running
-                    tally[b] = rows if clear else tally[b] + rows
+                    counts[b] = rows if clear else counts[b] + rows
 
 
 @internal
-def accumulate_channels(layout, first_column, last_column, planes, words, packed_counts, slot):
+def accumulate_channels(layout, first_column, last_column, histogram, words, packed_counts, slot):
     """Add to the prefix sums (see `accumulate`) what was flushed before into planes (float64[3, n_buckets])."""
     for k in range(layout.first[first_column], layout.first[last_column]):
         feature = layout.features[k]
         word = rows = I(0)
         for bucket in range(layout.offset[feature], layout.offset[feature + 1]):
-            word += (I(planes[0, bucket]) << I(32)) + I(planes[1, bucket])
-            rows += I(planes[2, bucket])
+            word += (I(histogram[0, bucket]) << I(32)) + I(histogram[1, bucket])
+            rows += I(histogram[2, bucket])
             words[slot, bucket] += word
             packed_counts[slot, bucket] += rows
 
 
 @internal
 def add_records(
-    tiles, wide_codes, records, repeat_count, layout, packing, first_column, last_column, packed, planes, pending, flushed,
+    tiles, wide_codes, records, repeat_count, layout, packing, first_column, last_column, packed, histogram, pending, flushed,
     scratch,
 ):  # fmt: skip
     """Add records to the packed buckets of some columns, flushing into planes before a field could overflow.
@@ -260,9 +260,9 @@ def add_records(
     at = I(0)
     while at < records.size:
         n = records.size - at
-        if planes is not None:
+        if histogram is not None:
             if pending == packing.rows:
-                flush(layout, packing, first_column, last_column, base, packed, planes, flushed == 0, scratch)
+                flush(layout, packing, first_column, last_column, base, packed, histogram, flushed == 0, scratch)
                 flushed = I(1)
                 pending = I(0)
                 for k in range(n_words):

@@ -64,18 +64,18 @@ class QuickScorerForest(NamedTuple):
     n_levels: np.ndarray
     trees: np.ndarray
     pages: np.ndarray
-    questions: np.ndarray
+    conditions: np.ndarray
     lookups: np.ndarray
     tables: np.ndarray
     values: np.ndarray
 
 
-PAGED_TREE = np.dtype([("first_page", np.int64), ("last_page", np.int64), ("first_value", np.int64)])
+QUICKSCORER_TREE = np.dtype([("first_page", np.int64), ("last_page", np.int64), ("first_value", np.int64)])
 PAGE = np.dtype([(name, U32) for name in ("first_leaf", "begin", "missing_left", "end", "first_lookup", "last_lookup")])
 LOOKUP = np.dtype([("start", U32), ("table", U32)])
 
 
-def question(precision: npt.DTypeLike) -> np.dtype:
+def condition(precision: npt.DTypeLike) -> np.dtype:
     """Record type of `QuickScorerForest.questions` for matrices of a float type."""
     return np.dtype([("threshold", precision), ("start", U32), ("keep", U32)], align=True)
 
@@ -110,7 +110,7 @@ class TraversalForest(NamedTuple):
     values: np.ndarray
 
 
-WALKED_TREE = np.dtype([("root", np.int64), ("depth", np.int64), ("has_sets", np.int64), ("first_value", np.int64)])
+TRAVERSAL_TREE = np.dtype([("root", np.int64), ("depth", np.int64), ("has_sets", np.int64), ("first_value", np.int64)])
 NODE_SET = np.dtype([("start", U32), ("word", U32)])
 
 
@@ -119,7 +119,9 @@ def node(precision: npt.DTypeLike) -> np.dtype:
     return np.dtype([("threshold", precision), ("start", U32), ("right", U32), ("leaf", U32)], align=True)
 
 
-def room_for(columns: np.ndarray, n_levels: np.ndarray, precision: npt.DTypeLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def scratch_for(
+    columns: np.ndarray, n_levels: np.ndarray, precision: npt.DTypeLike
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Scratch for one call of `predict_quickscorer` or `predict_traversal`: a block's values, its codes, and two numbers per
     row."""
     # Nodes that ask about nothing numeric look at the first values, so there must be some.
@@ -132,7 +134,7 @@ def room_for(columns: np.ndarray, n_levels: np.ndarray, precision: npt.DTypeLike
 
 @uncounted
 def predict_quickscorer(
-    columns, n_levels, trees, pages, questions, lookups, tables, values, matrix, rows, tree_range, scores, leaves,
+    columns, n_levels, trees, pages, conditions, lookups, tables, values, matrix, rows, tree_range, scores, leaves,
     block, codes, lanes,
 ):  # fmt: skip
     """Find the leaves of some rows in some trees by asking all questions.
@@ -165,7 +167,7 @@ def predict_quickscorer(
             tree = trees[t]
             for p in range(tree.first_page, tree.last_page):
                 page = pages[p]
-                keep_where_left(questions, page.begin, page.missing_left, page.end, block, masks)
+                keep_where_left(conditions, page.begin, page.missing_left, page.end, block, masks)
                 for i in range(page.first_lookup, page.last_lookup):
                     start, table = lookups[i].start, lookups[i].table
                     for r in range(LANES):

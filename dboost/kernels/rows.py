@@ -186,7 +186,8 @@ def select_rows(seed, first_row, n_rows, threshold, chosen):
 
 @kernel
 def add_tree(
-    codes, wide_codes, code_row, feature, cut, missing_left, child, n_bins, left_codes, is_categorical, value, first, last, raw
+    codes, wide_codes, code_row, feature, split_bin, missing_left, child, n_bins, left_codes, is_categorical, value, first,
+    last, raw,
 ):  # fmt: skip
     """raw[i] += value of the leaf that row i reaches, for rows first…last-1.
 
@@ -204,7 +205,7 @@ def add_tree(
             elif is_categorical[f] != 0:
                 left = left_codes[node, code] != 0
             else:
-                left = code <= cut[node]
+                left = code <= split_bin[node]
             node = child[node] + (0 if left else 1)
         raw[i] += value[node]
 

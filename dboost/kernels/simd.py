@@ -153,14 +153,14 @@ def _everywhere(builder, value):
     return builder.shuffle_vector(single, nothing, ir.Constant(ir.VectorType(int32, LANES), [0] * LANES))
 
 
-class _Questions:
+class _ConditionLoop:
     """Code that puts the questions of one array to the lanes of a block, one question after the other."""
 
     def __init__(self, context, builder, signature, arguments):
-        questions, values = signature.args[0], signature.args[4]
+        conditions, values = signature.args[0], signature.args[4]
         self._context, self._builder = context, builder
-        self._record, self._value = questions.dtype, values.dtype
-        self._first_question = context.make_array(questions)(context, builder, arguments[0]).data
+        self._record, self._value = conditions.dtype, values.dtype
+        self._first_question = context.make_array(conditions)(context, builder, arguments[0]).data
         self._first_value = context.make_array(values)(context, builder, arguments[4]).data
 
     def _field(self, place, name):
@@ -198,17 +198,17 @@ class _Questions:
         return kept
 
 
-def _keep_where_left(questions, begin, missing_left, end, values, masks):
+def _keep_where_left(conditions, begin, missing_left, end, values, masks):
     masks[:] = 0xFFFFFFFF
     for i in range(begin, end):
-        question = questions[i]
-        value = values[question.start : question.start + LANES]
-        right = ~(value <= question.threshold) if i < missing_left else value > question.threshold
-        masks[right] &= question.keep
+        condition = conditions[i]
+        value = values[condition.start : condition.start + LANES]
+        right = ~(value <= condition.threshold) if i < missing_left else value > condition.threshold
+        masks[right] &= condition.keep
 
 
 @instruction(_keep_where_left)
-def keep_where_left(typingctx, questions, begin, missing_left, end, values, masks):
+def keep_where_left(typingctx, conditions, begin, missing_left, end, values, masks):
     """``masks[r]`` becomes the bits that all questions leave set in lane r.
 
     A question is about ``values[start + r]``. Where that is above the threshold (or NaN, for questions begin … missing_left-1)
@@ -217,11 +217,11 @@ def keep_where_left(typingctx, questions, begin, missing_left, end, values, mask
     questions : see `trees.question`; begin, missing_left, end : unsigned; values : of the thresholds' type;
     masks : uint32[LANES].
     """
-    signature = types.void(questions, types.uint64, types.uint64, types.uint64, values, masks)
+    signature = types.void(conditions, types.uint64, types.uint64, types.uint64, values, masks)
 
     def codegen(context, builder, signature, arguments):
         begin, missing_left, end = arguments[1:4]
-        asked = _Questions(context, builder, signature, arguments)
+        asked = _ConditionLoop(context, builder, signature, arguments)
         all_set = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0xFFFFFFFF] * LANES)
         kept = asked.ask(all_set, begin, missing_left, lambda value, top: builder.fcmp_unordered(">", value, top))
         kept = asked.ask(kept, missing_left, end, lambda value, top: builder.fcmp_ordered(">", value, top))

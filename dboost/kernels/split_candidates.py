@@ -12,7 +12,7 @@ import numpy as np
 
 from dboost.kernels import internal, kernel
 from dboost.kernels.rows import ROUNDER
-from dboost.kernels.splits import CUT, FEATURE, search_bounded, search_numeric
+from dboost.kernels.splits import FEATURE, SPLIT_BIN, search_bounded, search_numeric
 
 I = np.int64  # noqa: E741
 
@@ -21,7 +21,7 @@ class ProposalBuffers(NamedTuple):
     """Scratch for the search of one node's bins."""
 
     last: np.ndarray  # int64[most]: the last cell of each bin
-    planes: np.ndarray  # float64[n_planes, most + 1]: the bins' sums
+    histogram: np.ndarray  # float64[n_planes, most + 1]: the bins' sums
 
 
 @internal
@@ -32,16 +32,16 @@ def quantile_fine_bins(mass, most, last):
     than two bins' mass, have a bin of their own, and the others share what is left.
     """
     used, total, final = 0, 0.0, mass.size - 1
-    for cell in range(mass.size):
-        if mass[cell] > 0.0:
+    for fine_bin in range(mass.size):
+        if mass[fine_bin] > 0.0:
             used += 1
-            total += mass[cell]
-            final = cell
+            total += mass[fine_bin]
+            final = fine_bin
     if used <= most:
         n = 0
-        for cell in range(mass.size):
-            if mass[cell] > 0.0:
-                last[n] = cell
+        for fine_bin in range(mass.size):
+            if mass[fine_bin] > 0.0:
+                last[n] = fine_bin
                 n += 1
         if n == 0:
             last[0] = final
@@ -53,10 +53,10 @@ def quantile_fine_bins(mass, most, last):
         n_light = most - 2 * n_heavy
         share = total / max(n_light, 1)
         more, of_more = 0, 0.0
-        for cell in range(mass.size):
-            if 2.0 * share < mass[cell] <= bound:
+        for fine_bin in range(mass.size):
+            if 2.0 * share < mass[fine_bin] <= bound:
                 more += 1
-                of_more += mass[cell]
+                of_more += mass[fine_bin]
         if n_light <= 2 or more == 0 or 2 * (n_heavy + more) > most - 2:
             break
         n_heavy += more
@@ -65,32 +65,32 @@ def quantile_fine_bins(mass, most, last):
 
     n, k, running = 0, 1, 0.0
     before, told = -1, -1  # the cell before this one, and the last that ends a bin
-    for cell in range(mass.size):
-        if mass[cell] <= 0.0:
+    for fine_bin in range(mass.size):
+        if mass[fine_bin] <= 0.0:
             continue
         ends = False
-        if mass[cell] > bound:
+        if mass[fine_bin] > bound:
             ends = True
             if before >= 0 and before != told and n < most - 1:
                 last[n] = told = before
                 n += 1
         else:
-            running += mass[cell]
+            running += mass[fine_bin]
             while k < n_light and running >= total * k / max(n_light, 1):
                 ends = True
                 k += 1
         # Nothing lies above the last cell: what ends there ends one earlier.
-        at = before if cell == final else cell
+        at = before if fine_bin == final else fine_bin
         if ends and at >= 0 and at != told and n < most - 1:
             last[n] = told = at
             n += 1
-        before = cell
+        before = fine_bin
     last[n] = final
     return n + 1
 
 
 @kernel
-def propose_fine_bins(mass, n_cells, most, last):
+def propose_fine_bins(mass, n_fine_bins, most, last):
     """Bins of some features; those with fewer cells than bins keep them.
 
     mass : float64[...], the features' cells one after the other, each with one more for missing values; n_cells :
@@ -98,8 +98,8 @@ def propose_fine_bins(mass, n_cells, most, last):
     each bin, and in unused places the feature's last cell.
     """
     at = 0
-    for feature in range(n_cells.size):
-        n = n_cells[feature]
+    for feature in range(n_fine_bins.size):
+        n = n_fine_bins[feature]
         found = quantile_fine_bins(mass[at : at + n], most[feature], last[feature])
         # Rows that took no part may lie above all that did.
         for k in range(found - 1, last.shape[1]):
@@ -128,25 +128,25 @@ def add_masses(codes, hessian, repeat_count, rows, first, last, scale, mass):
 
 
 @internal
-def search_proposed(planes, at, n_cells, feature, direction, total, limits, room, scratch, scratch_bits, best):
+def search_proposed(histogram, at, n_fine_bins, feature, direction, total, limits, buffers, scratch, scratch_bits, best):
     """Improve `best` by the best split of a numeric feature between bins that are proposed from this node's own rows.
 
     planes : the node's sums by cell; direction : int8[n_features] or None; room : Room. CUT is a cell, as everywhere.
     """
-    most = room.planes.shape[1] - 1
-    n = quantile_fine_bins(planes[1, at : at + n_cells], most, room.last)
-    for plane in range(planes.shape[0]):
-        cell = 0
+    most = buffers.histogram.shape[1] - 1
+    n = quantile_fine_bins(histogram[1, at : at + n_fine_bins], most, buffers.last)
+    for channel in range(histogram.shape[0]):
+        fine_bin = 0
         for b in range(n):
             s = 0.0
-            while cell <= room.last[b]:
-                s += planes[plane, at + cell]
-                cell += 1
-            room.planes[plane, b] = s
-        room.planes[plane, n] = planes[plane, at + n_cells]
+            while fine_bin <= buffers.last[b]:
+                s += histogram[channel, at + fine_bin]
+                fine_bin += 1
+            buffers.histogram[channel, b] = s
+        buffers.histogram[channel, n] = histogram[channel, at + n_fine_bins]
     if direction is not None:
-        search_bounded(room.planes, 0, n, feature, direction[feature], total, limits, best)
+        search_bounded(buffers.histogram, 0, n, feature, direction[feature], total, limits, best)
     else:
-        search_numeric(room.planes, 0, n, feature, total, limits, scratch, scratch_bits, best)
+        search_numeric(buffers.histogram, 0, n, feature, total, limits, scratch, scratch_bits, best)
     if best[FEATURE] == feature:
-        best[CUT] = room.last[I(best[CUT])]
+        best[SPLIT_BIN] = buffers.last[I(best[SPLIT_BIN])]

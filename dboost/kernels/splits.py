@@ -68,13 +68,13 @@ class SplitParams(NamedTuple):
 
 
 # Fields of a candidate split (float64[SPLIT_SIZE]).
-SCORE, FEATURE, CUT, MISSING_LEFT, LEFT_G, LEFT_H, LEFT_N = range(7)
+SCORE, FEATURE, SPLIT_BIN, MISSING_LEFT, LEFT_G, LEFT_H, LEFT_N = range(7)
 SPLIT_SIZE = 8
 NO_SPLIT = -np.inf
 
 
 @internal
-def forget(best):
+def clear_split(best):
     """Empty a candidate: any split beats it."""
     best[SCORE] = NO_SPLIT
     best[FEATURE] = 1e18
@@ -163,20 +163,20 @@ def beats(score, feature, best):
 
 
 @internal
-def search_numeric(planes, at, n_bins, feature, total, limits, scratch, scratch_bits, best):
+def search_numeric(histogram, at, n_bins, feature, total, limits, scratch, scratch_bits, best):
     """Improve `best` (a candidate split) by the best split of a numeric feature.
 
     planes : float64[n_planes, n_buckets]; total : float64[3] (G, H, N of the node);
     scratch : float64[4, >= n_bins + 1], and the same memory as int64.
     """
-    missing_g, missing_h = planes[0, at + n_bins], planes[1, at + n_bins]
+    missing_g, missing_h = histogram[0, at + n_bins], histogram[1, at + n_bins]
     # After the last bin a split can only separate the missing values.
     n = n_bins if missing_h > 0.0 else n_bins - 1
-    plane = limits.count_channel
+    channel = limits.count_channel
     left_g, left_h, left_n, scores = scratch[0], scratch[1], scratch[2], scratch[3]
-    for p in range(2 if plane < 2 else 3):
-        _prefix(planes[p, at : at + n], n, scratch[p])
-    if plane == 1:
+    for p in range(2 if channel < 2 else 3):
+        _prefix(histogram[p, at : at + n], n, scratch[p])
+    if channel == 1:
         left_n = left_h
     # Every row counts at least 1 in these units, so no side is empty.
     min_hessian = limits.min_hessian if limits.min_hessian > 1.0 else 1.0
@@ -186,9 +186,9 @@ def search_numeric(planes, at, n_bins, feature, total, limits, scratch, scratch_
         if n < 1:
             return
         extra_g, extra_h = missing_g * missing_left, missing_h * missing_left
-        extra_n = planes[plane, at + n_bins] * missing_left if plane >= 0 else 0.0
+        extra_n = histogram[channel, at + n_bins] * missing_left if channel >= 0 else 0.0
         _scores(left_g, left_h, n, extra_g, extra_h, total, limits, min_hessian, scores)
-        if plane >= 0:
+        if channel >= 0:
             for b in range(n):
                 rows = left_n[b] + extra_n
                 scores[b] = scores[b] if (rows >= limits.min_rows) & (total[2] - rows >= limits.min_rows) else NO_SPLIT
@@ -196,11 +196,11 @@ def search_numeric(planes, at, n_bins, feature, total, limits, scratch, scratch_
         if scores[b] >= 0.0 and beats(scores[b], feature, best):
             best[SCORE] = scores[b]
             best[FEATURE] = feature
-            best[CUT] = b
+            best[SPLIT_BIN] = b
             best[MISSING_LEFT] = missing_left
             best[LEFT_G] = left_g[b] + extra_g
             best[LEFT_H] = left_h[b] + extra_h
-            best[LEFT_N] = left_n[b] + extra_n if plane >= 0 else 0.0
+            best[LEFT_N] = left_n[b] + extra_n if channel >= 0 else 0.0
 
 
 U = np.uint64
@@ -211,7 +211,7 @@ _MOVED_TWO_52 = np.float64(2.0**52 + 2.0**31)
 
 
 @internal
-def _score_words(left, extra, total, l2, scores):
+def _score_packed(left, extra, total, l2, scores):
     """Score of the split after each bin as `_scores` has it, all of which are allowed. Returns the bits of the largest.
 
     left : int64[n], prefix sums of packed words ``G << 32 | H``, to all of which `extra` is added.
@@ -236,27 +236,27 @@ def _score_words(left, extra, total, l2, scores):
 
 
 @internal
-def _first_with(words, first, last, extra, least):
+def _first_with(sums, first, last, extra, least):
     """First position from `first` on where a sum of Hessians or counts is at least an integer; `last` when there is none."""
     n = last - first
     while n > 0:
         half = (n + 1) >> 1
-        below = (words[first + half - 1] + extra) & I(0xFFFFFFFF) < least
+        below = (sums[first + half - 1] + extra) & I(0xFFFFFFFF) < least
         first = first + half if below else first
         n = n - half if below else half - 1
     return first
 
 
 @internal
-def search_words(all_words, packed_counts, slot, at, n_bins, feature, total, limits, scratch, scratch_bits, best):
+def search_packed(packed_sums, packed_counts, slot, at, n_bins, feature, total, limits, scratch, scratch_bits, best):
     """`search_numeric` for a histogram of packed prefix sums, in trees without an L1 penalty or a bound on steps.
 
     all_words : int64[n_slots, n_buckets], sums ``G << 32 | H``; tallies : the same for counts, or None: nobody asks for them
     then, or they are Hessians (`count_channel` is 1).
     """
-    words = all_words[slot]
+    sums = packed_sums[slot]
     scores, score_bits = scratch[3], scratch_bits[3]
-    missing = words[at + n_bins] - words[at + n_bins - 1]
+    missing = sums[at + n_bins] - sums[at + n_bins - 1]
     has_missing = np.int32(missing) != 0
     min_hessian = limits.min_hessian if limits.min_hessian > 1.0 else 1.0
     if limits.count_channel == 1 and limits.min_rows > min_hessian:
@@ -266,8 +266,8 @@ def search_words(all_words, packed_counts, slot, at, n_bins, feature, total, lim
         extra = missing * missing_left
         # Hessians and counts grow from bin to bin, so the splits that leave enough on both sides are neighbours.
         last = at + n_bins if has_missing and missing_left == 0 else at + n_bins - 1
-        first = _first_with(words, at, last, extra, least)
-        last = _first_with(words, first, last, extra, I(total[1]) - least + 1)
+        first = _first_with(sums, at, last, extra, least)
+        last = _first_with(sums, first, last, extra, I(total[1]) - least + 1)
         if packed_counts is not None:
             rows, fewest = packed_counts[slot], I(np.ceil(limits.min_rows))
             extra_rows = (rows[at + n_bins] - rows[at + n_bins - 1]) * missing_left
@@ -275,16 +275,16 @@ def search_words(all_words, packed_counts, slot, at, n_bins, feature, total, lim
             last = _first_with(rows, first, last, extra_rows, I(total[2]) - fewest + 1)
         if first >= last:
             continue
-        top = _score_words(words[first:last], extra, total, limits.l2, scores)
+        top = _score_packed(sums[first:last], extra, total, limits.l2, scores)
         # Most features are no better than the best so far: nobody asks where their best bin is.
         if top < float64_to_bits(best[SCORE]):
             continue
         b = position(score_bits, last - first, top)
         if beats(scores[b], feature, best):
-            word = words[first + b] + extra
+            word = sums[first + b] + extra
             best[SCORE] = scores[b]
             best[FEATURE] = feature
-            best[CUT] = first - at + b
+            best[SPLIT_BIN] = first - at + b
             best[MISSING_LEFT] = missing_left
             best[LEFT_G] = np.float64(np.int32(word >> I(32)))
             best[LEFT_H] = np.float64(np.int32(word))
@@ -314,26 +314,26 @@ def bounded_score(g, h, limits, l2, low, high):
 
 
 @internal
-def search_bounded(planes, at, n_bins, feature, way, total, limits, best):
+def search_bounded(histogram, at, n_bins, feature, way, total, limits, best):
     """`search_numeric` where steps have bounds, and where they may only rise (way 1) or fall (way -1) with the feature.
 
     One bin after the other: a tree under constraints costs more.
     """
-    missing_h = planes[1, at + n_bins]
-    plane = limits.count_channel
+    missing_h = histogram[1, at + n_bins]
+    channel = limits.count_channel
     min_hessian = limits.min_hessian if limits.min_hessian > 1.0 else 1.0
     low, high = total[3], total[4]
     for missing_left in range(2 if missing_h > 0.0 else 1):
-        g = planes[0, at + n_bins] * missing_left
+        g = histogram[0, at + n_bins] * missing_left
         h = missing_h * missing_left
-        n = planes[plane, at + n_bins] * missing_left if plane >= 0 else 0.0
+        n = histogram[channel, at + n_bins] * missing_left if channel >= 0 else 0.0
         for b in range(n_bins if missing_h > 0.0 and missing_left == 0 else n_bins - 1):
-            g += planes[0, at + b]
-            h += planes[1, at + b]
-            n += planes[plane, at + b] if plane >= 0 else 0.0
+            g += histogram[0, at + b]
+            h += histogram[1, at + b]
+            n += histogram[channel, at + b] if channel >= 0 else 0.0
             if h < min_hessian or total[1] - h < min_hessian:
                 continue
-            if plane >= 0 and (n < limits.min_rows or total[2] - n < limits.min_rows):
+            if channel >= 0 and (n < limits.min_rows or total[2] - n < limits.min_rows):
                 continue
             left = bounded_step(g, h, limits, limits.l2, low, high)
             right = bounded_step(total[0] - g, total[1] - h, limits, limits.l2, low, high)
@@ -344,7 +344,7 @@ def search_bounded(planes, at, n_bins, feature, way, total, limits, best):
             if beats(score, feature, best):
                 best[SCORE] = score
                 best[FEATURE] = feature
-                best[CUT] = b
+                best[SPLIT_BIN] = b
                 best[MISSING_LEFT] = missing_left
                 best[LEFT_G] = g
                 best[LEFT_H] = h
@@ -356,21 +356,21 @@ RARE_SHARE = 0.02
 
 
 @internal
-def sort_levels(planes, at, n_levels, limits, keys, order):
+def sort_categories(histogram, at, n_categories, limits, keys, order):
     """Order of the levels that may go left, by G / (H + smoothing); ties by code. Returns their number.
 
     Bucket `n_levels` is "missing" and takes part like a level. keys : float64[n_levels + 1]; order : int64[n_levels + 1].
     """
     used = 0
     support = 0.0
-    for code in range(n_levels + 1):
-        support += planes[1, at + code]
+    for code in range(n_categories + 1):
+        support += histogram[1, at + code]
     support *= RARE_SHARE
     support = support if support < limits.min_category_hessian else limits.min_category_hessian
-    for code in range(n_levels + 1):
-        h = planes[1, at + code]
+    for code in range(n_categories + 1):
+        h = histogram[1, at + code]
         if h > 0.0 and h >= support:
-            keys[code] = planes[0, at + code] / (h + limits.smoothing)
+            keys[code] = histogram[0, at + code] / (h + limits.smoothing)
             order[used] = code
             used += 1
     # Heap sort: no recursion, no worst case, small to compile. `later` compares (key, code).
@@ -404,23 +404,23 @@ def _sift(order, keys, root, end):
 
 
 @internal
-def search_categorical(planes, at, n_levels, feature, total, limits, keys, order, best):
+def search_categorical(histogram, at, n_categories, feature, total, limits, keys, order, best):
     """Improve `best` by the best prefix of the sorted levels. CUT is the prefix's length, negative when from the upper end."""
-    used = sort_levels(planes, at, n_levels, limits, keys, order)
-    plane = limits.count_channel
+    used = sort_categories(histogram, at, n_categories, limits, keys, order)
+    channel = limits.count_channel
     min_hessian = max(limits.min_hessian, 1.0)
     l2 = limits.l2 + limits.category_l2
     for direction in (1, -1):
         g = h = n = 0.0
         for length in range(1, (used if used < limits.max_categories else limits.max_categories) + 1):
             code = order[length - 1] if direction == 1 else order[used - length]
-            g += planes[0, at + code]
-            h += planes[1, at + code]
-            if plane >= 0:
-                n += planes[plane, at + code]
-            if h < min_hessian or (plane >= 0 and n < limits.min_rows):
+            g += histogram[0, at + code]
+            h += histogram[1, at + code]
+            if channel >= 0:
+                n += histogram[channel, at + code]
+            if h < min_hessian or (channel >= 0 and n < limits.min_rows):
                 continue
-            if total[1] - h < min_hessian or (plane >= 0 and total[2] - n < limits.min_rows):
+            if total[1] - h < min_hessian or (channel >= 0 and total[2] - n < limits.min_rows):
                 break
             if limits.is_bounded != 0:
                 score = bounded_score(g, h, limits, l2, total[3], total[4])
@@ -431,7 +431,7 @@ def search_categorical(planes, at, n_levels, feature, total, limits, keys, order
             if beats(score, feature, best):
                 best[SCORE] = score
                 best[FEATURE] = feature
-                best[CUT] = length * direction
+                best[SPLIT_BIN] = length * direction
                 best[LEFT_G] = g
                 best[LEFT_H] = h
                 best[LEFT_N] = n
@@ -439,13 +439,13 @@ def search_categorical(planes, at, n_levels, feature, total, limits, keys, order
 
 
 @internal
-def send_left(planes, at, n_levels, cut, limits, keys, order, goes_left):
+def mark_left_categories(histogram, at, n_categories, split_bin, limits, keys, order, goes_left):
     """Write which codes of a categorical feature go left: goes_left[code] for its levels, and for "missing" after them.
 
     The split is described by the length of a prefix only; the order is found again from the node's histogram.
     """
-    used = sort_levels(planes, at, n_levels, limits, keys, order)
-    for code in range(n_levels + 1):
+    used = sort_categories(histogram, at, n_categories, limits, keys, order)
+    for code in range(n_categories + 1):
         goes_left[code] = 0
-    for k in range(abs(cut)):
-        goes_left[order[k] if cut > 0 else order[used - 1 - k]] = 1
+    for k in range(abs(split_bin)):
+        goes_left[order[k] if split_bin > 0 else order[used - 1 - k]] = 1

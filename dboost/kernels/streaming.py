@@ -45,9 +45,9 @@ def route(tiles, wide, leaf, tile_of, column_of, follows):
 
 
 @kernel
-def open_nodes(
-    tiles, wide, leaf, gradient, hessian, repeat_count, rows, n, scales, layout, packing, opening_of, counts, records, packed,
-    planes, pending, flushed, scratch,
+def sum_pairs(
+    tiles, wide, leaf, gradient, hessian, repeat_count, rows, n, scales, layout, packing, pair_of, counts, records, packed,
+    histograms, pending, flushed, scratch,
 ):  # fmt: skip
     """Count the rows of each slot, and add those of nodes to be opened to their histograms.
 
@@ -57,7 +57,7 @@ def open_nodes(
     n_buckets], pending, flushed : int64[n_openings], the histograms, see `histograms.add_records`.
     """
     found, grouped = records[0], records[1]
-    n_slots = opening_of.size
+    n_slots = pair_of.size
     here, there, step = np.zeros(n_slots, np.uint64), np.zeros(n_slots, np.uint64), np.zeros(n_slots, np.uint64)
     quantise(gradient, hessian, rows, scales[0], scales[1], 0, n, found)
     if n_slots == 1:
@@ -77,7 +77,7 @@ def open_nodes(
         for slot in range(n_slots):
             of_half, of_slot = here[slot], here[slot] + there[slot]
             counts[slot] += I(of_slot)
-            if opening_of[slot] >= 0:
+            if pair_of[slot] >= 0:
                 here[slot], there[slot], step[slot] = n_opened, n_opened + of_half, U(1)
                 n_opened += of_slot
         for slot in range(n_slots):
@@ -96,24 +96,24 @@ def open_nodes(
     # Behind the second half's records of a slot those of the next one begin.
     first = U(0)
     for slot in range(n_slots):
-        k, last = opening_of[slot], there[slot]
+        k, last = pair_of[slot], there[slot]
         if k >= 0 and last > first:
             pending[k], flushed[k] = add_records(
                 tiles, wide, grouped[I(first) : I(last)], repeat_count, layout, packing, I(0), I(layout.first.size - 1),
-                packed[k], planes[k], pending[k], flushed[k], scratch,
+                packed[k], histograms[k], pending[k], flushed[k], scratch,
             )  # fmt: skip
             first = last
 
 
 @kernel
-def finish_openings(layout, packing, packed, planes, flushed, scratch):
+def finish_pairs(layout, packing, packed, histograms, flushed, scratch):
     """Move what is left in packed buckets into planes."""
     for k in range(flushed.size):
-        flush(layout, packing, I(0), I(layout.first.size - 1), I(0), packed[k], planes[k], flushed[k] == 0, scratch)
+        flush(layout, packing, I(0), I(layout.first.size - 1), I(0), packed[k], histograms[k], flushed[k] == 0, scratch)
 
 
 @kernel
-def settle(leaf, gradient, hessian, repeat_count, rows, n, scales, number_of, sums):
+def finish_leaves(leaf, gradient, hessian, repeat_count, rows, n, scales, number_of, sums):
     """From slots to the numbers of leaves (number_of : as leaf [n_slots]), and exact sums by leaf (float64[n_leaves, 2])."""
     for i in range(leaf.size):
         leaf[i] = number_of[leaf[i]]

@@ -39,7 +39,7 @@ __all__ = [
     "Tweedie",
     "by_name",
     "from_dict",
-    "is_own",
+    "is_custom",
     "register",
 ]
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from dboost.kernels import predict as kernels
-from dboost.kernels.predict import QuickScorerForest, TraversalForest, predict_quickscorer, predict_traversal, room_for
+from dboost.kernels.predict import QuickScorerForest, TraversalForest, predict_quickscorer, predict_traversal, scratch_for
 from dboost.kernels.simd import LANES
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
@@ -103,7 +103,7 @@ class FlatEnsemble:
         kernel = predict_quickscorer if isinstance(forest, QuickScorerForest) else predict_traversal
 
         def work(start: int, stop: int) -> None:
-            scratch = room_for(forest.columns, forest.n_levels, matrix.dtype)
+            scratch = scratch_for(forest.columns, forest.n_levels, matrix.dtype)
             kernel(*forest, matrix, (start, stop), trees, scores, leaves, *scratch)
 
         share_out(work, len(matrix), trees[1] - trees[0], n_threads)
@@ -131,7 +131,7 @@ def share_out(work: Callable[[int, int], None], n_rows: int, n_trees: int, n_thr
 
 
 #: Number of numeric tests, and of categorical lookups, that take as long as one step of a traversal.
-QUESTIONS_PER_STEP = 20
+CONDITIONS_PER_STEP = 20
 LOOKUPS_PER_STEP = 4
 #: Trees with more leaves are traversed, and so are forests whose lookup tables would have more words.
 MAX_LEAVES = 4_096
@@ -149,7 +149,7 @@ def lay_out_forest(
     if (forest.n_leaves > MAX_LEAVES).any():
         return _walked(forest, precision)
     tests = _PageTests(forest)
-    steps = tests.is_numeric.sum() / QUESTIONS_PER_STEP + len(tests.looked_up) / LOOKUPS_PER_STEP
+    steps = tests.is_numeric.sum() / CONDITIONS_PER_STEP + len(tests.looked_up) / LOOKUPS_PER_STEP
     n_words = int((forest.n_levels[tests.looked_up] + np.int64(1)).sum())
     if steps > forest.depth.sum() or n_words > MAX_TABLE_WORDS:
         return _walked(forest, precision)
@@ -287,7 +287,7 @@ def _paged(forest: _Forest, tests: _PageTests, precision: np.dtype) -> QuickScor
     node = tests.node[numeric]
     numeric = numeric[np.lexsort((forest.missing_left[node], tests.page[numeric]))]
     node, page = tests.node[numeric], tests.page[numeric]
-    numeric_tests = np.empty(len(numeric), kernels.question(precision))
+    numeric_tests = np.empty(len(numeric), kernels.condition(precision))
     numeric_tests["threshold"] = _floor(forest.threshold[node], precision)
     numeric_tests["start"] = forest.column_index[node] * LANES
     numeric_tests["keep"] = tests.keep[numeric]
@@ -314,7 +314,7 @@ def _paged(forest: _Forest, tests: _PageTests, precision: np.dtype) -> QuickScor
         part = table[starts[i] : starts[i] + n_codes[i]]
         part[~forest.goes_left(split, len(part))] &= np.uint32(tests.keep[k])
 
-    trees = np.empty(len(forest.n_leaves), kernels.PAGED_TREE)
+    trees = np.empty(len(forest.n_leaves), kernels.QUICKSCORER_TREE)
     trees["first_page"], trees["last_page"] = tests.first_page, tests.first_page + tests.n_pages
     trees["first_value"] = forest.first_value
     return QuickScorerForest(forest.columns, forest.n_levels, trees, pages, numeric_tests, lookups, table, forest.values)
@@ -337,7 +337,7 @@ def _walked(forest: _Forest, precision: np.dtype) -> TraversalForest:
         node_sets[at] = column * LANES, n_words
         sets.append(_mask_words(forest.goes_left(at, int(forest.n_levels[column]) + 1)))
         n_words += len(sets[-1])
-    trees = np.empty(len(forest.n_leaves), kernels.WALKED_TREE)
+    trees = np.empty(len(forest.n_leaves), kernels.TRAVERSAL_TREE)
     trees["root"], trees["depth"], trees["first_value"] = forest.first_node, forest.depth, forest.first_value
     trees["has_sets"] = np.bincount(forest.tree[categorical], minlength=len(trees)) > 0
     return TraversalForest(

@@ -59,13 +59,13 @@ class FusedEngine:
             team = Team(n_threads, in_caller=is_small(shard.n_rows, len(shard.bin_layout.n_bins)))
         self.team, n_threads = team, team.n_threads
         self._by_unit = (shard.bin_layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS >= 2 * n_threads
-        self._shared = _shared(shard, rule, shard.spec.n_channels, n_threads, self._by_unit)
+        self._team_buffers = _team_buffers(shard, rule, shard.spec.n_channels, n_threads, self._by_unit)
         self._n_slots = min(rule.max_leaves, _SLOTS_ANY_ORDER) if rule.order == ANY_ORDER else rule.max_leaves
         self._pool: np.ndarray | None = None
         self._packed_sums: np.ndarray | None = None
         self._packed_counts: np.ndarray | None = None
         self._paths: list[FeaturePaths | None] = [None] * n_threads
-        self._own = [_own(shard, rule, n_threads, self._n_slots) for _ in range(n_threads)]
+        self._thread_scratch = [_thread_scratch(shard, rule, n_threads, self._n_slots) for _ in range(n_threads)]
         self._nodes = [new_node_arrays(rule.max_leaves) for _ in range(n_threads)]
         self._scratch = [Scratch() for _ in range(n_threads)]
         self._unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]] = []
@@ -121,44 +121,44 @@ class FusedEngine:
         gradient, hessian, leaf = shard.output_arrays(task.output)
         # Rows below a bound of influence, where that alone decides, are left out while gradients are quantised.
         influence = shard.influence(task.output) if task.sample is None and task.least_influence > 0 else None
-        chosen = shard.sampled_rows(*task.part) if influence is None else None
+        chosen = shard.sampled_rows(*task.row_subset) if influence is None else None
         n = shard.n_rows if chosen is None else len(chosen)
-        self._shared.starts[:] = _starts(n, team.n_threads)
+        self._team_buffers.starts[:] = _starts(n, team.n_threads)
         team.control[:] = 0
-        if task.cells is not None:
-            team.run(lambda thread: merge_into_bins(shard, task.cells, *self._range(thread)))
+        if task.bin_merge is not None:
+            team.run(lambda thread: merge_into_bins(shard, task.bin_merge, *self._range(thread)))
         rooms = [None if task.node_bins is None else new_proposal_buffers(task.node_bins) for _ in range(team.n_threads)]
         wide = shard.bins.wide if len(shard.bins.wide) else None
         pool, packed_sums, packed_counts = self._histograms_for(task)
-        if task.choice is not None and self._paths[0] is None:
-            self._paths = [new_feature_paths(task.choice, 2 * task.rule.max_leaves - 1) for _ in range(team.n_threads)]
+        if task.constraints is not None and self._paths[0] is None:
+            self._paths = [new_feature_paths(task.constraints, 2 * task.policy.max_leaves - 1) for _ in range(team.n_threads)]
 
         def work(thread: int) -> int:
             return grow_whole_tree(
                 thread, team.n_threads, team.control, shard.tiles, shard.bins.narrow, wide, shard.bins.row_of,
                 gradient, hessian, shard.repeat_count, chosen, influence, task.least_influence, leaf, shard.bin_layout,
-                task.packing, task.limits, task.rule, self._nodes[thread], self._shared, self._own[thread], task.scales,
-                task.allowed, self._by_unit, pool, packed_sums, packed_counts, self._categorical, task.choice,
-                self._paths[thread], task.direction, rooms[thread],
+                task.packing, task.limits, task.policy, self._nodes[thread], self._team_buffers,
+                self._thread_scratch[thread], task.scales, task.allowed, self._by_unit, pool, packed_sums,
+                packed_counts, self._categorical, task.constraints, self._paths[thread], task.direction, rooms[thread],
             )  # fmt: skip
 
         n_nodes = team.run(work)[0]
         n_leaves = (n_nodes + 1) // 2
-        sums = sum(own.leaf_sums[:n_leaves] for own in self._own) / task.scales[2:]
+        sums = sum(scratch.leaf_sums[:n_leaves] for scratch in self._thread_scratch) / task.scales[2:]
         grown = GrownTree(
             nodes=self._nodes[0],
             n_nodes=n_nodes,
             n_leaves=n_leaves,
-            n_rows=self._shared.n_rows,
-            leaf_of=self._shared.leaf_of,
+            n_rows=self._team_buffers.n_rows,
+            leaf_of=self._team_buffers.leaf_of,
             leaf_sums=sums,
-            left_codes=self._shared.left_codes,
+            left_codes=self._team_buffers.left_codes,
         )
         if chosen is not None or (influence is not None and FEW * (n - int(grown.n_rows[0])) > n):
             self._unrouted.append((leaf_finder(shard.bins, shard.bin_layout, grown), leaf))
-            if task.cells is not None:
+            if task.bin_merge is not None:
                 self._route()  # by the bins of this tree
-        in_fine_bins(grown, task.cells, shard.is_identity_bin_map)
+        in_fine_bins(grown, task.bin_merge, shard.is_identity_bin_map)
         return grown
 
     def _histograms_for(self, task: TreeTask) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
@@ -170,7 +170,7 @@ class FusedEngine:
                 self._packed_counts = np.zeros(shape, np.int64) if task.limits.count_channel == 2 else None
             return None, self._packed_sums, self._packed_counts
         if self._pool is None:
-            self._pool = np.zeros((shape[0], self._shared.parts.shape[1], shape[1]))
+            self._pool = np.zeros((shape[0], self._team_buffers.thread_histograms.shape[1], shape[1]))
         return self._pool, None, None
 
     def report(self) -> dict[str, float]:
@@ -202,7 +202,7 @@ def choose_threads(n_rows: int, n_features: int, n_threads: int) -> int:
     return 1 if is_small(n_rows, n_features) else n_threads
 
 
-def _shared(shard: Shard, rule: GrowthPolicy, n_channels: int, n_threads: int, by_unit: bool) -> TeamBuffers:
+def _team_buffers(shard: Shard, rule: GrowthPolicy, n_channels: int, n_threads: int, by_unit: bool) -> TeamBuffers:
     layout, n, p = shard.bin_layout, shard.n_rows, n_threads
     n_buckets = int(layout.offset[-1])
     n_nodes = 2 * rule.max_leaves - 1
@@ -213,7 +213,7 @@ def _shared(shard: Shard, rule: GrowthPolicy, n_channels: int, n_threads: int, b
         records=np.empty((2, n), np.uint64),
         starts=_starts(n, p),
         packed=np.zeros((p, words), np.int64),
-        parts=np.zeros((p, n_channels, 1 if by_unit else n_buckets)),
+        thread_histograms=np.zeros((p, n_channels, 1 if by_unit else n_buckets)),
         flushed=np.zeros(p, np.int64),
         counts=np.zeros((2, p), np.int64),
         found=np.zeros((p, 2, SPLIT_SIZE)),
@@ -230,7 +230,7 @@ def _starts(n: int, p: int) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(owned))).astype(np.int64)
 
 
-def _own(shard: Shard, rule: GrowthPolicy, n_threads: int, n_slots: int) -> ThreadScratch:
+def _thread_scratch(shard: Shard, rule: GrowthPolicy, n_threads: int, n_slots: int) -> ThreadScratch:
     n_nodes = 2 * rule.max_leaves - 1
     n_codes = int(shard.bin_layout.n_bins.max()) + 1
     scratch = np.zeros((4, n_codes))
@@ -240,7 +240,7 @@ def _own(shard: Shard, rule: GrowthPolicy, n_threads: int, n_slots: int) -> Thre
         begin=np.zeros((n_nodes, n_threads), np.int64),
         end=np.zeros((n_nodes, n_threads), np.int64),
         side=np.zeros(n_nodes, np.int64),
-        others=np.zeros((n_nodes, 2), np.int64),
+        excluded=np.zeros((n_nodes, 2), np.int64),
         scratch=scratch,
         scratch_bits=scratch.view(np.int64),
         keys=np.zeros(n_codes),

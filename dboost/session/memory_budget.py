@@ -195,8 +195,8 @@ def resident_bytes(spec: ShardSpec, n_rows: int) -> int:
 
 def histogram_bytes(spec: ShardSpec, n_threads: int) -> int:
     """Histograms of all leaves of a tree, and of one more that is being added up by each thread."""
-    planes = 8 * spec.n_channels * int(spec.layout.offset[-1])
-    return planes * (spec.max_leaves + 1 + n_threads) + n_threads * 8 * int(spec.layout.start[-1])
+    histogram_bytes = 8 * spec.n_channels * int(spec.layout.offset[-1])
+    return histogram_bytes * (spec.max_leaves + 1 + n_threads) + n_threads * 8 * int(spec.layout.start[-1])
 
 
 def check_proposal(budget: Budget | None, parameters: Parameters) -> None:

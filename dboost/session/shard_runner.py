@@ -48,7 +48,7 @@ class ShardRunner(Protocol):
 
     def begin(self, task: TreeTask) -> None: ...
 
-    def answer(self, question: RoundRequest) -> RoundHistograms: ...
+    def sum_histograms(self, question: RoundRequest) -> RoundHistograms: ...
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]: ...
 
@@ -82,8 +82,8 @@ class InMemoryRunner:
     def begin(self, task: TreeTask) -> None:
         self.rounds.begin(task)
 
-    def answer(self, question: RoundRequest) -> RoundHistograms:
-        return self.rounds.answer(question)
+    def sum_histograms(self, question: RoundRequest) -> RoundHistograms:
+        return self.rounds.sum_histograms(question)
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         return [function(self.rounds.shard, 0, self.n_rows, *arguments)]
@@ -138,8 +138,8 @@ class StreamedRunner:
     def begin(self, task: TreeTask) -> None:
         self._shard.begin(task)
 
-    def answer(self, question: RoundRequest) -> RoundHistograms:
-        return self._shard.answer(question)
+    def sum_histograms(self, question: RoundRequest) -> RoundHistograms:
+        return self._shard.sum_histograms(question)
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         return self._shard.ask(function, *arguments)

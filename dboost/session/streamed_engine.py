@@ -91,14 +91,14 @@ class StreamedEngine:
         while True:
             self.n_questions += 1
             answer = reduce(lambda a, b: a.merge(b), self._answers(question))
-            found = searcher.find_best_splits(question.openings, answer.planes)
+            found = searcher.find_best_splits(question.pairs, answer.histograms)
             try:
                 question = grower.send(RoundResult(found, answer.n_rows, answer.leaf_sums))
             except StopIteration as end:
                 return end.value
 
     def _answers(self, question: RoundRequest) -> Sequence[Any]:
-        return self.team.run(lambda t: self.shards[t].answer(question))
+        return self.team.run(lambda t: self.shards[t].sum_histograms(question))
 
     def report(self) -> dict[str, float]:
         """Bytes read from files."""
@@ -116,9 +116,9 @@ class StreamedEngine:
 def opened_at_once(blocks: BlockStore, histogram_bytes: int, n_threads: int) -> int:
     """How many nodes may be opened at once: each thread has their packed buckets and planes; the sums of leaves are kept."""
     layout, spec = blocks.spec.layout, blocks.spec
-    planes = 8 * spec.n_channels * int(layout.offset[-1])
-    kept = planes * spec.max_leaves  # a lower bound: speculation keeps those of more
-    each = n_threads * (planes + 8 * int(layout.start[-1])) + planes
+    histogram_bytes = 8 * spec.n_channels * int(layout.offset[-1])
+    kept = histogram_bytes * spec.max_leaves  # a lower bound: speculation keeps those of more
+    each = n_threads * (histogram_bytes + 8 * int(layout.start[-1])) + histogram_bytes
     return int(min(max((histogram_bytes - kept) // each, 1), max(spec.max_leaves, 1)))
 
 
@@ -127,9 +127,9 @@ def blocks_that_stay(blocks: BlockStore, n_bytes: int, width: int, n_threads: in
     layout, spec = blocks.spec.layout, blocks.spec
     if sum(file.stride * file.n_blocks for file in blocks.files) < WORTH_KEEPING:
         return 0
-    planes = 8 * spec.n_channels * int(layout.offset[-1])
+    histogram_bytes = 8 * spec.n_channels * int(layout.offset[-1])
     # The sums of all nodes that were ever opened, while they move to a larger room; what threads and their sum have of a pass.
-    kept = 2 * planes * spec.max_leaves * (MOST_OPENED if spec.speculates else 1)
-    each = n_threads * (planes + 8 * int(layout.start[-1])) + 2 * planes
+    kept = 2 * histogram_bytes * spec.max_leaves * (MOST_OPENED if spec.speculates else 1)
+    each = n_threads * (histogram_bytes + 8 * int(layout.start[-1])) + 2 * histogram_bytes
     spare = n_bytes - kept - width * each
     return max(spare, 0) // (n_threads * sum(file.stride for file in blocks.files))

@@ -343,7 +343,7 @@ class WorkerSession(PartitionLoader):
         def one(part: ShardRunner) -> RoundHistograms:
             if task is not None:
                 part.begin(task)
-            return part.answer(question)
+            return part.sum_histograms(question)
 
         answers = self._each(one)
         merged = reduce(RoundHistograms.merge, answers).compact() if answers else None
@@ -356,14 +356,14 @@ class WorkerSession(PartitionLoader):
         answer, n_rows, seconds = self.answer(task, question)
         began = time.perf_counter()
         slices: dict[SessionRef, bytes] = {}
-        if question.openings:
+        if question.pairs:
             for owner in owners:
                 part = None
                 if answer is not None and self._spec is not None:
-                    part = np.ascontiguousarray(answer.planes[:, :, owner.buckets(self._spec.shard.bin_layout)])
+                    part = np.ascontiguousarray(answer.histograms[:, :, owner.buckets(self._spec.shard.bin_layout)])
                 slices[owner.ref] = pack_round(part)
         if answer is not None:
-            answer = replace(answer, planes=np.empty(0))
+            answer = replace(answer, histograms=np.empty(0))
         return answer, slices, n_rows, seconds + time.perf_counter() - began
 
     def search_slices(self, here: SessionRef, arguments: bytes, parts: Sequence[bytes]) -> tuple[BestSplits, float]:
@@ -375,11 +375,11 @@ class WorkerSession(PartitionLoader):
             own = next(owner for owner in owners if owner.ref == here)
             self._searcher = SplitFinder(task, self._spec.shard.bin_layout, own.first, own.last, after=self._searcher)
         arrays = [array for array in map(unpack, parts) if array is not None]
-        planes = arrays[0].astype(np.float64)
+        histograms = arrays[0].astype(np.float64)
         for array in arrays[1:]:
-            planes += array
+            histograms += array
         assert self._searcher is not None
-        return self._searcher.find_best_splits(question.openings, planes), time.perf_counter() - began
+        return self._searcher.find_best_splits(question.pairs, histograms), time.perf_counter() - began
 
     def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
         """``function(shard, first, last, *arguments)`` of every shard."""

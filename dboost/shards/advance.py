@@ -51,7 +51,7 @@ def advance_rows(
     one = shard.raw.ndim == 1
     counts = getattr(loss_terms, "counts_influence", False)
     influence = np.zeros((shard.n_outputs, LANES, N_DIGITS), np.int64) if counts else None
-    near = shard.near.room_for(first, last) if counts and shard.near is not None else NOTHING_NEAR
+    near = shard.near.buffer_for(first, last) if counts and shard.near is not None else NOTHING_NEAR
     (advance if one else advance_outputs)(
         loss_terms, shard.raw, shard.leaf, values[0] if one else values, shard.target, shard.weight, shard.gradient,
         hessian, gradient_bits, hessian_bits, first, last, loss_unit, scratch.terms, scratch.single, sums,

@@ -39,7 +39,7 @@ def add_grown_tree(
     # Of splits the engine's buffer says what they were in an earlier, larger tree; nobody asks for their values.
     of_node = values.take(grown.leaf_of[: grown.n_nodes], mode="clip")
     add_tree(
-        codes.narrow, codes.wide, codes.row_of, nodes.feature, nodes.cut, nodes.missing_left, nodes.child,
+        codes.narrow, codes.wide, codes.row_of, nodes.feature, nodes.split_bin, nodes.missing_left, nodes.child,
         layout.n_bins, grown.left_codes, layout.is_categorical, of_node, first, last, raw,
     )  # fmt: skip
 
@@ -67,7 +67,7 @@ def leaf_finder(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> Ca
         tables, struck = np.empty((MASK_LEAVES, 256), np.uint8), np.empty((MASK_LEAVES, N_PLANES), np.uint8)
         below, leaves = np.empty((2, n), np.int64)
         n_splits = prepare_masks(
-            nodes.child[:n], nodes.feature, nodes.cut, nodes.missing_left, grown.leaf_of, grown.left_codes,
+            nodes.child[:n], nodes.feature, nodes.split_bin, nodes.missing_left, grown.leaf_of, grown.left_codes,
             layout.n_bins, layout.is_categorical, codes.row_of, below, leaves, steps, tables, struck,
         )  # fmt: skip
         if n_splits >= 0:
@@ -94,7 +94,7 @@ def leaf_finder(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> Ca
         if layout.is_categorical[f]:
             left[:n_bins] = grown.left_codes[node, :n_bins]
         else:
-            left[: int(nodes.cut[node]) + 1] = True
+            left[: int(nodes.split_bin[node]) + 1] = True
         left[n_bins] = nodes.missing_left[node]
         follows[node] = child[node] + ~left
     depth = int(nodes.depth[:n].max())

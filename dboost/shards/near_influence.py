@@ -35,7 +35,7 @@ class Near:
         self._expected = np.full(n_outputs, -1, np.int32)
         self._found: dict[tuple[int, int], NearRows] = {}
 
-    def room_for(self, first: int, last: int) -> NearRows:
+    def buffer_for(self, first: int, last: int) -> NearRows:
         """Room to note rows first…last-1, whose influences are about to change."""
         for other in list(self._found):
             if other != (first, last) and other[0] < last and first < other[1]:

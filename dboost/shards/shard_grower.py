@@ -32,47 +32,47 @@ class ShardGrower:
         self._records = np.empty((2, shard.n_rows), np.uint64)
         self._packed = np.zeros(int(shard.bin_layout.start[-1]), np.int64)
         self._scratch = np.zeros(int(shard.bin_layout.n_bins.max()) + 1, np.int64)
-        self._place: dict[int, tuple[int, int, int]] = {}  # node -> (buffer, begin, end)
-        self._others: dict[int, tuple[int, int, int]] = {}  # the same of the rows that do not take part
+        self._range_of: dict[int, tuple[int, int, int]] = {}  # node -> (buffer, begin, end)
+        self._excluded: dict[int, tuple[int, int, int]] = {}  # the same of the rows that do not take part
         self._chosen: np.ndarray | None = None
 
     def begin(self, task: TreeTask) -> None:
         """Quantise gradients and Hessians: all rows that take part belong to node 0."""
         self._task = task
-        if task.cells is not None:
-            merge_into_bins(self.shard, task.cells, 0, self.shard.n_rows)
+        if task.bin_merge is not None:
+            merge_into_bins(self.shard, task.bin_merge, 0, self.shard.n_rows)
         gradient, hessian, _ = self.shard.output_arrays(task.output)
-        self._chosen = self.shard.sampled_rows(*task.part)
+        self._chosen = self.shard.sampled_rows(*task.row_subset)
         n = self.shard.n_rows if self._chosen is None else len(self._chosen)
         _quantise(gradient, hessian, self._chosen, n, task.scales, self._records[0])
-        self._place, self._others = {0: (0, 0, n)}, {}
+        self._range_of, self._excluded = {0: (0, 0, n)}, {}
         if n < self.shard.n_rows:
             # The other rows take no part, but must know their leaf in the end: their records are split along with the rest,
             # behind them in the same buffers.
             assert self._chosen is not None
             self._records[0, n:] = np.delete(np.arange(self.shard.n_rows, dtype=np.uint64), self._chosen)
-            self._others = {0: (0, n, self.shard.n_rows)}
+            self._excluded = {0: (0, n, self.shard.n_rows)}
 
-    def answer(self, question: RoundRequest) -> RoundHistograms:
+    def sum_histograms(self, question: RoundRequest) -> RoundHistograms:
         """This shard's part of the answer."""
         layout = self.shard.bin_layout
         counts = np.zeros((len(question.splits), 2), np.int64)
-        if question.openings and question.openings[0].parent < 0:
-            counts = np.array([[self._place[0][2], 0]])  # how many rows there are
+        if question.pairs and question.pairs[0].parent < 0:
+            counts = np.array([[self._range_of[0][2], 0]])  # how many rows there are
         for k, split in enumerate(question.splits):
-            counts[k] = self._split(self._place, split)
-            if self._others:
-                self._split(self._others, split)
-        planes = np.zeros((len(question.openings), self.n_channels, int(layout.offset[-1])))
+            counts[k] = self._split(self._range_of, split)
+            if self._excluded:
+                self._split(self._excluded, split)
+        histograms = np.zeros((len(question.pairs), self.n_channels, int(layout.offset[-1])))
         wide = self.shard.bins.wide if len(self.shard.bins.wide) else None
-        for k, opening in enumerate(question.openings):
-            side, begin, end = self._place[opening.small]
+        for k, pair in enumerate(question.pairs):
+            side, begin, end = self._range_of[pair.small]
             _add_up(
                 self.shard.tiles, wide, self._records[side, begin:end], self.shard.repeat_count, layout, self._task.packing,
-                self._packed, planes[k], self._scratch,
+                self._packed, histograms[k], self._scratch,
             )  # fmt: skip
         sums = None if question.leaves is None else self._settle(question.leaves)
-        return RoundHistograms(planes, counts, sums)
+        return RoundHistograms(histograms, counts, sums)
 
     def _split(self, place: dict[int, tuple[int, int, int]], split: Split) -> tuple[int, int]:
         """Send a node's records to its children; returns how many went left and right."""
@@ -86,7 +86,7 @@ class ShardGrower:
     def _settle(self, leaves: dict[int, int]) -> np.ndarray:
         gradient, hessian, leaf = self.shard.output_arrays(self._task.output)
         for node, label in leaves.items():
-            for place in (self._place, self._others) if self._others else (self._place,):
+            for place in (self._range_of, self._excluded) if self._excluded else (self._range_of,):
                 side, begin, end = place[node]
                 _label(self._records[side, begin:end], leaf, label)
         sums = np.zeros((max(leaves.values()) + 1, 2))
@@ -106,16 +106,16 @@ def _split(codes, goes_left, source, target):
 
 
 @kernel
-def _add_up(tiles, wide_codes, records, repeat_count, layout: BinLayout, packing, packed, planes, scratch):
+def _add_up(tiles, wide_codes, records, repeat_count, layout: BinLayout, packing, packed, histogram, scratch):
     """Sum records into planes (float64[n_planes, n_buckets])."""
     for k in range(packed.size):
         packed[k] = 0
     n_columns = layout.first.size - 1
     _, flushed = add_records(
-        tiles, wide_codes, records, repeat_count, layout, packing, np.int64(0), np.int64(n_columns), packed, planes,
+        tiles, wide_codes, records, repeat_count, layout, packing, np.int64(0), np.int64(n_columns), packed, histogram,
         np.int64(0), np.int64(0), scratch,
     )  # fmt: skip
-    flush(layout, packing, np.int64(0), np.int64(n_columns), np.int64(0), packed, planes, flushed == 0, scratch)
+    flush(layout, packing, np.int64(0), np.int64(n_columns), np.int64(0), packed, histogram, flushed == 0, scratch)
 
 
 @kernel

@@ -66,7 +66,7 @@ def reduced_by(
 
 @reduced_by(np.add)
 def leaf_digits(
-    shard: Shard, first: int, last: int, part: RowSubset, n_leaves: int, unit: float, prefix: np.ndarray, shift: np.uint64
+    shard: Shard, first: int, last: int, subset: RowSubset, n_leaves: int, unit: float, prefix: np.ndarray, shift: np.uint64
 ) -> np.ndarray:
     """Weights of residuals by leaf and next byte of their rank keys: int64[n_leaves, 256], see `quantile_keys`."""
     counts = np.zeros((n_leaves, 256), np.int64)
@@ -76,7 +76,7 @@ def leaf_digits(
         shard.weight,
         shard.leaf,
         False,
-        *shard.sampled_range(part, first, last),
+        *shard.sampled_range(subset, first, last),
         prefix,
         shift,
         unit,
@@ -94,7 +94,7 @@ def concatenated(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray
 
 @reduced_by(concatenated)
 def leaf_keys(
-    shard: Shard, first: int, last: int, part: RowSubset, unit: float, prefix: np.ndarray, shift: np.uint64
+    shard: Shard, first: int, last: int, subset: RowSubset, unit: float, prefix: np.ndarray, shift: np.uint64
 ) -> np.ndarray | None:
     """Leaf, rank key and weight of residuals that share the bytes found so far: uint64[n, 3], or None if there are too many."""
     found = np.empty((FEW, 3), np.uint64)
@@ -104,7 +104,7 @@ def leaf_keys(
         shard.weight,
         shard.leaf,
         False,
-        *shard.sampled_range(part, first, last),
+        *shard.sampled_range(subset, first, last),
         prefix,
         shift,
         unit,
@@ -114,16 +114,16 @@ def leaf_keys(
 
 
 @reduced_by(np.minimum)
-def leaf_next(shard: Shard, first: int, last: int, part: RowSubset, keys: np.ndarray) -> np.ndarray:
+def leaf_next(shard: Shard, first: int, last: int, subset: RowSubset, keys: np.ndarray) -> np.ndarray:
     """The smallest rank keys above these in each leaf: uint64[n_leaves]."""
     following = np.full(len(keys), ~np.uint64(0))
-    next_keys(shard.target, shard.raw, shard.leaf, False, *shard.sampled_range(part, first, last), keys, following)
+    next_keys(shard.target, shard.raw, shard.leaf, False, *shard.sampled_range(subset, first, last), keys, following)
     return following
 
 
 @reduced_by(np.add)
 def leaf_clipped(
-    shard: Shard, first: int, last: int, part: RowSubset, centre: np.ndarray, bound: float, unit: float, weight_unit: float
+    shard: Shard, first: int, last: int, subset: RowSubset, centre: np.ndarray, bound: float, unit: float, weight_unit: float
 ) -> np.ndarray:
     """Sums by leaf of residuals relative to a centre and clipped, and of weights: float64[n_leaves, 2], integers."""
     sums = np.zeros((len(centre), 2))
@@ -135,7 +135,7 @@ def leaf_clipped(
         shard.leaf,
         centre,
         bound,
-        *shard.sampled_range(part, first, last),
+        *shard.sampled_range(subset, first, last),
         unit,
         weight_unit,
         sums,
@@ -188,13 +188,13 @@ def influence_digits(shard: Shard, first: int, last: int, output: int, prefix: i
 
 
 @reduced_by(np.add)
-def loss_hessian_sums(shard: Shard, first: int, last: int, part: RowSubset, n_leaves: int, unit: float) -> np.ndarray:
+def loss_hessian_sums(shard: Shard, first: int, last: int, subset: RowSubset, n_leaves: int, unit: float) -> np.ndarray:
     """Sums of second derivatives by leaf, where trees were not grown by them: float64[n_leaves], integers."""
     sums = np.zeros(n_leaves)
-    leaf = shard.output_arrays(part.output)[2]
+    leaf = shard.output_arrays(subset.output)[2]
     assert shard.loss_hessian is not None
-    loss_hessian = shard.loss_hessian if shard.loss_hessian.ndim == 1 else shard.loss_hessian[part.output]
-    sum_by_leaf(leaf, loss_hessian, shard.repeat_count, *shard.sampled_range(part, first, last), unit, sums)
+    loss_hessian = shard.loss_hessian if shard.loss_hessian.ndim == 1 else shard.loss_hessian[subset.output]
+    sum_by_leaf(leaf, loss_hessian, shard.repeat_count, *shard.sampled_range(subset, first, last), unit, sums)
     return sums
 
 
@@ -215,15 +215,15 @@ def leaf_totals(
 
 
 def line_slopes(
-    shard: Shard, first: int, last: int, part: RowSubset, loss: Loss, values: np.ndarray, at: float
+    shard: Shard, first: int, last: int, subset: RowSubset, loss: Loss, values: np.ndarray, at: float
 ) -> tuple[int | None, int | None]:
     """First and second derivative of the loss along a tree, at F + at · (what its leaves say), as exact totals.
 
     values : float64[n_leaves], of the tree grown last for this output.
     """
-    chosen, begin, end = shard.sampled_range(part, first, last)
+    chosen, begin, end = shard.sampled_range(subset, first, last)
     rows = slice(begin, end) if chosen is None else chosen[begin:end]
-    output = part.output
+    output = subset.output
     direction, y = values[shard.output_arrays(output)[2][rows]], shard.target[rows]
     with np.errstate(all="ignore"):
         if shard.raw.ndim == 1:
@@ -239,26 +239,26 @@ def line_slopes(
 
 
 @reduced_by(np.add)
-def fine_bin_hessians(shard: Shard, first: int, last: int, part: RowSubset, scale: float) -> np.ndarray:
+def fine_bin_hessians(shard: Shard, first: int, last: int, subset: RowSubset, scale: float) -> np.ndarray:
     """Quantised Hessians of the rows that take part in a tree, by cell of each feature: int64[n_buckets], a question.
 
     scale : what Hessians are multiplied by before they are rounded. Features whose cells are their bins are left at 0.
     """
     offset, kept = shard.layout.offset, shard.is_identity_bin_map
     mass = np.zeros(int(offset[-1]), np.int64)
-    hessian = shard.output_arrays(part.output)[1]
-    rows, begin, end = shard.sampled_range(part, first, last)
+    hessian = shard.output_arrays(subset.output)[1]
+    rows, begin, end = shard.sampled_range(subset, first, last)
     for feature in np.flatnonzero(~kept).tolist():
         of_feature = mass[offset[feature] : offset[feature + 1]]
         add_masses(shard.codes.of(feature), hessian, shard.repeat_count, rows, begin, end, scale, of_feature)
     return mass
 
 
-def merge_into_bins(shard: Shard, cells: BinMerge, first: int, last: int) -> None:
+def merge_into_bins(shard: Shard, bin_merge: BinMerge, first: int, last: int) -> None:
     """Give rows first…last-1 the codes of a tree's bins."""
     for feature in np.flatnonzero(~shard.is_identity_bin_map).tolist():
-        n_cells, n_bins = int(shard.layout.n_bins[feature]), int(shard.bin_layout.n_bins[feature])
-        bins = np.append(np.minimum(cells.bin_of(feature, n_cells), n_bins - 1), n_bins).astype(np.uint8)
+        n_fine_bins, n_bins = int(shard.layout.n_bins[feature]), int(shard.bin_layout.n_bins[feature])
+        bins = np.append(np.minimum(bin_merge.bin_of(feature, n_fine_bins), n_bins - 1), n_bins).astype(np.uint8)
         np.take(bins, shard.codes.of(feature)[first:last], out=shard.bins.of(feature)[first:last])
     shard.fill_tiles(first, last)
 

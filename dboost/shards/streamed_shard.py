@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from dboost.kernels.histograms import TILE_COLUMNS, BinLayout
-from dboost.kernels.streaming import finish_openings, open_nodes, route, settle
+from dboost.kernels.streaming import finish_leaves, finish_pairs, route, sum_pairs
 from dboost.shards.advance import Scratch, advance_rows
 from dboost.shards.block_store import BlockBuffer, BlockShard, BlockStore
 from dboost.shards.shard_spec import ShardSpec
@@ -154,10 +154,10 @@ class StreamedShard:
         """Begin a tree: all rows belong to its root."""
         self._tree = _Tree(self, task)
 
-    def answer(self, question: RoundRequest) -> RoundHistograms:
+    def sum_histograms(self, question: RoundRequest) -> RoundHistograms:
         """This shard's part of the answer, by one pass over its blocks."""
         assert self._tree is not None
-        return self._tree.answer(question)
+        return self._tree.sum_histograms(question)
 
     def close(self) -> None:
         """Let go of buffers; the files are somebody else's."""
@@ -170,22 +170,22 @@ class _Sums:
     """Room for the histograms of the nodes that are opened at once, which is used again."""
 
     def __init__(self, spec: ShardSpec) -> None:
-        self._layout, self._n_planes = spec.layout, spec.n_channels
-        self._packed, self._planes = np.empty((0, 0), np.int64), np.empty((0, 0, 0))
+        self._layout, self._n_channels = spec.layout, spec.n_channels
+        self._packed, self._histograms = np.empty((0, 0), np.int64), np.empty((0, 0, 0))
 
     def some(self, n: int) -> tuple[np.ndarray, np.ndarray]:
         """Of n nodes: packed buckets, which are 0, and planes, which are any numbers. Both are valid until the next call."""
         if n > len(self._packed):
             self.close()
             self._packed = np.zeros((n, int(self._layout.start[-1])), np.int64)
-            self._planes = np.zeros((n, self._n_planes, int(self._layout.offset[-1])))
+            self._histograms = np.zeros((n, self._n_channels, int(self._layout.offset[-1])))
         else:
             self._packed[:n] = 0
-        return self._packed[:n], self._planes[:n]
+        return self._packed[:n], self._histograms[:n]
 
     def close(self) -> None:
         """Let go of it."""
-        self._packed, self._planes = np.empty((0, 0), np.int64), np.empty((0, 0, 0))
+        self._packed, self._histograms = np.empty((0, 0), np.int64), np.empty((0, 0, 0))
 
 
 class _Tree:
@@ -198,18 +198,18 @@ class _Tree:
         self._scratch = np.zeros(int(shard.layout.n_bins.max()) + 1, np.int64)
         self._records = np.empty((2, shard.blocks.state.block_rows), np.uint64)
 
-    def answer(self, question: RoundRequest) -> RoundHistograms:
+    def sum_histograms(self, question: RoundRequest) -> RoundHistograms:
         shard, task, spec = self._shard, self._task, self._shard.blocks.spec
         layout = spec.layout
-        is_first = bool(question.openings) and question.openings[0].parent < 0
+        is_first = bool(question.pairs) and question.pairs[0].parent < 0
         turns = _Turns(layout, question.splits, self._slot_of, spec.leaf_type)
-        n_slots, n_openings = len(self._slot_of), len(question.openings)
-        opening_of = np.full(n_slots, -1, np.int64)
-        for k, opening in enumerate(question.openings):
-            opening_of[self._slot_of[opening.small]] = k
+        n_slots, n_pairs = len(self._slot_of), len(question.pairs)
+        pair_of = np.full(n_slots, -1, np.int64)
+        for k, pair in enumerate(question.pairs):
+            pair_of[self._slot_of[pair.small]] = k
         counts = np.zeros(n_slots, np.int64)
-        packed, planes = shard._sums.some(n_openings)
-        pending, flushed = np.zeros(n_openings, np.int64), np.zeros(n_openings, np.int64)
+        packed, histograms = shard._sums.some(n_pairs)
+        pending, flushed = np.zeros(n_pairs, np.int64), np.zeros(n_pairs, np.int64)
         number_of = np.zeros(n_slots, spec.leaf_type)
         sums = None
         if question.leaves is not None:
@@ -223,9 +223,9 @@ class _Tree:
         wishes = [self._of_output(name) for name in named] + (["repeat_count"] if spec.has_repeat_count else [])
         leaf = [self._of_output("leaf")]
         has_wide = layout.n_tiled < len(layout.first) - 1
-        reads_codes = bool(question.splits or question.openings) or not self._is_verified
-        self._is_verified = has_wide or sums is not None or n_openings < self._n_opened
-        self._n_opened = n_openings
+        reads_codes = bool(question.splits or question.pairs) or not self._is_verified
+        self._is_verified = has_wide or sums is not None or n_pairs < self._n_opened
+        self._n_opened = n_pairs
         for block in shard.walk(
             codes=reads_codes,
             verify=self._is_verified,
@@ -233,25 +233,25 @@ class _Tree:
             writes=leaf if is_first or question.splits or sums is not None else (),
         ):
             gradient, hessian, slots = block.output_arrays(task.output)
-            rows = block.sampled_rows(*task.part)
+            rows = block.sampled_rows(*task.row_subset)
             n = block.n_rows if rows is None else len(rows)
             if is_first:
                 slots[:] = 0
             if question.splits:
                 turns.make(block, slots)
             wide = block.codes.wide if len(block.codes.wide) else None
-            if question.splits or question.openings:
-                open_nodes(
+            if question.splits or question.pairs:
+                sum_pairs(
                     block.tiles, wide, slots, gradient, hessian, block.repeat_count, rows, n, task.scales, layout, task.packing,
-                    opening_of, counts, self._records, packed, planes, pending, flushed, self._scratch,
+                    pair_of, counts, self._records, packed, histograms, pending, flushed, self._scratch,
                 )  # fmt: skip
             if sums is not None:
-                settle(slots, gradient, hessian, block.repeat_count, rows, n, task.scales, number_of, sums)
-        finish_openings(layout, task.packing, packed, planes, flushed, self._scratch)
+                finish_leaves(slots, gradient, hessian, block.repeat_count, rows, n, task.scales, number_of, sums)
+        finish_pairs(layout, task.packing, packed, histograms, flushed, self._scratch)
         if is_first:
-            return RoundHistograms(planes, np.array([[counts[0], 0]]), sums)
+            return RoundHistograms(histograms, np.array([[counts[0], 0]]), sums)
         n_rows = [(counts[self._slot_of[split.left]], counts[self._slot_of[split.right]]) for split in question.splits]
-        return RoundHistograms(planes, np.array(n_rows, np.int64).reshape(-1, 2), sums)
+        return RoundHistograms(histograms, np.array(n_rows, np.int64).reshape(-1, 2), sums)
 
     def _of_output(self, name: str) -> FieldRef:
         return name if self._shard.blocks.spec.n_outputs == 1 else (name, self._task.output)

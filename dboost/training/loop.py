@@ -202,7 +202,7 @@ class BoostingLoop:
         task = self._with_bins(self._task(extremes, iteration, output))
         grown = self.engine.grow(task)
         kept.append(int(grown.n_rows[0]))
-        values = self.steps.values(grown, task.part)
+        values = self.steps.values(grown, task.row_subset)
         if self.plan.direction is not None:
             within_bounds(values, grown, self.parameters.learning_rate * task.scales[1] / task.scales[0])
         if not np.isfinite(values).all():  # gradients of the absolute error stay finite wherever the scores are
@@ -219,11 +219,11 @@ class BoostingLoop:
         proposal = self.parameters.split_proposal
         if proposal == "node":
             return replace(task, node_bins=self.parameters.max_bins)
-        cells, bins = self.plan.shard.layout, self.plan.shard.bin_layout
-        if proposal != "tree" or (cells.n_bins == bins.n_bins).all():
+        fine_bins, bins = self.plan.shard.layout, self.plan.shard.bin_layout
+        if proposal != "tree" or (fine_bins.n_bins == bins.n_bins).all():
             return task
-        mass = reduce(np.add, self.engine.ask(fine_bin_hessians, task.part, float(task.scales[1])))
-        return replace(task, cells=BinMerge.propose(mass, cells, bins))
+        mass = reduce(np.add, self.engine.ask(fine_bin_hessians, task.row_subset, float(task.scales[1])))
+        return replace(task, bin_merge=BinMerge.propose(mass, fine_bins, bins))
 
     def _judge(self) -> dict[str, float]:
         metrics = list(self.metrics)

@@ -51,11 +51,11 @@ def fine_bins_of(parameters: Parameters) -> int:
     }[parameters.split_proposal]
 
 
-def bins_of(parameters: Parameters, n_cells: np.ndarray, is_categorical: np.ndarray) -> np.ndarray:
+def bins_of(parameters: Parameters, n_fine_bins: np.ndarray, is_categorical: np.ndarray) -> np.ndarray:
     """Of each feature, the bins that trees grow by: int64[n_features]; levels of categories are what they are."""
     if parameters.split_proposal != "tree":
-        return n_cells
-    return np.where(is_categorical, n_cells, np.minimum(n_cells, parameters.max_bins))
+        return n_fine_bins
+    return np.where(is_categorical, n_fine_bins, np.minimum(n_fine_bins, parameters.max_bins))
 
 
 def rank_error(n_rows: int, confidence: float = 0.95) -> float:
@@ -78,21 +78,21 @@ class BinMerge:
     last: np.ndarray
 
     @classmethod
-    def propose(cls, mass: np.ndarray, cells: BinLayout, bins: BinLayout) -> BinMerge:
+    def propose(cls, mass: np.ndarray, fine_bins: BinLayout, bins: BinLayout) -> BinMerge:
         """Bins of about equal mass.
 
         mass : int64[n_buckets], the Hessians' sums by cell; cells, bins : layouts of both. Levels of categories (and cells of
         features that have few) stay as they are.
         """
         # Features that keep their cells are not asked for; a categorical one may have very many.
-        most = np.where(bins.n_bins == cells.n_bins, 1, bins.n_bins)
+        most = np.where(bins.n_bins == fine_bins.n_bins, 1, bins.n_bins)
         last = np.zeros((len(most), int(most.max())), np.int64)
-        propose_fine_bins(mass.astype(np.float64), cells.n_bins, most, last)
+        propose_fine_bins(mass.astype(np.float64), fine_bins.n_bins, most, last)
         return cls(last)
 
-    def bin_of(self, feature: int, n_cells: int) -> np.ndarray:
+    def bin_of(self, feature: int, n_fine_bins: int) -> np.ndarray:
         """The bin of each cell: int64[n_cells]."""
-        return np.searchsorted(self.last[feature], np.arange(n_cells), side="left")
+        return np.searchsorted(self.last[feature], np.arange(n_fine_bins), side="left")
 
 
 def new_proposal_buffers(n_bins: int) -> ProposalBuffers:
@@ -100,17 +100,17 @@ def new_proposal_buffers(n_bins: int) -> ProposalBuffers:
     return ProposalBuffers(np.zeros(n_bins, np.int64), np.zeros((3, n_bins + 1)))
 
 
-def in_fine_bins(grown: GrownTree, cells: BinMerge | None, kept: np.ndarray) -> None:
+def in_fine_bins(grown: GrownTree, bin_merge: BinMerge | None, kept: np.ndarray) -> None:
     """Let a tree that was grown by bins speak of cells.
 
     kept : bool[n_features], features whose bins are their cells.
     """
-    if cells is None:
+    if bin_merge is None:
         return
     n, nodes = grown.n_nodes, grown.nodes
     for node in np.flatnonzero(nodes.child[:n] >= 0):
         feature = nodes.feature[node]
         if not kept[feature]:
             # A cut after the last bin separates the missing values, and one after the last cell does.
-            row = cells.last[feature]
-            nodes.cut[node] = row[min(nodes.cut[node], len(row) - 1)]
+            row = bin_merge.last[feature]
+            nodes.split_bin[node] = row[min(nodes.split_bin[node], len(row) - 1)]

@@ -25,7 +25,7 @@ U = np.uint64
 class FeaturePaths(NamedTuple):
     """What a growing tree knows of the way to each node."""
 
-    place: np.ndarray  # uint64[n_nodes]: hash of the turns
+    path_hash: np.ndarray  # uint64[n_nodes]: hash of the turns
     active: np.ndarray  # uint8[n_nodes, n_groups]: groups that hold all features above
     open: np.ndarray  # uint8[2, n_features]: what the two newest nodes may split by
 
@@ -50,50 +50,50 @@ def feature_constraints_of(
     )
 
 
-def new_feature_paths(choice: FeatureConstraints, n_nodes: int) -> FeaturePaths:
-    n_groups, n_features = len(choice.first_member) - 1, len(choice.first_group) - 1
+def new_feature_paths(constraints: FeatureConstraints, n_nodes: int) -> FeaturePaths:
+    n_groups, n_features = len(constraints.first_member) - 1, len(constraints.first_group) - 1
     return FeaturePaths(np.zeros(n_nodes, U), np.zeros((n_nodes, n_groups), np.uint8), np.zeros((2, n_features), np.uint8))
 
 
 @internal
-def init_path(choice, paths):
+def init_path(constraints, paths):
     """The root: no turn was taken and no feature met."""
-    paths.place[0] = choice.seed[0]
+    paths.path_hash[0] = constraints.seed[0]
     for group in range(paths.active.shape[1]):
         paths.active[0, group] = 1
 
 
 @internal
-def extend_path(choice, paths, node, feature, child, side):
+def extend_path(constraints, paths, node, feature, child, side):
     """The way to a child (side 0: left, 1: right) of a node that is split by a feature."""
-    paths.place[child] = splitmix(paths.place[node] + U(0x9E3779B97F4A7C15) * U(1 + side))
+    paths.path_hash[child] = splitmix(paths.path_hash[node] + U(0x9E3779B97F4A7C15) * U(1 + side))
     for group in range(paths.active.shape[1]):
         paths.active[child, group] = 0
-    for k in range(choice.first_group[feature], choice.first_group[feature + 1]):
-        group = choice.groups[k]
+    for k in range(constraints.first_group[feature], constraints.first_group[feature + 1]):
+        group = constraints.groups[k]
         paths.active[child, group] = paths.active[node, group]
 
 
 @internal
-def mark_allowed_features(choice, allowed, paths, node, which):
+def mark_allowed_features(constraints, allowed, paths, node, which):
     """Mark in ``paths.open[which]`` what a node may split by. allowed : uint8[n_features], what the tree may."""
     n_features, n_groups = allowed.size, paths.active.shape[1]
     for feature in range(n_features):
         paths.open[which, feature] = allowed[feature] if n_groups == 0 else 0
     for group in range(n_groups):
         if paths.active[node, group] != 0:
-            for k in range(choice.first_member[group], choice.first_member[group + 1]):
-                paths.open[which, choice.members[k]] = allowed[choice.members[k]]
-    if choice.share >= 1.0:
+            for k in range(constraints.first_member[group], constraints.first_member[group + 1]):
+                paths.open[which, constraints.members[k]] = allowed[constraints.members[k]]
+    if constraints.share >= 1.0:
         return
     left = 0
     for feature in range(n_features):
         left += 1 if paths.open[which, feature] != 0 else 0
-    wanted = int(np.ceil(choice.share * left))
+    wanted = int(np.ceil(constraints.share * left))
     for feature in range(n_features):
         if paths.open[which, feature] == 0:
             continue
-        hashed = splitmix(paths.place[node] + U(feature + 1) * U(0xD1B54A32D192ED03))
+        hashed = splitmix(paths.path_hash[node] + U(feature + 1) * U(0xD1B54A32D192ED03))
         if np.float64(hashed >> U(11)) * 2.0**-53 * left < wanted:
             wanted -= 1
         else:
@@ -105,13 +105,13 @@ def mark_allowed_features(choice, allowed, paths, node, which):
 
 
 @kernel
-def mark_root(choice, allowed, paths):
-    init_path(choice, paths)
-    mark_allowed_features(choice, allowed, paths, 0, 0)
+def mark_root(constraints, allowed, paths):
+    init_path(constraints, paths)
+    mark_allowed_features(constraints, allowed, paths, 0, 0)
 
 
 @kernel
-def mark_children(choice, allowed, paths, feature):
+def mark_children(constraints, allowed, paths, feature):
     for side in range(2):
-        extend_path(choice, paths, 0, feature, 1 + side, side)
-        mark_allowed_features(choice, allowed, paths, 1 + side, side)
+        extend_path(constraints, paths, 0, feature, 1 + side, side)
+        mark_allowed_features(constraints, allowed, paths, 1 + side, side)

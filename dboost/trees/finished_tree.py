@@ -62,7 +62,7 @@ class TreeSnapshot:
     """Copies of what is needed of a grown tree; turned into a `Tree` when somebody wants to see it."""
 
     feature: np.ndarray
-    cut: np.ndarray
+    split_bin: np.ndarray
     missing_left: np.ndarray
     child: np.ndarray
     gain: np.ndarray
@@ -84,7 +84,7 @@ class TreeSnapshot:
         has_codes = grown.left_codes.shape[1] > 1
         return cls(
             feature=nodes.feature[:n].copy(),
-            cut=nodes.cut[:n].copy(),
+            split_bin=nodes.split_bin[:n].copy(),
             missing_left=nodes.missing_left[:n].copy(),
             child=nodes.child[:n].copy(),
             gain=nodes.gain[:n].copy(),
@@ -126,7 +126,7 @@ class TreeSnapshot:
 
         threshold = [math.nan] * n
         categories: list[np.ndarray | None] = [None] * n
-        feature, cuts = self.feature.tolist(), self.cut.tolist()
+        feature, split_bins = self.feature.tolist(), self.split_bin.tolist()
         n_bins = binning.n_bins
         for node in range(n):
             if child[node] < 0:
@@ -138,7 +138,7 @@ class TreeSnapshot:
                 categories[node] = np.flatnonzero(levels).astype(np.int32)
             else:
                 # A cut after the last bin separates missing values only.
-                threshold[node] = edges[cuts[node]] if cuts[node] < len(edges) else math.inf
+                threshold[node] = edges[split_bins[node]] if split_bins[node] < len(edges) else math.inf
         left = np.where(is_split, position[self.child], -1)
         right = np.where(is_split, position[np.where(is_split, self.child + 1, 0)], -1)
         gain = np.where(is_split, -self.gain * self.gain_unit - parameters.leaf_penalty, 0.0)

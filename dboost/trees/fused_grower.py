@@ -37,12 +37,12 @@ from dboost.kernels.splits import (
     FEATURE,
     SCORE,
     SPLIT_SIZE,
-    forget,
+    clear_split,
+    mark_left_categories,
     search_bounded,
     search_categorical,
     search_numeric,
-    search_words,
-    send_left,
+    search_packed,
 )
 from dboost.trees.feature_sampling import extend_path, init_path, mark_allowed_features
 from dboost.trees.nodes import apply_split, init_root, select_leaf, set_best_split
@@ -59,7 +59,7 @@ class TeamBuffers(NamedTuple):
     records: np.ndarray  # uint64[2, n_rows]
     starts: np.ndarray  # int64[P + 1]: each thread's part of the record buffers
     packed: np.ndarray  # int64[P, words]: packed buckets, of all columns or of one unit when units are shared out
-    parts: np.ndarray  # float64[P, n_planes, n_buckets]: flushed buckets (narrow tables only)
+    thread_histograms: np.ndarray  # float64[P, n_planes, n_buckets]: flushed buckets (narrow tables only)
     flushed: np.ndarray  # int64[P]: whether `parts` holds anything
     counts: np.ndarray  # int64[2, P]: where the right rows begin, of this split and of the last
     found: np.ndarray  # float64[P, 2, SPLIT_SIZE]: best splits of the two new leaves in each thread's columns
@@ -77,7 +77,7 @@ class ThreadScratch(NamedTuple):
     begin: np.ndarray  # int64[n_nodes, P]: the threads' record ranges of each node
     end: np.ndarray  # int64[n_nodes, P]
     side: np.ndarray  # int64[n_nodes]: which record buffer
-    others: np.ndarray  # int64[n_nodes, 2]: range of this thread's rows that sit out, where they go along
+    excluded: np.ndarray  # int64[n_nodes, 2]: range of this thread's rows that sit out, where they go along
     scratch: np.ndarray  # float64[4, n_codes]
     scratch_bits: np.ndarray  # the same memory as int64
     keys: np.ndarray  # float64[n_codes]
@@ -93,8 +93,8 @@ class ThreadScratch(NamedTuple):
 def grow_whole_tree(
     thread, n_threads, control, tiles, codes, wide_codes, code_row, gradient, hessian, repeat_count, sampled, influence, least,
     leaf, layout, packing,
-    limits, rule, nodes, shared, own, scales, allowed, by_unit, pool, packed_sums, packed_counts, categorical,
-    choice, paths, direction, room,
+    limits, policy, nodes, team_buffers, thread_scratch, scales, allowed, by_unit, pool, packed_sums, packed_counts,
+    categorical, constraints, paths, direction, proposal,
 ):  # fmt: skip
     """Grow one tree. Returns the number of nodes, or -1 when the team was told to abort.
 
@@ -111,25 +111,29 @@ def grow_whole_tree(
     belongs to a None is compiled away.
     """
     # Unpacked once: every access through a record costs the compiler a pair of reference counts.
-    slot, free, begins, ends, side_of, others = own.slot, own.free, own.begin, own.end, own.side, own.others
-    scratch, scratch_bits, keys, order, goes_left = own.scratch, own.scratch_bits, own.keys, own.order, own.goes_left
-    leaf_sums, stack, best, total = own.leaf_sums, own.stack, own.best, own.total
-    records, starts, all_packed, parts, flushed_of = shared.records, shared.starts, shared.packed, shared.parts, shared.flushed
-    counts, all_found, left_codes = shared.counts, shared.found, shared.left_codes
-    rows_of, leaf_of, units = shared.n_rows, shared.leaf_of, shared.units
+    slot, free, excluded = thread_scratch.slot, thread_scratch.free, thread_scratch.excluded
+    begins, ends, side_of = thread_scratch.begin, thread_scratch.end, thread_scratch.side
+    scratch, scratch_bits = thread_scratch.scratch, thread_scratch.scratch_bits
+    keys, order, goes_left = thread_scratch.keys, thread_scratch.order, thread_scratch.goes_left
+    leaf_sums, stack = thread_scratch.leaf_sums, thread_scratch.stack
+    best, total = thread_scratch.best, thread_scratch.total
+    records, starts, all_packed = team_buffers.records, team_buffers.starts, team_buffers.packed
+    thread_histograms, flushed_of = team_buffers.thread_histograms, team_buffers.flushed
+    counts, all_found, left_codes = team_buffers.counts, team_buffers.found, team_buffers.left_codes
+    rows_of, leaf_of, units = team_buffers.n_rows, team_buffers.leaf_of, team_buffers.units
     offset, first_of, features, start_of = layout.offset, layout.first, layout.features, layout.start
     is_category, bins_of = layout.is_categorical, layout.n_bins
     total_of, gain_of, child_of, depth_of = nodes.total, nodes.gain, nodes.child, nodes.depth
-    missing_left_of, feature_of, cut_of = nodes.missing_left, nodes.feature, nodes.cut
+    missing_left_of, feature_of, split_bin_of = nodes.missing_left, nodes.feature, nodes.split_bin
 
     n_rows = starts[n_threads]
     n_columns = first_of.size - 1
-    n_channels = parts.shape[1]
+    n_channels = thread_histograms.shape[1]
     packed = all_packed[thread]
     n_free = free.size
     for k in range(n_free):
         free[k] = n_free - 1 - k
-    last_node = 2 * rule.max_leaves - 1
+    last_node = 2 * policy.max_leaves - 1
     n_units = units.size - 1
     # Columns that this thread reduces and searches in a narrow table.
     my_first, my_last = n_columns * thread // n_threads, n_columns * (thread + 1) // n_threads
@@ -145,18 +149,18 @@ def grow_whole_tree(
     slot[0] = free[n_free]
     rows_of[0] = n_rows
     # Rows that sit out go along with the others when they are few; otherwise they find their leaves when the tree is grown.
-    go_along = False
+    route_excluded = False
     if influence is not None:
         mine, spare = records[0], records[1]
         at, behind = starts[thread], starts[thread + 1] - 1
-        others[0, 1] = starts[thread + 1]
+        excluded[0, 1] = starts[thread + 1]
         for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
             last = first + STRIPE if first + STRIPE < n_rows else n_rows
             piece = spare[starts[thread] : starts[thread] + last - first]
             at, behind = quantise_above(
                 gradient, hessian, influence, least, scales[0], scales[1], first, last, at, behind, mine, piece
             )  # fmt: skip
-        others[0, 0] = at
+        excluded[0, 0] = at
         counts[parity, thread] = at
         epoch = barrier(control, n_threads, epoch)
         if epoch < 0:
@@ -167,10 +171,10 @@ def grow_whole_tree(
             n_kept += ends[0, q] - starts[q]
         parity = 1 - parity
         rows_of[0] = n_kept
-        go_along = FEW * (n_rows - n_kept) <= n_rows
-    if choice is not None:
-        init_path(choice, paths)
-        mark_allowed_features(choice, allowed, paths, I(0), I(0))
+        route_excluded = FEW * (n_rows - n_kept) <= n_rows
+    if constraints is not None:
+        init_path(constraints, paths)
+        mark_allowed_features(constraints, allowed, paths, I(0), I(0))
 
     while True:
         # The root's rows must be quantised first. In a narrow table that is done piece by piece, just before adding up.
@@ -198,9 +202,9 @@ def grow_whole_tree(
             # Packed buckets without counts never overflow (`fused_engine.can_stay_packed`): no code to flush them is compiled.
             destination = None
             if packed_counts is not None:
-                destination = parts[thread]
+                destination = thread_histograms[thread]
             if pool is not None:
-                destination = pool[slot[small]] if by_unit else parts[thread]
+                destination = pool[slot[small]] if by_unit else thread_histograms[thread]
             pending, flushed = I(0), I(0)
             for q in range(I(0) if by_unit else thread, n_threads if by_unit else thread + 1):
                 begin, end = begins[small, q], ends[small, q]
@@ -234,7 +238,7 @@ def grow_whole_tree(
 
         # Reduce over threads, subtract from the parent, search. The root's own sums are known only after its reduction.
         for which in range(2):
-            forget(all_found[thread, which])
+            clear_split(all_found[thread, which])
         if not by_unit:
             for q in range(n_threads):
                 if packed_sums is not None:
@@ -244,25 +248,27 @@ def grow_whole_tree(
                     )  # fmt: skip
                     if packed_counts is not None:
                         if flushed_of[q] != 0:
-                            accumulate_channels(layout, my_first, my_last, parts[q], packed_sums, packed_counts, slot[small])
+                            accumulate_channels(
+                                layout, my_first, my_last, thread_histograms[q], packed_sums, packed_counts, slot[small]
+                            )
                 if pool is not None:
-                    planes = pool[slot[small]]
-                    flush(layout, packing, my_first, my_last, I(0), all_packed[q], planes, q == 0, order)
+                    histogram = pool[slot[small]]
+                    flush(layout, packing, my_first, my_last, I(0), all_packed[q], histogram, q == 0, order)
                     if flushed_of[q] != 0:
                         for k in range(first_of[my_first], first_of[my_last]):
                             for bucket in range(offset[features[k]], offset[features[k] + 1]):
-                                for plane in range(n_channels):
-                                    planes[plane, bucket] += parts[q, plane, bucket]
+                                for channel in range(n_channels):
+                                    histogram[channel, bucket] += thread_histograms[q, channel, bucket]
         if large < 0:
             epoch = barrier(control, n_threads, epoch)
             if epoch < 0:
                 return I(-1)
             # Every row is in exactly one bucket of each feature: feature 0 gives the sums over all.
             if pool is not None:
-                for plane in range(n_channels):
-                    total[plane] = 0.0
+                for channel in range(n_channels):
+                    total[channel] = 0.0
                     for b in range(offset[1]):
-                        total[plane] += pool[slot[small], plane, b]
+                        total[channel] += pool[slot[small], channel, b]
             if packed_sums is not None:
                 word = packed_sums[slot[small], offset[1] - 1]
                 total[0], total[1] = np.float64(word >> I(32)), np.float64(word & I(0xFFFFFFFF))
@@ -285,19 +291,19 @@ def grow_whole_tree(
                         for bucket in range(part.size):
                             rest[bucket] -= part[bucket]
                     if pool is not None:
-                        for plane in range(n_channels):
-                            rest, part = pool[slot[large], plane, start:stop], pool[slot[small], plane, start:stop]
+                        for channel in range(n_channels):
+                            rest, part = pool[slot[large], channel, start:stop], pool[slot[small], channel, start:stop]
                             for bucket in range(part.size):
                                 rest[bucket] -= part[bucket]
                 if not allowed[feature]:
                     continue
                 for child in range(left, n_nodes):
-                    if choice is not None:
+                    if constraints is not None:
                         if paths.open[child - left, feature] == 0:
                             continue
                     found = all_found[thread, child - left]
                     if packed_sums is not None:
-                        search_words(
+                        search_packed(
                             packed_sums, packed_counts, slot[child], start, stop - start - 1, feature, total_of[child], limits,
                             scratch, scratch_bits, found,
                         )  # fmt: skip
@@ -309,10 +315,10 @@ def grow_whole_tree(
                                     keys, order, found,
                                 )  # fmt: skip
                                 continue
-                        if room is not None:
+                        if proposal is not None:
                             search_proposed(
                                 pool[slot[child]], start, stop - start - 1, feature, direction, total_of[child], limits,
-                                room, scratch, scratch_bits, found,
+                                proposal, scratch, scratch_bits, found,
                             )  # fmt: skip
                             continue
                         if direction is not None:
@@ -346,7 +352,7 @@ def grow_whole_tree(
         # of the next split, when all threads have read it.)
         opened = False
         while n_nodes < last_node and not opened:
-            node = select_leaf(nodes, n_nodes, rule)
+            node = select_leaf(nodes, n_nodes, policy)
             if node < 0:
                 break
             left = n_nodes
@@ -363,14 +369,16 @@ def grow_whole_tree(
             is_categorical = is_category[feature] != 0
             if categorical is not None:
                 if is_categorical:
-                    send_left(pool[slot[node]], offset[feature], n_bins, cut_of[node], limits, keys, order, goes_left)
+                    mark_left_categories(
+                        pool[slot[node]], offset[feature], n_bins, split_bin_of[node], limits, keys, order, goes_left
+                    )
                     missing_left_of[node] = goes_left[n_bins]
                     if thread == 0:
                         for code in range(n_bins + 1):
                             left_codes[node, code] = goes_left[code]
             if not is_categorical:
                 for code in range(n_bins):
-                    goes_left[code] = code <= cut_of[node]
+                    goes_left[code] = code <= split_bin_of[node]
                 goes_left[n_bins] = missing_left_of[node]
 
             begin, end = begins[node, thread], ends[node, thread]
@@ -398,26 +406,26 @@ def grow_whole_tree(
                 # Nothing was missing here: at prediction, missing values follow the larger child.
                 missing_left_of[node] = 1 if total_of[left, 1] > total_of[right, 1] else 0
             if influence is not None:
-                if go_along:
+                if route_excluded:
                     goes_left[n_bins] = missing_left_of[node]
-                    begin, end = others[node, 0], others[node, 1]
+                    begin, end = excluded[node, 0], excluded[node, 1]
                     source, target = records[side, begin:end], records[1 - side, begin:end]
                     if wide_codes is not None and row < 0:
                         middle = begin + split_records(wide_codes[-1 - row], goes_left, source, target)
                     else:
                         middle = begin + split_records(codes[row], goes_left, source, target)
-                    others[left, 0], others[left, 1], others[right, 0], others[right, 1] = begin, middle, middle, end
+                    excluded[left, 0], excluded[left, 1], excluded[right, 0], excluded[right, 1] = begin, middle, middle, end
             rows_of[left], rows_of[right] = rows_left, rows_right
-            if n_nodes < last_node and depth_of[left] < rule.max_depth:
+            if n_nodes < last_node and depth_of[left] < policy.max_depth:
                 opened = True
                 small, large = (left, right) if rows_left <= rows_right else (right, left)
                 slot[large] = slot[node]
                 n_free -= 1
                 slot[small] = free[n_free]
-                if choice is not None:
+                if constraints is not None:
                     for side_of_split in range(2):
-                        extend_path(choice, paths, node, feature, left + side_of_split, side_of_split)
-                        mark_allowed_features(choice, allowed, paths, left + side_of_split, side_of_split)
+                        extend_path(constraints, paths, node, feature, left + side_of_split, side_of_split)
+                        mark_allowed_features(constraints, allowed, paths, left + side_of_split, side_of_split)
             else:
                 # The children can only be leaves: no histograms are needed and the parent's slot is free.
                 free[n_free] = slot[node]
@@ -442,14 +450,14 @@ def grow_whole_tree(
             label_rows(mine, leaf, n_leaves)
             leaf_sums[n_leaves, 0] = leaf_sums[n_leaves, 1] = 0.0
             if influence is not None:
-                if go_along:
-                    mine = records[side_of[node], others[node, 0] : others[node, 1]]
+                if route_excluded:
+                    mine = records[side_of[node], excluded[node, 0] : excluded[node, 1]]
                     label_rows(mine, leaf, n_leaves)
                 # Those of few rows that sit out are taken off the sums over all; they are whole numbers.
-                sign = -1.0 if go_along else 1.0
+                sign = -1.0 if route_excluded else 1.0
                 add_leaf(mine, gradient, hessian, repeat_count, scales[2], scales[3], sign, leaf_sums, n_leaves)
             n_leaves += 1
-    if influence is None or go_along:
+    if influence is None or route_excluded:
         for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
             last = first + STRIPE if first + STRIPE < n_rows else n_rows
             add_leaves(leaf, gradient, hessian, repeat_count, sampled, first, last, scales[2], scales[3], leaf_sums)

@@ -66,7 +66,7 @@ class RoundRequest:
     """
 
     splits: tuple[Split, ...] = ()
-    openings: tuple[SiblingPair, ...] = ()
+    pairs: tuple[SiblingPair, ...] = ()
     leaves: dict[int, int] | None = None
 
 
@@ -81,30 +81,32 @@ class RoundHistograms:
     leaf_sums : float64[n_leaves, 2], integers in units of 1 / scales[2:] (with `leaves`).
     """
 
-    planes: np.ndarray
+    histograms: np.ndarray
     n_rows: np.ndarray
     leaf_sums: np.ndarray | None = None
 
     def merge(self, other: RoundHistograms) -> RoundHistograms:
         """Add two answers: exact, associative and commutative."""
         sums = None if self.leaf_sums is None or other.leaf_sums is None else self.leaf_sums + other.leaf_sums
-        return RoundHistograms(self.planes + other.planes, self.n_rows + other.n_rows, sums)
+        return RoundHistograms(self.histograms + other.histograms, self.n_rows + other.n_rows, sums)
 
     def compact(self) -> RoundHistograms:
         """The same for a journey, in half the bytes where that is possible."""
-        narrow = np.empty(self.planes.shape, np.int32)
-        return RoundHistograms(narrow, self.n_rows, self.leaf_sums) if _narrow(self.planes.ravel(), narrow.ravel()) else self
+        narrow = np.empty(self.histograms.shape, np.int32)
+        return (
+            RoundHistograms(narrow, self.n_rows, self.leaf_sums) if _narrow(self.histograms.ravel(), narrow.ravel()) else self
+        )
 
     @staticmethod
-    def total(answers: Sequence[RoundHistograms]) -> RoundHistograms:
+    def total(parts: Sequence[RoundHistograms]) -> RoundHistograms:
         """The sum of answers that have made the journey, as float64."""
-        first, *others = answers
-        planes, n_rows, sums = first.planes.astype(np.float64), first.n_rows, first.leaf_sums
+        first, *others = parts
+        histograms, n_rows, sums = first.histograms.astype(np.float64), first.n_rows, first.leaf_sums
         for other in others:
-            planes += other.planes
+            histograms += other.histograms
             n_rows = n_rows + other.n_rows
             sums = None if sums is None or other.leaf_sums is None else sums + other.leaf_sums
-        return RoundHistograms(planes, n_rows, sums)
+        return RoundHistograms(histograms, n_rows, sums)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,11 +129,13 @@ class _Node:
     gain: float = -1.0
     n_rows: int = -1
     children: tuple[_Node, _Node] | None = None
-    place: int = 0  # see `trees.feature_sampling`
+    path_hash: int = 0  # see `trees.feature_sampling`
     active: np.ndarray | None = None
 
 
-def grow_tree(task: TreeTask, layout: BinLayout, n_rows: int, width: int) -> Generator[RoundRequest, RoundResult, GrownTree]:
+def grow_tree(
+    task: TreeTask, layout: BinLayout, n_rows: int, leaves_per_round: int
+) -> Generator[RoundRequest, RoundResult, GrownTree]:
     """The generator: yields questions, is sent replies, returns the tree.
 
     Parameters
@@ -143,42 +147,42 @@ def grow_tree(task: TreeTask, layout: BinLayout, n_rows: int, width: int) -> Gen
     width : int
         Leaves opened per question, at least 1.
     """
-    return (yield from _Grower(task, layout, n_rows, width).run())
+    return (yield from _Grower(task, layout, n_rows, leaves_per_round).run())
 
 
 class _Grower:
-    def __init__(self, task: TreeTask, layout: BinLayout, n_rows: int, width: int) -> None:
-        self.task, self.layout, self.width = task, layout, width
-        self.nodes: NodeArrays = new_node_arrays(task.rule.max_leaves)
+    def __init__(self, task: TreeTask, layout: BinLayout, n_rows: int, leaves_per_round: int) -> None:
+        self.task, self.layout, self.leaves_per_round = task, layout, leaves_per_round
+        self.nodes: NodeArrays = new_node_arrays(task.policy.max_leaves)
         self.n_committed = 1
         self.n_numbers = 1
         self.committed: list[_Node] = []  # committed ones, by frontier number
         self.n_rows = n_rows
 
     def run(self) -> Generator[RoundRequest, RoundResult, GrownTree]:
-        reply = yield RoundRequest(openings=(SiblingPair(-1, 0, -1, None, self._open_root()),))
-        root = _Node(0, 0, reply.found[0].total, n_rows=int(reply.n_rows[0, 0]))
+        result = yield RoundRequest(pairs=(SiblingPair(-1, 0, -1, None, self._open_root()),))
+        root = _Node(0, 0, result.found[0].total, n_rows=int(result.n_rows[0, 0]))
         _init_root(self.nodes, root.total)
-        self._look_at(root, reply.found[0])
+        self._look_at(root, result.found[0])
         self.committed.append(root)
         self._note(0)
-        late: list[Split] = []  # splits into leaves: nobody waits for their histograms
+        final_splits: list[Split] = []  # splits into leaves: nobody waits for their histograms
         while True:
-            waiting = self._commit(late)
-            if waiting is None:
+            blocking_leaf = self._commit(final_splits)
+            if blocking_leaf is None:
                 break
-            opened = self._choose(waiting)
+            opened = self._choose(blocking_leaf)
             splits = [self._split(node) for node in opened]
-            reply = yield RoundRequest(tuple(splits), tuple(self._opening(node) for node in opened))
+            result = yield RoundRequest(tuple(splits), tuple(self._sibling_pair(node) for node in opened))
             for k, node in enumerate(opened):
-                self._count(node, reply.n_rows[k])
-                for child, found in zip(self._by_size(node), reply.found[2 * k : 2 * k + 2], strict=True):
+                self._count(node, result.n_rows[k])
+                for child, found in zip(self._by_size(node), result.found[2 * k : 2 * k + 2], strict=True):
                     self._look_at(child, found)
         leaf_of, labels, n_leaves = self._number_leaves()
-        reply = yield RoundRequest(tuple(late), (), labels)
-        assert reply.leaf_sums is not None
+        result = yield RoundRequest(tuple(final_splits), (), labels)
+        assert result.leaf_sums is not None
         by_number = {node.number: node for node in self.committed}
-        for split, counts in zip(late, reply.n_rows, strict=True):
+        for split, counts in zip(final_splits, result.n_rows, strict=True):
             self._count(by_number[split.node], counts)
         for number, node in enumerate(self.committed):
             if self.nodes.child[number] >= 0:
@@ -190,24 +194,24 @@ class _Grower:
             n_leaves=n_leaves,
             n_rows=np.array([node.n_rows for node in self.committed]),
             leaf_of=leaf_of,
-            leaf_sums=reply.leaf_sums / self.task.scales[2:],
+            leaf_sums=result.leaf_sums / self.task.scales[2:],
             left_codes=self._left_codes(),
         )
 
-    def _commit(self, late: list[Split]) -> _Node | None:
+    def _commit(self, final_splits: list[Split]) -> _Node | None:
         """Replay best-first growth as far as is known; returns the leaf that must be opened first, or None at the end."""
-        rule, nodes = self.task.rule, self.nodes
-        last = 2 * rule.max_leaves - 1
+        policy, nodes = self.task.policy, self.nodes
+        last = 2 * policy.max_leaves - 1
         while self.n_committed < last:
-            number = int(_select_leaf(nodes, self.n_committed, rule))
+            number = int(_select_leaf(nodes, self.n_committed, policy))
             if number < 0:
                 return None
             node = self.committed[number]
-            is_final = self.n_committed + 2 >= last or node.depth + 1 >= rule.max_depth
+            is_final = self.n_committed + 2 >= last or node.depth + 1 >= policy.max_depth
             if node.children is None:
                 if not is_final:
                     return node
-                late.append(self._split(node))
+                final_splits.append(self._split(node))
             assert node.children is not None
             left = self.n_committed
             _apply_split(nodes, number, left, self.task.limits, self.task.direction)
@@ -230,18 +234,18 @@ class _Grower:
         Of all splits that are known and not committed, some of them opened already, those are likely that come first in the
         order of growth, half as many again as are left to commit. (All of them would mean to open twice the leaves.)
         """
-        rule = self.task.rule
+        policy = self.task.policy
         known: list[_Node] = []
         stack = [node for number, node in enumerate(self.committed) if self.nodes.child[number] < 0]
         while stack:
             node = stack.pop()
             stack += node.children or ()
-            if node is not first and node.gain > 0 and node.depth + 1 < rule.max_depth:
+            if node is not first and node.gain > 0 and node.depth + 1 < policy.max_depth:
                 known.append(node)
-        key = (lambda n: (n.depth, -n.gain, n.number)) if rule.order == DEPTH_WISE else (lambda n: (0, -n.gain, n.number))
-        n_left = rule.max_leaves - (self.n_committed + 1) // 2
+        key = (lambda n: (n.depth, -n.gain, n.number)) if policy.order == DEPTH_WISE else (lambda n: (0, -n.gain, n.number))
+        n_left = policy.max_leaves - (self.n_committed + 1) // 2
         likely = [node for node in sorted(known, key=key)[: 3 * n_left // 2] if node.children is None]
-        room = min(self.width - 1, MOST_OPENED * rule.max_leaves - self.n_numbers // 2)
+        room = min(self.leaves_per_round - 1, MOST_OPENED * policy.max_leaves - self.n_numbers // 2)
         return [first, *likely[: max(room, 0)]]
 
     def _split(self, node: _Node) -> Split:
@@ -259,10 +263,10 @@ class _Grower:
         """The smaller child and the larger one."""
         assert node.children is not None
         left, right = node.children
-        plane = 2 if self.task.limits.count_channel == 2 else 1
-        return (left, right) if left.total[plane] <= right.total[plane] else (right, left)
+        channel = 2 if self.task.limits.count_channel == 2 else 1
+        return (left, right) if left.total[channel] <= right.total[channel] else (right, left)
 
-    def _opening(self, node: _Node) -> SiblingPair:
+    def _sibling_pair(self, node: _Node) -> SiblingPair:
         small, large = self._by_size(node)
         totals = np.empty((2, 5))
         totals[0], totals[1] = small.total, large.total
@@ -270,26 +274,26 @@ class _Grower:
 
     def _open_root(self) -> np.ndarray | None:
         """What the root may split by."""
-        choice = self.task.choice
-        if choice is None:
+        constraints = self.task.constraints
+        if constraints is None:
             return None
-        self.paths = new_feature_paths(choice, 3)
-        mark_root(choice, self.task.allowed, self.paths)
+        self.paths = new_feature_paths(constraints, 3)
+        mark_root(constraints, self.task.allowed, self.paths)
         return self.paths.open.copy()
 
     def _open_children(self, node: _Node) -> np.ndarray | None:
         """What a node's children may split by, the small one first."""
-        choice, children = self.task.choice, node.children
-        if choice is None:
+        constraints, children = self.task.constraints, node.children
+        if constraints is None:
             return None
         assert node.found is not None and children is not None
         if node.number > 0:
-            self.paths.place[0], self.paths.active[0] = node.place, node.active
+            self.paths.path_hash[0], self.paths.active[0] = node.path_hash, node.active
         else:
-            mark_root(choice, self.task.allowed, self.paths)
-        mark_children(choice, self.task.allowed, self.paths, int(node.found.best[FEATURE]))
+            mark_root(constraints, self.task.allowed, self.paths)
+        mark_children(constraints, self.task.allowed, self.paths, int(node.found.best[FEATURE]))
         for k, child in enumerate(children):
-            child.place, child.active = self.paths.place[1 + k], self.paths.active[1 + k].copy()
+            child.path_hash, child.active = self.paths.path_hash[1 + k], self.paths.active[1 + k].copy()
         return self.paths.open[:: 1 if self._by_size(node)[0] is children[0] else -1].copy()
 
     @staticmethod
@@ -338,12 +342,12 @@ class _Grower:
 
 
 @kernel
-def _narrow(planes, narrow):
+def _narrow(histograms, narrow):
     """Copy whole numbers to int32; whether all of them fit."""
-    for k in range(planes.size):
-        if abs(planes[k]) >= 2147483648.0:
+    for k in range(histograms.size):
+        if abs(histograms[k]) >= 2147483648.0:
             return False
-        narrow[k] = np.int32(planes[k])
+        narrow[k] = np.int32(histograms[k])
     return True
 
 
@@ -361,8 +365,8 @@ def _gain(total, best, limits):
 
 
 @kernel
-def _select_leaf(nodes, n_nodes, rule):
-    return select_leaf(nodes, n_nodes, rule)
+def _select_leaf(nodes, n_nodes, policy):
+    return select_leaf(nodes, n_nodes, policy)
 
 
 @kernel

@@ -43,7 +43,7 @@ class NodeArrays(NamedTuple):
     """Everything known of a growing tree's nodes (arrays over node numbers)."""
 
     feature: np.ndarray  # int64: -1 while a leaf
-    cut: np.ndarray  # int64: see kernels.splits
+    split_bin: np.ndarray  # int64: see kernels.splits
     missing_left: np.ndarray  # int64
     child: np.ndarray  # int64: left child (the right one follows), -1 in a leaf
     depth: np.ndarray  # int64
@@ -57,7 +57,7 @@ def new_node_arrays(max_leaves: int) -> NodeArrays:
     n = 2 * max_leaves - 1
     return NodeArrays(
         feature=np.full(n, -1, np.int64),
-        cut=np.zeros(n, np.int64),
+        split_bin=np.zeros(n, np.int64),
         missing_left=np.zeros(n, np.int64),
         child=np.full(n, -1, np.int64),
         depth=np.zeros(n, np.int64),
@@ -101,14 +101,14 @@ def gain_of(total, best, limits):
 
 
 @internal
-def select_leaf(nodes, n_nodes, rule):
+def select_leaf(nodes, n_nodes, policy):
     """The leaf to split next, or -1."""
     chosen = -1
-    if rule.order == ANY_ORDER:
+    if policy.order == ANY_ORDER:
         # The newest leaf, and of two newborn siblings the smaller: then few histograms are open at a time (at most the
         # logarithm of the Hessian's sum).
         for node in range(n_nodes - 1, -1, -1):
-            if nodes.gain[node] > 0.0 and nodes.depth[node] < rule.max_depth:
+            if nodes.gain[node] > 0.0 and nodes.depth[node] < policy.max_depth:
                 sibling = node - 1
                 if node & 1 == 0 and node > 0 and nodes.gain[sibling] > 0.0:
                     if nodes.total[sibling, 1] < nodes.total[node, 1]:
@@ -116,11 +116,11 @@ def select_leaf(nodes, n_nodes, rule):
                 return node
         return chosen
     for node in range(n_nodes):
-        if nodes.gain[node] <= 0.0 or nodes.depth[node] >= rule.max_depth:
+        if nodes.gain[node] <= 0.0 or nodes.depth[node] >= policy.max_depth:
             continue
         if chosen < 0:
             chosen = node
-        elif rule.order == DEPTH_WISE and nodes.depth[node] != nodes.depth[chosen]:
+        elif policy.order == DEPTH_WISE and nodes.depth[node] != nodes.depth[chosen]:
             if nodes.depth[node] < nodes.depth[chosen]:
                 chosen = node
         elif nodes.gain[node] > nodes.gain[chosen]:
@@ -134,7 +134,7 @@ def apply_split(nodes, node, n_nodes, limits, direction):
     best = nodes.best[node]
     left, right = n_nodes, n_nodes + 1
     nodes.feature[node] = I(best[1])
-    nodes.cut[node] = I(best[2])
+    nodes.split_bin[node] = I(best[2])
     nodes.missing_left[node] = I(best[3])
     nodes.child[node] = left
     nodes.gain[node] = -nodes.gain[node]  # remembered, but no longer a candidate

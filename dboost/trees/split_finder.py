@@ -17,18 +17,18 @@ from dboost.kernels import internal, kernel
 from dboost.kernels.histograms import BinLayout
 from dboost.kernels.split_candidates import search_proposed
 from dboost.kernels.splits import (
-    CUT,
     FEATURE,
     LEFT_H,
     MISSING_LEFT,
     NO_SPLIT,
     SCORE,
+    SPLIT_BIN,
     SPLIT_SIZE,
-    forget,
+    clear_split,
+    mark_left_categories,
     search_bounded,
     search_categorical,
     search_numeric,
-    send_left,
 )
 from dboost.trees.bin_proposal import new_proposal_buffers
 from dboost.trees.tree_task import TreeTask
@@ -99,65 +99,65 @@ class SplitFinder:
         self.buckets = slice(int(layout.offset[self._first]), int(layout.offset[self._last]))
         n_codes = int(layout.n_bins.max()) + 1
         self._scratch = np.empty((4, n_codes))
-        self._room = None if task.node_bins is None else new_proposal_buffers(task.node_bins)
+        self._proposal_buffers = None if task.node_bins is None else new_proposal_buffers(task.node_bins)
         self._keys, self._order = np.empty(n_codes), np.empty(n_codes, np.int64)
         #: Histograms of leaves, and which node's lies where.
-        self._kept: np.ndarray = np.empty((0, 0, 0)) if after is None else after._kept
-        self._place: dict[int, int] = {}
-        self._n_kept = 0
+        self._stored: np.ndarray = np.empty((0, 0, 0)) if after is None else after._stored
+        self._slot_of: dict[int, int] = {}
+        self._n_slots = 0
 
-    def find_best_splits(self, openings: Sequence[SiblingPair], planes: np.ndarray) -> BestSplits:
+    def find_best_splits(self, pairs: Sequence[SiblingPair], histograms: np.ndarray) -> BestSplits:
         """The best splits of the openings' children: small, large, small, large, …
 
         planes : float64[len(openings), n_planes, n_buckets of these features], of the small children over all rows.
         """
-        n = len(openings)
+        n = len(pairs)
         if n == 0:
             return []
-        places = np.full((n, 2), -1)  # the large child takes its parent's place
+        slots = np.full((n, 2), -1)  # the large child takes its parent's place
         totals = np.zeros((n, 2, 5))
         allowed = np.empty((n, 2, len(self._task.allowed)), np.uint8)
-        self._make_room(n, planes.shape[1:])
-        for k, opening in enumerate(openings):
-            allowed[k] = self._task.allowed if opening.open is None else opening.open
-            places[k, 0] = self._place[opening.small] = self._n_kept
-            self._n_kept += 1
-            if opening.totals is None:
-                totals[k, 0] = self._sum(planes[k])
+        self._reserve(n, histograms.shape[1:])
+        for k, pair in enumerate(pairs):
+            allowed[k] = self._task.allowed if pair.open is None else pair.open
+            slots[k, 0] = self._slot_of[pair.small] = self._n_slots
+            self._n_slots += 1
+            if pair.totals is None:
+                totals[k, 0] = self._sum(histograms[k])
             else:
-                places[k, 1] = self._place[opening.large] = self._place.pop(opening.parent)
-                totals[k] = opening.totals
+                slots[k, 1] = self._slot_of[pair.large] = self._slot_of.pop(pair.parent)
+                totals[k] = pair.totals
         best, missing = np.empty((n, 2, SPLIT_SIZE)), np.zeros((n, 2))
-        _look(
-            planes, self._kept, places, self._layout, self._first, self._last, totals, self._task.limits, allowed,
-            self._task.direction, self._room, self._scratch, self._scratch.view(np.int64), self._keys, self._order,
+        _search_pairs(
+            histograms, self._stored, slots, self._layout, self._first, self._last, totals, self._task.limits, allowed,
+            self._task.direction, self._proposal_buffers, self._scratch, self._scratch.view(np.int64), self._keys, self._order,
             best, missing,
         )  # fmt: skip
         return [
-            self._found(best[k, side], totals[k, side], self._kept[places[k, side]], missing[k, side])
+            self._split_info(best[k, side], totals[k, side], self._stored[slots[k, side]], missing[k, side])
             for k in range(n)
             for side in range(2)
-            if places[k, side] >= 0
+            if slots[k, side] >= 0
         ]
 
-    def _make_room(self, n: int, shape: tuple[int, ...]) -> None:
-        """For the histograms of `n` more nodes."""
-        if self._n_kept + n > len(self._kept) or self._kept.shape[1:] != shape:
-            room = np.empty((max(2 * len(self._kept), self._n_kept + n), *shape))
-            if self._n_kept:
-                room[: self._n_kept] = self._kept[: self._n_kept]
-            self._kept = room
+    def _reserve(self, n: int, shape: tuple[int, ...]) -> None:
+        """Make room for the histograms of `n` more nodes."""
+        if self._n_slots + n > len(self._stored) or self._stored.shape[1:] != shape:
+            stored = np.empty((max(2 * len(self._stored), self._n_slots + n), *shape))
+            if self._n_slots:
+                stored[: self._n_slots] = self._stored[: self._n_slots]
+            self._stored = stored
 
-    def _sum(self, planes: np.ndarray) -> np.ndarray:
+    def _sum(self, histogram: np.ndarray) -> np.ndarray:
         """A node's sums, which are those of any one feature's buckets."""
         n_codes = int(self._layout.offset[self._first + 1] - self._layout.offset[self._first])
         total = np.array([0.0, 0.0, 0.0, -np.inf, np.inf])
-        total[: len(planes)] = planes[:, :n_codes].sum(axis=1)
-        if len(planes) == 2:
+        total[: len(histogram)] = histogram[:, :n_codes].sum(axis=1)
+        if len(histogram) == 2:
             total[2] = total[1]
         return total
 
-    def _found(self, best: np.ndarray, total: np.ndarray, planes: np.ndarray, missing: float) -> SplitInfo:
+    def _split_info(self, best: np.ndarray, total: np.ndarray, histogram: np.ndarray, missing: float) -> SplitInfo:
         """A node's best split with the codes that go left. missing : Hessian of its rows that miss the feature."""
         layout, limits = self._layout, self._task.limits
         if best[SCORE] == NO_SPLIT:
@@ -166,9 +166,9 @@ class SplitFinder:
         n_bins, at = int(layout.n_bins[feature]), int(layout.offset[feature]) - self.buckets.start
         goes_left = np.zeros(n_bins + 1, np.uint8)
         if layout.is_categorical[feature]:
-            _levels_left(planes, at, n_bins, int(best[CUT]), limits, self._keys, self._order, goes_left)
+            _mark_left_categories(histogram, at, n_bins, int(best[SPLIT_BIN]), limits, self._keys, self._order, goes_left)
         else:
-            goes_left[: int(best[CUT]) + 1] = 1
+            goes_left[: int(best[SPLIT_BIN]) + 1] = 1
             goes_left[n_bins] = int(best[MISSING_LEFT])
         if missing == 0.0:
             # Nothing was missing here: at prediction, missing values follow the larger child.
@@ -177,57 +177,57 @@ class SplitFinder:
 
 
 @kernel
-def _look(
-    planes, kept, places, layout, first, last, totals, limits, allowed, direction, room, scratch, scratch_bits, keys, order,
-    best, missing,
+def _search_pairs(
+    histograms, stored, slots, layout, first, last, totals, limits, allowed, direction, proposal, scratch, scratch_bits, keys,
+    order, best, missing,
 ):  # fmt: skip
-    """Keep the children's histograms where `places` says, and search them for the best splits over some features.
+    """Keep the children's histograms where `slots` says, and search them for the best splits over some features.
 
     The small child's is given, the large child's (if its place is not -1) takes the place of their parent's.
     """
     base = layout.offset[first]
-    for k in range(len(planes)):
-        small, large = places[k]
-        for p in range(planes.shape[1]):
-            for b in range(planes.shape[2]):
-                kept[small, p, b] = planes[k, p, b]
+    for k in range(len(histograms)):
+        small, large = slots[k]
+        for p in range(histograms.shape[1]):
+            for b in range(histograms.shape[2]):
+                stored[small, p, b] = histograms[k, p, b]
                 if large >= 0:
-                    kept[large, p, b] -= planes[k, p, b]
+                    stored[large, p, b] -= histograms[k, p, b]
         for side in range(2):
-            if places[k, side] < 0:
+            if slots[k, side] < 0:
                 continue
-            of_node, split = kept[places[k, side]], best[k, side]
+            node_histogram, split = stored[slots[k, side]], best[k, side]
             _search_node(
-                of_node, layout, first, last, totals[k, side], limits, allowed[k, side], direction, room,
+                node_histogram, layout, first, last, totals[k, side], limits, allowed[k, side], direction, proposal,
                 scratch, scratch_bits, keys, order, split,
             )  # fmt: skip
             if split[SCORE] != NO_SPLIT:
                 feature = np.int64(split[FEATURE])
-                missing[k, side] = of_node[1, layout.offset[feature] - base + layout.n_bins[feature]]
+                missing[k, side] = node_histogram[1, layout.offset[feature] - base + layout.n_bins[feature]]
 
 
 @internal
 def _search_node(
-    planes, layout, first, last, total, limits, allowed, direction, room, scratch, scratch_bits, keys, order, best
+    histogram, layout, first, last, total, limits, allowed, direction, proposal, scratch, scratch_bits, keys, order, best
 ):  # fmt: skip
     """The best split of a node over some features, whose buckets begin at 0."""
-    forget(best)
+    clear_split(best)
     base = layout.offset[first]
     for feature in range(first, last):
         if not allowed[feature]:
             continue
         at, n_bins = layout.offset[feature] - base, layout.n_bins[feature]
         if layout.is_categorical[feature] != 0:
-            search_categorical(planes, at, n_bins, feature, total, limits, keys, order, best)
+            search_categorical(histogram, at, n_bins, feature, total, limits, keys, order, best)
             continue
-        if room is not None:
-            search_proposed(planes, at, n_bins, feature, direction, total, limits, room, scratch, scratch_bits, best)
+        if proposal is not None:
+            search_proposed(histogram, at, n_bins, feature, direction, total, limits, proposal, scratch, scratch_bits, best)
         elif direction is not None:
-            search_bounded(planes, at, n_bins, feature, direction[feature], total, limits, best)
+            search_bounded(histogram, at, n_bins, feature, direction[feature], total, limits, best)
         else:
-            search_numeric(planes, at, n_bins, feature, total, limits, scratch, scratch_bits, best)
+            search_numeric(histogram, at, n_bins, feature, total, limits, scratch, scratch_bits, best)
 
 
 @kernel
-def _levels_left(planes, at, n_levels, cut, limits, keys, order, goes_left):
-    send_left(planes, at, n_levels, cut, limits, keys, order, goes_left)
+def _mark_left_categories(histogram, at, n_categories, split_bin, limits, keys, order, goes_left):
+    mark_left_categories(histogram, at, n_categories, split_bin, limits, keys, order, goes_left)

@@ -102,19 +102,19 @@ class TreeTask:
 
     limits: SplitParams
     packing: Packing
-    rule: GrowthPolicy
+    policy: GrowthPolicy
     scales: np.ndarray  # float64[4]: multipliers of gradients and Hessians, for histograms and for exact leaf sums
     allowed: np.ndarray  # uint8[n_features]
     output: int = 0  # which output's gradients and Hessians
     sample: Sample | None = None  # rows that take part, None for all
     least_influence: int = 0  # of rows that take part, as the bits of a float32
-    choice: FeatureConstraints | None = None  # features that nodes may split by, None for all
+    constraints: FeatureConstraints | None = None  # features that nodes may split by, None for all
     direction: np.ndarray | None = None  # int8[n_features]: 1 where scores may only rise with the feature, -1 only fall
-    cells: Any = None  # the tree's own bins (`trees.bin_proposal.Cells`), None where they are those of the whole fit
+    bin_merge: Any = None  # the tree's own bins (`trees.bin_proposal.Cells`), None where they are those of the whole fit
     node_bins: int | None = None  # how many bins are proposed in each node, None where nodes have those of the tree
 
     @property
-    def part(self) -> RowSubset:
+    def row_subset(self) -> RowSubset:
         """The rows that take part."""
         return RowSubset(self.sample, self.least_influence, self.output)
 

@@ -55,7 +55,7 @@ class NaiveGrower:
 
     def grow(self, rows: list[int] | None = None) -> list[Node]:
         """All nodes, the k-th split's children at 2k + 1 and 2k + 2. rows : those to grow from; default: all."""
-        rule = self.task.rule
+        rule = self.task.policy
         self.nodes = [self._looked_at(Node(list(range(self.table.n_rows)) if rows is None else rows, 0))]
         while len(self.nodes) < 2 * rule.max_leaves - 1:
             open_leaves = [
