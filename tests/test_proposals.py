@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ from dboost.session import fused_engine as in_process
 from dboost.shards.bin_layout import plan_layout
 from dboost.shards.shard import BinnedColumns, Shard
 from dboost.shards.statistics import fine_bin_hessians, merge_into_bins
-from dboost.trees.bin_proposal import FINE_BINS_PER_BIN, BinMerge, rank_error
+from dboost.trees.bin_proposal import FINE_BINS_PER_BIN, BinMerge
 from dboost.trees.tree_task import RowSubset, Sample
 from tests.clusters import threads_cluster
 from tests.compiled import compiled
@@ -297,6 +298,11 @@ def test_infinite_values_are_refused_by_name_whatever_the_proposal() -> None:
 
 
 # Samples.
+
+
+def rank_error(n_rows: int, confidence: float = 0.95) -> float:
+    """The bound of Dvoretzky, Kiefer, Wolfowitz and Massart, see `trees.bin_proposal`."""
+    return math.sqrt(math.log(2.0 / (1.0 - confidence)) / (2.0 * n_rows))
 
 
 def test_the_rank_error_of_a_sample_is_what_is_promised(monkeypatch: pytest.MonkeyPatch) -> None:

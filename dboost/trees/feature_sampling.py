@@ -1,11 +1,12 @@
-"""Which features a node may split by.
+"""Features that a node may split by: interaction constraints and feature sampling.
 
-*Groups.* Features that may not meet on a path are kept apart by groups: a node may split by the features of those groups
-that hold all features above it. At the root all groups are active; below a split on f, those of them that hold f.
+*Groups.* Interaction constraints are groups of features: a node may split by the features of those groups that contain all
+features above it. At the root all groups are active; below a split on f, those active groups that contain f.
 
-*Samples.* Of these features a node may be given a random share. Which ones is decided by a hash of the tree's seed and of
-the node's place, the turns that lead from the root to it. So it does not matter when the node is opened, or by whom. One
-feature after the other is taken with the probability that is just right: m of the r that are left, if m are still wanted.
+*Samples.* With feature sampling a node may split by a random share of these features. The sample is decided by a hash of the
+tree's seed and the node's path, i.e. the left and right turns from the root, so it does not depend on when or where the node is
+searched. Features are taken one after the other with probability m / r, where m features are still wanted of the r that are
+left (selection sampling).
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ U = np.uint64
 
 
 class FeaturePaths(NamedTuple):
-    """What a growing tree knows of the way to each node."""
+    """Path hash and active groups of each node of a growing tree."""
 
-    path_hash: np.ndarray  # uint64[n_nodes]: hash of the turns
-    active: np.ndarray  # uint8[n_nodes, n_groups]: groups that hold all features above
-    open: np.ndarray  # uint8[2, n_features]: what the two newest nodes may split by
+    path_hash: np.ndarray  # uint64[n_nodes]: hash of the path from the root
+    active: np.ndarray  # uint8[n_nodes, n_groups]: groups that contain all features above
+    open: np.ndarray  # uint8[2, n_features]: features that the two newest nodes may split by
 
 
 def feature_constraints_of(
     share: float, groups: Sequence[Sequence[int]] | None, n_features: int, seed: int = 0
 ) -> FeatureConstraints | None:
-    """The choice of a tree's features; None when there is nothing to choose."""
+    """Return the constraints of a tree's features; None when every node may split by all of them."""
     if share >= 1.0 and groups is None:
         return None
     members = [np.array(sorted(set(group)), np.int64) for group in groups or ()]
@@ -57,7 +58,7 @@ def new_feature_paths(constraints: FeatureConstraints, n_nodes: int) -> FeatureP
 
 @internal
 def init_path(constraints, paths):
-    """The root: no turn was taken and no feature met."""
+    """Initialise the root: an empty path, all groups active."""
     paths.path_hash[0] = constraints.seed[0]
     for group in range(paths.active.shape[1]):
         paths.active[0, group] = 1
@@ -65,7 +66,7 @@ def init_path(constraints, paths):
 
 @internal
 def extend_path(constraints, paths, node, feature, child, side):
-    """The way to a child (side 0: left, 1: right) of a node that is split by a feature."""
+    """Extend the path to a child (side 0: left, 1: right) of a node that is split by a feature."""
     paths.path_hash[child] = splitmix(paths.path_hash[node] + U(0x9E3779B97F4A7C15) * U(1 + side))
     for group in range(paths.active.shape[1]):
         paths.active[child, group] = 0
@@ -76,7 +77,7 @@ def extend_path(constraints, paths, node, feature, child, side):
 
 @internal
 def mark_allowed_features(constraints, allowed, paths, node, which):
-    """Mark in ``paths.open[which]`` what a node may split by. allowed : uint8[n_features], what the tree may."""
+    """Mark in ``paths.open[which]`` the features that a node may split by. allowed : uint8[n_features], those of the tree."""
     n_features, n_groups = allowed.size, paths.active.shape[1]
     for feature in range(n_features):
         paths.open[which, feature] = allowed[feature] if n_groups == 0 else 0
@@ -101,7 +102,7 @@ def mark_allowed_features(constraints, allowed, paths, node, which):
         left -= 1
 
 
-# The same for the grower, whose nodes have no fixed number: node 0 is the parent, 1 and 2 are its children.
+# For the round-based grower, whose nodes have no fixed number: node 0 is the parent, 1 and 2 are its children.
 
 
 @kernel

@@ -15,9 +15,9 @@ from dboost.trees.tree_task import GrownTree
 
 
 def newton_steps(sums: np.ndarray, parameters: Parameters) -> np.ndarray:
-    """-T_α(G) / (H + λ), the step that each leaf's sums suggest: float64[n].
+    """Return the Newton step of each leaf, -T_α(G) / (H + λ): float64[n].
 
-    sums : float64[n, 2], exact sums of gradients and Hessians. Where H + λ vanishes there is nothing to go by: 0.
+    sums : float64[n, 2], exact sums of gradients and Hessians. Where H + λ is 0 the step is 0.
     """
     g, h = sums[:, 0], sums[:, 1] + parameters.l2_regularization
     if parameters.l1_regularization:
@@ -26,9 +26,9 @@ def newton_steps(sums: np.ndarray, parameters: Parameters) -> np.ndarray:
 
 
 def leaf_values(sums: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
-    """-ν T_α(G) / (H + λ), bounded by the largest step: what each leaf adds to the raw score.
+    """Return what each leaf adds to the raw score: -ν T_α(G) / (H + λ), bounded by the largest step.
 
-    sums : as in `newton_steps`; loss : whose `step_factor` and `longest_step` count.
+    sums : as in `newton_steps`; loss : its `step_factor` and `longest_step` apply.
     """
     step = newton_steps(sums, parameters)
     if loss.step_factor != 1.0:
@@ -37,13 +37,13 @@ def leaf_values(sums: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndar
 
 
 def follow_sums(parameters: Parameters, loss: Loss) -> bool:
-    """Whether leaf values are Newton steps by the very sums that the tree was grown by."""
+    """Return whether leaf values are Newton steps of the same sums that the tree was grown by."""
     by_sums = loss.constant_hessian or parameters.criterion == "newton"
     return by_sums and parameters.step == "leaf" and loss.leaf_statistic == "newton"
 
 
 def bounded(step: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
-    """Steps times the learning rate, none larger than allowed."""
+    """Return the steps times the learning rate, clipped to the largest step allowed."""
     if parameters.max_delta_step is not None:
         step = np.clip(step, -parameters.max_delta_step, parameters.max_delta_step)
     with np.errstate(over="ignore"):  # the next pass over the rows reports scores that are not finite
@@ -51,7 +51,7 @@ def bounded(step: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
 
 
 def within_bounds(values: np.ndarray, grown: GrownTree, unit: float) -> None:
-    """Keep leaf values (float64[n_leaves]) between the bounds of a tree under constraints, which come in units of `unit`."""
+    """Clip leaf values (float64[n_leaves]) to the bounds of a constrained tree, which are in units of `unit`."""
     leaves = np.flatnonzero(grown.nodes.child[: grown.n_nodes] < 0)
     at, bounds = grown.leaf_of[leaves], grown.nodes.total[leaves, 3:] * unit
     values[at] = np.clip(values[at], bounds[:, 0], bounds[:, 1])
@@ -59,7 +59,7 @@ def within_bounds(values: np.ndarray, grown: GrownTree, unit: float) -> None:
 
 @dataclass(frozen=True, eq=False)
 class TreeSnapshot:
-    """Copies of what is needed of a grown tree; turned into a `Tree` when somebody wants to see it."""
+    """Copies of the parts of a grown tree that the model needs; `to_tree` turns them into a `Tree` on demand."""
 
     feature: np.ndarray
     split_bin: np.ndarray
@@ -75,10 +75,10 @@ class TreeSnapshot:
 
     @classmethod
     def of(cls, grown: GrownTree, values: np.ndarray, gain_unit: float) -> TreeSnapshot:
-        """What is worth keeping.
+        """Copy what the model needs of a grown tree.
 
-        values : float64[n_leaves], what leaves add to the scores; gain_unit : what a score of quantised sums must be
-        multiplied by to be in units of the loss.
+        values : float64[n_leaves], what leaves add to the scores; gain_unit : factor from a score of quantised sums to units of
+        the loss.
         """
         n, nodes = grown.n_nodes, grown.nodes
         has_codes = grown.left_codes.shape[1] > 1
@@ -97,7 +97,7 @@ class TreeSnapshot:
         )
 
     def to_tree(self, binning: Binning, parameters: Parameters, loss: Loss) -> Tree:
-        """The finished tree."""
+        """Return the finished tree."""
         n = len(self.feature)
         order = np.empty(n, np.int64)  # depth-first position -> growth number
         stack, filled = [0], 0
@@ -137,7 +137,7 @@ class TreeSnapshot:
                 levels = self.left_codes[node, : n_bins[feature[node]]]
                 categories[node] = np.flatnonzero(levels).astype(np.int32)
             else:
-                # A cut after the last bin separates missing values only.
+                # A split after the last bin separates missing values only.
                 threshold[node] = edges[split_bins[node]] if split_bins[node] < len(edges) else math.inf
         left = np.where(is_split, position[self.child], -1)
         right = np.where(is_split, position[np.where(is_split, self.child + 1, 0)], -1)
@@ -156,7 +156,8 @@ class TreeSnapshot:
         )
 
     def _values(self, sums: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
-        """Of all nodes in growth order. What a split would add were it a leaf: by its sums, or the mean over its rows."""
+        """Return the values of all nodes in growth order. Inner nodes get the value by their sums, or the mean over their
+        rows."""
         values = leaf_values(sums, parameters, loss)
         is_leaf = self.child < 0
         values[is_leaf] = self.values[self.leaf_of[is_leaf]]

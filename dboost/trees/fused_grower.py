@@ -1,25 +1,25 @@
-"""A whole tree in one compiled call, for a shard that lies in this process's memory.
+"""A whole tree in one compiled call, for a shard in this process's memory.
 
-`grow_whole_tree` is what each thread of a team runs. It does the same as the generator in `trees/grower.py` with a shard on the
-other end, by the same kernels and the same frontier, but without returning to Python between rounds: on small data the
-rounds would cost more than the work. A test holds the two against each other.
+Each thread of a team runs `grow_whole_tree`. It does the same as the generator in `trees/grower.py` with one shard, with the
+same kernels and the same node arrays, but without returning to Python between rounds: on small data the rounds would cost more
+than the work. A test compares the two growers.
 
-One turn of its loop opens the root, or splits a leaf and opens the two children: send rows left and right, add up the
-smaller child (the larger is its parent minus that), search both for their best splits.
+One iteration of its loop handles the root, or splits a leaf and searches its two children: route the rows left and right, add
+up the histogram of the smaller child (the larger one is the parent minus that), and find the best splits of both.
 
-How the threads share the work:
+How the threads divide the work:
 
-* rows: each thread owns stripes of rows; it quantises them, keeps their records in its own part of the buffers, and splits
-  them there;
-* narrow tables (few tiles): each thread fills packed buckets from its own rows, then each reduces and searches its own
-  columns over all threads' buckets;
-* wide tables: each thread fills, reduces and searches its own tiles over all rows, which needs no reduction at all.
+* rows: each thread owns stripes of rows; it quantises them, keeps their records in its own part of the buffers, and splits them
+  there;
+* narrow tables (few tiles): each thread fills packed buckets from its own rows, then reduces and searches its own columns over
+  the packed buckets of all threads;
+* wide tables: each thread fills, reduces and searches its own tiles over all rows, which needs no reduction.
 
-Every thread keeps its own copy of the frontier and takes the same decisions from the same numbers, which costs less than
-telling each other.
+Every thread keeps its own copy of the node arrays and takes the same decisions from the same numbers, which costs less than
+communication.
 
-The kernel is one long function on purpose: LLVM optimises a callee again in each of its callers, so every level of calls
-costs the user of a fresh machine seconds.
+The kernel is one long function on purpose: LLVM optimises a callee again in each of its callers, so every level of calls costs
+seconds of compilation on a new machine.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ from dboost.trees.nodes import apply_split, init_root, select_leaf, set_best_spl
 
 I = np.int64  # noqa: E741
 
-#: Rows that sit out go along with those that take part when they are one of so many or fewer.
-FEW = 5
+#: Rows excluded from a tree are routed along with the others when they are at most one in this many rows.
+EXCLUDED_FRACTION = 5
 
 
 class TeamBuffers(NamedTuple):
-    """Buffers that all P threads see; they live as long as the fit."""
+    """Buffers that are visible to all P threads; they live as long as the fit."""
 
     records: np.ndarray  # uint64[2, n_rows]
-    starts: np.ndarray  # int64[P + 1]: each thread's part of the record buffers
-    packed: np.ndarray  # int64[P, words]: packed buckets, of all columns or of one unit when units are shared out
-    thread_histograms: np.ndarray  # float64[P, n_planes, n_buckets]: flushed buckets (narrow tables only)
-    flushed: np.ndarray  # int64[P]: whether `parts` holds anything
-    counts: np.ndarray  # int64[2, P]: where the right rows begin, of this split and of the last
-    found: np.ndarray  # float64[P, 2, SPLIT_SIZE]: best splits of the two new leaves in each thread's columns
-    left_codes: np.ndarray  # uint8[n_nodes, n_codes]: which codes of a categorical split go left
+    starts: np.ndarray  # int64[P + 1]: range of each thread in the record buffers
+    packed: np.ndarray  # int64[P, words]: packed buckets, of all columns, or of one unit when threads divide units
+    thread_histograms: np.ndarray  # float64[P, n_channels, n_buckets]: flushed buckets (narrow tables only)
+    flushed: np.ndarray  # int64[P]: whether a thread has flushed into `thread_histograms`
+    counts: np.ndarray  # int64[2, P]: where the right rows begin, for this split and for the previous one
+    found: np.ndarray  # float64[P, 2, SPLIT_SIZE]: best splits of the two new leaves, by thread
+    left_codes: np.ndarray  # uint8[n_nodes, n_codes]: bin codes of a categorical split that go left
     n_rows: np.ndarray  # int64[n_nodes]: exact number of rows
     leaf_of: np.ndarray  # int64[n_nodes]: number of the leaf from left to right
     units: np.ndarray  # int64[n_units + 1]: first column of each unit of work (a tile, or a wide column)
@@ -72,12 +72,12 @@ class TeamBuffers(NamedTuple):
 class ThreadScratch(NamedTuple):
     """One thread's scratch."""
 
-    slot: np.ndarray  # int64[n_nodes]: where in the pool a leaf's histogram is
+    slot: np.ndarray  # int64[n_nodes]: slot of a leaf's histogram in the pool
     free: np.ndarray  # int64[n_slots]: unused slots
-    begin: np.ndarray  # int64[n_nodes, P]: the threads' record ranges of each node
+    begin: np.ndarray  # int64[n_nodes, P]: record range of each node, by thread
     end: np.ndarray  # int64[n_nodes, P]
     side: np.ndarray  # int64[n_nodes]: which record buffer
-    excluded: np.ndarray  # int64[n_nodes, 2]: range of this thread's rows that sit out, where they go along
+    excluded: np.ndarray  # int64[n_nodes, 2]: range of this thread's excluded rows, if they are routed along
     scratch: np.ndarray  # float64[4, n_codes]
     scratch_bits: np.ndarray  # the same memory as int64
     keys: np.ndarray  # float64[n_codes]
@@ -96,21 +96,21 @@ def grow_whole_tree(
     limits, policy, nodes, team_buffers, thread_scratch, scales, allowed, by_unit, pool, packed_sums, packed_counts,
     categorical, constraints, paths, direction, proposal,
 ):  # fmt: skip
-    """Grow one tree. Returns the number of nodes, or -1 when the team was told to abort.
+    """Grow one tree. Return the number of nodes, or -1 when the team was aborted.
 
     tiles : uint64[n_tiles, n_rows, words]; codes : uint8[n_narrow, n_rows]; wide_codes : uint16[n_wide, n_rows] or None;
     code_row : int64[n_features], see `shards.bin_layout.code_rows`; gradient, hessian : float32[n_rows], hessian None when it
-    is 1 for all rows; times : uint8[n_rows], how often each row counts, or None (once); sampled : int64[...], rows that take
-    part, ascending, or None (all); influence : int32[n_rows] or None: rows take part for which it is not below `least`; leaf :
-    uint8 or int32[n_rows], receives where each row ended; scales : float64[4] (what gradients and Hessians are multiplied by
-    before rounding, for histograms and for the exact sums of leaves); allowed : uint8[n_features]; by_unit : whether units of
-    columns are shared out instead of rows; pool : float64[n_slots, n_planes, n_buckets], histograms of open leaves, or None
-    when these are packed; packed_sums : int64[n_slots, n_buckets], prefix sums, or None; packed_counts : their counts, or None;
-    categorical : None when no feature is; choice, paths : see `trees.feature_sampling`, or None; direction : int8[n_features],
-    see `nodes.share`, or None; room : `kernels.split_candidates.Room` where bins are proposed in every node, or None. What
-    belongs to a None is compiled away.
+    is 1 for all rows; repeat_count : uint8[n_rows], how often each row counts, or None (once); sampled : int64[...], rows that
+    take part, ascending, or None (all); influence : int32[n_rows] or None: rows take part whose influence is not below `least`;
+    leaf : uint8 or int32[n_rows], receives the leaf of each row; scales : float64[4], factors of gradients and Hessians before
+    rounding, for histograms and for the exact sums of leaves; allowed : uint8[n_features]; by_unit : whether threads divide
+    units of columns instead of rows; pool : float64[n_slots, n_channels, n_buckets], histograms of leaves, or None when these
+    are packed; packed_sums : int64[n_slots, n_buckets], prefix sums, or None; packed_counts : their counts, or None;
+    categorical : None when no feature is; constraints, paths : see `trees.feature_sampling`, or None; direction :
+    int8[n_features], see `nodes.child_stats`, or None; proposal : `kernels.split_candidates.ProposalBuffers` where bins are
+    proposed in every node, or None. Numba prunes the branches of an argument that is None.
     """
-    # Unpacked once: every access through a record costs the compiler a pair of reference counts.
+    # Unpacked once: every access through a record makes Numba emit a pair of reference counts.
     slot, free, excluded = thread_scratch.slot, thread_scratch.free, thread_scratch.excluded
     begins, ends, side_of = thread_scratch.begin, thread_scratch.end, thread_scratch.side
     scratch, scratch_bits = thread_scratch.scratch, thread_scratch.scratch_bits
@@ -139,7 +139,7 @@ def grow_whole_tree(
     my_first, my_last = n_columns * thread // n_threads, n_columns * (thread + 1) // n_threads
     epoch, parity = I(0), I(0)
 
-    # The root: no rows have been sent anywhere yet, all are the smaller "child".
+    # The root: no rows have been routed yet, all of them belong to the smaller "child".
     n_nodes, left, small, large = I(1), I(0), I(0), I(-1)
     for q in range(n_threads):
         begins[0, q] = starts[q]
@@ -148,7 +148,7 @@ def grow_whole_tree(
     n_free -= 1
     slot[0] = free[n_free]
     rows_of[0] = n_rows
-    # Rows that sit out go along with the others when they are few; otherwise they find their leaves when the tree is grown.
+    # A few excluded rows are routed along with the others; many of them are assigned to leaves after the tree is grown.
     route_excluded = False
     if influence is not None:
         mine, spare = records[0], records[1]
@@ -171,13 +171,13 @@ def grow_whole_tree(
             n_kept += ends[0, q] - starts[q]
         parity = 1 - parity
         rows_of[0] = n_kept
-        route_excluded = FEW * (n_rows - n_kept) <= n_rows
+        route_excluded = EXCLUDED_FRACTION * (n_rows - n_kept) <= n_rows
     if constraints is not None:
         init_path(constraints, paths)
         mark_allowed_features(constraints, allowed, paths, I(0), I(0))
 
     while True:
-        # The root's rows must be quantised first. In a narrow table that is done piece by piece, just before adding up.
+        # The root's rows are quantised first; in a narrow table piece by piece, just before they are added up.
         quantised = large >= 0 or influence is not None
         if not quantised and by_unit:
             at = starts[thread]
@@ -190,7 +190,7 @@ def grow_whole_tree(
                 return I(-1)
             quantised = True
 
-        # Add up the smaller child: one pass over my rows for all columns, or one over all rows for each of my units.
+        # Add up the smaller child: one pass over this thread's rows for all columns, or over all rows for each of its units.
         side = side_of[small]
         for unit in range(thread if by_unit else I(0), n_units if by_unit else I(1), n_threads if by_unit else I(1)):
             first_column = units[unit] if by_unit else I(0)
@@ -236,7 +236,7 @@ def grow_whole_tree(
             if epoch < 0:
                 return I(-1)
 
-        # Reduce over threads, subtract from the parent, search. The root's own sums are known only after its reduction.
+        # Reduce over threads, subtract from the parent, search. The root's sums are known only after its reduction.
         for which in range(2):
             clear_split(all_found[thread, which])
         if not by_unit:
@@ -263,7 +263,7 @@ def grow_whole_tree(
             epoch = barrier(control, n_threads, epoch)
             if epoch < 0:
                 return I(-1)
-            # Every row is in exactly one bucket of each feature: feature 0 gives the sums over all.
+            # Every row is in exactly one bucket of each feature: feature 0 gives the sums over all rows.
             if pool is not None:
                 for channel in range(n_channels):
                     total[channel] = 0.0
@@ -283,18 +283,18 @@ def grow_whole_tree(
                 start, stop = offset[feature], offset[feature + 1]
                 if large >= 0:
                     if packed_sums is not None:
-                        rest, part = packed_sums[slot[large], start:stop], packed_sums[slot[small], start:stop]
-                        for bucket in range(part.size):
-                            rest[bucket] -= part[bucket]
+                        rest, taken = packed_sums[slot[large], start:stop], packed_sums[slot[small], start:stop]
+                        for bucket in range(taken.size):
+                            rest[bucket] -= taken[bucket]
                     if packed_counts is not None:
-                        rest, part = packed_counts[slot[large], start:stop], packed_counts[slot[small], start:stop]
-                        for bucket in range(part.size):
-                            rest[bucket] -= part[bucket]
+                        rest, taken = packed_counts[slot[large], start:stop], packed_counts[slot[small], start:stop]
+                        for bucket in range(taken.size):
+                            rest[bucket] -= taken[bucket]
                     if pool is not None:
                         for channel in range(n_channels):
-                            rest, part = pool[slot[large], channel, start:stop], pool[slot[small], channel, start:stop]
-                            for bucket in range(part.size):
-                                rest[bucket] -= part[bucket]
+                            rest, taken = pool[slot[large], channel, start:stop], pool[slot[small], channel, start:stop]
+                            for bucket in range(taken.size):
+                                rest[bucket] -= taken[bucket]
                 if not allowed[feature]:
                     continue
                 for child in range(left, n_nodes):
@@ -403,7 +403,7 @@ def grow_whole_tree(
             parity = 1 - parity
             side_of[left] = side_of[right] = 1 - side
             if missing_h == 0.0:
-                # Nothing was missing here: at prediction, missing values follow the larger child.
+                # No value was missing here: at prediction, missing values follow the larger child.
                 missing_left_of[node] = 1 if total_of[left, 1] > total_of[right, 1] else 0
             if influence is not None:
                 if route_excluded:
@@ -433,7 +433,7 @@ def grow_whole_tree(
         if not opened:
             break
 
-    # Number the leaves from left to right, tell my rows where they ended, and add up my leaves.
+    # Number the leaves from left to right, write the leaf of each of this thread's rows, and add up its leaves.
     stack[0] = 0
     height, n_leaves = I(1), I(0)
     while height > 0:
@@ -453,7 +453,7 @@ def grow_whole_tree(
                 if route_excluded:
                     mine = records[side_of[node], excluded[node, 0] : excluded[node, 1]]
                     label_rows(mine, leaf, n_leaves)
-                # Those of few rows that sit out are taken off the sums over all; they are whole numbers.
+                # A few excluded rows are subtracted from the sums over all rows, which are integers.
                 sign = -1.0 if route_excluded else 1.0
                 add_leaf(mine, gradient, hessian, repeat_count, scales[2], scales[3], sign, leaf_sums, n_leaves)
             n_leaves += 1

@@ -1,20 +1,20 @@
-"""Growing a tree by asking: a generator that yields questions and is sent what was found.
+"""Tree growth in rounds: a generator that yields round requests and is sent round results.
 
-It does no I/O and knows no engine. A question carries the splits decided last together with the leaves to add up next, so a
-level of the tree costs one round trip. Whoever drives the generator (`session/sharded_engine.py` in this process, a reducer on
-a cluster) puts the question to all shards, merges their answers, which is addition, has a `Searcher` look at the sums, and
-sends back the best split of each node.
+The generator does no I/O and does not depend on an engine. A `RoundRequest` carries the splits that were chosen last and the
+sibling pairs whose histograms are needed next, so a level of the tree costs one round trip. The driver of the generator
+(`session/sharded_engine.py` in this process, the reducer on a cluster) sends the request to all shards, adds up their
+`RoundHistograms`, passes the sums to a `SplitFinder`, and sends the best split of each node back as a `RoundResult`.
 
-**Speculation.** Strict best-first growth would need a round per split. So each question opens several promising leaves at
-once, and the best-first order is replayed afterwards over what is known: a split is *committed* when it is the best one
-left and its children have been looked at. What was opened for nothing is dropped. The tree is the one that opening a single
-leaf at a time would have given, in about log-many rounds.
+**Speculation.** Strict best-first growth would need a round per split. Each request therefore splits several promising leaves
+at once, and the grower afterwards replays best-first order over the results: it *commits* a split when that split is the best
+one left and the best splits of its children are known. Splits that turn out not to be needed are dropped. The tree is the same
+as with one leaf per round, but takes a number of rounds that is about logarithmic in the number of leaves.
 
-What is opened stays bounded, too: beyond `MOST_OPENED` leaves for each that the tree may have, a round opens only the leaf that
-it must. Then shards can keep the node of each row in a small number.
+Speculation is bounded: beyond `MOST_OPENED` speculative splits per leaf of the finished tree, a round splits only the leaf that
+blocks growth. Shards can therefore store the node of each row in a small integer.
 
-Of two children only one is added up, the one with fewer rows (or the smaller Hessian where rows are not counted); the other
-is its parent minus that.
+Of two children, shards add up only the one with fewer rows (or with the smaller Hessian where rows are not counted). The
+histogram of the other one is the parent's minus that.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ from dboost.trees.nodes import (
 from dboost.trees.split_finder import SiblingPair, SplitInfo
 from dboost.trees.tree_task import GrownTree, TreeTask
 
-#: How many leaves may be opened for each that the tree may have, before guessing stops.
+#: Speculation stops after this many split leaves for each leaf of the finished tree.
 MOST_OPENED = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Rows of `node` whose code of `feature` is marked in `goes_left` (uint8[n_codes]) move to `left`, others to `right`."""
+    """Move the rows of `node` whose bin code of `feature` is marked in `goes_left` (uint8[n_codes]) to `left`, others to
+    `right`."""
 
     node: int
     feature: int
@@ -58,11 +59,11 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class RoundRequest:
-    """Make these splits, then add up the small nodes of these openings; with `leaves`, end the tree: number the leaves and
-    add them up exactly.
+    """Apply these splits, then add up the histograms of the small children of these pairs.
 
-    Node numbers are the grower's own. leaves : {node: number of the leaf}; rows of a node that was split for nothing are
-    in its descendants, all of which are listed.
+    With `leaves`, end the tree: number the leaves and add up their gradients and Hessians exactly. Node numbers are the
+    grower's own. leaves : {node: number of the leaf}. Rows whose node was split speculatively are in its descendants, all of
+    which are listed.
     """
 
     splits: tuple[Split, ...] = ()
@@ -72,13 +73,13 @@ class RoundRequest:
 
 @dataclass(frozen=True, eq=False)
 class RoundHistograms:
-    """A shard's sums, or those of several.
+    """The histograms and row counts of one round, of one shard or summed over several.
 
-    Integers, in the smallest type that holds them (see `compact`) or as float64.
+    All sums are integers, in the smallest type that holds them (see `compact`) or as float64.
 
-    planes : float64[len(openings), n_planes, n_buckets]; n_rows : int64[len(splits), 2], rows that went left and right, or
-    of the root's opening, the number of its rows and 0;
-    leaf_sums : float64[n_leaves, 2], integers in units of 1 / scales[2:] (with `leaves`).
+    histograms : float64[len(pairs), n_channels, n_buckets]; n_rows : int64[len(splits), 2], rows that went left and right, or
+    in the root's round its number of rows and 0; leaf_sums : float64[n_leaves, 2], integers in units of 1 / scales[2:] (with
+    `leaves`).
     """
 
     histograms: np.ndarray
@@ -86,12 +87,12 @@ class RoundHistograms:
     leaf_sums: np.ndarray | None = None
 
     def merge(self, other: RoundHistograms) -> RoundHistograms:
-        """Add two answers: exact, associative and commutative."""
+        """Add the sums of two sets of shards: exact, associative and commutative."""
         sums = None if self.leaf_sums is None or other.leaf_sums is None else self.leaf_sums + other.leaf_sums
         return RoundHistograms(self.histograms + other.histograms, self.n_rows + other.n_rows, sums)
 
     def compact(self) -> RoundHistograms:
-        """The same for a journey, in half the bytes where that is possible."""
+        """Return the same sums as int32 for sending, half the bytes, where all of them fit."""
         narrow = np.empty(self.histograms.shape, np.int32)
         return (
             RoundHistograms(narrow, self.n_rows, self.leaf_sums) if _narrow(self.histograms.ravel(), narrow.ravel()) else self
@@ -99,7 +100,7 @@ class RoundHistograms:
 
     @staticmethod
     def total(parts: Sequence[RoundHistograms]) -> RoundHistograms:
-        """The sum of answers that have made the journey, as float64."""
+        """Add up received sums as float64."""
         first, *others = parts
         histograms, n_rows, sums = first.histograms.astype(np.float64), first.n_rows, first.leaf_sums
         for other in others:
@@ -111,7 +112,7 @@ class RoundHistograms:
 
 @dataclass(frozen=True, eq=False)
 class RoundResult:
-    """What the grower is told of its question: the answer of all shards, with what was found in place of the sums."""
+    """The result of a round over all shards: the best split of each node instead of its histogram."""
 
     found: list[SplitInfo]
     n_rows: np.ndarray
@@ -125,7 +126,7 @@ class _Node:
     number: int
     depth: int
     total: np.ndarray  # float64[5], as in `NodeArrays.total`
-    found: SplitInfo | None = None  # once it has been looked at
+    found: SplitInfo | None = None  # None until its histogram has been searched
     gain: float = -1.0
     n_rows: int = -1
     children: tuple[_Node, _Node] | None = None
@@ -136,16 +137,16 @@ class _Node:
 def grow_tree(
     task: TreeTask, layout: BinLayout, n_rows: int, leaves_per_round: int
 ) -> Generator[RoundRequest, RoundResult, GrownTree]:
-    """The generator: yields questions, is sent replies, returns the tree.
+    """Return the generator that grows a tree: it yields requests, is sent results, and returns the tree.
 
     Parameters
     ----------
     task : TreeTask
-    layout : Layout
+    layout : BinLayout
     n_rows : int
         Rows over all shards.
-    width : int
-        Leaves opened per question, at least 1.
+    leaves_per_round : int
+        Leaves split per round, at least 1.
     """
     return (yield from _Grower(task, layout, n_rows, leaves_per_round).run())
 
@@ -156,7 +157,7 @@ class _Grower:
         self.nodes: NodeArrays = new_node_arrays(task.policy.max_leaves)
         self.n_committed = 1
         self.n_numbers = 1
-        self.committed: list[_Node] = []  # committed ones, by frontier number
+        self.committed: list[_Node] = []  # committed nodes, by their number in `nodes`
         self.n_rows = n_rows
 
     def run(self) -> Generator[RoundRequest, RoundResult, GrownTree]:
@@ -166,7 +167,7 @@ class _Grower:
         self._look_at(root, result.found[0])
         self.committed.append(root)
         self._note(0)
-        final_splits: list[Split] = []  # splits into leaves: nobody waits for their histograms
+        final_splits: list[Split] = []  # splits whose children are leaves and need no histograms
         while True:
             blocking_leaf = self._commit(final_splits)
             if blocking_leaf is None:
@@ -199,7 +200,7 @@ class _Grower:
         )
 
     def _commit(self, final_splits: list[Split]) -> _Node | None:
-        """Replay best-first growth as far as is known; returns the leaf that must be opened first, or None at the end."""
+        """Replay best-first growth over the known splits; return the leaf that must be split next, or None at the end."""
         policy, nodes = self.task.policy, self.nodes
         last = 2 * policy.max_leaves - 1
         while self.n_committed < last:
@@ -229,10 +230,10 @@ class _Grower:
         self.nodes.gain[number] = node.gain
 
     def _choose(self, first: _Node) -> list[_Node]:
-        """The leaf that is needed, and others that will probably be.
+        """Return the leaf that must be split and others that will probably be.
 
-        Of all splits that are known and not committed, some of them opened already, those are likely that come first in the
-        order of growth, half as many again as are left to commit. (All of them would mean to open twice the leaves.)
+        Of all known splits that are not committed, some of them requested already, the likely ones come first in growth order:
+        half as many again as there are splits left to commit. (Taking all of them would double the number of splits.)
         """
         policy = self.task.policy
         known: list[_Node] = []
@@ -245,11 +246,11 @@ class _Grower:
         key = (lambda n: (n.depth, -n.gain, n.number)) if policy.order == DEPTH_WISE else (lambda n: (0, -n.gain, n.number))
         n_left = policy.max_leaves - (self.n_committed + 1) // 2
         likely = [node for node in sorted(known, key=key)[: 3 * n_left // 2] if node.children is None]
-        room = min(self.leaves_per_round - 1, MOST_OPENED * policy.max_leaves - self.n_numbers // 2)
-        return [first, *likely[: max(room, 0)]]
+        n_extra = min(self.leaves_per_round - 1, MOST_OPENED * policy.max_leaves - self.n_numbers // 2)
+        return [first, *likely[: max(n_extra, 0)]]
 
     def _split(self, node: _Node) -> Split:
-        """Give a node's children numbers and sums."""
+        """Give the children of a node their numbers and sums."""
         found = node.found
         assert found is not None
         totals = np.empty((2, 5))
@@ -260,7 +261,7 @@ class _Grower:
         return Split(node.number, int(found.best[FEATURE]), found.goes_left, left.number, right.number)
 
     def _by_size(self, node: _Node) -> tuple[_Node, _Node]:
-        """The smaller child and the larger one."""
+        """Return the smaller child and the larger one."""
         assert node.children is not None
         left, right = node.children
         channel = 2 if self.task.limits.count_channel == 2 else 1
@@ -273,7 +274,7 @@ class _Grower:
         return SiblingPair(node.number, small.number, large.number, totals, self._open_children(node))
 
     def _open_root(self) -> np.ndarray | None:
-        """What the root may split by."""
+        """Return the features that the root may split by."""
         constraints = self.task.constraints
         if constraints is None:
             return None
@@ -282,7 +283,7 @@ class _Grower:
         return self.paths.open.copy()
 
     def _open_children(self, node: _Node) -> np.ndarray | None:
-        """What a node's children may split by, the small one first."""
+        """Return the features that the children of a node may split by, those of the small child first."""
         constraints, children = self.task.constraints, node.children
         if constraints is None:
             return None
@@ -303,12 +304,12 @@ class _Grower:
             child.n_rows = int(n)
 
     def _look_at(self, node: _Node, found: SplitInfo) -> None:
-        """Take in a node's best split, and what it would gain."""
+        """Store a node's best split and its gain."""
         node.found = found
         node.gain = float(_gain(node.total, found.best, self.task.limits))
 
     def _number_leaves(self) -> tuple[np.ndarray, dict[int, int], int]:
-        """Leaves from left to right: by frontier number, and for every opened node below them by the grower's number."""
+        """Number the leaves from left to right: by committed node, and for every node below them by the grower's number."""
         leaf_of = np.zeros(self.n_committed, np.int64)
         labels: dict[int, int] = {}
         stack, n_leaves = [0], 0
@@ -330,7 +331,7 @@ class _Grower:
         return leaf_of, labels, n_leaves
 
     def _left_codes(self) -> np.ndarray:
-        """Which codes go left, for categorical splits: uint8[n_nodes, n_codes]."""
+        """Return the bin codes that go left, for categorical splits: uint8[n_nodes, n_codes]."""
         if not self.layout.is_categorical.any():
             return np.zeros((self.n_committed, 1), np.uint8)
         left_codes = np.zeros((self.n_committed, int(self.layout.n_bins.max()) + 1), np.uint8)
@@ -343,7 +344,7 @@ class _Grower:
 
 @kernel
 def _narrow(histograms, narrow):
-    """Copy whole numbers to int32; whether all of them fit."""
+    """Copy integers to int32; return whether all of them fit."""
     for k in range(histograms.size):
         if abs(histograms[k]) >= 2147483648.0:
             return False
@@ -351,7 +352,7 @@ def _narrow(histograms, narrow):
     return True
 
 
-# The frontier's functions as kernels that Python can call.
+# The functions of `trees.nodes` as kernels that Python can call.
 
 
 @kernel

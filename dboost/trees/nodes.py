@@ -1,9 +1,8 @@
-"""The frontier: which leaf is opened next, and what is known of every node so far.
+"""Node arrays and growth policy: what is known of every node of a growing tree, and which leaf is split next.
 
-Nodes are numbered as they are created: the root is 0, the k-th split makes nodes 2k+1 (left) and 2k+2 (right). A leaf whose
-best split is known and worthwhile carries it with its gain; `select_leaf` says which one to split. These few functions are the
-whole policy of growth. The generator in `grower.py` calls them one round at a time, the in-process engine from inside one
-compiled call per tree.
+Nodes are numbered as they are created: the root is 0, the k-th split makes nodes 2k+1 (left) and 2k+2 (right). A leaf stores
+its best split and the gain of that split; `select_leaf` picks the leaf to split. These functions are the whole growth policy.
+The generator in `grower.py` calls them one round at a time, the fused grower calls them inside one compiled call per tree.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ BEST_FIRST, DEPTH_WISE, ANY_ORDER = 0, 1, 2
 
 
 class GrowthPolicy(NamedTuple):
-    """When to stop and which leaf comes first."""
+    """The limits of a tree and the order in which its leaves are split."""
 
     max_leaves: int
     max_depth: int
@@ -40,20 +39,20 @@ class GrowthPolicy(NamedTuple):
 
 
 class NodeArrays(NamedTuple):
-    """Everything known of a growing tree's nodes (arrays over node numbers)."""
+    """Arrays over the node numbers of a growing tree."""
 
-    feature: np.ndarray  # int64: -1 while a leaf
-    split_bin: np.ndarray  # int64: see kernels.splits
+    feature: np.ndarray  # int64: split feature, -1 in a leaf
+    split_bin: np.ndarray  # int64: last bin that goes left (categorical splits: see kernels.splits)
     missing_left: np.ndarray  # int64
     child: np.ndarray  # int64: left child (the right one follows), -1 in a leaf
     depth: np.ndarray  # int64
-    gain: np.ndarray  # float64: score gained by the best split; negative when there is none worth making
-    total: np.ndarray  # float64[:, 5]: G, H, N, and the lowest and highest step that constraints allow
+    gain: np.ndarray  # float64: score gained by the best split; negative when no split is worth a leaf
+    total: np.ndarray  # float64[:, 5]: G, H, N, and the lowest and highest step that the constraints allow
     best: np.ndarray  # float64[:, SPLIT_SIZE]: the best split found
 
 
 def new_node_arrays(max_leaves: int) -> NodeArrays:
-    """Arrays for a tree of at most `max_leaves` leaves."""
+    """Return arrays for a tree of at most `max_leaves` leaves."""
     n = 2 * max_leaves - 1
     return NodeArrays(
         feature=np.full(n, -1, np.int64),
@@ -69,7 +68,7 @@ def new_node_arrays(max_leaves: int) -> NodeArrays:
 
 @internal
 def init_root(nodes, g, h, n):
-    """Begin a tree with its root's sums."""
+    """Start a tree with the root's sums."""
     nodes.feature[0] = -1
     nodes.child[0] = -1
     nodes.depth[0] = 0
@@ -82,7 +81,7 @@ def init_root(nodes, g, h, n):
 
 @internal
 def set_best_split(nodes, node, best, limits):
-    """Keep a leaf's best split, and its gain if that is worth a leaf."""
+    """Store a leaf's best split, and its gain if the split is worth a leaf."""
     for k in range(SPLIT_SIZE):
         nodes.best[node, k] = best[k]
     nodes.gain[node] = gain_of(nodes.total[node], best, limits)
@@ -90,23 +89,23 @@ def set_best_split(nodes, node, best, limits):
 
 @internal
 def gain_of(total, best, limits):
-    """What a leaf's best split gains, if that is worth a leaf; otherwise -1. total : as in `NodeArrays.total`."""
+    """Return the gain of a leaf's best split, or -1 if it is not worth a leaf. total : as in `NodeArrays.total`."""
     parent = side_score(total[0], total[1], limits.l2, limits.l1, limits.max_step)
     if limits.is_bounded != 0:
         parent = bounded_score(total[0], total[1], limits, limits.l2, total[3], total[4])
     gained = best[SCORE] - parent
-    # A gain within rounding of zero is none: splitting rows of equal gradient helps nobody.
+    # A gain within rounding error of zero counts as no gain: a split of rows of equal gradient is useless.
     least = limits.threshold if limits.threshold > 1e-12 * abs(parent) else 1e-12 * abs(parent)
     return gained if gained > least else -1.0
 
 
 @internal
 def select_leaf(nodes, n_nodes, policy):
-    """The leaf to split next, or -1."""
+    """Return the leaf to split next, or -1."""
     chosen = -1
     if policy.order == ANY_ORDER:
-        # The newest leaf, and of two newborn siblings the smaller: then few histograms are open at a time (at most the
-        # logarithm of the Hessian's sum).
+        # The newest leaf, and of two new siblings the smaller one: then few histograms are stored at a time (at most the
+        # logarithm of the sum of Hessians).
         for node in range(n_nodes - 1, -1, -1):
             if nodes.gain[node] > 0.0 and nodes.depth[node] < policy.max_depth:
                 sibling = node - 1
@@ -137,7 +136,7 @@ def apply_split(nodes, node, n_nodes, limits, direction):
     nodes.split_bin[node] = I(best[2])
     nodes.missing_left[node] = I(best[3])
     nodes.child[node] = left
-    nodes.gain[node] = -nodes.gain[node]  # remembered, but no longer a candidate
+    nodes.gain[node] = -nodes.gain[node]  # still known, but no longer a candidate
     for child in (left, right):
         nodes.feature[child] = -1
         nodes.child[child] = -1
@@ -148,10 +147,10 @@ def apply_split(nodes, node, n_nodes, limits, direction):
 
 @internal
 def child_stats(total, best, limits, direction, left, right):
-    """What each child has of its parent's sums, and how far its steps may go (all float64[5], as in `NodeArrays.total`).
+    """Compute the sums of both children and the bounds of their steps (all float64[5], as in `NodeArrays.total`).
 
-    direction : int8[n_features] or None. Children of a split whose feature has one meet in the middle of their steps, which
-    neither of them nor anything below may cross: so no later split can undo the order.
+    direction : int8[n_features] or None. If the split feature is constrained, both children are bounded by the midpoint of
+    their steps, and their descendants inherit the bound: so no later split can violate the constraint.
     """
     left[0], left[1], left[2] = best[LEFT_G], best[LEFT_H], best[LEFT_N]
     for k in range(3):
@@ -186,7 +185,7 @@ def split_params_of(
     gradient_unit: float,
     hessian_unit: float,
 ) -> SplitParams:
-    """Limits in the units of one tree's quantised sums: G = unit_g * q_g and H = unit_h * q_h.
+    """Return the split parameters in the units of one tree's quantised sums: G = unit_g * q_g and H = unit_h * q_h.
 
     ½ G² / (H + λ) in the units of the loss is ½ unit_g² / unit_h times the same expression in quantised sums with λ / unit_h.
     """

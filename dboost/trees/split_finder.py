@@ -1,9 +1,9 @@
-"""Looking for splits: merged histograms in, the best split of each node out.
+"""Split search: summed histograms in, the best split of each node out.
 
-A `SplitFinder` sees the histograms of a range of features, all of them or what one of several *feature owners* is sent, and
-keeps the histogram of every leaf: of two children only one is added up, the other is its parent minus that. What it finds
-(`BestSplits`) is a few numbers per node, and merges over the owners: the best split of all features is the best of the
-ranges' best. So whoever decides needs no histograms, and a large one need never come together in one place.
+A `SplitFinder` searches the histograms of a range of features: all of them, or the range of one of several *feature owners*.
+It stores the histogram of every leaf, because of two children only one is added up and the other is the parent minus that.
+Its result (`BestSplits`) is a few numbers per node and merges over the owners: the best split of all features is the best one
+of the ranges' best splits. The reducer therefore needs no histograms, and a large histogram never has to be in one process.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from dboost.trees.tree_task import TreeTask
 
 @dataclass(frozen=True, eq=False)
 class SiblingPair:
-    """A node whose children are to be looked at: `small` is added up, `large` is the parent minus that.
+    """A split node whose children need their best splits: `small` is added up, `large` is the parent minus that.
 
     totals : float64[2, 5], sums of gradients, Hessians and rows of the small and the large child, and the bounds of their
-    steps. The root is the small child of nobody: parent = large = -1, and its totals are not known yet.
-    open : uint8[2, n_features], what the small and the large child may split by; None for what the tree may.
+    steps. The root is passed as a small child without a parent: parent = large = -1, and its totals are not known yet. open :
+    uint8[2, n_features], the features that the small and the large child may split by; None for all features of the tree.
     """
 
     parent: int
@@ -52,15 +52,18 @@ class SiblingPair:
 
 @dataclass(frozen=True, eq=False)
 class SplitInfo:
-    """The best split of a node: best float64[SPLIT_SIZE] (see `kernels.splits`), total float64[5], and of the chosen
-    feature, where its codes go (uint8[n_codes]), the last of which is "missing"."""
+    """The best split of a node.
+
+    best : float64[SPLIT_SIZE] (see `kernels.splits`); total : float64[5]; goes_left : uint8[n_codes], which bin codes of the
+    split feature go left, the last of which is "missing".
+    """
 
     best: np.ndarray
     total: np.ndarray
     goes_left: np.ndarray
 
     def merge(self, other: SplitInfo) -> SplitInfo:
-        """The better of two features' splits; of equals, the one of the lower feature."""
+        """Return the better of the splits of two features; of equal ones, that of the lower feature."""
         mine, others = (self.best[SCORE], -self.best[FEATURE]), (other.best[SCORE], -other.best[FEATURE])
         return self if mine >= others else other
 
@@ -69,7 +72,7 @@ BestSplits = list[SplitInfo]
 
 
 def merge_best_splits(parts: Sequence[BestSplits]) -> BestSplits:
-    """What several feature owners found about the same nodes, as one."""
+    """Merge the best splits that several feature owners found for the same nodes."""
     merged = parts[0]
     for part in parts[1:]:
         merged = [a.merge(b) for a, b in zip(merged, part, strict=True)]
@@ -77,17 +80,17 @@ def merge_best_splits(parts: Sequence[BestSplits]) -> BestSplits:
 
 
 class SplitFinder:
-    """Searches the splits of one tree over a range of features.
+    """Finds the best splits of one tree over a range of features.
 
     Parameters
     ----------
     task : TreeTask
-    layout : Layout
+    layout : BinLayout
         Of all features.
     first, last : int
         Features first…last-1; default: all.
     after : SplitFinder, optional
-        That of an earlier tree, which is not needed any more: its memory is used again.
+        The finder of an earlier tree that is no longer needed: its memory is reused.
     """
 
     def __init__(
@@ -101,20 +104,20 @@ class SplitFinder:
         self._scratch = np.empty((4, n_codes))
         self._proposal_buffers = None if task.node_bins is None else new_proposal_buffers(task.node_bins)
         self._keys, self._order = np.empty(n_codes), np.empty(n_codes, np.int64)
-        #: Histograms of leaves, and which node's lies where.
+        #: Histograms of leaves, and the slot of each node.
         self._stored: np.ndarray = np.empty((0, 0, 0)) if after is None else after._stored
         self._slot_of: dict[int, int] = {}
         self._n_slots = 0
 
     def find_best_splits(self, pairs: Sequence[SiblingPair], histograms: np.ndarray) -> BestSplits:
-        """The best splits of the openings' children: small, large, small, large, …
+        """Return the best splits of the pairs' children: small, large, small, large, …
 
-        planes : float64[len(openings), n_planes, n_buckets of these features], of the small children over all rows.
+        histograms : float64[len(pairs), n_channels, n_buckets of these features], of the small children over all rows.
         """
         n = len(pairs)
         if n == 0:
             return []
-        slots = np.full((n, 2), -1)  # the large child takes its parent's place
+        slots = np.full((n, 2), -1)  # the large child takes its parent's slot
         totals = np.zeros((n, 2, 5))
         allowed = np.empty((n, 2, len(self._task.allowed)), np.uint8)
         self._reserve(n, histograms.shape[1:])
@@ -141,7 +144,7 @@ class SplitFinder:
         ]
 
     def _reserve(self, n: int, shape: tuple[int, ...]) -> None:
-        """Make room for the histograms of `n` more nodes."""
+        """Grow the buffer so that it holds the histograms of `n` more nodes."""
         if self._n_slots + n > len(self._stored) or self._stored.shape[1:] != shape:
             stored = np.empty((max(2 * len(self._stored), self._n_slots + n), *shape))
             if self._n_slots:
@@ -149,7 +152,7 @@ class SplitFinder:
             self._stored = stored
 
     def _sum(self, histogram: np.ndarray) -> np.ndarray:
-        """A node's sums, which are those of any one feature's buckets."""
+        """Return a node's sums, which are those of the buckets of any one feature."""
         n_codes = int(self._layout.offset[self._first + 1] - self._layout.offset[self._first])
         total = np.array([0.0, 0.0, 0.0, -np.inf, np.inf])
         total[: len(histogram)] = histogram[:, :n_codes].sum(axis=1)
@@ -158,7 +161,7 @@ class SplitFinder:
         return total
 
     def _split_info(self, best: np.ndarray, total: np.ndarray, histogram: np.ndarray, missing: float) -> SplitInfo:
-        """A node's best split with the codes that go left. missing : Hessian of its rows that miss the feature."""
+        """Return a node's best split with the bin codes that go left. missing : Hessian of its rows that miss the feature."""
         layout, limits = self._layout, self._task.limits
         if best[SCORE] == NO_SPLIT:
             return SplitInfo(best, total, np.empty(0, np.uint8))
@@ -171,7 +174,7 @@ class SplitFinder:
             goes_left[: int(best[SPLIT_BIN]) + 1] = 1
             goes_left[n_bins] = int(best[MISSING_LEFT])
         if missing == 0.0:
-            # Nothing was missing here: at prediction, missing values follow the larger child.
+            # No value was missing here: at prediction, missing values follow the larger child.
             goes_left[n_bins] = best[LEFT_H] > total[1] - best[LEFT_H]
         return SplitInfo(best, total, goes_left)
 
@@ -181,9 +184,9 @@ def _search_pairs(
     histograms, stored, slots, layout, first, last, totals, limits, allowed, direction, proposal, scratch, scratch_bits, keys,
     order, best, missing,
 ):  # fmt: skip
-    """Keep the children's histograms where `slots` says, and search them for the best splits over some features.
+    """Store the children's histograms in `slots` of `stored`, and find their best splits over some features.
 
-    The small child's is given, the large child's (if its place is not -1) takes the place of their parent's.
+    The small child's histogram is given; the large child's (if its slot is not -1) replaces that of their parent.
     """
     base = layout.offset[first]
     for k in range(len(histograms)):
@@ -210,7 +213,7 @@ def _search_pairs(
 def _search_node(
     histogram, layout, first, last, total, limits, allowed, direction, proposal, scratch, scratch_bits, keys, order, best
 ):  # fmt: skip
-    """The best split of a node over some features, whose buckets begin at 0."""
+    """Find the best split of a node over some features, whose buckets begin at 0."""
     clear_split(best)
     base = layout.offset[first]
     for feature in range(first, last):

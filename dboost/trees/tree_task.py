@@ -1,4 +1,4 @@
-"""What is asked of an engine for one tree, and what it answers: plain records."""
+"""Records of one tree: what an engine needs to grow it, and the grown tree that it returns."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from dboost.trees.nodes import GrowthPolicy, NodeArrays
 
 @dataclass(frozen=True, eq=False)
 class GradientStats:
-    """What a pass over all rows tells before the next trees: exact, and the same for any division of the rows."""
+    """Gradient statistics of a pass over all rows: exact, and the same for any division of the rows."""
 
     max_gradient: np.ndarray  # float64[n_outputs]
     max_hessian: np.ndarray  # float64[n_outputs]
     coarse_loss: float
     fine_loss: float
-    #: Where wanted, sums of Hessians by the first digit of their bits: int64[n_outputs, N_DIGITS], see `metrics.trimming`.
+    #: With influence trimming, Hessian sums by their first digit: int64[n_outputs, N_DIGITS], see `metrics.trimming`.
     influence: np.ndarray | None = None
 
     def merge(self, other: GradientStats) -> GradientStats:
-        """What the rows of both would tell: exact, associative and commutative."""
+        """Return the statistics of the rows of both: exact, associative and commutative."""
         return GradientStats(
             np.maximum(self.max_gradient, other.max_gradient),
             np.maximum(self.max_hessian, other.max_hessian),
@@ -35,23 +35,23 @@ class GradientStats:
 
 
 class Sample(NamedTuple):
-    """Which rows take part in a tree: those whose hash of seed and global number is below `threshold` (of 2**64)."""
+    """The rows sampled for a tree: those whose hash of the seed and the global row number is below `threshold` (of 2**64)."""
 
     seed: int
     threshold: int
 
     @classmethod
     def of(cls, share: float, seed: int, iteration: int) -> Sample | None:
-        """A share of the rows, others in every iteration; None for all of them."""
+        """Return a sample of a share of the rows, a different one in every iteration; None for all rows."""
         if share >= 1.0:
             return None
         return cls(derive_seed(seed, _ROWS, iteration), int(share * 2.0**64))
 
 
 class FeatureConstraints(NamedTuple):
-    """How the features that a node may split by are chosen, see `trees.feature_sampling`."""
+    """Interaction constraints and feature sampling of a tree, see `trees.feature_sampling`."""
 
-    share: float  # of the features that are open to a node
+    share: float  # of the features that a node may split by
     seed: np.ndarray  # uint64[1]
     first_member: np.ndarray  # int64[n_groups + 1]: where a group's features begin in `members`
     members: np.ndarray  # int64[...]
@@ -59,12 +59,12 @@ class FeatureConstraints(NamedTuple):
     groups: np.ndarray  # int64[...]
 
 
-#: What hashes are for, so that those for different purposes differ.
+#: Purposes of hashes: each has its own sequence of random numbers.
 _ROWS, FEATURES, BITES, VISITS, HOLD_OUT, WATCH = 1, 2, 3, 4, 5, 6
 
 
 def derive_seed(*numbers: int) -> int:
-    """One 64-bit number from several (SplitMix64 over them)."""
+    """Hash several numbers to one of 64 bits (SplitMix64 over them)."""
     x = 0
     for number in numbers:
         x = (x + number + 0x9E3779B97F4A7C15) & _MASK
@@ -78,7 +78,7 @@ _MASK = (1 << 64) - 1
 
 
 def hash_rows(seed: int, numbers: np.ndarray) -> np.ndarray:
-    """Of a seed and each row's global number (int64[n]) a 64-bit hash: uint64[n], those of `kernels.rows.select_rows`."""
+    """Hash a seed and the global row numbers (int64[n]) to uint64[n]: the hashes of `kernels.rows.select_rows`."""
     x = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -86,9 +86,9 @@ def hash_rows(seed: int, numbers: np.ndarray) -> np.ndarray:
 
 
 class RowSubset(NamedTuple):
-    """Which rows take part in a tree: of a sample, those whose influence is not below a bound.
+    """The rows that take part in a tree: the sampled rows whose influence is not below a bound.
 
-    sample : None for all rows; least_influence : bits of a float32, 0 for no bound; output : whose influence is meant.
+    sample : None for all rows; least_influence : bits of a float32, 0 for no bound; output : the output whose influence counts.
     """
 
     sample: Sample | None
@@ -98,20 +98,20 @@ class RowSubset(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TreeTask:
-    """Everything an engine needs to grow one tree."""
+    """Everything that an engine needs to grow one tree."""
 
     limits: SplitParams
     packing: Packing
     policy: GrowthPolicy
     scales: np.ndarray  # float64[4]: multipliers of gradients and Hessians, for histograms and for exact leaf sums
     allowed: np.ndarray  # uint8[n_features]
-    output: int = 0  # which output's gradients and Hessians
+    output: int = 0  # the output whose gradients and Hessians are used
     sample: Sample | None = None  # rows that take part, None for all
     least_influence: int = 0  # of rows that take part, as the bits of a float32
-    constraints: FeatureConstraints | None = None  # features that nodes may split by, None for all
-    direction: np.ndarray | None = None  # int8[n_features]: 1 where scores may only rise with the feature, -1 only fall
-    bin_merge: Any = None  # the tree's own bins (`trees.bin_proposal.Cells`), None where they are those of the whole fit
-    node_bins: int | None = None  # how many bins are proposed in each node, None where nodes have those of the tree
+    constraints: FeatureConstraints | None = None  # of the features that nodes may split by, None for all features
+    direction: np.ndarray | None = None  # int8[n_features]: 1 where scores may only rise, -1 where they may only fall
+    bin_merge: Any = None  # the tree's own bins (`trees.bin_proposal.BinMerge`), None where they are those of the whole fit
+    node_bins: int | None = None  # number of bins proposed in each node, None where nodes use the bins of the tree
 
     @property
     def row_subset(self) -> RowSubset:
@@ -120,7 +120,7 @@ class TreeTask:
 
 
 class Leaves(Protocol):
-    """What the values of a tree's leaves follow from."""
+    """The leaf sums from which a tree's leaf values are computed."""
 
     @property
     def n_leaves(self) -> int: ...
@@ -132,7 +132,7 @@ class Leaves(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class GrownTree:
-    """A grown tree in growth order (see `growth.nodes`), its leaves numbered from left to right.
+    """A grown tree in growth order (see `trees.nodes`), its leaves numbered from left to right.
 
     Arrays may be the engine's own buffers: they are valid until the next tree.
     """
@@ -143,10 +143,10 @@ class GrownTree:
     n_rows: np.ndarray  # int64[n_nodes]
     leaf_of: np.ndarray  # int64[n_nodes]; meaningful for leaves
     leaf_sums: np.ndarray  # float64[n_leaves, 2]: exact sums of gradients and Hessians, in the loss's units
-    left_codes: np.ndarray  # uint8[n_nodes, n_codes]: levels that go left, for categorical splits
+    left_codes: np.ndarray  # uint8[n_nodes, n_codes]: categories that go left, for categorical splits
 
     def copy(self) -> GrownTree:
-        """A copy of its own, without the room for nodes that the tree has not."""
+        """Return a copy that owns its arrays, cut to the number of nodes."""
         n = self.n_nodes
         return GrownTree(
             NodeArrays(*(array[:n].copy() for array in self.nodes)),
