@@ -1,14 +1,14 @@
-"""The leaf that every row reaches in a tree: for trees that were grown by some of the rows only.
+"""The leaf that every row reaches in a tree: for trees that were grown on some of the rows only.
 
-*Small trees: by masks.* A row carries one bit for each leaf, numbered from left to right. Every split that sends the row to
-the right strikes out the leaves on its left; what is left over first is the row's leaf (Lucchese et al., "QuickScorer", 2015).
-Splits are taken one after the other for a block of rows. The bits of a row are four bytes in four *planes*, because codes are
-bytes too: a comparison and an "and" of neighbouring bytes are done for 32 rows at a time by processors that have 256 bits,
-and a split touches only the planes in which it has leaves to strike out, mostly one.
+*Small trees: masks.* A row has one bit for each leaf, numbered from left to right. Every split that sends the row to the right
+clears the bits of the leaves on its left; the lowest bit that is left is the row's leaf (Lucchese et al., "QuickScorer", 2015).
+Splits are applied one after the other to a block of rows. The bits of a row are four bytes in four *bit planes*, because codes
+are bytes too: a comparison and an "and" of neighbouring bytes are done for 32 rows at a time by processors with 256-bit
+vectors, and a split touches only the bit planes in which it has leaves to clear, mostly one.
 
-*Large trees: by tables.* A row walks down by look-ups alone: which way a node sends each code is written out beforehand, and a
-leaf sends every code back to itself, so that all rows take the same number of steps and no step has a branch to be guessed
-wrong.
+*Large trees: tables.* A row is routed by table look-ups alone: the next node for each node and code is computed beforehand, and
+a leaf leads back to itself for every code, so that all rows take the same number of steps and no step has an unpredictable
+branch.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dboost.kernels import kernel
 I = np.int64  # noqa: E741
 U8 = np.uint8
 
-#: Bytes of a mask.
+#: Bit planes: bytes of a mask.
 N_PLANES = 4
-#: Leaves that a mask has bits for.
+#: Number of leaves for which a mask has bits.
 MASK_LEAVES = 8 * N_PLANES
 #: The record of a split: see `label_by_masks`.
 STEP, AFTER, N_RIGHT, IS_TABLE, N_STEPS = range(5)
@@ -35,11 +35,11 @@ def prepare_masks(
     child, feature, split_bin, missing_left, leaf_of, left_codes, n_bins, is_categorical, code_row, below, leaves, steps,
     tables, struck,
 ):  # fmt: skip
-    """Write a tree's splits as `label_by_masks` wants them. Returns how many there are, or -1 when a code has two bytes.
+    """Write a tree's splits in the form that `label_by_masks` reads. Return their number, or -1 when a code has two bytes.
 
-    child, feature, cut, missing_left : of each node, as in `trees.nodes.Frontier`; leaf_of : int64[n_nodes], numbers of
+    child, feature, split_bin, missing_left : of each node, as in `trees.nodes.NodeArrays`; leaf_of : int64[n_nodes], numbers of
     leaves from left to right; left_codes : uint8[n_nodes, n_codes]; n_bins, is_categorical, code_row : of each feature;
-    below, leaves : int64[n_nodes], scratch: the first leaf below each node, and how many there are.
+    below, leaves : int64[n_nodes], scratch: the first leaf below each node, and their number.
     """
     n = child.size
     # Children come after their parents.
@@ -55,7 +55,7 @@ def prepare_masks(
         f = feature[node]
         if code_row[f] < 0:
             return -1
-        # A cut after the last bin sends all values left.
+        # A split after the last bin sends all values left.
         after = min(split_bin[node] + 1, n_bins[f])
         is_table = is_categorical[f] != 0
         steps[STEP, s] = code_row[f]
@@ -75,12 +75,12 @@ def prepare_masks(
 
 @kernel
 def label_by_masks(codes, steps, tables, struck, n_splits, first, last, scratch, leaf):
-    """leaf[i] = the leaf from the left that row i reaches, for rows first…last-1 of a tree of at most `MASK_LEAVES` leaves.
+    """Write the leaf that each of rows first…last-1 reaches, in a tree of at most `MASK_LEAVES` leaves.
 
-    codes : uint8[n_narrow, n]; steps : int64[N_STEPS, >= n_splits], of each split: which row of `codes` it looks at, the first
-    code that goes right, and how many follow one another that do; or that a table says where codes go; tables :
-    uint8[n_splits, 256], 0 (left) or 255 (right); struck : uint8[n_splits, N_PLANES], the bits of the leaves on the left;
-    scratch : uint8[N_PLANES + 1, BLOCK]; leaf : uint8 or int32[n].
+    codes : uint8[n_narrow, n]; steps : int64[N_STEPS, >= n_splits], of each split: its row of `codes`, the first code that goes
+    right, how many consecutive codes do; or that a table decides; tables : uint8[n_splits, 256], 0 (left) or 255 (right);
+    struck : uint8[n_splits, N_PLANES], the bits of the leaves on the left; scratch : uint8[N_PLANES + 1, BLOCK]; leaf : uint8
+    or int32[n].
     """
     for start in range(first, last, BLOCK):
         n = BLOCK if start + BLOCK < last else last - start
@@ -101,7 +101,7 @@ def label_by_masks(codes, steps, tables, struck, n_splits, first, last, scratch,
                 if struck[s, p] == 0:
                     continue
                 plane, stay = scratch[p, :n], U8(~struck[s, p])
-                # All bits or none by arithmetic: of an "if" the compiler makes an unpredictable jump for each row.
+                # All bits or none by arithmetic: for an "if" the compiler emits an unpredictable jump per row.
                 # One comparison: codes below `after` wrap around and are large.
                 if is_table:
                     for i in range(n):
@@ -109,7 +109,7 @@ def label_by_masks(codes, steps, tables, struck, n_splits, first, last, scratch,
                 else:
                     for i in range(n):
                         plane[i] &= (U8(U8(code[i] - after) < n_right) - U8(1)) | stay
-        # The first plane that is not empty, then the lowest of its bits, by halves: all in bytes.
+        # The first bit plane that is not zero, then its lowest bit, by bisection: all in bytes.
         found = scratch[N_PLANES - 1, :n]
         for i in range(n):
             right[i] = U8(8 * N_PLANES - 8)
@@ -130,10 +130,10 @@ def label_by_masks(codes, steps, tables, struck, n_splits, first, last, scratch,
 
 @kernel
 def label_by_tables(codes, step, follows, label, depth, first, last, leaf):
-    """leaf[i] = label of the leaf that row i reaches, for rows first…last-1.
+    """Write the label of the leaf that each of rows first…last-1 reaches.
 
-    codes : uint8[n_narrow, n]; step : int64[n_nodes], which row of `codes` a node looks at (any in leaves);
-    follows : uint8 or int32[n_nodes, 256], the node that each code goes to, of leaves themselves; label : int64[n_nodes];
+    codes : uint8[n_narrow, n]; step : int64[n_nodes], the row of `codes` that a node tests (any in leaves);
+    follows : uint8 or int32[n_nodes, 256], the next node for each code, for leaves the leaf itself; label : int64[n_nodes];
     depth : steps from the root to the deepest leaf; leaf : uint8 or int32[n].
     """
     quarter = (last - first) >> 2

@@ -1,8 +1,8 @@
-"""A few threads walking through one tree together.
+"""The barrier at which the threads of a team meet.
 
-All threads run the same kernel (each on its own stripe of rows, then on its own share of features) and meet at barriers.
-A thread that waits spins for a few microseconds, then yields the processor between looks. When one of them fails, it
-sets the abort flag and nobody waits for ever.
+All threads run the same kernel (each on its own stripes of rows, then on its own features) and wait for each other at barriers.
+A waiting thread spins for a few microseconds, then yields the processor between tests. A thread that fails sets the abort flag,
+so that no other thread waits for ever.
 
 ``control[0]`` counts arrivals, ``control[8]`` is the abort flag (a cache line apart).
 """
@@ -21,7 +21,7 @@ ABORT = 8
 
 @internal
 def barrier(control, n_threads, epoch):
-    """Wait for the others. Returns the next epoch, or -1 when the team was told to abort."""
+    """Wait for the other threads. Return the next epoch, or -1 when the team was aborted."""
     if n_threads == 1:
         return epoch if atomic_load(control, ABORT) == 0 else np.int64(-1)
     epoch += n_threads

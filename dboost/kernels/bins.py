@@ -1,11 +1,11 @@
-"""From values to codes, and from codes to tiles.
+"""From values to bin codes, and from bin codes to tiles.
 
-The code of a value is the number of edges below it, so bin b holds the values in (edge[b-1], edge[b]] and a split after bin
-b is the test ``value <= edge[b]``. Eight branch-free halving steps find it among at most 254 edges, padded with infinity; up to
-three edges, as of one-hot columns, are simply counted.
+The bin code of a value is the number of edges below it, so bin b holds the values in (edge[b-1], edge[b]] and a split after bin
+b is the test ``value <= edge[b]``. Eight branch-free bisection steps find the code among at most 254 edges, padded with
+infinity; up to three edges, as of one-hot columns, are simply counted.
 
-Columns of float32 are compared with edges rounded down to float32, which gives the same codes: for a float32 x,
-``x > edge`` and ``x > largest float32 <= edge`` are the same test.
+Columns of float32 are compared with edges rounded down to float32, which gives the same codes: for a float32 x, ``x > edge``
+and ``x > largest float32 <= edge`` are the same test.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def _code(x, edges):
 
 @inlined
 def _code_of_few(x, edges):
-    """The same where the fourth edge is infinite."""
+    """Return the same code where the fourth edge is infinite."""
     return U(x > edges[0]) + U(x > edges[1]) + U(x > edges[2])
 
 
 @uncounted
 def encode_column(values, edges, n_bins, codes):
-    """Codes of one column. Returns the position of the first infinite value, or -1.
+    """Write the codes of one column. Return the position of the first infinite value, or -1.
 
     values : float32[n] or float64[n]; edges : the same dtype [255], ascending, padded with infinity;
     codes : uint8[n], missing values become n_bins.
@@ -60,10 +60,10 @@ def encode_column(values, edges, n_bins, codes):
 
 @uncounted
 def encode_matrix(values, edges, n_bins, codes, first, last):
-    """Codes of rows first…last-1 of a matrix, by blocks of rows that stay in cache.
+    """Write the codes of rows first…last-1 of a matrix, by blocks of rows that stay in cache.
 
     values : float32[n, p] or float64[n, p]; edges : the same dtype [p, 255]; n_bins : int64[p]; codes : uint8[p, n].
-    Returns row * p + column of an infinite value, or -1.
+    Return row * p + column of an infinite value, or -1.
     """
     infinite = -1
     p = values.shape[1]

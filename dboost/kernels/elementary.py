@@ -1,7 +1,7 @@
 """Exponential and logarithm as polynomials in float32.
 
-The C library's versions differ between processors in the last bit, which would make models depend on the machine. These
-are plain multiplications and additions, which every processor rounds alike, and loops over them vectorise.
+The C library's versions differ between processors in the last bit, which would make models depend on the machine. These use
+plain multiplications and additions, which every processor rounds alike, and loops over them vectorise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _A9, _A11, _A13 = np.float32(1 / 9), np.float32(1 / 11), np.float32(1 / 13)
 
 @inlined
 def exp32(x):
-    """exp(x) for a float32 in [-87, 87] (clipped to it)."""
+    """Return exp(x) for a float32, clipped to [-87, 87]."""
     x = x if x > -_LARGEST else -_LARGEST
     x = x if x < _LARGEST else _LARGEST
     k = (x * _LOG2_E + ROUNDER) - ROUNDER
@@ -46,7 +46,7 @@ def exp32(x):
 
 @inlined
 def log1p32(z):
-    """log(1 + z) for a float32 z in [0, 1], by 2 atanh(z / (2 + z))."""
+    """Return log(1 + z) for a float32 z in [0, 1], as 2 atanh(z / (2 + z))."""
     t = z / (z + np.float32(2))
     s = t * t
     p = _A13 * s + _A11

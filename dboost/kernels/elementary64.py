@@ -1,10 +1,9 @@
 """Exponential and logarithm as polynomials in float64, for losses whose terms differ by many orders of magnitude.
 
-As in `elementary`, these are plain multiplications and additions, so every processor computes the same bits and loops
-over them vectorise. Both reduce their argument to a short interval by taking out a power of two, which is a matter of the
-number's bits:
+As in `elementary`, these are plain multiplications and additions, so every processor computes the same bits and loops over them
+vectorise. Both reduce their argument to a short interval by factoring out a power of two, which is an operation on the bits:
 
-* exp(x) = 2^k exp(r) with |r| <= log(2) / 2, by the series to r^13 (the rest is below 5e-18);
+* exp(x) = 2^k exp(r) with |r| <= log(2) / 2, by the series to r^13 (the remainder is below 5e-18);
 * log(x) = k log(2) + log(m) with m between sqrt(1/2) and sqrt(2), by log(m) = 2 atanh(t), t = (m - 1) / (m + 1), |t| < 0.172.
 """
 
@@ -25,7 +24,7 @@ _LOG2_E = 1.4426950408889634
 _LOG_2_HIGH, _LOG_2_LOW = 0.6931471803691238, 1.9082149292705877e-10
 #: Adding and subtracting this rounds to the nearest integer.
 _ROUNDER = 6755399441055744.0
-#: Beyond this exp is cut off, so that a few products of it are still finite.
+#: exp is clipped beyond this, so that products of a few exponentials are still finite.
 LARGEST = 700.0
 _E = tuple(1.0 / math.factorial(n) for n in range(14))
 _A = tuple(1.0 / (2 * n + 1) for n in range(11))
@@ -35,7 +34,7 @@ _A21, _A19, _A17, _A15, _A13, _A11, _A9, _A7, _A5, _A3 = _A[10:0:-1]
 
 @instruction(lambda bits: np.int64(bits).view(np.float64))
 def _to_float(typingctx, bits):
-    """The float64 whose bits are those of an int64."""
+    """Return the float64 whose bits are those of an int64."""
 
     def codegen(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.DoubleType())
@@ -45,7 +44,7 @@ def _to_float(typingctx, bits):
 
 @instruction(lambda number: np.float64(number).view(np.int64))
 def to_bits(typingctx, number):
-    """The bits of a float64 as an int64."""
+    """Return the bits of a float64 as an int64."""
 
     def codegen(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.IntType(64))
@@ -55,7 +54,7 @@ def to_bits(typingctx, number):
 
 @inlined
 def exp64(x):
-    """exp(x) for x in [-LARGEST, LARGEST] (clipped to it); NaN stays NaN."""
+    """Return exp(x), with x clipped to [-LARGEST, LARGEST]; NaN stays NaN."""
     x = -LARGEST if x < -LARGEST else x
     x = LARGEST if x > LARGEST else x
     shifted = x * _LOG2_E + _ROUNDER
@@ -73,18 +72,18 @@ def exp64(x):
     p = p * r + _E3
     p = p * r + 0.5
     p = p * (r * r) + r + 1.0
-    # The sum's last bits are k as an integer: no conversion is needed, which would not vectorise.
+    # The last bits of the sum are k as an integer, without a conversion, which would not vectorise.
     return p * _to_float((to_bits(shifted) + I(1023)) << I(52))
 
 
 @inlined
 def log64(x):
-    """log(x) for a normal positive x; anything finite for zero and subnormal numbers."""
+    """Return log(x) for a normal positive x; a finite number for zero and subnormal numbers."""
     bits = to_bits(x)
-    # Half a binary order is added, so that the mantissa comes out between sqrt(1/2) and sqrt(2).
+    # Half a binary order is added, so that the mantissa is between sqrt(1/2) and sqrt(2).
     order = ((bits + I(0x00095F619980C433)) >> I(52)) - I(1023)
     m = _to_float(bits - (order << I(52)))
-    # As before: an integer in the last bits of a large float is its own conversion.
+    # As above: an integer in the last bits of a large float needs no conversion.
     k = _to_float(I(0x4338000000000000) + order) - _ROUNDER
     t = (m - 1.0) / (m + 1.0)
     s = t * t

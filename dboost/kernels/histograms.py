@@ -1,28 +1,28 @@
 """Histograms of gradients and Hessians: the inner loop of boosting.
 
-**Rows.** While a tree grows, a row is one 64-bit record ``gradient (16 bits) | hessian (16) | row number (32)``. The
-gradient and Hessian are integers (see `rows.py`), so sums over rows are exact, and the same in any order.
+**Rows.** While a tree grows, a row is one 64-bit record ``gradient (16 bits) | hessian (16) | row number (32)``. The gradient
+and the Hessian are integers (see `rows.py`), so sums over rows are exact, and the same in any order.
 
-**Codes.** A row's codes (its bins) lie in *tiles*: 32 one-byte columns of one row are 32 consecutive bytes, read as four
+**Bin codes.** The bin codes of a row lie in *tiles*: 32 one-byte columns of one row are 32 consecutive bytes, read as four
 64-bit words. Columns of few bins share a byte as a joint code (`BinLayout`); features of more than 255 bins have a column of
 16-bit codes of their own.
 
-**Buckets.** One addition per row and column does all the work: the packed word
-``gradient << high | hessian << low | 1`` is added to the column's bucket. Before a field can overflow (after `rows`
-rows, see `Packing`) the packed buckets are *flushed* into planes of float64, which hold integers exactly up to 2**53. With
-a constant Hessian (or when nobody asks for counts) the word has two fields and the flush comes every 65,536 rows only.
+**Buckets.** One addition per row and column does all the work: the packed word ``gradient << high | hessian << low | 1`` is
+added to the column's bucket. Before a field can overflow (after `rows` rows, see `Packing`) the packed buckets are *flushed*
+into a histogram of float64, which holds integers exactly up to 2**53. With a constant Hessian (or when counts are not needed)
+the word has two fields and is flushed every 65,536 rows only.
 
-**Whole weights.** A row whose weight is a whole number n is added n times, by one multiplication of its word: sums are to
-the last bit those of a table that holds the row n times. (Other weights are multiplied in before rounding, see `rows.py`.)
+**Integer weights.** A row whose weight is an integer n is added n times, by one multiplication of its word: the sums equal
+those of a table that holds the row n times, to the last bit. (Other weights are multiplied in before rounding, see `rows.py`.)
 
-**Planes.** A node's histogram is ``planes[p, bucket]``: p = 0 sums gradients, 1 Hessians, 2 (if there) counts rows.
-Buckets are ordered by feature; each has `n_bins` of them and one more for missing values.
+**Channels.** A node's histogram is ``histogram[channel, bucket]``: channel 0 sums gradients, 1 Hessians, 2 (if present) counts
+rows. Buckets are ordered by feature; each feature has `n_bins` of them and one more for missing values.
 
-**Small tables.** As long as the sums over all rows of the table fit halves of a word, histograms may stay packed, and are
-kept as prefix sums over the bins (`accumulate` instead of `flush`), counts in words of their own: these are what the search
-wants, and the larger child's are the parent's minus the smaller child's just like the sums themselves.
+**Small tables.** As long as the sums over all rows of the table fit in halves of a word, histograms may stay packed. They are
+then stored as prefix sums over the bins (`accumulate` instead of `flush`), with counts in words of their own: the search needs
+prefix sums, and those of the larger child are the parent's minus the smaller child's, just like the sums themselves.
 
-The 264 words between columns (not 256) keep the first buckets of all columns from falling into the same cache set.
+There are 264 words between columns, not 256, so that the first buckets of all columns do not fall into the same cache set.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ I = np.int64  # noqa: E741
 COLUMN_STRIDE = 264
 #: One-byte columns in a tile.
 TILE_COLUMNS = 32
-#: How many rows ahead codes are fetched.
+#: Codes are prefetched this many rows ahead.
 _AHEAD = 16
 
 
 class BinLayout(NamedTuple):
-    """Where each feature's codes and buckets are. Columns: first those in tiles, then the 16-bit ones ("wide")."""
+    """The position of each feature's codes and buckets. Columns: first those in tiles, then the 16-bit ones ("wide")."""
 
-    offset: np.ndarray  # int64[n_features + 1]: first bucket of a feature in the planes
+    offset: np.ndarray  # int64[n_features + 1]: first bucket of a feature in the histogram
     n_bins: np.ndarray  # int64[n_features]: bins of values; the next bucket is for missing values
     stride: np.ndarray  # int64[n_features]: the column's code is the sum of code * stride over its features
     repeats: np.ndarray  # int64[n_features]: how often the feature's codes repeat in a shared column (1 if alone)
-    first: np.ndarray  # int64[n_columns + 1]: where a column's features begin in `features`
+    first: np.ndarray  # int64[n_columns + 1]: first position of a column's features in `features`
     features: np.ndarray  # int64[n_features]: feature numbers, column by column
     start: np.ndarray  # int64[n_columns]: first packed word of the column among a thread's packed buckets
     n_tiled: int  # number of columns in tiles; the others are wide
@@ -60,14 +60,14 @@ class BinLayout(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """The fields of a packed bucket. With two fields `one` is 0 and the count's mask is empty."""
+    """The fields of a packed bucket. With two fields `one` is 0 and the mask of the count is empty."""
 
     high: int  # shift of the gradient field, 32 or more
     low: int  # shift of the Hessian field
     hessian_mask: int
     one: int  # what a row adds to the count field
     count_mask: int
-    rows: int  # how many rows may be added before a flush
+    rows: int  # number of rows that may be added before a flush
     max_gradient: int  # largest quantised |gradient|
     max_hessian: int  # largest quantised Hessian
 
@@ -76,13 +76,13 @@ class Packing(NamedTuple):
 PAIR = Packing(32, 0, (1 << 32) - 1, 0, 0, 65_536, 32_767, 32_767)
 #: Gradient, Hessian and row count: 13 bits each for the first two.
 TRIPLE = Packing(38, 13, (1 << 25) - 1, 1, (1 << 13) - 1, 4_096, 8_191, 8_191)
-#: The same where a row's Hessian is 1 and is only multiplied by whole weights: then the gradient has its 15 bits.
+#: As TRIPLE, where a row's Hessian is 1 times an integer weight: then the gradient has its 15 bits.
 WEIGHED = Packing(32, 13, (1 << 19) - 1, 1, (1 << 13) - 1, 4_096, 32_767, 1)
 
 
 @inlined
 def _packed(record, packing, repeat_count):
-    """The word that a row adds to its buckets."""
+    """Return the word that a row adds to its buckets."""
     both = I(record) >> I(32)
     word = ((both >> I(16)) << I(packing.high)) + ((both & I(0xFFFF)) << I(packing.low))
     if repeat_count is not None:
@@ -102,12 +102,11 @@ def _add_4(buckets, word, at, value):
 def add_tile(tile, n_columns, records, repeat_count, buckets, packing):
     """Add records to the packed buckets of one tile.
 
-    tile : uint64[n_rows, words]; n_columns : columns used, at most 32; records : uint64[...];
-    times : uint8[n_rows], how often each row counts, or None (once);
-    buckets : int64[>= 264 * n_columns rounded up to a multiple of 4]: columns are taken by fours, those beyond the last one
-    hold zeros and end in buckets that nobody reads.
+    tile : uint64[n_rows, words]; n_columns : columns used, at most 32; records : uint64[...]; repeat_count : uint8[n_rows], how
+    often each row counts, or None (once); buckets : int64[>= 264 * n_columns rounded up to a multiple of 4]: columns are added
+    four at a time, those beyond the last one hold zeros and go to buckets that are never read.
 
-    The nested tests come out the same for every row, so the processor predicts them; a loop is a third slower.
+    The nested tests have the same result for every row, so the processor predicts them; a loop is a third slower.
     """
     n = records.size
     fours = (n_columns + 3) >> 2
@@ -148,7 +147,7 @@ def add_wide(codes, records, repeat_count, buckets, packing):
 
 @internal
 def _sum_others(buckets, stride, repeats, marginal):
-    """Packed buckets of a feature in a shared column, summed over the codes of the others."""
+    """Sum the packed buckets of a feature in a shared column over the codes of the other features."""
     n = marginal.size
     for code in range(n):
         marginal[code] = 0
@@ -161,7 +160,7 @@ def _sum_others(buckets, stride, repeats, marginal):
 
 @internal
 def unpack(buckets, start, feature, layout, packing, histogram, clear, marginal):
-    """Add one feature's packed buckets to its planes (float64[2 or 3, n_buckets]), or with `clear` write them there.
+    """Add one feature's packed buckets to its histogram (float64[2 or 3, n_buckets]), or with `clear` write them there.
 
     marginal : int64[>= n_bins + 1], scratch for features that share a column.
     """
@@ -175,32 +174,34 @@ def unpack(buckets, start, feature, layout, packing, histogram, clear, marginal)
     # 32-bit conversions vectorise everywhere, 64-bit ones do not: all fields are cut to 32 bits first.
     shift = np.int32(packing.high - 32)
     low, mask, count_mask = I(packing.low), I(packing.hessian_mask), I(packing.count_mask)
-    keep = 0.0 if clear else 1.0
+    old = 0.0 if clear else 1.0
     gradient, hessian = histogram[0, at : at + n], histogram[1, at : at + n]
     for b in range(n):
-        gradient[b] = gradient[b] * keep + np.float64(np.int32(words[b] >> I(32)) >> shift)
+        gradient[b] = gradient[b] * old + np.float64(np.int32(words[b] >> I(32)) >> shift)
     for b in range(n):
-        hessian[b] = hessian[b] * keep + np.float64(np.int32((words[b] >> low) & mask))
+        hessian[b] = hessian[b] * old + np.float64(np.int32((words[b] >> low) & mask))
     if histogram.shape[0] == 3:
         count = histogram[2, at : at + n]
         for b in range(n):
-            count[b] = count[b] * keep + np.float64(np.int32(words[b] & count_mask))
+            count[b] = count[b] * old + np.float64(np.int32(words[b] & count_mask))
 
 
 @internal
 def flush(layout, packing, first_column, last_column, base, packed, histogram, clear, scratch):
-    """Move the packed buckets of some columns into planes; `clear` empties those first. `base` is the first packed word."""
+    """Add the packed buckets of some columns to a histogram, or with `clear` write them there. `base` : the first packed
+    word."""
     for column in range(first_column, last_column):
         for k in range(layout.first[column], layout.first[column + 1]):
             unpack(packed, layout.start[column] - base, layout.features[k], layout, packing, histogram, clear, scratch)
 
 
 @internal
-def accumulate(layout, packing, first_column, last_column, base, packed, words, packed_counts, slot, clear, scratch):
-    """What `flush` does, for histograms that stay packed.
+def accumulate(layout, packing, first_column, last_column, base, packed, packed_sums, packed_counts, slot, clear, scratch):
+    """Add packed buckets to a histogram that stays packed, in the place of `flush`.
 
-    words : int64[n_slots, n_buckets], where the prefix sums ``G << 32 | H`` of each feature's buckets (what is left of each
-    cut) are added, or with `clear` written; tallies : the same for counts, or None when nobody asks for them.
+    packed_sums : int64[n_slots, n_buckets], to which the prefix sums ``G << 32 | H`` of each feature's buckets (the sums of the
+    left side after each bin) are added, or with `clear` written; packed_counts : the same for counts, or None when they are not
+    needed.
     """
     high, low, mask, count_mask = I(packing.high), I(packing.low), I(packing.hessian_mask), I(packing.count_mask)
     for column in range(first_column, last_column):
@@ -213,7 +214,7 @@ def accumulate(layout, packing, first_column, last_column, base, packed, words, 
                 source = scratch[:n]
                 _sum_others(packed[start:], stride, repeats, source)
             at = layout.offset[feature]
-            target = words[slot, at : at + n]
+            target = packed_sums[slot, at : at + n]
             running = I(0)
             if packed_counts is None:
                 for b in range(n):
@@ -230,15 +231,15 @@ def accumulate(layout, packing, first_column, last_column, base, packed, words, 
 
 
 @internal
-def accumulate_channels(layout, first_column, last_column, histogram, words, packed_counts, slot):
-    """Add to the prefix sums (see `accumulate`) what was flushed before into planes (float64[3, n_buckets])."""
+def accumulate_channels(layout, first_column, last_column, histogram, packed_sums, packed_counts, slot):
+    """Add to the prefix sums (see `accumulate`) what was flushed into a histogram (float64[3, n_buckets]) before."""
     for k in range(layout.first[first_column], layout.first[last_column]):
         feature = layout.features[k]
         word = rows = I(0)
         for bucket in range(layout.offset[feature], layout.offset[feature + 1]):
             word += (I(histogram[0, bucket]) << I(32)) + I(histogram[1, bucket])
             rows += I(histogram[2, bucket])
-            words[slot, bucket] += word
+            packed_sums[slot, bucket] += word
             packed_counts[slot, bucket] += rows
 
 
@@ -247,12 +248,12 @@ def add_records(
     tiles, wide_codes, records, repeat_count, layout, packing, first_column, last_column, packed, histogram, pending, flushed,
     scratch,
 ):  # fmt: skip
-    """Add records to the packed buckets of some columns, flushing into planes before a field could overflow.
+    """Add records to the packed buckets of some columns, flushing into a histogram before a field could overflow.
 
-    packed : int64[...], the columns' packed buckets, the first column's at 0; pending : rows in them already;
-    planes : None where no field can overflow, that is, for at most ``packing.rows`` rows;
-    flushed : 0 while nothing has been flushed (the first flush then empties the planes).
-    Returns the new (pending, flushed). The rest is left in `packed`.
+    packed : int64[...], the columns' packed buckets, the first column's at 0; histogram : None where no field can overflow,
+    i.e. for at most ``packing.rows`` rows; pending : rows in the packed buckets already; flushed : 0 while nothing has been
+    flushed (the first flush then overwrites the histogram). Return the new (pending, flushed). The remaining sums are left in
+    `packed`.
     """
     base = layout.start[first_column]
     n_words = layout.start[last_column] - base

@@ -1,25 +1,24 @@
-"""From rows to leaves: two ways to ask a forest.
+"""From rows to leaves: two algorithms for prediction.
 
-Walking down a tree costs a processor dearly: every step waits for the one before, and nobody can guess which child comes next.
-So a small tree is not walked at all (`predict_quickscorer`); *all* of its questions are put to every row, 64 rows at a time, in
-vector instructions that wait for nothing. Each row has a mask with one bit per leaf, all set at first. A question that sends
-the row right clears the bits of the leaves under its left child. Questions off the row's path clear some bits too, but never
-that of the leaf where the path ends, and the path itself has cleared all that lie left of it. So **the leaf is the lowest bit
-still set**, whatever the order of the questions. (The idea is that of QuickScorer: Lucchese et al., SIGIR 2015.)
+Traversing a tree is slow on a modern processor: every step waits for the one before, and the next child is unpredictable.
+A small tree is therefore not traversed (`predict_quickscorer`): *all* of its conditions are applied to every row, 64 rows at a
+time, in vector instructions that do not wait for each other. Each row has a mask with one bit per leaf, all set at first. A
+condition that sends the row right clears the bits of the leaves under its left child. Conditions off the row's path clear some
+bits too, but never that of the leaf where the path ends, and the path itself has cleared all bits to the left of it. So **the
+leaf is the lowest bit still set**, whatever the order of the conditions (QuickScorer: Lucchese et al., SIGIR 2015).
 
-A mask has 32 bits. A tree with more leaves is cut into *pages* of 32 consecutive leaves, each with the questions that
-can clear any of their bits. The first page that keeps a bit holds the leaf.
+A mask has 32 bits. A tree with more leaves is divided into *pages* of 32 consecutive leaves, each with the conditions that can
+clear any of their bits. The first page that keeps a bit holds the leaf.
 
-The number of questions grows with the leaves, the length of a path hardly does, so with some hundreds of leaves a tree is
-better walked after all (`predict_traversal`): 64 rows in lockstep, level by level, without a jump. A row that has arrived in a
-leaf steps on the spot.
+The number of conditions grows with the leaves, the length of a path hardly does, so with some hundreds of leaves traversal is
+faster (`predict_traversal`): 64 rows in lockstep, level by level, without a jump. A row that has reached a leaf stays there.
 
-Rows come in blocks of 64, copied so that the values of a feature lie side by side; a block stays in the cache while all
-trees pass over it. Values are summed tree by tree, in float64, so neither blocks nor threads change a bit.
+Rows are processed in blocks of 64, copied so that the values of a feature are adjacent; a block stays in the cache while all
+trees are applied to it. Values are summed tree by tree, in float64, so neither blocks nor threads change a bit.
 
-A categorical value is turned into its code once for every block; missing values and unknown codes become the number of
-levels. To pages, all questions about one categorical feature are a single *lookup*: a table says which bits each code
-leaves set. In a walk, a node's *set* says bit by bit which codes go left.
+A categorical value is converted to its code once per block; missing values and unknown codes become the number of categories.
+In pages, all conditions on one categorical feature are a single *lookup*: a table holds the bits that each code leaves set. In
+a traversal, a node's *set* is a bit mask of the codes that go left.
 """
 
 from __future__ import annotations
@@ -37,24 +36,24 @@ MINUS_INFINITY = np.float32(-np.inf)
 
 
 class QuickScorerForest(NamedTuple):
-    """Trees as `predict_quickscorer` reads them.
+    """Trees in the form that `predict_quickscorer` reads.
 
     Attributes
     ----------
     columns : int64[n_used]
-        Columns of the matrix that any question is about, numeric ones first. The values of ``columns[j]`` start at 64 j
-        in a block.
+        Columns of the matrix that any condition tests, numeric ones first. The values of ``columns[j]`` start at 64 j in a
+        block.
     n_levels : uint32[n_categorical]
-        Numbers of levels of the categorical columns; the codes of the i-th start at 64 i.
+        Numbers of categories of the categorical columns; the codes of the i-th start at 64 i.
     trees : (first_page, last_page, first_value) [n_trees]
-        Pages, the one with the last leaves first; place of the first leaf's value.
+        Pages, the one with the last leaves first; position of the first leaf's value.
     pages : (first_leaf, begin, missing_left, end, first_lookup, last_lookup) [n_pages]
-        Leaf that bit 0 stands for; where its numeric questions begin, where those begin that send missing values left,
-        where they end; its lookups.
-    questions : (threshold, start, keep) [n_questions]
-        Largest value that goes left; where the block holds the values; bits that the answer "right" leaves set.
+        Leaf of bit 0; the first numeric condition, the first one that sends missing values left, the end of the numeric
+        conditions; the lookups.
+    conditions : (threshold, start, keep) [n_conditions]
+        Largest value that goes left; position of the values in the block; bits that stay set for rows that go right.
     lookups : (start, table) [n_lookups]
-        Where the codes are, and where the table for them begins.
+        Position of the codes, and of the table for them.
     tables : uint32[...]
         For each code, and for missing values after the last one: the bits that stay set.
     values : float64[n_leaves]
@@ -76,26 +75,26 @@ LOOKUP = np.dtype([("start", U32), ("table", U32)])
 
 
 def condition(precision: npt.DTypeLike) -> np.dtype:
-    """Record type of `QuickScorerForest.questions` for matrices of a float type."""
+    """Return the record type of `QuickScorerForest.conditions` for matrices of a float type."""
     return np.dtype([("threshold", precision), ("start", U32), ("keep", U32)], align=True)
 
 
 class TraversalForest(NamedTuple):
-    """Trees as `predict_traversal` reads them.
+    """Trees in the form that `predict_traversal` reads.
 
     Attributes
     ----------
     columns, n_levels
         As in `QuickScorerForest`, but a block holds each numeric column twice: as it is from 128 j on, and from 128 j + 64 on
-        with -infinity for missing values, for the questions that send these left.
+        with -infinity for missing values, for the conditions that send these left.
     trees : (root, depth, has_sets, first_value) [n_trees]
-        Root's number; steps that any row takes at most; whether any question is categorical.
+        Number of the root; largest number of steps of any row; whether any condition is categorical.
     nodes : (threshold, start, right, leaf) [n_nodes]
         Threshold and start as in `QuickScorerForest`; right child (the left one is the next node); number of the leaf within
         its tree. A leaf's threshold is NaN and its right child the leaf itself.
     node_sets : (start, word) [n_nodes]
-        Where the codes are that a categorical question (with a threshold of NaN) is about, and where its set begins.
-        Others have the set at 0, which is empty.
+        Position of the codes of a categorical condition (with a threshold of NaN), and of its set. Other nodes have the set at
+        0, which is empty.
     sets : uint32[...]
         Bits of the codes that go left; the bit after the last code is for missing values.
     values : float64[n_leaves]
@@ -115,19 +114,19 @@ NODE_SET = np.dtype([("start", U32), ("word", U32)])
 
 
 def node(precision: npt.DTypeLike) -> np.dtype:
-    """Record type of `TraversalForest.nodes` for matrices of a float type."""
+    """Return the record type of `TraversalForest.nodes` for matrices of a float type."""
     return np.dtype([("threshold", precision), ("start", U32), ("right", U32), ("leaf", U32)], align=True)
 
 
 def scratch_for(
     columns: np.ndarray, n_levels: np.ndarray, precision: npt.DTypeLike
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scratch for one call of `predict_quickscorer` or `predict_traversal`: a block's values, its codes, and two numbers per
+    """Return scratch for one call of `predict_quickscorer` or `predict_traversal`: a block's values, its codes, two numbers per
     row."""
-    # Nodes that ask about nothing numeric look at the first values, so there must be some.
+    # Nodes without a numeric condition read the first values, so there must be some.
     n_bytes = max(1, columns.size - n_levels.size) * 2 * LANES * np.dtype(precision).itemsize
     memory = np.empty(n_bytes + 64, np.uint8)
-    at = -memory.ctypes.data % 64  # vectors that lie across two cache lines take twice as long to load
+    at = -memory.ctypes.data % 64  # vectors that straddle two cache lines take twice as long to load
     block = memory[at : at + n_bytes].view(precision)
     return block, np.empty(n_levels.size * LANES, U32), np.empty((2, LANES), U32)
 
@@ -137,27 +136,27 @@ def predict_quickscorer(
     columns, n_levels, trees, pages, conditions, lookups, tables, values, matrix, rows, tree_range, scores, leaves,
     block, codes, lanes,
 ):  # fmt: skip
-    """Find the leaves of some rows in some trees by asking all questions.
+    """Find the leaves of some rows in some trees by applying all conditions.
 
     Parameters
     ----------
-    columns, n_levels, trees, pages, questions, lookups, tables, values : see `QuickScorerForest`
+    columns, n_levels, trees, pages, conditions, lookups, tables, values : see `QuickScorerForest`
     matrix : float32 or float64 [n, p], C-contiguous
     rows, tree_range : (first, last)
         The last one is not included.
     scores : float64[n, n_outputs]
         The leaves' values are added to it in the order of the trees; tree t belongs to output t modulo n_outputs.
     leaves : int32[n, n_trees or 0]
-        Unless without columns, the leaves' numbers are stored here.
+        Receives the numbers of the leaves, unless it has no columns.
     block, codes, lanes :
-        Scratch, see `room_for`.
+        Scratch, see `scratch_for`.
     """
     n_numeric = columns.size - n_levels.size
     masks, leaf = lanes[0], lanes[1]
     for i in range(codes.size):
         codes[i] = 0
     for row in range(rows[0], rows[1], LANES):
-        # In the last block some lanes hold what was there before: they are computed along and not looked at.
+        # In the last block some lanes hold old values: they are computed as well and their results are not used.
         n_rows = rows[1] - row if rows[1] - row < LANES else LANES
         for r in range(n_rows):
             for j in range(n_numeric):
@@ -180,7 +179,7 @@ def predict_quickscorer(
 def predict_traversal(
     columns, n_levels, trees, nodes, node_sets, sets, values, matrix, rows, tree_range, scores, leaves, block, codes, lanes,
 ):  # fmt: skip
-    """Find the leaves of some rows in some trees by walking down; parameters as of `predict_quickscorer`, see
+    """Find the leaves of some rows in some trees by traversal; parameters as of `predict_quickscorer`, see
     `TraversalForest`."""
     n_numeric = columns.size - n_levels.size
     at = lanes[0]
@@ -213,7 +212,7 @@ def predict_traversal(
 
 @internal
 def _load_codes(matrix, row, n_rows, columns, n_levels, codes):
-    """Codes of the categorical columns, which come last."""
+    """Load the codes of the categorical columns, which are the last columns."""
     first = columns.size - n_levels.size
     for r in range(n_rows):
         for i in range(n_levels.size):
@@ -223,7 +222,8 @@ def _load_codes(matrix, row, n_rows, columns, n_levels, codes):
 
 @internal
 def _step_with_sets(at, block, codes, nodes, node_sets, sets):
-    """One step of a walk whose questions may be categorical: both answers are found, and one of them is always no."""
+    """Take one step of a traversal whose conditions may be categorical: both tests are evaluated, one of them is always
+    false."""
     for r in range(LANES):
         node, node_set = nodes[at[r]], node_sets[at[r]]
         code = codes[node_set.start + U32(r)]
@@ -234,7 +234,7 @@ def _step_with_sets(at, block, codes, nodes, node_sets, sets):
 
 @internal
 def _hand_over(leaf, values, first_value, row, n_rows, t, column, scores, leaves):
-    """Add the values of the leaves found to the scores, and store their numbers where asked for."""
+    """Add the values of the leaves to the scores, and store the leaf numbers if wanted."""
     k = t % scores.shape[1]
     for r in range(n_rows):
         scores[row + r, k] += values[first_value + leaf[r]]

@@ -1,7 +1,7 @@
-"""Counting residuals by the digits of their order, for exact quantiles (see `metrics.quantiles`).
+"""Counts of residuals by the digits of their rank keys, for exact quantiles (see `metrics.quantiles`).
 
-The bits of a float64 become its *rank key*, an unsigned integer that orders like the number, by flipping the sign bit of
-numbers that are not negative and all bits of those that are. Both zeros have one key.
+The bits of a float64 become its *rank key*, an unsigned integer with the same order as the numbers, by flipping the sign bit of
+non-negative numbers and all bits of negative ones. Both zeros have the same key.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ U = np.uint64
 I = np.int64  # noqa: E741
 
 _SIGN = U(1 << 63)
-#: Rows that `count_influence` looks at together.
+#: Rows that `count_influence` tests together.
 BLOCK = 64
-#: A digit of an influence has as many values at most; bits below the first one.
+#: Largest number of values of a digit of an influence; number of bits below the first digit.
 N_DIGITS, FIRST_SHIFT = 2048, 20
 #: Sums of each digit that `add_influence` keeps, a power of two.
 LANES = 2
@@ -26,14 +26,14 @@ LANES = 2
 
 @inlined
 def rank_key(number):
-    """An unsigned integer that orders like the number."""
+    """Return an unsigned integer with the same order as the numbers."""
     bits = to_bits(number + 0.0)
     return U(bits) ^ (U(bits >> I(63)) | _SIGN)
 
 
 @inlined
 def _residual(target, raw, absolute, i):
-    """The number of row i whose quantile is wanted."""
+    """Return the residual of row i, or its absolute value."""
     residual = target[i] - raw[i]
     return abs(residual) if absolute else residual
 
@@ -42,22 +42,23 @@ def _residual(target, raw, absolute, i):
 def count_digits(target, raw, weight, group, absolute, rows, first, last, prefix, shift, unit, counts):
     """Add up the weights of residuals target - raw by group and by the next digit of their rank key.
 
-    Only residuals count whose higher digits are those of `prefix`.
+    Only residuals whose higher digits are those of `prefix` count.
 
-    target, raw : float64[n]; weight : float64[n] or None; group : uint8 or int32[n], or None when there is only one;
-    absolute : whether |target - raw| is meant; rows : int64[...], those that count, or None (all); first, last : range of
-    rows, or of places in `rows`; prefix : uint64[n_groups]; shift : uint64, bits
-    below the digit; unit : what weights are multiplied by; counts : int64[n_groups, 256], added to. A row has at least 1.
+    target, raw : float64[n]; weight : float64[n] or None; group : uint8 or int32[n], or None when there is only one; absolute :
+    whether |target - raw| is meant; rows : int64[...], those that count, or None (all); first, last : range of rows, or of
+    positions in `rows`; prefix : uint64[n_groups]; shift : uint64, bits below the digit; unit : factor of the weights; counts :
+    int64[n_groups, 256], added to. Each row adds at least 1.
 
-    Whether a row shares the first digit or two nobody can guess, so all rows add something then; of later digits few share any.
+    For the first two digits the prefix test is unpredictable, so it is branch-free; later it is almost always false and
+    branches are cheap.
     """
-    guessable = shift < U(48)
+    predictable = shift < U(48)
     for at in range(first, last):
         i = I(at) if rows is None else rows[at]
         key = rank_key(_residual(target, raw, absolute, i)) >> shift
         g = I(0) if group is None else I(group[i])
         shared = key >> U(8) == prefix[g]
-        if guessable and not shared:
+        if predictable and not shared:
             continue
         w = I(shared)
         if weight is not None:
@@ -67,9 +68,9 @@ def count_digits(target, raw, weight, group, absolute, rows, first, last, prefix
 
 @kernel
 def collect_keys(target, raw, weight, group, absolute, rows, first, last, prefix, shift, unit, found):
-    """Note the residuals whose digits above `shift` are those of `prefix`; returns how many there are.
+    """Collect the residuals whose digits above `shift` are those of `prefix`; return how many there are.
 
-    found : uint64[room, 3], receives group, rank key and weight of as many as it has room for. All else as in `count_digits`.
+    found : uint64[capacity, 3], receives group, rank key and weight of as many as fit. All else as in `count_digits`.
     """
     n = 0
     for at in range(first, last):
@@ -88,23 +89,23 @@ def collect_keys(target, raw, weight, group, absolute, rows, first, last, prefix
 
 @kernel
 def next_keys(target, raw, group, absolute, rows, first, last, keys, following):
-    """The smallest rank key above that of the group: following : uint64[n_groups], lowered; else as in `count_digits`."""
+    """Find the smallest rank key above that of the group: following : uint64[n_groups], lowered; else as in `count_digits`."""
     for at in range(first, last):
         i = I(at) if rows is None else rows[at]
         key = rank_key(_residual(target, raw, absolute, i))
         g = I(0) if group is None else I(group[i])
-        # keys < key < following, as one question to which the answer is nearly always no: what is below zero is very large.
+        # keys < key < following as one test, which is nearly always false: differences below zero wrap around to large numbers.
         if key - keys[g] - U(1) < following[g] - keys[g] - U(1):
             following[g] = key
 
 
 @kernel
 def add_clipped(target, raw, weight, repeat_count, group, centre, bound, rows, first, last, unit, weight_unit, sums):
-    """Add up, by group, residuals relative to the group's centre, none of them larger than `bound`; and weights.
+    """Add up, by group, residuals relative to the group's centre, clipped to ±`bound`; and weights.
 
-    weight : float64[n] or None; times : uint8[n], how often a row counts in the place of its weight, or None;
-    centre : float64[n_groups]; unit, weight_unit : powers of two by which terms and weights are multiplied before they are
-    rounded; sums : float64[n_groups, 2], integers, added to. All else as in `count_digits`.
+    weight : float64[n] or None; repeat_count : uint8[n], how often a row counts, instead of its weight, or None; centre :
+    float64[n_groups]; unit, weight_unit : powers of two by which terms and weights are multiplied before they are rounded; sums
+    : float64[n_groups, 2], integers, added to. All else as in `count_digits`.
     """
     for at in range(first, last):
         i = I(at) if rows is None else rows[at]
@@ -125,18 +126,18 @@ def add_clipped(target, raw, weight, repeat_count, group, centre, bound, rows, f
 
 @inlined
 def _weight_of(bits):
-    """What a float32 adds to a sum of those that have its exponent: 2**23 and the bits below the exponent."""
+    """Return the significand of a float32 as an integer: 2**23 and the bits below the exponent."""
     return I(bits & np.int32(0x7FFFFF) | np.int32(0x800000))
 
 
 @internal
 def add_influence(influence, repeat_count, first, sums, expected, near, n_near):
-    """Add up numbers that are not negative, by the first digit of their bits.
+    """Add up non-negative numbers by the first digit of their bits.
 
-    influence : float32[n] as int32 bits; times : uint8[...], how often the rows from `first` on count, or None (once);
-    sums : int64[LANES, N_DIGITS], added to. Neighbours mostly share a digit, and a sum that the row before has
-    changed has to be waited for: so they go to different lanes. near : int32[...] or None, behind the first `n_near` receives
-    those rows that have the digit `expected`, as many as it has room for. Returns how many there are now.
+    influence : float32[n] as int32 bits; repeat_count : uint8[...], how often the rows from `first` on count, or None (once);
+    sums : int64[LANES, N_DIGITS], added to. Adjacent rows mostly share a digit, and adding twice in a row to the same sum waits
+    for the first store: so adjacent rows go to different lanes. near : int32[...] or None, receives behind the first `n_near`
+    the rows that have the digit `expected`, as many as fit. Return how many there are now.
     """
     n = I(n_near)
     for i in range(influence.size):
@@ -156,12 +157,13 @@ def add_influence(influence, repeat_count, first, sums, expected, near, n_near):
 
 @kernel
 def count_influence(influence, repeat_count, first, last, prefix, shift, width, sums):
-    """Add up numbers that are not negative by the next digit of their bits, of those that share the digits found so far.
+    """Add up non-negative numbers by the next digit of their bits, of those that share the digits found so far.
 
-    influence : float32[n] as int32 bits, which order like the numbers; times : uint8[n], how often a row counts, or None;
-    prefix, shift, width : the digits found so far, the bits below the next one, and its own; sums : int64[N_DIGITS], added to.
+    influence : float32[n] as int32 bits, which order like the numbers; repeat_count : uint8[n], how often a row counts, or
+    None; prefix, shift, width : the digits found so far, the number of bits below the next digit, and its own; sums :
+    int64[N_DIGITS], added to.
 
-    Few rows share the first digit: a block without any is passed over at the speed of one comparison.
+    Few rows share the first digit: a block without any is skipped at the speed of one comparison.
     """
     above, low = np.int32(shift + width), (I(1) << width) - I(1)
     for start in range(first, last, BLOCK):
@@ -181,7 +183,7 @@ def count_influence(influence, repeat_count, first, last, prefix, shift, width, 
 
 @kernel
 def count_near(influence, repeat_count, rows, prefix, shift, width, sums):
-    """What `count_influence` does, of some rows: int32[...]."""
+    """Do the work of `count_influence` for some rows: int32[...]."""
     above, low = np.int32(shift + width), (I(1) << width) - I(1)
     for k in range(rows.size):
         bits = influence[rows[k]]

@@ -1,15 +1,14 @@
-"""What happens to rows: quantising, sending left or right, adding up leaves.
+"""Row kernels: quantising gradients, splitting the rows of a node, and sums by leaf.
 
-A tree's rows live as records (see `histograms.py`) in two buffers per thread. Splitting a node streams its records from
-one buffer to the other, left rows from the front, right rows from the back: one store a row and no branch. The order of
-rows within a node does not matter, since all sums are exact.
+A tree's rows are records (see `histograms.py`) in two buffers per thread. Splitting a node streams its records from one buffer
+to the other, left rows from the front, right rows from the back: one store per row and no branch. The order of rows within a
+node does not matter, since all sums are exact.
 
-Rounding to the nearest integer is done by adding and subtracting a constant so large that no fraction bits are left; that
+Values are rounded to the nearest integer by adding and subtracting a constant so large that no fraction bits are left; that
 vectorises on every processor and is exact in the range used here.
 
-Sending coded rows down a finished tree: for rows that did not take part in growing it (held-out sets, catching up).
-
-Exact sums by leaf, beside those that growing a tree ends with.
+`add_tree` routes coded rows through a finished tree: rows that did not take part in growing it (evaluation sets, rows that
+apply earlier trees). `add_leaves` computes the exact sums by leaf at the end of a tree, `sum_by_leaf` those of any other value.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ I = np.int64  # noqa: E741
 #: Rounds a float64 below 2**51 to the nearest integer.
 ROUNDER64 = np.float64(6755399441055744.0)
 
-#: Rows are dealt to threads in blocks of this many, so that sorted data keep all threads busy.
+#: Rows are assigned to threads in blocks of this many, so that sorted data keep all threads busy.
 STRIPE = 4096
 
 
@@ -33,8 +32,8 @@ STRIPE = 4096
 def quantise(gradient, hessian, rows, gradient_scale, hessian_scale, first, last, records):
     """Write the records of rows first…last-1, or with `rows` (int64[...]) of rows[first], …, rows[last-1].
 
-    The quantised gradient is round(gradient * gradient_scale); the Hessian likewise but at least 1, so that a bucket is
-    empty exactly when its Hessian sum is 0. With a constant Hessian (`hessian` is None) it is 1.
+    The quantised gradient is round(gradient * gradient_scale); the Hessian likewise but at least 1, so that a bucket is empty
+    exactly when its Hessian sum is 0. With a constant Hessian (`hessian` is None) it is 1.
     """
     g_scale, h_scale = np.float32(gradient_scale), np.float32(hessian_scale)
     if rows is not None:
@@ -65,9 +64,9 @@ def quantise(gradient, hessian, rows, gradient_scale, hessian_scale, first, last
 def quantise_above(gradient, hessian, influence, least, gradient_scale, hessian_scale, first, last, front, back, target, spare):
     """Write the records of those of rows first…last-1 whose influence is not below `least`, and the numbers of the others.
 
-    influence : int32[n], bits of float32 numbers that are not negative; target : uint64[...], receives records in the place
-    `front` and those behind it, numbers in the place `back` and those before it; spare : uint64[last - first], scratch.
-    Returns the new (front, back).
+    influence : int32[n], bits of non-negative float32 numbers; target : uint64[...], receives the records from position `front`
+    upwards and the row numbers from position `back` downwards; spare : uint64[last - first], scratch. Return the new (front,
+    back).
 
     Where most rows stay, all of them are quantised, which vectorises; where few do, only these.
     """
@@ -96,7 +95,7 @@ def quantise_above(gradient, hessian, influence, least, gradient_scale, hessian_
 
 @internal
 def split_records(codes, goes_left, source, target):
-    """Send records left (front of `target`) or right (back of it). Returns how many went left.
+    """Move records to the left child (front of `target`) or to the right child (back of it). Return how many went left.
 
     codes : uint8[n_rows] or uint16[n_rows]; goes_left : uint8[n_codes]; source, target : uint64[n].
     """
@@ -114,14 +113,14 @@ def split_records(codes, goes_left, source, target):
 
 @internal
 def label_rows(records, leaf, label):
-    """leaf[row] = label for every record."""
+    """Set leaf[row] = label for every record."""
     for i in range(records.size):
         leaf[records[i] & U(0xFFFFFFFF)] = label
 
 
 @internal
 def add_leaf(records, gradient, hessian, repeat_count, gradient_unit, hessian_unit, sign, sums, k):
-    """What `add_leaves` does, for records of which all are in leaf k; multiplied by `sign`, which is 1 or -1."""
+    """Do the work of `add_leaves` for records that are all in leaf k; the sums are multiplied by `sign`, which is 1 or -1."""
     sum_g = sum_h = 0.0
     for at in range(records.size):
         i = records[at] & U(0xFFFFFFFF)
@@ -139,11 +138,12 @@ def add_leaf(records, gradient, hessian, repeat_count, gradient_unit, hessian_un
 
 @internal
 def add_leaves(leaf, gradient, hessian, repeat_count, rows, first, last, gradient_unit, hessian_unit, sums):
-    """Exact sums of gradients and Hessians by leaf over rows first…last-1 (or rows[first], …), far finer than histograms'.
+    """Compute exact sums of gradients and Hessians by leaf over rows first…last-1 (or rows[first], …), finer than those of
+    histograms.
 
-    sums : float64[n_leaves, 2], integers in units of 1 / gradient_unit and 1 / hessian_unit (powers of two chosen so that
-    the total stays below 2**53, which makes float64 addition exact). With a constant Hessian (None) the second sum is a
-    multiple of the number of rows. times : uint8[n_rows], how often each row counts, or None (once).
+    sums : float64[n_leaves, 2], integers in units of 1 / gradient_unit and 1 / hessian_unit (powers of two chosen so that the
+    total stays below 2**53, which makes float64 addition exact). With a constant Hessian (None) the second sum is a multiple of
+    the number of rows. repeat_count : uint8[n_rows], how often each row counts, or None (once).
     """
     for at in range(first, last):
         i = at
@@ -162,7 +162,7 @@ def add_leaves(leaf, gradient, hessian, repeat_count, rows, first, last, gradien
 
 @inlined
 def splitmix(x):
-    """A 64-bit hash (SplitMix64's finaliser): equal bits become independent ones."""
+    """Hash 64 bits (the finaliser of SplitMix64): equal inputs give equal, different inputs give independent bits."""
     x = (x ^ (x >> U(30))) * U(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> U(27))) * U(0x94D049BB133111EB)
     return x ^ (x >> U(31))
@@ -170,7 +170,7 @@ def splitmix(x):
 
 @kernel
 def select_rows(seed, first_row, n_rows, threshold, chosen):
-    """Numbers of the rows whose hash of (seed, global row number) lies below `threshold`; returns how many.
+    """Write the numbers of the rows whose hash of (seed, global row number) is below `threshold`; return how many there are.
 
     chosen : int64[...] receives them in order; rows beyond its size are counted but not written.
     """
@@ -189,9 +189,9 @@ def add_tree(
     codes, wide_codes, code_row, feature, split_bin, missing_left, child, n_bins, left_codes, is_categorical, value, first,
     last, raw,
 ):  # fmt: skip
-    """raw[i] += value of the leaf that row i reaches, for rows first…last-1.
+    """Add to raw[i] the value of the leaf that row i reaches, for rows first…last-1.
 
-    codes : uint8[n_narrow, n]; wide_codes : uint16[n_wide, n]; the node arrays as in `trees.nodes.Frontier`;
+    codes : uint8[n_narrow, n]; wide_codes : uint16[n_wide, n]; the node arrays as in `trees.nodes.NodeArrays`;
     left_codes : uint8[n_nodes, n_codes], used by categorical splits; value : float64[n_nodes].
     """
     for i in range(first, last):
@@ -212,10 +212,10 @@ def add_tree(
 
 @kernel
 def sum_by_leaf(leaf, values, repeat_count, rows, first, last, unit, sums):
-    """Add up a number of each row, by the leaf it is in, over rows first…last-1, or rows[first], …, rows[last-1].
+    """Sum a value of each row by leaf, over rows first…last-1, or rows[first], …, rows[last-1].
 
-    leaf : uint8 or int32[n]; values : float32[n]; times : uint8[n], how often a row counts, or None; unit : the power of two
-    by which values are multiplied before they are rounded; sums : float64[n_leaves], integers, added to.
+    leaf : uint8 or int32[n]; values : float32[n]; repeat_count : uint8[n], how often a row counts, or None (once); unit : the
+    power of two by which values are multiplied before they are rounded; sums : float64[n_leaves], integers, added to.
     """
     for at in range(first, last):
         i = np.int64(at) if rows is None else rows[at]

@@ -1,25 +1,25 @@
-"""Shapley values of trees, path by path, as an integral that a few points make exact.
+"""Shapley values of trees, path by path, as an integral that a few points evaluate exactly.
 
-A leaf with value v counts for a row as v · Π_j o_j: the product runs over the features on its path, and o_j is 1 when the
-row answers all of the path's questions about feature j the way the path goes, else 0. When feature j is unknown, o_j is
-replaced by z_j: the share of training rows that go that way, or the answers of a background row. A game in which features
-are made known one after another in random order therefore has the multilinear extension
+A leaf with value v contributes v · Π_j o_j for a row: the product runs over the features on its path, and o_j is 1 when the row
+satisfies all of the path's conditions on feature j, else 0. When feature j is unknown, o_j is replaced by z_j: the share of
+training rows that satisfy them, or the value of o_j for a background row. A game in which features become known one after
+another in random order therefore has the multilinear extension
 
-    v(t) = v · Π_j ( (1 - t) z_j + t o_j ),       t the chance that a feature is known,
+    v(t) = v · Π_j ( (1 - t) z_j + t o_j ),       t the probability that a feature is known,
 
 and feature j's Shapley value is (Owen, 1972) the integral of its part of the derivative,
 
     φ_j = v ∫_0^1 (o_j - z_j) Π_{i ≠ j} ( (1 - t) z_i + t o_i ) dt.
 
-With m features on the path the integrand is a polynomial of degree m - 1, so Gauss and Legendre's rule with ⌈m / 2⌉ points
-gives its integral to rounding: no recursion over subsets, no coefficients to extend and unwind, and nothing that
-cancels. The product without feature j is the whole product P divided by j's factor f; since o is 0 or 1, (o - z) / f has
-two values, -1 / (1 - t) and (1 - z) / ((1 - t) z + t), neither of which can blow up. Two features' interaction (Grabisch
-and Roubens, 1999) is the same integral with two factors (o - z) / f, of degree m - 2.
+With m features on the path the integrand is a polynomial of degree m - 1, so Gauss-Legendre quadrature with ⌈m / 2⌉ points
+gives its integral up to rounding: no recursion over subsets, no coefficients to extend and unwind, and no cancellation. The
+product without feature j is the whole product P divided by j's factor f; since o is 0 or 1, (o - z) / f has two values,
+-1 / (1 - t) and (1 - z) / ((1 - t) z + t), both of which are bounded. The interaction of two features (Grabisch and Roubens,
+1999) is the same integral with two factors (o - z) / f, of degree m - 2.
 
-All of it is done for 64 rows side by side: whether a row goes along an edge is a number, 1.0 or 0.0, found once per split
-(an edge below another split on the same feature is only gone along when that one is), and everything else is
-multiplications and additions of 64 numbers. Rows do not meet, so neither blocks nor threads change a bit.
+The kernels process 64 rows side by side: whether a row follows an edge is a number, 1.0 or 0.0, computed once per split (an
+edge below another split on the same feature is only followed if that one is), and all else are multiplications and additions of
+64 numbers. Rows are independent of each other, so neither blocks nor threads change a bit.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ U32 = np.uint32
 
 
 class Paths(NamedTuple):
-    """Trees as `attribute` and `interact` read them.
+    """Trees in the form that `attribute` and `interact` read.
 
     Attributes
     ----------
     columns : int64[n_used]
-        Columns of the matrix that splits are about; "place" below is a position in here.
+        Columns of the matrix that splits test; "place" below is a position in this array.
     n_levels : int64[n_used]
-        Levels of categorical columns, -1 for numeric ones.
+        Numbers of categories of categorical columns, -1 for numeric ones.
     trees : (first_split, last_split, first_path, last_path) [n_trees]
     splits : (threshold, place, missing_left, word, above) [n_splits]
-        Where its set of left-going codes begins in `sets`, for categorical splits; the edge above on the same feature, or
+        For categorical splits, the position of the set of left-going codes in `sets`; the edge above on the same feature, or
         -1. Edges 2 i and 2 i + 1 of a tree lead left and right from its i-th split.
     paths : (first, last, first_point, value) [n_paths]
-        Elements; where the points for their number begin; the leaf's value, or a part of it.
+        Elements; the first of the points for their number; the leaf's value, or a part of it.
     elements : (edge, place, share) [n_elements]
-        The last edge of the path that is about the feature in that place, and z.
+        The last edge of the path on the feature in that place, and z.
     sets : uint32[...]
         Bits of the codes that go left; the bit after the last code is for missing values.
     points : (t, weight) [...]
     n_edges : int64
-        The most that a tree has.
+        The largest number of edges of a tree.
     """
 
     columns: np.ndarray
@@ -80,7 +80,7 @@ POINT = np.dtype([("t", np.float64), ("weight", np.float64)])
 
 @kernel
 def attribute(columns, n_levels, trees, splits, paths, elements, sets, points, n_edges, matrix, rows, values):
-    """Shapley values of some rows.
+    """Compute the Shapley values of some rows.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def attribute(columns, n_levels, trees, splits, paths, elements, sets, points, n
     """
     n_used, n_outputs = columns.size, values.shape[2]
     block = np.zeros(n_used * LANES)
-    gone = np.zeros(max(1, n_edges) * LANES)
+    followed = np.zeros(max(1, n_edges) * LANES)
     product = np.zeros(LANES)
     total = np.zeros(n_outputs * n_used * LANES)
     for row in range(rows[0], rows[1], LANES):
@@ -102,19 +102,19 @@ def attribute(columns, n_levels, trees, splits, paths, elements, sets, points, n
             total[i] = 0.0
         for t in range(trees.size):
             tree = trees[t]
-            _follow(splits, tree.first_split, tree.last_split, n_levels, sets, block, gone)
+            _follow(splits, tree.first_split, tree.last_split, n_levels, sets, block, followed)
             of_output = (t % n_outputs) * n_used
             for p in range(tree.first_path, tree.last_path):
                 path = paths[p]
                 for k in range((path.last - path.first + 1) // 2):
                     point = points[path.first_point + k]
-                    _multiply(path, point, elements, gone, product)
+                    _multiply(path, point, elements, followed, product)
                     unknown = -1.0 / (1.0 - point.t)
                     for e in range(path.first, path.last):
                         element = elements[e]
                         z = element.share
                         more = (1.0 - z) / ((1.0 - point.t) * z + point.t) - unknown
-                        o = gone[element.edge * LANES : element.edge * LANES + LANES]
+                        o = followed[element.edge * LANES : element.edge * LANES + LANES]
                         start = (of_output + element.place) * LANES
                         sums = total[start : start + LANES]
                         for r in range(LANES):
@@ -127,14 +127,14 @@ def attribute(columns, n_levels, trees, splits, paths, elements, sets, points, n
 
 @kernel
 def interact(columns, n_levels, trees, splits, paths, elements, sets, points, n_edges, matrix, rows, values):
-    """Shapley interaction values of some rows, each pair's in full.
+    """Compute the Shapley interaction values of some rows, the full value for each pair.
 
-    Parameters as of `attribute`, but values : float64[n, n_used, n_used, n_outputs], which receives the pairs; the diagonal
-    is left at zero.
+    Parameters as of `attribute`, but values : float64[n, n_used, n_used, n_outputs], which receives the pairs; the diagonal is
+    left at zero.
     """
     n_used, n_outputs = columns.size, values.shape[3]
     block = np.zeros(n_used * LANES)
-    gone = np.zeros(max(1, n_edges) * LANES)
+    followed = np.zeros(max(1, n_edges) * LANES)
     product = np.zeros(LANES)
     first_factor = np.zeros(LANES)
     total = np.zeros(n_outputs * n_used * n_used * LANES)
@@ -145,24 +145,24 @@ def interact(columns, n_levels, trees, splits, paths, elements, sets, points, n_
             total[i] = 0.0
         for t in range(trees.size):
             tree = trees[t]
-            _follow(splits, tree.first_split, tree.last_split, n_levels, sets, block, gone)
+            _follow(splits, tree.first_split, tree.last_split, n_levels, sets, block, followed)
             of_output = (t % n_outputs) * n_used * n_used
             for p in range(tree.first_path, tree.last_path):
                 path = paths[p]
                 for k in range((path.last - path.first + 1) // 2):
                     point = points[path.first_point + k]
-                    _multiply(path, point, elements, gone, product)
+                    _multiply(path, point, elements, followed, product)
                     unknown = -1.0 / (1.0 - point.t)
                     for e in range(path.first, path.last):
                         one = elements[e]
                         more = (1.0 - one.share) / ((1.0 - point.t) * one.share + point.t) - unknown
-                        o = gone[one.edge * LANES : one.edge * LANES + LANES]
+                        o = followed[one.edge * LANES : one.edge * LANES + LANES]
                         for r in range(LANES):
                             first_factor[r] = product[r] * (unknown + more * o[r])
                         for f in range(e + 1, path.last):
                             other = elements[f]
                             more = (1.0 - other.share) / ((1.0 - point.t) * other.share + point.t) - unknown
-                            o = gone[other.edge * LANES : other.edge * LANES + LANES]
+                            o = followed[other.edge * LANES : other.edge * LANES + LANES]
                             low, high = min(one.place, other.place), max(one.place, other.place)
                             start = (of_output + low * n_used + high) * LANES
                             sums = total[start : start + LANES]
@@ -179,20 +179,20 @@ def interact(columns, n_levels, trees, splits, paths, elements, sets, points, n_
 
 @inlined
 def _load(matrix, row, n_rows, columns, block):
-    """The values of the rows, those of a column side by side."""
+    """Load the values of the rows, those of a column next to each other."""
     for r in range(n_rows):
         for j in range(columns.size):
             block[j * LANES + r] = matrix[row + r, columns[j]]
 
 
 @inlined
-def _follow(splits, first, last, n_levels, sets, block, gone):
-    """For every edge of a tree, 1.0 in the lanes whose rows answer it and all edges above on its feature, else 0.0."""
+def _follow(splits, first, last, n_levels, sets, block, followed):
+    """Set for every edge of a tree 1.0 in the lanes whose rows follow it and all edges above on its feature, else 0.0."""
     for i in range(first, last):
         split = splits[i]
         x = block[split.place * LANES : split.place * LANES + LANES]
         edge = 2 * (i - first) * LANES
-        left, right = gone[edge : edge + LANES], gone[edge + LANES : edge + 2 * LANES]
+        left, right = followed[edge : edge + LANES], followed[edge + LANES : edge + 2 * LANES]
         limit = n_levels[split.place]
         if limit < 0:
             threshold, missing = split.threshold, np.float64(split.missing_left)
@@ -206,21 +206,21 @@ def _follow(splits, first, last, n_levels, sets, block, gone):
         for r in range(LANES):
             right[r] = 1.0 - left[r]
         if split.above >= 0:
-            above = gone[split.above * LANES : split.above * LANES + LANES]
+            above = followed[split.above * LANES : split.above * LANES + LANES]
             for r in range(LANES):
                 left[r] *= above[r]
                 right[r] *= above[r]
 
 
 @inlined
-def _multiply(path, point, elements, gone, product):
-    """The weighted integrand of a path at one point, every factor included."""
+def _multiply(path, point, elements, followed, product):
+    """Compute the weighted integrand of a path at one point, with all factors."""
     start = point.weight * path.value
     for r in range(LANES):
         product[r] = start
     for e in range(path.first, path.last):
         element = elements[e]
         base, t = (1.0 - point.t) * element.share, point.t
-        o = gone[element.edge * LANES : element.edge * LANES + LANES]
+        o = followed[element.edge * LANES : element.edge * LANES + LANES]
         for r in range(LANES):
             product[r] *= base + t * o[r]

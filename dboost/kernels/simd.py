@@ -1,19 +1,18 @@
-"""The few machine instructions that Numba has no name for.
+"""Machine instructions and vector operations that Numba does not offer.
 
-* `prefetch` asks for a cache line ahead of its use. Rows of a tree node are scattered over the table; without it the
-  histogram kernel waits for memory two thirds of its time.
-* `atomic_add`, `atomic_load`, `atomic_store`, `yield_processor` carry the barrier with which a few threads walk through
-  one tree together (see `team.py`).
-* `bits_to_float32`, `bits_to_float64`, `float64_to_bits` reinterpret bits, for exponential and logarithm (`elementary.py`)
-  and for scores (`packed.py`).
+* `prefetch` requests a cache line ahead of its use. The rows of a tree node are scattered over the table; without prefetching
+  the histogram kernel waits for memory two thirds of its time.
+* `atomic_add`, `atomic_load`, `yield_processor` are the parts of the barrier at which the threads of a team meet (see
+  `barrier.py`).
+* `bits_to_float32`, `bits_to_float64`, `float64_to_bits` reinterpret bits, for exponential and logarithm (`elementary.py`) and
+  for scores (`splits.py`).
+* `keep_where_left`, `note_leaves` and `pick` process 64 rows side by side, for prediction (`predict.py`).
 
-64 rows side by side: questions put to all of them in one go.
-
-A compiler turns a plain loop over 64 rows into vector instructions only when it feels like it, and takes seconds to
-think about it. `keep_where_left` writes the vector operations down as such (LLVM splits them into whatever registers the
-processor has): faster to compile, and sure to be fast. It also holds the rows' masks in registers from one question to the
-next; in memory, loading and storing them would take longer than asking. `pick` is a choice that must not become a jump:
-which child a row goes to is what no processor can predict.
+A compiler does not reliably turn a plain loop over 64 rows into vector instructions, and takes seconds to try.
+`keep_where_left` emits the vector operations directly (LLVM splits them into the registers that the processor has): it compiles
+faster and is always vectorised. It also holds the rows' masks in registers from one condition to the next; loading and storing
+them would take longer than the comparison. `pick` is a selection that must not become a jump: no processor can predict to which
+child a row goes.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from numba import types
 
 from dboost.kernels import instruction
 
-#: The system's call to let another thread run.
+#: System call that lets another thread run.
 _YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 _LOCK = threading.Lock()
 
 
 def _address(context, builder, array_type, array, index_type, index):
-    """Address of ``array[index]`` (one-dimensional view of the data, no bounds check)."""
+    """Return the address of ``array[index]`` (one-dimensional view of the data, no bounds check)."""
     if index_type.bitwidth < 64:
         index = builder.sext(index, ir.IntType(64))
     return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
@@ -68,7 +67,7 @@ def _add(array, index, value):
 
 @instruction(_add)
 def atomic_add(typingctx, array, index, value):
-    """Add to an int64 array's element; sequentially consistent. Returns the value before."""
+    """Add to an int64 array's element, sequentially consistent. Return the value before."""
     signature = types.int64(array, index, types.int64)
 
     def codegen(context, builder, signature, arguments):
@@ -105,7 +104,7 @@ def yield_processor(typingctx):
 
 @instruction(lambda bits: np.int32(bits).view(np.float32))
 def bits_to_float32(typingctx, bits):
-    """The float32 whose bits are those of an int32."""
+    """Return the float32 whose bits are those of an int32."""
     signature = types.float32(types.int32)
 
     def codegen(context, builder, signature, arguments):
@@ -116,7 +115,7 @@ def bits_to_float32(typingctx, bits):
 
 @instruction(lambda bits: np.uint64(bits).view(np.float64))
 def bits_to_float64(typingctx, bits):
-    """The float64 whose bits are those of a uint64."""
+    """Return the float64 whose bits are those of a uint64."""
     signature = types.float64(types.uint64)
 
     def codegen(context, builder, signature, arguments):
@@ -127,7 +126,7 @@ def bits_to_float64(typingctx, bits):
 
 @instruction(lambda value: np.float64(value).view(np.int64))
 def float64_to_bits(typingctx, value):
-    """The int64 whose bits are those of a float64; of non-negative numbers it orders like they do."""
+    """Return the int64 whose bits are those of a float64; non-negative numbers order like these integers."""
     signature = types.int64(types.float64)
 
     def codegen(context, builder, signature, arguments):
@@ -136,17 +135,17 @@ def float64_to_bits(typingctx, value):
     return signature, codegen
 
 
-#: Rows that are handled side by side.
+#: Rows that are processed side by side.
 LANES = 64
 
 
 def _lanes(builder, pointer, element):
-    """Pointer to one element, seen as a pointer to LANES of them."""
+    """Return a pointer to LANES elements from a pointer to the first one."""
     return builder.bitcast(pointer, ir.VectorType(element, LANES).as_pointer())
 
 
-def _everywhere(builder, value):
-    """A vector that holds the same value in all lanes."""
+def _broadcast(builder, value):
+    """Return a vector that holds the same value in all lanes."""
     int32 = ir.IntType(32)
     nothing = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
     single = builder.insert_element(nothing, value, int32(0))
@@ -154,26 +153,26 @@ def _everywhere(builder, value):
 
 
 class _ConditionLoop:
-    """Code that puts the questions of one array to the lanes of a block, one question after the other."""
+    """Emits loops that apply the conditions of one array to the lanes of a block, one condition after the other."""
 
     def __init__(self, context, builder, signature, arguments):
         conditions, values = signature.args[0], signature.args[4]
         self._context, self._builder = context, builder
         self._record, self._value = conditions.dtype, values.dtype
-        self._first_question = context.make_array(conditions)(context, builder, arguments[0]).data
+        self._first_condition = context.make_array(conditions)(context, builder, arguments[0]).data
         self._first_value = context.make_array(values)(context, builder, arguments[4]).data
 
-    def _field(self, place, name):
-        """A field of the question whose first byte is at `place`."""
+    def _field(self, at, name):
+        """Load a field of the condition whose first byte is at `at`."""
         kind = self._context.get_value_type(self._record.typeof(name))
-        address = self._builder.gep(place, [ir.IntType(64)(self._record.offset(name))])
+        address = self._builder.gep(at, [ir.IntType(64)(self._record.offset(name))])
         return self._builder.load(self._builder.bitcast(address, kind.as_pointer()))
 
-    def ask(self, masks, first, last, is_right):
-        """The masks after questions first…last-1: where a lane's value `is_right`, only the bits of `keep` stay."""
+    def apply(self, masks, first, last, is_right):
+        """Return the masks after conditions first…last-1: where a lane's value `is_right`, only the bits of `keep` stay."""
         builder, int64 = self._builder, ir.IntType(64)
         before = builder.block
-        head, body, after = (builder.append_basic_block(f"questions.{name}") for name in ("head", "body", "after"))
+        head, body, after = (builder.append_basic_block(f"conditions.{name}") for name in ("head", "body", "after"))
         builder.branch(head)
         builder.position_at_end(head)
         i, kept = builder.phi(int64), builder.phi(masks.type)
@@ -182,13 +181,13 @@ class _ConditionLoop:
         builder.cbranch(builder.icmp_unsigned("<", i, last), body, after)
 
         builder.position_at_end(body)
-        bytes_ = builder.bitcast(self._first_question, ir.IntType(8).as_pointer())
-        place = builder.gep(bytes_, [builder.mul(i, int64(self._record.size))])
-        value = builder.gep(self._first_value, [builder.zext(self._field(place, "start"), int64)])
+        bytes_ = builder.bitcast(self._first_condition, ir.IntType(8).as_pointer())
+        at = builder.gep(bytes_, [builder.mul(i, int64(self._record.size))])
+        value = builder.gep(self._first_value, [builder.zext(self._field(at, "start"), int64)])
         element = self._context.get_value_type(self._value)
         values = builder.load(_lanes(builder, value, element), align=self._value.bitwidth // 8)
-        right = is_right(values, _everywhere(builder, self._field(place, "threshold")))
-        dropped = _everywhere(builder, builder.not_(self._field(place, "keep")))
+        right = is_right(values, _broadcast(builder, self._field(at, "threshold")))
+        dropped = _broadcast(builder, builder.not_(self._field(at, "keep")))
         dropped = builder.and_(builder.sext(right, masks.type), dropped)
         i.add_incoming(builder.add(i, int64(1)), body)
         kept.add_incoming(builder.and_(kept, builder.not_(dropped)), body)
@@ -209,22 +208,22 @@ def _keep_where_left(conditions, begin, missing_left, end, values, masks):
 
 @instruction(_keep_where_left)
 def keep_where_left(typingctx, conditions, begin, missing_left, end, values, masks):
-    """``masks[r]`` becomes the bits that all questions leave set in lane r.
+    """Set ``masks[r]`` to the bits that all conditions leave set in lane r.
 
-    A question is about ``values[start + r]``. Where that is above the threshold (or NaN, for questions begin … missing_left-1)
-    it leaves only the bits of `keep` set.
+    A condition compares ``values[start + r]`` with its threshold. Where the value is above (or NaN, for conditions begin …
+    missing_left-1) it leaves only the bits of `keep` set.
 
-    questions : see `trees.question`; begin, missing_left, end : unsigned; values : of the thresholds' type;
+    conditions : see `predict.condition`; begin, missing_left, end : unsigned; values : of the thresholds' type;
     masks : uint32[LANES].
     """
     signature = types.void(conditions, types.uint64, types.uint64, types.uint64, values, masks)
 
     def codegen(context, builder, signature, arguments):
         begin, missing_left, end = arguments[1:4]
-        asked = _ConditionLoop(context, builder, signature, arguments)
+        loop = _ConditionLoop(context, builder, signature, arguments)
         all_set = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0xFFFFFFFF] * LANES)
-        kept = asked.ask(all_set, begin, missing_left, lambda value, top: builder.fcmp_unordered(">", value, top))
-        kept = asked.ask(kept, missing_left, end, lambda value, top: builder.fcmp_ordered(">", value, top))
+        kept = loop.apply(all_set, begin, missing_left, lambda value, top: builder.fcmp_unordered(">", value, top))
+        kept = loop.apply(kept, missing_left, end, lambda value, top: builder.fcmp_ordered(">", value, top))
         where = context.make_array(signature.args[5])(context, builder, arguments[5]).data
         builder.store(kept, _lanes(builder, where, ir.IntType(32)), align=4)
         return context.get_dummy_value()
@@ -240,7 +239,7 @@ def _note_leaves(masks, first_leaf, leaf):
 
 @instruction(_note_leaves)
 def note_leaves(typingctx, masks, first_leaf, leaf):
-    """``leaf[r] = first_leaf + (position of the lowest bit of masks[r])`` in the lanes where any bit is set.
+    """Set ``leaf[r] = first_leaf + (position of the lowest bit of masks[r])`` in the lanes where any bit is set.
 
     masks, leaf : uint32[LANES]; first_leaf : uint32.
     """
@@ -257,7 +256,7 @@ def note_leaves(typingctx, masks, first_leaf, leaf):
         function = builder.module.globals.get(name) or ir.Function(builder.module, function_type, name)
         lowest = builder.call(function, [mask, flag(0)])
         found = builder.icmp_unsigned("!=", mask, ir.Constant(mask.type, [0] * LANES))
-        builder.store(builder.select(found, builder.add(lowest, _everywhere(builder, arguments[1])), before), at, align=4)
+        builder.store(builder.select(found, builder.add(lowest, _broadcast(builder, arguments[1])), before), at, align=4)
         return context.get_dummy_value()
 
     return signature, codegen
@@ -265,7 +264,7 @@ def note_leaves(typingctx, masks, first_leaf, leaf):
 
 @instruction(lambda condition, if_true, if_false: if_true if condition else if_false)
 def pick(typingctx, condition, if_true, if_false):
-    """One of two uint32, by a conditional move."""
+    """Return one of two uint32, by a conditional move."""
     signature = types.uint32(types.boolean, types.uint32, types.uint32)
 
     def codegen(context, builder, signature, arguments):

@@ -1,7 +1,7 @@
-"""Bins that are proposed anew, from the Hessians of a feature's cells (see `trees.bin_proposal`).
+"""Proposed bins, from the Hessians of a feature's fine bins (see `trees.bin_proposal`).
 
 `quantile_fine_bins` is the rule: the same that proposes the bins of a whole table (`dboost.data.binning.quantiles`), in one
-walk over the cells. All masses are integers in float64, so nothing depends on an order.
+pass over the fine bins. All masses are integers in float64, so the result does not depend on the order of additions.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ I = np.int64  # noqa: E741
 
 
 class ProposalBuffers(NamedTuple):
-    """Scratch for the search of one node's bins."""
+    """Buffers for the search of one node's bins."""
 
-    last: np.ndarray  # int64[most]: the last cell of each bin
-    histogram: np.ndarray  # float64[n_planes, most + 1]: the bins' sums
+    last: np.ndarray  # int64[most]: the last fine bin of each bin
+    histogram: np.ndarray  # float64[n_channels, most + 1]: the bins' sums
 
 
 @internal
 def quantile_fine_bins(mass, most, last):
-    """Join cells to at most `most` bins of about equal mass; returns how many bins there are.
+    """Join fine bins to at most `most` bins of about equal mass; return how many bins there are.
 
-    mass : float64[n_cells], whole numbers; last : int64[>= most], receives the last cell of each bin. Heavy cells, of more
-    than two bins' mass, have a bin of their own, and the others share what is left.
+    mass : float64[n_fine_bins], integers; last : int64[>= most], receives the last fine bin of each bin. Heavy fine bins, of
+    more than two bins' mass, have a bin of their own, and the others divide the rest.
     """
     used, total, final = 0, 0.0, mass.size - 1
     for fine_bin in range(mass.size):
@@ -47,7 +47,7 @@ def quantile_fine_bins(mass, most, last):
             last[0] = final
         return max(n, 1)
 
-    # Which cells are heavy: each that is makes the others' share smaller, so there may be more.
+    # Find the heavy fine bins: each of them lowers the others' share, so more may become heavy.
     n_heavy, bound = 0, np.inf
     while True:
         n_light = most - 2 * n_heavy
@@ -64,25 +64,25 @@ def quantile_fine_bins(mass, most, last):
         bound = 2.0 * share
 
     n, k, running = 0, 1, 0.0
-    before, told = -1, -1  # the cell before this one, and the last that ends a bin
+    before, ended = -1, -1  # the fine bin before this one, and the last one that ends a bin
     for fine_bin in range(mass.size):
         if mass[fine_bin] <= 0.0:
             continue
         ends = False
         if mass[fine_bin] > bound:
             ends = True
-            if before >= 0 and before != told and n < most - 1:
-                last[n] = told = before
+            if before >= 0 and before != ended and n < most - 1:
+                last[n] = ended = before
                 n += 1
         else:
             running += mass[fine_bin]
             while k < n_light and running >= total * k / max(n_light, 1):
                 ends = True
                 k += 1
-        # Nothing lies above the last cell: what ends there ends one earlier.
+        # Nothing lies above the last fine bin: a bin that ends there ends one earlier.
         at = before if fine_bin == final else fine_bin
-        if ends and at >= 0 and at != told and n < most - 1:
-            last[n] = told = at
+        if ends and at >= 0 and at != ended and n < most - 1:
+            last[n] = ended = at
             n += 1
         before = fine_bin
     last[n] = final
@@ -91,17 +91,17 @@ def quantile_fine_bins(mass, most, last):
 
 @kernel
 def propose_fine_bins(mass, n_fine_bins, most, last):
-    """Bins of some features; those with fewer cells than bins keep them.
+    """Propose bins of some features; features with fewer fine bins than bins keep them.
 
-    mass : float64[...], the features' cells one after the other, each with one more for missing values; n_cells :
-    int64[n_features]; most : int64[n_features], bins at most; last : int64[n_features, >= most], receives the last cell of
-    each bin, and in unused places the feature's last cell.
+    mass : float64[...], the fine bins of one feature after the other, each with one more for missing values; n_fine_bins :
+    int64[n_features]; most : int64[n_features], largest number of bins; last : int64[n_features, >= most], receives the last
+    fine bin of each bin, and in unused entries the feature's last fine bin.
     """
     at = 0
     for feature in range(n_fine_bins.size):
         n = n_fine_bins[feature]
         found = quantile_fine_bins(mass[at : at + n], most[feature], last[feature])
-        # Rows that took no part may lie above all that did.
+        # Rows that did not take part may lie above all that did.
         for k in range(found - 1, last.shape[1]):
             last[feature, k] = n - 1
         at += n + 1
@@ -109,10 +109,10 @@ def propose_fine_bins(mass, n_fine_bins, most, last):
 
 @kernel
 def add_masses(codes, hessian, repeat_count, rows, first, last, scale, mass):
-    """Add up quantised Hessians by code, over rows first…last-1 or rows[first], …: as histograms do (`rows.quantise`).
+    """Add up quantised Hessians by code, over rows first…last-1 or rows[first], …: rounded as in histograms (`rows.quantise`).
 
-    codes : uint8[n] or uint16[n]; hessian : float32[n] or None (1 each); times : uint8[n] or None; rows : int64[...] or None;
-    mass : int64[n_codes], added to.
+    codes : uint8[n] or uint16[n]; hessian : float32[n] or None (1 each); repeat_count : uint8[n] or None; rows : int64[...] or
+    None; mass : int64[n_codes], added to.
     """
     by = np.float32(scale)
     for at in range(first, last):
@@ -131,7 +131,8 @@ def add_masses(codes, hessian, repeat_count, rows, first, last, scale, mass):
 def search_proposed(histogram, at, n_fine_bins, feature, direction, total, limits, buffers, scratch, scratch_bits, best):
     """Improve `best` by the best split of a numeric feature between bins that are proposed from this node's own rows.
 
-    planes : the node's sums by cell; direction : int8[n_features] or None; room : Room. CUT is a cell, as everywhere.
+    histogram : the node's sums by fine bin; direction : int8[n_features] or None; buffers : ProposalBuffers. SPLIT_BIN is a
+    fine bin, as everywhere.
     """
     most = buffers.histogram.shape[1] - 1
     n = quantile_fine_bins(histogram[1, at : at + n_fine_bins], most, buffers.last)

@@ -1,41 +1,36 @@
 """The best split of a node, from its histogram.
 
-A split sends the sums (G, H) of its left rows one way and the rest the other. With λ (L2), α (L1, soft threshold T) and an
-optional bound δ on a leaf's step, a side is worth
+A split divides the node's sums into those of its left rows (G, H) and the rest. With λ (L2), α (L1, soft threshold T) and an
+optional bound δ on a leaf's step, the score of a side is
 
     score(G, H) = T(G)² / (H + λ)                      if |T(G)| / (H + λ) <= δ
                 = δ (2 |T(G)| - δ (H + λ))             otherwise
 
 and the gain of a split is ½ [score(left) + score(right) - score(node)] (minus the penalty per leaf). All sums are exact
-integers held in float64; λ, α, δ and the limits come in the same units (`SplitParams`).
+integers held in float64; λ, α, δ and the limits are in the same units (`SplitParams`).
 
-*Numeric features.* Prefix sums over the bins, once with missing values on the right and, if the node has any, once on the
-left. Candidates are compared as the bit patterns of non-negative doubles, which order like integers: an integer maximum
-vectorises. Ties go to the lower feature, then missing right, then the lower bin, so a tree is a function of the data.
+**Numeric features** (`search_numeric`). Prefix sums over the bins give the left side of every split, once with missing values
+on the right and, if the node has any, once on the left. Candidates are compared as the bit patterns of non-negative doubles,
+which order like integers: an integer maximum vectorises. Ties go to the lower feature, then to missing values on the right,
+then to the lower bin, so a tree is a function of the data.
 
-The best split of a node whose histogram stayed packed (small tables, see `histograms.accumulate`).
+**Packed histograms** (`search_packed`; small tables, see `histograms.accumulate`). A feature's buckets are stored as prefix
+sums of words ``G << 32 | H``, and of counts: the left side of each split, ready to be scored. On ten thousand rows the search
+is most of the work, so it takes every shortcut that does not change the result: bins that leave too little on a side are found
+by bisection and not scored, and the position of a feature's best bin is looked up only if its score beats the best so far.
 
-A feature's buckets come as prefix sums of words ``G << 32 | H``, and of counts: what is left of each cut, ready to be scored.
-On ten thousand rows the search is most of the work, so it takes every short cut that changes no result: bins that leave too
-little on a side are found by halving and not scored, and where a best bin is, is asked only when its score beats the best so
-far.
-
-The best split of a node whose steps have bounds.
-
-A monotonic constraint lets scores only rise (or fall) with a feature. So the left child of a split by that feature must not
-step further than the right one, and nothing below may undo that: each node has a lowest and a highest step
-(`trees.nodes.share`), and a side is worth what the best step within them takes off,
+**Bounded steps** (`search_bounded`). A monotonic constraint lets scores only rise (or only fall) with a feature. So the left
+child of a split by that feature must not step further than the right one, and no later split may undo that: each node has a
+lowest and a highest step (`trees.nodes.child_stats`), and the score of a side is that of the best step within them,
 
     score(G, H) = -(2 G w + (H + λ) w² + 2 α |w|),    w the step
 
-which is less than without bounds, and may be less than nothing.
+which is less than without bounds, and may be negative.
 
-The best split of a node by a categorical feature.
-
-Levels (and "missing" as one of them) are sorted by G / (H + smoothing); the best prefix of that order is the best of all
-subsets for squared error (Fisher 1958; Breiman et al. 1984, section 4.2.2). Prefixes from both ends
-are tried, of at most `max_categories` levels. Rare levels stay on the right: those with less Hessian than
-`min_category_hessian`, or than 2 % of the node if that is less (in a small node every level is rare).
+**Categorical features** (`search_categorical`). Categories (and "missing" as one of them) are sorted by G / (H + smoothing);
+the best prefix of that order is the best of all subsets for squared error (Fisher 1958; Breiman et al. 1984, section 4.2.2).
+Prefixes from both ends are tried, of at most `max_categories` categories. Rare categories stay on the right: those with less
+Hessian than `min_category_hessian`, or than 2 % of the node if that is less (in a small node every category is rare).
 """
 
 from __future__ import annotations
@@ -51,20 +46,20 @@ I = np.int64  # noqa: E741
 
 
 class SplitParams(NamedTuple):
-    """What a split must respect, in the units of the quantised sums of one tree."""
+    """Regularisation and limits of a split, in the units of the quantised sums of one tree."""
 
     l2: float
     l1: float
-    max_step: float  # infinity when there is none
+    max_step: float  # infinity for no bound
     min_hessian: float
     min_rows: float
-    count_channel: int  # which plane counts rows; -1 when min_rows need not be looked at
-    threshold: float  # how much score(left) + score(right) must exceed score(node)
+    count_channel: int  # histogram channel that counts rows; -1 when min_rows need not be tested
+    threshold: float  # score(left) + score(right) must exceed score(node) by more than this
     smoothing: float
     category_l2: float
     max_categories: int
     min_category_hessian: float
-    is_bounded: int = 0  # whether steps have bounds (`total[3]` and `total[4]` of a node)
+    is_bounded: int = 0  # 1 if steps are bounded (by `total[3]` and `total[4]` of a node)
 
 
 # Fields of a candidate split (float64[SPLIT_SIZE]).
@@ -75,14 +70,14 @@ NO_SPLIT = -np.inf
 
 @internal
 def clear_split(best):
-    """Empty a candidate: any split beats it."""
+    """Reset a candidate: any split beats it."""
     best[SCORE] = NO_SPLIT
     best[FEATURE] = 1e18
 
 
 @inlined
 def side_score(g, h, l2, l1, max_step):
-    """What one side is worth (see the module's text)."""
+    """Return the score of one side (see the module's docstring)."""
     t = abs(g) - l1
     t = t if t > 0.0 else 0.0
     d = h + l2
@@ -93,7 +88,7 @@ def side_score(g, h, l2, l1, max_step):
 
 @internal
 def _prefix(values, n, sums):
-    """sums[b] = values[0] + … + values[b], in four chains so that additions overlap."""
+    """Compute sums[b] = values[0] + … + values[b], in four chains so that additions overlap."""
     quarter = n >> 2
     a = b = c = d = 0.0
     for i in range(quarter):
@@ -119,7 +114,7 @@ def _prefix(values, n, sums):
 
 @internal
 def _scores(left_g, left_h, n, extra_g, extra_h, total, limits, min_hessian, scores):
-    """Score of the split after each of n bins; NO_SPLIT where a side has too little Hessian."""
+    """Score the split after each of n bins; NO_SPLIT where a side has too little Hessian."""
     l1, l2, max_step = limits.l1, limits.l2, limits.max_step
     total_g, total_h = total[0], total[1]
     if max_step == np.inf:
@@ -140,7 +135,7 @@ def _scores(left_g, left_h, n, extra_g, extra_h, total, limits, min_hessian, sco
 
 @internal
 def _argmax(bits, n):
-    """First position of the largest of n scores. Non-negative doubles order like their bits."""
+    """Return the first position of the largest of n scores. Non-negative doubles order like their bits."""
     top = I(-1)
     for b in range(n):
         top = bits[b] if bits[b] > top else top
@@ -149,7 +144,10 @@ def _argmax(bits, n):
 
 @internal
 def position(values, n, wanted):
-    """First position of a value among n; 0 when it is not there. A whole pass that vectorises beats half a one that stops."""
+    """Return the first position of a value among n, or 0 when it is not there.
+
+    A full pass that vectorises is faster than half a pass that stops.
+    """
     found = I(n)
     for b in range(n):
         here = I(b) if values[b] == wanted else I(n)
@@ -166,7 +164,7 @@ def beats(score, feature, best):
 def search_numeric(histogram, at, n_bins, feature, total, limits, scratch, scratch_bits, best):
     """Improve `best` (a candidate split) by the best split of a numeric feature.
 
-    planes : float64[n_planes, n_buckets]; total : float64[3] (G, H, N of the node);
+    histogram : float64[n_channels, n_buckets]; total : float64[3] (G, H, N of the node);
     scratch : float64[4, >= n_bins + 1], and the same memory as int64.
     """
     missing_g, missing_h = histogram[0, at + n_bins], histogram[1, at + n_bins]
@@ -178,7 +176,7 @@ def search_numeric(histogram, at, n_bins, feature, total, limits, scratch, scrat
         _prefix(histogram[p, at : at + n], n, scratch[p])
     if channel == 1:
         left_n = left_h
-    # Every row counts at least 1 in these units, so no side is empty.
+    # Every row has a Hessian of at least 1 in these units, so no side is empty.
     min_hessian = limits.min_hessian if limits.min_hessian > 1.0 else 1.0
     for missing_left in range(2 if missing_h > 0.0 else 1):
         if missing_left == 1:
@@ -207,24 +205,25 @@ U = np.uint64
 
 _SIGN = U(1 << 63)
 _TWO_52 = U(0x4330000000000000)  # the bits of 2**52
-_MOVED_TWO_52 = np.float64(2.0**52 + 2.0**31)
+_SHIFTED_TWO_52 = np.float64(2.0**52 + 2.0**31)
 
 
 @internal
 def _score_packed(left, extra, total, l2, scores):
-    """Score of the split after each bin as `_scores` has it, all of which are allowed. Returns the bits of the largest.
+    """Score the split after each bin as `_scores` does, where all splits are allowed. Return the bits of the largest score.
 
     left : int64[n], prefix sums of packed words ``G << 32 | H``, to all of which `extra` is added.
 
-    A word's half is made a float64 by writing it into the fraction of 2**52 and subtracting that (for G, which is moved to
-    be positive, 2**31 more): fewer instructions than a conversion, and every processor has vectors of them.
+    Half of a word is converted to float64 by writing it into the fraction of 2**52 and subtracting that (for G, which is
+    shifted to be non-negative, 2**31 more): fewer instructions than a conversion, and available as vector instructions on every
+    processor.
     """
     total_g, total_h = total[0], total[1]
     top = I(-1)
-    moved = U(extra) + _SIGN
+    offset = U(extra) + _SIGN
     for b in range(left.size):
-        word = U(left[b]) + moved
-        gl = bits_to_float64((word >> U(32)) | _TWO_52) - _MOVED_TWO_52
+        word = U(left[b]) + offset
+        gl = bits_to_float64((word >> U(32)) | _TWO_52) - _SHIFTED_TWO_52
         hl = bits_to_float64((word & U(0xFFFFFFFF)) | _TWO_52) - np.float64(2.0**52)
         gr, hr = total_g - gl, total_h - hl
         dl, dr = hl + l2, hr + l2
@@ -237,7 +236,8 @@ def _score_packed(left, extra, total, l2, scores):
 
 @internal
 def _first_with(sums, first, last, extra, least):
-    """First position from `first` on where a sum of Hessians or counts is at least an integer; `last` when there is none."""
+    """Return the first position >= `first` where a sum of Hessians or counts is at least an integer; `last` when there is
+    none."""
     n = last - first
     while n > 0:
         half = (n + 1) >> 1
@@ -249,10 +249,11 @@ def _first_with(sums, first, last, extra, least):
 
 @internal
 def search_packed(packed_sums, packed_counts, slot, at, n_bins, feature, total, limits, scratch, scratch_bits, best):
-    """`search_numeric` for a histogram of packed prefix sums, in trees without an L1 penalty or a bound on steps.
+    """Do the work of `search_numeric` for a histogram of packed prefix sums, in trees without an L1 penalty or a bound on
+    steps.
 
-    all_words : int64[n_slots, n_buckets], sums ``G << 32 | H``; tallies : the same for counts, or None: nobody asks for them
-    then, or they are Hessians (`count_channel` is 1).
+    packed_sums : int64[n_slots, n_buckets], sums ``G << 32 | H``; packed_counts : the same for counts, or None where counts are
+    not needed or are Hessians (`count_channel` is 1).
     """
     sums = packed_sums[slot]
     scores, score_bits = scratch[3], scratch_bits[3]
@@ -264,7 +265,7 @@ def search_packed(packed_sums, packed_counts, slot, at, n_bins, feature, total, 
     least = I(np.ceil(min_hessian)) if min_hessian < 2.0**32 else I(1) << I(32)
     for missing_left in range(2 if has_missing else 1):
         extra = missing * missing_left
-        # Hessians and counts grow from bin to bin, so the splits that leave enough on both sides are neighbours.
+        # Hessians and counts grow from bin to bin, so the splits that leave enough on both sides are a contiguous range.
         last = at + n_bins if has_missing and missing_left == 0 else at + n_bins - 1
         first = _first_with(sums, at, last, extra, least)
         last = _first_with(sums, first, last, extra, I(total[1]) - least + 1)
@@ -276,7 +277,7 @@ def search_packed(packed_sums, packed_counts, slot, at, n_bins, feature, total, 
         if first >= last:
             continue
         top = _score_packed(sums[first:last], extra, total, limits.l2, scores)
-        # Most features are no better than the best so far: nobody asks where their best bin is.
+        # Most features do not beat the best split so far: the position of their best bin is not needed.
         if top < float64_to_bits(best[SCORE]):
             continue
         b = position(score_bits, last - first, top)
@@ -295,7 +296,7 @@ def search_packed(packed_sums, packed_counts, slot, at, n_bins, feature, total, 
 
 @inlined
 def bounded_step(g, h, limits, l2, low, high):
-    """The best step of a side between two bounds."""
+    """Return the best step of a side between two bounds."""
     t = abs(g) - limits.l1
     t = t if t > 0.0 else 0.0
     d = h + l2
@@ -308,16 +309,16 @@ def bounded_step(g, h, limits, l2, low, high):
 
 @inlined
 def bounded_score(g, h, limits, l2, low, high):
-    """What a side is worth whose step is kept between bounds: -(2 G w + (H + λ) w² + 2 α |w|)."""
+    """Return the score of a side whose step is bounded: -(2 G w + (H + λ) w² + 2 α |w|)."""
     step = bounded_step(g, h, limits, l2, low, high)
     return -step * (2.0 * g + (h + l2) * step) - 2.0 * limits.l1 * abs(step)
 
 
 @internal
 def search_bounded(histogram, at, n_bins, feature, way, total, limits, best):
-    """`search_numeric` where steps have bounds, and where they may only rise (way 1) or fall (way -1) with the feature.
+    """Do the work of `search_numeric` with bounded steps, which may only rise (way 1) or fall (way -1) with the feature.
 
-    One bin after the other: a tree under constraints costs more.
+    Bins are scored one after the other, so a tree under constraints costs more.
     """
     missing_h = histogram[1, at + n_bins]
     channel = limits.count_channel
@@ -351,15 +352,16 @@ def search_bounded(histogram, at, n_bins, feature, way, total, limits, best):
                 best[LEFT_N] = n
 
 
-#: A level with this share of its node's Hessian is never rare.
+#: A category with this share of its node's Hessian is never rare.
 RARE_SHARE = 0.02
 
 
 @internal
 def sort_categories(histogram, at, n_categories, limits, keys, order):
-    """Order of the levels that may go left, by G / (H + smoothing); ties by code. Returns their number.
+    """Sort the categories that may go left by G / (H + smoothing); ties by code. Return their number.
 
-    Bucket `n_levels` is "missing" and takes part like a level. keys : float64[n_levels + 1]; order : int64[n_levels + 1].
+    Bucket `n_categories` is "missing" and takes part like a category. keys : float64[n_categories + 1]; order :
+    int64[n_categories + 1].
     """
     used = 0
     support = 0.0
@@ -373,7 +375,7 @@ def sort_categories(histogram, at, n_categories, limits, keys, order):
             keys[code] = histogram[0, at + code] / (h + limits.smoothing)
             order[used] = code
             used += 1
-    # Heap sort: no recursion, no worst case, small to compile. `later` compares (key, code).
+    # Heap sort: no recursion, no quadratic worst case, little code to compile. Compares (key, code).
     for root in range(used // 2 - 1, -1, -1):
         _sift(order, keys, root, used)
     for end in range(used - 1, 0, -1):
@@ -405,7 +407,10 @@ def _sift(order, keys, root, end):
 
 @internal
 def search_categorical(histogram, at, n_categories, feature, total, limits, keys, order, best):
-    """Improve `best` by the best prefix of the sorted levels. CUT is the prefix's length, negative when from the upper end."""
+    """Improve `best` by the best prefix of the sorted categories.
+
+    SPLIT_BIN is the length of the prefix, negative when it is taken from the upper end.
+    """
     used = sort_categories(histogram, at, n_categories, limits, keys, order)
     channel = limits.count_channel
     min_hessian = max(limits.min_hessian, 1.0)
@@ -440,9 +445,10 @@ def search_categorical(histogram, at, n_categories, feature, total, limits, keys
 
 @internal
 def mark_left_categories(histogram, at, n_categories, split_bin, limits, keys, order, goes_left):
-    """Write which codes of a categorical feature go left: goes_left[code] for its levels, and for "missing" after them.
+    """Mark the bin codes of a categorical feature that go left: goes_left[code] for its categories, and for "missing" after
+    them.
 
-    The split is described by the length of a prefix only; the order is found again from the node's histogram.
+    The split stores only the length of a prefix; the order is computed again from the node's histogram.
     """
     used = sort_categories(histogram, at, n_categories, limits, keys, order)
     for code in range(n_categories + 1):

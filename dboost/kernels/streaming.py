@@ -1,11 +1,11 @@
-"""A block of rows on its way through a growing tree.
+"""One block of rows in one pass of a growing tree.
 
-In a shard whose rows are streamed nothing is gathered: a block comes, its rows go to the nodes that were split last, and
-those of nodes to be opened are added to histograms, all while the block is in cache. Every row knows its node by a small
-number, its *slot*: slot 0 is the root's, a split's left child keeps its parent's, the right child has a new one.
+In a streamed shard rows are not gathered by node. A block is read, its rows are routed to the nodes that were split last, and
+the rows of nodes that need a histogram are added to it, all while the block is in cache. Every row stores its node as a small
+number, its *slot*: slot 0 is the root's, the left child of a split keeps its parent's slot, the right child gets a new one.
 
-Histograms stay packed from block to block and are flushed when they must be (`histograms.add_records`). Within a block
-records are brought together by slot first, so that the buckets of one node at a time are in the fastest cache.
+Histograms stay packed from block to block and are flushed when a field could overflow (`histograms.add_records`). Within a
+block records are first grouped by slot, so that the buckets of one node at a time are in the fastest cache.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from dboost.kernels.rows import add_leaves, quantise
 U = np.uint64
 I = np.int64  # noqa: E741
 
-#: The part of a record that is the row's number.
+#: Mask of the row number in a record.
 ROW = U(0xFFFFFFFF)
 
 
 @kernel
 def route(tiles, wide, leaf, tile_of, column_of, follows):
-    """Send rows to the children of their nodes.
+    """Route rows to the children of their nodes.
 
-    tiles : uint8[n_tiles, n, width]; wide : uint16[n_wide, n]; leaf : uint8 or int32[n], the rows' slots, updated;
-    tile_of, column_of : int64[n_slots], the tile that a slot's split looks at (-1 for a wide column) and the column there;
-    follows : the same type as leaf [n_slots, n_codes], the slot that each code leads to (its own, where nothing is split).
+    tiles : uint8[n_tiles, n, width]; wide : uint16[n_wide, n]; leaf : uint8 or int32[n], the rows' slots, updated; tile_of,
+    column_of : int64[n_slots], the tile of a slot's split feature (-1 for a wide column) and its column there; follows : the
+    same type as leaf [n_slots, n_codes], the slot to which each code leads (its own, where the node is not split).
     """
     if wide.shape[0] == 0:
         for i in range(leaf.size):
@@ -49,30 +49,30 @@ def sum_pairs(
     tiles, wide, leaf, gradient, hessian, repeat_count, rows, n, scales, layout, packing, pair_of, counts, records, packed,
     histograms, pending, flushed, scratch,
 ):  # fmt: skip
-    """Count the rows of each slot, and add those of nodes to be opened to their histograms.
+    """Count the rows of each slot, and add the rows of small children to their histograms.
 
     tiles : uint64[n_tiles, n_rows, words]; wide : uint16[n_wide, n_rows] or None; rows : int64[n], those that take part in the
-    tree, or None for all (n of them); opening_of : int64[n_slots], number of the opening, or -1; counts : int64[n_slots], added
-    to; records : uint64[2, >= n], scratch; packed : int64[n_openings, n_words], planes : float64[n_openings, n_planes,
-    n_buckets], pending, flushed : int64[n_openings], the histograms, see `histograms.add_records`.
+    tree, or None for all (n of them); pair_of : int64[n_slots], number of the sibling pair, or -1; counts : int64[n_slots],
+    added to; records : uint64[2, >= n], scratch; packed : int64[n_pairs, n_words], histograms : float64[n_pairs, n_channels,
+    n_buckets], pending, flushed : int64[n_pairs], see `histograms.add_records`.
     """
     found, grouped = records[0], records[1]
     n_slots = pair_of.size
     here, there, step = np.zeros(n_slots, np.uint64), np.zeros(n_slots, np.uint64), np.zeros(n_slots, np.uint64)
     quantise(gradient, hessian, rows, scales[0], scales[1], 0, n, found)
     if n_slots == 1:
-        # The root's records are together as they come.
+        # All records belong to the root: they need no grouping.
         counts[0] += n
         grouped, there[0] = found, U(n)
     else:
-        # The two halves of the block take turns: to move a counter again a processor waits until it has been written.
+        # The two halves of the block alternate: incrementing the same counter twice in a row would wait for the first store.
         half = U(n >> 1)
         for i in range(half):
             here[leaf[found[i] & ROW]] += U(1)
             there[leaf[found[i + half] & ROW]] += U(1)
         if n % 2 == 1:
             there[leaf[found[n - 1] & ROW]] += U(1)
-        # Records of nodes that are opened are brought together; all others go to the place behind them, one over the other.
+        # Records of nodes with a histogram are grouped; all others are written to the position behind them, one over the other.
         n_opened = U(0)
         for slot in range(n_slots):
             of_half, of_slot = here[slot], here[slot] + there[slot]
@@ -93,7 +93,7 @@ def sum_pairs(
             slot = leaf[found[n - 1] & ROW]
             grouped[there[slot]] = found[n - 1]
             there[slot] += step[slot]
-    # Behind the second half's records of a slot those of the next one begin.
+    # The records of the next slot begin behind those of this slot's second half.
     first = U(0)
     for slot in range(n_slots):
         k, last = pair_of[slot], there[slot]
@@ -107,14 +107,14 @@ def sum_pairs(
 
 @kernel
 def finish_pairs(layout, packing, packed, histograms, flushed, scratch):
-    """Move what is left in packed buckets into planes."""
+    """Add the sums that are left in packed buckets to the histograms."""
     for k in range(flushed.size):
         flush(layout, packing, I(0), I(layout.first.size - 1), I(0), packed[k], histograms[k], flushed[k] == 0, scratch)
 
 
 @kernel
 def finish_leaves(leaf, gradient, hessian, repeat_count, rows, n, scales, number_of, sums):
-    """From slots to the numbers of leaves (number_of : as leaf [n_slots]), and exact sums by leaf (float64[n_leaves, 2])."""
+    """Replace slots by leaf numbers (number_of : as leaf [n_slots]), and add up exact sums by leaf (float64[n_leaves, 2])."""
     for i in range(leaf.size):
         leaf[i] = number_of[leaf[i]]
     add_leaves(leaf, gradient, hessian, repeat_count, rows, 0, n, scales[2], scales[3], sums)
