@@ -69,7 +69,7 @@ class Loss:
             cls.name = cls.__name__
 
     def terms(self) -> tuple[Any, ...]:
-        """The `NamedTuple` for which this loss overloads `passes.block_terms`; its fields are the loss's parameters.
+        """The `NamedTuple` for which this loss overloads `loss_pass.block_terms`; its fields are the loss's parameters.
 
         Of a user's loss one that holds the loss itself.
         """

@@ -36,7 +36,7 @@ from dboost.losses.loss_pass import overloads_block_terms
 
 
 class LogLossTerms(NamedTuple):
-    """The loss has no parameters; counts_influence : see `Extremes.influence`."""
+    """The loss has no parameters; counts_influence : see `GradientStats.influence`."""
 
     counts_influence: bool = False
 
@@ -107,7 +107,7 @@ _LOG_2 = np.float32(np.log(2.0))
 
 
 class SoftmaxTerms(NamedTuple):
-    """The loss has no parameters: the number of classes is that of the arrays' rows. counts_influence : see `Extremes`."""
+    """The loss has no parameters: the number of classes is that of the arrays' rows. counts_influence : see `GradientStats`."""
 
     counts_influence: bool = False
 

@@ -8,8 +8,8 @@ The loss is summed exactly: each row's loss is cut into a coarse and a fine inte
 
 The pass over rows for losses with several outputs, whose gradients depend on all raw scores of a row.
 
-It does what `passes.advance` does, for arrays of shape [n_outputs, n_rows]: a loss is handed a block of rows with the raw
-scores of all outputs, and overloads `passes.block_terms` for its own record type.
+It does what `loss_pass.advance` does, for arrays of shape [n_outputs, n_rows]: a loss is handed a block of rows with the raw
+scores of all outputs, and overloads `loss_pass.block_terms` for its own record type.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def advance(
     the weighted loss;
     weigh : whether gradients and Hessians are multiplied by the weights too, and not the loss alone;
     extremes : int32[2], receives the bits of the largest |gradient| and Hessian (a NaN is larger than all numbers);
-    times : uint8[n], how often each row counts, or None (once); influence : int64[LANES, N_DIGITS] or None, added to: the sum
+    repeat_count : uint8[n], how often each row counts, or None (once); influence : int64[LANES, N_DIGITS] or None, added to: the sum
     of Hessians by the first digit of their bits; expected : int32[1], near : int32[...] or None, n_near : int64[1], updated:
     which rows have a certain digit (see `kernels.quantile_keys.add_influence`).
     """
@@ -150,7 +150,7 @@ def advance_outputs(
     gradient, hessian : float32[n_outputs, n], and gradient_bits, hessian_bits the same memory as int32; extremes :
     int32[2, n_outputs], receives the bits of each output's largest |gradient| and Hessian; influence :
     int64[n_outputs, LANES, N_DIGITS] or None; expected : int32[n_outputs], near : int32[n_outputs, ...] or None,
-    n_near : int64[n_outputs]. All else as in `passes.advance`.
+    n_near : int64[n_outputs]. All else as in `loss_pass.advance`.
     """
     n_outputs = raw.shape[0]
     value, wholes = terms[0], terms[1]

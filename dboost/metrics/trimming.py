@@ -3,7 +3,7 @@
 Rows are sorted by their influence, and as many of the least influential ones are left out as keep the sum of theirs at a share
 α of the total. Nothing is sorted: the influence of the first row that stays is a quantile, of influences weighted by
 themselves, and is found by the digits of its bits. The pass over the rows that works out the influences adds them up by the
-first digit already (`Extremes.influence`): exponent and three bits more. Two passes follow over the bits of the few rows that
+first digit already (`GradientStats.influence`): exponent and three bits more. Two passes follow over the bits of the few rows that
 have the digit found, ten bits in each; in memory these rows are mostly known already (`shards.near_influence`). Rows of equal
 influence stay or go together, so that the choice does not depend on their order.
 

@@ -19,7 +19,7 @@ from dboost.shards.shard import Shard
 from dboost.shards.statistics import merge_into_bins
 from dboost.trees.bin_proposal import in_fine_bins, new_proposal_buffers
 from dboost.trees.feature_sampling import FeaturePaths, new_feature_paths
-from dboost.trees.fused_grower import FEW, TeamBuffers, ThreadScratch, grow_whole_tree
+from dboost.trees.fused_grower import EXCLUDED_FRACTION, TeamBuffers, ThreadScratch, grow_whole_tree
 from dboost.trees.nodes import ANY_ORDER, GrowthPolicy, new_node_arrays
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
@@ -154,7 +154,7 @@ class FusedEngine:
             leaf_sums=sums,
             left_codes=self._team_buffers.left_codes,
         )
-        if chosen is not None or (influence is not None and FEW * (n - int(grown.n_rows[0])) > n):
+        if chosen is not None or (influence is not None and EXCLUDED_FRACTION * (n - int(grown.n_rows[0])) > n):
             self._unrouted.append((leaf_finder(shard.bins, shard.bin_layout, grown), leaf))
             if task.bin_merge is not None:
                 self._route()  # by the bins of this tree

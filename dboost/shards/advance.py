@@ -1,6 +1,6 @@
-"""The pass over a shard's rows between two iterations: scores take in the last trees, gradients and Hessians follow.
+"""The pass over a shard's rows between two iterations: scores take in the last trees, then gradients and Hessians are computed.
 
-What comes back, the largest gradient and Hessian and exact sums of the loss, merges over any division of the rows.
+It returns the largest gradient and Hessian and exact sums of the loss, which merge over any division of the rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dboost.trees.tree_task import GradientStats
 
 
 class Scratch:
-    """Room for one thread's block of rows."""
+    """Scratch memory for one thread's block of rows."""
 
     def __init__(self) -> None:
         self.terms = np.empty((2, BLOCK))
@@ -28,7 +28,7 @@ class Scratch:
 def advance_rows(
     shard: Shard, loss_terms: tuple, values: np.ndarray, loss_unit: float, scratch: Scratch, first: int, last: int
 ) -> GradientStats:
-    """Add leaf values to the scores of rows first…last-1, and work out their gradients, Hessians and loss.
+    """Add leaf values to the scores of rows first…last-1, and compute their gradients, Hessians and loss.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def advance_rows(
     loss_terms : NamedTuple
         The loss's record for kernels.
     values : float64[n_outputs, n_leaves]
-        What the leaves of each output's last tree add.
+        Leaf values of each output's last tree.
     loss_unit : float
         Unit of the exact loss sums.
     scratch : Scratch
@@ -67,7 +67,7 @@ def advance_rows(
 
 
 def _by_methods(shard: Shard, loss: Loss, values: np.ndarray, loss_unit: float, first: int, last: int) -> GradientStats:
-    """The same by the methods of a user's loss."""
+    """Do the same with the methods of a custom loss."""
     raw, y = shard.raw[first:last], shard.target[first:last]
     kept = shard.hessian if shard.loss_hessian is None else shard.loss_hessian
     raw += values[shard.leaf[first:last]]

@@ -1,8 +1,8 @@
-"""Bringing rows up to date with trees that were grown without them.
+"""Applying trees to rows that did not take part in growing them.
 
-Held-out rows take in every tree as it is grown; rows that a worker was given late, because another one died or because it
-has just joined, take in all of them at once. The trees speak in codes here, not in values, and their leaf values are added
-in their order: ``((baseline + v1) + v2) + …`` are the very sums that training makes, to the last bit.
+Evaluation sets apply every tree as it is grown; rows that a worker received late, because another worker died or because the
+worker has just joined, apply all trees at once. The trees are expressed in bin codes here, not in values, and their leaf values
+are added in order: ``((baseline + v1) + v2) + …`` are the same sums as in training, to the last bit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dboost.kernels.rows import add_tree
 from dboost.shards.shard import BinnedColumns
 from dboost.trees.tree_task import GrownTree
 
-#: Rows that take in all trees before the next rows do.
+#: Rows to which all trees are applied before the next rows.
 _BLOCK = 16_384
 
 
@@ -36,7 +36,7 @@ def add_grown_tree(
 ) -> None:
     """Add leaf values (float64[n_leaves]) to the raw scores (float64[n_rows]) of rows first…last-1."""
     nodes = grown.nodes
-    # Of splits the engine's buffer says what they were in an earlier, larger tree; nobody asks for their values.
+    # For splits, `leaf_of` holds values of an earlier, larger tree in the engine's buffer; they are never used.
     of_node = values.take(grown.leaf_of[: grown.n_nodes], mode="clip")
     add_tree(
         codes.narrow, codes.wide, codes.row_of, nodes.feature, nodes.split_bin, nodes.missing_left, nodes.child,
@@ -47,9 +47,9 @@ def add_grown_tree(
 def add_iterations(
     codes: BinnedColumns, layout: BinLayout, iterations: Sequence[Sequence[TreeDelta]], raw: np.ndarray, first: int, last: int
 ) -> None:
-    """Let the raw scores (float64[n_rows] or float64[n_outputs, n_rows]) of rows first…last-1 take in whole iterations.
+    """Add whole iterations to the raw scores (float64[n_rows] or float64[n_outputs, n_rows]) of rows first…last-1.
 
-    Block by block, so that a block's codes and scores stay in the cache while all trees pass over them.
+    Block by block, so that a block's codes and scores stay in the cache while all trees are applied to it.
     """
     for begin in range(first, last, _BLOCK):
         end = min(begin + _BLOCK, last)
@@ -60,7 +60,7 @@ def add_iterations(
 
 
 def leaf_finder(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> Callable[[np.ndarray, int, int], None]:
-    """A function that writes the leaves that rows first…last-1 reach into an array of leaf numbers."""
+    """Return a function that writes the leaves of rows first…last-1 into an array of leaf numbers."""
     n, nodes = grown.n_nodes, grown.nodes
     if grown.n_leaves <= MASK_LEAVES:
         steps = np.empty((N_STEPS, MASK_LEAVES), np.int64)
@@ -86,7 +86,7 @@ def leaf_finder(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> Ca
             leaf[first:last] = reached[first:last]
 
         return slowly
-    # Of bytes where that will do: then the table fits the fastest cache.
+    # Bytes if there are few nodes: then the table fits the fastest cache.
     follows = np.repeat(np.arange(n, dtype=np.uint8 if n <= 256 else np.int32)[:, None], 256, axis=1)
     for node in splits:
         f, left = int(feature[node]), np.zeros(256, bool)
@@ -104,7 +104,7 @@ def leaf_finder(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> Ca
 
 
 def leaves_of(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> np.ndarray:
-    """The leaf that each row reaches: float64[n_rows], whole numbers."""
+    """Return the leaf of each row: float64[n_rows], integers."""
     reached = np.zeros(codes.n_rows)
     add_grown_tree(codes, layout, grown, np.arange(grown.n_leaves, dtype=np.float64), reached, 0, codes.n_rows)
     return reached

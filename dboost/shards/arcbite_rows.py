@@ -1,23 +1,22 @@
-"""Bites: random subsets of the rows, of which one at a time is trained on while the others rest.
+"""Bites: random subsets of the rows, of which one at a time is trained on.
 
-Which bite a row belongs to is a hash of the seed and the row's number among all rows that are trained on. So bites are random
-subsets of the whole data, however these are sorted, cut into partitions or spread over workers.
+The bite of a row is a hash of the seed and of the row's number among all training rows. Bites are therefore random subsets of
+the whole data, however these are sorted, divided into partitions or spread over workers.
 
-A resting bite is its codes, targets and weights, which never change, and its scores *as they were when it was last entered*,
-with the number of iterations that these had taken in. To enter a bite is to let its scores take in the iterations that have
-been kept since; the working shard gets a copy of them. So there is nothing to be written back when a bite is left, whether
-its trees are kept, cut back, or lost with a worker: the next visit catches up with what is in the model by then. Leaf values
-are added one by one in the order of the trees, which gives the very sums that a model's prediction makes.
+Between visits a bite is stored as its codes, targets and weights, which never change, and its scores *as of the last visit's
+start*, with the number of iterations that these include. A visit starts by adding to the scores the iterations that have been
+kept since; the working shard gets a copy of them. So nothing has to be written back at the end of a visit, whether its trees
+are kept, cut back, or lost with a worker: the next visit adds what is in the model by then. Leaf values are added one by one in
+the order of the trees, which gives exactly the sums that the model's prediction computes.
 
-Bites at rest in files, for data that do not fit in memory.
+**Bites in files**, for data that do not fit in memory. Two block files (`storage.block_file`) hold all bites of a process:
+``bites`` the fields that never change (codes in columns, target, weight, the rows' numbers), which is sealed, and ``scores``
+the raw scores as of each bite's last visit. A bite starts with a block of its own and has as many as it needs, so it is read,
+and its scores are written, sequentially. Blocks are small enough that the buffers of all bites fit in memory while they are
+filled in one pass over the table.
 
-Two block files (`storage.block_file`) hold all bites of a place: ``bites`` what never changes (codes in columns, target,
-weight, the rows' numbers), which is sealed, and ``scores`` the raw scores that each bite was entered with last. A bite begins
-with a block of its own and has as many as it takes, so it is read, and its scores are written, in one go from front to back.
-Blocks are small enough that all bites together can be filled at the same time, while the table goes by once.
-
-A bite may be entered in several *shares*, ranges of its blocks, each of which becomes a shard of its own: so threads of a
-worker train on it side by side.
+A bite may be visited in several *block ranges*, each of which becomes a shard of its own: so the threads of a worker train on
+it in parallel.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from dboost.shards.shard_spec import ShardSpec
 from dboost.storage.block_file import BLOCK_ROWS, BlockFile, Field
 from dboost.trees.tree_task import BITES, derive_seed, hash_rows
 
-#: Rows whose numbers are hashed at a time.
+#: Number of rows that are hashed at a time.
 _ROWS_AT_A_TIME = 1 << 20
 
-#: Calls ``work(first, last)`` for ranges that together are rows 0…n-1: ``spread(work, n)``.
+#: ``spread(work, n)`` calls ``work(first, last)`` for ranges that together are rows 0…n-1.
 RunInRanges = Callable[[Callable[[int, int], None], int], object]
 
 
 def bites_of(seed: int, n_bites: int, numbers: np.ndarray) -> np.ndarray:
-    """The bite of each row: int64[n] of 0…n_bites-1, from the rows' global numbers (int64[n])."""
+    """Return the bite of each row: int64[n] of 0…n_bites-1, from the rows' global numbers (int64[n])."""
     # The upper half of the hash as a fraction of n_bites.
     return ((hash_rows(derive_seed(seed, BITES), numbers) >> np.uint64(32)) * np.uint64(n_bites) >> np.uint64(32)).astype(
         np.int64
@@ -53,7 +52,7 @@ def bites_of(seed: int, n_bites: int, numbers: np.ndarray) -> np.ndarray:
 
 
 def bite_sizes(seed: int, n_bites: int, n_rows: int, first: int = 0) -> np.ndarray:
-    """How many of `n_rows` rows, numbered from `first` on, each bite has: int64[n_bites]."""
+    """Return the number of rows of each bite, for `n_rows` rows numbered from `first` on: int64[n_bites]."""
     sizes, last = np.zeros(n_bites, np.int64), first + n_rows
     for begin in range(first, last, _ROWS_AT_A_TIME):
         numbers = np.arange(begin, min(begin + _ROWS_AT_A_TIME, last))
@@ -62,7 +61,7 @@ def bite_sizes(seed: int, n_bites: int, n_rows: int, first: int = 0) -> np.ndarr
 
 
 class Bite(Protocol):
-    """The rows of one bite between visits, in memory (`InMemoryBite`) or in files (`shards.arcbite_rows.Filed`)."""
+    """The rows of one bite between visits, in memory (`InMemoryBite`) or in files (`FileBite`)."""
 
     @property
     def n_rows(self) -> int: ...
@@ -70,7 +69,7 @@ class Bite(Protocol):
     def with_current_scores(
         self, layout: BinLayout, iterations: Sequence[Sequence[TreeDelta]], spread: RunInRanges
     ) -> InMemoryBite:
-        """These rows with the scores of the model, see `InMemoryBite.with_current_scores`."""
+        """Return a copy of the bite whose scores include all current trees, see `InMemoryBite.with_current_scores`."""
 
 
 @dataclass(eq=False)
@@ -79,15 +78,15 @@ class InMemoryBite:
 
     Attributes
     ----------
-    codes : Codes
+    codes : BinnedColumns
     target : float64[n_rows]
     weight : float64[n_rows] or None
     raw : float64[n_rows] or float64[n_outputs, n_rows]
-        Scores when the bite was last entered.
+        Scores at the start of the last visit.
     numbers : int64[n_rows]
         The rows' global numbers.
     n_seen : int
-        Iterations that are in these scores.
+        Iterations that these scores include.
     """
 
     codes: BinnedColumns
@@ -108,10 +107,10 @@ class InMemoryBite:
         spread: RunInRanges,
         keep: Callable[[np.ndarray], object] | None = None,
     ) -> InMemoryBite:
-        """These rows with the scores of the model, of which somebody else may make what he likes.
+        """Return a copy of the bite whose raw scores include all current trees; the caller may modify it.
 
-        iterations : all that the model has at present; those that were there when the bite was last entered still are.
-        keep : takes note of the scores if they have changed, instead of this record.
+        iterations : all iterations of the model; those of the last visit are still among them. keep : called with the scores if
+        they have changed, instead of storing them in this record.
         """
         missed = iterations[self.n_seen :]
         if missed:
@@ -122,13 +121,13 @@ class InMemoryBite:
         return replace(self, raw=self.raw.copy() if keep is None else self.raw)
 
     def shard(self, spec: ShardSpec, spread: RunInRanges) -> Shard:
-        """A shard of these rows, which takes their scores over."""
+        """Return a shard of these rows, which takes over their scores."""
         shard = Shard(self.codes, spec, self.target, self.weight, self.raw, numbers=self.numbers)
         spread(shard.fill_tiles, shard.n_rows)
         return shard
 
     def some_rows(self, rows: np.ndarray) -> InMemoryBite:
-        """Some of the rows (int64), in the state that they are in."""
+        """Return some of the rows (int64), in their current state."""
         codes = BinnedColumns(
             np.ascontiguousarray(self.codes.narrow[:, rows]), np.ascontiguousarray(self.codes.wide[:, rows]), self.codes.row_of
         )
@@ -137,7 +136,7 @@ class InMemoryBite:
         return InMemoryBite(codes, self.target[rows], weight, raw, self.numbers[rows], self.n_seen)
 
     def divided(self, seed: int, n_bites: int) -> Iterator[tuple[np.ndarray, InMemoryBite]]:
-        """Bite by bite which of these rows belong to it (int64[...]), and a copy of them, perhaps of none."""
+        """Yield for each bite which of these rows belong to it (int64[...]), and a copy of them, which may be empty."""
         bites = bites_of(seed, n_bites, self.numbers)
         order = np.argsort(bites, kind="stable")
         ends = np.cumsum(np.bincount(bites, minlength=n_bites))
@@ -146,7 +145,7 @@ class InMemoryBite:
 
 
 def joined_bites(parts: Sequence[InMemoryBite]) -> InMemoryBite:
-    """The rows of several parts as one; they have seen the same iterations."""
+    """Join several parts of a bite, whose scores include the same iterations."""
     if len(parts) == 1:
         return parts[0]
     narrow = np.concatenate([part.codes.narrow for part in parts], axis=1)
@@ -163,25 +162,25 @@ def joined_bites(parts: Sequence[InMemoryBite]) -> InMemoryBite:
 
 
 _LEAST_BLOCK_ROWS = 256
-#: Which of how many parts of a bite, by blocks.
+#: (k, n): the k-th of n ranges of the blocks of a bite.
 BlockRange = tuple[int, int]
 WHOLE: BlockRange = (0, 1)
 
 
 class BiteFiles:
-    """The files of all bites of one place.
+    """The files of all bites of one process.
 
     Parameters
     ----------
     folder : Path
-        Where they are made.
-    layout : Layout
+        Folder in which they are made.
+    layout : BinLayout
     n_outputs : int
     weighted : bool
     sizes : int64[n_bites]
         Rows of each bite.
     filling_bytes : int
-        What one block of every bite may take together, while they are filled.
+        Memory for one block of every bite together, while they are filled.
     """
 
     def __init__(
@@ -213,7 +212,7 @@ class BiteFiles:
     def write(self, pieces: Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]) -> None:
         """Fill the files.
 
-        pieces : (bite of each row, fields of these rows as in the files), until all rows have come.
+        pieces : (bite of each row, fields of these rows as in the files), until all rows have arrived.
         """
         filled = np.zeros(len(self.sizes), np.int64)
         buffers = [(self._rows.buffer(), self._scores.buffer()) for _ in self.sizes]
@@ -242,24 +241,24 @@ class BiteFiles:
         return int(self._first_block[bite + 1] - self._first_block[bite])
 
     def _bounds(self, bite: int, share: BlockRange) -> tuple[int, int]:
-        """The first block of a share of a bite, and the one after its last, counted within the bite."""
+        """Return the first block of a block range of a bite, and the one after its last, counted within the bite."""
         n, (k, of) = self.n_blocks(bite), share
         return n * k // of, n * (k + 1) // of
 
     def n_rows(self, bite: int, share: BlockRange = WHOLE) -> int:
-        """Rows of a bite, or of a share of it."""
+        """Return the number of rows of a bite, or of a block range of it."""
         first, last = (min(block * self._block_rows, int(self.sizes[bite])) for block in self._bounds(bite, share))
         return last - first
 
-    def _places(self, bite: int, share: BlockRange = WHOLE) -> Iterator[tuple[int, slice]]:
-        """The blocks of a share of a bite, and which of its rows each holds."""
+    def _blocks_of(self, bite: int, share: BlockRange = WHOLE) -> Iterator[tuple[int, slice]]:
+        """Yield the blocks of a block range of a bite, and the rows of the range in each."""
         n = self.n_rows(bite, share)
         first_block = int(self._first_block[bite]) + self._bounds(bite, share)[0]
         for k, first in enumerate(range(0, n, self._block_rows)):
             yield first_block + k, slice(first, min(first + self._block_rows, n))
 
     def read(self, bite: int, n_seen: int, share: BlockRange = WHOLE) -> InMemoryBite:
-        """A bite, or a share of it, in memory."""
+        """Read a bite, or a block range of it, into memory."""
         n = self.n_rows(bite, share)
         codes = empty_binned_columns(self._layout, n)
         found: dict[str, np.ndarray] = {"narrow": codes.narrow, "wide": codes.wide}
@@ -267,35 +266,36 @@ class BiteFiles:
         found["numbers"] = np.empty(n, np.int64)
         found["raw"] = np.empty(n if self._n_outputs == 1 else (self._n_outputs, n))
         rows, scores = self._rows.buffer(), self._scores.buffer()
-        for block, place in self._places(bite, share):
+        for block, rows_here in self._blocks_of(bite, share):
             self._rows.read(block, rows)
             self._scores.read(block, scores)
             for name, values in self._views(block, rows, scores).items():
-                found[name][..., place] = values[..., : place.stop - place.start]
+                found[name][..., rows_here] = values[..., : rows_here.stop - rows_here.start]
         return InMemoryBite(codes, found["target"], found.get("weight"), found["raw"], found["numbers"], n_seen)
 
     def write_scores(self, bite: int, share: BlockRange, raw: np.ndarray) -> None:
-        """Keep the scores (float64[n_rows] or float64[n_outputs, n_rows]) that a share of a bite was entered with."""
+        """Write the scores (float64[n_rows] or float64[n_outputs, n_rows]) of a block range at the start of a visit."""
         buffer = self._scores.buffer()
-        for block, place in self._places(bite, share):
+        for block, rows_here in self._blocks_of(bite, share):
             view = self._scores.views(buffer, block)["raw"]
-            view[..., : place.stop - place.start] = raw[..., place]
+            view[..., : rows_here.stop - rows_here.start] = raw[..., rows_here]
             self._scores.write(block, buffer)
 
     def some(self, folder: Path, sizes: np.ndarray, wanted: Callable[[np.ndarray], np.ndarray]) -> BiteFiles:
-        """New files with some of the rows of each bite, in the state that they are in.
+        """Make new files with some of the rows of each bite, in their current state.
 
-        sizes : int64[n_bites], how many of each; wanted : tells by their global numbers which rows (bool[n]).
+        sizes : int64[n_bites], number of rows of each; wanted : returns which rows to take (bool[n]), given their global
+        numbers.
         """
         found = BiteFiles(folder, self._layout, self._n_outputs, self._weighted, sizes, filling_bytes=self._filling_bytes)
 
         def pieces() -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
             rows, scores = self._rows.buffer(), self._scores.buffer()
             for bite in range(len(self.sizes)):
-                for block, place in self._places(bite):
+                for block, rows_here in self._blocks_of(bite):
                     self._rows.read(block, rows)
                     self._scores.read(block, scores)
-                    n = place.stop - place.start
+                    n = rows_here.stop - rows_here.start
                     views = {name: values[..., :n] for name, values in self._views(block, rows, scores).items()}
                     some = np.flatnonzero(wanted(views["numbers"]))
                     yield np.full(len(some), bite), {name: values[..., some] for name, values in views.items()}
@@ -311,7 +311,7 @@ class BiteFiles:
 
 @dataclass(eq=False)
 class FileBite:
-    """One bite of the files, or a share of it; see `InMemoryBite`."""
+    """One bite of the files, or a block range of it; see `InMemoryBite`."""
 
     files: BiteFiles
     bite: int
@@ -325,7 +325,7 @@ class FileBite:
     def with_current_scores(
         self, layout: BinLayout, iterations: Sequence[Sequence[TreeDelta]], spread: RunInRanges
     ) -> InMemoryBite:
-        """These rows with the scores of the model."""
+        """Return a copy of the bite whose scores include all current trees."""
         rows = self.files.read(self.bite, self.n_seen, self.share)
         found = rows.with_current_scores(layout, iterations, spread, partial(self.files.write_scores, self.bite, self.share))
         self.n_seen = rows.n_seen

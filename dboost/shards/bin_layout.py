@@ -1,8 +1,8 @@
-"""Deciding where codes go: tiles of one-byte columns, joint codes for columns of few bins, wide columns for many.
+"""The memory layout of bin codes: tiles of one-byte columns, joint codes for columns of few bins, wide columns for many.
 
-A column of b bins (missing values count as one more) needs only log2(b) of its byte. Columns of few bins share a byte as
-a joint code, as long as the product of their bins stays within 256: a one-hot table shrinks eightfold, and so does the
-time to add it up. The histogram of each feature comes out of the joint one by summing over the others.
+A column of b bins (missing values count as one more) needs only log2(b) bits of its byte. Columns of few bins share a byte as a
+joint code, as long as the product of their bins is at most 256: a one-hot table shrinks eightfold, and so does the time to add
+it up. The histogram of each feature is computed from the joint one by summing over the others.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import numpy as np
 
 from dboost.kernels.histograms import COLUMN_STRIDE, TILE_COLUMNS, BinLayout
 
-#: Features of at most this many codes are worth sharing a column.
+#: Features of at most this many codes share a column.
 _SHARED_CODES = 16
 #: Value bins that fit in one byte beside "missing".
 NARROW_BINS = 255
 
 
 def plan_layout(n_bins: np.ndarray, is_categorical: np.ndarray) -> BinLayout:
-    """The layout of a table.
+    """Return the layout of a table.
 
     Parameters
     ----------
     n_bins : int64[n_features]
-        Bins (or levels) of each feature, without the one for missing values.
+        Bins (or categories) of each feature, without the one for missing values.
     is_categorical : bool[n_features]
     """
     n_codes = np.asarray(n_bins, np.int64) + 1
     wide = [int(f) for f in np.flatnonzero(n_bins > NARROW_BINS)]
-    shared = _share([int(f) for f in np.flatnonzero(n_codes <= _SHARED_CODES)], n_codes)
+    shared = _share_columns([int(f) for f in np.flatnonzero(n_codes <= _SHARED_CODES)], n_codes)
     in_shared = {f for group in shared for f in group}
     alone = [[f] for f in range(len(n_codes)) if f not in in_shared and f not in set(wide)]
     tiled = alone + shared
@@ -45,7 +45,7 @@ def plan_layout(n_bins: np.ndarray, is_categorical: np.ndarray) -> BinLayout:
             repeats[f] = product // step
     words = [COLUMN_STRIDE] * len(tiled) + [int(n_codes[f]) + 8 for f in wide]
     if tiled:
-        # The histogram kernel takes columns by fours; what it adds for those that are not there needs a place.
+        # The histogram kernel adds four columns at a time; those that do not exist need buckets too.
         words[len(tiled) - 1] += COLUMN_STRIDE * (-len(tiled) % 4)
     return BinLayout(
         offset=np.concatenate(([0], np.cumsum(n_codes))).astype(np.int64),
@@ -60,8 +60,8 @@ def plan_layout(n_bins: np.ndarray, is_categorical: np.ndarray) -> BinLayout:
     )
 
 
-def _share(features: list[int], n_codes: np.ndarray) -> list[list[int]]:
-    """Groups of features whose codes multiply to at most 256, smallest first; a group of one is no group."""
+def _share_columns(features: list[int], n_codes: np.ndarray) -> list[list[int]]:
+    """Group features whose numbers of codes multiply to at most 256, smallest first; groups of one are dropped."""
     groups: list[list[int]] = []
     product = 257
     for f in sorted(features, key=lambda f: (n_codes[f], f)):
@@ -74,17 +74,18 @@ def _share(features: list[int], n_codes: np.ndarray) -> list[list[int]]:
 
 
 def code_rows(layout: BinLayout) -> np.ndarray:
-    """Where each feature's own codes are: row of the one-byte codes, or -1 - row of the two-byte ones (int64[n_features])."""
+    """Return the position of each feature's own codes: row of the one-byte codes, or -1 - row of the two-byte ones
+    (int64[n_features])."""
     rows = np.empty(len(layout.n_bins), np.int64)
     wide = layout.n_bins > NARROW_BINS
     rows[~wide] = np.arange(int((~wide).sum()))
-    # Wide columns are laid out in feature order, like the columns behind the tiled ones.
+    # Wide columns are in feature order, like the columns behind the tiled ones.
     rows[wide] = -1 - np.arange(int(wide.sum()))
     return rows
 
 
 def tile_shape(layout: BinLayout, n_rows: int) -> tuple[int, int, int]:
-    """Shape of the tiles in 64-bit words: narrower than 32 columns when one tile holds all of them."""
+    """Return the shape of the tiles in 64-bit words: narrower than 32 columns when one tile holds all of them."""
     n_tiles = (layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS
     if n_tiles == 1:
         words = 1 if layout.n_tiled <= 8 else 2 if layout.n_tiled <= 16 else 4

@@ -1,12 +1,11 @@
-"""The rows of a place in files, and a block of them in memory.
+"""The rows of one process in files, and a block of them in memory.
 
-Three block files (`store.py`) hold the rows: ``codes`` (tiles of the histogram kernel and wide columns) and ``rows``
-(target and weight), which are sealed, and ``state`` (scores, leaves, gradients, Hessians), which changes. Files begin
-with the first row of the place; rows are divided among threads by blocks.
+Three block files (`storage.block_file`) hold the rows: ``codes`` (tiles of the histogram kernel and wide columns) and ``rows``
+(target and weight), which are sealed, and ``state`` (scores, leaves, gradients, Hessians), which changes. Each file starts with
+the process's first row; rows are divided among threads by blocks.
 
-A block in memory is a `Shard` like any other, only a short one. So whatever can be asked of rows in memory is asked of
-streamed ones, block by block, by the very same functions; all answers are sums of integers, maxima or minima, and do not
-tell how rows were divided.
+A block in memory is a `Shard` like any other, only shorter. Therefore the same functions run on streamed rows, block by block,
+as on rows in memory; all results are sums of integers, maxima or minima, which do not depend on how rows are divided.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from dboost.storage.block_file import BlockFile, FieldRef
 
 
 class BlockStore:
-    """The files of one place.
+    """The block files of one process.
 
     Parameters
     ----------
@@ -45,7 +44,7 @@ class BlockStore:
 
     @classmethod
     def around(cls, folder: Path, name: str, spec: ShardSpec, codes: BlockFile, ranges: np.ndarray | None = None) -> BlockStore:
-        """New files of rows and state, in a folder that is there, for codes that are there; to be filled by a `BlockWriter`."""
+        """Make new files of rows and state in an existing folder, for existing codes; a `BlockWriter` fills them."""
         made: dict[str, BlockFile] = {}
         kinds = (("rows", spec.row_fields(), True), ("state", spec.state_fields(), False))
         try:
@@ -63,7 +62,7 @@ class BlockStore:
         return self.codes, self.rows, self.state
 
     def ranges_of(self, block: int) -> list[tuple[int, int]]:
-        """Global numbers of a block's rows, as runs (first, how many)."""
+        """Return the global numbers of a block's rows, as runs (first, length)."""
         first = block * self.state.block_rows
         last = first + self.state.rows_of(block)
         found = []
@@ -92,7 +91,7 @@ class BlockBuffer:
     Attributes
     ----------
     is_resident : bool
-        Whether they hold all of a block that stays: what is in its files is of no interest any more.
+        Whether they hold all of a resident block: then the content of its files is out of date.
     """
 
     def __init__(self, blocks: BlockStore) -> None:
@@ -101,7 +100,7 @@ class BlockBuffer:
         self._shard: BlockShard | None = None
 
     def fill(self, block: int, *, codes: bool, rows: bool, state: Sequence[FieldRef], verify: bool = True) -> int:
-        """Read what is wanted of a block; returns the number of bytes. verify : see `BlockFile.read`, of the codes."""
+        """Read the wanted parts of a block; return the number of bytes. verify : see `BlockFile.read`, of the codes."""
         n_bytes = 0
         if codes:
             n_bytes += self._blocks.codes.read(block, self.codes, verify=verify)
@@ -111,8 +110,8 @@ class BlockBuffer:
             n_bytes += self._blocks.state.read(block, self.state, state)
         return n_bytes
 
-    def settle(self, block: int) -> int:
-        """Read all of a block, which stays; returns the number of bytes, 0 where it is here already."""
+    def load(self, block: int) -> int:
+        """Read all of a resident block; return the number of bytes, 0 if it is loaded already."""
         if self.is_resident:
             return 0
         everything = [field.name for field in self._blocks.state.fields]
@@ -121,20 +120,20 @@ class BlockBuffer:
         return n_bytes
 
     def shard(self, block: int) -> BlockShard:
-        """The block as a shard, until the room is used again; what has not been read holds anything."""
+        """Return the block as a shard, valid until the buffer is reused; fields that were not read are uninitialised."""
         if self._shard is None or self._shard.n_rows != self._blocks.state.rows_of(block):
             self._shard = BlockShard(self._blocks, self, block)
-        self._shard.turn_to(block)
+        self._shard.set_block(block)
         return self._shard
 
 
 class BlockShard(Shard):
-    """A block of rows in its room. Codes of one byte are in tiles only."""
+    """A block of rows in its buffer. One-byte codes are in tiles only."""
 
-    def __init__(self, blocks: BlockStore, room: BlockBuffer, block: int) -> None:
+    def __init__(self, blocks: BlockStore, buffer: BlockBuffer, block: int) -> None:
         spec, n = blocks.spec, blocks.state.rows_of(block)
-        codes, rows = blocks.codes.views(room.codes, block), blocks.rows.views(room.rows, block)
-        state = blocks.state.views(room.state, block)
+        codes, rows = blocks.codes.views(buffer.codes, block), blocks.rows.views(buffer.rows, block)
+        state = blocks.state.views(buffer.state, block)
         wide = codes.get("wide", np.empty((0, n), np.uint16))
         self.codes = BinnedColumns(np.empty((0, n), np.uint8), wide, blocks._row_of)
         self.spec, self.layout = spec, spec.layout
@@ -145,24 +144,24 @@ class BlockShard(Shard):
         self.gradient, self.hessian, self.loss_hessian = state["gradient"], state.get("hessian"), state.get("loss_hessian")
         self.n_rows, self._blocks, self._block = n, blocks, block
 
-    def turn_to(self, block: int) -> None:
-        """Note which block it is; all of equal length lie in the same places."""
+    def set_block(self, block: int) -> None:
+        """Set the number of the block; blocks of equal length use the same views."""
         self._block = block
 
     def columns(self) -> BinnedColumns:
-        """The codes of all features by columns, of a block whose codes have been read: worked out from tiles."""
+        """Compute the codes of all features by columns from tiles, for a block whose codes have been read."""
         codes = empty_binned_columns(self.layout, self.n_rows)
         codes_of(self.tiles, self.codes.wide if len(self.codes.wide) else None, self.layout, codes)
         return codes
 
     @property
     def _ranges(self) -> list[tuple[int, int]]:  # type: ignore[override]
-        """Found only when somebody asks for the rows' numbers."""
+        """Computed only when the rows' numbers are needed."""
         return self._blocks.ranges_of(self._block)
 
 
 class BlockWriter:
-    """Fills new files, whose blocks have equally many rows, with rows that come in pieces of any length.
+    """Fills new files, whose blocks have equally many rows, with rows that arrive in chunks of any length.
 
     Parameters
     ----------
@@ -183,23 +182,23 @@ class BlockWriter:
                 self._views |= file.views(buffer, self._block)
 
     def append(self, n: int, fields: Mapping[str, np.ndarray]) -> None:
-        """Add n rows: the fields' arrays as in the files, but of n rows. What is left out is 0."""
+        """Append n rows: the fields' arrays as in the files, but of n rows. Missing fields are 0."""
         done = 0
         while done < n:
-            room = self._files[0][0].rows_of(self._block) - self._filled
-            some = min(room, n - done)
+            free = self._files[0][0].rows_of(self._block) - self._filled
+            n_copied = min(free, n - done)
             for name, values in fields.items():
                 axis = (slice(None),) * self._axes[name]
-                here, there = slice(done, done + some), slice(self._filled, self._filled + some)
+                here, there = slice(done, done + n_copied), slice(self._filled, self._filled + n_copied)
                 self._views[name][(*axis, there)] = values[(*axis, here)]
-            done += some
-            self._filled += some
-            if some == room:
+            done += n_copied
+            self._filled += n_copied
+            if n_copied == free:
                 for file, buffer in self._files:
                     file.write(self._block, buffer)
                 self._block, self._filled = self._block + 1, 0
                 self._clear()
 
     def finish(self) -> None:
-        """Make sure that all rows have come."""
+        """Assert that all rows have arrived."""
         assert self._block == self._files[0][0].n_blocks and not self._filled, "fewer rows than were promised"

@@ -1,8 +1,8 @@
-"""From a table to a shard: sample, propose, encode; each chunk's raw values are let go before the next is read.
+"""From a table to bin codes: sample, propose bins, encode.
 
-From a table to codes in pieces: slice by slice of its chunks, so that a slice and a piece are all the rows in memory.
-
-The codes of a piece are made in columns, as everywhere, and go to files in tiles.
+The raw values of each chunk are released before the next chunk is read. `encode_table` encodes a whole table into memory.
+`encoded_pieces` encodes it slice by slice, so that one slice and one encoded block are all the rows in memory; `tiles_of`
+converts the codes of a block from columns, which the encoder writes, to tiles, which files hold, and `codes_of` back.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from dboost.schema import Feature
 from dboost.shards.bin_layout import NARROW_BINS, tile_shape
 from dboost.shards.shard import BinnedColumns, empty_binned_columns
 
-#: So few rows are no work for several threads.
+#: Tables with fewer rows are encoded by one thread.
 _FEW_ROWS = 16_384
-#: Bytes of a matrix that are turned at once from rows into columns.
-_TURNED = 1 << 17
-#: Values that are looked up at once.
+#: Bytes of a matrix that are transposed at a time.
+_TRANSPOSED_BYTES = 1 << 17
+#: Values that are looked up at a time.
 _PIECE = 1 << 16
 
 
 def kept_rows(weight: np.ndarray | None) -> np.ndarray | None:
-    """Numbers of the rows of positive weight (int64), or None when that is all of them."""
+    """Return the numbers of the rows of positive weight (int64), or None when these are all rows."""
     if weight is None or (weight > 0).all():
         return None
     return np.flatnonzero(weight > 0)
@@ -41,7 +41,7 @@ def kept_rows(weight: np.ndarray | None) -> np.ndarray | None:
 def propose_binning(
     table: Table, kept: np.ndarray | None, *, max_bins: int, seed: int, n_threads: int, exact: bool = False
 ) -> Binning:
-    """Propose split points from a sample of the table's rows, or from all of them where each value is to have its bin."""
+    """Propose split points from a sample of the table's rows, or with `exact` one bin for each distinct value of all rows."""
     if exact:
         rows = np.arange(table.n_rows) if kept is None else kept
         return exact_binning(table.features, distinct_of(table, rows))
@@ -50,12 +50,12 @@ def propose_binning(
     if kept is not None:
         rows = kept[rows]
     weight = None if table.weight is None else table.weight[rows]
-    parts = [part for _, part in sampled(table, rows, n_threads=n_threads)]
-    return propose_from(table.features, parts, weight, max_bins, n_threads)
+    samples = [part for _, part in sampled(table, rows, n_threads=n_threads)]
+    return propose_from(table.features, samples, weight, max_bins, n_threads)
 
 
 def distinct_of(table: Table, rows: np.ndarray) -> list[np.ndarray]:
-    """The distinct values of the numeric columns in some rows (int64, ascending): float64[...] each."""
+    """Return the distinct values of the numeric columns in some rows (int64, ascending): float64[...] each."""
     known = [np.empty(0)] * sum(not feature.is_categorical for feature in table.features)
     for _, columns in sampled(table, rows):
         known = [distinct_values(column, before) for column, before in zip(columns, known, strict=True)]
@@ -65,7 +65,8 @@ def distinct_of(table: Table, rows: np.ndarray) -> list[np.ndarray]:
 def sampled(
     table: Table, rows: np.ndarray, numeric: Sequence[int] | None = None, n_threads: int = 1
 ) -> Iterator[tuple[int, list[np.ndarray]]]:
-    """Some rows (int64, ascending) of a table, chunk by chunk: the chunk's number and its numeric columns, or some of them."""
+    """Yield some rows (int64, ascending) of a table, chunk by chunk: the chunk's number and its numeric columns, or some of
+    them."""
     if numeric is None:
         numeric = [j for j, feature in enumerate(table.features) if not feature.is_categorical]
     whole = len(rows) == table.n_rows
@@ -73,41 +74,41 @@ def sampled(
     for i, length in enumerate(table.lengths):
         low, high = np.searchsorted(rows, (start, start + length))
         if low < high:
-            parts: list[list[np.ndarray]] = []
+            samples: list[list[np.ndarray]] = []
             for _, some, chunk in table.slices(i, None if whole else rows[low:high] - start):
                 local: Any = slice(None) if some is None else some
                 if chunk.matrix is not None and not whole and len(numeric) == len(table.features):
                     columns = _columns_of(chunk.matrix, local, n_threads)
-                    parts.append([columns[j] for j in numeric])
+                    samples.append([columns[j] for j in numeric])
                 else:
-                    parts.append([chunk.columns[j][local] for j in numeric])  # type: ignore[index]
-            yield i, parts[0] if len(parts) == 1 else [np.concatenate(column) for column in zip(*parts, strict=True)]
+                    samples.append([chunk.columns[j][local] for j in numeric])  # type: ignore[index]
+            yield i, samples[0] if len(samples) == 1 else [np.concatenate(column) for column in zip(*samples, strict=True)]
         start += length
 
 
 def _columns_of(matrix: np.ndarray, rows: np.ndarray, n_threads: int) -> np.ndarray:
-    """The columns of some rows of a matrix, side by side, turned by blocks that stay in the cache."""
+    """Return the columns of some rows of a matrix as contiguous arrays, transposed by blocks that stay in the cache."""
     columns = np.empty((matrix.shape[1], len(rows)), matrix.dtype)
-    n = max(_TURNED // (matrix.shape[1] * matrix.itemsize), 1)
+    n = max(_TRANSPOSED_BYTES // (matrix.shape[1] * matrix.itemsize), 1)
 
-    def turn(first: int, last: int) -> None:
+    def transpose_rows(first: int, last: int) -> None:
         for start in range(first, last, n):
             some = slice(start, min(start + n, last))
             columns[:, some] = np.take(matrix, rows[some], axis=0).T
 
-    in_ranges(turn, len(rows), n_threads)
+    in_ranges(transpose_rows, len(rows), n_threads)
     return columns
 
 
 def propose_from(
     features: tuple[Feature, ...],
-    parts: list[list[np.ndarray]],
+    samples: list[list[np.ndarray]],
     weight: np.ndarray | None,
     max_bins: int,
     n_threads: int,
 ) -> Binning:
-    """Propose split points from sampled values: per part of the rows the numeric columns, and the weight of all."""
-    joined = iter([np.concatenate(column) if len(column) > 1 else column[0] for column in zip(*parts, strict=True)])
+    """Propose split points from sampled values: for each chunk the numeric columns, and the weights of all rows."""
+    joined = iter([np.concatenate(column) if len(column) > 1 else column[0] for column in zip(*samples, strict=True)])
     columns = [None if feature.is_categorical else next(joined) for feature in features]
     return Binning(features, propose_all(columns, weight, max_bins, n_threads))
 
@@ -115,7 +116,7 @@ def propose_from(
 def encode_table(
     table: Table, binning: Binning, layout: BinLayout, kept: np.ndarray | None, n_threads: int, *, allow_infinite: bool = False
 ) -> BinnedColumns:
-    """Codes of all rows, or of the kept ones.
+    """Return the codes of all rows, or of the kept ones.
 
     Raises
     ------
@@ -144,7 +145,7 @@ def encode_table(
 
 
 class Encoder:
-    """Encodes chunk after chunk into the rows of `codes`."""
+    """Encodes one chunk after the other into the rows of `codes`."""
 
     def __init__(self, binning: Binning, codes: BinnedColumns, pool: ThreadPoolExecutor, n_threads: int) -> None:
         self._n_bins = binning.n_bins
@@ -156,23 +157,23 @@ class Encoder:
         self._edges = {dtype: padded_edges(binning.edges, np.dtype(dtype)) for dtype in (np.float32, np.float64)}
 
     def encode(self, chunk: Chunk, rows: np.ndarray | None, position: int) -> tuple[int, int] | None:
-        """Write codes from row `position` on; returns (row in chunk, feature) of an infinite value, or None."""
+        """Write codes from row `position` on; return (row in chunk, feature) of an infinite value, or None."""
         matrix = chunk.matrix
         n = chunk.n_rows if rows is None else len(rows)
-        every = map if n * len(self._narrow) < FEW else self._pool.map
+        map_tasks = map if n * len(self._narrow) < FEW else self._pool.map
         if matrix is not None and matrix.dtype in (np.float32, np.float64) and all(self._narrow):
             if rows is not None:
                 matrix = matrix[rows]
-            found = self._encode_matrix(matrix, slice(position, position + n), every)
+            found = self._encode_matrix(matrix, slice(position, position + n), map_tasks)
         else:
             tasks = ((feature, column, rows, slice(position, position + n)) for feature, column in enumerate(chunk.columns))
-            answers = every(self._encode_column, *zip(*tasks, strict=True))
-            found = next((pair for pair in answers if pair is not None), None)
+            results = map_tasks(self._encode_column, *zip(*tasks, strict=True))
+            found = next((pair for pair in results if pair is not None), None)
         if found is not None and rows is not None:
             return int(rows[found[0]]), found[1]
         return found
 
-    def _encode_matrix(self, matrix: np.ndarray, out: slice, every: Callable[..., Any]) -> tuple[int, int] | None:
+    def _encode_matrix(self, matrix: np.ndarray, out: slice, map_tasks: Callable[..., Any]) -> tuple[int, int] | None:
         edges = self._edges[matrix.dtype.type]
         codes = self._codes.narrow[:, out]
         n, p = matrix.shape
@@ -180,7 +181,7 @@ class Encoder:
         def part(bounds: tuple[int, int]) -> int:
             return encode_matrix(matrix, edges, self._n_bins, codes, *bounds)
 
-        for found in every(part, _ranges(n, self._n_threads)):
+        for found in map_tasks(part, _ranges(n, self._n_threads)):
             if found >= 0:
                 return divmod(found, p)
         return None
@@ -204,7 +205,7 @@ class Encoder:
         return None if found < 0 else (found, feature)
 
     def _encode_wide(self, feature: int, values: np.ndarray, target: np.ndarray) -> tuple[int, int] | None:
-        """Of a numeric column with more bins than a byte tells apart, in pieces, so that little memory is needed."""
+        """Encode a numeric column with more bins than a byte can hold, in pieces, so that little memory is needed."""
         edges = self._binning.edges[feature]
         assert edges is not None
         for first in range(0, len(values), _PIECE):
@@ -215,14 +216,14 @@ class Encoder:
         return (int(infinite[0]), feature) if len(infinite) else None
 
 
-def _ranges(n: int, parts: int) -> Iterator[tuple[int, int]]:
-    for k in range(parts):
-        if n * k // parts < n * (k + 1) // parts:
-            yield n * k // parts, n * (k + 1) // parts
+def _ranges(n: int, n_ranges: int) -> Iterator[tuple[int, int]]:
+    for k in range(n_ranges):
+        if n * k // n_ranges < n * (k + 1) // n_ranges:
+            yield n * k // n_ranges, n * (k + 1) // n_ranges
 
 
 def in_ranges(work: Callable[[int, int], Any], n: int, n_threads: int) -> None:
-    """Call work(first, last) over `n_threads` ranges at once, or over all of a few rows."""
+    """Call work(first, last) for `n_threads` ranges at once, or for the whole range if there are few rows."""
     if n_threads == 1 or n < _FEW_ROWS:
         if n:
             work(0, n)
@@ -237,10 +238,10 @@ RowMetadataSlices = tuple[Column | None, np.ndarray | None, np.ndarray | None]
 
 @dataclass(frozen=True, eq=False)
 class EncodedBlock:
-    """Some rows of positive weight, or some that were chosen.
+    """Some encoded rows of positive weight, or some that were chosen.
 
-    chunk : their raw values; roles : target, weight and offset; codes : valid until the next piece; number : of the chunk that
-    they are from; rows : which of its rows they are.
+    chunk : their raw values; roles : target, weight and offset; codes : valid until the next block; number : of the chunk of
+    the table; rows : the rows of that chunk.
     """
 
     chunk: Chunk
@@ -260,7 +261,7 @@ def encoded_pieces(
     allow_infinite: bool = False,
     chosen: np.ndarray | None = None,
 ) -> Iterator[EncodedBlock]:
-    """The rows of positive weight, or those of these numbers (int64, ascending), in pieces of at most `piece_rows` rows.
+    """Yield the rows of positive weight, or those of these numbers (int64, ascending), in blocks of at most `piece_rows` rows.
 
     Raises
     ------
@@ -291,13 +292,13 @@ def encoded_pieces(
                         row, feature = infinite
                         where = table.row_name(start + int(np.arange(length)[rows][row]))
                         raise DataError(f"column {binning.features[feature].name!r} holds an infinite value ({where})")
-                    own: Any = tuple(_chunk_rows(role, rows) for role in roles)
-                    yield EncodedBlock(piece, own, codes.part(slice(0, last - first)), i, rows)
+                    metadata: Any = tuple(_chunk_rows(role, rows) for role in roles)
+                    yield EncodedBlock(piece, metadata, codes.part(slice(0, last - first)), i, rows)
             start += length
 
 
 def some_rows(chunk: Chunk, rows: slice | np.ndarray) -> Chunk:
-    """Some rows of a chunk; of consecutive ones views."""
+    """Return some rows of a chunk; views if they are consecutive."""
     matrix = None if chunk.matrix is None else chunk.matrix[rows]
     columns = tuple(matrix.T) if matrix is not None else tuple(_chunk_rows(column, rows) for column in chunk.columns)
     return Chunk(len(np.arange(chunk.n_rows)[rows]), columns, matrix=matrix)  # type: ignore[arg-type]
@@ -310,14 +311,14 @@ def _chunk_rows(column: Column | None, rows: slice | np.ndarray) -> Column | Non
 
 
 def tiles_of(codes: BinnedColumns, layout: BinLayout) -> np.ndarray:
-    """Codes in the order of the histogram kernel: uint64[n_tiles, n_rows, words]."""
+    """Return codes in the memory order of the histogram kernel: uint64[n_tiles, n_rows, words]."""
     tiles = np.zeros(tile_shape(layout, codes.n_rows), np.uint64)
     fill_tiles(codes.narrow, layout, codes.row_of, 0, codes.n_rows, tiles.view(np.uint8))
     return tiles
 
 
 def codes_of(tiles: np.ndarray, wide: np.ndarray | None, layout: BinLayout, codes: BinnedColumns) -> None:
-    """The other way round: write the codes of some rows, by columns, from tiles (uint64[n_tiles, n_rows, words])."""
+    """Write the codes of some rows, by columns, from tiles (uint64[n_tiles, n_rows, words]): the inverse of `tiles_of`."""
     as_bytes = tiles.view(np.uint8)
     for column in range(layout.n_tiled):
         joint = as_bytes[column // 32, :, column % 32]

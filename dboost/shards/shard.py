@@ -1,11 +1,10 @@
-"""A shard: the only home of rows.
+"""A shard: the rows of one thread or process, in memory.
 
-It holds, for consecutive rows of the table, the codes of every feature, the target, the weight, the raw score, and what the
-current tree needs: gradients, Hessians, and the leaf that each row reached. Rows of weight zero are left out when a shard
-is built, so they shape nothing.
+It holds, for some rows of the table, the bin codes of every feature, the target, the weight, the raw score, and the state of
+the current tree: gradients, Hessians, and the leaf of each row. Rows of weight zero are left out when a shard is built.
 
-A model with one output has one raw score a row, and arrays of shape [n_rows]; one with K outputs (K classes) has K of them,
-and arrays of shape [K, n_rows], so that the rows of one output lie together as its tree wants them.
+A model with one output has one raw score per row, and arrays of shape [n_rows]; one with K outputs (K classes) has K of them,
+and arrays of shape [K, n_rows], so that the values of one output are contiguous for its tree.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from dboost.trees.tree_task import RowSubset, Sample, hash_rows
 
 @dataclass(frozen=True, eq=False)
 class BinnedColumns:
-    """The binned values of a table: per feature a row of `narrow` or of `wide` (see `shards.bin_layout.code_rows`)."""
+    """The bin codes of a table: each feature is a row of `narrow` or of `wide` (see `shards.bin_layout.code_rows`)."""
 
     narrow: np.ndarray  # uint8[n_narrow, n_rows]
     wide: np.ndarray  # uint16[n_wide, n_rows]
@@ -36,17 +35,17 @@ class BinnedColumns:
         return self.narrow.shape[1]
 
     def of(self, feature: int) -> np.ndarray:
-        """Codes of one feature."""
+        """Return the codes of one feature."""
         row = int(self.row_of[feature])
         return self.narrow[row] if row >= 0 else self.wide[-1 - row]
 
     def part(self, rows: slice) -> BinnedColumns:
-        """Some of the rows (views)."""
+        """Return some of the rows (views)."""
         return BinnedColumns(self.narrow[:, rows], self.wide[:, rows], self.row_of)
 
 
 def empty_binned_columns(layout: BinLayout, n_rows: int) -> BinnedColumns:
-    """Room for the codes of `n_rows` rows."""
+    """Return uninitialised arrays for the codes of `n_rows` rows."""
     row_of = code_rows(layout)
     n_wide = int((layout.n_bins > NARROW_BINS).sum())
     n_narrow = len(layout.n_bins) - n_wide
@@ -58,20 +57,20 @@ class Shard:
 
     Parameters
     ----------
-    codes : Codes
+    codes : BinnedColumns
     spec : ShardSpec
     target : float64[n_rows]
     weight : float64[n_rows] or None
     raw : float64[n_rows] or float64[n_outputs, n_rows]
-        Raw scores to start from; the shard owns and updates them.
+        Initial raw scores; the shard owns and updates them.
     ranges : int64[n_ranges, 2], optional
         (global number of the first row, number of rows) of each run of consecutive rows; default: rows 0, 1, 2, …
     numbers : int64[n_rows], optional
-        Instead of ranges, each row's global number: for rows that are scattered.
+        Instead of ranges, each row's global number: for scattered rows.
     """
 
     _numbers: np.ndarray | None = None
-    #: Which rows are near the next trees' cuts; None for blocks of files, which do not stay.
+    #: Rows near the trimming threshold of the next trees; None for streamed blocks, whose rows are not kept.
     near: Near | None = None
 
     def __init__(
@@ -88,9 +87,9 @@ class Shard:
         self.codes = codes
         self.spec = spec
         self.layout, self.bin_layout = spec.layout, spec.bin_layout
-        #: Of each feature, whether trees grow by the very codes that finished trees refer to.
+        #: For each feature, whether trees grow by the fine bins themselves: bool[n_features].
         self.is_identity_bin_map = self.bin_layout.n_bins == self.layout.n_bins
-        self.bins = codes if self.is_identity_bin_map.all() else _coarse(codes, self.bin_layout, self.is_identity_bin_map)
+        self.bins = codes if self.is_identity_bin_map.all() else _empty_bins(codes, self.bin_layout, self.is_identity_bin_map)
         self.target = target
         self.weight = weight
         self.repeat_count = weight.astype(np.uint8) if spec.integer_weights and weight is not None else None
@@ -114,7 +113,7 @@ class Shard:
         return 1 if self.raw.ndim == 1 else len(self.raw)
 
     def some_rows(self, rows: np.ndarray) -> Shard:
-        """A shard of some of the rows (int64), in the state that they are in; its tiles are still to be filled."""
+        """Return a shard of some of the rows (int64), in their current state; its tiles must still be filled."""
         codes = BinnedColumns(
             np.ascontiguousarray(self.codes.narrow[:, rows]), np.ascontiguousarray(self.codes.wide[:, rows]), self.codes.row_of
         )
@@ -136,7 +135,7 @@ class Shard:
         return shard
 
     def sampled_rows(self, sample: Sample | None, least_influence: int = 0, output: int = 0) -> np.ndarray | None:
-        """Rows of this shard that take part in a tree, ascending (int64); None for all. See `RowSubset`."""
+        """Return the rows of this shard that take part in a tree, ascending (int64); None for all. See `RowSubset`."""
         rows = None if sample is None else self._sampled(sample)
         if least_influence == 0:
             return rows
@@ -158,11 +157,11 @@ class Shard:
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def columns(self) -> BinnedColumns:
-        """The codes of all features by columns."""
+        """Return the codes of all features by columns."""
         return self.codes
 
     def numbers(self, first: int, last: int) -> np.ndarray:
-        """Global numbers of rows first…last-1: int64[last - first]."""
+        """Return the global numbers of rows first…last-1: int64[last - first]."""
         if self._numbers is not None:
             return self._numbers[first:last]
         parts, at = [np.empty(0, np.int64)], 0
@@ -172,7 +171,7 @@ class Shard:
         return np.concatenate(parts)
 
     def sampled_range(self, part: RowSubset, first: int, last: int) -> tuple[np.ndarray | None, int, int]:
-        """The rows that take part in a tree (or None for all), and which of them are among rows first…last-1."""
+        """Return the rows that take part in a tree (or None for all), and the range of them within rows first…last-1."""
         rows = self.sampled_rows(*part)
         if rows is None:
             return None, first, last
@@ -180,25 +179,27 @@ class Shard:
         return rows, int(begin), int(end)
 
     def influence(self, output: int) -> np.ndarray:
-        """Of each row on the next tree of an output: its second derivative, as the bits of a float32 (int32[n_rows])."""
+        """Return the influence of each row on the next tree of an output: its second derivative, as float32 bits
+        (int32[n_rows])."""
         influence = self.hessian if self.loss_hessian is None else self.loss_hessian
         assert influence is not None
         return (influence if influence.ndim == 1 else influence[output]).view(np.int32)
 
     def output_arrays(self, output: int) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-        """Gradients, Hessians and leaves of one output, each [n_rows]."""
+        """Return gradients, Hessians and leaves of one output, each [n_rows]."""
         if self.raw.ndim == 1:
             return self.gradient, self.hessian, self.leaf
         return self.gradient[output], None if self.hessian is None else self.hessian[output], self.leaf[output]
 
     def fill_tiles(self, first: int, last: int) -> None:
-        """Copy the bins of rows first…last-1 into tiles, the histogram kernel's own order."""
+        """Copy the bins of rows first…last-1 into tiles, the histogram kernel's memory order."""
         as_bytes = self.tiles.view(np.uint8)
         fill_tiles(self.bins.narrow, self.bin_layout, self.bins.row_of, first, last, as_bytes)
 
 
-def _coarse(codes: BinnedColumns, layout: BinLayout, keeps: np.ndarray) -> BinnedColumns:
-    """Room for the bins of a tree, which are to come; features that keep their cells have them already."""
+def _empty_bins(codes: BinnedColumns, layout: BinLayout, keeps: np.ndarray) -> BinnedColumns:
+    """Return arrays for the bins of a tree, to be filled for each tree; features whose bins are their fine bins are filled
+    already."""
     bins = empty_binned_columns(layout, codes.n_rows)
     for feature in range(len(keeps)):
         bins.of(feature)[:] = codes.of(feature) if keeps[feature] else 0
@@ -206,7 +207,7 @@ def _coarse(codes: BinnedColumns, layout: BinLayout, keeps: np.ndarray) -> Binne
 
 
 def runs_of(numbers: np.ndarray) -> np.ndarray:
-    """Rows' global numbers as runs of consecutive ones, (first, how many): int64[n_runs, 2]."""
+    """Return rows' global numbers as runs of consecutive ones, (first, length): int64[n_runs, 2]."""
     if not len(numbers):
         return np.empty((0, 2), np.int64)
     begins = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 2) != 1)
@@ -214,7 +215,8 @@ def runs_of(numbers: np.ndarray) -> np.ndarray:
 
 
 def _aligned_zeros(shape: tuple[int, ...]) -> np.ndarray:
-    """Zeros (uint64) that begin on a cache line, so that a row's codes never straddle two: a third faster to gather."""
+    """Return zeros (uint64) aligned to a cache line: a row's codes never straddle two lines, which makes gathering a third
+    faster."""
     n_bytes = 8 * int(np.prod(shape))
     memory = np.zeros(n_bytes + 64, np.uint8)
     skip = -memory.ctypes.data % 64

@@ -1,7 +1,7 @@
-"""What all shards of a fit are made with: layouts, weights, Hessians, precision.
+"""What all shards of a fit have in common: layouts, weights, Hessians, precision.
 
-One frozen record, for rows in memory and in files. It follows from the parameters and from statistics of the training rows
-(see `training.plan.FitPlan`), so it is the same on every worker.
+One frozen record, for rows in memory and in files. It follows from the parameters and from statistics of the training rows (see
+`training.plan.FitPlan`), so it is the same on every worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dboost.storage.block_file import BLOCK_ROWS, Field
 
 #: A block of a wide table has fewer rows, so that it does not exceed this size.
 _BLOCK_BYTES = 4 * 2**20
-#: There are at least so many blocks, as long as each has at least so many rows.
+#: There are at least this many blocks, as long as each has at least this many rows.
 _LEAST_BLOCKS, _LEAST_ROWS = 16, 1024
 #: Slots of a growing tree for each leaf of the final tree, see `trees.grower.MOST_OPENED`.
 _SLOTS_PER_LEAF = 5
@@ -25,30 +25,30 @@ _SLOTS_PER_LEAF = 5
 
 @dataclass(frozen=True, eq=False)
 class ShardSpec:
-    """What a shard is made with, beside its rows."""
+    """The properties of a shard, apart from its rows."""
 
     layout: BinLayout  # of the bins that rows are encoded by and that finished trees refer to
-    bin_layout: BinLayout  # of the bins that trees grow by; another one where they are proposed for each tree
+    bin_layout: BinLayout  # of the bins that trees grow by; differs from `layout` if bins are proposed for each tree
     n_outputs: int
     weighted: bool  # False when all weights are 1
     #: The weights are integers of at most 255: each row counts that many times, with the gradient of a single such row.
     #: Otherwise weights are multiplied into gradients and Hessians.
     integer_weights: bool
     constant_hessian: bool  # the Hessian is 1 for every row (by the loss, and without fractional weights)
-    weights_as_hessian: bool  # trees grow with weights in the place of Hessians, which are kept as `loss_hessian`
+    weights_as_hessian: bool  # trees grow with weights instead of Hessians, which are stored as `loss_hessian`
     max_leaves: int
     n_channels: int  # of histograms: 2 (gradients and Hessians) or 3 (and counts)
     loss_unit: float  # unit of the exact sums of the loss
-    speculates: bool = True  # whether nodes may be opened that the final tree does not have
+    speculates: bool = True  # whether nodes may be split that are not part of the finished tree
 
     @property
     def leaf_type(self) -> str:
-        """The type of a streamed row's node while a tree grows: there are more slots than leaves if nodes are speculative."""
+        """The type of a streamed row's slot while a tree grows; speculation needs more slots than there are leaves."""
         return "<u1" if self.max_leaves * (_SLOTS_PER_LEAF if self.speculates else 1) <= 256 else "<i4"
 
     @property
     def has_repeat_count(self) -> bool:
-        """Whether rows count several times, see `integer_weights`."""
+        """Whether rows have a repeat count, see `integer_weights`."""
         return self.integer_weights and self.weighted
 
     def code_fields(self) -> list[Field]:
@@ -58,7 +58,8 @@ class ShardSpec:
         return [Field("target", "<f8"), *([Field("weight", "<f8")] if self.weighted else [])]
 
     def state_fields(self) -> list[Field]:
-        """In the order in which they are read together: growth reads those in the middle, an update of scores all."""
+        """Return the fields in the order in which they are read together: growth reads those in the middle, score updates
+        all."""
         outputs = () if self.n_outputs == 1 else (self.n_outputs,)
         fields = [Field("raw", "<f8", outputs), Field("leaf", self.leaf_type, outputs), Field("gradient", "<f4", outputs)]
         if not self.constant_hessian:
@@ -70,7 +71,7 @@ class ShardSpec:
         return fields
 
     def constant_state(self, weight: np.ndarray | None, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """Fields of the state that follow from the weights (float64[n]) and stay constant; shape : of raw scores."""
+        """Return the fields of the state that follow from the weights (float64[n]) and stay constant; shape : of raw scores."""
         found: dict[str, np.ndarray] = {}
         if weight is not None and self.has_repeat_count:
             found["repeat_count"] = weight.astype(np.uint8)
@@ -79,23 +80,23 @@ class ShardSpec:
         return found
 
     def bytes_per_row(self) -> int:
-        """Bytes of a row in the files."""
+        """Return the bytes of a row in the files."""
         return sum(field.n_bytes(1) for field in (*self.code_fields(), *self.row_fields(), *self.state_fields()))
 
     def room_bytes(self, n_rows: int) -> int:
-        """Memory of a thread that streams blocks: two block buffers, and records."""
+        """Return the memory that a thread needs to stream blocks: two block buffers, and records."""
         return rows_that_fit(self.code_fields(), n_rows) * (2 * self.bytes_per_row() + 16)
 
 
 def code_fields(layout: BinLayout) -> list[Field]:
-    """The fields of a file of bin codes."""
+    """Return the fields of a file of bin codes."""
     n_tiles, _, words = tile_shape(layout, 0)
     n_wide = int((layout.n_bins > NARROW_BINS).sum())
     return [Field("tiles", "<u8", (n_tiles,), (words,)), *([Field("wide", "<u2", (n_wide,))] if n_wide else [])]
 
 
 def rows_that_fit(codes: Sequence[Field], n_rows: int) -> int:
-    """Rows of a block with these codes, a power of two: fewer for wide tables, and for tables of few rows."""
+    """Return the rows of a block with these codes, a power of two: fewer for wide tables, and for tables of few rows."""
     rows, width = BLOCK_ROWS, sum(field.n_bytes(1) for field in codes)
     while rows > _LEAST_ROWS and (rows * width > _BLOCK_BYTES or rows * _LEAST_BLOCKS > n_rows):
         rows //= 2

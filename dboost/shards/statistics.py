@@ -1,22 +1,24 @@
-"""How a question's answers are put together, told with the function that answers it.
+"""Map-reduce functions over a shard: statistics that engines compute on every shard and merge.
 
-Some answers are arrays, one for each part of the rows; where the parts are many, those of one place are merged before anybody
-else sees them. Questions that say nothing have small answers, which are handed on as they are.
+`Engine.ask` calls a function with a shard, a range of its rows and arguments. `reduced_by` declares how two results are merged:
+exactly, and in any order (sums of integers, minima). Where a process has many ranges of rows, their results are merged before
+they are sent; results of functions without a merge are small and are sent as they are.
 
-What a shard says of its residuals y - F, leaf by leaf: questions that `Engine.ask` carries to where the rows are.
+*Residuals.* `leaf_digits`, `leaf_keys`, `leaf_next` and `leaf_clipped` compute statistics of the residuals y - F by leaf of the
+tree grown last, with the scores before that tree, over the rows that took part in it; `size_digits`, `size_keys` and
+`size_next` those of |y - F| over all rows (see `metrics.quantiles`).
 
-The leaves are those of the tree grown last, the scores those before it, and the rows those that took part in it. All
-answers are sums of integers (or minima), so they merge exactly.
+*Influence.* `influence_digits` adds up second derivatives by the digits of their bits (see `metrics.trimming`).
 
-What a shard says about a step along a whole tree: questions for `Engine.ask`.
+*Line search.* `line_slopes` computes derivatives of the loss for a step along a whole tree.
 
-What a shard says of its cells, and how its rows get into the bins of a tree (see `trees.bin_proposal`).
+*Fine bins.* `fine_bin_hessians` adds up Hessians by fine bin, and `merge_into_bins` puts the rows into the bins of a tree (see
+`trees.bin_proposal`).
 
-A few numbers that tell rows from other rows, whoever holds them.
-
-Every row has a random number of 64 bits that follows from its global number alone. Of each feature the codes are added up,
-each times its row's number, modulo 2**64; of target and weight the bits. Such a sum of products is a universal hash: that two
-different columns have the same sum has a chance of about 2**-63. And sums know no order, so they merge.
+*Fingerprint.* `row_fingerprint` computes a few numbers that distinguish rows from other rows, however they are divided. Every
+row has a random number of 64 bits that follows from its global number. The codes of each feature are added up, each times its
+row's number, modulo 2**64; of target and weight the bits. Such a sum of products is a universal hash: two different columns
+have the same sum with a probability of about 2**-63. And sums do not depend on the order, so they merge.
 """
 
 from __future__ import annotations
@@ -51,9 +53,10 @@ StatisticFunction = TypeVar("StatisticFunction", bound=Callable[..., Any])
 def reduced_by(
     merge: Callable[[Any, Any], Any], is_short: Callable[..., bool] = lambda *_: False
 ) -> Callable[[StatisticFunction], StatisticFunction]:
-    """A decorator that notes how two answers become one: exactly, and in any order.
+    """Return a decorator that declares how two results are merged: exactly, and in any order.
 
-    is_short : called with a question's arguments, whether answering takes less time than handing it to another thread.
+    is_short : called with a function's arguments; returns whether computing takes less time than passing the work to another
+    thread.
     """
 
     def note(function: StatisticFunction) -> StatisticFunction:
@@ -68,7 +71,7 @@ def reduced_by(
 def leaf_digits(
     shard: Shard, first: int, last: int, subset: RowSubset, n_leaves: int, unit: float, prefix: np.ndarray, shift: np.uint64
 ) -> np.ndarray:
-    """Weights of residuals by leaf and next byte of their rank keys: int64[n_leaves, 256], see `quantile_keys`."""
+    """Return the weights of residuals by leaf and next byte of their rank keys: int64[n_leaves, 256], see `quantile_keys`."""
     counts = np.zeros((n_leaves, 256), np.int64)
     count_digits(
         shard.target,
@@ -86,7 +89,7 @@ def leaf_digits(
 
 
 def concatenated(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None:
-    """Residuals of two parts of the rows, in any order; None (too many) if there are too many of either or both."""
+    """Return the residuals of both ranges of rows, in any order; None (too many) if either or both are too many."""
     if one is None or other is None or len(one) + len(other) > FEW:
         return None
     return np.concatenate((one, other))
@@ -96,7 +99,8 @@ def concatenated(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray
 def leaf_keys(
     shard: Shard, first: int, last: int, subset: RowSubset, unit: float, prefix: np.ndarray, shift: np.uint64
 ) -> np.ndarray | None:
-    """Leaf, rank key and weight of residuals that share the bytes found so far: uint64[n, 3], or None if there are too many."""
+    """Return leaf, rank key and weight of residuals that share the bytes found so far: uint64[n, 3], or None if there are too
+    many."""
     found = np.empty((FEW, 3), np.uint64)
     n = collect_keys(
         shard.target,
@@ -115,7 +119,7 @@ def leaf_keys(
 
 @reduced_by(np.minimum)
 def leaf_next(shard: Shard, first: int, last: int, subset: RowSubset, keys: np.ndarray) -> np.ndarray:
-    """The smallest rank keys above these in each leaf: uint64[n_leaves]."""
+    """Return the smallest rank keys above these in each leaf: uint64[n_leaves]."""
     following = np.full(len(keys), ~np.uint64(0))
     next_keys(shard.target, shard.raw, shard.leaf, False, *shard.sampled_range(subset, first, last), keys, following)
     return following
@@ -125,7 +129,7 @@ def leaf_next(shard: Shard, first: int, last: int, subset: RowSubset, keys: np.n
 def leaf_clipped(
     shard: Shard, first: int, last: int, subset: RowSubset, centre: np.ndarray, bound: float, unit: float, weight_unit: float
 ) -> np.ndarray:
-    """Sums by leaf of residuals relative to a centre and clipped, and of weights: float64[n_leaves, 2], integers."""
+    """Return sums by leaf of residuals relative to a centre and clipped, and of weights: float64[n_leaves, 2], integers."""
     sums = np.zeros((len(centre), 2))
     add_clipped(
         shard.target,
@@ -145,7 +149,7 @@ def leaf_clipped(
 
 @reduced_by(np.add)
 def size_digits(shard: Shard, first: int, last: int, unit: float, prefix: np.ndarray, shift: np.uint64) -> np.ndarray:
-    """Weights of all residuals by the next byte of the rank keys of their sizes |y - F|: int64[1, 256]."""
+    """Return the weights of all residuals by the next byte of the rank keys of |y - F|: int64[1, 256]."""
     counts = np.zeros((1, 256), np.int64)
     count_digits(shard.target, shard.raw, shard.weight, None, True, None, first, last, prefix, shift, unit, counts)
     return counts
@@ -153,7 +157,7 @@ def size_digits(shard: Shard, first: int, last: int, unit: float, prefix: np.nda
 
 @reduced_by(concatenated)
 def size_keys(shard: Shard, first: int, last: int, unit: float, prefix: np.ndarray, shift: np.uint64) -> np.ndarray | None:
-    """The same for the sizes of all residuals."""
+    """Return group 0, rank key and weight of all |y - F| that share the bytes found so far, as `leaf_keys`."""
     found = np.empty((FEW, 3), np.uint64)
     n = collect_keys(shard.target, shard.raw, shard.weight, None, True, None, first, last, prefix, shift, unit, found)
     return found[:n] if n <= FEW else None
@@ -161,21 +165,21 @@ def size_keys(shard: Shard, first: int, last: int, unit: float, prefix: np.ndarr
 
 @reduced_by(np.minimum)
 def size_next(shard: Shard, first: int, last: int, keys: np.ndarray) -> np.ndarray:
-    """The smallest rank key of a residual's size above this one: uint64[1]."""
+    """Return the smallest rank key of an |y - F| above this one: uint64[1]."""
     following = np.full(1, ~np.uint64(0))
     next_keys(shard.target, shard.raw, None, True, None, first, last, keys, following)
     return following
 
 
 def _near(shard: Shard, first: int, last: int, output: int, prefix: int, shift: int, width: int) -> np.ndarray | None:
-    """The rows that `influence_digits` has to look at, where they are known."""
+    """Return the rows that `influence_digits` has to read, if they are known."""
     digit = prefix >> (FIRST_SHIFT - shift - width)
     return None if shard.near is None else shard.near.rows(first, last, output, digit)
 
 
-@reduced_by(np.add, is_short=lambda *asked: _near(*asked) is not None)
+@reduced_by(np.add, is_short=lambda *arguments: _near(*arguments) is not None)
 def influence_digits(shard: Shard, first: int, last: int, output: int, prefix: int, shift: int, width: int) -> np.ndarray:
-    """Influence by the next digit of its bits, of the rows that share the digits found so far: int64[N_DIGITS]."""
+    """Return the influence by the next digit of its bits, of the rows that share the digits found so far: int64[N_DIGITS]."""
     sums = np.zeros(N_DIGITS, np.int64)
     influence, rows = shard.influence(output), _near(shard, first, last, output, prefix, shift, width)
     if rows is None:
@@ -189,7 +193,7 @@ def influence_digits(shard: Shard, first: int, last: int, output: int, prefix: i
 
 @reduced_by(np.add)
 def loss_hessian_sums(shard: Shard, first: int, last: int, subset: RowSubset, n_leaves: int, unit: float) -> np.ndarray:
-    """Sums of second derivatives by leaf, where trees were not grown by them: float64[n_leaves], integers."""
+    """Return sums of second derivatives by leaf, for trees that were not grown by them: float64[n_leaves], integers."""
     sums = np.zeros(n_leaves)
     leaf = shard.output_arrays(subset.output)[2]
     assert shard.loss_hessian is not None
@@ -202,7 +206,7 @@ def loss_hessian_sums(shard: Shard, first: int, last: int, subset: RowSubset, n_
 def leaf_totals(
     shard: Shard, first: int, last: int, output: int, n_leaves: int, gradient_unit: float, hessian_unit: float
 ) -> np.ndarray:
-    """Sums of gradients and Hessians by leaf, and numbers of rows: float64[n_leaves, 3], integers in these units."""
+    """Return sums of gradients and Hessians by leaf, and numbers of rows: float64[n_leaves, 3], integers in these units."""
     gradient, hessian, leaf = shard.output_arrays(output)
     totals = np.zeros((3, n_leaves))
     totals[2] = np.bincount(leaf[first:last], minlength=n_leaves)
@@ -217,7 +221,7 @@ def leaf_totals(
 def line_slopes(
     shard: Shard, first: int, last: int, subset: RowSubset, loss: Loss, values: np.ndarray, at: float
 ) -> tuple[int | None, int | None]:
-    """First and second derivative of the loss along a tree, at F + at · (what its leaves say), as exact totals.
+    """Return the first and second derivative of the loss along a tree, at F + at · (leaf value), as exact totals.
 
     values : float64[n_leaves], of the tree grown last for this output.
     """
@@ -240,9 +244,9 @@ def line_slopes(
 
 @reduced_by(np.add)
 def fine_bin_hessians(shard: Shard, first: int, last: int, subset: RowSubset, scale: float) -> np.ndarray:
-    """Quantised Hessians of the rows that take part in a tree, by cell of each feature: int64[n_buckets], a question.
+    """Return the quantised Hessians of the rows that take part in a tree, by fine bin of each feature: int64[n_buckets].
 
-    scale : what Hessians are multiplied by before they are rounded. Features whose cells are their bins are left at 0.
+    scale : factor of the Hessians before they are rounded. Features whose fine bins are their bins are left at 0.
     """
     offset, kept = shard.layout.offset, shard.is_identity_bin_map
     mass = np.zeros(int(offset[-1]), np.int64)
@@ -255,7 +259,7 @@ def fine_bin_hessians(shard: Shard, first: int, last: int, subset: RowSubset, sc
 
 
 def merge_into_bins(shard: Shard, bin_merge: BinMerge, first: int, last: int) -> None:
-    """Give rows first…last-1 the codes of a tree's bins."""
+    """Write the codes of a tree's bins for rows first…last-1."""
     for feature in np.flatnonzero(~shard.is_identity_bin_map).tolist():
         n_fine_bins, n_bins = int(shard.layout.n_bins[feature]), int(shard.bin_layout.n_bins[feature])
         bins = np.append(np.minimum(bin_merge.bin_of(feature, n_fine_bins), n_bins - 1), n_bins).astype(np.uint8)
@@ -263,16 +267,16 @@ def merge_into_bins(shard: Shard, bin_merge: BinMerge, first: int, last: int) ->
     shard.fill_tiles(first, last)
 
 
-#: Rows at a time, so that nothing but a little scratch memory is needed.
-_STRETCH_ROWS = 65_536
+#: Rows processed at a time, which bounds the scratch memory.
+_ROWS_AT_A_TIME = 65_536
 
 
 def row_fingerprint(shard: Shard, first: int, last: int) -> np.ndarray:
-    """Of rows first…last-1: uint64[2 + n_features], sums of target, weight and the codes of each feature."""
+    """Return sums of target, weight and the codes of each feature over rows first…last-1: uint64[2 + n_features]."""
     n_features = len(shard.layout.n_bins)
     sums, codes = np.zeros(2 + n_features, np.uint64), shard.columns()
-    for start in range(first, last, _STRETCH_ROWS):
-        rows = slice(start, min(start + _STRETCH_ROWS, last))
+    for start in range(first, last, _ROWS_AT_A_TIME):
+        rows = slice(start, min(start + _ROWS_AT_A_TIME, last))
         number = random_numbers(shard.numbers(rows.start, rows.stop))
         sums[0] += (number * (shard.target[rows] + 0.0).view(np.uint64)).sum()
         if shard.weight is not None:
@@ -286,7 +290,7 @@ row_fingerprint.reads_codes = True  # type: ignore[attr-defined]  # see `Streame
 
 
 def random_numbers(rows: np.ndarray) -> np.ndarray:
-    """SplitMix64 of row numbers (int64[n]), odd: uint64[n]."""
+    """Return the SplitMix64 hashes of row numbers (int64[n]), made odd: uint64[n]."""
     x = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,19 +1,19 @@
-"""A shard whose rows are streamed: some blocks of a place, worked on one after the other by one thread.
+"""A shard whose rows are streamed: some blocks of a `BlockStore`, processed one after the other by one thread.
 
-There are two rooms. While the thread works on the block in one of them, a reader fills the other, so the disk and the
-kernels are busy at once. What is worked out goes back to the file before its room is used again.
+There are two buffers. While the thread processes the block in one of them, a reader thread fills the other, so that disk and
+kernels are busy at the same time. Results are written back to the file before the buffer is reused.
 
-Where memory is left some blocks *stay*: each has a room of its own, is read once and never written. They come first in every
-walk, while the disk is busy with the first of the others.
+If memory allows, some blocks are *resident*: each has a buffer of its own, is read once and never written. They come first in
+every pass, while the disk reads the first of the others.
 
-A tree grows by passes (`kernels.streaming`): each question of the grower is answered by one walk over all blocks, in which
-rows go to the nodes that were split last and are added to the histograms of those to be opened. The grower opens many
-nodes at a time here, since a pass over the files costs more than histograms made for nothing.
+A tree grows in passes (`kernels.streaming`): each request of the grower is one pass over all blocks, in which rows are routed
+to the children of the last splits and added to the histograms of the small children. The grower splits many nodes per round
+here, since a pass over the files costs more than histograms of nodes that are dropped later.
 
-Checksums of codes are verified once a tree, when they are read for the last time: what was damaged or altered when an earlier
-pass read it still is then, and the tree is not finished. Which pass reads them last is not always known before: it may be one
-that opens fewer nodes than the pass before. Only wide columns are verified in every pass, for a code that is too large would be
-added up beside the histogram; each of the 256 codes that a byte can hold has its place.
+Checksums of codes are verified once per tree, in the last pass that reads them: data that were damaged or altered when an
+earlier pass read them still are then, and the tree is not finished. The last pass is not always known in advance: any pass with
+fewer pairs than the one before may be the last. Only wide columns are verified in every pass, because a code that is too large
+would be added outside the histogram; each of the 256 codes of a byte has a bucket.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from dboost.trees.tree_task import GradientStats, TreeTask
 
 
 class Halted(Exception):
-    """Another thread failed, or the user has had enough."""
+    """Another thread failed, or the user interrupted the fit."""
 
 
 class StreamedShard:
-    """BlockStore first…last-1 of a place.
+    """Blocks first…last-1 of a block store.
 
     Parameters
     ----------
     blocks : BlockStore
     first, last : int
         Default: all blocks.
-    n_staying : int
-        How many of them stay in memory.
+    n_staying : int, default 0
+        Number of blocks that are resident in memory.
     halted : callable
-        Asked between blocks whether to stop.
+        Called between blocks; returns whether to stop.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class StreamedShard:
     ) -> None:
         self.blocks, self._halted = blocks, halted
         all_blocks = range(first, blocks.n_blocks if last is None else last)
-        self._staying, self._blocks = all_blocks[:n_staying], all_blocks[n_staying:]
-        self._homes = [BlockBuffer(blocks) for _ in self._staying]
+        self._resident_blocks, self._blocks = all_blocks[:n_staying], all_blocks[n_staying:]
+        self._resident = [BlockBuffer(blocks) for _ in self._resident_blocks]
         self.n_rows = sum(blocks.state.rows_of(block) for block in all_blocks)
         self.layout = blocks.spec.layout
         self.bytes_read = 0
-        self._rooms = (BlockBuffer(blocks), BlockBuffer(blocks))
+        self._buffers = (BlockBuffer(blocks), BlockBuffer(blocks))
         self._scratch = Scratch()
-        self._sums = _Sums(blocks.spec)
+        self._sums = _HistogramBuffers(blocks.spec)
         self._tree: _Tree | None = None
 
     def walk(
@@ -84,97 +84,98 @@ class StreamedShard:
         writes: Sequence[FieldRef] = (),
         verify: bool = True,
     ) -> Iterator[BlockShard]:
-        """The blocks, one after the other, each with what is read of it; afterwards some of it is written."""
+        """Yield the blocks one after the other, with the fields in `reads`; write the fields in `writes` after each."""
         empty: SimpleQueue[BlockBuffer | None] = SimpleQueue()
         full: SimpleQueue[tuple[BlockBuffer, int] | BaseException] = SimpleQueue()
 
         def read() -> None:
             try:
                 for block in self._blocks:
-                    room = empty.get()
-                    if room is None:
+                    buffer = empty.get()
+                    if buffer is None:
                         return
-                    full.put((room, room.fill(block, codes=codes, rows=rows, state=reads, verify=verify)))
+                    full.put((buffer, buffer.fill(block, codes=codes, rows=rows, state=reads, verify=verify)))
             except BaseException as error:
                 full.put(error)
 
         reader = Thread(target=read, name="dboost-read", daemon=True)
-        for room in self._rooms:
-            empty.put(room)
+        for buffer in self._buffers:
+            empty.put(buffer)
         reader.start()
         try:
-            for home, block in zip(self._homes, self._staying, strict=True):
+            for resident, block in zip(self._resident, self._resident_blocks, strict=True):
                 if self._halted():
                     raise Halted
-                self.bytes_read += home.settle(block)
-                yield home.shard(block)
+                self.bytes_read += resident.load(block)
+                yield resident.shard(block)
             for block in self._blocks:
                 if self._halted():
                     raise Halted
                 found = full.get()
                 if isinstance(found, BaseException):
                     raise found
-                room, n_bytes = found
+                buffer, n_bytes = found
                 self.bytes_read += n_bytes
-                yield room.shard(block)
+                yield buffer.shard(block)
                 if writes:
-                    self.blocks.state.write(block, room.state, writes)
-                empty.put(room)
+                    self.blocks.state.write(block, buffer.state, writes)
+                empty.put(buffer)
         finally:
-            # It is at its end, or waits for a room, or has one or two more blocks to read.
+            # The reader has ended, waits for a buffer, or has one or two more blocks to read.
             empty.put(None)
             reader.join()
 
     def advance(self, terms: tuple, values: np.ndarray) -> GradientStats | None:
-        """As `shards.advance.advance_rows`, over all blocks; None where there are none."""
+        """Do the work of `shards.advance.advance_rows` over all blocks; None if there are none."""
         spec = self.blocks.spec
         writes = ["raw", "gradient"]
         if spec.weights_as_hessian or not spec.constant_hessian:
             writes.append("loss_hessian" if spec.weights_as_hessian else "hessian")
         found: GradientStats | None = None
         for shard in self.walk(rows=True, reads=("raw", "leaf"), writes=writes):
-            told = advance_rows(shard, terms, values, spec.loss_unit, self._scratch, 0, shard.n_rows)
-            found = told if found is None else found.merge(told)
+            stats = advance_rows(shard, terms, values, spec.loss_unit, self._scratch, 0, shard.n_rows)
+            found = stats if found is None else found.merge(stats)
         return found
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """``function(shard, first, last, *arguments)`` of every block; added up where the function says how (`merge`).
+        """Call ``function(shard, first, last, *arguments)`` for every block; merge the results if the function has a `merge`.
 
         Codes are read only for functions with the attribute `reads_codes`.
         """
-        everything = [field.name for field in self.blocks.state.fields]
-        blocks = self.walk(codes=getattr(function, "reads_codes", False), rows=True, reads=everything)
-        answers = (function(shard, 0, shard.n_rows, *arguments) for shard in blocks)
+        all_fields = [field.name for field in self.blocks.state.fields]
+        blocks = self.walk(codes=getattr(function, "reads_codes", False), rows=True, reads=all_fields)
+        results = (function(shard, 0, shard.n_rows, *arguments) for shard in blocks)
         merge = getattr(function, "merge", None)
         if merge is None or not self.n_rows:
-            return list(answers)
-        return [reduce(merge, answers)]
+            return list(results)
+        return [reduce(merge, results)]
 
     def begin(self, task: TreeTask) -> None:
         """Begin a tree: all rows belong to its root."""
         self._tree = _Tree(self, task)
 
-    def sum_histograms(self, question: RoundRequest) -> RoundHistograms:
-        """This shard's part of the answer, by one pass over its blocks."""
+    def sum_histograms(self, request: RoundRequest) -> RoundHistograms:
+        """Return this shard's histograms and row counts for a request, in one pass over its blocks."""
         assert self._tree is not None
-        return self._tree.sum_histograms(question)
+        return self._tree.sum_histograms(request)
 
     def close(self) -> None:
-        """Let go of buffers; the files are somebody else's."""
-        self._rooms, self._homes = (), []  # type: ignore[assignment]
+        """Release the buffers; the files belong to the caller."""
+        self._buffers, self._resident = (), []  # type: ignore[assignment]
         self._sums.close()
         self._tree = None
 
 
-class _Sums:
-    """Room for the histograms of the nodes that are opened at once, which is used again."""
+class _HistogramBuffers:
+    """Buffers for the histograms of the pairs of one round; they are reused."""
 
     def __init__(self, spec: ShardSpec) -> None:
         self._layout, self._n_channels = spec.layout, spec.n_channels
         self._packed, self._histograms = np.empty((0, 0), np.int64), np.empty((0, 0, 0))
 
-    def some(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of n nodes: packed buckets, which are 0, and planes, which are any numbers. Both are valid until the next call."""
+    def take(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return packed buckets, which are 0, and histograms, which are uninitialised, for n pairs. Both are valid until the
+        next call."""
         if n > len(self._packed):
             self.close()
             self._packed = np.zeros((n, int(self._layout.start[-1])), np.int64)
@@ -184,63 +185,63 @@ class _Sums:
         return self._packed[:n], self._histograms[:n]
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the memory."""
         self._packed, self._histograms = np.empty((0, 0), np.int64), np.empty((0, 0, 0))
 
 
 class _Tree:
-    """A tree under way: which slot belongs to which node."""
+    """A growing tree: the slot of each node."""
 
     def __init__(self, shard: StreamedShard, task: TreeTask) -> None:
         self._shard, self._task = shard, task
         self._slot_of = {0: 0}
-        self._n_opened, self._is_verified = 0, False  # by the last pass that has read codes
+        self._n_last_pairs, self._is_verified = 0, False  # of the last pass that read codes
         self._scratch = np.zeros(int(shard.layout.n_bins.max()) + 1, np.int64)
         self._records = np.empty((2, shard.blocks.state.block_rows), np.uint64)
 
-    def sum_histograms(self, question: RoundRequest) -> RoundHistograms:
+    def sum_histograms(self, request: RoundRequest) -> RoundHistograms:
         shard, task, spec = self._shard, self._task, self._shard.blocks.spec
         layout = spec.layout
-        is_first = bool(question.pairs) and question.pairs[0].parent < 0
-        turns = _Turns(layout, question.splits, self._slot_of, spec.leaf_type)
-        n_slots, n_pairs = len(self._slot_of), len(question.pairs)
+        is_first = bool(request.pairs) and request.pairs[0].parent < 0
+        tables = _SplitTables(layout, request.splits, self._slot_of, spec.leaf_type)
+        n_slots, n_pairs = len(self._slot_of), len(request.pairs)
         pair_of = np.full(n_slots, -1, np.int64)
-        for k, pair in enumerate(question.pairs):
+        for k, pair in enumerate(request.pairs):
             pair_of[self._slot_of[pair.small]] = k
         counts = np.zeros(n_slots, np.int64)
-        packed, histograms = shard._sums.some(n_pairs)
+        packed, histograms = shard._sums.take(n_pairs)
         pending, flushed = np.zeros(n_pairs, np.int64), np.zeros(n_pairs, np.int64)
         number_of = np.zeros(n_slots, spec.leaf_type)
         sums = None
-        if question.leaves is not None:
-            sums = np.zeros((max(question.leaves.values()) + 1, 2))
-            for node, number in question.leaves.items():
+        if request.leaves is not None:
+            sums = np.zeros((max(request.leaves.values()) + 1, 2))
+            for node, number in request.leaves.items():
                 number_of[self._slot_of[node]] = number
 
-        named = ["gradient", *([] if spec.constant_hessian else ["hessian"])]
+        names = ["gradient", *([] if spec.constant_hessian else ["hessian"])]
         if spec.weights_as_hessian and task.least_influence:
-            named.append("loss_hessian")
-        wishes = [self._of_output(name) for name in named] + (["repeat_count"] if spec.has_repeat_count else [])
+            names.append("loss_hessian")
+        fields = [self._of_output(name) for name in names] + (["repeat_count"] if spec.has_repeat_count else [])
         leaf = [self._of_output("leaf")]
         has_wide = layout.n_tiled < len(layout.first) - 1
-        reads_codes = bool(question.splits or question.pairs) or not self._is_verified
-        self._is_verified = has_wide or sums is not None or n_pairs < self._n_opened
-        self._n_opened = n_pairs
+        reads_codes = bool(request.splits or request.pairs) or not self._is_verified
+        self._is_verified = has_wide or sums is not None or n_pairs < self._n_last_pairs
+        self._n_last_pairs = n_pairs
         for block in shard.walk(
             codes=reads_codes,
             verify=self._is_verified,
-            reads=wishes if is_first else [*wishes, *leaf],
-            writes=leaf if is_first or question.splits or sums is not None else (),
+            reads=fields if is_first else [*fields, *leaf],
+            writes=leaf if is_first or request.splits or sums is not None else (),
         ):
             gradient, hessian, slots = block.output_arrays(task.output)
             rows = block.sampled_rows(*task.row_subset)
             n = block.n_rows if rows is None else len(rows)
             if is_first:
                 slots[:] = 0
-            if question.splits:
-                turns.make(block, slots)
+            if request.splits:
+                tables.apply(block, slots)
             wide = block.codes.wide if len(block.codes.wide) else None
-            if question.splits or question.pairs:
+            if request.splits or request.pairs:
                 sum_pairs(
                     block.tiles, wide, slots, gradient, hessian, block.repeat_count, rows, n, task.scales, layout, task.packing,
                     pair_of, counts, self._records, packed, histograms, pending, flushed, self._scratch,
@@ -250,15 +251,15 @@ class _Tree:
         finish_pairs(layout, task.packing, packed, histograms, flushed, self._scratch)
         if is_first:
             return RoundHistograms(histograms, np.array([[counts[0], 0]]), sums)
-        n_rows = [(counts[self._slot_of[split.left]], counts[self._slot_of[split.right]]) for split in question.splits]
+        n_rows = [(counts[self._slot_of[split.left]], counts[self._slot_of[split.right]]) for split in request.splits]
         return RoundHistograms(histograms, np.array(n_rows, np.int64).reshape(-1, 2), sums)
 
     def _of_output(self, name: str) -> FieldRef:
         return name if self._shard.blocks.spec.n_outputs == 1 else (name, self._task.output)
 
 
-class _Turns:
-    """The splits of one question, as tables that rows look up by their slot and their code; takes note of the new slots."""
+class _SplitTables:
+    """The splits of one request, as tables indexed by a row's slot and code; assigns the new slots."""
 
     def __init__(self, layout: BinLayout, splits: Sequence[Split], slot_of: dict[int, int], leaf_type: str) -> None:
         column_of = np.empty(len(layout.n_bins), np.int64)
@@ -269,7 +270,7 @@ class _Turns:
         for split in splits:
             if column_of[split.feature] >= layout.n_tiled:
                 n_codes = max(n_codes, len(split.goes_left))
-        self._follows = np.repeat(np.arange(n_slots, dtype=leaf_type)[:, None], n_codes, axis=1)
+        self._next_slot = np.repeat(np.arange(n_slots, dtype=leaf_type)[:, None], n_codes, axis=1)
         self._tile, self._column = np.zeros(n_slots, np.int64), np.zeros(n_slots, np.int64)
         for k, split in enumerate(splits):
             slot = slot_of.pop(split.node)
@@ -282,7 +283,7 @@ class _Turns:
             else:
                 self._tile[slot], self._column[slot] = -1, column - layout.n_tiled
                 codes = np.minimum(codes, layout.n_bins[feature])
-            self._follows[slot] = np.where(split.goes_left[codes], slot, before + k)
+            self._next_slot[slot] = np.where(split.goes_left[codes], slot, before + k)
 
-    def make(self, block: BlockShard, slots: np.ndarray) -> None:
-        route(block.tiles.view(np.uint8), block.codes.wide, slots, self._tile, self._column, self._follows)
+    def apply(self, block: BlockShard, slots: np.ndarray) -> None:
+        route(block.tiles.view(np.uint8), block.codes.wide, slots, self._tile, self._column, self._next_slot)
