@@ -1,4 +1,4 @@
-"""Losses by name. A new one is a file beside this one, and its class in the tuple below."""
+"""Registry of losses by name. A new loss is a module in this package, and its class in the tuple below."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ __all__ = [
 
 
 def by_name(name: str, n_classes: int = 2, **options: Any) -> Loss:
-    """The built-in loss of that name; "log_loss" is one for two classes and another for more.
+    """Return the built-in loss of a name; "log_loss" is one class for two classes and another for more.
 
-    options : the losses' own parameters; each takes those it has.
+    options : the losses' own parameters; each loss takes those that it has.
     """
     if name == SoftmaxLogLoss.name and n_classes > 2:
         return SoftmaxLogLoss(n_classes)
@@ -58,7 +58,7 @@ def by_name(name: str, n_classes: int = 2, **options: Any) -> Loss:
 
 
 def from_dict(stored: dict[str, Any]) -> Loss:
-    """The loss that a model file names (the inverse of `Loss.to_dict`)."""
+    """Return the loss that a model file names (the inverse of `Loss.to_dict`)."""
     if all(loss.name != stored["name"] for loss in BUILT_IN):
         return custom_from_dict(stored)
     stored = dict(stored)
@@ -66,5 +66,5 @@ def from_dict(stored: dict[str, Any]) -> Loss:
 
 
 def is_custom(loss: Loss) -> bool:
-    """Whether a loss is the user's, not one of dboost's."""
+    """Return whether a loss is the user's, not one of dboost's."""
     return not isinstance(loss, (*BUILT_IN, SoftmaxLogLoss))

@@ -1,8 +1,8 @@
-"""What a loss declares.
+"""The interface of a loss.
 
-A loss L(y, F) compares a target y with a raw score F. Training asks a loss *what it is* (is its Hessian constant? how is a
-leaf's value found? which link leads from raw score to prediction?) and never which one it is; so a new loss is one new
-file here and a line in the registry.
+A loss L(y, F) compares a target y with a raw score F. Training reads the *properties* that a loss declares (is its Hessian
+constant? how are leaf values computed? which link leads from raw score to prediction?) and never tests which loss it is; so a
+new loss is one new module here and a line in the registry.
 
 Equation numbers in the losses' docstrings are those of J. Friedman, "Greedy function approximation: a gradient boosting
 machine", Ann. Statist. 29(5), 2001.
@@ -17,11 +17,11 @@ import numpy as np
 
 
 class Loss:
-    """Base class of all losses, built in or a user's own.
+    """Base class of all losses, built-in or custom.
 
-    A user's loss defines `value`, `gradient` and `hessian` (arrays in, arrays out, with respect to the raw score) and, if
+    A custom loss defines `value`, `gradient` and `hessian` (arrays in, arrays out, with respect to the raw score) and, if
     predictions are not raw scores, `link` and `inverse_link`; see `losses.custom_loss`. With ``is_classification = True`` its
-    targets are 0 and 1, and `inverse_link` tells the probability of 1.
+    targets are 0 and 1, and `inverse_link` returns the probability of 1.
 
     Examples
     --------
@@ -34,34 +34,34 @@ class Loss:
     ...         return 1 - np.tanh(raw - y) ** 2
     """
 
-    #: Name in files and in the `loss=` parameter; by default that of the class.
+    #: Name in files and in the `loss=` parameter; default: the name of the class.
     name: ClassVar[str] = ""
     #: True when d²L/dF² is 1 for every row, so that Hessian sums are counts (or sums of weights).
     constant_hessian: ClassVar[bool] = False
-    #: False when `hessian` is a stand-in, because the second derivative vanishes or is no guide.
+    #: False when `hessian` is a substitute, because the second derivative is zero or not useful.
     exact_hessian: ClassVar[bool] = True
     #: True when the target is a class.
     is_classification: ClassVar[bool] = False
-    #: How the first score and the leaf values are found: "newton" steps; the "quantile" of the rows' residuals of `level`; or
-    #: "huber", one step from their median.
+    #: How the initial score and the leaf values are computed: "newton" steps; the "quantile" of the rows' residuals at
+    #: `level`; or "huber", one step from their median.
     leaf_statistic: ClassVar[str] = "newton"
-    #: The keywords of `dboost.fit` that are its parameters, and those of its constructor.
+    #: The loss's parameters: keywords of `dboost.fit` and of its constructor.
     options: ClassVar[tuple[str, ...]] = ()
-    #: What else its constructor takes: found out by the first iteration, and kept in model files.
+    #: Further arguments of its constructor, which the first iteration computes; stored in model files.
     learned: ClassVar[tuple[str, ...]] = ()
-    #: What targets must be, in words: "non-negative" (and not all zero), "strictly positive", or nothing.
+    #: Valid targets, as text: "non-negative" (and not all zero), "strictly positive", or "" for any.
     target_range: ClassVar[str] = ""
-    #: No leaf moves a raw score by more at a time (times the learning rate). Where the raw score is a logarithm, a Newton
-    #: step from far away is meaningless: with a Hessian near zero it would be thousands.
+    #: Largest change of a raw score by one leaf (after the learning rate). Where the raw score is a logarithm, a Newton step
+    #: far from the minimum is meaningless: with a Hessian near zero it would be in the thousands.
     longest_step: ClassVar[float] = math.inf
-    #: Form of `inverse_link`, for formats of others: "identity", "exp", "sigmoid" or "softmax" of the raw score times a factor.
+    #: Form of `inverse_link`, for exports: "identity", "exp", "sigmoid" or "softmax" of the raw score times `response_factor`.
     response: ClassVar[str] = "identity"
     response_factor: ClassVar[float] = 1.0
-    #: Raw scores of a row, which is also the number of trees an iteration.
+    #: Number of raw scores per row and of trees per iteration.
     n_outputs: int = 1
-    #: What a Newton step is multiplied by, where the diagonal Hessian is known to overstate the curvature.
+    #: Factor of Newton steps, for losses whose diagonal Hessian overstates the curvature.
     step_factor: float = 1.0
-    #: The level of quantiles.
+    #: Level of the quantile, for leaf_statistic "quantile".
     level: float = 0.5
 
     def __init_subclass__(cls) -> None:
@@ -69,51 +69,51 @@ class Loss:
             cls.name = cls.__name__
 
     def terms(self) -> tuple[Any, ...]:
-        """The `NamedTuple` for which this loss overloads `loss_pass.block_terms`; its fields are the loss's parameters.
+        """Return the `NamedTuple` for which this loss overloads `loss_pass.block_terms`; its fields are the loss's parameters.
 
-        Of a user's loss one that holds the loss itself.
+        For a custom loss, a record that holds the loss itself.
         """
         from dboost.losses.custom_loss import CustomTerms
 
         return CustomTerms(self)
 
     def best_constant(self, mean: float) -> float | None:
-        """The raw score that minimises the loss over all rows, from the weighted mean of the target.
+        """Return the raw score that minimises the loss over all rows, from the weighted mean of the target.
 
-        None when that does not tell it: then it is searched for.
+        None when the mean does not determine it: then it is computed by a search.
         """
         return None
 
     def magnitude(self, mean: float, largest: float) -> float | None:
-        """About how large a row's loss can be at the beginning; decides the unit of exact loss sums.
+        """Return about how large a row's loss can be at the start of training; it decides the unit of exact loss sums.
 
-        mean, largest : weighted mean of the target, and its largest distance from that. None when these do not tell it:
-        then the largest loss at the best constant is looked for.
+        mean, largest : weighted mean of the target, and its largest distance from that. None when these do not determine it:
+        then the largest loss at the best constant is computed.
         """
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """Name and parameters, as stored in model files."""
+        """Return name and parameters, as stored in model files."""
         from dboost.losses.custom_loss import custom_to_dict
 
         return custom_to_dict(self)
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        """Loss of each row."""
+        """Return the loss of each row."""
         raise NotImplementedError
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        """dL/dF of each row."""
+        """Return dL/dF of each row."""
         raise NotImplementedError
 
     def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        """d²L/dF² of each row."""
+        """Return d²L/dF² of each row."""
         raise NotImplementedError
 
     def link(self, prediction: np.ndarray) -> np.ndarray:
-        """Raw score that belongs to a prediction."""
+        """Return the raw scores of predictions."""
         return prediction
 
     def inverse_link(self, raw: np.ndarray) -> np.ndarray:
-        """Prediction that belongs to a raw score (the probability of the second class for two-class losses)."""
+        """Return the predictions of raw scores (the probability of the second class for two-class losses)."""
         return raw

@@ -1,27 +1,27 @@
-"""Two-class log loss with F the log odds of the second class: L = log(1 + e^F) - y F (L2_TreeBoost, Algorithm 5).
+"""Losses of classification: log loss of two and of K classes, and exponential loss.
 
-The paper writes y in {-1, 1} and F as half the log odds; F here is 2 F there, and the leaf values agree.
+**Log loss of two classes** (`LogLoss`), with F the log odds of the second class: L = log(1 + e^F) - y F (L2_TreeBoost,
+Algorithm 5). The paper writes y in {-1, 1} and F as half the log odds; F here is 2 F there, and the leaf values agree.
 
-With e = exp(-|F|) the probability, p = 1 / (1 + e) or e / (1 + e), its Hessian p (1 - p) = e / (1 + e)² and the loss
-max(F, 0) - y F + log(1 + e) come out accurate for scores of any size.
+With e = exp(-|F|), the probability p = 1 / (1 + e) or e / (1 + e), its Hessian p (1 - p) = e / (1 + e)² and the loss
+max(F, 0) - y F + log(1 + e) are accurate for scores of any size.
 
-K-class log loss with F_k the log odds of class k up to a constant: L = log Σ_k e^(F_k) - F_y (LK_TreeBoost, Algorithm 6).
+**Log loss of K classes** (`SoftmaxLogLoss`), with F_k the log odds of class k up to a constant: L = log Σ_k e^(F_k) - F_y
+(LK_TreeBoost, Algorithm 6).
 
-An iteration has K trees, all built from the same probabilities p = softmax(F): gradient p_k - [y = k], Hessian p_k (1 - p_k).
-The diagonal overstates the curvature, since all K scores move at once; (32) in the paper makes up for it by the factor
-(K - 1) / K in the leaf values, which is `step_factor` here.
+An iteration has K trees, all grown from the same probabilities p = softmax(F): gradient p_k - [y = k], Hessian p_k (1 - p_k).
+The diagonal overstates the curvature, since all K scores move at once; (32) in the paper corrects this by the factor
+(K - 1) / K of the leaf values, which is `step_factor` here.
 
-Everything is relative to the row's largest score m: with e_k = exp(F_k - m), so that one of them is 1, and
+All terms are relative to the row's largest score m: with e_k = exp(F_k - m), so that one of them is 1, and
 ``rest`` = Σ e_k - 1, summed without that 1, the probabilities are e_k / (1 + rest), their complements
-(rest + (1 - e_k)) / (1 + rest), and the loss is m - F_y + log(1 + rest): accurate for scores of any size and rows of any
-certainty.
+(rest + (1 - e_k)) / (1 + rest), and the loss is m - F_y + log(1 + rest): accurate for scores of any size and for probabilities
+arbitrarily close to 0 or 1.
 
-Exponential loss of two classes, that of AdaBoost: L = exp(-s F) with s = -1 for the first class and 1 for the second.
-
-Its minimiser is half the log odds, so the probability of the second class is σ(2 F). Gradient -s e^(-s F) and Hessian
-e^(-s F) differ in sign only: a leaf's Newton step is the difference of the classes' weights, divided by their sum.
-
-Far on the wrong side a row's exponent is cut off at `exp32`'s largest.
+**Exponential loss** of two classes (`Exponential`), that of AdaBoost: L = exp(-s F) with s = -1 for the first class and 1 for
+the second. Its minimiser is half the log odds, so the probability of the second class is σ(2 F). Gradient -s e^(-s F) and
+Hessian e^(-s F) differ in sign only: a leaf's Newton step is the difference of the classes' weights, divided by their sum. The
+exponent is clipped to the range of `exp32`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _log_loss_terms(loss, y, raw, gradient, hessian, value, scratch):
 
         def terms(loss, y, raw, gradient, hessian, value, scratch):
             one, zero, two = np.float32(1), np.float32(0), np.float32(2)
-            # The outputs serve as float32 copies of the inputs, so that the long loop is of one width.
+            # The outputs serve as float32 copies of the inputs, so that the long loop has one width of number.
             for i in range(raw.size):
                 gradient[i] = np.float32(raw[i])
             for i in range(raw.size):
@@ -57,7 +57,7 @@ def _log_loss_terms(loss, y, raw, gradient, hessian, value, scratch):
                 e = exp32(-abs(score))
                 inverse = one / (one + e)
                 scratch[i] = (score if score > zero else zero) - label * score + log1p32(e)
-                # p for the first class, -(1 - p) for the second, neither of them as a difference: that would be 0 too soon.
+                # p for the first class, -(1 - p) for the second: not computed as a difference, which rounds to 0 too early.
                 side = one - two * label
                 gradient[i] = side * (inverse if side * score >= zero else e * inverse)
                 hessian[i] = e * inverse * inverse
@@ -96,7 +96,7 @@ class LogLoss(Loss):
         return np.where(raw >= 0, 1.0, e) / (1.0 + e)
 
     def best_constant(self, mean: float) -> float:
-        mean = min(max(mean, 1e-300), 1.0 - 2.0**-53)  # a class whose weight is next to nothing
+        mean = min(max(mean, 1e-300), 1.0 - 2.0**-53)  # a class whose weight is almost zero
         return float(np.log(mean) - np.log1p(-mean))
 
     def magnitude(self, mean: float, largest: float) -> float:
@@ -134,14 +134,14 @@ def _softmax_terms(loss, y, raw, gradient, hessian, value, scratch):
                 for i in range(n):
                     e[i] = np.float32(score[i] - top[i])
                 for i in range(n):
-                    # A score that rounds to the largest one counts as a tie, for its e is 1.
+                    # A score that rounds to the largest one counts as a tie, since its e is 1.
                     is_top = e[i] == zero
                     e[i] = exp32(e[i])
                     rest[i] += zero if is_top else e[i]
                     ties[i] += one if is_top else zero
             for i in range(n):
                 rest[i] += ties[i]
-            # The loss; gradients still hold e_k. log(1 + rest) is that of a number below 2, and some powers of 2.
+            # The loss; gradients still hold e_k. log(1 + rest) is the logarithm of a number below 2 plus that of a power of 2.
             log_sum = hessian[0]
             for i in range(n):
                 z = rest[i]
@@ -208,7 +208,8 @@ class SoftmaxLogLoss(Loss):
         return 64.0
 
     def best_constants(self, shares: np.ndarray) -> np.ndarray:
-        """Raw score of each class that minimises the loss over all rows, from the classes' shares of the total weight."""
+        """Return the raw score of each class that minimises the loss over all rows, from the classes' shares of the total
+        weight."""
         return np.log(shares)
 
 
@@ -247,7 +248,7 @@ def _exponential_terms(loss, y, raw, gradient, hessian, value, scratch):
 
 
 class Exponential(Loss):
-    """Exponential loss of two classes (AdaBoost's)."""
+    """Exponential loss of two classes (that of AdaBoost)."""
 
     name = "exponential"
     is_classification = True

@@ -1,14 +1,14 @@
-"""Losses of the user's own: subclasses of `Loss` in NumPy, known by name, and checked before they are believed.
+"""Custom losses: subclasses of `Loss` in NumPy, registered by name, whose derivatives are checked before training.
 
-Such a loss is a class with `value`, `gradient` and `hessian` (arrays in, arrays out, each row for itself), and `link` and
-`inverse_link` if predictions are not raw scores. It is a function of the target and the score only, so training divides rows
-as it likes. What it keeps in attributes (numbers, text, lists of them) goes into model files; a loaded model finds the class
-by its name, which `register` makes known.
+Such a loss is a class with `value`, `gradient` and `hessian` (arrays in, arrays out, each row independent of the others), and
+`link` and `inverse_link` if predictions are not raw scores. It must be a function of the target and the score only, so training
+may divide the rows in any way. Its attributes (numbers, text, lists of them) are stored in model files; a loaded model finds
+the class by its name, which `register` makes known.
 
 The check compares `gradient` with difference quotients of `value`, and `hessian` with those of `gradient`, on targets of the
-training data and scores around them. A few rows may disagree: where a loss has a kink, quotients mean nothing. Steps are tried
-in proportion to the score, and to its distance from the best score: a loss may bend within 1 where targets are billions. Rows
-whose scores are so large that floats have no such short steps are left out.
+training data and scores around them. A few rows may disagree: at a kink of the loss, quotients are meaningless. Step lengths
+are tried in proportion to the score, and to its distance from the best score: a loss may curve within 1 where targets are in
+the billions. Rows whose scores are so large that floats have no such short steps are left out.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import numpy as np
 from dboost.errors import ParameterError
 from dboost.losses.base import Loss
 
-#: Rows that are checked, and the share of them that must agree.
+#: Number of rows that are checked, and the share of them that must agree.
 N_CHECKED = 200
-_SHARE = 0.95
+_AGREEING_SHARE = 0.95
 _PLAIN = (bool, int, float, str, type(None))
 
 _KNOWN: dict[str, type[Loss]] = {}
 
 
 class CustomTerms(NamedTuple):
-    """Stands for the loss where kernels have a record: its methods are called instead."""
+    """The record of a custom loss, in place of one for kernels: its methods are called instead."""
 
     loss: Loss
 
 
 def register(loss: type[Loss] | Loss) -> None:
-    """Make a loss of one's own known by its name, so that models trained with it can be loaded and predict.
+    """Make a custom loss known by its name, so that models trained with it can be loaded and predict.
 
     A fit does this by itself; it is needed in a process that only loads.
 
@@ -50,7 +50,7 @@ def register(loss: type[Loss] | Loss) -> None:
 
 
 def custom_from_dict(stored: dict[str, Any]) -> Loss:
-    """The loss that a model file names.
+    """Return the custom loss that a model file names.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def custom_from_dict(stored: dict[str, Any]) -> Loss:
 
 
 def custom_to_dict(loss: Loss) -> dict[str, Any]:
-    """Name and attributes.
+    """Return name and attributes.
 
     Raises
     ------
@@ -87,27 +87,27 @@ def custom_to_dict(loss: Loss) -> dict[str, Any]:
 
 
 def call_custom(loss: Loss, what: str, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-    """What a method says of some rows: float64[n].
+    """Call a method of a custom loss for some rows: float64[n].
 
     Raises
     ------
     ParameterError
-        When that is anything else.
+        When the method returns another shape.
     """
-    # The arrays are training's own: a method that writes into them would change what is learned.
+    # The arrays are those of training: a method that writes into them would change the model.
     y, raw = y.view(), raw.view()
     y.flags.writeable = raw.flags.writeable = False
-    answer = getattr(loss, what)(y, raw)
-    if np.shape(answer) != y.shape:
+    result = getattr(loss, what)(y, raw)
+    if np.shape(result) != y.shape:
         raise ParameterError(
-            f"{what} of loss {loss.name!r} returned shape {np.shape(answer)} for {len(y)} rows, not ({len(y)},)"
+            f"{what} of loss {loss.name!r} returned shape {np.shape(result)} for {len(y)} rows, not ({len(y)},)"
         )
-    return np.asarray(answer, np.float64)
+    return np.asarray(result, np.float64)
 
 
 @np.errstate(all="ignore")
 def check_derivatives(loss: Loss, y: np.ndarray) -> str | None:
-    """What is wrong with a loss, from some targets of the training data; None when nothing is."""
+    """Return what is wrong with a custom loss, tested on some targets of the training data; None when nothing is."""
     y = y[:N_CHECKED]
     rng = np.random.default_rng(0)
     raw = rng.normal(size=len(y)) * 2.0
@@ -118,20 +118,20 @@ def check_derivatives(loss: Loss, y: np.ndarray) -> str | None:
     longer, shorter = 1e-5 * np.maximum(np.abs(raw), 1.0), np.maximum(1e-5 * far, 8.0 * np.spacing(np.abs(raw)))
     methods = [("gradient", "value")] + [("hessian", "gradient")] * loss.exact_hessian
     for derivative, function in methods:
-        says = call_custom(loss, derivative, y, raw)
+        derivatives = call_custom(loss, derivative, y, raw)
         agrees = np.zeros(len(y), bool)
         for step in (shorter, longer):
             high, low = raw + step, raw - step
             above, below = call_custom(loss, function, y, high), call_custom(loss, function, y, low)
             quotient = (above - below) / (high - low)
             noise = 1e-13 * np.maximum(np.abs(above), np.abs(below)) / step
-            agrees |= np.abs(says - quotient) <= 1e-4 * (np.abs(quotient) + np.median(np.abs(quotient))) + noise + 1e-9
+            agrees |= np.abs(derivatives - quotient) <= 1e-4 * (np.abs(quotient) + np.median(np.abs(quotient))) + noise + 1e-9
         is_wrong = ~agrees & (shorter < 1e-3 * far)
-        if is_wrong.sum() > (1 - _SHARE) * (agrees | is_wrong).sum():
+        if is_wrong.sum() > (1 - _AGREEING_SHARE) * (agrees | is_wrong).sum():
             i = int(np.argmax(is_wrong))
             return (
                 f"{derivative} of loss {loss.name!r} is not the derivative of its {function} by the raw score: for y={y[i]:g} "
-                f"and raw={raw[i]:g} it says {says[i]:g}, the difference quotient {quotient[i]:g}"
+                f"and raw={raw[i]:g} it says {derivatives[i]:g}, the difference quotient {quotient[i]:g}"
             )
     hessian = call_custom(loss, "hessian", y, raw)
     if (hessian < 0).any():

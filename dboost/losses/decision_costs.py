@@ -1,4 +1,4 @@
-"""Decisions by costs: of all classes, the one whose cost is least on average over what may be true."""
+"""Cost-sensitive decisions: predict the class with the lowest expected cost."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dboost.errors import ParameterError
 
 
 def read_costs(costs: Any, n_classes: int) -> np.ndarray:
-    """A matrix of costs as float64[n_classes, n_classes].
+    """Return a matrix of costs as float64[n_classes, n_classes].
 
     Raises
     ------
     ParameterError
-        When it is anything else than finite numbers, one row and column for each class.
+        When it is not a matrix of finite numbers, one row and column for each class.
     """
     try:
         matrix = np.asarray(costs, np.float64)
@@ -30,7 +30,7 @@ def read_costs(costs: Any, n_classes: int) -> np.ndarray:
 
 
 def cheapest(probabilities: np.ndarray, costs: np.ndarray) -> np.ndarray:
-    """argmin over k of Σ_j costs[k, j] p_j for each row (int64[n]); of classes that cost the same, the first.
+    """Return argmin over k of Σ_j costs[k, j] p_j for each row (int64[n]); of classes with equal cost, the first.
 
     probabilities : float64[n, n_classes]; costs : float64[n_classes, n_classes].
     """

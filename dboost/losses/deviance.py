@@ -7,9 +7,9 @@ Poisson, gamma and Tweedie distributions have variances μ, μ² and μ^p with 1
     tweedie    y^(2-p) / ((1-p)(2-p)) - y μ^(1-p) / (1-p) + μ^(2-p) / (2-p)  y >= 0
 
 which is zero where μ = y, and its derivative by F is (μ - y) μ^(1-p), with p = 1 for poisson and 2 for gamma. So the best
-constant is log of the mean in all three cases; offsets (log exposure, say) add to F.
+constant is the logarithm of the mean in all three cases; offsets (such as log exposure) are added to F.
 
-The terms of a row are worked out in float64: targets and expectations may differ by many orders of magnitude.
+The terms of a row are computed in float64: targets and expectations may differ by many orders of magnitude.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def _poisson_terms(loss, y, raw, gradient, hessian, value, scratch):
                 mean = exp64(raw[i])
                 gradient[i] = np.float32(mean - y[i])
                 hessian[i] = np.float32(mean)
-                own = y[i] * (log64(y[i]) - raw[i]) - y[i]
-                value[i] = mean + (own if y[i] > 0.0 else 0.0)
+                constant = y[i] * (log64(y[i]) - raw[i]) - y[i]
+                value[i] = mean + (constant if y[i] > 0.0 else 0.0)
 
         return terms
 
@@ -81,14 +81,14 @@ def _tweedie_terms(loss, y, raw, gradient, hessian, value, scratch):
                 push = exp64(two * raw[i])  # μ^(2-p)
                 gradient[i] = np.float32(push - pull)
                 hessian[i] = np.float32(two * push - one * pull)
-                own = exp64(two * log64(y[i])) / (one * two)
-                value[i] = push / two - pull / one + (own if y[i] > 0.0 else 0.0)
+                constant = exp64(two * log64(y[i])) / (one * two)
+                value[i] = push / two - pull / one + (constant if y[i] > 0.0 else 0.0)
 
         return terms
 
 
 class _LogLink(Loss):
-    """What the three have in common."""
+    """The common part of the three losses."""
 
     longest_step = 4.0
     response = "exp"
@@ -104,7 +104,7 @@ class _LogLink(Loss):
 
 
 class Poisson(_LogLink):
-    """Half the deviance of counts, y >= 0."""
+    """Half the Poisson deviance, for counts y >= 0."""
 
     name = "poisson"
     target_range = "non-negative"
@@ -123,7 +123,7 @@ class Poisson(_LogLink):
 
 
 class Gamma(_LogLink):
-    """Half the deviance of positive amounts, y > 0."""
+    """Half the gamma deviance, for positive amounts y > 0."""
 
     name = "gamma"
     target_range = "strictly positive"
@@ -142,11 +142,11 @@ class Gamma(_LogLink):
 
 
 class Tweedie(_LogLink):
-    """Half the deviance of amounts that are often zero, y >= 0, with variance μ^p.
+    """Half the Tweedie deviance, for amounts that are often zero, y >= 0, with variance μ^p.
 
     Parameters
     ----------
-    tweedie_power : float
+    tweedie_power : float, default 1.5
         p, between 1 (poisson) and 2 (gamma), both excluded.
     """
 
@@ -180,5 +180,5 @@ def _exp(x: np.ndarray) -> np.ndarray:
 
 
 def _log(y: np.ndarray) -> np.ndarray:
-    """log(y), and 0 where y is 0 (it is multiplied by y)."""
+    """Return log(y), and 0 where y is 0 (it is multiplied by y)."""
     return np.log(np.where(y > 0, y, 1.0))

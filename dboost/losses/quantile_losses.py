@@ -1,4 +1,4 @@
-"""Losses whose leaf values are quantiles: absolute error, its one-sided kin, and Huber's mixture with squared error.
+"""Losses whose leaf values are quantiles: absolute error, pinball loss, and Huber loss.
 
 With u = y - F:
 
@@ -6,13 +6,13 @@ With u = y - F:
     quantile(τ)      u (τ - 1[u < 0])                                     gradient 1[u < 0] - τ
     huber(α)         ½ u² if |u| <= δ, else δ (|u| - δ / 2)               gradient -clip(u, ±δ)   (M_TreeBoost, Algorithm 4)
 
-Their second derivatives vanish or are no guide, so trees are grown by least squares of the gradients (a Hessian of 1), and
-leaves then get what minimises the loss itself: the median of u, its τ-quantile, or for huber one step from the median, the
-mean of sign(u - ũ) min(δ, |u - ũ|) over the leaf's rows added to their median ũ, (33) in the paper.
+Their second derivatives are zero or not useful, so trees are grown by least squares on the gradients (a Hessian of 1), and
+leaves then get the value that minimises the loss itself: the median of u, its τ-quantile, or for huber one step from the
+median, the mean of sign(u - ũ) min(δ, |u - ũ|) over the leaf's rows added to their median ũ, (33) in the paper.
 
-δ divides what is told by the residuals' sizes from what is told by their signs only: it is chosen anew in each iteration, as
-the α-quantile of |u| over all rows. Losses of different iterations would not be comparable if their δ differed too; so the
-value of the loss, and with it `train_loss` and the metric "huber", keep the δ of the first iteration.
+Residuals below δ in size count by their size, those above by their sign only. δ is computed anew in each iteration, as the
+α-quantile of |u| over all rows. Losses of different iterations would not be comparable if their δ differed; so the value of the
+loss, and with it `train_loss` and the metric "huber", use the δ of the first iteration.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dboost.losses.loss_pass import overloads_block_terms
 
 
 class QuantileTerms(NamedTuple):
-    """What the loss of an error of 1 is, when the target is above the score and when it is below."""
+    """The loss of an error of 1, when the target is above the score and when it is below."""
 
     above: float
     below: float
@@ -79,7 +79,7 @@ def _huber_terms(loss, y, raw, gradient, hessian, value, scratch):
 
 
 class _Pinball(Loss):
-    """An error above the score costs `above` times its size, one below `below` times."""
+    """Pinball loss: `above` times the error if the target is above the score, `below` times if it is below."""
 
     constant_hessian = True
     exact_hessian = False
@@ -134,10 +134,10 @@ class Huber(Loss):
 
     Parameters
     ----------
-    huber_alpha : float
+    huber_alpha : float, default 0.9
         The share of rows α whose residuals count as small, between 0 and 1, both excluded.
     delta : float, optional
-        The δ of the loss's value: the first iteration's, once there was one.
+        The δ of the loss's value: that of the first iteration.
     """
 
     name = "huber"
@@ -159,14 +159,14 @@ class Huber(Loss):
         return self._delta
 
     def with_delta(self, delta: float) -> Huber:
-        """The same loss, with the δ of a first iteration."""
+        """Return the same loss with the δ of a first iteration."""
         return Huber(self.alpha, delta)
 
     def terms(self) -> HuberTerms:
         return self.terms_with(self.delta)
 
     def terms_with(self, delta: float) -> HuberTerms:
-        """The record for kernels, with another δ for gradients."""
+        """Return the record for kernels, with another δ for gradients."""
         return HuberTerms(delta, self.delta)
 
     def to_dict(self) -> dict[str, Any]:

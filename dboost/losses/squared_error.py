@@ -1,4 +1,5 @@
-"""½ (y - F)²: gradient F - y, Hessian 1; the best constant and the leaf values are means (LS_Boost, Algorithm 2)."""
+"""Squared error ½ (y - F)²: gradient F - y, Hessian 1; the best constant and the leaf values are means (LS_Boost, Algorithm
+2)."""
 
 from __future__ import annotations
 
