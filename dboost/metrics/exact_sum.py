@@ -1,8 +1,8 @@
-"""Sums of real numbers that come out the same in any order.
+"""Sums of real numbers that do not depend on the order of additions.
 
-Each number is cut into two integers, a coarse one in units of 1 / coarse and a fine one in units of 1 / (coarse * FINE).
-As long as the total stays below 2**53, float64 adds integers exactly, so sums over any division of the rows agree to the
-last bit. `unit_for` chooses the unit; what is lost is below 2**-50 of the largest number for a million rows.
+Each number is divided into two integers, a coarse one in units of 1 / unit and a fine one in units of 1 / (unit * FINE). As
+long as the total stays below 2**53, float64 adds integers exactly, so sums over any division of the rows agree to the last bit.
+`unit_for` chooses the unit; the rounding error is below 2**-50 of the largest number for a million rows.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: Fine units per coarse one.
+#: Fine units per coarse unit.
 FINE = 2.0**26
 
 
 def unit_for(bound: float, n_rows: int, *, spare_bits: int = 0) -> float:
-    """The power of two by which numbers up to `bound` may be multiplied so that the sum of `n_rows` integers is exact.
+    """Return the power of two by which numbers up to `bound` may be multiplied so that the sum of `n_rows` integers is exact.
 
-    `spare_bits` leaves room for numbers that much larger than `bound`.
+    `spare_bits` allows for numbers that are larger than `bound` by that many bits.
     """
     bits = 51 - math.ceil(math.log2(max(n_rows, 2))) - spare_bits
     if not bound > 0 or not math.isfinite(bound):
@@ -39,7 +39,7 @@ class ExactSum:
 
     @classmethod
     def of(cls, values: np.ndarray, unit: float, times: np.ndarray | None = None) -> ExactSum:
-        """Sum of a float64 array (chunk step); with `times` (whole numbers) each value is added so many times."""
+        """Sum a float64 array (the chunk step); with `times` (integers) each value is added that many times."""
         scaled = values * unit
         whole = np.rint(scaled)
         fine = np.rint((scaled - whole) * FINE)
@@ -52,39 +52,40 @@ class ExactSum:
         return ExactSum(self.unit, self.loss_unit + other.loss_unit, self.fine + other.fine)
 
     def finish(self) -> float:
-        """The sum in the numbers' own units."""
+        """Return the sum in the numbers' own units."""
         return (self.loss_unit + self.fine / FINE) / self.unit
 
 
-#: Totals are whole multiples of 2**-TOTAL_BITS: of the last bit of the smallest float64, with bits to spare for its mantissa.
+#: Totals are multiples of 2**-TOTAL_BITS: the last bit of the smallest float64, with spare bits for its mantissa.
 TOTAL_BITS = 1130
-#: So many integers below 2**27 have a sum that float64 holds.
-_AT_A_TIME = 2**25
+#: The sum of this many integers below 2**27 is exact in float64.
+_VALUES_AT_A_TIME = 2**25
 
 
 def total(values: np.ndarray) -> int | None:
-    """The sum of float64 numbers of any size without any rounding, as a multiple of 2**-TOTAL_BITS; None if one is not finite.
+    """Return the sum of float64 numbers of any size without rounding, as a multiple of 2**-TOTAL_BITS; None if one is not
+    finite.
 
-    Totals of parts are added as they are; `as_float` rounds the sum once. This is slower than `ExactSum`, but nobody has to
-    know beforehand how large the numbers are. Mantissas are cut into halves, which are added up exactly by exponent.
+    Totals of parts are added as integers; `as_float` rounds the sum once. This is slower than `ExactSum`, but needs no bound of
+    the numbers. Mantissas are divided into halves, which are added up exactly by exponent.
     """
     if not np.isfinite(values).all():
         return None
     result = 0
-    for first in range(0, len(values), _AT_A_TIME):
-        mantissa, exponent = np.frexp(values[first : first + _AT_A_TIME])
+    for first in range(0, len(values), _VALUES_AT_A_TIME):
+        mantissa, exponent = np.frexp(values[first : first + _VALUES_AT_A_TIME])
         whole = (mantissa * 2.0**53).astype(np.int64)
         lowest = int(exponent.min())
-        place = exponent - lowest
+        shift_of = exponent - lowest
         for half, shift in ((whole >> 27, 27), (whole & (2**27 - 1), 0)):
-            sums = np.bincount(place, half)
+            sums = np.bincount(shift_of, half)
             for k in np.flatnonzero(sums):
                 result += int(sums[k]) << (lowest + int(k) - 53 + shift + TOTAL_BITS)
     return result
 
 
 def as_float(total: int) -> float:
-    """A total in the numbers' own units, correctly rounded."""
+    """Return a total in the numbers' own units, correctly rounded."""
     try:
         return total / (1 << TOTAL_BITS)
     except OverflowError:
@@ -92,6 +93,6 @@ def as_float(total: int) -> float:
 
 
 def merged_float(totals: Iterable[int | None]) -> float:
-    """The sum of the totals of all parts; NaN if one of them is not finite."""
+    """Return the sum of the totals of all parts; NaN if one of them is not finite."""
     known = list(totals)
     return math.nan if any(one is None for one in known) else as_float(sum(one for one in known if one is not None))

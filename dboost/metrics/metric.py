@@ -1,8 +1,8 @@
-"""Metrics on held-out rows, by scikit-learn's names.
+"""Metrics on evaluation sets, with scikit-learn's names.
 
-A metric is chunk / merge / finish: `chunk` turns the rows of a shard into a small exact statistic, `merge` adds two of them,
-`finish` makes the number. Merging is exact and associative, so a metric, and with it the decision to stop, is a function of
-the rows and not of where they lie. Means are exact sums; the area under the ROC curve merges counts per distinct score.
+A metric is a reduction of three functions: `chunk` turns the rows of a shard into a small exact statistic, `merge` adds two of
+them, `finish` computes the metric. Merging is exact and associative, so a metric, and with it early stopping, is a function of
+the rows and not of their partitioning. Means are exact sums; the area under the ROC curve merges counts per distinct score.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dboost.metrics.exact_sum import ExactSum, unit_for
 
 @dataclass(frozen=True)
 class LossMagnitude:
-    """How large what is summed up can be: the same for all parts of an evaluation set, so that their sums can be merged.
+    """Bounds of the summed values: the same for all parts of an evaluation set, so that their exact sums can be merged.
 
-    loss, error : about how large a row's loss can be, and how far its target from the prediction; weight : of the heaviest
-    row; n_rows : of all parts.
+    loss, error : about the largest loss of a row, and the largest distance of its target from the prediction; weight : the
+    largest weight; n_rows : of all parts.
     """
 
     loss: float
@@ -33,7 +33,7 @@ class LossMagnitude:
     n_rows: int
 
     def unit(self, largest: float) -> float:
-        """Unit of an exact sum of weighted numbers of about that size."""
+        """Return the unit of an exact sum of weighted numbers of about that size."""
         return unit_for(largest * self.weight, self.n_rows, spare_bits=10)
 
     @property
@@ -43,10 +43,10 @@ class LossMagnitude:
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Held-out rows as a metric sees them.
+    """Evaluation rows as a metric gets them.
 
-    target, weight (or None) : float64[n]; raw : float64[n] or float64[n, n_outputs]; loss : the one that was trained;
-    block : the rows as a matrix, for metrics that want it.
+    target, weight (or None) : float64[n]; raw : float64[n] or float64[n, n_outputs]; loss : the loss of the fit; block : the
+    rows as a matrix, for metrics with `wants_block`.
     """
 
     target: np.ndarray
@@ -59,9 +59,9 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class Metric:
-    """A named metric. `larger_is_better` decides what early stopping calls an improvement.
+    """A named metric. `larger_is_better` decides what early stopping counts as an improvement.
 
-    `wants_block` : `ScoredRows.block` must be there.
+    `wants_block` : the metric needs `ScoredRows.block`.
     """
 
     name: str
@@ -80,7 +80,7 @@ def _mean_of(
     larger: bool = False,
     after: Callable[[float], float] | None = None,
 ) -> Metric:
-    """The weighted mean of a number per row, which is about `largest` at most; NaN where it is too large for a float."""
+    """Return the metric "weighted mean of a number per row", which is about `largest` at most; NaN where the mean overflows."""
 
     def chunk(rows: ScoredRows) -> tuple[ExactSum, ExactSum]:
         size = rows.size
@@ -101,7 +101,7 @@ def _mean_of(
 
 
 def _auc_chunk(rows: ScoredRows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Distinct scores, ascending, with the weight of each class at each."""
+    """Return the distinct scores, ascending, with the weight of each class at each."""
     # Weights as integers: their sums are exact.
     weight = np.ones(len(rows.raw)) if rows.weight is None else np.rint(rows.weight * rows.size.weight_unit)
     return _by_score(rows.raw, weight * (rows.target == 0), weight * (rows.target == 1))
@@ -144,7 +144,7 @@ def _accuracy_of_many(rows: ScoredRows) -> np.ndarray:
 
 
 def _log_loss(rows: ScoredRows) -> np.ndarray:
-    """Of the exponential loss, whose raw score is half the log odds."""
+    """Return the log loss of exponential-loss scores, which are half the log odds."""
     return LogLoss().value(rows.target, 2.0 * rows.raw)
 
 
@@ -152,7 +152,7 @@ def _twice_the_loss(rows: ScoredRows) -> np.ndarray:
     return 2.0 * rows.loss.value(rows.target, rows.raw)
 
 
-# Deviances of losses whose raw score is the logarithm of the prediction too.
+# Deviances, for losses whose raw score is the logarithm of the prediction too.
 _POISSON = _mean_of("mean_poisson_deviance", lambda r: 2.0 * Poisson().value(r.target, r.raw), lambda size: size.loss)
 _GAMMA = _mean_of("mean_gamma_deviance", lambda r: 2.0 * Gamma().value(r.target, r.raw), lambda size: size.loss)
 _ANY = (
@@ -165,7 +165,7 @@ _TWO_CLASSES = (
     _mean_of("brier_score", _squared_error, _one),
     Metric("roc_auc", True, _auc_chunk, _auc_merge, _auc_finish),
 )
-#: By loss, beside those of its kind.
+#: Metrics of single losses, in addition to those of their kind.
 _OF_LOSS: dict[type[Loss], tuple[Metric, ...]] = {
     Exponential: (_mean_of("log_loss", _log_loss, lambda size: size.loss),),
     Quantile: (_mean_of("mean_pinball_loss", lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss),),
@@ -177,12 +177,12 @@ _MANY_CLASSES = (_mean_of("accuracy", _accuracy_of_many, _one, larger=True),)
 
 
 def find_metrics(wanted: Any, loss: Loss) -> list[Metric]:
-    """Metrics from names (one, several, or None for the loss itself).
+    """Return metrics by name (one, several, or None for the loss itself).
 
     Raises
     ------
     ParameterError
-        Unknown names, with those that go with the loss.
+        For unknown names; the message lists those that are valid for the loss.
     """
     own = _mean_of(loss.name, lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss)
     others = _ANY if not loss.is_classification else _TWO_CLASSES if loss.n_outputs == 1 else _MANY_CLASSES

@@ -1,16 +1,16 @@
-"""How far apart two samples are, by how many rows of each fall into the same groups.
+"""Distance of two samples, from the number of rows of each in the same groups (drift monitoring).
 
-Two numbers, from counts p of before and q of after, both as shares:
+Two measures, from counts p before and q after, both as shares:
 
-* The *population stability index*, the sum over groups of (q - p) ln(q / p), is the symmetric relative entropy. By an old habit
-  of those who watch scores, below 0.1 nothing has happened, and from 0.25 on something has. Half a row is added to every group,
-  so that one that is empty on one side is a large number, not an infinite one.
-* The *distance*: for ordered groups the largest difference of the distribution functions at the groups' borders, which is
-  Kolmogorov's and Smirnov's statistic seen through a grid; for categories half the sum of the absolute differences, the share
-  of rows that would have to change their category.
+* The *population stability index*, the sum over groups of (q - p) ln(q / p), is the symmetric relative entropy. By convention,
+  below 0.1 there is no drift, and from 0.25 on it is strong. Half a row is added to every group, so that a group that is empty
+  on one side contributes a large number, not an infinite one.
+* The *distance*: for ordered groups the largest difference of the distribution functions at the groups' borders, which is the
+  Kolmogorov-Smirnov statistic on a grid; for categories half the sum of the absolute differences, the share of rows that would
+  have to change their category.
 
 Samples of the same population differ too. With n and N rows in g groups the index is then about (1/n + 1/N) times a χ² variable
-of g - 1 degrees of freedom. `chance` tells what it exceeds once in a thousand times; only what lies above it is drift.
+with g - 1 degrees of freedom. `chance` returns what it exceeds once in a thousand times; only the excess is drift.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import math
 
 import numpy as np
 
-#: Above what chance explains, an index of so much is worth a look …
+#: From this excess over chance on, drift is moderate …
 MODERATE = 0.1
-#: … and of so much says that a model meets other data than it has learned from.
+#: … and from this on it is strong: the data differ from the training data.
 STRONG = 0.25
 
-#: Of the normal distribution, exceeded once in a thousand times.
+#: Quantile of the normal distribution that is exceeded once in a thousand times.
 _ONE_IN_A_THOUSAND = 3.0902323061678132
 
 
 def stability_index(before: np.ndarray, after: np.ndarray) -> float:
-    """The population stability index of two rows of counts (int64[g]); 0 where there is but one group, or no rows."""
+    """Return the population stability index of two count vectors (int64[g]); 0 for fewer than two groups, or no rows."""
     used = (before > 0) | (after > 0)
     before, after = before[used] + 0.5, after[used] + 0.5
     if len(before) < 2 or before.sum() == 0.5 * len(before) or after.sum() == 0.5 * len(after):
@@ -39,7 +39,7 @@ def stability_index(before: np.ndarray, after: np.ndarray) -> float:
 
 
 def chance(before: np.ndarray, after: np.ndarray) -> float:
-    """What the index of two samples of one population exceeds once in a thousand times (χ² by Wilson and Hilferty)."""
+    """Return what the index of two samples of one population exceeds once in a thousand times (χ² by Wilson and Hilferty)."""
     freedom = int(((before > 0) | (after > 0)).sum()) - 1
     n, n_before = int(after.sum()), int(before.sum())
     if freedom < 1 or not n or not n_before:
@@ -50,7 +50,8 @@ def chance(before: np.ndarray, after: np.ndarray) -> float:
 
 
 def distance(before: np.ndarray, after: np.ndarray, *, ordered: bool) -> float:
-    """Kolmogorov's and Smirnov's distance of ordered groups (counts, int64[g]), half the sum of differences of others.
+    """Return the Kolmogorov-Smirnov distance of ordered groups (counts, int64[g]), half the sum of absolute differences of
+    others.
 
     NaN where one side has no rows.
     """
@@ -63,5 +64,5 @@ def distance(before: np.ndarray, after: np.ndarray, *, ordered: bool) -> float:
 
 
 def verdict(excess: float) -> str:
-    """In a word: "none", "moderate" or "strong". excess : the index beyond what chance explains."""
+    """Return "none", "moderate" or "strong". excess : the index minus what chance explains."""
     return "strong" if excess >= STRONG else "moderate" if excess >= MODERATE else "none"

@@ -1,8 +1,8 @@
-"""Files that are there whole or not at all.
+"""Atomic file writes: a file is either complete or absent.
 
-A local file is written under another name in the same folder, forced to the disk, and then given its name in one
-step; so whoever looks sees the old file or the new one, also after a power cut, and an error leaves nothing behind.
-Object stores make a complete object appear in one put.
+A local file is written under another name in the same folder, forced to the disk, and then renamed in one step; so readers see
+the old file or the new one, also after a power failure, and an error leaves nothing behind. Object stores make a complete
+object visible in one put.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dboost.errors import ModelFileError
 
 
 class FileMissingError(ModelFileError, FileNotFoundError):
-    """The file, or the folder that it should go to, does not exist."""
+    """The file, or its folder, does not exist."""
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file, over an older one if there is one.
+    """Write a file, replacing an older one.
 
     Parameters
     ----------
@@ -31,21 +31,21 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     Raises
     ------
     ModelFileError
-        Naming the file. What was there before is untouched.
+        Naming the file. An older file is unchanged.
     """
     name = os.fspath(path)
     try:
-        filesystem, place = fsspec.url_to_fs(name)
+        filesystem, target = fsspec.url_to_fs(name)
         if is_a(filesystem, "fsspec.implementations.local", "LocalFileSystem"):
-            _replace(Path(place), data)
+            _replace(Path(target), data)
         else:
-            filesystem.pipe_file(place, data)
+            filesystem.pipe_file(target, data)
     except Exception as error:
-        raise _refusal("write", name, error) from error
+        raise _file_error("write", name, error) from error
 
 
 def read_whole(path: str | os.PathLike[str]) -> bytes:
-    """All bytes of a file.
+    """Return all bytes of a file.
 
     Raises
     ------
@@ -54,18 +54,18 @@ def read_whole(path: str | os.PathLike[str]) -> bytes:
     """
     name = os.fspath(path)
     try:
-        filesystem, place = fsspec.url_to_fs(name)
+        filesystem, target = fsspec.url_to_fs(name)
         try:
-            return filesystem.cat_file(place)
+            return filesystem.cat_file(target)
         except FileNotFoundError:
-            filesystem.invalidate_cache()  # it may have come since the folder was last looked at
-            return filesystem.cat_file(place)
+            filesystem.invalidate_cache()  # it may be newer than the cached listing
+            return filesystem.cat_file(target)
     except Exception as error:
-        raise _refusal("read", name, error) from error
+        raise _file_error("read", name, error) from error
 
 
 def _replace(target: Path, data: bytes) -> None:
-    # A link stays a link: the file that it leads to is replaced.
+    # A symbolic link is kept: its target is replaced.
     target = target.resolve()
     if target.is_dir():
         raise IsADirectoryError("it is a folder")
@@ -85,7 +85,7 @@ def _replace(target: Path, data: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Force the new name to the disk, where the system can."""
+    """Force the new name to the disk, where the system supports it."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -98,8 +98,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _refusal(verb: str, name: str, error: Exception) -> Exception:
-    """The error in our words; one that is not about the file is itself."""
+def _file_error(verb: str, name: str, error: Exception) -> Exception:
+    """Return the error as one of dboost's; an error that is not about the file is returned as it is."""
     if not is_failure(error):
         return error
     name = shown(name)

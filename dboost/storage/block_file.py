@@ -1,24 +1,23 @@
-"""Rows in files: what a shard holds, when memory cannot.
+"""Block files: the rows of a shard on disk, for data that do not fit in memory.
 
-A *block file* keeps fields of consecutive rows, blocks of `block_rows` rows one behind the other:
+A *block file* stores fields of consecutive rows, one block of `block_rows` rows after the other:
 
     block 0                                   block 1
     | tiles … | wide … |                      | tiles … | wide … |       …
-    ^ 0       ^ the same place in each block  ^ stride
+    ^ 0       ^ the same offset in each block ^ stride
 
-Within a block each field is one array, ``[before…, rows, after…]`` in C order and the machine's byte order, at a multiple
-of 64 bytes. All blocks have the same stride; the last one, which may hold fewer rows, is as long as the others and ends
-in zeros. So the place of everything follows from the list of fields and the number of rows, and a file is read with a few
-lines of NumPy.
+Within a block each field is one array, ``[before…, rows, after…]`` in C order and the machine's byte order, at a multiple of 64
+bytes. All blocks have the same stride; the last one, which may hold fewer rows, is as long as the others and ends in zeros. So
+all offsets follow from the list of fields and the number of rows, and a file can be read with a few lines of NumPy.
 
-Blocks of a *sealed* file never change once they are written. Each has a checksum, which is verified before anything that was
-made of the block is used: a flipped bit, a file cut short or one that was exchanged is an error that names file and block,
-never a wrong model. Who reads a block several times may leave it to the last (see `shards.streamed_shard`). Other files hold
-what changes with every tree; their fields can be read and written one by one.
+Blocks of a *sealed* file never change after they are written. Each has a checksum, which is verified before any result of the
+block is used: a flipped bit, a truncated or an exchanged file is an error that names file and block, never a wrong model. A
+caller that reads a block several times may verify only the last time (see `shards.streamed_shard`). Other files hold what
+changes with every tree; their fields can be read and written one by one.
 
-Files are read with `preadv` into buffers that are used again, never mapped: mapped pages count as memory of the process,
-and Dask pauses and kills workers by that. The space of a file is reserved when it is made, so a full disk is noticed at
-once and not in the middle of training.
+Files are read with `preadv` into buffers that are reused, never mapped: mapped pages count as memory of the process, and Dask
+pauses and kills workers because of them. The space of a file is reserved when it is made, so a full disk is an error at once
+and not in the middle of training.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ import numpy as np
 from dboost.errors import DBoostError
 from dboost.kernels.checksum import checksum
 
-#: Rows of a block: enough that Python's part in handling it does not matter, few enough that its codes stay in cache.
+#: Rows of a block: enough that Python's overhead is negligible, few enough that its codes stay in cache.
 BLOCK_ROWS = 65_536
 _ALIGNMENT = 64
 
 
 class StorageError(DBoostError, OSError):
-    """A file of rows cannot be written or read, or does not hold what was written: the message names it."""
+    """A block file cannot be written or read, or is damaged: the message names it."""
 
 
 @dataclass(frozen=True)
@@ -69,61 +68,61 @@ def _padded(n_bytes: int) -> int:
 
 
 def aligned(n_bytes: int) -> np.ndarray:
-    """A buffer (uint8, not initialised) that begins on a cache line."""
+    """Return an uninitialised buffer (uint8) that begins on a cache line."""
     memory = np.empty(n_bytes + _ALIGNMENT, np.uint8)
     skip = -memory.ctypes.data % _ALIGNMENT
     return memory[skip : skip + n_bytes]
 
 
-#: Windows would change line ends.
+#: Windows would translate line ends.
 _BINARY: int = getattr(os, "O_BINARY", 0)
-#: Where a file can only be read at its own position, which all threads share, one at a time.
+#: On systems without positional reads, all threads share the file position: one at a time.
 _POSITION = threading.Lock()
 
 
-def _read_at(file: int, part: Any, at: int) -> int:
-    """Read into a part of a buffer (uint8); returns the number of bytes. Not all systems have the calls for it."""
+def _read_at(file: int, piece: Any, at: int) -> int:
+    """Read into a part of a buffer (uint8); return the number of bytes. Not all systems have `preadv`."""
     if hasattr(os, "preadv"):
-        return os.preadv(file, [part], at)
+        return os.preadv(file, [piece], at)
     if hasattr(os, "pread"):
-        found = os.pread(file, len(part), at)
+        found = os.pread(file, len(piece), at)
     else:
         with _POSITION:
             os.lseek(file, at, os.SEEK_SET)
-            found = os.read(file, len(part))
-    part[: len(found)] = np.frombuffer(found, np.uint8)
+            found = os.read(file, len(piece))
+    piece[: len(found)] = np.frombuffer(found, np.uint8)
     return len(found)
 
 
-def _write_at(file: int, part: Any, at: int) -> int:
-    """The same for writing."""
+def _write_at(file: int, piece: Any, at: int) -> int:
+    """Write a part of a buffer; return the number of bytes."""
     if hasattr(os, "pwritev"):
-        return os.pwritev(file, [part], at)
+        return os.pwritev(file, [piece], at)
     if hasattr(os, "pwrite"):
-        return os.pwrite(file, part, at)
+        return os.pwrite(file, piece, at)
     with _POSITION:
         os.lseek(file, at, os.SEEK_SET)
-        return os.write(file, part)
+        return os.write(file, piece)
 
 
 class BlockFile:
-    """A file of blocks. Safe to use from several threads, as long as no two work on one block.
+    """A file of blocks. Thread-safe as long as no two threads use the same block.
 
     Parameters
     ----------
     path : Path
     fields : sequence of Field
     n_rows : int
-    block_rows : int
-    checksums : uint64[n_blocks], optional
-        Of a sealed file that is there already.
     sealed : bool
         Blocks are written once, whole, and have checksums.
+    block_rows : int, default BLOCK_ROWS
+    checksums : uint64[n_blocks], optional
+        Of an existing sealed file, which is opened for reading.
 
     Attributes
     ----------
     n_blocks, stride : int
-        How many blocks, and bytes from one to the next.
+        Number of blocks, and bytes from one to the next.
     bytes_read, bytes_written : int
         So far.
     """
@@ -140,10 +139,10 @@ class BlockFile:
     ) -> None:
         self.path, self.fields, self.n_rows, self.block_rows = path, tuple(fields), n_rows, block_rows
         self.n_blocks = -(-n_rows // block_rows)
-        self._place: dict[str, tuple[Field, int]] = {}
+        self._layout: dict[str, tuple[Field, int]] = {}
         at = 0
         for field in self.fields:
-            self._place[field.name] = field, at
+            self._layout[field.name] = field, at
             at += _padded(field.n_bytes(block_rows))
         self.stride = at
         self._known_spans: dict[tuple[int, tuple[FieldRef, ...]], list[tuple[int, int]]] = {}
@@ -166,77 +165,77 @@ class BlockFile:
                     os.posix_fallocate(self._file, 0, size)
         except OSError as error:
             if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
-                return  # a file system that cannot reserve space: then the disk is found full when it is
+                return  # a file system that cannot reserve space: then a full disk is an error of the write
             self.remove()
             raise self._failed("make", error) from error
 
     def rows_of(self, block: int) -> int:
-        """Rows of a block."""
+        """Return the number of rows of a block."""
         return min(self.block_rows, self.n_rows - block * self.block_rows)
 
     def buffer(self) -> np.ndarray:
-        """Room for a block: uint8[stride]."""
+        """Return a buffer for one block: uint8[stride]."""
         return aligned(self.stride)
 
     def views(self, buffer: np.ndarray, block: int) -> dict[str, np.ndarray]:
-        """The fields of a block in a buffer."""
+        """Return the fields of a block as views of a buffer."""
         rows, found = self.rows_of(block), {}
-        for name, (field, at) in self._place.items():
-            part = buffer[at : at + field.n_bytes(rows)].view(field.dtype)
-            found[name] = part.reshape(*field.before, rows, *field.after)
+        for name, (field, at) in self._layout.items():
+            piece = buffer[at : at + field.n_bytes(rows)].view(field.dtype)
+            found[name] = piece.reshape(*field.before, rows, *field.after)
         return found
 
-    def write(self, block: int, buffer: np.ndarray, wishes: Sequence[FieldRef] | None = None) -> None:
-        """Write a block from its buffer, or some of its fields."""
+    def write(self, block: int, buffer: np.ndarray, refs: Sequence[FieldRef] | None = None) -> None:
+        """Write a block, or some of its fields, from its buffer."""
         if self.checksums is not None:
-            assert wishes is None, "blocks of a sealed file are written whole"
+            assert refs is None, "blocks of a sealed file are written whole"
             self._clear_rest(buffer, block)
             self.checksums[block] = checksum(buffer.view(np.uint64))
-        for first, last in self._spans(block, wishes):
-            self._all(_write_at, buffer[first:last], block * self.stride + first, "write", block)
+        for first, last in self._spans(block, refs):
+            self._transfer(_write_at, buffer[first:last], block * self.stride + first, "write", block)
             self.bytes_written += last - first
 
-    def read(self, block: int, buffer: np.ndarray, wishes: Sequence[FieldRef] | None = None, *, verify: bool = True) -> int:
-        """Read a block into its buffer, or some of its fields; returns the number of bytes.
+    def read(self, block: int, buffer: np.ndarray, refs: Sequence[FieldRef] | None = None, *, verify: bool = True) -> int:
+        """Read a block, or some of its fields, into its buffer; return the number of bytes.
 
-        verify : compare a sealed block with its checksum; without that the caller reads it again before the end, verified.
+        verify : compare a sealed block with its checksum; without it the caller must read it again later, verified.
 
         Raises
         ------
         StorageError
-            When the file ends too early or a sealed block is not what was written.
+            When the file ends too early or a sealed block is damaged.
         """
         n_bytes = 0
-        for first, last in self._spans(block, wishes):
-            self._all(_read_at, buffer[first:last], block * self.stride + first, "read", block)
+        for first, last in self._spans(block, refs):
+            self._transfer(_read_at, buffer[first:last], block * self.stride + first, "read", block)
             n_bytes += last - first
         if self.checksums is not None:
-            assert wishes is None, "blocks of a sealed file are read whole"
+            assert refs is None, "blocks of a sealed file are read whole"
             if verify and checksum(buffer.view(np.uint64)) != self.checksums[block]:
                 raise StorageError(f"{self.path} is damaged: block {block} is not what was written")
         self.bytes_read += n_bytes
         return n_bytes
 
-    def _spans(self, block: int, wishes: Sequence[FieldRef] | None) -> list[tuple[int, int]]:
-        """Ranges of bytes within a block, neighbours joined."""
-        if wishes is None:
+    def _spans(self, block: int, refs: Sequence[FieldRef] | None) -> list[tuple[int, int]]:
+        """Return byte ranges within a block, adjacent ones joined."""
+        if refs is None:
             return [(0, self.stride)]
         rows = self.rows_of(block)
-        key = rows, tuple(wishes)
+        key = rows, tuple(refs)
         if key not in self._known_spans:
-            self._known_spans[key] = self._joined(rows, wishes)
+            self._known_spans[key] = self._joined(rows, refs)
         return self._known_spans[key]
 
-    def _joined(self, rows: int, wishes: Sequence[FieldRef]) -> list[tuple[int, int]]:
+    def _joined(self, rows: int, refs: Sequence[FieldRef]) -> list[tuple[int, int]]:
         spans = []
-        for wish in wishes:
-            field, at = self._place[wish if isinstance(wish, str) else wish[0]]
+        for ref in refs:
+            field, at = self._layout[ref if isinstance(ref, str) else ref[0]]
             n = field.n_bytes(rows)
-            if isinstance(wish, str):
-                n = _padded(n)  # what follows a whole field belongs to nobody
+            if isinstance(ref, str):
+                n = _padded(n)  # includes the padding behind a whole field
             else:
                 n //= field.before[0]
-                at += wish[1] * n
+                at += ref[1] * n
             spans.append((at, at + n))
         joined: list[tuple[int, int]] = []
         for first, last in sorted(spans):
@@ -247,19 +246,19 @@ class BlockFile:
         return joined
 
     def _clear_rest(self, buffer: np.ndarray, block: int) -> None:
-        """Zeros where no field has rows, so that a block's bytes are a function of its rows."""
-        for field, at in self._place.values():
+        """Zero the bytes outside the fields' rows, so that a block's bytes are a function of its rows."""
+        for field, at in self._layout.values():
             buffer[at + field.n_bytes(self.rows_of(block)) : at + _padded(field.n_bytes(self.block_rows))] = 0
 
-    def _all(self, call, part: np.ndarray, at: int, verb: str, block: int) -> None:  # type: ignore[no-untyped-def]
+    def _transfer(self, call, piece: np.ndarray, at: int, verb: str, block: int) -> None:  # type: ignore[no-untyped-def]
         done = 0
-        while done < len(part):
+        while done < len(piece):
             try:
-                moved = call(self._file, part[done:], at + done)
+                moved = call(self._file, piece[done:], at + done)
             except OSError as error:
                 raise self._failed(verb, error) from error
             if not moved:
-                block = os.fstat(self._file).st_size // self.stride  # the first, whichever thread comes upon it
+                block = os.fstat(self._file).st_size // self.stride  # the first missing block, whichever thread finds it
                 raise StorageError(f"{self.path} is cut short: block {block} of {self.n_blocks} is missing or not whole")
             done += moved
 
@@ -271,15 +270,15 @@ class BlockFile:
         return StorageError(f"cannot {verb} {self.path}: {error.strerror}")
 
     def sync(self) -> None:
-        """Make sure that everything is on the disk."""
+        """Force all data to the disk."""
         try:
             os.fsync(self._file)
         except OSError as error:
             raise self._failed("write", error) from error
 
     def close(self) -> None:
-        """Close the file, which stays; again is harmless, by another thread at the same time, too."""
-        file, self._file = self._file, -1  # before it is closed: its number may belong to another file at once
+        """Close the file, which is kept; may be called repeatedly, and by several threads at the same time."""
+        file, self._file = self._file, -1  # before the close: the descriptor may be reused at once
         if file >= 0:
             os.close(file)
 
