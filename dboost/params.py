@@ -1,16 +1,12 @@
-"""Arcbites: how a fit goes through data that do not fit in memory, one random subset after another.
+"""Parameters of training: names, defaults, meaning and limits, validated once and then frozen.
 
-A *bite* is a subset of the rows, drawn at random over the whole data, that does fit. Boosting starts at the current scores of
-a bite's rows and goes on with them for some trees, or as long as an independent test set says that the combined model gets
-better; then comes the next bite. (L. Breiman, "Pasting bites together for prediction in large data sets and on-line", 1997;
-J. Friedman, "Greedy function approximation", 2001, section 10.)
+`Parameters` is the record that the trainer, the engines and the model file use; its names and defaults are those of
+`dboost.fit`. Parameters that belong to a later version raise an error that names them; they are never ignored.
 
-This is the record of the user's choice; `training.arcbites` carries it out.
-
-Every parameter that shapes learning: its default, its meaning, its limits. Validated once, then frozen.
-
-`Parameters` is what travels: to the trainer, to engines, into the model file. Parameters that belong to a later version are
-refused by name, never ignored.
+`ArcBites` is the record of ``arcbites=``: sequential boosting on random subsets of the rows (*bites*) that fit in memory.
+Boosting starts at the current scores of a bite's rows and continues on them for some trees, or as long as an independent test
+set improves; then it moves to the next bite (L. Breiman, "Pasting bites together for prediction in large data sets and
+on-line", 1997; J. Friedman, "Greedy function approximation", 2001, section 10). `training.arcbites` implements it.
 """
 
 from __future__ import annotations
@@ -25,48 +21,70 @@ from dboost.errors import ParameterError
 
 CYCLIC, RANDOM, ADAPTIVE = "cyclic", "random", "adaptive"
 ORDERS = (RANDOM, CYCLIC, ADAPTIVE)
-#: Bites where neither their number nor a limit of the memory is given.
+#: Number of bites when neither it nor a memory limit is given.
 DEFAULT_BITES = 10
-#: Iterations without improvement after which a bite is left, where neither the record nor the fit says.
+#: Iterations without improvement after which a visit ends, when neither the record nor the fit sets them.
 DEFAULT_ROUNDS = 10
+
+
+LOSSES = (
+    "auto",
+    "squared_error",
+    "absolute_error",
+    "quantile",
+    "huber",
+    "poisson",
+    "gamma",
+    "tweedie",
+    "log_loss",
+    "exponential",
+)
+#: Parameters of single losses: the loss, and the neutral value.
+OF_ONE_LOSS: dict[str, tuple[str, Any]] = {
+    "quantile": ("quantile", None),
+    "huber_alpha": ("huber", 0.9),
+    "tweedie_power": ("tweedie", 1.5),
+}
+#: Keywords of `dboost.fit` that later versions will support, with the only value that is accepted now.
+RESERVED: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
 class ArcBites:
     """Sequential boosting on random subsets of the rows.
 
-    Every row belongs to one bite, by a hash of the seed and its number among all rows; so the bites are random subsets of
-    about the same size, whatever the partitions, and on a cluster every worker has a part of each. One bite at a time is in
-    memory and trained on. When a bite is entered its rows' scores take in the trees that they have not seen.
+    Every row belongs to one bite, by a hash of the seed and its number among all rows; so the bites are random subsets of about
+    equal size, whatever the partitions, and on a cluster every worker has a part of each. One bite at a time is in memory and
+    trained on. At the start of a visit the scores of a bite's rows are brought up to date with all trees of the model.
 
-    Without `trees_per_visit`, or with `early_stopping_rounds`, an independent test set decides when to leave a bite: after so
-    many iterations in which its metric has not improved. The model is cut back to the best iteration so far, which may be
-    the one that the bite began with, and the next bite goes on from there. The fit ends after all visits, after a whole
-    cycle of bites without improvement, or when `max_iter` iterations have been grown, those cut back included.
+    Without `trees_per_visit`, or with `early_stopping_rounds`, an independent test set decides when a visit ends: after that
+    many iterations in which its metric has not improved. The model is cut back to the best iteration so far, which may be the
+    one at the start of the visit, and the next bite continues from there. The fit ends after all visits, after a whole cycle of
+    bites without improvement, or when `max_iter` iterations have been grown, including those cut back.
 
     Parameters
     ----------
-    n_bites : int >= 1 or None
-        None: as many as it takes for one to fit in `memory_limit`; 10 without a limit.
-    trees_per_visit : int >= 1 or None
-        Iterations on a bite before the next one, at most. With this alone every visit grows so many, and no test set is
-        needed.
-    visits : int >= 1 or None
-        How often each bite is visited (with order="adaptive", on average). None: until `max_iter`.
-    order : "random", "cyclic" or "adaptive"
-        Another random order in every cycle; the same order; or always the bite (other than the one just left) whose rows
-        have the highest mean loss at present. To know that, adaptive order reads all bites before every visit.
-    early_stopping_rounds : int >= 1 or None
-        Iterations without improvement on the test set (the last metric of the last evaluation set) after which a bite is
-        left. None, without `trees_per_visit`: the fit's own `early_stopping_rounds`, else 10.
-    parts : int >= 1
-        The rows are divided into so many parts for each bite, and in every cycle the parts are put together to bites in
-        another way. With one part a row has the same company at every visit, and many cycles fit what is particular to it;
-        with two or more they do so later. Not with order="adaptive", which knows bites by their loss.
+    n_bites : int >= 1 or None, default None
+        None: the smallest number for which one bite fits in `memory_limit`; 10 without a limit.
+    trees_per_visit : int >= 1 or None, default None
+        Largest number of iterations per visit. With this alone every visit grows that many, and no test set is needed.
+    visits : int >= 1 or None, default 1
+        Visits of each bite (with order="adaptive", on average). None: until `max_iter`.
+    order : {"random", "cyclic", "adaptive"}, default "random"
+        A new random order in every cycle; the same order in every cycle; or always the bite (other than the last one) whose
+        rows have the highest mean loss at present. Adaptive order reads all bites before every visit.
+    early_stopping_rounds : int >= 1 or None, default None
+        Iterations without improvement on the test set (the last metric of the last evaluation set) after which a visit ends.
+        None, without `trees_per_visit`: the fit's own `early_stopping_rounds`, else 10.
+    parts : int >= 1, default 1
+        Number of parts per bite. The rows are divided into `n_bites` × `parts` parts, and every cycle joins the parts to bites
+        in a different way. With one part the bites are the same in every cycle, and many cycles overfit them; with two or more
+        they do so later. Not with order="adaptive", which needs the loss of fixed bites.
 
     Raises
     ------
     ParameterError
+        When a value is out of range.
     """
 
     n_bites: int | None = None
@@ -96,13 +114,13 @@ class ArcBites:
 
     @property
     def n_parts(self) -> int:
-        """Parts of all bites together."""
+        """Number of parts of all bites together."""
         assert self.n_bites is not None
         return self.n_bites * self.parts
 
     @property
     def is_watched(self) -> bool:
-        """Whether a test set decides when to leave a bite."""
+        """Whether a test set decides when a visit ends."""
         return self.trees_per_visit is None or self.early_stopping_rounds is not None
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,11 +128,12 @@ class ArcBites:
 
 
 def read_arcbites(given: Any) -> ArcBites | None:
-    """What a user may write for ``arcbites=``: a record, its fields as a dict, True for the defaults, False or None.
+    """Return the record for a value of ``arcbites=``: a record, a dict of its fields, True for the defaults, False or None.
 
     Raises
     ------
     ParameterError
+        For any other value, an unknown field, or a field that is out of range.
     """
     if given is None or isinstance(given, ArcBites):
         return given
@@ -129,94 +148,84 @@ def read_arcbites(given: Any) -> ArcBites | None:
     raise ParameterError(f"arcbites={given!r:.60} must be a dboost.ArcBites, a dict of its fields, True or None")
 
 
-LOSSES = (
-    "auto",
-    "squared_error",
-    "absolute_error",
-    "quantile",
-    "huber",
-    "poisson",
-    "gamma",
-    "tweedie",
-    "log_loss",
-    "exponential",
-)
-#: Parameters of single losses: the loss, and the value that says nothing.
-OF_ONE_LOSS: dict[str, tuple[str, Any]] = {
-    "quantile": ("quantile", None),
-    "huber_alpha": ("huber", 0.9),
-    "tweedie_power": ("tweedie", 1.5),
-}
-
-
 @dataclass(frozen=True)
 class Parameters:
-    """How a model is trained. The names and defaults are those of `dboost.fit`.
+    """Parameters of training. Names and defaults are those of `dboost.fit`.
 
     Attributes
     ----------
-    loss : str, or a dboost.losses.Loss of the user's own
-        "squared_error", "absolute_error", "quantile", "huber", "poisson", "gamma" or "tweedie" for numbers, "log_loss" or
-        "exponential" (two classes only) for classes; "auto": log_loss for truth values, text, categories and zeros and ones,
-        else squared_error.
-    quantile : float between 0 and 1
-        The level, for loss="quantile" only, which needs it.
-    huber_alpha : float between 0 and 1
+    loss : str or a custom dboost.losses.Loss, default "auto"
+        "squared_error", "absolute_error", "quantile", "huber", "poisson", "gamma" or "tweedie" for regression, "log_loss" or
+        "exponential" (two classes only) for classification; "auto": log_loss for truth values, text, categories and zeros and
+        ones, else squared_error.
+    quantile : float between 0 and 1, or None, default None
+        The level, for loss="quantile" only, which requires it.
+    huber_alpha : float between 0 and 1, default 0.9
         The share of rows whose residuals count as small, for loss="huber" only.
-    tweedie_power : float between 1 and 2
+    tweedie_power : float between 1 and 2, default 1.5
         p of the variance μ^p, for loss="tweedie" only.
-    learning_rate : float > 0
-        What each tree's leaf values are multiplied by.
-    max_iter : int >= 1
+    learning_rate : float > 0, default 0.1
+        Factor of each tree's leaf values.
+    max_iter : int >= 1, default 100
         Iterations (trees per output).
-    max_leaf_nodes : int >= 2 or None
-        Leaves of a tree.
-    max_depth : int >= 1 or None
-        Splits on the longest path.
-    min_samples_leaf : int >= 1
-        Rows (of positive weight) in a leaf.
-    min_hessian : float >= 0
-        Sum of Hessians in a leaf.
-    l2_regularization, l1_regularization : float >= 0
+    max_leaf_nodes : int >= 2 or None, default 31
+        Largest number of leaves of a tree.
+    max_depth : int >= 1 or None, default None
+        Largest number of splits on a path.
+    min_samples_leaf : int >= 1, default 20
+        Smallest number of rows (of positive weight) in a leaf.
+    min_hessian : float >= 0, default 1.0
+        Smallest sum of Hessians in a leaf.
+    l2_regularization, l1_regularization : float >= 0, default 1.0 and 0.0
         λ and α of the leaf value -T_α(G) / (H + λ).
-    leaf_penalty : float >= 0
-        γ: what a split must gain for its additional leaf.
-    min_gain : float >= 0
-        What a split must gain beyond that.
-    subsample : float, 0 < … <= 1
+    leaf_penalty : float >= 0, default 0.0
+        γ: the gain that a split must have for its additional leaf; it is subtracted from the reported gain.
+    min_gain : float >= 0, default 0.0
+        The gain that a split must have beyond `leaf_penalty`.
+    subsample : float, 0 < … <= 1, default 1.0
         Share of the rows that take part in each iteration's trees.
-    influence_trimming : float between 0 and 1, or None
-        α: the rows of least influence (second derivative) sit out a tree, as many as have at most this share of all
-        influence. For the log loss only.
-    max_features : float, 0 < … <= 1
-        Share of the features that are looked at for each split, chosen anew for every node.
-    monotonic_cst : dict of str to int, list of int, or None
-        By name or one for each feature: 1 where the prediction may only rise with the feature, -1 only fall, 0 either.
-    interaction_cst : list of lists of names or numbers, "pairwise", "no_interactions" or None
-        Features that may meet on a path; those not listed form a group of their own.
-    max_delta_step : float > 0 or None
+    influence_trimming : float between 0 and 1, or None, default None
+        α: the rows of least influence (second derivative) are left out of a tree, as many as have at most this share of the
+        total influence. For the log loss only.
+    max_features : float, 0 < … <= 1, default 1.0
+        Share of the features that are candidates for a split, sampled for every node.
+    monotonic_cst : dict of str to int, list of int, or None, default None
+        By name or one for each feature: 1 where the prediction may only rise with the feature, -1 only fall, 0 for no
+        constraint.
+    interaction_cst : list of lists of names or numbers, "pairwise", "no_interactions" or None, default None
+        Groups of features that may occur together on a path; features that are not listed form a group of their own.
+    max_delta_step : float > 0 or None, default None
         Bound of a leaf's step before the learning rate.
-    criterion : "newton" or "gradient"
-        What trees fit: Newton's steps, with Hessians as weights, or the gradients by least squares.
-    step : "leaf", "line_search" or "constant"
-        What is added: a constant for each leaf that makes the loss small, the tree times the best multiplier, or the tree.
-    growth : "best_first" or "depth_wise"
-    split_proposal : "global", "tree", "node" or "exact"
-        When the candidates for splits are proposed: once, for every tree by its rows' Hessians, after every split by those of
-        each node, or never: every distinct value is one (65,535 at most). See `dboost.trees.bin_proposal`.
-    max_bins : int, 2…255
+    criterion : {"newton", "gradient"}, default "newton"
+        What trees fit: Newton steps, with Hessians as weights, or the gradients by least squares.
+    step : {"leaf", "line_search", "constant"}, default "leaf"
+        What is added to the model: the tree with the value of each leaf that minimises the loss, the tree times the best
+        multiplier, or the tree.
+    growth : {"best_first", "depth_wise"}, default "best_first"
+        Order in which leaves are split: by gain, or level by level.
+    split_proposal : {"global", "tree", "node", "exact"}, default "global"
+        When split candidates are proposed: once, for every tree weighted by the Hessians of its rows, after every split by
+        those of each node, or never: every distinct value is a candidate (at most 65,535). See `dboost.trees.bin_proposal`.
+    max_bins : int, 2…255, default 255
         Bins of a numeric feature, without the one for missing values.
-    categorical_smoothing, categorical_l2 : float >= 0
-        Added to Hessian sums when levels are ordered, and when categorical splits are judged.
-    max_category_group : int >= 1
-        Levels on the smaller side of a categorical split.
-    min_category_hessian : float >= 0
-        Levels with less (and with less than 2 % of their node) stay on the right side of categorical splits.
-    early_stopping_rounds : int >= 1 or None
-        Stop when the (last) metric of the (last) evaluation set has not improved for so many iterations.
-    arcbites : dboost.ArcBites, True or None
-        Train on one random subset of the rows after another; True: with the defaults of `ArcBites`.
-    random_state : int
+    categorical_smoothing, categorical_l2 : float >= 0, default 10.0 and 3.0
+        Added to Hessian sums when categories are sorted, and when categorical splits are scored.
+    max_category_group : int >= 1, default 32
+        Largest number of categories on the smaller side of a categorical split.
+    min_category_hessian : float >= 0, default 20.0
+        Categories with a smaller sum of Hessians (and with less than 2 % of their node's) stay on the right side of categorical
+        splits.
+    early_stopping_rounds : int >= 1 or None, default None
+        Stop when the (last) metric of the (last) evaluation set has not improved for this many iterations.
+    arcbites : dboost.ArcBites, True or None, default None
+        Train on one random subset of the rows after the other; True: with the defaults of `ArcBites`.
+    random_state : int >= 0, default 0
+        Seed of all random choices.
+
+    Raises
+    ------
+    ParameterError
+        When a value is out of range, or parameters exclude each other.
     """
 
     loss: Any = "auto"
@@ -254,7 +263,7 @@ class Parameters:
 
     def __post_init__(self) -> None:
         if isinstance(self.loss, str) or not hasattr(self.loss, "inverse_link"):
-            _choice(self, "loss", LOSSES, "or a dboost.losses.Loss of your own")
+            _check_choice(self, "loss", LOSSES, "or a dboost.losses.Loss of your own")
         elif isinstance(self.loss, type):
             raise ParameterError(f"loss is the class {self.loss.__name__}: give an instance, {self.loss.__name__}()")
         elif self.loss.name in LOSSES:
@@ -264,52 +273,52 @@ class Parameters:
                 raise ParameterError(f"{name}={getattr(self, name)!r} is for loss={loss!r}, not for loss={self.loss_name!r}")
         if self.loss == "quantile" and self.quantile is None:
             raise ParameterError("loss='quantile' needs the level: quantile=0.9, say")
-        _number(self, "quantile", above=0.0, below=1.0, optional=True)
-        _number(self, "huber_alpha", above=0.0, below=1.0)
-        _number(self, "tweedie_power", above=1.0, below=2.0)
-        _choice(self, "criterion", ("newton", "gradient"))
-        _choice(self, "step", ("leaf", "line_search", "constant"))
-        _choice(self, "growth", ("best_first", "depth_wise"))
-        _choice(self, "split_proposal", ("global", "tree", "node", "exact"))
-        _number(self, "learning_rate", above=0.0)
-        _integer(self, "max_iter", 1)
-        _integer(self, "max_leaf_nodes", 2, optional=True)
-        _integer(self, "max_depth", 1, optional=True)
-        _integer(self, "min_samples_leaf", 1)
+        _check_number(self, "quantile", above=0.0, below=1.0, optional=True)
+        _check_number(self, "huber_alpha", above=0.0, below=1.0)
+        _check_number(self, "tweedie_power", above=1.0, below=2.0)
+        _check_choice(self, "criterion", ("newton", "gradient"))
+        _check_choice(self, "step", ("leaf", "line_search", "constant"))
+        _check_choice(self, "growth", ("best_first", "depth_wise"))
+        _check_choice(self, "split_proposal", ("global", "tree", "node", "exact"))
+        _check_number(self, "learning_rate", above=0.0)
+        _check_integer(self, "max_iter", 1)
+        _check_integer(self, "max_leaf_nodes", 2, optional=True)
+        _check_integer(self, "max_depth", 1, optional=True)
+        _check_integer(self, "min_samples_leaf", 1)
         for name in ("min_hessian", "l2_regularization", "l1_regularization", "leaf_penalty", "min_gain"):
-            _number(self, name, least=0.0)
-        _number(self, "max_delta_step", above=0.0, optional=True)
-        _number(self, "influence_trimming", above=0.0, below=1.0, optional=True)
-        _number(self, "subsample", above=0.0, most=1.0)
-        _number(self, "max_features", above=0.0, most=1.0)
+            _check_number(self, name, least=0.0)
+        _check_number(self, "max_delta_step", above=0.0, optional=True)
+        _check_number(self, "influence_trimming", above=0.0, below=1.0, optional=True)
+        _check_number(self, "subsample", above=0.0, most=1.0)
+        _check_number(self, "max_features", above=0.0, most=1.0)
         if self.monotonic_cst is not None and not isinstance(self.monotonic_cst, dict | list):
             raise ParameterError(
                 f"monotonic_cst={_short(self.monotonic_cst)} must be a dict of names or one number per feature"
             )
-        _groups(self.interaction_cst)
+        _check_groups(self.interaction_cst)
         if self.monotonic_cst is not None and self.step != "leaf":
             raise ParameterError("monotonic_cst needs step='leaf', since other steps move all leaves at once")
-        _integer(self, "max_bins", 2, 255)
+        _check_integer(self, "max_bins", 2, 255)
         if self.split_proposal == "exact" and self.max_bins != 255:
             raise ParameterError(f"max_bins={self.max_bins} says nothing with split_proposal='exact': leave it out")
         for name in ("categorical_smoothing", "categorical_l2", "min_category_hessian"):
-            _number(self, name, least=0.0)
-        _integer(self, "max_category_group", 1)
-        _integer(self, "early_stopping_rounds", 1, optional=True)
+            _check_number(self, name, least=0.0)
+        _check_integer(self, "max_category_group", 1)
+        _check_integer(self, "early_stopping_rounds", 1, optional=True)
         object.__setattr__(self, "arcbites", read_arcbites(self.arcbites))
-        _integer(self, "random_state", 0, 2**63 - 1)
+        _check_integer(self, "random_state", 0, 2**63 - 1)
         for field in fields(self):
             value = getattr(self, field.name)
             if str(field.type).startswith("float") and type(value) is int:
-                object.__setattr__(self, field.name, float(value))  # 1 and 1.0 give the same file
+                object.__setattr__(self, field.name, float(value))  # 1 and 1.0 give the same model file
 
     def to_dict(self) -> dict[str, Any]:
-        """Parameters as JSON types, for the model file."""
+        """Return the parameters as JSON types, for the model file."""
         stored = {field.name: getattr(self, field.name) for field in fields(self)} | {"loss": self.loss_name}
         arcbites = stored.pop("arcbites")
         if arcbites is not None:
             stored["arcbites"] = arcbites.to_dict()
-        # The parameters of other losses say nothing.
+        # The parameters of other losses are not stored.
         return {name: value for name, value in stored.items() if OF_ONE_LOSS.get(name, (self.loss_name,))[0] == self.loss_name}
 
     @property
@@ -317,21 +326,17 @@ class Parameters:
         return self.loss if isinstance(self.loss, str) else self.loss.name
 
     def with_loss(self, name: str) -> Parameters:
-        """The same, where "auto" turned out to be the loss of that name."""
+        """Return the same parameters with "auto" replaced by the name of a loss."""
         return replace(self, loss=name) if isinstance(self.loss, str) else self
 
 
-#: Keywords of `dboost.fit` that later versions will support, with the only value that means the same as not having them.
-RESERVED: dict[str, Any] = {}
-
-
 def make_parameters(given: dict[str, Any]) -> Parameters:
-    """Parameters from keywords.
+    """Return parameters from keywords.
 
     Raises
     ------
     ParameterError
-        Unknown names (with the closest known ones), values out of range, and values that need a later version.
+        For unknown names (with the closest known ones), values out of range, and values that need a later version.
     """
     known = {field.name for field in fields(Parameters)}
     for name, value in given.items():
@@ -347,13 +352,13 @@ def make_parameters(given: dict[str, Any]) -> Parameters:
 
 
 def _short(value: Any) -> str:
-    """A value in an error's sentence: itself, or for a table or the like what it is."""
+    """Return a value's repr for an error message, or its type if that is long."""
     text = repr(value)
     return text if len(text) <= 60 and "\n" not in text else f"<{type(value).__name__}>"
 
 
 def _plain(value: Any) -> Any:
-    """NumPy scalars as Python ones."""
+    """Convert NumPy values to Python ones."""
     if isinstance(value, bool | str) or value is None:
         return value
     if isinstance(value, Integral):
@@ -371,7 +376,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _groups(given: Any) -> None:
+def _check_groups(given: Any) -> None:
     if given is None or given in ("pairwise", "no_interactions"):
         return
     if not isinstance(given, list) or not all(isinstance(group, list) for group in given):
@@ -380,13 +385,13 @@ def _groups(given: Any) -> None:
         )
 
 
-def _choice(record: Parameters, name: str, choices: tuple[str, ...], more: str = "") -> None:
+def _check_choice(record: Parameters, name: str, choices: tuple[str, ...], more: str = "") -> None:
     value = getattr(record, name)
     if value not in choices:
         raise ParameterError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))} {more}".rstrip())
 
 
-def _integer(record: Parameters, name: str, least: int, most: int | None = None, *, optional: bool = False) -> None:
+def _check_integer(record: Parameters, name: str, least: int, most: int | None = None, *, optional: bool = False) -> None:
     value = getattr(record, name)
     if value is None and optional:
         return
@@ -395,7 +400,7 @@ def _integer(record: Parameters, name: str, least: int, most: int | None = None,
         raise ParameterError(f"{name}={value!r} must be an integer {limits}{' or None' if optional else ''}")
 
 
-def _number(
+def _check_number(
     record: Parameters,
     name: str,
     *,
