@@ -1,6 +1,6 @@
 """``python -m benchmarks``: the race over the chosen workloads, and its table.
 
-With ``--all`` everything that one process of one machine can show: all workloads and engines, the profile of the kernels,
+With ``--all`` everything that one process of one machine can measure: all workloads and engines, the profile of the kernels,
 Shapley values, the first fit. (Clusters and tables larger than memory: `benchmarks.cluster`, `benchmarks.out_of_core`.)
 """
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def draw(workload: Workload, results: dict[str, Result]) -> Table:
-    """One workload's results; the first engine is the one that the others are divided by."""
+    """Print one workload's results; times are relative to the first engine."""
     first = next(iter(results.values()))
     table = Table()
     table.add_column(workload.name, no_wrap=True)

@@ -1,8 +1,8 @@
 """Accuracy on real tables: hflights, adult, california, covtype; several random splits; the same settings for every library.
 
-Each seed gives one split that all libraries share, so the libraries are compared in pairs: what is reported beside the
-mean and the standard deviation over seeds is the mean of (library − dboost) with its standard error. A difference of
-less than two or three standard errors is none. The tables are those of `tests/real_data.py`.
+Each seed gives one split that all libraries share, so the libraries are compared in pairs: the table reports the mean and the
+standard deviation over seeds, and the mean of (library − dboost) with its standard error. A difference of less than two or
+three standard errors is not significant. The tables are those of `tests/real_data.py`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from benchmarks.race import scores
 from tests.real_data import FOLDER, RealTable, load
 
 TABLES = ("hflights", "adult", "california", "covtype")
-#: Left out because scikit-learn takes 255 categories at most, and hflights' 3310 aircraft are more.
+#: Left out because scikit-learn allows at most 255 categories, and hflights has 3310 aircraft.
 TOO_MANY_LEVELS = {"hflights": ["TailNum"]}
 
 
 def measure(table: RealTable, seeds: Sequence[int], settings: Settings, engines: Sequence[str]) -> dict[str, dict]:
-    """Scores on the test rows: engine → score's name → array over seeds."""
+    """Return the scores on the test rows: engine → name of the score → array over seeds."""
     found: dict[str, dict[str, list[float]]] = {engine: {} for engine in engines}
     for seed in seeds:
         train, test = table.split(seed)

@@ -3,23 +3,23 @@
     python -m benchmarks.arcbites [--tables hflights covtype synthetic] [--rows 10000000] [--trees 300] [--minutes 10]
                                   [--quick] [--set NAME=VALUE …] [--output FILE.json] [--pictures FOLDER]
 
-Each table is split into rows to train on, rows that decide when to stop (or when to leave a bite), and rows that only judge
-in the end. It is trained on by several ways, each in a process of its own, so that peak memory is its own:
+Each table is split into training rows, validation rows that decide when to stop (or when to end a visit), and test rows. It is
+trained on in several ways, each in a process of its own, which has its own peak memory:
 
     all rows           everything in memory
     one bite           a tenth of the rows in memory, and no others
     streamed           everything, a tenth in memory (`memory_limit`), the rest read again for every tree
-    streamed, timed    the same, stopped when the slowest of the arcbites was done
+    streamed, timed    the same, stopped after the time of the slowest of the arcbites
     arcbites …         ten bites, one in memory, the others in files
 
-What is told of each: the loss on the judging rows and how far that is above "all rows"; trees; seconds; bytes read from files
-while training; peak memory above that of the process before the fit. With --pictures the loss on the deciding rows is drawn
+Reported for each way: the loss on the test rows and its excess over "all rows"; trees; seconds; bytes read from files while
+training; peak memory above that of the process before the fit. With --pictures the loss on the validation rows is plotted
 against bytes and against seconds.
 
-The synthetic table has 10 million rows and 28 columns unless --rows says otherwise; it is gone through by fewer ways, with 100
-trees, unless --ways and --trees do, and for ten minutes (--minutes): that includes making it, and when the time is over the fit
-under way, which is the streamed one, is stopped, and the number of its trees has a star. At most 5 GiB of memory are needed, by
-pandas in "all rows", and 4 GB of the disk that TMPDIR is on.
+The synthetic table has 10 million rows and 28 columns unless --rows is given; it is used with fewer ways, with 100 trees,
+unless --ways and --trees are given, and for ten minutes (--minutes), including the time to generate it. When the time is over,
+the fit under way, which is the streamed one, is stopped, and the number of its trees has a star. pandas needs up to 5 GiB of
+memory in "all rows", and TMPDIR needs 4 GB of disk space.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from benchmarks import workloads
 from tests import real_data
 
 N_BITES = 10
-#: Ways to train by name: arcbites, or None for all rows at a time; and what is in memory.
+#: Ways to train by name: arcbites, or None for all rows at a time; and the part in memory.
 WAYS: dict[str, tuple[dict[str, Any] | None, str]] = {
     "all rows": (None, "all"),
     "one bite": (None, "one bite"),
@@ -59,18 +59,18 @@ WAYS: dict[str, tuple[dict[str, Any] | None, str]] = {
     "streamed": (None, "files"),
     "streamed, timed": (None, "files"),
 }
-#: Those of the synthetic table, where each takes its time; and how many trees tables get.
+#: Ways for the synthetic table, where each takes long; and the number of trees.
 SYNTHETIC_WAYS = ["all rows", "one bite", "arcbites, 5 trees a visit", "arcbites, 1 tree a visit", "streamed"]
 TREES, SYNTHETIC_TREES = 300, 100
 SYNTHETIC_MINUTES = 10.0
 #: Rows of a partition.
 PART_ROWS = 20_000
-#: Of the synthetic table, rows that decide, and as many that judge.
+#: Validation rows of the synthetic table, and as many test rows.
 TEST_ROWS = 200_000
 
 
 def make(name: str, folder: Path, rows: int, quick: bool) -> None:
-    """Rows to train on, to decide and to judge, as Parquet files; the target is called ``target``."""
+    """Write training, validation and test rows as Parquet files; the target column is ``target``."""
     if name == "synthetic":
         n_test = min(rows // 5, TEST_ROWS)
         write(synthetic(rows, 1), folder / "train")
@@ -93,13 +93,13 @@ def make(name: str, folder: Path, rows: int, quick: bool) -> None:
 
 
 def synthetic(rows: int, seed: int) -> Iterator[pd.DataFrame]:
-    """Blocks of the table that is made."""
+    """Yield the blocks of the synthetic table."""
     for X, y in workloads.parts(rows, 28, seed):
         yield pd.DataFrame(X, columns=[f"f{j}" for j in range(28)]).assign(target=y.astype(np.int64))
 
 
 def write(frames: Iterable[pd.DataFrame], folder: Path) -> None:
-    """As Parquet files of at most PART_ROWS rows."""
+    """Write Parquet files of at most PART_ROWS rows."""
     folder.mkdir(parents=True)
     pieces = (frame[first : first + PART_ROWS] for frame in frames for first in range(0, len(frame), PART_ROWS))
     for i, piece in enumerate(pieces):
@@ -107,9 +107,10 @@ def write(frames: Iterable[pd.DataFrame], folder: Path) -> None:
 
 
 def limit_for(folder: Path) -> int:
-    """Bytes that a tenth of the rows take while they are trained on, and a constant for histograms and chunks.
+    """Return the bytes that a tenth of the rows take while they are trained on, plus a constant for histograms and chunks.
 
-    A row takes its codes twice, target, scores, gradients, Hessians, a leaf, and two records; with K classes of some K times.
+    A row takes its codes twice, target, scores, gradients, Hessians, a leaf, and two records; with K classes K times some of
+    these.
     """
     files = sorted(folder.glob("*.parquet"))
     n_rows = sum(pq.ParquetFile(file).metadata.num_rows for file in files)
@@ -120,7 +121,7 @@ def limit_for(folder: Path) -> int:
 
 
 def measure(folder: Path, way: str, trees: int, given: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Train by one way, in this process. given : parameters beside those of the way; seconds : after which it is stopped."""
+    """Train in one way, in this process. given : additional parameters; seconds : after which it is stopped."""
     import dboost
     from dboost.shards.arcbite_rows import bites_of
 
@@ -172,7 +173,7 @@ def measure(folder: Path, way: str, trees: int, given: dict[str, Any], seconds: 
 
 
 def race(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """All ways on one table, each in a process of its own."""
+    """Measure all ways on one table, each in a process of its own."""
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="arcbites-") as made:
         folder, is_made, began = Path(made), name == "synthetic", time.perf_counter()
@@ -198,7 +199,7 @@ def race(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def draw_table(name: str, found: list[dict[str, Any]]) -> Table:
-    """What came out, for the terminal."""
+    """Return the results as a table for the terminal."""
     drawn = Table(title=name)
     for column in ("way", "log loss", "above all rows", "trees", "seconds", "read, MiB", "of streamed", "peak, MiB"):
         drawn.add_column(column, justify="left" if column == "way" else "right")
@@ -215,7 +216,7 @@ def draw_table(name: str, found: list[dict[str, Any]]) -> Table:
 
 
 def draw_pictures(name: str, found: list[dict[str, Any]], folder: Path) -> None:
-    """Loss against bytes read and against seconds, as SVG."""
+    """Plot the loss against bytes read and against seconds, as SVG."""
     import matplotlib.pyplot as plt
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -233,7 +234,7 @@ def draw_pictures(name: str, found: list[dict[str, Any]], folder: Path) -> None:
 
 
 def setting(text: str) -> tuple[str, float]:
-    """A parameter's name and number."""
+    """Parse a parameter's name and value."""
     name, _, value = text.partition("=")
     return name, json.loads(value)
 

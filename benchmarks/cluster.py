@@ -1,18 +1,18 @@
-"""Whole fits on a Dask cluster, beside xgboost.dask and lightgbm.dask, and what a round of ours costs.
+"""Whole fits on a Dask cluster, beside xgboost.dask and lightgbm.dask, and the cost of dboost's rounds.
 
     python -m benchmarks.cluster [--rows 1000000] [--trees 100] [--workers 2] [--rounds 3] [--deaths 3] [--quick]
                                  [--output FILE.json]
 
-Scheduler and workers are processes of their own on this machine, one thread each; every fit has a fresh cluster, so that the
-workers' peak memory is its own. A fit is timed from a persisted frame to a model in the client. The engines take turns, and
-the ratios are those of the same round.
+Scheduler and workers are separate processes on this machine, with one thread each; every fit has a new cluster, so that the
+workers' peak memory is that of the fit. A fit is timed from a persisted frame to a model in the client. The engines alternate,
+and ratios are within a round.
 
-The second part looks at our rounds: how many a tree takes, where their seconds go, how many bytes travel, and the
-processor time that the scheduler's process spends.
+The second part measures dboost's rounds: their number per tree, the seconds of their parts, the bytes that are sent, and the
+processor time of the scheduler's process.
 
-The last part kills a worker with -9 in the middle of a fit, several times: what the death costs is the length of the iteration
-in which it happens, beyond that of a usual one (noticing it, reading its rows again, catching up), and the whole time beside an
-undisturbed fit's, which also has the hands that are missing from then on in it.
+The last part kills a worker with SIGKILL in the middle of a fit, several times. The cost of a death is the length of the
+iteration in which it happens, minus that of a usual one (detection, reading the worker's rows again, applying all trees to
+them), and the whole time beside that of an undisturbed fit, which also includes having one worker fewer from then on.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def cluster(n_workers: int) -> Iterator[Client]:
             client.wait_for_workers(n_workers, timeout=120)
             yield client
     finally:
-        # A worker whose peers have gone may wait for them in foreign code: nothing here is worth an orderly end.
+        # A worker whose peers have died may wait for them in the code of other libraries: kill it.
         for process in reversed(processes):
             process.kill()
             process.wait()
@@ -114,7 +114,7 @@ def _address(scheduler: subprocess.Popen[bytes]) -> str:
 
 
 def _peak_mib() -> float:
-    """On a worker: the most memory it ever had."""
+    """Run on a worker: return its peak memory."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -123,7 +123,7 @@ def _cpu_seconds() -> float:
 
 
 def frame_of(client: Client, workload: Workload, n_partitions: int) -> Any:
-    """The workload's table, persisted on the workers."""
+    """Return the workload's table, persisted on the workers."""
     table = workloads.load(workload)
     features = pd.DataFrame(table.X, columns=[f"x{j}" for j in range(table.X.shape[1])])
     frame = dd.from_pandas(features.assign(y=table.y), npartitions=n_partitions)
@@ -135,7 +135,7 @@ def frame_of(client: Client, workload: Workload, n_partitions: int) -> Any:
 def race(
     workload: Workload, engines: Sequence[str], *, workers: int, rounds: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Seconds and peak memory of every engine in every round."""
+    """Return seconds and peak memory of every engine in every round."""
     found: dict[str, Any] = {engine: {"seconds": [], "peak_mib": []} for engine in engines}
     for i in range(rounds):
         for engine in engines if i % 2 == 0 else reversed(engines):
@@ -153,7 +153,7 @@ def race(
 
 
 def rounds_of(workload: Workload, *, workers: int) -> dict[str, float]:
-    """What the rounds of one of our fits cost: figures a tree, and a round."""
+    """Return the cost of the rounds of one dboost fit: figures per tree and per round."""
     with cluster(workers) as client:
         frame = frame_of(client, workload, 2 * workers)
         fit_dboost(client, frame, 2)
@@ -174,7 +174,7 @@ def rounds_of(workload: Workload, *, workers: int) -> dict[str, float]:
 
 
 def deaths_of(workload: Workload, *, workers: int, deaths: int) -> dict[str, float]:
-    """What it costs that a worker is killed in the middle of a fit; each fit has a fresh cluster."""
+    """Measure the cost of killing a worker in the middle of a fit; each fit has a new cluster."""
     undisturbed, lost, whole = [], [], []
     for victim in (False, True) * deaths:
         with cluster(workers) as client:
@@ -195,7 +195,7 @@ def deaths_of(workload: Workload, *, workers: int, deaths: int) -> dict[str, flo
 
 
 def _fit_with_a_death(client: Client, frame: Any, trees: int, *, kill: bool) -> tuple[float, list[float]]:
-    """Seconds of a fit, and of its iterations; in the middle the first worker is killed, if so wished."""
+    """Return the seconds of a fit and of its iterations; optionally kill the first worker in the middle."""
     import dboost
 
     victim = min(client.run(os.getpid).values())

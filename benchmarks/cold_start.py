@@ -1,7 +1,7 @@
-"""What the first fit of a process costs: compiling, importing, fitting 10,000 rows.
+"""The cost of the first fit of a process: compilation, imports, fitting 10,000 rows.
 
-Each figure is from a fresh process. The first has an empty folder for compiled kernels and pays for all of them; those
-after it find them there. The other libraries come compiled, and pay for their imports only.
+Each figure is from a new process. The first one has an empty cache of compiled kernels and compiles all of them; the others
+load them. The other libraries are compiled already, and pay for their imports only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.engines import USUAL
 
-#: The process that is measured: it imports, fits, and prints the two times.
+#: Program of the measured process: imports, fits, and prints the two times.
 FIRST_FIT = """
 import sys, time
 import numpy as np
@@ -51,7 +51,7 @@ print(imported - start, time.perf_counter() - imported)
 
 
 def first_fit(engine: str, rows: int, cache: str) -> tuple[float, float, float]:
-    """Seconds of a fresh process: in all, for the import, for the fit. Numba keeps compiled kernels in `cache`."""
+    """Return the seconds of a new process: in total, for the import, for the fit. Numba keeps compiled kernels in `cache`."""
     root = Path(__file__).parent.parent
     environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
     command = [sys.executable, "-c", FIRST_FIT, engine, str(rows)]

@@ -1,9 +1,9 @@
-"""Models that follow a stream: a static one, retraining on everything seen, LightGBM's `init_model`, and continuing.
+"""Incremental training on a stream: a static model, retraining on all data so far, LightGBM's `init_model`, and `start_from`.
 
-hflights by month (January to June are there at first) and elec2 in ten chunks (one is there at first), rows in the order of
-time. After each chunk every model predicts the next one, which nobody has seen: log loss, and the seconds of processor time
-that it took to get there. Every first model has 100 trees, and so has each retrained one; a continuation adds 20. All
-parameters are the defaults, those of LightGBM too, so that what is compared is what users get.
+hflights by month (January to June first) and elec2 in ten chunks (one first), rows in the order of time. After each chunk every
+model predicts the next one, which it has not seen: log loss, and the processor seconds of all updates. Every first model has
+100 trees, and so has each retrained one; a continuation adds 20. All parameters are the defaults, LightGBM's too, so that the
+comparison is of what users get.
 
     python -m benchmarks.continued [--tables elec2 hflights] [--new-trees 20] [--threads 2]
 """
@@ -29,7 +29,7 @@ FIRST_TREES = 100
 
 
 def chunks_of(name: str) -> tuple[RealTable, list[np.ndarray], int]:
-    """A table, the rows of its chunks, and how many of them are there at first."""
+    """Return a table, the rows of its chunks, and the number of chunks for the first model."""
     if name == "elec2":
         frame = pd.read_parquet(path(name))
         table = RealTable(name, frame.drop(columns="class").astype(np.float64), frame["class"].astype(np.int64), True)
@@ -42,7 +42,7 @@ Score = Callable[[pd.DataFrame], np.ndarray]
 
 
 def static(table: RealTable, seen: list[np.ndarray], n_first: int, options: argparse.Namespace) -> Iterator[Score]:
-    """The first model for ever."""
+    """Keep the first model."""
     part = table.take(np.concatenate(seen[:n_first]))
     booster = dboost.fit(part.X, part.y, loss="log_loss", max_iter=FIRST_TREES, n_threads=options.threads, progress=False)
     for _ in seen[n_first - 1 :]:
@@ -50,7 +50,7 @@ def static(table: RealTable, seen: list[np.ndarray], n_first: int, options: argp
 
 
 def retrained(table: RealTable, seen: list[np.ndarray], n_first: int, options: argparse.Namespace) -> Iterator[Score]:
-    """A new model on all rows, every time."""
+    """Train a new model on all rows, every time."""
     for last in range(n_first, len(seen) + 1):
         part = table.take(np.concatenate(seen[:last]))
         booster = dboost.fit(part.X, part.y, loss="log_loss", max_iter=FIRST_TREES, n_threads=options.threads, progress=False)
@@ -60,7 +60,7 @@ def retrained(table: RealTable, seen: list[np.ndarray], n_first: int, options: a
 def continued(
     table: RealTable, seen: list[np.ndarray], n_first: int, options: argparse.Namespace, steps: str = "damped"
 ) -> Iterator[Score]:
-    """dboost's start_from."""
+    """Continue with dboost's start_from."""
     more: dict[str, Any] = {"max_iter": FIRST_TREES}
     for last in range(n_first, len(seen) + 1):
         part = table.take(np.concatenate(seen[:n_first]) if last == n_first else seen[last - 1])
@@ -70,12 +70,12 @@ def continued(
 
 
 def undamped(table: RealTable, seen: list[np.ndarray], n_first: int, options: argparse.Namespace) -> Iterator[Score]:
-    """The same with the steps of a first fit."""
+    """Continue with the steps of a first fit."""
     yield from continued(table, seen, n_first, options, "full")
 
 
 def lightgbm(table: RealTable, seen: list[np.ndarray], n_first: int, options: argparse.Namespace) -> Iterator[Score]:
-    """LightGBM's init_model."""
+    """Continue with LightGBM's init_model."""
     import lightgbm as lgb
 
     model = None
@@ -97,7 +97,7 @@ WAYS = {
 
 
 def measure(name: str, ways: Sequence[str], options: argparse.Namespace) -> dict[str, tuple[np.ndarray, float]]:
-    """By way: the log loss on each next chunk, and the seconds of processor time for all updates."""
+    """Return for each way the log loss on each next chunk, and the processor seconds of all updates."""
     table, chunks, n_first = chunks_of(name)
     found = {}
     for way in ways:

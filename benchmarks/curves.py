@@ -1,13 +1,13 @@
-"""What a second of training buys: held-out loss over the seconds, on real tables, at equal settings.
+"""Loss on the evaluation set over the seconds of training, on real tables, at equal settings.
 
     python -m benchmarks.curves --plot docs/performance/curves.svg
 
-Every library fits the same splits with the same settings, in turns; callbacks note when each iteration ended (binning is in
-the seconds, loading the table is not), and the loss after every few iterations is worked out afterwards from the library's own
-staged predictions, so that evaluating costs the fits nothing. A curve's seconds are medians over the seeds, its losses means.
+Every library fits the same splits with the same settings, alternately; callbacks record when each iteration ended (binning is
+included in the seconds, loading the table is not), and the loss after every few iterations is computed afterwards from the
+library's own staged predictions, so that evaluation costs the fits nothing. A curve's seconds are medians over the seeds, its
+losses means.
 
-From the same fits comes the table of `benchmarks.accuracy`: scores on held-out rows over the seeds, and differences in
-pairs.
+The same fits give the table of `benchmarks.accuracy`: scores on test rows over the seeds, and differences in pairs.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Curve:
 
     @property
     def line(self) -> tuple[np.ndarray, np.ndarray]:
-        """Median seconds and mean losses."""
+        """Return median seconds and mean losses."""
         return np.median(self.seconds, axis=0), np.mean(self.losses, axis=0)
 
 
 def measure(table: RealTable, settings: Settings, seeds: Sequence[int], engines: Sequence[str]) -> dict[str, Curve]:
-    """Fit every split by every library; the order is reversed from seed to seed."""
+    """Fit every split with every library; the order is reversed from seed to seed."""
     stops = sorted({round(n) for n in np.linspace(1, settings.trees, min(POINTS, settings.trees))})
     found = {engine: Curve(stops) for engine in engines}
     few = table.take(np.arange(2000))
@@ -71,7 +71,7 @@ def measure(table: RealTable, settings: Settings, seeds: Sequence[int], engines:
 
 
 def draw(name: str, found: dict[str, Curve]) -> Table:
-    """Seconds until a loss is reached: that which the first library has at a quarter, half and all of its iterations."""
+    """Print the seconds until a loss is reached: that of the first library at a quarter, half and all of its iterations."""
     first, drawn = next(iter(found.values())), Table(title=f"{name}: seconds to the loss")
     reached = first.line[1]
     wanted = [float(np.minimum.accumulate(reached)[round(share * (len(reached) - 1))]) for share in (0.25, 0.5, 1.0)]
@@ -87,7 +87,7 @@ def draw(name: str, found: dict[str, Curve]) -> Table:
 
 
 def seconds_to(seconds: np.ndarray, losses: np.ndarray, wanted: float) -> float | None:
-    """When a loss was first reached, linearly between the points; None if never."""
+    """Return when a loss was first reached, linearly between the points; None if never."""
     below = np.flatnonzero(losses <= wanted)
     if not len(below):
         return None
@@ -99,7 +99,7 @@ def seconds_to(seconds: np.ndarray, losses: np.ndarray, wanted: float) -> float 
 
 
 def plot(found: dict[str, dict[str, Curve]], path: Path) -> None:
-    """A panel for each table."""
+    """Plot a panel for each table."""
     from dboost.inspection.plots import canvas
 
     with canvas.style():

@@ -1,17 +1,17 @@
 """The libraries, each behind the same function: a table and settings in; seconds and a predictor out.
 
-A fit bins and trains, and times the two apart, since binning is paid once and training for every tree. Settings mean
-the same everywhere, with two exceptions. scikit-learn has no minimum for the Hessian sum of a leaf, so for classes (where a
-row's Hessian is at most 1/4) it gets a minimum of four rows instead. And Huber's loss is not one thing: LightGBM's δ is a
-number, XGBoost has a smooth relative, scikit-learn has none; dboost chooses δ anew in every iteration. No library stops early.
+A fit bins and trains, and times the two separately, since binning is done once and training for every tree. Settings mean the
+same for all libraries, with two exceptions. scikit-learn has no minimum for the Hessian sum of a leaf, so for classes (where a
+row's Hessian is at most 1/4) it gets a minimum of four rows instead. And Huber loss is not the same everywhere: LightGBM's δ is
+a number, XGBoost has a smooth relative, scikit-learn has none; dboost computes δ anew in every iteration. No library stops
+early.
 
-With K > 2 classes the libraries take second derivatives to be p (1 - p) times a constant of their own: 1 (scikit-learn),
-K / (K - 1) (LightGBM; dboost's steps have the factor instead), 2 (XGBoost). At one learning rate they would take steps of
-different lengths; so learning rates, λ and the Hessians' minimum are multiplied by that constant: all take scikit-learn's
-steps.
+With K > 2 classes the libraries use p (1 - p) times a constant of their own as second derivative: 1 (scikit-learn), K / (K - 1)
+(LightGBM; dboost's steps have the factor instead), 2 (XGBoost). At one learning rate their steps would differ in length; so
+learning rates, λ and the minimum of Hessians are multiplied by that constant: all take scikit-learn's steps.
 
-With `watch`, a fit also notes when each iteration ended, by the library's own callbacks (scikit-learn has none: there it is
-when the last tree of an iteration was handed over).
+With `watch`, a fit also records when each iteration ended, by the library's own callbacks (scikit-learn has none: there it is
+when the last tree of an iteration was returned).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """What shapes learning, and the number of threads."""
+    """Settings of learning, and the number of threads."""
 
-    loss: str  # by dboost's name
+    loss: str  # dboost's name
     n_classes: int = 2  # 0 for regression
     trees: int = 100
     growth: str = "best_first"
@@ -48,11 +48,11 @@ class Settings:
     threads: int = 2
     learning_rate: float = 0.1
     bins: int = 255
-    min_rows: int = 1  # of a leaf; XGBoost cannot be told
+    min_rows: int = 1  # of a leaf; not available in XGBoost
 
     @property
     def by_classes(self) -> float:
-        """K / (K - 1), what steps are to be multiplied by with more than two classes."""
+        """Return K / (K - 1), the factor of steps with more than two classes."""
         return self.n_classes / (self.n_classes - 1) if self.n_classes > 2 else 1.0
 
 
@@ -76,9 +76,9 @@ class Fit:
     Attributes
     ----------
     staged : callable
-        From features and ascending numbers of iterations to the raw scores after so many.
+        From features and ascending numbers of iterations to the raw scores after that many.
     marks : list of float
-        Of a fit that was watched: seconds from the call to the end of each iteration, binning included.
+        With `watch`: seconds from the call to the end of each iteration, including binning.
     """
 
     binning: float
@@ -89,7 +89,7 @@ class Fit:
 
 
 class _Watch:
-    """Notes when iterations end; as a callback it takes whatever a library hands to one."""
+    """Records the end of iterations; as a callback it accepts the arguments of any library."""
 
     def __init__(self, watch: bool) -> None:
         self.marks: list[float] = []
@@ -131,7 +131,7 @@ def fit_dboost(X: Features, y: np.ndarray, settings: Settings, watch: bool = Fal
     )
 
 
-#: What the losses are called elsewhere: LightGBM's objective, XGBoost's, scikit-learn's.
+#: Names of the losses: LightGBM's objective, XGBoost's, scikit-learn's.
 _NAMES = {
     "log_loss": ("binary", "binary:logistic", "log_loss"),
     "squared_error": ("regression", "reg:squarederror", "squared_error"),
@@ -141,7 +141,7 @@ _NAMES = {
 
 
 def can_fit(engine: str, loss: str) -> bool:
-    """Whether a library has a loss."""
+    """Return whether a library has a loss."""
     return engine != "sklearn" or _NAMES[loss][2] is not None
 
 
@@ -168,7 +168,7 @@ def fit_lightgbm(X: Features, y: np.ndarray, settings: Settings, watch: bool = F
         "min_data_in_leaf": settings.min_rows,
         "min_sum_hessian_in_leaf": settings.by_classes,
         "lambda_l2": settings.by_classes,
-        # It would try both and keep the faster one; told which that is, it need not.
+        # Otherwise it tries both and keeps the faster one.
         "force_col_wise" if X.shape[1] > 200 else "force_row_wise": True,
     }
     watched = _Watch(watch)
@@ -266,7 +266,7 @@ def fit_sklearn(X: Features, y: np.ndarray, settings: Settings, watch: bool = Fa
 
 @contextmanager
 def _sklearn_trees(watched: _Watch) -> Iterator[None]:
-    """Notes when scikit-learn has grown a tree, if somebody wants to know."""
+    """Record when scikit-learn has grown a tree, if `watch` is set."""
     from sklearn.ensemble._hist_gradient_boosting.grower import TreeGrower
 
     if not watched.callbacks:
@@ -285,7 +285,7 @@ def _sklearn_trees(watched: _Watch) -> Iterator[None]:
 
 @contextmanager
 def _sklearn_binning_clock() -> Iterator[list[float]]:
-    """Adds up the seconds that scikit-learn spends in its bin mapper, which its estimators do not report."""
+    """Add up the seconds that scikit-learn spends in its bin mapper, which its estimators do not report."""
     from sklearn.ensemble._hist_gradient_boosting.binning import _BinMapper
 
     seconds = [0.0]

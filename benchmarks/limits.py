@@ -1,11 +1,11 @@
-"""What the machine can do at best, one thread: how fast numbers can be added to buckets and bytes can be copied.
+"""The limits of the machine for one thread: the rates at which numbers can be added to buckets and bytes can be copied.
 
-*Additions.* A histogram is a chain of ``bucket[code] += value`` over all cells. The fastest that such a loop can be is with
-codes that come one after the other and buckets that stay in the first cache: that is what is measured. Nothing that looks
-at every cell once can be faster on this core.
+*Additions.* Building a histogram is a chain of ``bucket[code] += value`` over all values of the table. The fastest case of this
+loop, which is measured here, has sequential codes and buckets that stay in the L1 cache. No algorithm that reads every value
+once can be faster on this core.
 
-*Bytes.* Everything else streams arrays. What a copy of an array as large as the rows' own manages is the limit of a pass
-over them: reading and writing both counted, so a pass may take (bytes read + bytes written) ÷ this speed.
+*Bytes.* All other kernels stream arrays. The limit of a pass over the rows is the speed of copying an array of that size;
+reading and writing both count, so a pass takes at least (bytes read + bytes written) ÷ this speed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Limits:
 
 
 def measure(n_rows: int, repeats: int = 5) -> Limits:
-    """The limits for passes over so many rows (a record of a row has eight bytes)."""
+    """Measure the limits for passes over this many rows (a record of a row has eight bytes)."""
     words = np.random.default_rng(0).integers(0, 255, 1 << 14).astype(np.uint8).view(np.uint64)
     buckets = np.zeros(4 * 264, np.int64)
     times = 160
@@ -45,7 +45,7 @@ def measure(n_rows: int, repeats: int = 5) -> Limits:
 
 
 def _best(work: Callable[[], object], repeats: int) -> float:
-    """Processor seconds of the fastest of some runs: the limit is what is possible, not what is usual."""
+    """Return the processor seconds of the fastest of some runs: the limit is the possible, not the usual speed."""
     seconds = []
     for _ in range(repeats):
         start = time.process_time()
@@ -56,7 +56,7 @@ def _best(work: Callable[[], object], repeats: int) -> float:
 
 @njit(nogil=True, error_model="numpy")
 def _scatter(words, buckets, times):
-    """Four columns side by side, codes by fours out of 64-bit words, as in `kernels.histograms`, but no rows to go through."""
+    """Add to four columns, with codes extracted by fours from 64-bit words, as in `kernels.histograms`, but without rows."""
     byte, column, half = np.uint64(255), np.uint64(264), np.uint64(32)
     for _ in range(times):
         for i in range(words.size):

@@ -1,4 +1,4 @@
-"""Fits one table with one library and prints the peak memory of this process in MiB; started by `race.peak_memory`."""
+"""Fit one table with one library and print the peak memory of this process in MiB; started by `race.peak_memory`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def main(task: str) -> None:
 
 
 def peak() -> float:
-    """Peak resident memory of this process in MiB.
+    """Return the peak resident memory of this process in MiB.
 
-    Linux's `ru_maxrss` would be that of the parent too, if that was larger when it started this process.
+    Linux's `ru_maxrss` would be that of the parent, if that was larger when it started this process.
     """
     status = Path("/proc/self/status")
     if status.exists():

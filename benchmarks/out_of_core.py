@@ -1,21 +1,21 @@
 """``python -m benchmarks.out_of_core [--quick] [--picture docs/pictures/out_of_core.svg] [--cluster]``
 
-Training on tables larger than a memory limit, beside XGBoost. A table of 28 float32 columns and a 0/1 target lies in
+Training on tables larger than a memory limit, beside XGBoost. A table of 28 float32 columns and a 0/1 target is stored in
 partitions on the disk. For 1, 2, 4 and 8 times 512 MiB of it, dboost with ``memory_limit="512MiB"``, and for the largest
 XGBoost with an `ExtMemQuantileDMatrix`, each train in a process of their own, on the same files, with the same settings (full
-levels down to depth 6, 256 bins). A process may not grow: when its libraries are loaded and its kernels compiled (a fit on a
-few rows), its address space is limited to what it has, plus the memory limit, plus a constant for stacks and fragmentation.
-(XGBoost has no limit to keep to, and maps its cache into its address space: it is only watched.)
+levels down to depth 6, 256 bins). The growth of a process is limited: when its libraries are loaded and its kernels compiled (a
+fit on a few rows), its address space is limited to its current size, plus the memory limit, plus a constant for stacks and
+fragmentation. (XGBoost has no memory limit and maps its cache into its address space: it is only measured.)
 
-What is told of each: how much its memory grew at most (pages of files that are mapped not counted), seconds before the first
-tree, seconds a tree and of its processors, bytes read a tree, and how long these would take at the bandwidth of the disk, which
-is measured by the way.
+Reported for each: the largest growth of its memory (not counting pages of mapped files), seconds before the first tree, seconds
+and processor seconds per tree, bytes read per tree, and the time to read these at the bandwidth of the disk, which is measured
+too.
 
-With ``--cluster`` the largest table goes to two Dask workers, each in a process that Dask watches, with a memory limit of
-640 MiB more than the fit's (a worker's libraries and kernels take 400, and Dask wants a fifth to be left); told are their
-peaks, and how often one of them was paused or killed.
+With ``--cluster`` the largest table goes to two Dask workers, each in a process that Dask monitors, with a memory limit of
+640 MiB more than the fit's (a worker's libraries and kernels take 400 MiB, and Dask requires a fifth to be free); reported are
+their peaks, and how often one of them was paused or killed.
 
-The files stay in ``benchmarks/data/out_of_core`` for the next time.
+The files are kept in ``benchmarks/data/out_of_core`` for the next run.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ import numpy as np
 FOLDER = Path(__file__).parent / "data" / "out_of_core"
 FEATURES, TREES, DEPTH = 28, 5, 6
 LIMIT, PART = 512 * 2**20, 64 * 2**20
-#: Beside the limit: stacks, allocators' reserves, code that is compiled for the first time after all.
+#: Beyond the limit: stacks, reserves of allocators, late compilation.
 SLACK = 384 * 2**20
 
 
 def part(k: int, n_bytes: int) -> Path:
-    """A partition's file: float32[rows, FEATURES + 1], the target in the last column; made when it is not there."""
+    """Return a partition's file: float32[rows, FEATURES + 1], the target in the last column; generated if it does not exist."""
     rows = n_bytes // (4 * (FEATURES + 1))
     path = FOLDER / f"{rows}-{k}.npy"
     if not path.exists():
@@ -59,19 +59,19 @@ def part(k: int, n_bytes: int) -> Path:
 
 
 def status(key: str) -> int:
-    """Of this process, in bytes: VmSize, VmHWM, RssAnon."""
+    """Return a memory figure of this process in bytes: VmSize, VmHWM, RssAnon."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
     return int(line.split()[1]) * 1024
 
 
 def enclose(limit: int) -> None:
-    """Let this process grow by no more than limit and slack."""
+    """Limit the growth of this process's address space to limit plus slack."""
     room = status("VmSize") + limit + SLACK
     resource.setrlimit(resource.RLIMIT_AS, (room, room))
 
 
 class Watch:
-    """How much the memory that is this process's own grows at most, looked at every 20 ms; start before the work."""
+    """Measures the largest growth of this process's own memory, sampled every 20 ms; start before the work."""
 
     def __init__(self) -> None:
         self._before = self._most = status("RssAnon")
@@ -91,7 +91,7 @@ SETTINGS: dict[str, Any] = {"loss": "log_loss", "max_depth": DEPTH, "max_leaf_no
 
 
 def lazily(paths: list[str]) -> Any:
-    """The partitions as Dask arrays: table and target."""
+    """Return the partitions as Dask arrays: table and target."""
     import dask
     import dask.array as da
 
@@ -139,7 +139,7 @@ def train_dboost(files: list[str], limit: int, scratch: str) -> dict[str, Any]:
 
 
 def train_xgboost(files: list[str], limit: int, scratch: str) -> dict[str, Any]:
-    import xgboost  # maps its cache into memory: what it reads is not told
+    import xgboost  # maps its cache into memory: the bytes read are unknown
 
     class Parts(xgboost.DataIter):
         def __init__(self, paths: list[Any], prefix: str) -> None:
@@ -189,7 +189,7 @@ def train_xgboost(files: list[str], limit: int, scratch: str) -> dict[str, Any]:
 
 
 def train_on_cluster(files: list[str], limit: int, scratch: str) -> dict[str, Any]:
-    """On two workers that Dask watches, together with what it did about them."""
+    """Train on two workers that Dask monitors; also report Dask's interventions."""
     import dask
     from distributed import Client, LocalCluster
 
@@ -222,7 +222,7 @@ ENGINES = {"dboost": train_dboost, "xgboost": train_xgboost, "cluster": train_on
 
 
 def bandwidth(files: list[str]) -> float:
-    """Bytes a second of reading files that are not in the system's cache."""
+    """Return the bytes per second of reading files that are not in the system's cache."""
     began, n = time.perf_counter(), 0
     for path in files[:8]:
         with open(path, "rb", buffering=0) as file:
@@ -234,7 +234,7 @@ def bandwidth(files: list[str]) -> float:
 
 
 def run(engine: str, files: list[str], limit: int) -> dict[str, Any]:
-    """One training, in a process of its own; or why it failed."""
+    """Train once, in a process of its own; return the results, or why it failed."""
     with tempfile.TemporaryDirectory(dir=FOLDER) as scratch:
         child = subprocess.run(
             [sys.executable, "-m", "benchmarks.out_of_core", "--child", engine],
@@ -250,7 +250,7 @@ def run(engine: str, files: list[str], limit: int) -> dict[str, Any]:
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Memory, and seconds and bytes a tree, against the size of the data."""
+    """Plot memory, and seconds and bytes per tree, against the size of the data."""
     import matplotlib.pyplot as plt
 
     limit, figures = found["limit"], found["figures"]

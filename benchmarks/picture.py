@@ -1,8 +1,8 @@
-"""The race as a picture: how far every library is from what the processor could do at best.
+"""The race as a picture: the time of every library relative to the limit of the processor.
 
-A tree's least is worked out by `benchmarks.profile`, for trees that dboost grows on the very table: additions to buckets and
-bytes that must pass, at the limits of one core, shared by the threads. It is drawn as the line at 1, and each library stands
-where its seconds a tree are as a multiple of it.
+The minimum time of a tree is computed by `benchmarks.profile`, for trees that dboost grows on the same table: additions to
+buckets and bytes that must be moved, at the limits of one core, divided by the threads. It is drawn as the line at 1; each
+library is drawn at its seconds per tree as a multiple of it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from benchmarks.limits import measure
 from benchmarks.profile import profile
 from benchmarks.workloads import Workload
 
-#: What categories and their search must do at least has not been worked out.
+#: The minimum work for categories and their search has not been computed.
 _UNKNOWN = {"categories"}
 
 
 def least_of(workload: Workload, threads: int) -> float | None:
-    """Seconds a tree of this workload takes at the least, or None where that is not known."""
+    """Return the minimum seconds of a tree of this workload, or None if unknown."""
     if workload.shape in _UNKNOWN:
         return None
     found = profile(workload, trees=9, every=4)
@@ -31,7 +31,7 @@ def least_of(workload: Workload, threads: int) -> float | None:
 
 
 def plot(report: dict[str, dict], workloads: Sequence[Workload], least: dict[str, float | None], path: Path) -> None:
-    """A line of marks for each workload.
+    """Plot a line of marks for each workload.
 
     report : workload → engine → {"training": seconds of each round, …}; least : workload → seconds of a tree.
     """

@@ -1,19 +1,19 @@
-"""Where the time of a tree goes, and how far each part is from what the machine can do at best.
+"""The time of the parts of a tree, beside the limits of the machine.
 
     python -m benchmarks.profile --workloads W1a,W4 --plot docs/performance/profile.svg
 
-In the product a tree is one compiled call, which no clock can look into without slowing it. But the engine for several shards
-grows the very same tree (tests hold the two against each other) by the same kernels, called one by one: quantise, split, add
-up, search, settle. So a real fit runs in the product's engine, on one thread; at some of its trees, the tree is grown a second
-time from the same gradients, by the pieces, each under a clock. What the pieces take together is held against the one
-call (`pieces ÷ call`): where that is not about 1, the call does better or worse than its pieces and the shares are only shares.
+A tree of an in-memory fit is one compiled call, whose parts cannot be timed without slowing it. But the engine for several
+shards grows the same tree (tests compare the two) with the same kernels, called one by one: quantise, split, add up, search,
+sum leaves. So a real fit runs in the in-memory engine, on one thread; some of its trees are grown a second time from the same
+gradients, by the single kernels, each timed. The sum of the parts is compared with the time of the one call
+(`pieces ÷ call`): if that is not about 1, the parts are only shares of the call's time.
 
-Beside each part stands what it must do at least — cells to be added, or bytes to be read and written, by the tree that
-was grown — and how long that takes at the limits of one core (`benchmarks.limits`). "Python" is what lies between the calls:
-the seconds of the fit's loop less those of its engine; "questions" are what else the loop asks of the rows (medians of
-leaves). Seconds are processor time, so other processes hardly matter; those of loading and binning are of the clock on the
-wall. What calling a kernel from Python costs is taken off the pieces. (On small tables the one call also keeps histograms
-packed, which the pieces do not: there it does better than they tell.)
+Beside each part is its minimum work — values to be added, or bytes to be read and written, by the tree that was grown — and the
+time that this takes at the limits of one core (`benchmarks.limits`). "Python" is the time between the calls: the seconds of the
+fit's loop minus those of its engine; "questions" are the other statistics that the loop computes (medians of leaves). Seconds
+are processor time, so other processes hardly matter; those of loading and binning are wall-clock time. The cost of calling a
+kernel from Python is subtracted from the parts. (On small tables the one call also keeps histograms packed, which the single
+kernels do not: there it is faster than its parts.)
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from dboost.trees import split_finder as search
 from dboost.trees.tree_task import GrownTree, TreeTask
 from tests.sharded_engine import ShardedEngine
 
-#: Parts of a tree, in the order in which they come.
+#: Parts of a tree, in their order.
 PARTS = ("scores, gradients", "quantise", "histograms", "search", "split rows", "leaves")
-#: What lies around it.
+#: Time outside the tree.
 OTHERS = ("questions", "Python")
 #: Rows are copied in a shard as codes and as tiles.
 _COPIES = 2
@@ -59,15 +59,15 @@ class Profile:
     Attributes
     ----------
     seconds : dict
-        Of the pieces, added up over the trees that were looked at.
+        Of the parts, added up over the profiled trees.
     cells, bytes : dict
-        The least that the pieces do: additions to buckets, bytes.
+        The minimum work of the parts: additions to buckets, bytes.
     n_looked : int
-        Trees that were grown a second time, by the pieces.
+        Number of profiled trees, which were grown a second time by the single kernels.
     call : float
         Seconds of the one compiled call, over those trees.
     asked, loop : float
-        Seconds of other questions to the rows (medians of leaves, where a loss wants them), and of the loop between calls, over
+        Seconds of other statistics of the rows (medians of leaves, if a loss needs them), and of the loop between calls, over
         `n_trees` trees.
     binning : (float, float)
         Seconds of the fit's binning, and its bytes.
@@ -84,12 +84,12 @@ class Profile:
     binning: tuple[float, float] = (0.0, 0.0)
 
     def least(self, part: str, limits: Limits) -> float:
-        """Seconds that a part takes at least, of all trees that were looked at."""
+        """Return the minimum seconds of a part, over all profiled trees."""
         return self.cells[part] / limits.additions + self.bytes[part] / limits.bytes
 
 
 class _Clock:
-    """Takes the seconds of pieces in the engines, and notes what they had to do."""
+    """Times the kernels of the engines, and records their work."""
 
     def __init__(self, every: int) -> None:
         self.profile, self._every = Profile(), every
@@ -101,7 +101,7 @@ class _Clock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """A context in which fits are looked at."""
+        """Return a context in which fits are profiled."""
         grow, advance, ask = FusedEngine.grow, FusedEngine.advance, FusedEngine.ask
 
         def clocked_grow(engine: FusedEngine, task: TreeTask) -> GrownTree:
@@ -143,7 +143,7 @@ class _Clock:
         return self.profile
 
     def _look(self, engine: FusedEngine, task: TreeTask) -> None:
-        """Grow the tree again, piece by piece, and pass over the rows once more with nothing to add."""
+        """Grow the tree again by the single kernels, and pass over the rows once more with zero leaf values."""
         shard, profile = engine.shard, self.profile
         n, of_row = shard.n_rows, 4 if shard.hessian is None else 8
         if self._pieces is None:
@@ -192,11 +192,11 @@ class _Clock:
 
 @njit
 def _nothing(*arguments):  # type: ignore[no-untyped-def]
-    """What it costs to call a kernel from Python, and to look at the clock."""
+    """Return the cost of calling a kernel from Python and of reading the clock."""
 
 
 def profile(workload: Workload, trees: int, every: int) -> Profile:
-    """Fit a workload on one thread and look at every so manieth tree."""
+    """Fit a workload on one thread and profile every n-th tree."""
     table = load(workload)
     settings = settings_of(workload, 1)
     how: dict[str, Any] = {
@@ -215,7 +215,7 @@ def profile(workload: Workload, trees: int, every: int) -> Profile:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table, in seconds a tree (binning: of the fit)."""
+    """One line of the table, in seconds per tree (binning: per fit)."""
 
     part: str
     seconds: float
@@ -225,7 +225,7 @@ class Row:
 
 
 def rows_of(found: Profile, limits: Limits) -> list[Row]:
-    """The profile as the table shows it."""
+    """Return the profile as the rows of the table."""
     per_tree = 1 / max(found.n_looked, 1)
     asked, python = (seconds / max(found.n_trees, 1) for seconds in (found.asked, found.loop))
     whole = sum(found.seconds.values()) * per_tree + asked + python
@@ -260,7 +260,7 @@ def draw(workload: Workload, lines: Sequence[Row], limits: Limits) -> Table:
 
 
 def plot(found: dict[str, list[Row]], path: Path) -> None:
-    """A bar a workload, of its parts' shares, and a mark where the limits' sum is."""
+    """Plot a bar of the parts' shares for each workload, and a mark at the sum of the minimum times."""
     from dboost.inspection.plots import canvas
 
     with canvas.style():

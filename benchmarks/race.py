@@ -1,9 +1,9 @@
-"""The race itself: rounds in which every library fits the same table, in turns.
+"""The race: rounds in which every library fits the same table, in alternating order.
 
-One machine is never equally fast twice, so a library's time means little and the ratio of two times of the same round
-means a lot. The order is reversed from round to round; ratios are taken within a round, and their median is reported
-with the smallest and the largest. On a busy machine even ratios mislead: OpenMP's threads wait for each other spinning,
-and lose whole time slices when something else holds a core.
+The speed of one machine varies, so a library's time is hardly comparable between runs, but the ratio of two times of the same
+round is. The order is reversed from round to round; ratios are computed within a round, and their median is reported with the
+smallest and the largest. On a busy machine even ratios mislead: the threads of OpenMP wait for each other by spinning, and lose
+whole time slices when another process uses a core.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.workloads import Table, Workload, load
 
 @dataclass
 class Result:
-    """What one library did: seconds per round, accuracy on the test rows, peak memory in MiB (None if not measured)."""
+    """Results of one library: seconds per round, accuracy on the test rows, peak memory in MiB (None if not measured)."""
 
     binning: list[float] = field(default_factory=list)
     training: list[float] = field(default_factory=list)
@@ -54,9 +54,9 @@ def race(workload: Workload, engines: Sequence[str], rounds: int, threads: int, 
 
 
 def _warm_up(engine: str, table: Table, settings: Settings) -> None:
-    """Compile kernels, start thread pools, import modules: all that only the first fit of a process pays.
+    """Compile kernels, start thread pools, import modules: costs that only the first fit of a process has.
 
-    (With more rows than dboost keeps packed histograms of: large tables have kernels of their own.)
+    The table has more rows than fit packed histograms, because large tables have kernels of their own.
     """
     few = Settings(**{**asdict(settings), "trees": 2})
     ENGINES[engine](table.X[:70_000], table.y[:70_000], few).raw_score(table.X_test[:1000])
@@ -75,7 +75,7 @@ def _run(fit: Callable, table: Table, settings: Settings, result: Result) -> Non
 
 
 def scores(y: np.ndarray, raw: np.ndarray, loss: str = "log_loss", n_classes: int = 2) -> dict[str, float]:
-    """How good raw scores are: AUC and log loss, or the mean of squared (its root) or absolute errors."""
+    """Return scores of raw predictions: AUC and log loss, or the (root) mean squared or the mean absolute error."""
     if n_classes > 2:
         return {"log loss": float(log_loss(y, softmax(raw, axis=1)))}
     if not n_classes:
@@ -86,12 +86,12 @@ def scores(y: np.ndarray, raw: np.ndarray, loss: str = "log_loss", n_classes: in
 
 
 def spread(ratios: np.ndarray) -> str:
-    """Ratios of rounds: their median, the smallest and the largest."""
+    """Return the median of the ratios of rounds, with the smallest and the largest."""
     return f"{np.median(ratios):.2f} ({ratios.min():.2f}–{ratios.max():.2f})"
 
 
 def peak_memory(workload: Workload, engine: str, threads: int) -> float:
-    """Peak resident memory in MiB of a fresh process that loads the float32 table and fits it once."""
+    """Return the peak resident memory in MiB of a new process that loads the float32 table and fits it once."""
     load(workload)  # makes it, if need be
     task = {"workload": asdict(workload), "folder": str(workloads.FOLDER), "engine": engine, "threads": threads}
     command = [sys.executable, "-m", "benchmarks.memory", json.dumps(task)]

@@ -1,16 +1,16 @@
-"""How the time of a tree grows with the size of everything, beside what would be linear.
+"""How the time of a tree grows with the size of the fit, beside linear laws.
 
     python -m benchmarks.scaling --plot docs/performance/scaling.svg
 
-One thing is varied at a time around a table of 200,000 rows and 28 columns, trees of 31 leaves, 255 bins, one output: rows,
-columns, leaves, bins, classes, threads, and workers of a `LocalCluster`. Told are the seconds of a tree (the median over the
-trees of a fit but the first, so that neither compiling nor first touches of memory count) and the same per cell, a
-cell being a row in a column.
+One factor is varied at a time around a table of 200,000 rows and 28 columns, trees of 31 leaves, 255 bins, one output: rows,
+columns, leaves, bins, classes, threads, and workers of a `LocalCluster`. Reported are the seconds of a tree (the median over
+the trees of a fit except the first, so that neither compilation nor first touches of memory count) and the same per cell, a
+cell being a value of the table.
 
-The laws that are drawn beside: a tree costs in proportion to rows, to columns and to outputs; threads and workers divide it;
-leaves add to it as the levels of a balanced tree do, of whose rows at most half are added up, so 1 + log₂(leaves) ÷ 2 passes;
-bins only cost what searching costs, which is nothing beside many rows. Every law goes through one measured point: the base's,
-or, for rows, that of the most rows.
+The laws drawn beside them: a tree costs in proportion to rows, to columns and to outputs; threads and workers divide it; leaves
+add to it as the levels of a balanced tree do, of whose rows at most half are added up, so 1 + log₂(leaves) ÷ 2 passes; bins
+only cost the search, which is negligible beside many rows. Every law goes through one measured point: that of the base, or, for
+rows, that of the most rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import dboost
 
 @dataclass(frozen=True)
 class Size:
-    """A fit. `workers` 0: in this process."""
+    """The size of a fit. `workers` 0: in this process."""
 
     rows: int = 200_000
     columns: int = 28
@@ -53,16 +53,16 @@ class Size:
         return self.rows * self.columns
 
     def cost(self) -> float:
-        """What a tree of each output should cost, by the laws, up to a factor."""
+        """Return the cost of a tree of each output by the laws, up to a factor."""
         passes = 1 + np.log2(self.leaves) / 2
         return self.cells * passes * self.outputs / (self.threads * max(self.workers, 1))
 
     def quick(self) -> Size:
-        """The same, small."""
+        """Return a small version for tests."""
         return replace(self, rows=max(self.rows // 200, 500), columns=min(self.columns, 40), classes=min(self.classes, 5))
 
 
-#: What is varied, and over what.
+#: The factors, and their values.
 SWEEPS: dict[str, tuple[Size, ...]] = {
     "rows": tuple(Size(rows=n) for n in (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)),
     "columns": tuple(Size(rows=50_000, columns=p) for p in (10, 28, 100, 300, 1000, 2000)),
@@ -88,9 +88,9 @@ class Measured:
 
 
 def make(size: Size) -> tuple[np.ndarray, np.ndarray]:
-    """Features (float32, 255 distinct values at least) and a target of the wanted number of classes."""
+    """Generate features (float32, at least 255 distinct values) and a target with a number of classes."""
     rng = np.random.default_rng(0)
-    # Whole numbers are made four times as fast as normal ones; a table of ten million rows has 280 million.
+    # Random integers take a quarter of the time of normal numbers; a table of ten million rows has 280 million.
     X = rng.integers(0, 60_000, (size.rows, size.columns), np.uint16).astype(np.float32)
     unit = X[:, :5] / 30_000 - 1
     score = unit[:, 0] * unit[:, 1] * 3 + np.sin(4 * unit[:, 2]) + np.abs(unit[:, 3]) + rng.standard_normal(size.rows)
@@ -99,7 +99,7 @@ def make(size: Size) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure(size: Size, trees: int) -> Measured:
-    """The median time of an iteration."""
+    """Return the median time of an iteration."""
     X, y = make(size)
     how: dict[str, Any] = {
         "loss": "log_loss", "max_leaf_nodes": size.leaves, "max_bins": size.bins, "min_samples_leaf": 1, "max_iter": trees,
@@ -141,13 +141,13 @@ def _cluster(n_workers: int) -> Iterator[Any]:
 
 
 def trees_for(size: Size) -> int:
-    """As many as fit into about three seconds."""
+    """Return the number of trees that fit into about three seconds."""
     expected = 8e-9 * size.cost() / 3 + 0.0005 * size.outputs
     return int(np.clip(3 / expected, 6, 60))
 
 
 def law(points: Sequence[Measured], name: str) -> np.ndarray:
-    """Seconds by the laws, through one point."""
+    """Return the seconds by the laws, through one point."""
     through = points[-1] if name == "rows" else next((p for p in points if _is_base(p.size, name)), points[0])
     return np.array([through.seconds * p.size.cost() / through.size.cost() for p in points])
 
@@ -169,7 +169,7 @@ def draw(name: str, points: Sequence[Measured]) -> Table:
 
 
 def plot(found: dict[str, list[Measured]], path: Path) -> None:
-    """A panel for everything that was varied: seconds of an iteration, and the law as dashes."""
+    """Plot a panel for each factor: seconds of an iteration, and the law as dashes."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     from dboost.inspection.plots import canvas

@@ -1,12 +1,12 @@
-"""Shapley values beside XGBoost's and LightGBM's own, on the very same trees.
+"""Shapley values beside those of XGBoost and LightGBM, for the same trees.
 
     python -m benchmarks.shap
 
-The other library trains a model, dboost reads it (`dboost.from_xgboost`, `dboost.from_lightgbm`), and both tell the same
-rows' values, in turns. So the ratios are of the method and nothing else, and the values can be held against each other:
-they differ by the rounding of XGBoost's float32, and LightGBM weighs the ways that a row does not go by the number of training
-rows where dboost and XGBoost take the sums of Hessians, which are the same for squared errors. Seconds are of a whole call,
-laying out the trees included.
+The other library trains a model, dboost imports it (`dboost.from_xgboost`, `dboost.from_lightgbm`), and both compute the values
+of the same rows, alternately. So the ratios compare the method only, and the values can be compared with each other: they
+differ by the rounding of XGBoost's float32, and LightGBM weighs branches that a row does not take by the number of training
+rows where dboost and XGBoost use sums of Hessians, which are the same for squared error. Seconds are of a whole call, including
+the preparation of the trees.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ TABLE = Workload("shap", 100_000, 28, "regression", 100, test_rows=20_000, loss=
 
 @dataclass(frozen=True)
 class Case:
-    """Trees of one library, and what is asked of them."""
+    """Trees of one library, and the values to compute from them."""
 
     library: str
     leaves: int
     depth: int | None
     interactions: bool = False
-    #: What is slow is asked about fewer rows: one in so many.
+    #: Slow cases use one row in this many.
     one_in: int = 1
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class Question:
 
 
 def ask(case: Case, workload: Workload, rows: int, threads: int) -> Question:
-    """Train a case's trees and get ready to tell the values of some rows."""
+    """Train a case's trees and return the functions that compute the values of some rows."""
     table = load(workload)
     X = table.X_test[: max(rows // case.one_in, 10)]
     train = {"xgboost": _xgboost, "lightgbm": _lightgbm}[case.library]
@@ -111,7 +111,8 @@ def _lightgbm(case: Case, X: Any, y: Any, rows: Any, trees: int, threads: int) -
 
 
 def measure(question: Question, threads: int, rounds: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """Seconds of each round, dboost's and the other's, and the largest difference of a value, relative to the largest value."""
+    """Return the seconds of each round, of dboost and of the other library, and the largest difference, relative to the largest
+    value."""
     ours, theirs = question.ours(threads), question.theirs(threads)
     difference = float(np.abs(ours - theirs).max() / np.abs(theirs).max())
     seconds: dict[bool, list[float]] = {True: [], False: []}

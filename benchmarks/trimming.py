@@ -1,10 +1,10 @@
-"""Influence trimming: how many rows sit out, what that saves, and what it costs.
+"""Influence trimming: how many rows are left out, what that saves, and what it costs.
 
     python -m benchmarks.trimming --rows 1000000 --trees 300
 
-Two classes that features tell apart well, as where trimming is meant for: late in training most rows are predicted without
-doubt. Told are the share of rows that took part, processor time a tree (of all threads, averaged over windows of trees),
-and the held-out log loss, of a fit without trimming and of one with α.
+Two classes that are well separated by the features, the case for which trimming is meant: late in training most rows are
+predicted with certainty. Reported are the share of rows that took part, processor time per tree (of all threads, averaged over
+windows of trees), and the log loss on the evaluation set, of a fit without trimming and of one with α.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import dboost
 
 
 def make(n_rows: int, n_features: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Features (float32) and classes; a few rows in a hundred are on the wrong side."""
+    """Generate features (float32) and classes; a few rows in a hundred are on the wrong side."""
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((n_rows, n_features), dtype=np.float32)
     score = 2 * np.sin(2 * X[:, 0]) + 2 * X[:, 1] + X[:, 2] + X[:, 3] * X[:, 4]
@@ -31,7 +31,7 @@ def make(n_rows: int, n_features: int, seed: int) -> tuple[np.ndarray, np.ndarra
 def measure(
     train: tuple, test: tuple, share: float | None, trees: int, threads: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each tree: processor seconds, share of rows, held-out log loss."""
+    """Return for each tree: processor seconds, share of rows, log loss on the evaluation set."""
     marks = []
     booster = dboost.fit(
         *train, loss="log_loss", max_iter=trees, influence_trimming=share, eval_set=test, n_threads=threads, progress=False,

@@ -1,14 +1,13 @@
-"""The tables that speed is measured on: made, so that they can have any size, and shaped like measured ones.
+"""The tables on which speed is measured: generated, so that they can have any size, and shaped like measured ones.
 
-The features are normal; from 28 features on, some are skewed, some take three values and some are noisy products or
-sums of others, as in particle physics. The target depends on a handful of them through products, waves, kinks and
-steps, plus a little on all of the first 24, so that there is something to find at every depth; the noise leaves an AUC
-of about 0.8.
+The features are normal; from 28 features on, some are skewed, some take three values and some are noisy products or sums of
+others, as in particle physics. The target depends on a handful of them through products, waves, kinks and steps, plus a little
+on all of the first 24, so that there is signal at every depth; the noise leaves an AUC of about 0.8.
 
-Some workloads ask what a table of another shape costs: one-hot columns, rows that come sorted, heavy ties, missing values,
-categories of many levels, several classes, losses with medians for leaves; one asks what it costs to count the rows of leaves.
+Some workloads measure tables of another shape: one-hot columns, sorted rows, heavy ties, missing values, categorical columns,
+several classes, losses with medians as leaf values; one measures the cost of counting the rows of leaves.
 
-A table is made once and kept under ``benchmarks/data`` as plain NumPy files.
+A table is generated once and kept under ``benchmarks/data`` as plain NumPy files.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dboost._lazy_import import pd  # who trains on arrays need not import pandas: its memory would be counted
+from dboost._lazy_import import pd  # not imported for training on arrays: its memory would be counted
 
 FOLDER = Path(__file__).parent / "data"
 BLOCK = 250_000
@@ -30,18 +29,18 @@ BLOCK = 250_000
 
 @dataclass(frozen=True)
 class Workload:
-    """One race: a table and how the trees grow (31 leaves best-first, or full levels down to depth 6).
+    """One race: a table and the shape of its trees (31 leaves best-first, or full levels down to depth 6).
 
     Attributes
     ----------
     kind : "binary", "regression" or "classes"
-        What the target is; "classes" are five.
+        The kind of target; "classes" has five.
     shape : "plain", "sorted", "ties", "missing", "one-hot" or "categories"
-        What is special about the features.
+        The kind of features.
     loss : str
-        By dboost's name.
+        dboost's name.
     min_rows : int
-        Rows that a leaf has at least.
+        Smallest number of rows of a leaf.
     """
 
     name: str
@@ -69,11 +68,11 @@ class Workload:
 
     @property
     def n_trees(self) -> int:
-        """Of all iterations: with several classes each takes one of every class."""
+        """Trees of all iterations: with several classes an iteration has one tree per class."""
         return self.trees * (self.n_classes if self.n_classes > 2 else 1)
 
     def quick(self) -> Workload:
-        """The same race in a second."""
+        """Return the same race with a run time of about a second."""
         return replace(self, rows=self.rows // 200 + 2_000, features=min(self.features, 60), trees=5, test_rows=2_000)
 
     def __str__(self) -> str:
@@ -83,7 +82,7 @@ class Workload:
         return f"{self.name}: {self.rows:,} × {self.features} {self.kind}, {special}{self.loss}, {shape}, {self.trees} trees"
 
 
-#: The main ones, and those of other shapes.
+#: The main workloads, and those of other shapes.
 MAIN = (
     Workload("W1a", 1_000_000, 28, "binary", 100),
     Workload("W1b", 1_000_000, 28, "binary", 100, growth="depth_wise"),
@@ -109,7 +108,7 @@ WORKLOADS = {workload.name: workload for workload in MAIN + OTHERS}
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """float32 features (or a frame, where there are categories), and a target of class numbers or of real numbers."""
+    """float32 features (or a frame, if there are categories), and a target of class numbers or of real numbers."""
 
     X: np.ndarray | pd.DataFrame
     y: np.ndarray
@@ -118,13 +117,13 @@ class Table:
 
 
 def folder_of(workload: Workload) -> Path:
-    """Where the table of a workload is kept; workloads of equal tables share it."""
+    """Return the folder of the table of a workload; workloads with equal tables share it."""
     shape = "" if workload.shape == "plain" else f"-{workload.shape}"
     return FOLDER / f"{workload.rows}x{workload.features}-{workload.kind}-{workload.test_rows}{shape}"
 
 
 def load(workload: Workload) -> Table:
-    """The table of a workload, made now if it was not before."""
+    """Return the table of a workload; it is generated if it does not exist."""
     folder = folder_of(workload)
     if not folder.exists():
         FOLDER.mkdir(exist_ok=True)
@@ -138,7 +137,7 @@ def load(workload: Workload) -> Table:
 
 
 def read(workload: Workload, name: str) -> np.ndarray | pd.DataFrame:
-    """One array of a table that is there, as the libraries take it."""
+    """Return one array of an existing table, in the form that the libraries need."""
     array = np.load(folder_of(workload) / f"{name}.npy")
     if workload.shape != "categories" or not name.startswith("X"):
         return array
@@ -149,12 +148,12 @@ def read(workload: Workload, name: str) -> np.ndarray | pd.DataFrame:
 
 
 def _levels(n_features: int) -> list[int]:
-    """Levels of the first third of the columns, which are categories. (scikit-learn takes 255 at most.)"""
+    """Return the numbers of categories of the first third of the columns. (scikit-learn allows at most 255.)"""
     return [(12, 60, 250, 250)[j % 4] for j in range(n_features // 3)]
 
 
 def parts(rows: int, features: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The features and classes of a plain binary table, block by block, for those who do not want all of it in memory."""
+    """Yield the features and classes of a plain binary table, block by block, for tables larger than memory."""
     for part, rng in _blocks(rows, seed):
         X = _features(part.stop - part.start, features, rng)
         yield X, _target(_score(X), "binary", rng)
@@ -193,7 +192,7 @@ def _features(rows: int, features: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _reshape(X: np.ndarray, workload: Workload, rng: np.random.Generator) -> np.ndarray:
-    """Give features their shape, in place; returns what the target depends on."""
+    """Change the shape of features in place; return the score on which the target depends."""
     if workload.shape == "ties":
         X[:] = np.round(X * 2) / 2
     if workload.shape == "one-hot":  # groups of ten columns, one of which is 1
@@ -207,7 +206,7 @@ def _reshape(X: np.ndarray, workload: Workload, rng: np.random.Generator) -> np.
         X[rng.random(X.shape, dtype=np.float32) < 0.05] = np.nan
     if workload.shape == "categories":
         for j, n_levels in enumerate(_levels(X.shape[1])):
-            # A level says where in the normal distribution a row lies, but levels come in no order.
+            # A category is a quantile range of the normal distribution, but the categories are shuffled.
             cell = np.clip((X[:, j] + 3) / 6 * n_levels, 0, n_levels - 1).astype(np.int64)
             X[:, j] = np.random.default_rng(j).permutation(n_levels)[cell]
     return score
@@ -218,7 +217,7 @@ def _score(X: np.ndarray) -> np.ndarray:
     score = X[:, : len(slopes)] @ slopes
     score += X[:, 0] * X[:, 1] + 0.7 * np.sin(2 * X[:, 2]) + 0.6 * np.abs(X[:, 3]) - 0.5 * np.tanh(2 * X[:, 9])
     score += np.where(X[:, 4] > 0.5, -0.6 * X[:, 5], 0.2) + 0.4 * X[:, 6] * (X[:, 7] > 0) + 0.2 * X[:, 8] ** 2
-    return score - 0.7  # about the mean of what was added, so that the classes are balanced
+    return score - 0.7  # about the mean of the added terms, so that the classes are balanced
 
 
 def _target(score: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarray:

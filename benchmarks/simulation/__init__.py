@@ -1,9 +1,9 @@
-"""A cluster that is not there: the trainer, the reducer and the shard holders as they are, over a network made of arithmetic.
+"""A simulated cluster: the trainer, the reducer and the worker plugins are real, the network and the clock are simulated.
 
     python -m benchmarks.simulation [--workers 2,16,64,256,1000] [--rows 1e7,1e9,1e11] [--trees 2] [--quick]
 
-Nothing of dboost is replaced but what surrounds it: the event loop has a clock of its own (`clock.py`), Dask's connections
-are messages that take their time on the way (`network.py`), and each worker holds a few real rows that stand for many
-(`cluster.py`, with what the many would cost by `costs.py`). So the model that comes out is a real one, the same to the last
-bit as that of one process, and the seconds are those of a cluster that nobody here has.
+Only the environment of dboost is replaced: the event loop has a simulated clock (`clock.py`), Dask's connections are messages
+with simulated latency and bandwidth (`network.py`), and each worker holds a few real rows that stand for many (`cluster.py`,
+with the cost of the many by `costs.py`). So the model is a real one, equal to that of one process to the last bit, and the
+seconds are those of a cluster of any size.
 """

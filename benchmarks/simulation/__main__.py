@@ -1,4 +1,4 @@
-"""Where a cluster of any size would spend its seconds; see the package."""
+"""Simulate clusters of several sizes and print where the seconds go; see the package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = ("workers", "rows", "s a tree", "computing", "deciding", "messages", "
 
 
 def frame(n_workers: int, n_features: int) -> Any:
-    """A few rows for each worker, one partition each; something to learn at every depth."""
+    """Return a few rows for each worker, one partition each, with signal at every depth."""
     rng = np.random.default_rng(5)
     n_rows = max(n_workers * ROWS_EACH, 20_000)
     X = rng.standard_normal((n_rows, n_features), dtype=np.float32)
@@ -34,7 +34,7 @@ def frame(n_workers: int, n_features: int) -> Any:
 
 
 def simulate(n_workers: int, n_rows: float, n_features: int, trees: int, network: Network, costs: Costs) -> dict[str, float]:
-    """The columns of a row of the table."""
+    """Return the columns of a row of the table."""
     simulated = Simulated(n_workers, network, costs)
     try:
         data = frame(n_workers, n_features)

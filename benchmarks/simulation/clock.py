@@ -1,7 +1,7 @@
-"""An event loop whose time is counted, not waited for.
+"""An event loop with a simulated clock.
 
-Where nothing is left to do before the next timer, the clock is set to it. Work that would run in a thread runs at once, and
-its result is there after the seconds that it would have taken: those of `charge`, or the ones that it took here.
+When no work is left before the next timer, the clock is set to it. Work that would run in a thread runs at once, and its result
+is available after its simulated seconds: those of `charge`, or the measured ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class _Skipping(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
-    """Looks for events without waiting, and says how long it would have waited."""
+    """Polls for events without waiting, and returns how long it would have waited."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,11 +30,11 @@ class _Skipping(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
 
 
 class CountedLoop(asyncio.SelectorEventLoop):
-    """The loop of a simulated cluster.
+    """The event loop of a simulated cluster.
 
     Attributes
     ----------
-    charge : callable (executor, function, arguments, seconds it took here) -> seconds
+    charge : callable (executor, function, arguments, measured seconds) -> simulated seconds
     """
 
     def __init__(self) -> None:

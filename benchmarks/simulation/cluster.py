@@ -1,8 +1,8 @@
-"""Scheduler, workers and client that are objects in one process, around the plugins and the client's code as they are.
+"""Scheduler, workers and client as objects in one process, around the real plugins and the real client code.
 
-A worker reads its partition as a loading task would, and keeps its few rows in a `DBoostWorkerPlugin` of its own. What it does
-with them is done for real; how long that takes is worked out for the many rows that each of them stands for. The scheduler's
-merging and deciding is done for real too, and takes as long as it takes here.
+A worker reads its partition as a loading task would, and keeps its few rows in a `DBoostWorkerPlugin` of its own. Its work on
+them is real; the simulated time of that work is computed for the many rows for which they stand. Merging and decisions in the
+scheduler are real too, and take their measured time.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from dboost.training.plan import FitRequest
 
 
 class Worker:
-    """What a `DBoostWorkerPlugin` knows of the worker that it lives in."""
+    """The attributes of a Dask worker that a `DBoostWorkerPlugin` uses."""
 
     def __init__(self, address: str, simulated: Simulated) -> None:
         self.address = address
         self.handlers: dict[str, Any] = {}
         self.plugins: dict[str, Any] = {}
         self.state = SimpleNamespace(nthreads=1, nanny=None, server_id=address)
-        self.local_directory = tempfile.gettempdir()  # where rows would be streamed from, if memory were limited
+        self.local_directory = tempfile.gettempdir()  # the folder of streamed rows, if memory were limited
         self.memory_manager = SimpleNamespace(memory_limit=None)
         self._simulated = simulated
         self.holder = DBoostWorkerPlugin()
@@ -55,7 +55,7 @@ class Worker:
 
 
 class Scheduler:
-    """What a `Reducer` knows of the scheduler that it lives in."""
+    """The attributes of a Dask scheduler that a `Reducer` uses."""
 
     address = "scheduler"
 
@@ -66,7 +66,7 @@ class Scheduler:
         self._simulated = simulated
 
     async def register_worker_plugin(self, *arguments: Any, **keywords: Any) -> None:
-        """They have it already."""
+        """Do nothing: the workers have the plugin already."""
 
     def rpc(self, address: str) -> Line:
         return self._simulated.line(self.address, address)
@@ -82,11 +82,11 @@ class Simulated:
     Attributes
     ----------
     many : float
-        Rows that each real row stands for.
+        Number of rows for which each real row stands.
     seconds : float
-        Counted time of growing trees and advancing, from the client's question to the answer.
+        Simulated time of growing trees and advancing, from the client's request to the result.
     computing : dict of int to float
-        Of these, the slowest worker's by round.
+        Of these, those of the slowest worker, by round.
     deciding : float
         Of these, merging and deciding in the scheduler's process.
     """
@@ -121,11 +121,11 @@ class Simulated:
         return self.wire.host(address)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Do something in counted time."""
+        """Run a coroutine in simulated time."""
         return self.loop.run_until_complete(work)
 
     async def train(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """Do something that belongs to training."""
+        """Run a coroutine that counts as training."""
         began = self.loop.time()
         self._trains = True
         try:
@@ -147,7 +147,7 @@ class Simulated:
         return seconds
 
     def _of_rows(self, holding: WorkerSession, method: str, packed: bytes, took: float) -> float:
-        """What a method costs a worker with many rows."""
+        """Return the cost of a method for a worker with many rows."""
         if method == "advance":
             return holding.n_rows * self.many * self.costs.advance
         if method in ("answer", "answer_in_slices"):
@@ -163,7 +163,7 @@ class Simulated:
 
 
 class _Client(Client):
-    """What a fit needs of a client."""
+    """The attributes of a Dask client that a fit uses."""
 
     def __init__(self, simulated: Simulated) -> None:
         self.simulated = simulated
@@ -172,7 +172,7 @@ class _Client(Client):
         self.scheduler = _ToScheduler(simulated)  # type: ignore[assignment]
 
     def __del__(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def __repr__(self) -> str:
         return f"a client of {self.simulated.n_workers} simulated workers"
@@ -181,7 +181,7 @@ class _Client(Client):
         self.simulated.run(plugin.start(self.simulated.scheduler))
 
     def _send_to_scheduler(self, msg: Any) -> None:
-        """Nobody watches."""
+        """Do nothing."""
 
     def nthreads(self, workers: Any = None) -> dict[str, int]:
         return dict.fromkeys(self.simulated.workers, 1)
@@ -191,7 +191,7 @@ class _Client(Client):
 
 
 class _ToScheduler:
-    """The client's line to the scheduler."""
+    """The client's connection to the scheduler."""
 
     address = "scheduler"
 
@@ -227,13 +227,13 @@ class _Source(ReadTasks):
 
 
 def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows: float) -> FitResult:
-    """Train as if the data had `n_rows` rows; counts the seconds of training in `simulated`."""
+    """Train as if the data had `n_rows` rows; adds the seconds of training to `simulated`."""
     real = sum(map(len, data.partitions)) if hasattr(data, "partitions") else len(data)
     simulated.many = n_rows / real
-    # Sums of so many rows no longer fit 32 bits, so histograms travel in 64.
+    # Sums over this many rows do not fit 32 bits, so histograms are sent in 64.
     simulated.wire.scale = 2.0 if n_rows / simulated.n_workers * PAIR.max_hessian > 2**31 else 1.0
     with (
-        patch.object(reducer, "_LIGHT_BYTES", -math.inf),  # all merging is done where its seconds are counted
+        patch.object(reducer, "_LIGHT_BYTES", -math.inf),  # all merging is done where its seconds are measured
     ):
         request = FitRequest(parameters, 1, columns=(target, None, None), progress=False)
         client = _Client(simulated)

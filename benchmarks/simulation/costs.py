@@ -1,4 +1,4 @@
-"""What work on rows costs, measured here on one thread, so that a worker with few real rows can be charged for many."""
+"""The cost of work on rows, measured on one thread, so that a worker with few real rows can be charged for many."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Costs:
     split : float
         To send one row to a child.
     begin, settle, advance : float
-        A row, to quantise its gradient; to be added to its leaf's sums; to take in a tree and get new gradients.
-    opening : float
-        To begin and hand over one histogram, whatever the rows.
+        Of a row: to quantise its gradient; to add it to its leaf's sums; to apply a tree and compute new gradients.
+    pair : float
+        To start and return the histogram of one sibling pair, independent of the rows.
     """
 
     cell: float
@@ -41,7 +41,7 @@ class Costs:
     pair: float
 
     def of_answer(self, rounds: ShardGrower, begins: bool, question: RoundRequest, many: float) -> float:
-        """Of answering a question, when each real row stands for `many`."""
+        """Return the seconds of a round request, when each real row stands for `many`."""
         n_split, n_cells, n_pairs, n_settled = _work(rounds, question)
         fixed = n_pairs * self.pair
         rows = n_split * self.split + n_cells * self.cell + n_settled * self.settle
@@ -49,7 +49,7 @@ class Costs:
 
 
 def _work(rounds: ShardGrower, question: RoundRequest) -> tuple[int, int, int, int]:
-    """What an answer takes: rows to split, cells to add up, histograms, rows to settle. To be asked once it is answered."""
+    """Return the work of a request: rows to split, values to add up, histograms, rows of leaves. Call it after the request."""
     n_split = sum(_length(rounds, split.node) for split in question.splits)
     n_rows = sum(_length(rounds, pair.small) for pair in question.pairs)
     n_settled = 0 if question.leaves is None else rounds.shard.n_rows
@@ -62,7 +62,7 @@ def _length(rounds: ShardGrower, node: int) -> int:
 
 
 class _Clocked(ShardGrower):
-    """ShardGrower that answer the parts of a question one after the other, and note the work and the seconds of each."""
+    """A `ShardGrower` that handles the parts of a request one after the other, and records the work and the seconds of each."""
 
     def __init__(self, rounds: ShardGrower) -> None:
         super().__init__(rounds.shard, rounds.n_channels)
@@ -106,7 +106,7 @@ class _Clock(ShardedEngine):
 
 
 def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:
-    """Grow a few trees with one thread; what each kind of work costs follows from the rounds by least squares."""
+    """Grow a few trees with one thread and compute the cost of each kind of work from the rounds by least squares."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((n_rows, n_features), dtype=np.float32)
     y = (X[:, 0] * X[:, 1] + X[:, 2] + rng.standard_normal(n_rows) > 0).astype(np.float64)

@@ -1,7 +1,7 @@
-"""Hosts that talk: every message takes its latency, and its bytes a place in the queue of both hosts' links.
+"""A simulated network: every message takes its latency, and its bytes occupy the links of both hosts.
 
-A host has one link in each direction and one event loop. What it sends goes out one message after the other, what it receives
-comes in one after the other, and its loop spends some time with each message: these three queues are what saturates.
+A host has one link in each direction and one event loop. It sends messages one after the other, receives them one after the
+other, and its loop spends some time on each message: these three queues are what saturates.
 """
 
 from __future__ import annotations
@@ -11,23 +11,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Bytes of a message beside what it carries.
+#: Bytes of a message beside its payload.
 _ENVELOPE = 600
 
 
 @dataclass(frozen=True)
 class Network:
-    """What the hosts are connected by.
-
-    Attributes
-    ----------
-    bandwidth : float
-        Bytes a second of one host's link, each direction.
-    latency : float
-        Seconds from host to host.
-    handling : float
-        Seconds of a host's event loop for each message that it sends or receives.
-    """
+    """Properties of the network."""
 
     bandwidth: float = 10e9 / 8
     latency: float = 100e-6
@@ -36,7 +26,7 @@ class Network:
 
 @dataclass(eq=False)
 class Host:
-    """One end of messages; the times are when its loop and its links will be free."""
+    """One end of messages; the times are when its loop and its links become free."""
 
     address: str
     loop_free: float = 0.0
@@ -49,12 +39,12 @@ class Host:
 
 @dataclass(eq=False)
 class Wire:
-    """Sends messages between hosts in counted time.
+    """Sends messages between hosts in simulated time.
 
     Attributes
     ----------
     scale : float
-        What the bytes of answers are multiplied by, where the real rows are too few to need wide numbers.
+        Factor of the bytes of results, where the real rows are too few to need wide numbers.
     """
 
     network: Network
@@ -65,7 +55,7 @@ class Wire:
         return self.hosts.setdefault(address, Host(address))
 
     async def handle(self, host: Host) -> None:
-        """Spend the time of a host's loop that a message takes."""
+        """Spend the time of a host's loop for a message."""
         now = asyncio.get_running_loop().time()
         host.loop_free = max(host.loop_free, now) + self.network.handling
         host.n_messages += 1
@@ -73,7 +63,7 @@ class Wire:
         await asyncio.sleep(host.loop_free - now)
 
     async def carry(self, sender: Host, receiver: Host, content: Any) -> None:
-        """Until a message has arrived and been taken in."""
+        """Wait until a message has arrived and been handled."""
         await self.handle(sender)
         now = asyncio.get_running_loop().time()
         size = _ENVELOPE + _size(content) * self.scale
@@ -90,7 +80,7 @@ class Wire:
 
 
 class Line:
-    """What `scheduler.rpc(address)` and `worker.rpc(address)` return: each attribute is a handler at the other end."""
+    """The result of `scheduler.rpc(address)` and `worker.rpc(address)`: each attribute calls a handler at the other end."""
 
     def __init__(self, wire: Wire, sender: Host, receiver: Host, handlers: dict[str, Callable[..., Any]]) -> None:
         self._wire, self._sender, self._receiver, self._handlers = wire, sender, receiver, handlers
@@ -108,7 +98,7 @@ class Line:
 
 
 def _size(content: Any) -> int:
-    """Bytes of what a message carries: those of its packed parts."""
+    """Return the bytes of a message's payload: those of its packed parts."""
     if isinstance(content, bytes):
         return len(content)
     if isinstance(content, dict):
