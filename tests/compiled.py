@@ -1,7 +1,7 @@
-"""Kernels that only other kernels call, made callable from tests.
+"""Make kernels that only other kernels call callable from tests.
 
-Such kernels have no Python wrapper: calling one from Python ends the process. `compiled` puts a function around one that
-Python can call.
+Such kernels have no Python wrapper: calling one from Python ends the process. `compiled` wraps one in a function that Python
+can call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numba import njit
 
 @cache
 def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls the kernel and returns what it returns (a new one in every process, so never a stale one)."""
+    """Return a function that calls the kernel and returns its result (compiled anew in every process, so never stale)."""
 
     @njit(error_model="numpy")
     def call(*arguments):  # type: ignore[no-untyped-def]

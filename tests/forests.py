@@ -1,4 +1,4 @@
-"""Random ensembles, and rows that meet their thresholds exactly, a hair above and a hair below."""
+"""Random ensembles, and rows with values equal to their thresholds, just above and just below."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def random_ensemble(
     with_categories: bool = True,
     lean: float = 0.5,
 ) -> Ensemble:
-    """An ensemble of random trees over five features, two of them categorical if asked for."""
+    """Return an ensemble of random trees over five features, two of them categorical if wanted."""
     rng = np.random.default_rng(seed)
     features = tuple(
         Feature(f"x{j}", LEVELS[int(rng.integers(len(LEVELS)))] if with_categories and j in (1, 3) else None)  # type: ignore[arg-type]

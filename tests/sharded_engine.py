@@ -1,7 +1,6 @@
-"""The engine for several shards: drives the grower's generator, one round at a time, and merges the shards' answers.
+"""An engine for several shards in this process: drives the grower's generator round by round and merges the shards' histograms.
 
-In one process it serves to prove that a model does not depend on how rows are divided; a cluster's engine does the same
-with shards on other machines.
+It proves that a model does not depend on how rows are divided; the engine of a cluster does the same with shards on workers.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class ShardedEngine:
     shards : sequence of Shard
     loss_terms : NamedTuple
     width : int
-        Leaves opened per round.
+        Leaves split per round.
     """
 
     def __init__(self, shards: Sequence[Shard], loss_terms: tuple, *, width: int = 8) -> None:
@@ -51,7 +50,7 @@ class ShardedEngine:
         return reduce(GradientStats.merge, parts)
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """One answer for each shard."""
+        """Return the result of each shard."""
         return [function(rounds.shard, 0, rounds.shard.n_rows, *arguments) for rounds in self._rounds]
 
     def grow(self, task: TreeTask) -> GrownTree:
@@ -73,8 +72,8 @@ class ShardedEngine:
                 return end.value
 
     def report(self) -> dict[str, float]:
-        """Nothing: all seconds are work."""
+        """Return nothing: all seconds are work."""
         return {}
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to release."""

@@ -1,4 +1,4 @@
-"""Random coded tables for tests of kernels and growth: layouts of every kind, codes, gradients that mean something."""
+"""Random tables of bin codes for tests of kernels and growth: layouts of every kind, codes, gradients with signal."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def make_table(
 def tables(
     draw: st.DrawFn, *, max_features: int = 8, max_rows: int = 300, wide: bool | None = None, categorical: bool = True
 ) -> CodedTable:
-    """Tables of any layout; `wide` True or False asks for two-byte columns or refuses them."""
+    """Draw tables of any layout; `wide` True or False requires or excludes two-byte columns."""
     choices = SOME_BINS + ([] if wide is False else WIDE_BINS)
     n_bins = draw(st.lists(st.sampled_from(choices), min_size=1, max_size=max_features))
     if wide and max(n_bins) <= NARROW_BINS:

@@ -1,4 +1,4 @@
-"""The benchmarks run and measure what they say; their tables are tiny here."""
+"""The benchmarks run and measure what they document; their tables are tiny here."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_scaling(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = cells(capsys.readouterr().out)
     varied = [*scaling.SWEEPS["threads"], *scaling.SWEEPS["classes"]]
     assert len(rows) == len(varied) and all(float(row[2]) > 0 for row in rows)
-    # Every law goes through one of its points.
+    # Every law goes through one of the measured points.
     assert [row[-1] for row in rows].count("1.00") >= 2
     assert picture.read_text().count('<g id="axes_') == 2
 

@@ -1,4 +1,4 @@
-"""Split points: few values each get a bin, many share quantiles, and neither order nor partitions matter."""
+"""Split points: few distinct values get a bin each, many get quantiles, and neither order nor partitions matter."""
 
 from __future__ import annotations
 

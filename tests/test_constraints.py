@@ -1,4 +1,4 @@
-"""Which features a node may split by, and which way scores may go."""
+"""Interaction constraints, feature sampling and monotonic constraints."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_engines_choose_the_same_features(
     choice = feature_constraints_of(share, groups, n, seed)
     problem = Problem(table, parameters, seed, with_hessian=with_hessian, choice=choice)
     expected, leaf = problem.whole(1)
-    for tree, found in (problem.whole(2), problem.by_questions([50, 120], 1)[:2], problem.by_questions([9], 30)[:2]):
+    for tree, found in (problem.whole(2), problem.by_rounds([50, 120], 1)[:2], problem.by_rounds([9], 30)[:2]):
         assert_equal(tree, expected)
         assert found.tolist() == leaf.tolist()
     for path in paths(expected):
@@ -110,7 +110,7 @@ def test_engines_obey_the_same_directions(
     direction = np.array(data.draw(st.lists(st.sampled_from([-1, 0, 1]), min_size=n, max_size=n)), np.int8)
     problem = Problem(table, parameters, seed, with_hessian=with_hessian, direction=direction)
     expected, leaf = problem.whole(1)
-    for tree, found in (problem.whole(2), problem.by_questions([50, 120], 1)[:2], problem.by_questions([9], 30)[:2]):
+    for tree, found in (problem.whole(2), problem.by_rounds([50, 120], 1)[:2], problem.by_rounds([9], 30)[:2]):
         assert_equal(tree, expected)
         assert found.tolist() == leaf.tolist()
     if not direction.any():
@@ -121,7 +121,7 @@ def test_engines_obey_the_same_directions(
 
 
 def test_a_share_of_the_features_is_taken_at_every_node() -> None:
-    """As many as asked for, all equally often, others in other nodes and trees."""
+    """The right number of features, all equally often, different ones in different nodes and trees."""
     table = make_table([9] * 10, 400, 3)
     roots = []
     for seed in range(300):

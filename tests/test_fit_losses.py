@@ -1,4 +1,4 @@
-"""Whole fits with every loss: leaves by formula, beside the peers, offsets, weights, partitions, targets that are refused."""
+"""Whole fits with every loss: leaves by formula, other libraries, offsets, weights, partitions, invalid targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees: the compiled grower, the grower by questions, and the naive one grow the same, to the last bit."""
+"""Trees: the compiled grower, the round-based grower and the naive one grow the same trees, to the last bit."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Problem:
         if with_hessian:
             self.hessian = (rng.integers(1, 4, table.n_rows) if levels else rng.random(table.n_rows)).astype(np.float32)
         self.repeat_count = times
-        # Of so many rows the second derivative is too small for them to take part.
+        # The second derivative of these rows is too small for them to take part.
         least = 0
         if trimmed and self.hessian is not None:
             least = int(np.sort(self.hessian)[int(trimmed * table.n_rows)].view(np.int32))
@@ -91,7 +91,7 @@ class Problem:
         self.task = self._task()
 
     def _task(self) -> TreeTask:
-        """What the trainer asks for."""
+        """Return the task as the trainer would make it."""
         parameters, packing = self.parameters, self.precision.packing
         n = self.table.n_rows if self.repeat_count is None else int(self.repeat_count.sum())
         max_g = float(np.abs(self.gradient).max())
@@ -156,8 +156,8 @@ class Problem:
             assert_equal(again, first)
             return first, np.concatenate(engine.ask(_leaves)).astype(np.int64)
 
-    def by_questions(self, cuts: list[int], width: int) -> tuple[Tree, np.ndarray, int]:
-        """The tree grown over several shards, each row's leaf, and how many questions were asked."""
+    def by_rounds(self, cuts: list[int], width: int) -> tuple[Tree, np.ndarray, int]:
+        """Return the tree grown over several shards, each row's leaf, and the number of rounds."""
         borders = [0, *sorted(min(cut, self.n_rows) for cut in cuts), self.n_rows]
         shards = [
             self.table.shard(
@@ -196,7 +196,7 @@ class Problem:
 
 
 def _leaves(shard: Shard, first: int, last: int) -> np.ndarray:
-    """A question: in which leaves rows are."""
+    """Return the leaf of each row; called by `Engine.ask`."""
     return shard.leaf[first:last]
 
 
@@ -229,7 +229,7 @@ PARAMETERS = st.builds(
     max_category_group=st.sampled_from([1, 32]),
     min_category_hessian=st.sampled_from([0.0, 1.0, 3.0]),
 )
-#: Of numeric one-byte columns only, or of everything: each is a kernel of its own.
+#: Numeric one-byte columns only, or all kinds of columns: each has a kernel of its own.
 PLAIN = tables(wide=False, categorical=False)
 
 
@@ -262,7 +262,7 @@ def test_three_ways_to_grow_are_one(problem: Problem, n_threads: int, data: st.D
     assert_equal(tree, expected)
     assert found.tolist() == leaf.tolist()
     cuts = data.draw(st.lists(st.integers(0, problem.n_rows), max_size=4), label="cuts")
-    tree, found, _ = problem.by_questions(cuts, data.draw(st.integers(1, 100), label="width"))
+    tree, found, _ = problem.by_rounds(cuts, data.draw(st.integers(1, 100), label="width"))
     assert_equal(tree, expected)
     assert found.tolist() == leaf.tolist()
 
@@ -281,7 +281,7 @@ def test_rows_that_count_several_times(
     times = np.random.default_rng(seed).integers(1, max_weight + 1, table.n_rows).astype(np.uint8)
     problem = Problem(table, parameters, seed, with_hessian=with_hessian, times=times)
     expected, leaf = problem.naive()
-    for tree, found in (problem.whole(1), problem.whole(2), problem.by_questions([50, 120], 4)[:2]):
+    for tree, found in (problem.whole(1), problem.whole(2), problem.by_rounds([50, 120], 4)[:2]):
         assert_equal(tree, expected)
         assert found.tolist() == leaf.tolist()
 
@@ -301,7 +301,7 @@ def test_rows_of_little_influence_sit_out(
     times = np.random.default_rng(seed).integers(1, 4, table.n_rows).astype(np.uint8) if weighed else None
     problem = Problem(table, parameters, seed, with_hessian=True, levels=levels, times=times, trimmed=trimmed)
     expected, leaf = problem.naive()
-    for tree, found in (problem.whole(1), problem.whole(3), problem.by_questions([50, 120], 4)[:2]):
+    for tree, found in (problem.whole(1), problem.whole(3), problem.by_rounds([50, 120], 4)[:2]):
         assert_equal(tree, expected)
         assert found.tolist() == leaf.tolist()
 
@@ -311,7 +311,7 @@ def test_rows_of_little_influence_sit_out(
 def test_rows_of_little_influence_sit_out_of_several_stripes(n_columns: int, trimmed: float) -> None:
     table = make_table([20] * n_columns, 2 * STRIPE + 500, 0)
     problem = Problem(table, Parameters(max_leaf_nodes=31), 1, with_hessian=True, trimmed=trimmed)
-    expected, leaf, _ = problem.by_questions([], 100)
+    expected, leaf, _ = problem.by_rounds([], 100)
     for n_threads in (1, 2, 3):
         tree, found = problem.whole(n_threads)
         assert_equal(tree, expected)
@@ -338,10 +338,12 @@ def test_wide_tables(kind: str, with_hessian: bool) -> None:
         tree, found = problem.whole(n_threads)
         assert_equal(tree, expected)
         assert found.tolist() == leaf.tolist()
-    assert_equal(problem.by_questions([100, 100, 350], 5)[0], expected)
+    assert_equal(problem.by_rounds([100, 100, 350], 5)[0], expected)
 
 
-@pytest.mark.parametrize("limits", [(1, 0.0), (20, 0.0), (20, 0.1)], ids=["two planes", "three planes", "three, never packed"])
+@pytest.mark.parametrize(
+    "limits", [(1, 0.0), (20, 0.0), (20, 0.1)], ids=["two channels", "three channels", "three, never packed"]
+)
 @pytest.mark.parametrize("n_columns", [3, 130], ids=["narrow", "wide"])
 def test_many_rows(n_columns: int, limits: tuple[int, float]) -> None:
     """More rows than packed buckets hold between flushes, and than a stripe has: threads against one shard and many."""
@@ -355,7 +357,7 @@ def test_many_rows(n_columns: int, limits: tuple[int, float]) -> None:
         tree, found = problem.whole(n_threads)
         assert_equal(tree, expected)
         assert np.array_equal(found, leaf)
-    tree, found, _ = problem.by_questions([1, 5000, n_rows // 2], 8)
+    tree, found, _ = problem.by_rounds([1, 5000, n_rows // 2], 8)
     assert_equal(tree, expected)
     assert np.array_equal(found, leaf)
     root = 0 if expected.n_leaves == 1 else expected.count[0]
@@ -387,9 +389,9 @@ def test_histograms_with_counts_stay_packed_as_long_as_sums_fit(max_weight: int 
         with problem.in_process(2) as engine:
             tree = problem.finished(engine.grow(problem.task))
             assert (engine._packed_counts is None) == (n_rows > most)
-        assert_equal(problem.by_questions([n_rows // 3], 4)[0], tree)
+        assert_equal(problem.by_rounds([n_rows // 3], 4)[0], tree)
         problem.gradient[:] = 1.0
-        assert_equal(problem.by_questions([], 4)[0], problem.whole(1)[0])
+        assert_equal(problem.by_rounds([], 4)[0], problem.whole(1)[0])
 
 
 @pytest.mark.parametrize("with_hessian", [False, True])
@@ -406,16 +408,16 @@ def test_trees_without_limits_open_few_leaves_at_a_time(with_hessian: bool) -> N
     for one in (problem, chain):
         tree, leaf = one.whole(2)
         assert tree.n_leaves > 200
-        assert_equal(one.by_questions([1000], 7)[0], tree)
+        assert_equal(one.by_rounds([1000], 7)[0], tree)
         assert np.array_equal(np.bincount(leaf), tree.count[tree.feature < 0])
     assert chain.whole(1)[0].depth > 30
 
 
 @given(problem=problems(), width=st.integers(2, 100))
 @settings(max_examples=30)
-def test_opening_more_leaves_at_a_time_asks_fewer_questions(problem: Problem, width: int) -> None:
-    tree, _, few = problem.by_questions([], width)
-    _, _, many = problem.by_questions([], 1)
+def test_splitting_more_leaves_per_round_takes_fewer_rounds(problem: Problem, width: int) -> None:
+    tree, _, few = problem.by_rounds([], width)
+    _, _, many = problem.by_rounds([], 1)
     assert few <= many
     n_splits = tree.n_leaves - 1
     assert many <= n_splits + 2, "one by one: the root, each split, the end"
@@ -424,7 +426,7 @@ def test_opening_more_leaves_at_a_time_asks_fewer_questions(problem: Problem, wi
 def test_questions_are_about_as_many_as_levels() -> None:
     table = make_table([255] * 4, 4000, 5)
     problem = Problem(table, Parameters(max_leaf_nodes=255, min_samples_leaf=1), 6, with_hessian=True)
-    tree, _, n_questions = problem.by_questions([1000, 2000], 64)
+    tree, _, n_questions = problem.by_rounds([1000, 2000], 64)
     assert tree.n_leaves == 255
     assert n_questions < 40
 
@@ -467,7 +469,7 @@ def test_a_feature_that_is_not_allowed_is_not_used() -> None:
         assert banned not in expected.feature
         for n_threads in (1, 2):
             assert_equal(problem.whole(n_threads)[0], expected)
-        assert_equal(problem.by_questions([50], 3)[0], expected)
+        assert_equal(problem.by_rounds([50], 3)[0], expected)
 
 
 @pytest.mark.parametrize("with_hessian", [False, True])
@@ -475,7 +477,7 @@ def test_nothing_to_split(with_hessian: bool) -> None:
     """One row, equal gradients, features of one bin: a tree of one leaf, whose value is the best constant."""
     for table in (make_table([5, 300], 1), make_table([1, 1], 50, missing=0.0)):
         problem = Problem(table, Parameters(), 0, with_hessian=with_hessian)
-        for tree in (problem.whole(1)[0], problem.whole(2)[0], problem.by_questions([0, 1], 4)[0]):
+        for tree in (problem.whole(1)[0], problem.whole(2)[0], problem.by_rounds([0, 1], 4)[0]):
             assert tree.n_leaves == 1
             assert_equal(tree, problem.naive()[0])
     problem = Problem(make_table([5, 5], 100), Parameters(min_samples_leaf=1), 0, with_hessian=False)
@@ -489,7 +491,7 @@ def test_more_leaves_than_a_byte_counts() -> None:
     tree, leaf = problem.whole(2)
     assert tree.n_leaves == 400
     assert leaf.max() == 399
-    again, labels, _ = problem.by_questions([1234], 16)
+    again, labels, _ = problem.by_rounds([1234], 16)
     assert_equal(again, tree)
     assert np.array_equal(labels, leaf)
 

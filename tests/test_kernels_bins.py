@@ -1,4 +1,4 @@
-"""From values to codes, and from codes to tiles: the kernels and their naive twins."""
+"""From values to bin codes, and from bin codes to tiles: the kernels beside naive implementations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PRECISIONS = [np.float32, np.float64]
 
 
 def around(edges: np.ndarray, dtype: type) -> np.ndarray:
-    """The edges as numbers of a type, their neighbours on both sides, zero, and what is missing."""
+    """Return the edges as numbers of a type, their neighbours on both sides, zero, and missing values."""
     with np.errstate(over="ignore"):
         at = edges.astype(dtype)
     largest = np.finfo(dtype).max

@@ -1,4 +1,4 @@
-"""Exponential, logarithm and exact sums: as accurate as they say, for every input that can come."""
+"""Exponential, logarithm and exact sums: as accurate as documented, for every valid input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histograms: packed buckets, flushes and planes against sums of Python integers."""
+"""Histograms: packed buckets and flushes beside sums of Python integers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def records_of(gradient: list[int], hessian: list[int], rows: list[int]) -> np.n
 
 
 def word(gradient: int, hessian: int, packing: Packing) -> int:
-    """What a row adds to a packed bucket."""
+    """Return the word that a row adds to a packed bucket."""
     return (gradient << packing.high) + (hessian << packing.low) + packing.one
 
 
@@ -80,7 +80,7 @@ def test_one_wide_column(packing: Packing) -> None:
 
 @njit(error_model="numpy")
 def sum_up(tiles, wide_codes, records, repeat_count, layout, packing, first, last, packed, histogram, scratch, pieces):
-    """What engines do: clear, add piece by piece, flush the rest."""
+    """Do the work of engines: clear, add piece by piece, flush the rest."""
     for k in range(packed.size):
         packed[k] = 0
     pending = flushed = np.int64(0)
@@ -101,7 +101,7 @@ def histogram_of(
     pieces: list[int] | None = None,
     repeat_count: np.ndarray | None = None,
 ) -> tuple[np.ndarray, int]:
-    """Planes of some columns from records, and how many rows were flushed on the way."""
+    """Return the histogram of some columns from records, and the number of rows that were flushed on the way."""
     layout = table.layout
     n_columns = len(layout.first) - 1
     first, last = columns or (0, n_columns)
@@ -147,7 +147,7 @@ def test_histograms_of_any_layout(packing: Packing, table: CodedTable, seed: int
 @pytest.mark.parametrize("packing", [PAIR, TRIPLE, WEIGHED], ids=["pair", "triple", "weighed"])
 @pytest.mark.parametrize("max_weight", [2, 3, 16, 255])
 def test_rows_that_count_several_times(packing: Packing, max_weight: int) -> None:
-    """Sums are those of the rows so many times; no field overflows, for buckets are flushed the more often."""
+    """Sums are those of a table that repeats the rows; no field overflows, because buckets are flushed more often."""
     max_weight = min(max_weight, packing.rows // 256)
     packing = packing._replace(rows=packing.rows // max_weight)
     n_rows = 2 * packing.rows + 3 if max_weight > 3 else 500
@@ -195,7 +195,7 @@ def keep_packed(tiles, wide_codes, records, layout, packing, packed, histogram, 
     packing=st.sampled_from([PAIR, TRIPLE, TRIPLE._replace(rows=7), WEIGHED, WEIGHED._replace(rows=7)]),
 )
 def test_prefix_sums_of_packed_buckets(table: CodedTable, seed: int, cut: int, packing: Packing) -> None:
-    """Of some rows, and then of the others added to them, as from two threads; with counts also of what was flushed before."""
+    """Add some rows, and then the others, as from two threads; with counts also sums that were flushed before."""
     g, h = random_sums(packing, table.n_rows, seed)
     rows, layout = list(range(table.n_rows)), table.layout
     shard = table.shard(np.zeros(table.n_rows), None)

@@ -1,4 +1,4 @@
-"""With NUMBA_DISABLE_JIT=1 kernels are Python: the models are those of compiled kernels, to the last bit."""
+"""With NUMBA_DISABLE_JIT=1 kernels are interpreted: the models equal those of compiled kernels, to the last bit."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def table() -> pd.DataFrame:
 
 
 def train(name: str, folder: Path) -> None:
-    """Fit a model, save it, and what it predicts."""
+    """Fit a model, save it, and return its predictions."""
     options, data = dict(FITS[name]), table()
     rng = np.random.default_rng(5)
     signal = data.b + data.a.fillna(0.5) + (data.c == "u") + 0.1 * rng.normal(size=N_ROWS)

@@ -1,4 +1,4 @@
-"""Rows find their leaves by masks and by tables as they do by walking."""
+"""The leaves of rows found by masks and by tables equal those found by traversal."""
 
 from __future__ import annotations
 

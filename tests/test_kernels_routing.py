@@ -1,4 +1,4 @@
-"""Coded rows sent down a grown tree reach the leaves that the tree says."""
+"""Coded rows routed through a grown tree reach the right leaves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.tables import CodedTable, tables
 
 
 def random_tree(table: CodedTable, n_leaves: int, rng: np.random.Generator) -> tuple:
-    """A frontier of random splits, and for each node which codes go left."""
+    """Return node arrays with random splits, and for each node the bin codes that go left."""
     nodes, n_nodes = new_node_arrays(n_leaves), 1
     left_codes = np.zeros((2 * n_leaves - 1, max(table.n_codes)), np.uint8)
     open_leaves = [0]

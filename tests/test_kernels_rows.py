@@ -1,4 +1,4 @@
-"""Records, splits of records, exact sums, chosen rows: the kernels and their naive twins."""
+"""Records, splits of records, exact sums, sampled rows: the kernels beside naive implementations."""
 
 from __future__ import annotations
 

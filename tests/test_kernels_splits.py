@@ -1,4 +1,4 @@
-"""The best split of a node, against every split there is."""
+"""The best split of a node, compared with every possible split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that run one kernel together: they wait for each other, and when one fails, all end."""
+"""Threads that run one kernel together wait for each other, and when one fails, all end."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def in_phases(thread, n_threads, control, seen, n_phases):
 
 @njit(nogil=True)
 def wait_for_ever(control, n_threads):
-    """Waits at a barrier that one thread never comes to; returns -1 once told to abort."""
+    """Wait at a barrier that one thread never reaches; return -1 once aborted."""
     return barrier(control, n_threads, np.int64(0))
 
 
 @njit(nogil=True)
 def turn_for_ever(control):
-    """Alone at barriers until told to abort."""
+    """Pass barriers alone until aborted."""
     epoch = np.int64(0)
     while epoch >= 0:
         epoch = barrier(control, 1, epoch)
@@ -113,7 +113,7 @@ def test_control_c_ends_all_at_their_next_barrier(n_threads: int, heard_by: str)
 
         threading.Timer(0.2, interrupt).start()
         with pytest.raises(KeyboardInterrupt):
-            team.run(work)  # for ever, if nobody listens
+            team.run(work)  # for ever, if the abort is not noticed
         assert team.control[ABORT] == 1
 
 

@@ -1,4 +1,4 @@
-"""All losses, one suite: derivatives, minima, links, and the kernels' terms beside the methods'.
+"""All losses, one suite: derivatives, minima, links, and the kernels' terms compared with the methods.
 
 A new loss is a line in `LOSSES`.
 """
@@ -128,7 +128,7 @@ def test_derivatives(case: Case) -> None:
 def test_kernels_work_out_what_the_methods_do(case: Case, scale: float) -> None:
     loss, (y, raw) = case.loss, case.rows(BLOCK, scale, seed=1)
     gradient, hessian, value = kernel_terms(loss, y, raw)
-    # What float32 can tell of the scores' differences, and of the result.
+    # The precision of float32 for differences of scores, and for the result.
     near = np.abs(raw).max() * 2.0**-23 + 3e-7
     assert gradient == pytest.approx(loss.gradient(y, raw), abs=near, rel=near)
     assert hessian == pytest.approx(loss.hessian(y, raw), abs=near, rel=near)
@@ -239,7 +239,7 @@ def test_the_list_is_complete() -> None:
     n=st.integers(1, 2500), seed=st.integers(0, 2**32), weighted=st.booleans(), weigh=st.booleans(), cut=st.integers(0, 2500)
 )
 def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh: bool, cut: int) -> None:
-    """Scores take in the leaves, terms follow, weights multiply, extremes and sums are exact for any cut into ranges."""
+    """Scores, terms, weights, maxima and sums are right, and exact for any division of the rows into ranges."""
     loss, k = case.loss, case.n_outputs
     rng = np.random.default_rng(seed)
     y, raw = case.rows(n, seed=seed)

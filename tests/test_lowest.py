@@ -1,4 +1,4 @@
-"""The search for a minimum: near and far, with and without curvature."""
+"""Scalar minimisation: near and far, with and without second derivatives."""
 
 from __future__ import annotations
 

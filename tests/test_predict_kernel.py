@@ -1,4 +1,4 @@
-"""The prediction kernels say what the trees say, bit for bit."""
+"""The prediction kernels compute the predictions of the trees, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where features may be cut: for the fit, for a tree, for a node, at every value; with the errors of rank that are promised."""
+"""Split candidates: for the fit, for a tree, for a node, at every value; with the documented errors of rank."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def client() -> Iterator[Client]:
         yield client
 
 
-# The rule by which cells become bins.
+# The rule by which fine bins become bins.
 
 
 def naive_bins(mass: np.ndarray, most: int) -> np.ndarray:
@@ -115,7 +115,7 @@ def test_a_tree_s_bins_follow_from_the_hessians_of_its_rows(sampled: bool, weigh
             continue
         np.testing.assert_array_equal(found[layout.offset[feature] : layout.offset[feature + 1]], here)
         ends = naive_bins(here[:-1], 40)
-        ends[-1] = n_cells[feature] - 1  # rows that take no part must go somewhere, too
+        ends[-1] = n_cells[feature] - 1  # rows that do not take part need a bin, too
         expected = np.searchsorted(ends, codes.of(feature))
         expected[codes.of(feature) == n_cells[feature]] = 40
         np.testing.assert_array_equal(shard.bins.of(feature), expected)
@@ -269,7 +269,7 @@ def test_a_model_with_very_many_cells_keeps_its_file_small() -> None:
     assert len(curve) > 2  # the grid comes from the trees then
 
 
-# What is refused.
+# Errors.
 
 
 def test_too_many_distinct_values_for_an_exact_search(client: Client) -> None:
@@ -319,7 +319,7 @@ def test_the_rank_error_of_a_sample_is_what_is_promised(monkeypatch: pytest.Monk
         # The k-th edge is the smallest sampled value with k / 50 of the sample below or at it: one row of slack.
         errors.append(np.abs(ranks - np.arange(1, 50) / 50).max() - 1 / len(rows))
     assert np.mean(np.array(errors) <= bound) >= 0.9
-    # Not far better, or the bound would say nothing.
+    # Not far better, or the bound would be useless.
     assert np.quantile(errors, 0.95) > 0.6 * bound
 
 

@@ -1,4 +1,4 @@
-"""Exact quantiles: NumPy's median to the bit, whatever the division of the rows; minima of the weighted pinball loss."""
+"""Exact quantiles: NumPy's median to the bit, for any division of the rows; minima of the weighted pinball loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLOATS = st.floats(-1e300, 1e300) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 5e-32
 
 
 class Asked:
-    """Rows in several shards that answer the two questions, and count them."""
+    """Rows in several shards that implement both callbacks, and count the calls."""
 
     def __init__(
         self,
@@ -81,14 +81,14 @@ def quantiles(
     asked = Asked(values, weight, group, n_groups, cuts or [], False)
     found = find_quantiles(asked.count, asked.above, exact_level(level), n_groups)
     assert asked.n_passes <= MOST_PASSES
-    # Numbers that are told once few are left, or would be if there were not too many of them: the same to the bit.
+    # Numbers are collected once few are left, or not if there are too many of them: the result is the same to the bit.
     for room in (FEW, 3):
         asked.n_passes, asked.room = 0, room
         told = find_quantiles(asked.count, asked.above, exact_level(level), n_groups, asked.collect, len(values))
         np.testing.assert_array_equal(told, found)
         assert asked.n_passes <= MOST_PASSES + 1
         if room == FEW:
-            assert asked.n_passes <= 4  # two bytes, what is left, and what comes next
+            assert asked.n_passes <= 4  # two bytes, the rest, and the next larger numbers
     return found
 
 

@@ -1,4 +1,4 @@
-"""A share of the rows for each tree: which ones depends on seed, iteration and row number, and on nothing else."""
+"""Row sampling: the sampled rows depend on seed, iteration and row number only."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_three_ways_to_grow_from_a_sample_are_one(
     table: CodedTable, parameters: Parameters, seed: int, share: float, with_hessian: bool
 ) -> None:
-    """The naive tree is grown from the chosen rows alone; every row, chosen or not, knows its leaf."""
+    """The naive tree is grown from the sampled rows alone; every row, sampled or not, gets its leaf."""
     sample = Sample.of(share, seed, 3)
     problem = Problem(table, parameters, seed, with_hessian=with_hessian, sample=sample)
     expected, leaf = problem.naive()
-    for tree, found in (problem.whole(1), problem.whole(2), problem.by_questions([50, 120], 4)[:2]):
+    for tree, found in (problem.whole(1), problem.whole(2), problem.by_rounds([50, 120], 4)[:2]):
         assert_equal(tree, expected)
         assert found.tolist() == leaf.tolist()
 
@@ -55,7 +55,7 @@ def test_many_rows() -> None:
     problem = Problem(table, Parameters(max_leaf_nodes=12), 0, with_hessian=True, sample=Sample.of(0.7, 1, 1))
     expected, leaf = problem.whole(1)
     assert expected.count[0] == pytest.approx(105_000, rel=0.02)
-    for tree, found in (problem.whole(3), problem.by_questions([1, 70_000], 8)[:2]):
+    for tree, found in (problem.whole(3), problem.by_rounds([1, 70_000], 8)[:2]):
         assert_equal(tree, expected)
         assert np.array_equal(found, leaf)
 

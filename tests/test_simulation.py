@@ -49,7 +49,7 @@ def test_seconds_are_counted_not_waited_for() -> None:
 
 
 def test_links_and_loops_are_queues() -> None:
-    """Ten messages to one host: its link takes one after the other, whoever sends them."""
+    """Ten messages to one host: its link takes one after the other, whatever the senders."""
     wire = Wire(Network(bandwidth=1e6, latency=0.5, handling=0.0))
     loop = CountedLoop()
     there = Host("there")

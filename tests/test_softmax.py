@@ -1,4 +1,4 @@
-"""K-class log loss: derivatives, the kernel's accuracy, and a training that does not depend on how rows are divided."""
+"""K-class log loss: derivatives, the kernel's accuracy, and training that does not depend on how rows are divided."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_a_model_of_classes(tmp_path) -> None:  # type: ignore[no-untyped-def]
     np.testing.assert_allclose(proba.sum(axis=1), 1)
     assert (booster.predict(X) == booster.classes_[proba.argmax(axis=1)]).all()
     assert (booster.predict(X) == y).mean() > 0.9
-    # What training knew of its rows is what the model says of them.
+    # The scores of training equal the model's predictions.
     raw = booster.predict(X, raw_score=True)
     value = SoftmaxLogLoss(5).value(codes.astype(float), raw)
     np.testing.assert_allclose(booster.history["train_loss"].iloc[-1], value.mean(), rtol=1e-6)

@@ -1,4 +1,4 @@
-"""What travels up: exact sums and metrics, the same for any division of the rows, and right."""
+"""Exact sums and metrics: the same for any division of the rows, and right."""
 
 from __future__ import annotations
 

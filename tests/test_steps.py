@@ -1,4 +1,4 @@
-"""Criterion and step: Algorithm 1, TreeBoost and LogitBoost from the same parts, beside scikit-learn's exact trees."""
+"""Criterion and step: Algorithm 1, TreeBoost and LogitBoost from the same parts, compared with scikit-learn's exact trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of blocks give back what was written, and say so when they cannot."""
+"""Block files return what was written, and raise an error when they cannot."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_file_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_file_is_closed_once_by_however_many_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another file may have its number as soon as it is closed, and must not be closed by who comes second."""
+    """The descriptor may be reused as soon as it is closed, and must not be closed by a second thread."""
     file, close, closed = BlockFile(tmp_path / "rows", FIELDS, 10, sealed=False), os.close, []
 
     def meanwhile(descriptor: int) -> None:

@@ -1,4 +1,4 @@
-"""Rows in files give the model of rows in memory, to the last bit, and leave nothing behind."""
+"""Rows in files give the model of rows in memory, to the last bit, and leave no files behind."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_however_rows_are_divided(folder: Path, n: int, at: list[int], block: in
 
 
 def test_many_columns_and_wide_ones(folder: Path) -> None:
-    """More than one tile, columns that share a byte, and one of more than 255 levels."""
+    """More than one tile, columns that share a byte, and one of more than 255 categories."""
     rng = np.random.default_rng(0)
     frame = mixed_frame(700)
     for k in range(40):
@@ -111,7 +111,7 @@ def test_early_stopping_and_history(folder: Path) -> None:
 
 @pytest.mark.parametrize("n_staying", [None, 1])
 def test_blocks_that_stay(folder: Path, monkeypatch: pytest.MonkeyPatch, n_staying: int | None) -> None:
-    """As many blocks as the limit leaves room for are read once, before the first tree: here all, or one for each thread."""
+    """Resident blocks, as many as the limit allows, are read once, before the first tree: here all, or one for each thread."""
     found: list[tuple[int, int]] = []
 
     def counted(files: BlockStore, n_bytes: int, width: int, n_threads: int) -> int:

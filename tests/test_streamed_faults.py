@@ -1,4 +1,4 @@
-"""What goes wrong with files in the middle of a fit: faults are made for real, told in a sentence, and leave nothing behind."""
+"""Failures of files in the middle of a fit: real faults, which raise an error and leave no files behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3000, 5)).astype(np.float32)
 Y = X[:, 0] * X[:, 1]
 
-#: The beginning of a process that streams whatever it fits, to a folder of its own.
+#: Start of a program that streams every fit, to a folder of its own.
 CHILD = """
     import resource, signal, sys, dask, numpy as np
     import dboost
@@ -146,7 +146,7 @@ def test_an_evaluation_set_that_fails_leaves_nothing(folder: Path) -> None:
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    """A small file system of its own where that may be mounted; else a limit on the size of files."""
+    """A small file system of its own where mounting is permitted; else a limit on the size of files."""
     folder = tmp_path / "small"
     folder.mkdir()
     mounted = (
@@ -240,7 +240,7 @@ PEAK = """
 @pytest.mark.slow
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the system does not tell the peak of a while")
 def test_the_peak_does_not_grow_with_the_data(tmp_path: Path) -> None:
-    """32 and 128 MB of values with a limit of 24 MiB: both stay below it, with some room for what allocators keep."""
+    """32 and 128 MB of values with a limit of 24 MiB: both stay below it, plus a reserve of the allocator."""
     process = child(PEAK, tmp_path)
     told, errors = process.communicate(timeout=900)
     assert not process.returncode, errors

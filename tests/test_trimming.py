@@ -1,4 +1,4 @@
-"""Influence trimming: which rows sit out, that they really do, and that it does no harm."""
+"""Influence trimming: the right rows are left out, and the model does not suffer."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def fit(y: np.ndarray, **settings: Any) -> dboost.Booster:
 @pytest.mark.parametrize("criterion", ["newton", "gradient"])
 @pytest.mark.parametrize("y", [TWO, THREE], ids=["two", "three"])
 def test_trimmed_rows_shape_neither_tree_nor_leaves(y: np.ndarray, criterion: str) -> None:
-    """The naive twin: second derivatives of the scores before a tree say who stays; leaves are sums over those."""
+    """The naive rule: second derivatives of the scores before a tree decide which rows are kept; leaves are sums over those."""
     booster = fit(y, influence_trimming=0.2, criterion=criterion, l2_regularization=0.5, max_iter=12)
     k_all = booster.ensemble.n_outputs
     baseline = booster.ensemble.baseline if k_all > 1 else booster.ensemble.baseline[0]

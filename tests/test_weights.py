@@ -1,4 +1,4 @@
-"""Weights count alike wherever and as whatever type they are given, and those that are too small for sums are refused."""
+"""Weights have the same effect for every type and source, and weights too small for exact sums raise an error."""
 
 from __future__ import annotations
 

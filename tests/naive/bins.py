@@ -1,4 +1,4 @@
-"""Codes of values, and joint codes in tiles, one value at a time."""
+"""Bin codes of values, and joint codes in tiles, one value at a time."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def code(value: float, edges: Sequence[float]) -> int:
 
 
 def joint_code(codes: Sequence[int], layout: BinLayout, column: int) -> int:
-    """What a row's byte in a tile column holds: the sum of code times stride over the column's features."""
+    """Return the byte of a row in a tile column: the sum of code times stride over the column's features."""
     features = layout.features[layout.first[column] : layout.first[column + 1]].tolist()
     return sum(int(codes[feature]) * int(layout.stride[feature]) for feature in features)

@@ -1,4 +1,4 @@
-"""Splits whose steps have bounds and a direction, and features that nodes may split by, the slow way."""
+"""Splits with bounded steps and a direction, and the features that nodes may split by: naive implementations."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _mixed(x: int) -> int:
 def open_features(
     n_features: int, groups: Sequence[set[int]] | None, share: float, seed: int, way: Sequence[tuple[int, int]]
 ) -> set[int]:
-    """What a node may split by. way : (feature, 0 for left or 1 for right) of each split above it."""
+    """Return the features that a node may split by. way : (feature, 0 for left or 1 for right) of each split above it."""
     place = seed
     for _, side in way:
         place = _mixed(place + 0x9E3779B97F4A7C15 * (1 + side))

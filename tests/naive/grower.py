@@ -1,6 +1,6 @@
-"""A tree grown the slow way: every leaf knows its rows, every split is tried, one leaf is split at a time.
+"""A naive tree grower: every leaf stores its rows, every split is tried, one leaf is split at a time.
 
-Gradients and Hessians are the quantised integers; sums are Python's integers. Nothing is remembered between leaves.
+Gradients and Hessians are the quantised integers; sums are Python integers. Nothing is cached between leaves.
 """
 
 from __future__ import annotations

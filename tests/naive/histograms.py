@@ -1,4 +1,4 @@
-"""Histograms by Python's integers, which never overflow and never round."""
+"""Histograms of Python integers, which neither overflow nor round."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def path_dependent(ensemble: Ensemble, row: Sequence[float], output: int) -> Cal
 def interventional(
     ensemble: Ensemble, row: Sequence[float], output: int, background: Sequence[Sequence[float]]
 ) -> Callable[[frozenset[int]], float]:
-    """The game in which what is unknown is a background row's."""
+    """Return the game in which unknown features have the values of a background row."""
 
     def play(known: frozenset[int]) -> float:
         mixed = [[row[j] if j in known else other[j] for j in range(len(row))] for other in background]
@@ -71,7 +71,7 @@ def values(play: Callable[[frozenset[int]], float], n: int) -> list[float]:
 
 
 def interactions(play: Callable[[frozenset[int]], float], n: int) -> list[list[float]]:
-    """Half of each pair's Shapley interaction index off the diagonal; what is left of a player's value on it."""
+    """Return half of each pair's Shapley interaction index off the diagonal; the rest of a player's value on it."""
     matrix = [[0.0] * n for _ in range(n)]
     for i, j in combinations(range(n), 2):
         others = [k for k in range(n) if k not in (i, j)]

@@ -1,7 +1,7 @@
 """The best split of a node, by trying every one.
 
-Sums are Python integers. Only the score of a candidate is a float, worked out in the order of operations that the kernel's
-text states, so that ties are ties here and there. `exact_score` does without any rounding.
+Sums are Python integers. Only the score of a candidate is a float, computed in the order of operations that the kernel's
+documentation states, so that ties are the same in both. `exact_score` does not round at all.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def minus(a: Sums, b: Sums) -> Sums:
 
 
 def side_score(g: float, h: float, l2: float, l1: float, max_step: float) -> float:
-    """What a side is worth: its leaf's step, bounded, and what the step takes off the loss (twice)."""
+    """Return the score of a side: its leaf's step, bounded, and twice the reduction of the loss by that step."""
     t = max(abs(g) - l1, 0.0)
     step = min(t / (h + l2), max_step) if h + l2 > 0 else 0.0
     return step * (2.0 * t - step * (h + l2))

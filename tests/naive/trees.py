@@ -1,4 +1,4 @@
-"""What trees say, one row and one node at a time."""
+"""Predictions of trees, one row and one node at a time."""
 
 from __future__ import annotations
 
