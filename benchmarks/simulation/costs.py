@@ -65,7 +65,7 @@ class _Clocked(ShardGrower):
     """A `ShardGrower` that handles the parts of a request one after the other, and records the work and the seconds of each."""
 
     def __init__(self, rounds: ShardGrower) -> None:
-        super().__init__(rounds.shard, rounds.n_channels)
+        super().__init__(rounds.shard)
         self.begins: list[float] = []
         self.parts: list[tuple[float, ...]] = []
 
