@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from dboost.kernels import elementary, elementary64
-from dboost.losses import loss_pass as passes
-from dboost.losses.loss_pass import BLOCK
+from dboost.kernels import elementary64
+from dboost.losses import gradient_pass as passes
+from dboost.losses.gradient_pass import BLOCK
 from dboost.metrics.exact_sum import FINE, TOTAL_BITS, ExactSum, as_float, total, unit_for
 from tests.compiled import compiled
 

@@ -33,7 +33,7 @@ from dboost.losses import (
     from_dict,
 )
 from dboost.losses.classification import SoftmaxLogLoss
-from dboost.losses.loss_pass import BLOCK, advance, advance_outputs, block_terms
+from dboost.losses.gradient_pass import BLOCK, advance, advance_outputs, block_terms
 from dboost.metrics.exact_sum import ExactSum, unit_for
 from dboost.training.initial_score import TargetStats, in_one_part, target_stats
 

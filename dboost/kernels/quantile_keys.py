@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from dboost.kernels import inlined, internal, kernel
-from dboost.kernels.elementary64 import to_bits
+from dboost.kernels.exp_log64 import to_bits
 from dboost.kernels.rows import ROUNDER64
 
 U = np.uint64

@@ -30,9 +30,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dboost.kernels.elementary import exp32, log1p32
+from dboost.kernels.exp_log32 import exp32, log1p32
 from dboost.losses.base import Loss
-from dboost.losses.loss_pass import overloads_block_terms
+from dboost.losses.gradient_pass import overloads_block_terms
 
 
 class LogLossTerms(NamedTuple):

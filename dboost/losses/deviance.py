@@ -18,9 +18,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from dboost.kernels.elementary64 import LARGEST, exp64, log64
+from dboost.kernels.exp_log64 import LARGEST, exp64, log64
 from dboost.losses.base import Loss
-from dboost.losses.loss_pass import overloads_block_terms
+from dboost.losses.gradient_pass import overloads_block_terms
 
 
 class PoissonTerms(NamedTuple):

@@ -23,7 +23,7 @@ import numpy as np
 
 from dboost.errors import DBoostError
 from dboost.losses.base import Loss
-from dboost.losses.loss_pass import overloads_block_terms
+from dboost.losses.gradient_pass import overloads_block_terms
 
 
 class QuantileTerms(NamedTuple):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.losses.base import Loss
-from dboost.losses.loss_pass import overloads_block_terms
+from dboost.losses.gradient_pass import overloads_block_terms
 
 
 class SquaredErrorTerms(NamedTuple):

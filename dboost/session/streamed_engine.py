@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.kernels.barrier import ABORT
+from dboost.kernels.thread_barrier import ABORT
 from dboost.session.thread_team import Team
 from dboost.shards.block_store import BlockStore
 from dboost.shards.streamed_shard import StreamedShard

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.kernels.barrier import ABORT, CONTROL_SIZE
+from dboost.kernels.thread_barrier import ABORT, CONTROL_SIZE
 
 LOOK_UP_SECONDS = 0.2
 

@@ -10,9 +10,9 @@ import numpy as np
 from dboost.kernels.quantile_keys import LANES, N_DIGITS
 from dboost.losses import Loss
 from dboost.losses.custom_loss import CustomTerms, call_custom
-from dboost.losses.loss_pass import BLOCK, LARGEST, advance, advance_outputs
+from dboost.losses.gradient_pass import BLOCK, LARGEST, advance, advance_outputs
 from dboost.metrics.exact_sum import ExactSum
-from dboost.shards.near_influence import NOTHING_NEAR
+from dboost.shards.rows_near_cut import NOTHING_NEAR
 from dboost.shards.shard import Shard
 from dboost.trees.tree_task import GradientStats
 

@@ -17,7 +17,7 @@ from dboost.kernels.bins import fill_tiles
 from dboost.kernels.histograms import BinLayout
 from dboost.kernels.rows import select_rows
 from dboost.shards.bin_layout import NARROW_BINS, code_rows, tile_shape
-from dboost.shards.near_influence import Near
+from dboost.shards.rows_near_cut import Near
 from dboost.shards.shard_spec import ShardSpec
 from dboost.trees.tree_task import RowSubset, Sample, hash_rows
 

@@ -29,7 +29,6 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.kernels import uncounted
-from dboost.kernels.barrier import barrier
 from dboost.kernels.histograms import accumulate, accumulate_channels, add_records, flush
 from dboost.kernels.rows import STRIPE, add_leaf, add_leaves, label_rows, quantise, quantise_above, split_records
 from dboost.kernels.split_candidates import search_proposed
@@ -44,6 +43,7 @@ from dboost.kernels.splits import (
     search_numeric,
     search_packed,
 )
+from dboost.kernels.thread_barrier import barrier
 from dboost.trees.feature_sampling import extend_path, init_path, mark_allowed_features
 from dboost.trees.nodes import apply_split, init_root, select_leaf, set_best_split
 

@@ -4,7 +4,7 @@ Rows are ordered by their influence, and the least influential ones are left out
 total influence. Nothing is sorted: the influence of the first row that is kept is a quantile of the influences, weighted by
 themselves, and is determined by the digits of its bits. The pass over the rows that computes the influences also adds them up
 by the first digit (`GradientStats.influence`): exponent and three bits more. Two passes follow over the bits of the few rows
-that have the digit found, ten bits in each; for rows in memory these are mostly known already (`shards.near_influence`). Rows
+that have the digit found, ten bits in each; for rows in memory these are mostly known already (`shards.rows_near_cut`). Rows
 of equal influence are kept or left out together, so that the choice does not depend on their order.
 
 Sums are exact. Numbers with the same exponent E are multiples of one power of two, so what is added up is their 24-bit

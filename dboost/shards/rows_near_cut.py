@@ -1,4 +1,4 @@
-"""The rows whose influence is near the expected trimming threshold of the next tree (see `metrics.trimming`).
+"""The rows whose influence is near the expected trimming threshold of the next tree (see `metrics.influence_cut`).
 
 From tree to tree the threshold hardly moves: mostly the influence of the first row that is kept has the same first digit again.
 So the pass that computes the influences records the rows that have this digit, and the other digits are found among these few
