@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from dboost.kernels import exp_log64
+from dboost.kernels import exp_log32, exp_log64
 from dboost.losses import gradient_pass as passes
 from dboost.losses.gradient_pass import BLOCK
 from dboost.metrics.exact_sum import FINE, TOTAL_BITS, ExactSum, as_float, total, unit_for

@@ -1,6 +1,6 @@
 """Exponential and logarithm as polynomials in float64, for losses whose terms differ by many orders of magnitude.
 
-As in `elementary`, these are plain multiplications and additions, so every processor computes the same bits and loops over them
+As in `exp_log32`, these are plain multiplications and additions, so every processor computes the same bits and loops over them
 vectorise. Both reduce their argument to a short interval by factoring out a power of two, which is an operation on the bits:
 
 * exp(x) = 2^k exp(r) with |r| <= log(2) / 2, by the series to r^13 (the remainder is below 5e-18);

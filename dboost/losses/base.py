@@ -69,7 +69,7 @@ class Loss:
             cls.name = cls.__name__
 
     def terms(self) -> tuple[Any, ...]:
-        """Return the `NamedTuple` for which this loss overloads `gradient_pass.block_terms`; its fields are the loss's parameters.
+        """Return the `NamedTuple` for which this loss overloads `gradient_pass.block_terms`, with its parameters.
 
         For a custom loss, a record that holds the loss itself.
         """
