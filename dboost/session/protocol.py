@@ -1,10 +1,11 @@
-"""The typed protocols between training and the places that hold rows.
+"""The typed protocols between the training code and the rows, and the records that their calls exchange.
 
-`Engine` is what the boosting loop calls: a session's rows in this process, or all workers of a cluster. `Session` is what one
-process does for a fit. A transport calls it directly in this process (`session.transport.LocalTable`) or sends the call to a
-worker (`distributed.partitioned_table`); the name of the method is taken from this protocol, so mypy checks both ends.
+The boosting loop calls an `Engine`, which trains on the rows of this process or of all workers of a cluster. Everything else
+that happens to rows is a method of `Session`: one session does the work of one process for one fit. A transport calls it
+directly in this process (`session.transport.LocalTable`) or sends the call to a worker (`distributed.partitioned_table`). Both
+transports take the name of the method from this protocol, so mypy checks the caller and the implementation.
 
-What a session is told before it builds shards: frozen records, equal for all sessions of a fit.
+`BuildSpec` and the other records are frozen. All sessions of a fit receive equal records.
 """
 
 from __future__ import annotations
@@ -41,22 +42,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class BuildSpec:
-    """How a session turns its rows into shards and evaluation sets. The same record for all sessions."""
+    """Parameters for building shards and evaluation sets from the rows of a session; equal in all sessions of a fit."""
 
     shard: ShardSpec
     binning: Binning
-    target: Target  # loss and classes; holds no rows
+    target: Target  # loss and classes; contains no rows
     baseline: np.ndarray  # float64[n_outputs]
-    warm_start: WarmStart  # the model whose trees the scores begin with
-    magnitude: float  # about how large the loss of a row can be, see `training.initial_score.TargetStats`
-    spread: float  # about how large the error of a prediction can be
+    warm_start: WarmStart  # the model whose trees are included in the first scores
+    magnitude: float  # approximate upper bound of the loss of a row, see `training.initial_score.TargetStats`
+    spread: float  # approximate upper bound of the error of a prediction
     #: Global id of each partition's first row among all rows of positive weight.
     starts: dict[int, int]
-    budget: Budget | None  # what the fit may add to the memory of each process
-    n_bites: int | None  # number of arcbites (or of their parts), None without arcbites
-    n_together: int  # how many parts form an arcbite
-    seed: int  # of the division into arcbites
-    #: Whether rows may go to files without a `memory_limit`: not where trees propose their own bins.
+    budget: Budget | None  # bytes that the fit may add to the memory of each process
+    n_bites: int | None  # number of arcbites times `ArcBites.parts`; None without arcbites
+    n_together: int  # `ArcBites.parts`: number of stored parts that form a bite
+    seed: int  # seed of the division into arcbites
+    #: Whether rows may be stored in files without a `memory_limit`; False if trees propose their own bins.
     may_stream: bool
 
     @property
@@ -64,88 +65,88 @@ class BuildSpec:
         return self.shard.layout
 
     def loss_magnitude(self, max_weight: float, n_rows: int) -> LossMagnitude:
-        """What metrics need to know of `n_rows` rows for their exact sums."""
+        """Return the magnitudes from which metrics derive the units of their exact sums over `n_rows` rows."""
         return LossMagnitude(self.magnitude, self.spread, max_weight, n_rows)
 
     def are_of(self, rows: np.ndarray, partitions: Sequence[int]) -> np.ndarray:
-        """Which rows (int64[n], global ids) belong to these partitions: bool[n]."""
+        """Return which rows (int64[n], global ids) belong to these partitions, as bool[n]."""
         numbers = np.array(sorted(self.starts), np.int64)
         starts = np.array([self.starts[number] for number in numbers.tolist()], np.int64)
-        # Several partitions start at the same id if some are empty; the last of them holds the row.
+        # If some partitions are empty, several start at the same id; the row belongs to the last of them.
         return np.isin(numbers[np.searchsorted(starts, rows, "right") - 1], np.array(partitions, np.int64))
 
 
 @dataclass(frozen=True)
 class BiteVisit:
-    """A visit to an arcbite."""
+    """A visit: the iterations during which the fit trains on one bite."""
 
     number: int
-    bite: tuple[int, ...]  # the parts that the bite consists of
-    n_kept: int  # iterations of this fit that the model had when the visit began
+    bite: tuple[int, ...]  # numbers of the stored parts that form the bite (`ArcBites.parts`)
+    n_kept: int  # iterations of this fit that the model had at the start of the visit
 
 
 @dataclass(frozen=True, eq=False)
 class ReplayState:
-    """What shards that are built late have missed."""
+    """The training state that shards must replay if they are built after training has started."""
 
     applied: int = -1  # number of the last call of `advance`, from 0; -1 before the first
-    iterations: tuple[tuple[TreeDelta, ...], ...] = ()  # complete ones
-    pending: tuple[TreeDelta, ...] = ()  # trees of the current iteration, whose values are not in the scores yet
-    terms: tuple = ()  # the loss's record for kernels at present
-    turn: BiteVisit | None = None  # the arcbite that is trained on
+    iterations: tuple[tuple[TreeDelta, ...], ...] = ()  # the complete iterations
+    pending: tuple[TreeDelta, ...] = ()  # trees of the current iteration, whose values are not added to the scores yet
+    terms: tuple = ()  # the loss's current record for kernels
+    turn: BiteVisit | None = None  # the current visit; None without arcbites
 
 
 Statistic = TypeVar("Statistic")
 
 
 class Engine(Protocol):
-    """Holds the training rows, wherever they lie."""
+    """Train on rows, in this process or on the workers of a cluster."""
 
     @property
     def n_rows(self) -> int:
-        """Rows of positive weight."""
+        """Number of rows of positive weight."""
 
     def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
-        """Add the leaf values of the last tree of each output to the scores; then gradients, Hessians and the loss.
+        """Add the leaf values of the last tree of each output to the scores, and recompute gradients, Hessians and the loss.
 
-        values : float64[n_outputs, n_leaves], rows of trees with fewer leaves filled up.
-        terms : the loss's record from now on, where it is not the one before (None).
+        values : float64[n_outputs, n_leaves], padded for trees with fewer leaves.
+        terms : the loss's new record for kernels; None keeps the previous one.
         """
 
     def ask(self, function: Callable[..., Statistic], *arguments: Any) -> list[Statistic]:
-        """What ``function(shard, first, last, *arguments)`` says of ranges of rows that together are all training rows.
+        """Return ``function(shard, first, last, *arguments)`` of ranges of rows that together cover all training rows.
 
-        The function is one of a module, so that it can be sent to where the rows are, and changes nothing: when a worker is
-        lost, all are asked again. How the rows are divided is the engine's affair: what follows from the answers must not
-        depend on it, so they are merged by sums of integers, minima or maxima.
+        The function is defined at the top level of a module, because it is pickled for workers. It must not change the shard,
+        because all calls are repeated when a worker is lost. The engine chooses the ranges, and results must not depend on
+        them: merge them by sums of integers, minima or maxima.
         """
 
     def grow(self, task: TreeTask) -> GrownTree:
-        """Grow a tree from the present gradients and Hessians of one output."""
+        """Grow a tree from the current gradients and Hessians of one output."""
 
     def report(self) -> dict[str, float]:
-        """What this engine has to say of the time since it was last asked, for the history; not part of the model."""
+        """Return statistics of the time since the last call (such as bytes read) for the history. The model has none."""
 
     def close(self) -> None:
-        """Let go of threads and buffers."""
+        """Release threads and buffers."""
 
 
 class BiteEngine(Engine, Protocol):
-    """Holds the training rows divided into arcbites (see `shards.arcbite_rows`); `n_rows` counts all of them."""
+    """Train on rows that are divided into arcbites (see `shards.arcbite_rows`); `n_rows` counts the rows of all bites."""
 
     def visit(self, bite: Sequence[int], iterations: Sequence[Sequence[TreeDelta]]) -> None:
-        """Train on the rows of this bite from now on. Comes before everything else.
+        """Switch to the rows of a bite. Must be called before any other method.
 
-        bite : the parts that it is made of.
-        iterations : those of the model as it is kept, with which the bite's scores begin.
+        bite : numbers of the stored parts that form the bite.
+        iterations : all iterations of the truncated model; the bite's scores include them.
         """
 
 
 class SessionRef(NamedTuple):
-    """Names what one worker process holds of one fit.
+    """The name of a session: the state of one fit in one worker process.
 
-    An address is not enough: a worker that is restarted at the same address holds nothing, and has another session. Every call
-    names the session that it is meant for, and a worker answers `UNKNOWN` when it has another one.
+    An address alone is ambiguous: a worker that is restarted at the same address has a new session without rows. Every call
+    names its session, and a worker with another session replies `UNKNOWN`.
     """
 
     worker: str
@@ -153,12 +154,12 @@ class SessionRef(NamedTuple):
 
 
 def session_refs(pairs: Sequence[Sequence[str]]) -> list[SessionRef]:
-    """Sessions from what msgpack makes of them."""
+    """Return `SessionRef` objects from the lists to which msgpack converts them."""
     return [SessionRef(*pair) for pair in pairs]
 
 
 class MissingPartitions(Exception):
-    """A call speaks of a batch, or of partitions of it, that this session does not hold."""
+    """Raised when a call names a batch, or partitions of a batch, that this session does not have."""
 
 
 @dataclass(frozen=True)
@@ -174,17 +175,22 @@ class FeatureOwner:
 
 
 def pack_round(message: Any) -> bytes:
-    """Questions and answers, which hold nothing of the user's: a fit has thousands, and Dask's way looks through each."""
+    """Pickle a request or a reply of a round.
+
+    These contain no objects of the user, so plain pickle suffices. A fit sends thousands of them, and Dask's serialization
+    would traverse each.
+    """
     return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
 
 
 def unpack(message: bytes) -> Any:
+    """Return the object that `pack_round` pickled."""
     return pickle.loads(message)
 
 
 @dataclass(frozen=True, eq=False)
 class RefitOrder:
-    """What a session needs to estimate leaf values anew: the model, the loss with what it knows of the rows, its exact unit."""
+    """A request to re-estimate leaf values: the model, the loss with its statistics of the rows, the unit of loss sums."""
 
     model: Ensemble
     loss: Loss
@@ -193,7 +199,7 @@ class RefitOrder:
 
 @dataclass(frozen=True, eq=False)
 class RefitStep:
-    """One call of `Session.refit_advance`: the leaf values of an iteration, and the loss's record from then on."""
+    """The argument of `Session.refit_advance`: the leaf values of an iteration, and the loss's record after it."""
 
     iteration: int
     values: np.ndarray  # float64[n_outputs, n_leaves]
@@ -201,72 +207,72 @@ class RefitStep:
 
 
 class Session(Protocol):
-    """What one process does for one fit. Every method may be called again after a failure: it repeats its answer.
+    """The work of one process for one fit. Every method is idempotent: after a failure it is called again and returns the same.
 
-    A *batch* is a table, or the part of one that a session has read in one go.
+    A *batch* is a table, or those partitions of a table that a session has read together.
     """
 
-    # Tables before they are shards.
+    # Tables, before shards are built from them.
 
     def attach(self, batch: str, role: str, values: dict[int, Any], /) -> None:
-        """Store target, weight or offset of partitions, which the user gave for all rows at once."""
+        """Store the target, weight or offset of partitions, if the user passed one array for all rows."""
 
     def survey(self, batch: str, numbers: Sequence[int], /) -> PartitionStats:
-        """Statistics of the partitions of a batch."""
+        """Return statistics of the listed partitions of a batch, and drop the others."""
 
     def set_features(self, batch: str, features: tuple[Feature, ...], named: bool, /) -> None:
-        """Turn a batch into a table with these features."""
+        """Convert a batch to a table with these features."""
 
     def encode_target(self, batch: str, target: Target, /) -> None:
-        """Encode the target in the terms of the loss."""
+        """Encode the target for the loss."""
 
     def class_counts(self, batch: str, numbered: Numbered, n_classes: int | None, /) -> np.ndarray:
-        """Number of rows of positive weight of each class."""
+        """Return the number of rows of positive weight of each class."""
 
     def digit_counts(self, batch: str, numbered: Numbered, n_classes: int | None, digits: DigitRequest, /) -> np.ndarray:
-        """Counts of the values of a digit of the rows' hashes."""
+        """Return the counts of the values of a digit of the rows' hashes."""
 
     def assign_rows(self, batch: str, numbered: Numbered, n_classes: int | None, assignment: RowAssignment, /) -> None:
-        """Set the weights of rows for training, and note which rows are held out or watched."""
+        """Set the weights of rows for training, and store which rows are for validation or in the training sample."""
 
     def trained_rows(self, batch: str, /) -> tuple[dict[int, int], dict[str, tuple[int, float]], bool]:
-        """Rows of each partition to train on; number and largest weight of chosen rows by set; whether all weights are 1."""
+        """Return training rows by partition, number and largest weight of chosen rows by set, and whether all weights are 1."""
 
     def compute_start_scores(self, batch: str, warm_start: WarmStart, /) -> None:
-        """Compute the raw scores that an earlier model gives the rows."""
+        """Compute the raw scores of the rows by an existing model."""
 
     def map_rows(self, batch: str, function: Callable[..., Any], arguments: tuple[Any, ...], /) -> list[Any]:
-        """``function(y, weight, offset, *arguments)`` of parts of the rows of positive weight."""
+        """Return ``function(y, weight, offset, *arguments)`` of ranges of the rows of positive weight."""
 
     def distinct(self, batch: str, /) -> list[np.ndarray]:
-        """The distinct values of each numeric column."""
+        """Return the distinct values of each numeric column."""
 
     def sample(
         self, batch: str, starts: dict[int, int], n_rows: int, seed: int, columns: tuple[int, int], /
     ) -> dict[int, tuple[list[np.ndarray], np.ndarray | None]]:
-        """Sampled values of a range of numeric columns, and weights, by partition."""
+        """Return sampled values of a range of numeric columns, and their weights, by partition."""
 
     def portray(
         self, batch: str, starts: dict[int, int], n_rows: int, seed: int, /
     ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """Values and targets of the rows of the reference sample, by partition."""
+        """Return values and targets of the rows of the reference sample, by partition."""
 
     # Shards and evaluation sets.
 
     def build(self, batch: str, spec: BuildSpec, past: ReplayState, /) -> None:
-        """Turn a table into shards that have seen the trees so far."""
+        """Build shards from a table, and replay the trees so far."""
 
     def in_files(self, batch: str, /) -> int:
-        """How many rows of a batch are in files."""
+        """Return how many training rows of a batch are in files."""
 
     def hold_out(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, /) -> None:
-        """Turn a table into a part of an evaluation set."""
+        """Add the rows of a table to an evaluation set."""
 
     def hold_out_chosen(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, /) -> None:
-        """Turn the chosen rows of a training table into a part of an evaluation set."""
+        """Add the chosen rows of a training table to an evaluation set."""
 
     def judged_in_files(self, batch: str, /) -> int:
-        """How many rows of evaluation sets are in files."""
+        """Return how many evaluation rows of a batch are in files."""
 
     def keep(self, batch: str, numbers: Sequence[int], /) -> None:
         """Drop the rows of all other partitions of a batch."""
@@ -274,43 +280,43 @@ class Session(Protocol):
     # Training.
 
     def visit(self, turn: BiteVisit, first: int, iterations: Sequence[Sequence[TreeDelta]], applied: int, /) -> bool:
-        """Train on one arcbite from now on; False where iterations before number `first` are missing here."""
+        """Switch to a bite; return False if the session lacks iterations before number `first`."""
 
     def advance(self, iteration: int, values: np.ndarray, terms: tuple, /) -> tuple[GradientStats | None, float, int, int]:
-        """Add leaf values to the scores; gradient statistics, seconds, bytes read, rows trained on."""
+        """Add leaf values to the scores; return gradient statistics, seconds, bytes read and the number of training rows."""
 
     def answer(self, task: TreeTask | None, question: RoundRequest, /) -> tuple[RoundHistograms | None, int, float]:
-        """The histograms of a round (of a new tree, with a task), the rows trained on, and the seconds."""
+        """Return the histograms of a round, the number of training rows, and the seconds. A task starts a new tree."""
 
     def answer_in_slices(
         self, task: TreeTask | None, question: RoundRequest, owners: Sequence[FeatureOwner], /
     ) -> tuple[RoundHistograms | None, dict[SessionRef, bytes], int, float]:
-        """The same, with the histograms cut into a slice for each feature owner."""
+        """Do the same, but return the histograms as one packed slice for each feature owner."""
 
     def search_slices(self, here: SessionRef, arguments: bytes, parts: Sequence[bytes], /) -> tuple[BestSplits, float]:
-        """Merge the slices of a feature range and find the best splits."""
+        """Merge the slices of a feature range, and return the best splits and the seconds."""
 
     def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...], /) -> list[Any]:
-        """``function(shard, first, last, *arguments)`` of every shard."""
+        """Return ``function(shard, first, last, *arguments)`` of every shard."""
 
     def judge(
         self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[str]], mark: int, n_cuts: int, /
     ) -> dict[str, tuple[int, list[list[Any]]]] | None:
-        """Rows and statistics of the metrics of each evaluation set after these trees; None where earlier trees are missing."""
+        """Return rows and metric statistics of each evaluation set after these trees; None if earlier trees are missing."""
 
-    # Leaf values estimated anew.
+    # Re-estimation of leaf values.
 
     def refit_begin(self, batch: str, order: RefitOrder, past: list[RefitStep], /) -> None:
         """Prepare the rows of a table, and replay the steps so far."""
 
     def refit_advance(self, batch: str, number: int, step: RefitStep, /) -> tuple[int, GradientStats | None]:
-        """The number of rows, and their gradient statistics after a step."""
+        """Return the number of rows, and their gradient statistics after a step."""
 
     def refit_ask(
         self, batch: str, iteration: int, function: Callable[..., Any], arguments: tuple[Any, ...], /
     ) -> tuple[int, Any]:
-        """The number of rows, and ``function(shard, first, last, *arguments)`` of them."""
+        """Return the number of rows, and ``function(shard, first, last, *arguments)`` of them."""
 
 
-#: The names of a session's methods, the only ones that a message may ask for.
+#: Names of a session's methods. A message may call no others.
 SESSION_METHODS = frozenset(name for name in vars(Session) if not name.startswith("_"))
