@@ -1,24 +1,19 @@
-"""Held-out rows: encoded like the training rows, scored by each new tree, judged by exact metrics.
+"""Evaluation sets: rows that are encoded like the training rows, scored by each new tree, and evaluated by exact metrics.
 
-Held-out rows that are large beside a memory limit: they are judged from files, block by block.
+An evaluation set has its own table, or it consists of rows that were chosen from the training table (`EvalRows`). It is in
+memory (`InMemoryEvalSet`) or in files (`StreamedEvalSet`). `EvalSetBuilder` decides: all sets in memory together take at most
+1/8 of a memory limit, and sets beyond that are streamed. Both kinds implement `EvalSet` and give the same metrics to the last
+bit, because metrics are computed in chunks that merge exactly. (The area under the curve keeps all distinct scores in memory
+until the last merge.)
 
-Two block files (`storage.block_file`) hold them: ``judged`` what never changes (codes in columns, target, weight), which is
-sealed, and ``judged-scores`` the raw scores, and those that were marked last (see `Judge`). A tree is added, and a metric is
-worked out, by a walk over all blocks, which the team's threads share. Metrics are told in chunks that merge exactly, so what
-comes out is what rows in memory give, to the last bit. (The area under the curve keeps all distinct scores meanwhile.)
+**Files.** A streamed set has two block files (`storage.block_file`). ``judged`` is sealed: codes in columns, target and weight.
+``judged-scores`` changes: the raw scores, and the saved raw scores. To add a tree or to compute a metric, the threads of the
+team iterate over all blocks. Blocks are so short that the blocks of all threads fit into the memory for small sets.
 
-They may be all rows of a table, or some that were chosen from the one that is trained on (`EvalRows`); in one process and on
-the workers of a cluster it is the same. Blocks are so small that those which threads have in memory fit where small sets would
-be.
-
-Held-out rows of one worker, and where they stand.
-
-They take in the trees that they are told of, late ones all at once. With arcbites the model is cut back now and then: the
-scores return to the last *mark*, which was set when that many trees were in them. Marks and cuts are not calls of their own;
-they are told along with the next trees, so that rows which come late, and calls that are repeated, need no special care.
-
-Where memory is limited, what all sets together have of it is an eighth of the limit; rows beyond that are judged from files
-(`session.evaluation`), which say the same.
+**Workers.** On a cluster each session has `WorkerEvalSets`: its rows of all sets, and the number of trees in their scores.
+Missing trees are added together at the next call. With arcbites the model is truncated after a visit
+to a *mark*, a number of trees at which the scores were saved. Marks and truncations are no calls of their own. They are
+arguments of the next `judge`, so rows that are loaded later and calls that are repeated need no special handling.
 """
 
 from __future__ import annotations
@@ -56,14 +51,14 @@ from dboost.trees.tree_task import GrownTree
 
 _log = logging.getLogger("dboost")
 
-#: Blocks do not get shorter than this.
+#: Smallest number of rows of a block.
 _LEAST_BLOCK_ROWS = 1024
-#: Rows that are encoded at a time.
+#: Number of rows that are encoded at a time.
 _PIECE_ROWS = 65_536
 
 
 def named_sets(eval_set: Any) -> Iterator[tuple[str, Any, Any, Any, Any]]:
-    """(name, data, target, weight, offset) of each evaluation set; target None means the training target's column.
+    """Yield (name, data, target, weight, offset) of each evaluation set; target None means the training target's column.
 
     `eval_set` is a frame, (X, y), (X, y, weight), (X, y, weight, offset), a dict of these by name, or a list of them.
     """
@@ -87,17 +82,17 @@ def named_sets(eval_set: Any) -> Iterator[tuple[str, Any, Any, Any, Any]]:
 
 
 def log_streamed_eval_set(name: str) -> None:
-    """Log that a set, or some of its rows, do not fit a memory limit."""
+    """Log that a set, or some of its rows, exceed the memory limit."""
     _log.info("the rows of %r are many beside the memory limit and are judged from files", name)
 
 
 def _is_table(data: Any) -> bool:
-    """Whether something has named columns, so that a list of such is no table itself."""
+    """Return whether an object has named columns; a list of such objects is no table itself."""
     return hasattr(data, "columns") or hasattr(data, "column_names")
 
 
 class EvalSet(Protocol):
-    """An evaluation set, wherever its rows are."""
+    """An evaluation set, in memory or in files, in this process or on workers."""
 
     @property
     def name(self) -> str: ...
@@ -106,13 +101,13 @@ class EvalSet(Protocol):
         """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
 
     def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
-        """The metrics now, as ``{"<set>_<metric>": value}``."""
+        """Return the current metrics as ``{"<set>_<metric>": value}``."""
 
     def save_state(self) -> None:
-        """Remember the present raw scores."""
+        """Save the current raw scores."""
 
     def rollback(self) -> None:
-        """Forget the trees since the last mark."""
+        """Restore the raw scores that were saved last."""
 
 
 class InMemoryEvalSet:
@@ -121,12 +116,12 @@ class InMemoryEvalSet:
     Parameters
     ----------
     name : str
-    codes : Codes
-    layout : Layout
-    rows : Rows
+    codes : BinnedColumns
+    layout : BinLayout
+    rows : ScoredRows
         Target, weight and loss; its raw scores are a view of `raw`.
     raw : float64[n_rows] or float64[n_outputs, n_rows]
-        Raw scores to start from; updated.
+        Initial raw scores; updated in place.
     team : Team
     """
 
@@ -148,27 +143,27 @@ class InMemoryEvalSet:
         self._team.run(lambda t: add_grown_tree(self._codes, self._layout, grown, values, raw, n * t // p, n * (t + 1) // p))
 
     def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
-        """The metrics now, as ``{"<set>_<metric>": value}``."""
+        """Return the current metrics as ``{"<set>_<metric>": value}``."""
         told = zip(metrics, self.chunks(metrics), strict=True)
         return {f"{self.name}_{metric.name}": metric.finish(chunk) for metric, chunk in told}
 
     def chunks(self, metrics: Sequence[Metric]) -> list[Any]:
-        """What each metric says of the rows now, to be merged with what it says of others."""
+        """Return the current statistics of each metric, which `Metric.merge` combines with those of other rows."""
         return [metric.chunk(self._rows) for metric in metrics]
 
     def save_state(self) -> None:
-        """Remember the present raw scores."""
+        """Save the current raw scores."""
         if self._marked is None:
             self._marked = np.empty_like(self._raw)
         self._marked[...] = self._raw
 
     def rollback(self) -> None:
-        """Forget the trees since the last mark."""
+        """Restore the raw scores that were saved last."""
         assert self._marked is not None
         self._raw[...] = self._marked
 
     def some(self, stays: np.ndarray) -> InMemoryEvalSet:
-        """Some of the rows (bool[n_rows]) in the state that they are in."""
+        """Return a set of some of the rows (bool[n_rows]) with their current and their saved scores."""
         kept, codes, seen = np.flatnonzero(stays), self._codes, self._rows
         raw = np.ascontiguousarray(self._raw[..., kept])
         rows = replace(
@@ -184,18 +179,18 @@ class InMemoryEvalSet:
         return found
 
     def close(self) -> None:
-        """Nothing but memory to let go of."""
+        """Do nothing; the set has no files."""
 
 
 class EvalSetBuilder:
-    """Makes the evaluation sets of one place: in memory, or in files where a memory limit leaves no room for them.
+    """Build the evaluation sets of one process: in memory, or in files if they exceed the memory budget for them.
 
     Parameters
     ----------
     team : Team
-        Threads that share the work on a set.
+        Threads that work on a set together.
     root : Path, optional
-        Folder for files; default: as of `PrivateDirectory`.
+        Folder for files; default: the one of `PrivateDirectory`.
     """
 
     def __init__(self, team: Team, root: Path | None = None) -> None:
@@ -205,14 +200,14 @@ class EvalSetBuilder:
     def from_data(
         self, name: str, data: Any, columns: tuple[Any, Any, Any], spec: BuildSpec, budget: Budget | None, *, with_block: bool
     ) -> InMemoryEvalSet | StreamedEvalSet:
-        """An evaluation set of its own table, with targets in the terms of the training target.
+        """Return an evaluation set from a table of its own, with targets encoded like the training target.
 
         columns : target, weight and offset, as names or values.
 
         Raises
         ------
         DataError, InputTypeError
-            Naming the evaluation set.
+            If the table is invalid; the message names the evaluation set.
         """
         target, weight, offset = columns
         reading: dict[str, Any] = {"like": spec.binning.features, "options": reading_within(budget, self._team.n_threads)}
@@ -236,10 +231,10 @@ class EvalSetBuilder:
         size: LossMagnitude | None = None,
         with_block: bool = False,
     ) -> InMemoryEvalSet | StreamedEvalSet:
-        """An evaluation set of some rows of a table.
+        """Return an evaluation set of rows of a table.
 
-        size : of the whole set, where these rows are a part of it.
-        with_block : whether a metric needs the raw values; then the set stays in memory.
+        size : magnitudes of the whole set if other sessions have further rows of it; default: those of these rows.
+        with_block : whether a metric needs the raw values; the set is then in memory.
         """
         n_rows, max_weight, _ = rows.sizes()
         size = spec.loss_magnitude(max_weight, n_rows) if size is None else size
@@ -252,7 +247,7 @@ class EvalSetBuilder:
         return StreamedEvalSet(name, files, loss, size, self._team)
 
     def _holds(self, n_bytes: int, budget: Budget | None) -> bool:
-        """Whether the budget leaves memory for so many bytes more, which are then reserved."""
+        """Reserve `n_bytes` of the budget for evaluation sets; return False if less is left."""
         if budget is None:
             return True
         if self._reservation is None:
@@ -263,9 +258,9 @@ class EvalSetBuilder:
 def load_eval_rows(
     rows: EvalRows, spec: BuildSpec, size: LossMagnitude, n_threads: int, *, with_block: bool = False
 ) -> tuple[BinnedColumns, ScoredRows, np.ndarray]:
-    """Rows of an evaluation set in memory: bin codes, what metrics see, raw scores.
+    """Load rows of an evaluation set into memory; return their bin codes, the record for metrics, and raw scores.
 
-    with_block : whether some metric needs the raw values.
+    with_block : whether a metric needs the raw values.
     """
     n, _, weighted = rows.sizes()
     codes, n_outputs = empty_binned_columns(spec.layout, n), len(spec.baseline)
@@ -284,24 +279,24 @@ def load_eval_rows(
 
 
 def eval_set_bytes(layout: BinLayout, n_rows: int, n_outputs: int) -> int:
-    """What rows take that are judged in memory: codes, target, weight, scores and marked ones."""
+    """Return the bytes of an evaluation set in memory: codes, target, weight, scores and saved scores."""
     codes = empty_binned_columns(layout, 0)
     return n_rows * (len(codes.narrow) + 2 * len(codes.wide) + 16 * (1 + n_outputs))
 
 
 @dataclass(frozen=True, eq=False)
 class EvalRows:
-    """Rows of a table that are to be judged.
+    """Rows of a table that form an evaluation set.
 
     Attributes
     ----------
     table : Table
     target_of : callable
-        The targets of all rows of a chunk, by its number, in the terms of the loss: float64[n].
+        Returns the encoded targets of all rows of a chunk, given its number: float64[n].
     rows : int64[n_rows] or None
-        Those that were chosen, ascending; None for all of positive weight.
+        Positions of the chosen rows, ascending; None for all rows of positive weight.
     weight : float64[n_rows] or None
-        Of the chosen rows; those of the table otherwise.
+        Weights of the chosen rows, None for 1. Without chosen rows the table has the weights.
     """
 
     table: Table
@@ -310,14 +305,14 @@ class EvalRows:
     weight: np.ndarray | None = None
 
     def positions(self) -> np.ndarray | None:
-        """The rows' positions in the table (int64, ascending), None for all."""
+        """Return the rows' positions in the table (int64, ascending), None for all."""
         if self.rows is not None:
             return self.rows
         self.table.gather_roles()
         return kept_rows(self.table.weight)
 
     def counts(self) -> list[int]:
-        """How many there are in each chunk."""
+        """Return the number of these rows in each chunk."""
         if self.rows is not None:
             return np.diff(np.searchsorted(self.rows, np.cumsum((0, *self.table.lengths)))).tolist()
         found = []
@@ -327,7 +322,7 @@ class EvalRows:
         return found
 
     def sizes(self) -> tuple[int, float, bool]:
-        """How many they are, the largest weight, and whether there are weights."""
+        """Return the number of rows, their largest weight, and whether they have weights."""
         if self.rows is not None:
             max_weight = 1.0 if self.weight is None else float(self.weight.max(initial=0.0))
             return len(self.rows), max_weight, self.weight is not None
@@ -340,7 +335,7 @@ class EvalRows:
         return sum(self.counts()), max_weight, weighted
 
     def pieces(self, spec: BuildSpec, piece_rows: int, n_threads: int) -> Iterator[dict[str, np.ndarray]]:
-        """The rows piece by piece: codes (narrow, wide), target, weight (ones where there is none) and raw scores."""
+        """Yield the rows in pieces: codes (narrow, wide), target, weight (ones if the table has none) and raw scores."""
         baseline, warm_start = spec.baseline, spec.warm_start
         flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
         chunk, at = -1, 0
@@ -369,14 +364,14 @@ class EvalRows:
 
 @dataclass(frozen=True, eq=False)
 class EvalFiles:
-    """The files, in a private directory that goes with this record.
+    """The block files of a streamed evaluation set, in a private directory that `close` removes.
 
     Attributes
     ----------
     rows, scores : BlockFile
-    layout : Layout
+    layout : BinLayout
     max_weight : float
-        The largest weight.
+        Largest weight.
     """
 
     folder: PrivateDirectory
@@ -393,17 +388,17 @@ class EvalFiles:
     def write(
         cls, judged: EvalRows, spec: BuildSpec, *, n_threads: int, room_bytes: int, root: Path | None = None
     ) -> EvalFiles:
-        """Rows with the scores that they begin with.
+        """Write rows with their initial scores.
 
-        room_bytes : memory for the blocks of all threads;
-        root : where the files' folder is made, default as of `PrivateDirectory`.
+        room_bytes : memory for the blocks of all threads.
+        root : parent of the files' folder; default: the one of `PrivateDirectory`.
 
         Raises
         ------
         DataError
-            For targets that the training target does not know.
+            If a target is no class of the training target.
         StorageError
-            When the files cannot be written.
+            If the files cannot be written.
         """
         n_rows, max_weight, weighted = judged.sizes()
         layout, baseline = spec.layout, spec.baseline
@@ -433,7 +428,7 @@ class EvalFiles:
         return cls(folder, files[0], files[1], layout, max_weight)
 
     def some(self, stays: np.ndarray) -> EvalFiles:
-        """New files with some of the rows (bool[n_rows]) in the state that they are in, beside these."""
+        """Write some of the rows (bool[n_rows]), with their current and saved scores, to new files beside these."""
         folder, files = PrivateDirectory(self.folder.path.parent), (self.rows, self.scores)
         n_rows, axes = int(stays.sum()), {field.name: len(field.before) for file in files for field in file.fields}
         try:
@@ -470,14 +465,14 @@ class EvalFiles:
 
 
 class StreamedEvalSet:
-    """One evaluation set in files; a `Judge`.
+    """One evaluation set in files; see `EvalSet`.
 
     Parameters
     ----------
     name : str
     files : EvalFiles
     loss : Loss
-    size : Size
+    size : LossMagnitude
     team : Team
     """
 
@@ -488,9 +483,9 @@ class StreamedEvalSet:
     def _walk(
         self, thread: int, *, rows: bool, reads: Sequence[str], writes: Sequence[str] = ()
     ) -> Iterator[dict[str, np.ndarray]]:
-        """The blocks of one thread, each with what is read of it; what is to be written goes to the file with the next step.
+        """Yield the requested fields of each block of one thread; write the fields `writes` back before the next block.
 
-        Buffers last as long as the walk: sets are judged one after another, and need the room of one.
+        The buffers exist only during the iteration: sets are evaluated one after another, so they never coexist.
         """
         files, n = self._files, self._files.rows.n_blocks
         sealed, changing = files.rows.buffer() if rows else None, files.scores.buffer()
@@ -517,12 +512,12 @@ class StreamedEvalSet:
         self._team.run(work)
 
     def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
-        """The metrics now, as ``{"<set>_<metric>": value}``."""
+        """Return the current metrics as ``{"<set>_<metric>": value}``."""
         told = zip(metrics, self.chunks(metrics), strict=True)
         return {f"{self.name}_{metric.name}": metric.finish(chunk) for metric, chunk in told}
 
     def chunks(self, metrics: Sequence[Metric]) -> list[Any]:
-        """What each metric says of the rows now, to be merged with what it says of others."""
+        """Return the current statistics of each metric, which `Metric.merge` combines with those of other rows."""
 
         def work(thread: int) -> list[Any] | None:
             chunks: list[Any] | None = None
@@ -536,11 +531,11 @@ class StreamedEvalSet:
         return reduce(lambda a, b: _merged(metrics, a, b), told)
 
     def save_state(self) -> None:
-        """Remember the present raw scores."""
+        """Save the current raw scores."""
         self._copy("raw", "marked")
 
     def rollback(self) -> None:
-        """Forget the trees since the last mark."""
+        """Restore the raw scores that were saved last."""
         self._copy("marked", "raw")
 
     def _copy(self, source: str, target: str) -> None:
@@ -551,7 +546,7 @@ class StreamedEvalSet:
         self._team.run(work)
 
     def some(self, stays: np.ndarray) -> StreamedEvalSet:
-        """Only some of the rows (bool[n_rows]) from now on; this object is of no use any more."""
+        """Return a set of some of the rows (bool[n_rows]), and close this one."""
         files = self._files.some(stays)
         self.close()
         return StreamedEvalSet(self.name, files, self._loss, self._size, self._team)
@@ -567,9 +562,11 @@ def _merged(metrics: Sequence[Metric], a: list[Any], b: list[Any]) -> list[Any]:
 
 @dataclass(eq=False)
 class WorkerEvalSet:
-    """Held-out rows of a batch, how many trees their scores have taken in, and how often the model was cut back before that.
+    """Rows of a batch in an evaluation set, with the number of trees in their scores.
 
-    owned : partition and number of rows of each run of them.
+    owned : partition and number of rows of each run of consecutive rows of one partition.
+    n_marked : number of trees in the saved scores, -1 without any.
+    n_cuts : how often the model had been truncated at the last call, -1 before the first.
     """
 
     held: InMemoryEvalSet | StreamedEvalSet
@@ -581,7 +578,7 @@ class WorkerEvalSet:
     n_cuts: int = -1
 
     def follow(self, mark: int, n_cuts: int) -> None:
-        """Go back to the last mark if the model was cut back to it."""
+        """Restore the saved scores if the model was truncated to them."""
         if self.n_trees > mark and 0 <= self.n_cuts < n_cuts:
             assert self.n_marked == mark, "every cut goes back to a mark that was passed"
             self.held.rollback()
@@ -594,29 +591,29 @@ class WorkerEvalSet:
         return sum(n for _, n in self.owned)
 
     def keep(self, partitions: Sequence[int]) -> None:
-        """Let go of the rows of other partitions; some are to stay."""
+        """Drop the rows of other partitions; at least one partition must remain."""
         stays = np.repeat([number in partitions for number, _ in self.owned], [n for _, n in self.owned])
         if not stays.all():
             self.held = self.held.some(stays)
             self.owned = [(number, n) for number, n in self.owned if number in partitions]
 
     def save_state(self, mark: int) -> None:
-        """Remember the scores if they are the ones to be marked."""
+        """Save the scores if they include exactly `mark` trees."""
         if self.n_trees == mark != self.n_marked:
             self.held.save_state()
             self.n_marked = mark
 
 
 class WorkerEvalSets:
-    """The held-out rows of all evaluation sets.
+    """The rows of all evaluation sets in one session.
 
     Parameters
     ----------
     team : Team
     folder : Path
-        Where files are made.
+        Parent of the folders for files.
     spare : Budget or None
-        What the worker may take if nobody says.
+        Memory budget for fits without a `memory_limit`.
     """
 
     def __init__(self, team: Team, folder: Path, spare: Budget | None) -> None:
@@ -634,10 +631,10 @@ class WorkerEvalSets:
         with_block: bool = False,
         chosen: tuple[np.ndarray, np.ndarray | None] | None = None,
     ) -> None:
-        """Judge the rows of positive weight of a batch as part of a set, or some of them.
+        """Add rows of a batch to a set: the chosen rows, or all rows of positive weight.
 
-        with_block : whether some metric wants to see the values; these rows are in memory, and so are their raw values.
-        chosen : (numbers of the rows, their weights or None)
+        with_block : whether a metric needs the raw values; these rows and their raw values are then in memory.
+        chosen : positions of the chosen rows, and their weights or None.
         """
         judged = EvalRows(rows.table, rows.target_of, *(chosen or ()))
         if not judged.sizes()[0]:
@@ -650,7 +647,7 @@ class WorkerEvalSets:
         self._sets.setdefault(name, []).append(WorkerEvalSet(held, batch, owned, loss))
 
     def keep(self, batch: str, partitions: Sequence[int]) -> None:
-        """Let go of the rows of this batch's other partitions: somebody else judges them now."""
+        """Drop the rows of this batch's other partitions, which another session evaluates now."""
         for name, of_set in self._sets.items():
             kept = []
             for judged in of_set:
@@ -665,7 +662,7 @@ class WorkerEvalSets:
     def judge(
         self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[str]], mark: int, n_cuts: int
     ) -> dict[str, tuple[int, list[list[Any]]]] | None:
-        """See `Holding.judge`."""
+        """See `WorkerSession.judge`."""
         for name in metrics:
             for judged in self._sets.get(name, ()):
                 judged.follow(mark, n_cuts)
@@ -685,12 +682,12 @@ class WorkerEvalSets:
         return found
 
     def in_files(self, batch: str) -> int:
-        """How many rows of a batch are judged from files."""
+        """Return how many evaluation rows of a batch are in files."""
         every = (judged for of_set in self._sets.values() for judged in of_set)
         return sum(one.n_rows for one in every if one.batch == batch and isinstance(one.held, StreamedEvalSet))
 
     def close(self) -> None:
-        """Let go of rows and files."""
+        """Release memory and remove files."""
         for of_set in self._sets.values():
             for judged in of_set:
                 judged.held.close()
