@@ -1,10 +1,11 @@
-"""A batch's rows before they are shards, seen part by part: targets in the terms of the loss, weights, offsets.
+"""Target, weight, offset and start scores of a batch's rows, before they become shards.
 
-Without a memory limit there is one part, all rows in memory. With one, target, weight and offset wait in files like the columns
-(`data.row_metadata`), and so does what is worked out of them, a partition at a time: the encoded target, and the scores that
-a model of other data gives the rows. Whoever must see all rows at once brings them into memory (`gather`).
+Without a memory limit these arrays are in memory, and `BatchRows.ranges` yields one range. With a limit, target, weight and
+offset are in files like the columns (`data.row_metadata`). Arrays that are computed from them are stored in files as well, one
+partition at a time: the encoded target, and the start scores, which are the raw scores by a model of other data. `gather` loads
+everything into memory, for functions that need all rows together.
 
-A batch's rows piece by piece, as training begins with them: for those who write them to files.
+`starting_pieces` yields encoded rows with their first raw scores, piece by piece, for code that writes them to files.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from dboost.shards.encode import encoded_pieces, kept_rows
 from dboost.shards.shard import BinnedColumns
 from dboost.storage.spool import Spool
 
-#: Target, weight and offset (or the scores that take its place) of some rows.
+#: Target, weight, and offset or start scores of a range of rows.
 MetadataTuple = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
 
 
 class BatchRows:
-    """The rows of a batch on one worker.
+    """The rows of a batch in one session.
 
     Parameters
     ----------
@@ -40,9 +41,9 @@ class BatchRows:
     Attributes
     ----------
     y : float64[n_rows]
-        Targets of all rows in the terms of the loss; empty where they are in files.
-    begun : float64[n_kept] or float64[n_outputs, n_kept], or None
-        Scores of a model that is continued, for rows of positive weight; None also where they are in files.
+        Encoded targets of all rows; empty if they are in files.
+    start_scores : float64[n_kept] or float64[n_outputs, n_kept], or None
+        Raw scores of the rows of positive weight by a model of other data; None without such a model or if they are in files.
     """
 
     def __init__(self, table: Table, n_threads: int) -> None:
@@ -54,17 +55,17 @@ class BatchRows:
 
     @property
     def n_kept(self) -> int:
-        """Rows of positive weight."""
+        """Number of rows of positive weight."""
         return sum(self.kept_of(k) for k in range(self.table.n_chunks))
 
     def kept_of(self, k: int) -> int:
-        """Rows of positive weight of chunk k."""
+        """Return the number of rows of positive weight of chunk k."""
         weight = self.table.roles(k)[1] if self.table.lengths[k] else None
         return self.table.lengths[k] if weight is None else int(np.count_nonzero(weight > 0))
 
     @property
     def owned(self) -> dict[int, int]:
-        """Rows of positive weight of each partition that has some."""
+        """Number of rows of positive weight of each partition with such rows."""
         return {number: n for k, number in enumerate(self.table.numbers) if (n := self.kept_of(k))}
 
     def pieces(self, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
@@ -72,7 +73,7 @@ class BatchRows:
         return starting_pieces(self, spec, n_threads, piece_rows)
 
     def encode(self, target: Target) -> None:
-        """Work out the target in the terms of the loss."""
+        """Encode the target for the loss."""
         table = self.table
         if not table.keeps_roles_apart:
             counts = table.n_rows > 0 and (table.weight is None or bool((table.weight > 0).any()))
@@ -85,7 +86,7 @@ class BatchRows:
                 self._targets.put(k, [encode_chunk(table, k, target)])
 
     def begin(self, warm_start: WarmStart) -> None:
-        """Work out the scores that a model of other data gives the rows of positive weight; again is harmless."""
+        """Compute the start scores of the rows of positive weight, by a model of other data. Idempotent."""
         if self._has_begun:
             return
         table, iterations = self.table, (0, warm_start.n_earlier)
@@ -115,7 +116,7 @@ class BatchRows:
                 self._scores.put(k, [scores[0] if len(scores) == 1 else scores])
 
     def parts(self) -> Iterator[MetadataTuple]:
-        """The rows of positive weight: target, weight, offset. Scores of a model that is continued take the offset's place."""
+        """Yield target, weight and offset (or start scores) of ranges that together are the rows of positive weight."""
         table = self.table
         if not table.keeps_roles_apart:
             weight, offset, y = table.weight, table.offset, self.y
@@ -131,14 +132,14 @@ class BatchRows:
                 yield self.part(k)
 
     def target_of(self, k: int) -> np.ndarray:
-        """Targets of all rows of chunk k."""
+        """Return the encoded targets of all rows of chunk k."""
         if self.table.keeps_roles_apart:
             return self._targets.get(k)[0]
         first = sum(self.table.lengths[:k])
         return self.y[first : first + self.table.lengths[k]]
 
     def part(self, k: int) -> MetadataTuple:
-        """The same of chunk k, of which some rows count."""
+        """Return the same of chunk k, which must have rows of positive weight."""
         _, weight, offset = self.table.roles(k)
         kept = kept_rows(weight)
         some = slice(None) if kept is None else kept
@@ -155,11 +156,11 @@ class BatchRows:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the last of a part are the scores of a model that is continued."""
+        """Whether start scores replace the offsets."""
         return self._has_begun
 
     def gather(self) -> None:
-        """Bring everything into memory."""
+        """Load everything but the columns into memory."""
         table = self.table
         if not table.keeps_roles_apart:
             return
@@ -173,24 +174,24 @@ class BatchRows:
         self._scores.close()
 
     def close(self) -> None:
-        """Remove files. The table is somebody else's."""
+        """Remove the files. The caller closes the table."""
         self._targets.close()
         self._scores.close()
 
 
 class StartingRows(Protocol):
-    """Rows that can be read piece by piece, as training begins with them."""
+    """Rows that can be read piece by piece: encoded, with their first raw scores."""
 
     @property
     def owned(self) -> dict[int, int]:
-        """Rows of positive weight of each partition that has some."""
+        """Number of rows of positive weight of each partition with such rows."""
 
     def pieces(self, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
-        """The rows of positive weight, in pieces of about `piece_rows` rows."""
+        """Yield the rows of positive weight in pieces of about `piece_rows` rows."""
 
 
 def global_row_ids(table: Table, rows: np.ndarray, starts: dict[int, int]) -> np.ndarray:
-    """Numbers of a table's rows of positive weight among those of all partitions: int64[len(rows)]."""
+    """Return the global ids of a table's rows of positive weight, given their positions `rows`: int64[len(rows)]."""
     borders = np.searchsorted(rows, np.cumsum((0, *table.lengths)))
     parts = [starts[i] + np.arange(b - a) for i, (a, b) in zip(table.numbers, pairwise(borders.tolist()), strict=True)]
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
@@ -198,19 +199,15 @@ def global_row_ids(table: Table, rows: np.ndarray, starts: dict[int, int]) -> np
 
 @dataclass(frozen=True, eq=False)
 class StartingPiece:
-    """Consecutive rows of positive weight of one partition.
+    """Consecutive rows of positive weight of one partition."""
 
-    first : number of the first of them among all rows that are trained on; codes : valid until the next piece;
-    fields : their target, weight (if weights count) and raw scores, by name.
-    """
-
-    first: int
-    codes: BinnedColumns
-    fields: dict[str, np.ndarray]
+    first: int  # global id of the first row
+    codes: BinnedColumns  # valid until the next piece
+    fields: dict[str, np.ndarray]  # target, weight (if the fit has weights) and first raw scores, by name
 
 
 def starting_pieces(rows: BatchRows, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
-    """The rows of positive weight, in pieces of at most `piece_rows` rows."""
+    """Yield the rows of positive weight in pieces of at most `piece_rows` rows."""
     table, warm_start = rows.table, spec.warm_start
     flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
     seen = (warm_start.n_earlier if rows.has_begun else 0, warm_start.n_before)

@@ -1,12 +1,12 @@
-"""One worker's partitions of a fit until they become shards: batches that are read, tables that are asked about.
+"""The partitions of one session before they become shards.
 
-The methods without underscore are what the reducer may call by name (see `holder.py`).
+A session sees only its own partitions, so loading has two steps. First, tasks read partitions into a `PartitionBatch`, in
+which categories have provisional codes. `survey` returns its `PartitionStats`: categories, kinds of columns, numbers of rows
+and data errors. The client merges the statistics of all sessions and defines the features. Second, `set_features` converts the
+batch to a `Table` with the final codes. The other methods of `PartitionLoader` compute statistics of this table.
 
-Partitions that one worker has read: first as a batch whose levels are provisional, then as a table like any other.
-
-What a worker sees of a table is only its own partitions. So a batch is *surveyed*: levels, kinds of columns, numbers of rows
-and whatever is to be complained about go to the client, which unites the surveys and says what the features are; then the
-batch becomes a `Table` in the final codes.
+The methods without an underscore are called by name from other processes (see `session.protocol.SESSION_METHODS`), except
+`take`, `take_slice` and `give`, which loading tasks call.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from dboost.session.warm_start import WarmStart
 from dboost.shards.encode import distinct_of, kept_rows, sampled
 from dboost.storage.spool import Spool
 
-#: Chunks beyond this total wait in files until they are encoded.
+#: Bytes of chunks that stay in memory until they are encoded; further chunks are spooled to files.
 RETAIN_BYTES = 256 * 2**20
 
-#: Of each partition the number of its first row among all rows of positive weight, and how many such rows it has.
+#: For each partition: global id of its first row of positive weight, and its number of such rows.
 Numbered = dict[int, tuple[int, int]]
 
 
 class PartitionLoader:
-    """Batches by name, as they are loaded, surveyed, settled and asked about.
+    """Batches by name: read partitions, report their statistics, convert them to tables, and compute statistics of the tables.
 
-    spare : what the worker may take if nobody says.
+    spare : memory budget for fits without a `memory_limit`.
     """
 
     def __init__(self, n_threads: int, spare: Budget | None = None) -> None:
@@ -74,10 +74,10 @@ class PartitionLoader:
     ) -> int:
         """Read partition `i` into a batch (called by loading tasks, several at a time).
 
-        whole : whether target, weight or offset will come for all rows at once (`attach`).
+        whole : whether the user passed target, weight or offset as one array for all rows (see `attach`).
         """
         found = self._batch(batch, plan, budget, whole)
-        # Dask's threads hold a partition each; where memory is limited there are to be no copies of more than one.
+        # Each of Dask's threads has a partition in memory. With a limit, at most one of them may be copied at a time.
         with self._one_at_a_time if budget is not None else nullcontext():
             n_rows = found.take(i, bundle)
         self._tally.add(found.n_bytes(i))
@@ -86,11 +86,11 @@ class PartitionLoader:
     def take_slice(
         self, batch: str, i: int, plan: ReadPlan, chunk: Chunk, number: int, budget: Budget | None, whole: bool
     ) -> None:
-        """Take in a slice of partition `i` as another worker has read it; they come in order."""
+        """Add a slice of partition `i` that another worker has read. Slices must be added in order."""
         self._batch(batch, plan, budget, whole).take_slice(i, chunk, number)
 
     def give(self, batch: str, i: int, number: int) -> tuple[Chunk, bool]:
-        """A slice of partition `i` of a batch, for another worker, and whether there are more."""
+        """Return a slice of partition `i` of a batch, for another worker, and whether there are more."""
         return self._known(batch).give(i, number)
 
     def _known(self, batch: str) -> PartitionBatch:
@@ -114,32 +114,32 @@ class PartitionLoader:
             return self._batches[name]
 
     def attach(self, batch: str, role: str, values: dict[int, Any]) -> None:
-        """Take in target, weight or offset of a batch's partitions, where the user gave them for all rows at once."""
+        """Store the target, weight or offset of a batch's partitions, if the user passed one array for all rows."""
         self._known(batch).attach(role, values)
 
     def survey(self, batch: str, numbers: Sequence[int]) -> PartitionStats:
-        """What the partitions of a batch are made of; those not listed were loaded elsewhere as well, and are forgotten."""
+        """Return statistics of the listed partitions of a batch, and drop the others, which another session has loaded, too."""
         return self._known(batch).survey(numbers)
 
     def set_features(self, batch: str, features: Any, named: bool) -> None:
-        """Turn a batch into a table."""
+        """Convert a batch to a table with these features."""
         self._rows[batch] = BatchRows(self._known(batch).table(features, named), self._n_threads)
 
     def encode_target(self, batch: str, target: Any) -> None:
-        """Work out the target of a table's rows."""
+        """Encode the target of a table's rows for the loss."""
         self._table_rows(batch).encode(target)
 
     def class_counts(self, batch: str, numbered: Numbered, n_classes: int | None) -> np.ndarray:
-        """How many of a table's rows of positive weight are of each class; see `NumberedRows.class_counts`."""
+        """Return the number of a table's rows of positive weight in each class; see `NumberedRows.class_counts`."""
         return self._numbered(batch, numbered, n_classes).class_counts()
 
     def digit_counts(self, batch: str, numbered: Numbered, n_classes: int | None, digits: DigitRequest) -> np.ndarray:
-        """How often the values of a digit of the rows' hashes occur; see `DigitRequest.count`."""
+        """Return the counts of the values of a digit of the rows' hashes; see `DigitRequest.count`."""
         return self._numbered(batch, numbered, n_classes).digit_counts(digits)
 
     def assign_rows(self, batch: str, numbered: Numbered, n_classes: int | None, assignment: RowAssignment) -> None:
-        """Give a table's rows their weights to train with, and note which are held out."""
-        if batch in self._supervised:  # asked again
+        """Set the training weights of a table's rows, and store which rows are for validation or in the training sample."""
+        if batch in self._supervised:  # repeated call
             return
         for name, chosen in zip((HELD_OUT, WATCHED), self._numbered(batch, numbered, n_classes).apply(assignment), strict=True):
             if chosen is not None:
@@ -147,7 +147,7 @@ class PartitionLoader:
         self._supervised.add(batch)
 
     def trained_rows(self, batch: str) -> tuple[dict[int, int], dict[str, tuple[int, float]], bool]:
-        """Rows of each partition to train on; number and largest weight of chosen rows by set; whether all weights are 1."""
+        """Return training rows by partition, number and largest weight of chosen rows by set, and whether all weights are 1."""
         rows = self._table_rows(batch)
         chosen = {}
         for (of_batch, name), (positions, weights) in self._chosen.items():
@@ -158,11 +158,11 @@ class PartitionLoader:
         return n_kept, chosen, all(is_unit(rows.table, k) for k, n in enumerate(rows.table.lengths) if n)
 
     def rows_of(self, batch: str) -> BatchRows:
-        """The rows of a batch before they are shards."""
+        """Return the rows of a batch before they become shards."""
         return self._table_rows(batch)
 
     def take_chosen(self, batch: str, name: str) -> tuple[BatchRows, tuple[np.ndarray, np.ndarray | None]]:
-        """The rows of a batch, and which of them were chosen for a set (positions and weights)."""
+        """Return the rows of a batch, and positions and weights of those that were chosen for a set."""
         return self._table_rows(batch), self._chosen.pop((batch, name))
 
     def _numbered(self, batch: str, numbered: Numbered, n_classes: int | None) -> NumberedRows:
@@ -171,18 +171,18 @@ class PartitionLoader:
         return NumberedRows(rows.table, rows.target_of, starts, n_kept, n_classes)
 
     def compute_start_scores(self, batch: str, warm_start: WarmStart) -> None:
-        """Work out the scores that a model of other data gives a table's rows of positive weight."""
+        """Compute the start scores of a table's rows of positive weight, by a model of other data."""
         self._table_rows(batch).begin(warm_start)
 
     def map_rows(self, batch: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
-        """``function(y, weight, offset, *arguments)`` of a table's rows of positive weight, part by part.
+        """Return ``function(y, weight, offset, *arguments)`` of each range of a table's rows of positive weight.
 
-        Where a model is continued its scores take the place of the offsets.
+        The start scores replace the offsets if the fit continues a model of other data.
         """
         return [function(*part, *arguments) for part in self._table_rows(batch).parts()]
 
     def distinct(self, batch: str) -> list[np.ndarray]:
-        """The distinct values of the numeric columns, in rows of positive weight: float64[...] each."""
+        """Return the distinct values of each numeric column in rows of positive weight, as float64[...]."""
         table = self._gathered(batch).table
         kept = kept_rows(table.weight)
         return distinct_of(table, np.arange(table.n_rows) if kept is None else kept)
@@ -190,9 +190,9 @@ class PartitionLoader:
     def sample(
         self, batch: str, starts: dict[int, int], n_rows: int, seed: int, columns: tuple[int, int]
     ) -> dict[int, tuple[list[np.ndarray], np.ndarray | None]]:
-        """The sampled rows of each partition: some of the numeric columns (first, last), and weights (or None).
+        """Return the sampled rows of each partition: a range (first, last) of the numeric columns, and weights or None.
 
-        starts : {partition: id of its first row among all rows of positive weight}
+        starts : {partition: global id of its first row of positive weight}
         """
         table = self._table_rows(batch).table
         numeric = [j for j, feature in enumerate(table.features) if not feature.is_categorical][slice(*columns)]
@@ -205,7 +205,7 @@ class PartitionLoader:
         return {table.numbers[k]: (part, weights[table.numbers[k]]) for k, part in found}
 
     def portray(self, batch: str, starts: dict[int, int], n_rows: int, seed: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """Values and targets of the rows of a portrait, by partition; starts, n_rows and seed as in `sample`."""
+        """Return values and targets of the rows of the reference sample, by partition; arguments as in `sample`."""
         rows = self._table_rows(batch)
         table = rows.table
         drawn = _drawn(table, starts, partial(reference_rows, n_rows, len(table.features), seed))
@@ -215,14 +215,14 @@ class PartitionLoader:
         }
 
     def _gathered(self, batch: str) -> BatchRows:
-        """A batch's rows, all that belongs to them but the columns in memory: for those who look at all rows at once."""
+        """Return a batch's rows with target, weight, offset and start scores in memory; columns may stay in files."""
         rows = self._table_rows(batch)
         rows.gather()
         return rows
 
 
 def scan_targets(table: Table) -> list[TargetScan]:
-    """What the target of a table is, chunk by chunk and merged; empty without rows of positive weight."""
+    """Return the merged scan of the target of all chunks; an empty list without rows of positive weight."""
     scans: list[TargetScan] = []
     for i, length in enumerate(table.lengths):
         if length:
@@ -234,13 +234,13 @@ def scan_targets(table: Table) -> list[TargetScan]:
 
 
 def is_unit(table: Table, k: int) -> bool:
-    """Whether all weights of a chunk are 1 (or 0)."""
+    """Return whether all weights of a chunk are 1 (or 0)."""
     weight = table.roles(k)[1]
     return weight is None or bool(((weight == 1.0) | (weight == 0.0)).all())
 
 
 def _drawn(table: Table, starts: dict[int, int], draw: Callable[[int, int], np.ndarray]) -> dict[int, np.ndarray]:
-    """The rows of each partition that are drawn; draw : tells the numbers among first…last-1 of all rows of weight."""
+    """Return the drawn rows of each partition; ``draw(first, last)`` returns the drawn ids of a range of global ids."""
     drawn: dict[int, np.ndarray] = {}
     for k, (i, length) in enumerate(zip(table.numbers, table.lengths, strict=True)):
         kept = kept_rows(table.roles(k)[1] if length else None)
@@ -250,44 +250,26 @@ def _drawn(table: Table, starts: dict[int, int], draw: Callable[[int, int], np.n
 
 
 def _all(table: Table, drawn: dict[int, np.ndarray]) -> np.ndarray:
-    """Their numbers in the table."""
+    """Return the positions of the drawn rows in the table."""
     starts = np.cumsum((0, *table.lengths))
     return np.concatenate([np.empty(0, np.int64), *(first + drawn[i] for first, i in zip(starts, table.numbers, strict=False))])
 
 
 @dataclass(frozen=True, eq=False)
 class PartitionStats:
-    """What one worker says of one batch.
+    """Statistics of the partitions of one batch in one session."""
 
-    Attributes
-    ----------
-    lengths, n_kept, n_bytes : {partition: number}
-        All rows, those of positive weight, and what the partition weighs.
-    kinds : tuple of (bool, int) or None
-        Per feature whether it is categorical, and the partition that says so; None where all values are missing.
-    levels : tuple of tuple of levels
-        Per feature.
-    target : TargetScan or None
-        None when there are no rows of positive weight.
-    complaints : tuple of DataIssue
-    max_weight : float
-        The largest weight.
-    unit_weights : bool
-        All weights are 1 (or 0).
-    fingerprints : {partition: int}
-        See `data.partition`.
-    """
-
-    lengths: dict[int, int]
-    n_kept: dict[int, int]
-    n_bytes: dict[int, int]
+    lengths: dict[int, int]  # {partition: number of rows}
+    n_kept: dict[int, int]  # {partition: number of rows of positive weight}
+    n_bytes: dict[int, int]  # {partition: bytes of its columns}
+    #: Per feature: whether it is categorical, and the partition from which this follows; None if all values are missing.
     kinds: tuple[tuple[bool, int] | None, ...]
-    levels: tuple[tuple[Level, ...], ...]
-    target: TargetScan | None
+    levels: tuple[tuple[Level, ...], ...]  # per feature: its categories
+    target: TargetScan | None  # None without rows of positive weight
     complaints: tuple[DataIssue, ...]
-    max_weight: float
-    unit_weights: bool
-    fingerprints: dict[int, int]
+    max_weight: float  # largest weight
+    unit_weights: bool  # whether all weights are 1 (or 0)
+    fingerprints: dict[int, int]  # {partition: fingerprint}, see `data.partition`
 
 
 class PartitionBatch:
@@ -295,13 +277,13 @@ class PartitionBatch:
 
     Parameters
     ----------
-    plan : Plan
+    plan : ReadPlan
     retain_bytes : int
-        What may stay in memory; the rest waits in files.
+        Bytes of columns that may stay in memory; the rest is spooled to files.
     most_bytes : int, optional
-        Partitions whose columns may be larger are taken in slices that are not.
+        Largest size of a slice: partitions with larger columns are divided into slices.
     spool_roles : bool
-        Keep target, weight and offset in files.
+        Store target, weight and offset in files.
     """
 
     def __init__(self, plan: ReadPlan, retain_bytes: int, most_bytes: int | None = None, *, spool_roles: bool = False) -> None:
@@ -316,7 +298,7 @@ class PartitionBatch:
         self._survey: PartitionStats | None = None
 
     def take(self, i: int, bundle: tuple[Any, Any, Any, Any]) -> int:
-        """Read partition `i`: the table, target, weight and offset. Returns its number of rows."""
+        """Read partition `i` (the table, target, weight and offset), and return its number of rows."""
         with self._lock:
             known = self._pieces.get(i)
         if known is None:  # Dask may run a task twice
@@ -326,24 +308,24 @@ class PartitionBatch:
         return known.n_rows
 
     def take_slice(self, i: int, chunk: Chunk, number: int) -> None:
-        """Take in a slice of partition `i` as another worker has read it; they come in order."""
+        """Add a slice of partition `i` that another worker has read. Slices must be added in order."""
         one = self._reader.take_slice(i, chunk, number)
         with self._lock:
             self._pieces[i] = SpooledChunk((*(self._pieces[i].slices if number else ()), one))
 
     def n_bytes(self, i: int) -> int:
-        """How large the columns of partition `i` are."""
+        """Return the size of the columns of partition `i` in bytes."""
         return self._spool.n_bytes(i)
 
     def give(self, i: int, number: int) -> tuple[Chunk, bool]:
-        """A slice of partition `i`, for another worker, and whether there are more."""
+        """Return a slice of partition `i`, for another worker, and whether there are more."""
         self._check([i])
         slices = self._pieces[i].slices
         return self._reader.chunk(i, slices[number], number), number + 1 < len(slices)
 
     def survey(self, numbers: Sequence[int]) -> PartitionStats:
-        """What these partitions, which are the ones that count, are made of. The others are forgotten."""
-        if self._survey is not None:  # asked again
+        """Return statistics of the listed partitions, and drop the others."""
+        if self._survey is not None:  # repeated call
             return self._survey
         self._check(numbers)
         self._reader.keep(set(numbers))
@@ -380,7 +362,7 @@ class PartitionBatch:
             raise MissingPartitions(", ".join(map(str, missing)))
 
     def _parts(self, rows: MetadataRows, roles: RowMetadata) -> Iterator[tuple[int, Column | None, np.ndarray | None]]:
-        """Rows, target and weight of each partition."""
+        """Yield the number of rows, target and weight of each partition."""
         first = 0
         for i, n in zip(rows.numbers or (), rows.lengths, strict=True):
             if self._apart is not None:
@@ -397,16 +379,16 @@ class PartitionBatch:
             first += n
 
     def attach(self, role: str, values: dict[int, Any]) -> None:
-        """Take in target, weight or offset of the partitions, where the user gave them for all rows at once."""
+        """Store the target, weight or offset of the partitions, if the user passed one array for all rows."""
         for i, part in values.items():
             self._reader.attach(role, i, part)
 
     def table(self, features: tuple[Feature, ...], named: bool) -> Table:
-        """The surveyed partitions as a table, with levels coded as `features` says."""
+        """Return the listed partitions as a table, with categories encoded by the numbering in `features`."""
         assert self._rows is not None and self._roles is not None
         translations: list[np.ndarray | None] = []
         for feature, levels in zip(features, self._reader.levels(), strict=True):
-            # A plan that knows the levels has coded them already.
+            # With a closed plan the reader has used the final codes already.
             final = feature.levels is not None and not self._plan.closed
             translations.append(CategoryIndex(feature.name, feature.levels).translate(levels) if final else None)
         pieces = [self._pieces[i] for i in self._rows.numbers or ()]
@@ -421,7 +403,7 @@ class PartitionBatch:
 def _tell(
     roles: RowMetadata, n: int, target: Column | None, weight: np.ndarray | None
 ) -> tuple[int, float, bool, TargetScan | None]:
-    """Of one partition: rows of positive weight, the largest weight, whether all are 1 (or 0), and what its target is."""
+    """Return rows of positive weight, largest weight, whether all weights are 1 (or 0), and the target scan of a partition."""
     if not n:
         return 0, 0.0, True, None
     survey = scan_target(target, weight, str(roles.target_dtype), roles.target_is_bool)
