@@ -1,8 +1,9 @@
-"""Some of a worker's rows, as a shard with its state between calls: in memory, or streamed from files.
+"""Shard runners: a range of a session's rows as one shard, with its state between calls.
 
-A `Holding` talks to both kinds by the same few methods. Rows are streamed where the fit has a memory limit that they do not
-fit; the files lie in the worker's local directory and go with the part. A part that was built late, or of which some partitions
-are somebody else's now, is made of the same sums either way.
+A session calls the same methods of both kinds: `InMemoryRunner` for a shard in memory, and `StreamedRunner` for blocks of
+files. Rows are streamed if they exceed the memory limit of the fit. The files are in the worker's local directory and are
+removed together with the last runner that uses them. A runner that is built after training has started replays the trees so
+far. A runner can drop the rows of partitions that another session has now. Both give the same sums as an uninterrupted fit.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from dboost.trees.tree_task import GradientStats, TreeTask
 
 
 class ShardRunner(Protocol):
-    """What a holding asks of its parts."""
+    """The methods of a shard that a session calls."""
 
     batch: str
     applied: int
@@ -44,7 +45,7 @@ class ShardRunner(Protocol):
     def bytes_read(self) -> int: ...
 
     def advance(self, terms: tuple, values: np.ndarray) -> None:
-        """Let scores take in values; what there is to tell goes to `extremes`."""
+        """Add leaf values to the scores, recompute the gradients, and store their statistics in `extremes`."""
 
     def begin(self, task: TreeTask) -> None: ...
 
@@ -53,14 +54,14 @@ class ShardRunner(Protocol):
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]: ...
 
     def keep(self, numbers: Sequence[int]) -> ShardRunner | None:
-        """The part without the rows of other partitions; None when nothing is left."""
+        """Return a runner without the rows of other partitions; None if no rows remain."""
 
     def close(self) -> None: ...
 
 
 @dataclass(eq=False)
 class InMemoryRunner:
-    """A shard in memory, of rows of one batch."""
+    """A shard in memory, with rows of one batch."""
 
     rounds: ShardGrower
     batch: str
@@ -97,25 +98,26 @@ class InMemoryRunner:
         rows = np.flatnonzero(kept)
         shard = self.rounds.shard.some_rows(rows)
         in_ranges(shard.fill_tiles, shard.n_rows, self.n_threads)
-        # What it said of its rows after the last iteration is said no more; nobody asks again before the next one.
+        # Drop the cached `GradientStats`: they describe the old row set, and the next `advance` recomputes them.
         rounds = ShardGrower(shard)
         return InMemoryRunner(rounds, self.batch, self.spec, self.n_threads, self.scratch, self.applied)
 
     def close(self) -> None:
-        """Nothing but memory to let go of."""
+        """Do nothing; the runner has no files."""
 
 
 class StreamedRunner:
-    """Some blocks of a batch's files.
+    """A range of the blocks of a batch's files.
 
     Parameters
     ----------
-    place : Place
-        The files, which several parts may share.
+    files : ShardFiles
+        Several runners may use the same files.
     first, last : int
-        BlockStore.
+        Range of blocks, without `last`.
     batch : str
     applied : int
+        Number of the last `advance`, -1 before the first.
     """
 
     def __init__(self, place: ShardFiles, first: int, last: int, batch: str, applied: int) -> None:
@@ -176,9 +178,9 @@ class StreamedRunner:
 
 
 class ShardFiles:
-    """The files of some rows, in a private directory that goes with the last part that uses it.
+    """The files of a batch's rows, in a private directory that is removed with the last runner that uses it.
 
-    owned : partition and number of rows of each run of consecutive rows.
+    owned : partition and number of rows of each run of consecutive rows of one partition.
     """
 
     def __init__(self, folder: PrivateDirectory, blocks: BlockStore, owned: list[tuple[int, int]]) -> None:
@@ -186,7 +188,7 @@ class ShardFiles:
 
     @classmethod
     def new(cls, root: Path, spec: ShardSpec, owned: list[tuple[int, int]], ranges: np.ndarray, block_rows: int) -> ShardFiles:
-        """Files in a new directory below `root`, to be filled."""
+        """Create empty files in a new directory below `root`."""
         n_rows = sum(n for _, n in owned)
         folder = PrivateDirectory(root)
         try:
@@ -198,7 +200,7 @@ class ShardFiles:
             raise
 
     def owned_of(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Partitions of rows first…last-1, and how many rows each has."""
+        """Return the partitions of rows first…last-1, and the number of these rows in each."""
         found, at = [], 0
         for number, n in self._owned:
             low, high = max(first, at), min(last, at + n)
@@ -213,7 +215,7 @@ class ShardFiles:
 
 
 def write_shard_files(rows: BatchRows, spec: BuildSpec, past: ReplayState, *, root: Path, n_threads: int) -> ShardFiles | None:
-    """Write the rows of positive weight of a batch to files, with the scores of the trees so far; None without rows."""
+    """Write the rows of positive weight of a batch, with scores that include the trees so far; return None without rows."""
     layout, table = spec.layout, rows.table
     owned = [(number, n) for k, number in enumerate(table.numbers) if (n := rows.kept_of(k))]
     ranges = np.array([(spec.starts[number], n) for number, n in owned], np.int64).reshape(-1, 2)
@@ -250,7 +252,7 @@ def write_shard_files(rows: BatchRows, spec: BuildSpec, past: ReplayState, *, ro
 def streamed_runners(
     rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState, *, root: Path, n_threads: int
 ) -> list[StreamedRunner]:
-    """Runners over the files of a batch, one for each thread."""
+    """Write a batch to files, and return one runner per thread."""
     files = write_shard_files(rows, spec, past, root=root, n_threads=n_threads)
     if files is None:
         return []
@@ -262,7 +264,7 @@ def streamed_runners(
             for k in range(n_parts)
         ]
         if past.applied >= 0:
-            # Gradients as they were after the last complete iteration; adding zeros changes no score.
+            # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
             nothing = np.zeros((spec.shard.n_outputs, spec.shard.max_leaves))
             for part in parts:
                 part.advance(past.terms, nothing)

@@ -1,15 +1,16 @@
-"""What one process holds of one fit: batches while they load (`partition_loader`), then shards and evaluation sets.
+"""The session: everything that one process does for one fit.
 
-`WorkerSession` implements `session.protocol.Session`. On a worker its methods are called by messages, one at a time, in a
-thread of the fit; loading tasks run beside them. In a fit without a cluster the process has the only session, which is called
-directly and trains with the engine that `open_engine` returns.
+`WorkerSession` implements `session.protocol.Session`. It loads batches (`partition_loader`) and converts them to shards and
+evaluation sets. On a worker its methods are called by messages, one at a time, in a thread of the fit; loading tasks run
+concurrently. A fit without a cluster has a single session, which is called directly and trains with the engine that
+`open_engine` returns.
 
-Every call may be repeated. When a worker dies during a step, all surviving sessions are asked again: the same leaf values
-cannot be added twice because `advance` names its iteration, and a tree that is grown again starts from gradients that growing
-does not change.
+**Every call is idempotent.** When a worker dies during a step, the step is repeated in all surviving sessions. The same leaf
+values cannot be added twice, because `advance` has the number of its iteration. A tree can be grown again, because growing does
+not change the gradients.
 
-Rows are divided among as many shards as there are threads, each with histograms of its own; the session returns their sums.
-Rows that are read later, because another worker died, become shards of their own.
+**Rows are divided among shards**, one for each thread. Each shard has its own histograms, and the session returns their sums.
+Rows that are loaded later, because another worker died, become additional shards.
 """
 
 from __future__ import annotations
@@ -67,30 +68,30 @@ from dboost.trees.tree_task import GradientStats, TreeTask
 
 
 class WorkerSession(PartitionLoader):
-    """One worker's share of one fit.
+    """The session of one fit in one process.
 
     Parameters
     ----------
     n_threads : int
-        Threads for this fit's work.
+        Threads for this fit.
     folder : Path, optional
-        Where rows that do not fit a memory limit are kept; default: where Dask's temporary files are.
+        Folder for rows that exceed a memory limit; default: the folder of Dask's temporary files.
     spare : Budget, optional
-        What the worker may take without being paused: the memory limit of a fit that has none of its own.
+        Memory that the worker may use before Dask pauses it; the budget of a fit without a `memory_limit`.
     """
 
     def __init__(self, n_threads: int, folder: Path | None = None, spare: Budget | None = None) -> None:
         super().__init__(n_threads, spare)
         self._refits: dict[str, LeafRefitRows | None] = {}
         self._tables: dict[str, Table] = {}
-        #: A name that no other session has, of this fit or of another one, here or elsewhere.
+        #: Globally unique name of the session.
         self.session = uuid.uuid4().hex
         self._folder = folder or temporary_root()
         self._told_bytes = 0
-        #: What parts had read that are no more.
+        #: Bytes read by runners that are closed.
         self._bytes_of_gone = 0
         self.lock = threading.Lock()
-        #: Number of the last round that was heard of.
+        #: Largest round number that a call had.
         self.latest = -1
         self._parts: list[ShardRunner] = []
         self._built: set[str] = set()
@@ -102,7 +103,7 @@ class WorkerSession(PartitionLoader):
         self._judged = WorkerEvalSets(self._team, self._folder, spare)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release threads and memory, and remove files."""
         for batch in [*self._batches, *self._tables]:
             self._close_batch(batch)
         for part in self._parts:
@@ -118,7 +119,7 @@ class WorkerSession(PartitionLoader):
     # Shards.
 
     def build(self, batch: str, spec: BuildSpec, past: ReplayState) -> None:
-        """Turn a table into shards that know the trees so far, and let go of its raw values."""
+        """Build shards from a table, replay the trees so far, and drop the raw values."""
         if batch in self._built:
             return
         rows = self._table_rows(batch)
@@ -132,7 +133,7 @@ class WorkerSession(PartitionLoader):
             limit = asked or spare
             fits = limit is None or limit.holds_rows(spec.shard, rows.n_kept + self.n_rows, self._n_threads)
             own = self._in_bites(rows, batch, spec, past, None if fits else limit)
-            if is_new_turn:  # workers were lost when the turn began: what was here before has to be trained on as well
+            if is_new_turn:  # workers were lost at the start of the visit: earlier batches must switch to its bite, too
                 for part in own:
                     part.close()
                 own, self._parts = [self._enter(*present) for present in self._resting.present()], []
@@ -149,13 +150,13 @@ class WorkerSession(PartitionLoader):
         self._built.add(batch)
 
     def in_files(self, batch: str) -> int:
-        """How many rows of a batch are in files."""
+        """Return how many training rows of a batch are in files."""
         streamed = (part for part in self._parts if part.batch == batch and isinstance(part, StreamedRunner))
         return self._resting.rows_in_files(batch) + sum(part.n_rows for part in streamed)
 
     def _in_memory(self, of_batch: BatchRows, batch: str, spec: BuildSpec, past: ReplayState) -> list[ShardRunner]:
         parts: list[ShardRunner] = []
-        check_rows_in_memory(-(-of_batch.n_kept // self._n_threads))  # a shard for each thread
+        check_rows_in_memory(-(-of_batch.n_kept // self._n_threads))  # one shard per thread
         for codes, target, weight, raw, numbers in self._encoded(of_batch, batch, spec):
             shard = Shard(codes, spec.shard, target, weight, raw, ranges=runs_of(numbers))
             in_ranges(shard.fill_tiles, shard.n_rows, self._n_threads)
@@ -167,7 +168,7 @@ class WorkerSession(PartitionLoader):
     def _in_bites(
         self, of_batch: BatchRows, batch: str, spec: BuildSpec, past: ReplayState, budget: Budget | None
     ) -> list[InMemoryRunner]:
-        """Divide rows into bites; the runners of the present one, if there is one."""
+        """Divide rows into bites; return runners for those of the current bite, if a visit has started."""
         store = self._bite_store(of_batch, batch, spec, budget)
         parts = [self._enter(batch, rows) for rows in self._resting.put(batch, store)]
         for part in parts:
@@ -177,7 +178,7 @@ class WorkerSession(PartitionLoader):
     def _bite_store(
         self, of_batch: BatchRows, batch: str, spec: BuildSpec, budget: Budget | None, most_shards: int | None = None
     ) -> InMemoryBiteStore | FileBiteStore:
-        """Rows divided into bites, in memory or with a budget that they do not fit in files."""
+        """Return a store of rows divided into bites: in files if a budget is given, else in memory."""
         assert spec.n_bites is not None
         if budget is not None:
             filling = budget.limit // 4
@@ -192,22 +193,22 @@ class WorkerSession(PartitionLoader):
         return store
 
     def _close_batch(self, batch: str) -> None:
-        """Drop the raw values of a batch."""
+        """Close the raw values of a batch."""
         for found in (self._batches.pop(batch, None), self._tables.pop(batch, None)):
             if found is not None:
                 found.close()
 
-    # The only session of a fit in this process.
+    # Methods for the single session of a fit without a cluster.
 
     def adopt(self, batch: str, table: Table) -> None:
-        """Take a table that has been read in this process as a batch; it is closed when its rows are encoded."""
+        """Register a table that was read in this process as a batch; it is closed when its rows are encoded."""
         self._tables[batch] = table
-        # The caller's table keeps its own weights.
+        # `assign_rows` must not change the weights of the caller's table.
         own = table if table.keeps_roles_apart else table.weighing(table.weight)
         self._rows[batch] = BatchRows(own, self._n_threads)
 
     def open_engine(self, batch: str, spec: BuildSpec, policy: GrowthPolicy) -> Engine:
-        """The engine of a fit whose only session this is; the batch's raw values are dropped."""
+        """Return the engine of a fit without a cluster, and drop the batch's raw values."""
         rows, terms, n_threads = self._rows.pop(batch), spec.target.loss.terms(), self._n_threads
         budget = spec.budget
         fits = budget is None or budget.holds_rows(spec.shard, rows.n_kept, n_threads)
@@ -240,7 +241,7 @@ class WorkerSession(PartitionLoader):
     def _encoded(
         self, of_batch: BatchRows, batch: str, spec: BuildSpec, most_shards: int | None = None
     ) -> Iterator[tuple[BinnedColumns, np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]]:
-        """The rows of positive weight in memory, a part for each thread: codes, target, weight, raw scores, global numbers."""
+        """Yield codes, target, weight, raw scores and global ids of one range of the rows of positive weight per thread."""
         table, y = of_batch.table, of_batch.y
         weight = table.weight
         kept = kept_rows(weight)
@@ -257,14 +258,14 @@ class WorkerSession(PartitionLoader):
             codes = encode_table(table, spec.binning, spec.layout, None if whole else some, self._n_threads)
             raw = self._raw_scores(of_batch, spec, None if whole else some, slice(first, last))
             if k == n_shards - 1:
-                self._close_batch(batch)  # the raw values are not needed beside what comes now
+                self._close_batch(batch)  # frees the raw values before the caller allocates the shard
             weights = None
             if spec.shard.weighted:
                 weights = np.ones(len(some)) if weight is None else weight[some]
             yield codes, y if whole else y[some], weights, raw, in_all[first:last]
 
     def _raw_scores(self, of_batch: BatchRows, spec: BuildSpec, rows: np.ndarray | None, places: slice) -> np.ndarray:
-        """The first raw scores of some rows; places : which of the table's rows of positive weight they are."""
+        """Return the first raw scores of rows; `kept_range` is their range among the table's rows of positive weight."""
         table, begun = of_batch.table, of_batch.begun
         warm_start, n_threads = spec.warm_start, self._n_threads
         if begun is None:
@@ -274,7 +275,7 @@ class WorkerSession(PartitionLoader):
         return raw
 
     def keep(self, batch: str, numbers: Sequence[int]) -> None:
-        """Let go of the rows of this batch's other partitions: somebody else has them now."""
+        """Drop the rows of this batch's other partitions, which another session has now."""
         if batch in self._batches:  # never built
             rows = self._rows.pop(batch, None)
             if rows is not None:
@@ -295,9 +296,10 @@ class WorkerSession(PartitionLoader):
     # Arcbites.
 
     def visit(self, turn: BiteVisit, first: int, iterations: Iterations, applied: int) -> bool:
-        """Train on the rows of one bite from now on; False where iterations before number `first` are not known here.
+        """Switch to the rows of a bite; return False if the session lacks iterations before number `first`.
 
-        iterations : that the model has kept, from number `first` on; applied : number of the last `advance`.
+        iterations : iterations of the truncated model from number `first` on.
+        applied : number of the last `advance`.
         """
         if self._resting.turn == turn:
             return True
@@ -311,7 +313,7 @@ class WorkerSession(PartitionLoader):
         return True
 
     def _enter(self, batch: str, rows: Bite) -> InMemoryRunner:
-        """A part for rows of the present bite, with the scores of what was kept before its turn."""
+        """Return a runner for rows of the current bite, with the scores of the model at the start of the visit."""
         spec = self._spec
         assert spec is not None
 
@@ -324,10 +326,15 @@ class WorkerSession(PartitionLoader):
     # Training.
 
     def advance(self, iteration: int, values: np.ndarray, terms: tuple) -> tuple[GradientStats | None, float, int, int]:
-        """Complete an iteration (0: none yet): scores take in its trees.
+        """Complete an iteration: add the leaf values of its trees to the scores, and recompute the gradients.
 
-        Also the seconds that took, bytes read meanwhile, and how many rows are trained on here. Asked again, it repeats what
-        it said. terms : the loss's record for kernels.
+        iteration : number of completed iterations, 0 before the first tree.
+        terms : the loss's record for kernels.
+
+        Returns
+        -------
+        gradient statistics (None without rows), seconds, bytes read since the last call, number of training rows
+            A repeated call returns the same statistics.
         """
         began = time.perf_counter()
         parts = [part for part in self._each(lambda part: _advance_to(part, iteration, values, terms)) if part is not None]
@@ -337,7 +344,7 @@ class WorkerSession(PartitionLoader):
         return merged, time.perf_counter() - began, self._told_bytes - before, self._counted_rows()
 
     def answer(self, task: TreeTask | None, question: RoundRequest) -> tuple[RoundHistograms | None, int, float]:
-        """Begin a tree (with a task) and answer a question; also how many rows are trained on here, and the seconds."""
+        """Return the histograms of a round, the number of training rows, and the seconds. A task starts a new tree."""
         began = time.perf_counter()
 
         def one(part: ShardRunner) -> RoundHistograms:
@@ -352,7 +359,7 @@ class WorkerSession(PartitionLoader):
     def answer_in_slices(
         self, task: TreeTask | None, question: RoundRequest, owners: Sequence[FeatureOwner]
     ) -> tuple[RoundHistograms | None, dict[SessionRef, bytes], int, float]:
-        """The same, the histograms cut into packed slices for their owners."""
+        """Do the same, but return the histograms as one packed slice for each feature owner."""
         answer, n_rows, seconds = self.answer(task, question)
         began = time.perf_counter()
         slices: dict[SessionRef, bytes] = {}
@@ -367,7 +374,10 @@ class WorkerSession(PartitionLoader):
         return answer, slices, n_rows, seconds + time.perf_counter() - began
 
     def search_slices(self, here: SessionRef, arguments: bytes, parts: Sequence[bytes]) -> tuple[BestSplits, float]:
-        """Add the slices of our features up, and search them. arguments : those of `answer_in_slices`, packed."""
+        """Sum the slices of this session's features, and return their best splits and the seconds.
+
+        arguments : those of `answer_in_slices`, packed.
+        """
         began = time.perf_counter()
         task, question, owners = unpack(arguments)
         assert self._spec is not None
@@ -382,16 +392,22 @@ class WorkerSession(PartitionLoader):
         return self._searcher.find_best_splits(question.pairs, histograms), time.perf_counter() - began
 
     def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
-        """``function(shard, first, last, *arguments)`` of every shard."""
+        """Return ``function(shard, first, last, *arguments)`` of every shard."""
         return [answer for told in self._each(lambda part: part.ask(function, *arguments)) for answer in told]
 
     @property
     def n_rows(self) -> int:
-        """Rows that are trained on here."""
+        """Number of training rows of this session; with arcbites, of all bites."""
         return self._resting.n_rows or sum(part.n_rows for part in self._parts)
 
     def _counted_rows(self) -> int:
-        """The same for the client, who knows how many there are to be; with arcbites the present bite must be whole, too."""
+        """Return `n_rows`, which the client compares with its own count.
+
+        Raises
+        ------
+        MissingPartitions
+            If the runners do not have all rows of the current bite.
+        """
         present = self._resting.present()
         if present and sum(rows.n_rows for _, rows in present) != sum(part.n_rows for part in self._parts):
             raise MissingPartitions("rows of the present arcbite")
@@ -402,10 +418,10 @@ class WorkerSession(PartitionLoader):
             return [work(self._parts[0])]
         return list(self._pool.map(work, self._parts))
 
-    # Held-out rows.
+    # Evaluation sets.
 
     def hold_out(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool) -> None:
-        """Turn a table into held-out rows."""
+        """Add the rows of a table to an evaluation set."""
         if batch in self._built:
             return
         rows = self._table_rows(batch)
@@ -416,30 +432,32 @@ class WorkerSession(PartitionLoader):
         self._built.add(batch)
 
     def hold_out_chosen(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool) -> None:
-        """Turn the chosen rows of a table that is trained on into held-out rows."""
+        """Add the chosen rows of a training table to an evaluation set."""
         chosen = self._chosen.pop((batch, name), None)
-        if chosen is not None:  # else done before
+        if chosen is not None:  # otherwise a repeated call
             self._judged.add(batch, self._table_rows(batch), name, spec, size, with_block=with_block, chosen=chosen)
 
     def judged_in_files(self, batch: str) -> int:
-        """How many rows of a batch are judged from files."""
+        """Return how many evaluation rows of a batch are in files."""
         return self._judged.in_files(batch)
 
     def judge(
         self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[str]], mark: int, n_cuts: int
     ) -> dict[str, tuple[int, list[list[Any]]]] | None:
-        """Number of rows and statistics of the metrics (by set), after the trees from number `first` on.
+        """Return, by set, the number of rows and the statistics of the metrics after the given trees.
 
-        None where earlier trees are missing.
+        Return None if the scores lack trees before number `first`.
 
-        mark, n_cuts : to how many trees the model may be cut back, or was, and how often that has been; mark -1 for never.
+        trees : trees from number `first` on.
+        mark : number of trees to which the model was truncated last, or may be truncated next; -1 for never.
+        n_cuts : how often the model has been truncated.
         """
         return self._judged.judge(first, trees, metrics, mark, n_cuts)
 
-    # Leaf values estimated anew.
+    # Re-estimation of leaf values.
 
     def refit_begin(self, batch: str, order: RefitOrder, past: list[RefitStep]) -> None:
-        """Get the rows of a table ready, and let them go through what the others have been through."""
+        """Prepare the rows of a table, and replay the steps so far."""
         if batch in self._refits:
             return
         of_batch = self._gathered(batch)
@@ -457,14 +475,14 @@ class WorkerSession(PartitionLoader):
         self._refits[batch] = rows
 
     def refit_advance(self, batch: str, number: int, step: RefitStep) -> tuple[int, GradientStats | None]:
-        """The number of rows, and see `LeafRefitRows.advance`; None where there are no rows."""
+        """Return the number of rows and the result of `LeafRefitRows.advance`, None without rows."""
         rows = self._known_rows(batch)
         return (0, None) if rows is None else (rows.n_rows, rows.advance(number, step))
 
     def refit_ask(
         self, batch: str, iteration: int, function: Callable[..., Any], arguments: tuple[Any, ...]
     ) -> tuple[int, Any]:
-        """The number of rows, and see `LeafRefitRows.ask`; None where there are no rows."""
+        """Return the number of rows and the result of `LeafRefitRows.ask`, None without rows."""
         rows = self._known_rows(batch)
         return (0, None) if rows is None else (rows.n_rows, rows.ask(iteration, function, *arguments))
 
@@ -476,11 +494,11 @@ class WorkerSession(PartitionLoader):
 
 def _replay(part: InMemoryRunner, past: ReplayState) -> None:
     shard = part.rounds.shard
-    # Rows of a bite have taken in what was kept before its turn.
+    # The scores of a bite already include the iterations before the visit.
     missed = past.iterations if past.turn is None else past.iterations[past.turn.n_kept :]
     add_iterations(shard.codes, shard.layout, missed, shard.raw, 0, shard.n_rows)
     if past.applied >= 0:
-        # Gradients as they were after the last complete iteration; adding nothing changes no score.
+        # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
         part.advance(past.terms, np.zeros((shard.n_outputs, 1)))
         part.applied = past.applied
     for tree in past.pending:
