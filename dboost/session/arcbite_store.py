@@ -1,17 +1,16 @@
-"""One worker's rows where they are divided into arcbites: those of all bites but the present one are at rest here.
+"""Stored bites: the rows of a session between visits, if the fit uses arcbites.
 
-Whose turn it is, is said by the client: the number of the turn, its bite, and the iterations that the model has kept. A turn
-that has been taken is not taken again. Rows that come late, because another worker died, are told all of this at once.
+A `BiteStore` has the rows of one batch, divided into bites: in memory, or in files if they exceed the memory limit. Which bite
+a row belongs to is a hash of its global id. So the rows of a partition that moves to another worker are found without an index.
 
-A batch's bites are in memory, or where a limit says so in files (`bitten.py`). Which partition a row is of follows from its
-number, so rows that another worker takes over are found without a record of their own.
+`SessionBites` has the stores of all batches and the current visit. The client sends the visit's number, its bite, and the
+iterations of the truncated model. A repeated call for the same visit changes nothing. Rows that are loaded later, because
+another worker died, receive the same record when they are built.
 
-A batch's rows divided into arcbites in files, for workers whose memory cannot hold them.
-
-The table goes by once, piece by piece, and its rows go to the blocks of their bites (`shards.arcbite_rows`), in the worker's
-local directory. A bite is entered in as many shares as there are threads, each of which becomes a shard in memory. What is in
-the files of a bite are the scores that it was entered with, so a batch that comes late needs no more than the others have: it
-catches up when its bite's turn comes, or at once where that is now.
+**Files.** `FileBiteStore` reads the table once, piece by piece, and appends each row to the blocks of its bite
+(`shards.arcbite_rows`), in the worker's local directory. A visit reads a bite in several ranges of blocks, one per thread; each
+becomes a shard in memory. The files contain the scores of a bite at the start of its last visit. A batch that is loaded later
+therefore needs no special state: its scores are updated at the next visit of each bite, or at once for the current bite.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from dboost.shards.shard_spec import code_fields, rows_that_fit
 from dboost.storage.spool import PrivateDirectory
 
 Iterations = Sequence[Sequence[TreeDelta]]
-#: Tells of rows, by their global numbers (int64[n]), which are to stay (bool[n]).
+#: Maps global row ids (int64[n]) to whether the rows are kept (bool[n]).
 SelectRows = Callable[[np.ndarray], np.ndarray]
 
 
 class BiteStore(Protocol):
-    """All bites of a batch's rows."""
+    """The rows of a batch, divided into bites. With `ArcBites.parts` > 1 a visit trains on several of them together."""
 
     @property
     def n_rows(self) -> int: ...
@@ -47,26 +46,26 @@ class BiteStore(Protocol):
 
     @property
     def bytes_read(self) -> int:
-        """From files, so far."""
+        """Bytes read from files so far."""
 
     def of(self, bite: int) -> Sequence[Bite]:
-        """The rows of a bite, in as many parts as are trained on side by side."""
+        """Return the rows of a bite, one record for each shard that is built from them."""
 
     def keep(self, partitions: Sequence[int], stays: SelectRows) -> None:
-        """Let go of the rows of other partitions."""
+        """Drop the rows of other partitions; `stays` returns False for their ids."""
 
     def close(self) -> None: ...
 
 
 class InMemoryBiteStore:
-    """The bites of rows in memory."""
+    """Bites in memory."""
 
     def __init__(self) -> None:
         self._bites: dict[int, list[InMemoryBite]] = {}
         self.rows_in_files = self.bytes_read = 0
 
     def add(self, rows: InMemoryBite, seed: int, n_bites: int) -> None:
-        """Divide rows; those that were added before are other parts of the bites."""
+        """Divide rows into bites, as an additional record of each bite."""
         for bite, (_, of_bite) in enumerate(rows.divided(seed, n_bites)):
             if of_bite.n_rows:
                 self._bites.setdefault(bite, []).append(of_bite)
@@ -76,39 +75,39 @@ class InMemoryBiteStore:
         return sum(part.n_rows for parts in self._bites.values() for part in parts)
 
     def of(self, bite: int) -> Sequence[Bite]:
-        """The parts of a bite."""
+        """Return the records of a bite."""
         return self._bites.get(bite, [])
 
     def keep(self, partitions: Sequence[int], stays: SelectRows) -> None:
-        """Let go of the rows that are not to stay."""
+        """Drop the rows for which `stays` returns False."""
         for bite, parts in self._bites.items():
             kept = (part.some_rows(np.flatnonzero(stays(part.numbers))) for part in parts)
             self._bites[bite] = [part for part in kept if part.n_rows]
 
     def close(self) -> None:
-        """Nothing but memory to let go of."""
+        """Release the memory."""
         self._bites = {}
 
 
 @dataclass(eq=False)
 class SessionBites:
-    """The rows of all bites, and whose turn it is."""
+    """The rows of all bites in a session, and the current visit."""
 
     turn: BiteVisit | None = None
     kept: list[Sequence[TreeDelta]] = field(default_factory=list)
     _stores: dict[str, BiteStore] = field(default_factory=dict)
-    #: What was read of bites that are no more.
+    #: Bytes read from stores that are closed.
     _bytes_of_gone: int = 0
 
     def put(self, batch: str, store: BiteStore) -> list[Bite]:
-        """Take in a batch, whose scores are those of no tree. Returns its rows of the present bite."""
+        """Add a batch whose scores include no tree of this fit, and return its rows of the current bite."""
         self._stores[batch] = store
         return [] if self.turn is None else [rows for part in self.turn.bite for rows in store.of(part)]
 
     def take(self, turn: BiteVisit, first: int, iterations: Iterations) -> bool:
-        """Note whose turn it is; False when iterations before number `first` are not known here.
+        """Set the current visit; return False if the session lacks iterations before number `first`.
 
-        iterations : that the model has kept, from number `first` on.
+        iterations : iterations of the truncated model from number `first` on.
         """
         if first > len(self.kept):
             return False
@@ -117,14 +116,14 @@ class SessionBites:
         return True
 
     def present(self) -> list[tuple[str, Bite]]:
-        """The rows of the bite whose turn it is, and which batch they are of."""
+        """Return batch and rows of each record of the current bite."""
         if self.turn is None:
             return []
         turn = self.turn
         return [(batch, rows) for batch, store in self._stores.items() for part in turn.bite for rows in store.of(part)]
 
     def keep(self, batch: str, partitions: Sequence[int], stays: SelectRows) -> None:
-        """Let go of the rows of this batch's other partitions."""
+        """Drop the rows of this batch's other partitions."""
         store = self._stores.get(batch)
         if store is None:
             return
@@ -140,34 +139,34 @@ class SessionBites:
 
     @property
     def bytes_read(self) -> int:
-        """From files, so far."""
+        """Bytes read from files so far."""
         return self._bytes_of_gone + sum(store.bytes_read for store in self._stores.values())
 
     def rows_in_files(self, batch: str) -> int:
-        """How many rows of a batch are in files."""
+        """Return how many rows of a batch are in files."""
         store = self._stores.get(batch)
         return 0 if store is None else store.rows_in_files
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all stores."""
         for store in self._stores.values():
             store.close()
         self._stores = {}
 
 
 class FileBiteStore:
-    """The bites of a batch in files, which go with this object.
+    """Bites in files, which `close` removes.
 
     Parameters
     ----------
     rows : StartingRows
     spec : BuildSpec
-        With a number of bites.
+        `n_bites` must be set.
     root : Path
-        Where the files' folder is made.
+        Parent of the files' folder.
     n_threads : int
     n_shares : int
-        In how many parts a bite is trained on.
+        Number of ranges of blocks in which a bite is read: one for each shard.
     filling_bytes : int
         See `BiteFiles`.
     """
@@ -177,7 +176,7 @@ class FileBiteStore:
     ) -> None:
         assert spec.n_bites is not None
         self._spec, self._root, self._n_threads, self._n_shares = spec, root, n_threads, n_shares
-        #: Rows of each partition.
+        #: Number of rows of each partition.
         self._owned = rows.owned
         self._bytes_before = 0
         self._folder = PrivateDirectory(root)
@@ -227,15 +226,15 @@ class FileBiteStore:
 
     @property
     def bytes_read(self) -> int:
-        """So far."""
+        """Bytes read from files so far."""
         return self._bytes_before + self._files.bytes_read
 
     def of(self, bite: int) -> Sequence[Bite]:
-        """The shares of a bite."""
+        """Return the ranges of a bite."""
         return self._parts.get(bite, [])
 
     def keep(self, partitions: Sequence[int], stays: SelectRows) -> None:
-        """Write the rows that are to stay to new files."""
+        """Write the rows of these partitions to new files, and remove the old ones."""
         if set(self._owned) <= set(partitions):
             return
         self._owned = {number: n for number, n in self._owned.items() if number in partitions}

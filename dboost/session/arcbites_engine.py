@@ -1,7 +1,7 @@
 """The engine for arcbites in this process: a fused engine for the bite of each visit.
 
-The bites between visits are in a `session.arcbite_store.BiteStore`. A visit builds the shard and the buffers of one bite, after
-those of the visit before were dropped: beside the store there is never memory for more than one bite.
+The bites are stored in a `session.arcbite_store.BiteStore`. A visit first drops the shard and the buffers of the previous visit
+and then builds those of its own bite. So the engine needs memory for the store and for one bite.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
 
 class ArcbitesEngine:
-    """Trains on one bite at a time. `visit` comes before everything else.
+    """Train on one bite at a time. `visit` must be called before any other method.
 
     Parameters
     ----------
     store : BiteStore
-        The rows of all bites, or of their parts where several form a bite; closed with the engine.
+        The rows of all bites, or of their parts if several form a bite (`ArcBites.parts`); closed with the engine.
     n_bites, n_together : int
-        Number of bites in the store, and how many of them are trained on together.
+        Number of bites (or parts) in the store, and how many of them a visit trains on together.
     spec : ShardSpec
     loss_terms, rule, n_threads
         As in `FusedEngine`.
@@ -58,7 +58,7 @@ class ArcbitesEngine:
         return self._store.n_rows
 
     def visit(self, bite: Sequence[int], iterations: Sequence[Sequence[TreeDelta]]) -> None:
-        """Train on the rows of this bite from now on, with the scores of a model of these iterations."""
+        """Switch to the rows of a bite, with scores that include these iterations."""
         self._engine = None
         rows = [rows for part in bite for rows in self._store.of(part)]
         parts = [part.with_current_scores(self._spec.layout, iterations, self._spread) for part in rows]
@@ -86,7 +86,7 @@ class ArcbitesEngine:
         return self._current.grow(task)
 
     def report(self) -> dict[str, float]:
-        """Bytes read from files."""
+        """Return the bytes read from files since the last call."""
         before, self._reported = self._reported, self._store.bytes_read
         return {"bytes_read": self._reported - before}
 
