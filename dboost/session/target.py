@@ -1,9 +1,9 @@
-"""From the user's target column to numbers that a loss can work with.
+"""From the user's target column to a loss, its classes, and float64 values.
 
-What a target is, found out part by part: which loss is meant, and which classes there are, without all rows in one place.
-
-A part says which values it has met (`scan_target`), up to a number that no one takes for classes; the parts' answers together
-decide (`merge_target_scans_to_target`) as `session.target.choose_target` does of all rows.
+The target determines the loss (with ``loss="auto"``) and the classes. `choose_target` derives both from all rows of a table. On
+a cluster no process has all rows, so the decision has two steps. `scan_target` collects the distinct values of a range of rows,
+at most `MAX_CLASSES` of them, and `merge_target_scans` merges two scans. `merge_target_scans_to_target` derives the loss and
+the classes from the scans, by the rules of `choose_target`. Sessions then encode their rows (`encode_like`, `encode_chunk`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dboost.schema import Level
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """The loss, the target as float64 (0, 1, 2, … for classes), and what the classes are called."""
+    """The loss, the target as float64 (0, 1, 2, … for classes), and the classes."""
 
     loss: Loss
     values: np.ndarray
@@ -38,10 +38,10 @@ class Target:
 def read_target(
     table: Table, parameters: Parameters, model: Ensemble | None = None, classes: tuple[Level, ...] | None = None
 ) -> Target:
-    """Choose the loss and encode the target for it, as `choose_target` does; refuse numbers that mean nothing to the loss.
+    """Choose the loss and encode the target for it, as `choose_target` does; raise DataError for values that the loss rejects.
 
-    model : one that is continued. Its classes are meant, of which some or all but one may be missing here.
-    classes : all that there will ever be, where somebody knows.
+    model : the model that is continued; its classes apply, and the data may lack some of them.
+    classes : all classes, if they are known before the data are read.
     """
     if model is not None:
         target = target_of(model, parameters)
@@ -57,12 +57,13 @@ def read_target(
 def choose_target(table: Table, parameters: Parameters) -> Target:
     """Choose the loss ("auto": by the target's kind) and encode the target for it.
 
-    Rows of weight zero have no say: a class that occurs in no other row is none.
+    Rows of weight zero are ignored: a class that occurs in no other row is dropped.
 
     Raises
     ------
     DataError
-        One class only, more than two for a loss of two, or a target of text or categories for a loss that wants numbers.
+        If there is one class only, if there are more than two for a binary loss, or if the target has text or categories and
+        the loss needs numbers.
     """
     column = _counted(table)
     loss_name = parameters.loss_name
@@ -89,13 +90,13 @@ def choose_target(table: Table, parameters: Parameters) -> Target:
 
 
 def target_of(model: Ensemble, parameters: Parameters) -> Target:
-    """What targets mean to a model that is continued; holds no rows."""
+    """Return loss and classes of a model that is continued, without rows."""
     n_classes = 2 if model.classes is None else len(model.classes)
     return Target(loss_for(parameters, parameters.loss_name, n_classes), np.empty(0), model.classes, model.classes_dtype)
 
 
 def target_for(classes: tuple[Level, ...], parameters: Parameters) -> Target:
-    """What targets mean where all classes are known beforehand; holds no rows."""
+    """Return loss and classes if all classes are known before the data are read, without rows."""
     if len(classes) < 2:
         raise ParameterError(f"classes={list(classes)!r}: a classifier needs at least two classes")
     loss = loss_for(parameters, parameters.loss_name, len(classes))
@@ -103,7 +104,7 @@ def target_for(classes: tuple[Level, ...], parameters: Parameters) -> Target:
 
 
 def continued(work: Callable[[], Any]) -> Any:
-    """Do something with data that are to continue a model, and say so if it cannot be done."""
+    """Return ``work()``; prefix the message of a DataError with the fact that the data continue a model."""
     try:
         return work()
     except DataError as error:
@@ -111,14 +112,14 @@ def continued(work: Callable[[], Any]) -> Any:
 
 
 def loss_for(parameters: Parameters, name: str, n_classes: int = 2) -> Loss:
-    """The loss of that name, with the parameters that are its own.
+    """Return the loss of that name, with its own parameters.
 
     Raises
     ------
     DataError
-        For more classes than the loss knows.
+        If the loss supports fewer classes.
     ParameterError
-        For a parameter that does not go with the loss.
+        If a parameter does not apply to the loss.
     """
     own = not isinstance(parameters.loss, str)
     loss = (
@@ -132,7 +133,7 @@ def loss_for(parameters: Parameters, name: str, n_classes: int = 2) -> Loss:
 
 
 def check_range(loss: Loss, values: np.ndarray, row_name: Callable[[int], str]) -> None:
-    """Refuse targets (float64[n]) that the loss has no meaning for, naming the first row."""
+    """Raise DataError, with the name of the first row, if targets (float64[n]) are outside the range of the loss."""
     wrong = values < 0 if loss.target_range == "non-negative" else values <= 0 if loss.target_range else None
     if wrong is not None and wrong.any():
         row = int(np.argmax(wrong))
@@ -141,7 +142,7 @@ def check_range(loss: Loss, values: np.ndarray, row_name: Callable[[int], str]) 
 
 
 def encode_like(table: Table, target: Target) -> np.ndarray:
-    """The target of held-out rows in the terms of the training target: float64[n_rows]."""
+    """Return the target of a table, encoded like the training target: float64[n_rows]."""
     column = _counted(table)
     if target.classes is None:
         if not isinstance(column, np.ndarray):
@@ -158,7 +159,7 @@ def encode_like(table: Table, target: Target) -> np.ndarray:
 
 
 def encode_chunk(table: Table, k: int, target: Target) -> np.ndarray:
-    """The same of chunk k only: float64[n]; zeros where none of its rows counts."""
+    """Return the same for chunk k only: float64[n]; zeros if it has no rows of positive weight."""
     column, weight, _ = table.roles(k)
     if not table.lengths[k] or (weight is not None and not (weight > 0).any()):
         return np.zeros(table.lengths[k])
@@ -169,7 +170,7 @@ def encode_chunk(table: Table, k: int, target: Target) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class _OneChunk:
-    """The target of a chunk as `encode_like` looks at it."""
+    """The target of a chunk, with the attributes of `Table` that `encode_like` uses."""
 
     target: Column | None
     weight: np.ndarray | None
@@ -179,12 +180,12 @@ class _OneChunk:
 
 
 def unknown_class(level: Level) -> DataError:
-    """That a target holds what it must not."""
+    """Return the error for a class that the training target does not have."""
     return DataError(f"the target holds a class that the training target has not: {level!r}")
 
 
 def _counted(table: Table) -> Column:
-    """The target, in which rows of weight zero repeat one that counts: so they have no say in what it is."""
+    """Return the target; rows of weight zero get the value of a row of positive weight, so that they have no influence."""
     column, weight = table.target, table.weight
     assert column is not None
     if weight is None or weight.all():
@@ -200,7 +201,7 @@ def _is_zero_one(values: np.ndarray) -> bool:
 
 
 def _classes(table: Table, column: Column) -> tuple[np.ndarray, tuple[Level, ...], str]:
-    """Class codes (int64), the classes in ascending order, and their dtype."""
+    """Return class codes (int64), the classes in ascending order, and their dtype."""
     dtype = str(table.target_dtype)
     if isinstance(column, CategoryColumn):
         return column.codes.astype(np.int64), column.levels, dtype
@@ -214,34 +215,23 @@ def _classes(table: Table, column: Column) -> tuple[np.ndarray, tuple[Level, ...
     return codes, tuple(float(v) for v in values), dtype
 
 
-#: A target of more distinct values than this is no class.
+#: Maximal number of classes; a target with more distinct values is no classification target.
 MAX_CLASSES = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class TargetScan:
-    """A target's values, as far as the choice of the loss and of the classes wants to know them.
+    """The distinct target values of some rows of positive weight, from which loss and classes are chosen."""
 
-    Attributes
-    ----------
-    levels : tuple of levels or None
-        Those that occur in rows of positive weight, where the target is text or categories.
-    distinct : float64[...]
-        Otherwise the distinct numbers in these rows, or some of them if there are `too_many`.
-    too_many : bool
-    dtype : str
-    is_bool : bool
-    """
-
-    levels: tuple[Level, ...] | None
-    distinct: np.ndarray
-    too_many: bool
+    levels: tuple[Level, ...] | None  # for text or categories: those that occur; else None
+    distinct: np.ndarray  # float64[...], for numbers: the distinct ones, or `MAX_CLASSES` of them if there are `too_many`
+    too_many: bool  # whether there are more than `MAX_CLASSES` distinct numbers
     dtype: str
     is_bool: bool
 
 
 def scan_target(target: Column | None, weight: np.ndarray | None, dtype: str, is_bool: bool) -> TargetScan | None:
-    """What some rows say; None where none of them has a positive weight."""
+    """Return the scan of some rows; None if none of them has a positive weight."""
     if target is None:
         return None
     if isinstance(target, CategoryColumn):
@@ -258,7 +248,7 @@ def scan_target(target: Column | None, weight: np.ndarray | None, dtype: str, is
 
 
 def merge_target_scans(a: TargetScan, b: TargetScan) -> TargetScan:
-    """What the rows of both say."""
+    """Return the scan of the rows of both."""
     if a.levels is not None or b.levels is not None:
         dictionary = CategoryIndex("target")
         for one in (a, b):
@@ -271,7 +261,7 @@ def merge_target_scans(a: TargetScan, b: TargetScan) -> TargetScan:
 
 @dataclass(frozen=True, eq=False)
 class _Distinct:
-    """What `choose_target` looks at, with every value once (or some of them, where they are too many to be classes)."""
+    """A target with every distinct value once, with the attributes of `Table` that `choose_target` uses."""
 
     target: Column
     target_dtype: str
@@ -283,12 +273,12 @@ class _Distinct:
 
 
 def merge_target_scans_to_target(told: Sequence[TargetScan], parameters: Parameters) -> Target:
-    """The loss, and the classes of all parts; holds no rows.
+    """Return the loss and the classes of all scanned rows, without rows.
 
     Raises
     ------
     DataError
-        As `choose_target`, or when there are too many classes.
+        As `choose_target`, or if there are too many classes.
     """
     loss_name = parameters.loss_name
     if any(target.levels is not None for target in told):

@@ -1,19 +1,15 @@
-"""Where a fit begins: from nothing, from the model of another fit, or from its own checkpoint.
+"""Warm starts: the model from which a fit starts, and the raw scores of rows by that model.
 
-Rows begin with the score of a *model* (or with the best constant, where there is none), to which its trees are added one by
-one, in their order: the very sums that training makes. So whoever goes on from a model goes on as if there had been no break.
+A fit starts from nothing, from an existing model, or from its own checkpoint. There are three kinds of start with a model:
 
-What distinguishes the three ways of going on is whose trees the model's are.
+* A *warm start* continues a fit on the same data, up to `max_iter` iterations in total.
+* A *continuation* starts a new fit with `max_iter` iterations of its own from a model of other data.
+* A *resumed* fit has grown some of the trees itself before it was interrupted. Units and scales are derived from scores without
+  these trees, so they are the same as in the first run.
 
-* A *warm start* goes on with a fit on its own data, up to `max_iter` iterations in total.
-* A *continuation* begins a new fit, with `max_iter` iterations of its own, where a model of other data ended.
-* A fit that *resumes* has grown some of the trees itself before it was interrupted. Whatever is found out at the beginning of
-  a fit (units, scales) is found out from scores without these, so that it is what it was the first time.
-
-Raw scores of rows under a model that exists already.
-
-The model walks over the rows chunk by chunk, adding its trees in their order: ``((baseline + offset) + v1) + v2 + …``. These
-are the very sums that training makes, so going on from here is the same, to the last bit, as never having stopped.
+The first raw score of a row is ``((baseline + offset) + v1) + v2 + …``: the trees of the model are added one by one in their
+order, chunk by chunk. Training computes the same floating-point sums, so a continued fit gives the same model, to the last bit,
+as an uninterrupted fit.
 """
 
 from __future__ import annotations
@@ -37,92 +33,76 @@ from dboost.session.target import Target
 
 @dataclass(frozen=True, eq=False)
 class WarmStart:
-    """Where a fit begins.
+    """The start of a fit."""
 
-    Attributes
-    ----------
-    model : Ensemble or None
-        The trees that rows' scores hold before the first iteration that is still to come.
-    n_earlier : int
-        How many of its iterations belong to earlier fits; early stopping never drops these.
-    is_new_source : bool
-        Whether the fit goes on from a model of other data.
-    resumes : bool
-        Whether the iterations beyond `n_earlier` are this fit's own.
-    keeps_bins : bool
-        Whether the model's split points are the candidates of the new trees too.
-    damps : bool
-        Whether the new trees' steps are damped, see `training.plan`.
-    """
-
-    model: Ensemble | None = None
-    n_earlier: int = 0
-    is_new_source: bool = False
-    resumes: bool = False
-    keeps_bins: bool = False
-    damps: bool = False
+    model: Ensemble | None = None  # its trees are included in the first scores of the rows
+    n_earlier: int = 0  # number of its iterations that belong to earlier fits; early stopping never drops these
+    is_new_source: bool = False  # whether the fit continues a model of other data
+    resumes: bool = False  # whether the iterations beyond `n_earlier` belong to this fit
+    keeps_bins: bool = False  # whether new trees use the model's split points
+    damps: bool = False  # whether the steps of new trees are damped, see `training.plan`
 
     @classmethod
     def same_data(cls, model: Ensemble | None) -> WarmStart:
-        """From a model of the same data, or from nothing."""
+        """Return the start from a model of the same data, or from nothing."""
         return cls() if model is None else cls(model, model.n_iterations)
 
     @classmethod
     def continuation(cls, model: Ensemble, bins: str = "new", steps: str = "damped") -> WarmStart:
-        """From a model of other data; bins : "new" or "kept", steps : "damped" or "full"."""
+        """Return the start from a model of other data; bins : "new" or "kept", steps : "damped" or "full"."""
         check_options(bins, steps)
         if bins == "kept" and not model.edges:
             raise ParameterError("continue_bins='kept': the model to continue does not tell its bins")
         return cls(model, model.n_iterations, True, keeps_bins=bins == "kept", damps=steps == "damped")
 
     def resumed(self, model: Ensemble) -> WarmStart:
-        """The same fit with the model of its checkpoint."""
+        """Return the start of the same fit with the model of its checkpoint."""
         return replace(self, model=model, resumes=True)
 
     def widened(self, features: tuple[Feature, ...]) -> WarmStart:
-        """The same for features with levels that the model has not met."""
+        """Return the start with the model extended by categories that are new in `features`."""
         return self if self.model is None or not self.is_new_source else replace(self, model=widen(self.model, features))
 
     @property
     def like(self) -> dict[str, Any]:
-        """How a table is opened whose features are the model's (see `open_table`)."""
+        """Keywords of `open_table` for data with the features of the model."""
         if not self.is_new_source:
             return {}
         assert self.model is not None
         return {"like": self.model.features, "extend_categories": True}
 
     def binning(self, features: tuple[Feature, ...]) -> Binning:
-        """The model's own split points."""
+        """Return the model's split points."""
         assert self.model is not None
         return Binning(features, self.model.edges)
 
     @property
     def baseline(self) -> np.ndarray:
-        """Raw scores that the model begins with: float64[n_outputs]."""
+        """Initial raw scores of the model: float64[n_outputs]."""
         assert self.model is not None
         return self.model.baseline
 
     @property
     def n_before(self) -> int:
-        """Iterations that the scores hold already."""
+        """Number of iterations in the first scores."""
         return 0 if self.model is None else self.model.n_iterations
 
     def last_iteration(self, max_iter: int) -> int:
-        """The number of the last iteration, if nothing stops the fit."""
+        """Return the number of the last iteration, without early stopping."""
         return max_iter + self.n_earlier if self.is_new_source else max_iter
 
 
 def checked_decay(decay: Any) -> float:
-    """What is kept of the old leaf values."""
+    """Return `decay`, the weight of the old leaf values, as a float; raise ParameterError if it is invalid."""
     if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay < 1:
         raise ParameterError(f"decay={decay!r} must be a number of at least 0 and below 1")
     return float(decay)
 
 
 def keywords_for(model: Ensemble, given: dict[str, Any], own: Loss | None = None) -> dict[str, Any]:
-    """Keywords of a fit that continues a model: with ``loss="auto"`` the model's own loss is meant, options and all.
+    """Return the keywords of a fit that continues a model: ``loss="auto"`` becomes the model's loss with its options.
 
-    own : the loss, where it is one of the user's and at hand.
+    own : the user's loss object, if the model has a custom loss.
     """
     if given.get("loss", "auto") != "auto":
         return given
@@ -132,7 +112,7 @@ def keywords_for(model: Ensemble, given: dict[str, Any], own: Loss | None = None
 
 
 def check_options(bins: Any, steps: Any) -> None:
-    """Refuse what `continue_bins` and `continue_steps` cannot be."""
+    """Raise ParameterError for invalid values of `continue_bins` and `continue_steps`."""
     if bins not in ("new", "kept"):
         raise ParameterError(f"continue_bins={bins!r} must be 'new' or 'kept'")
     if steps not in ("damped", "full"):
@@ -140,7 +120,7 @@ def check_options(bins: Any, steps: Any) -> None:
 
 
 def without_model(bins: Any = "new", steps: Any = "damped") -> WarmStart:
-    """`COLD_START`; refuses a `continue_bins` or `continue_steps` that only a model to continue would give a meaning."""
+    """Return `COLD_START`; raise ParameterError if `continue_bins` or `continue_steps` is given, which need a model."""
     check_options(bins, steps)
     for name, value, default in (("continue_bins", bins, "new"), ("continue_steps", steps, "damped")):
         if value != default:
@@ -148,7 +128,7 @@ def without_model(bins: Any = "new", steps: Any = "damped") -> WarmStart:
     return COLD_START
 
 
-#: Parameters without a meaning where leaf values are estimated anew, and their defaults.
+#: Parameters that do not apply to the re-estimation of leaf values, and their defaults.
 _IDLE_IN_REFIT: dict[str, Any] = {
     "eval_set": None, "eval_metric": None, "features": None, "categorical_features": "from_dtype", "callbacks": None,
     "progress": None, "memory_limit": None, "continue_bins": "new", "continue_steps": "damped", "checkpoint": None,
@@ -157,31 +137,31 @@ _IDLE_IN_REFIT: dict[str, Any] = {
 
 
 def idle_in_refit(given: dict[str, Any]) -> list[str]:
-    """Keywords that a user gave and that have nothing to do with ``refit_leaves=True``, which adds no trees."""
+    """Return the names of given keywords that do not apply to ``refit_leaves=True``, which adds no trees."""
 
     def is_given(name: str, value: Any) -> bool:
         plain = _IDLE_IN_REFIT[name]
-        if name == "callbacks":  # functions, or one; none at all is an empty sequence
+        if name == "callbacks":  # a function or a sequence of functions; an empty sequence is the default
             return callable(value) or bool(value)
-        # Without progress there is nothing to show, and nothing is shown.
+        # progress=False is accepted: a fit without new trees shows no progress.
         return not (value is plain or (isinstance(value, str | int) and value == plain) or (name == "progress" and not value))
 
     return [name for name, value in given.items() if name in _IDLE_IN_REFIT and is_given(name, value)]
 
 
 def checked_source_name(source_name: Any) -> str | None:
-    """What the user calls the data."""
+    """Return the user's name of the data; raise ParameterError unless it is text or None."""
     if source_name is not None and not isinstance(source_name, str):
         raise ParameterError(f"source_name={source_name!r} must be text")
     return source_name
 
 
-#: A fit that begins from nothing.
+#: The start from nothing.
 COLD_START = WarmStart()
 
 
 def row_matrices(table: Table, rows: np.ndarray | None) -> Iterator[np.ndarray]:
-    """The table's rows, or some of them (int64, ascending), chunk by chunk as matrices that trees can walk over."""
+    """Yield all or some rows of a table (int64, ascending), chunk by chunk, as matrices for prediction."""
     start = 0
     for i, length in enumerate(table.lengths):
         own = None
@@ -194,7 +174,7 @@ def row_matrices(table: Table, rows: np.ndarray | None) -> Iterator[np.ndarray]:
 
 
 def row_matrix(table: Table, rows: np.ndarray | None) -> np.ndarray:
-    """The same as one matrix."""
+    """Return the same rows as one matrix."""
     parts = list(row_matrices(table, rows))
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -207,23 +187,24 @@ def starting_scores(
     n_threads: int,
     iterations: Range | None = None,
 ) -> np.ndarray:
-    """Raw scores that some rows of a table, or all, begin with.
+    """Return the first raw scores of all or some rows of a table.
 
     Parameters
     ----------
     baseline : float64[n_outputs]
-    warm_start : Origin
-        With the model whose trees are added.
+    warm_start : WarmStart
+        The trees of its model are added.
     table : Table
         Its offsets are added to the baseline.
     rows : int64[...], ascending, or None
+        Positions in the table; None for all rows.
     n_threads : int
     iterations : (first, last), optional
-        Only those of the model's iterations.
+        Range of the model's iterations to add; default: all.
 
     Returns
     -------
-    float64[n], or float64[n_outputs, n] where there are several outputs
+    float64[n], or float64[n_outputs, n] for several outputs
     """
     n = table.n_rows if rows is None else len(rows)
     scores = np.repeat(baseline[:, None], n, axis=1)
@@ -241,7 +222,7 @@ def add_trees(
     n_threads: int,
     iterations: Range | None = None,
 ) -> None:
-    """Add the trees of a model, or of some of its iterations, to raw scores (as `starting_scores` returns) in place."""
+    """Add the trees of a model, or of a range of its iterations, to raw scores in place; shapes as in `starting_scores`."""
     first, last = iterations or (0, warm_start.n_before)
     if warm_start.model is None or first == last:
         return
@@ -254,19 +235,19 @@ def add_trees(
 
 
 def add_block(scores: np.ndarray, flat: FlatEnsemble, block: np.ndarray, iterations: Range, n_threads: int) -> None:
-    """The same for the rows of one matrix; scores : float64[n_outputs, n]."""
+    """Do the same for the rows of one matrix; scores : float64[n_outputs, n]."""
     of_rows = np.ascontiguousarray(scores.T)
     flat.add_to(of_rows, block, iterations, n_threads)
     scores[:] = of_rows.T
 
 
 def check_continues(model: Ensemble, features: tuple[Feature, ...], target: Target) -> None:
-    """Refuse to continue a model on data that it does not speak about.
+    """Check that data have the features, classes and loss of the model that they continue.
 
     Raises
     ------
     DataError
-        Naming the first feature or class that differs.
+        The message names the first feature or class that differs.
     """
     old, new = model.features, features
     if len(old) != len(new):
@@ -281,7 +262,7 @@ def check_continues(model: Ensemble, features: tuple[Feature, ...], target: Targ
 
 
 def check_loss(model: Ensemble, loss: Loss) -> None:
-    """Refuse to continue a model with another loss than its own."""
+    """Raise DataError if the loss is not the loss of the model that is continued."""
     if not _same_loss(model, loss):
         told = [f"loss {one['name']!r}" + _loss_options(one) for one in (model.loss, loss.to_dict())]
         raise DataError(f"the model to continue was trained with {told[0]}, not {told[1]}")
@@ -293,12 +274,12 @@ def _loss_options(loss: dict[str, Any]) -> str:
 
 
 def _same_loss(model: Ensemble, loss: Loss) -> bool:
-    # The model may know more: what its first iteration found out.
+    # The model may have further entries: statistics from its first iteration.
     return model.loss == model.loss | loss.to_dict()
 
 
 def matrix_of(chunk: Chunk) -> np.ndarray:
-    """Numbers as they are, categories as codes, NaN where missing."""
+    """Return a chunk as a matrix: numbers unchanged, categories as codes, missing values as NaN."""
     if chunk.matrix is not None:
         return chunk.matrix
     columns = [_numbers(column) if isinstance(column, CategoryColumn) else column for column in chunk.columns]
