@@ -1,13 +1,12 @@
-"""A portrait of the training rows: a few of them, which stand for all when the model is asked later what it has seen.
+"""The reference sample: a few training rows from which the summary for drift detection is computed.
 
-They are drawn by a hash of the seed and the row's number, as the rows are that propose split points (`binning.sample_rows`),
-but fewer; so the portrait is the same wherever the rows lie. Their raw values wait, some megabytes at most, until the last
-tree is grown. Then the model scores them, and what is kept is the `Summary` of values, scores and targets, in the record of the
-source.
+The rows are drawn by a hash of the seed and the global row id, as in `binning.sample_rows` but fewer. So the sample does not
+depend on the partitioning. Its raw values, at most `VALUES` of them (16 MB), stay in memory until the last tree is grown. Then
+the model scores the rows, and the `Summary` of values, scores and targets is stored in the model's record of the data source.
 
-Where a model is continued, the portrait of the new rows is held against the summary in the model before the first tree. If
-features have drifted strongly, the user is warned, and told how the new trees are damped. Scores alone are no reason: of rows
-that a model was trained on it is surer than of any others.
+A fit that continues a model compares the reference sample of the new rows with the summary in the model before it grows the
+first tree. If features have drifted strongly, it warns, and the warning reports how the steps of new trees are damped. Drift of
+the scores alone causes no warning, because a model is more certain about rows that it was trained on than about other rows.
 """
 
 from __future__ import annotations
@@ -28,34 +27,27 @@ from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble
 from dboost.params import Parameters
 
-#: Rows of a portrait at most, and values.
+#: Maximal number of rows of a sample, and of values.
 ROWS, VALUES = 10_000, 2_000_000
-#: Names that a warning tells.
+#: Maximal number of names in a warning.
 _TOLD = 5
 
 
 @dataclass(frozen=True, eq=False)
 class ReferenceSample:
-    """Some rows.
+    """Values and targets of the rows of a reference sample."""
 
-    Attributes
-    ----------
-    values : float64[n, n_features]
-        Codes in categorical columns, NaN where missing.
-    target : float64[n]
-    """
-
-    values: np.ndarray
-    target: np.ndarray
+    values: np.ndarray  # float64[n, n_features]; codes in categorical columns, NaN for missing values
+    target: np.ndarray  # float64[n]
 
 
 def reference_rows(n_rows: int, n_features: int, seed: int, first: int = 0, last: int | None = None) -> np.ndarray:
-    """Numbers of the rows of a portrait, of first…last-1, out of `n_rows` rows of positive weight: int64[...], ascending."""
+    """Return the global ids among first…last-1 that are in the sample of `n_rows` rows: int64[...], ascending."""
     return sample_rows(n_rows, seed, first, last, size=max(min(ROWS, VALUES // max(n_features, 1)), 1))
 
 
 def values_of(chunk: Chunk, rows: np.ndarray) -> np.ndarray:
-    """Some rows of a chunk as numbers: float64[n, n_features]."""
+    """Return rows of a chunk as numbers: float64[n, n_features]."""
     values = np.empty((len(rows), len(chunk.columns)))
     for j, column in enumerate(chunk.columns):
         if isinstance(column, CategoryColumn):
@@ -67,7 +59,7 @@ def values_of(chunk: Chunk, rows: np.ndarray) -> np.ndarray:
 
 
 def values_in(table: Table, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """The number of each chunk that has some of the rows (int64, ascending), and their values."""
+    """Yield the number of each chunk that has some of the rows (int64, ascending), and their values."""
     start = 0
     for i, length in enumerate(table.lengths):
         low, high = np.searchsorted(rows, (start, start + length))
@@ -78,9 +70,9 @@ def values_in(table: Table, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]
 
 
 def draw_reference_sample(table: Table, target: np.ndarray, kept: np.ndarray | None, seed: int) -> ReferenceSample:
-    """Draw the portrait of a table's rows of positive weight.
+    """Draw the reference sample of a table's rows of positive weight.
 
-    target : float64[n_rows], of all rows; kept : numbers of those of positive weight, or None where these are all.
+    target : float64[n_rows], of all rows; kept : positions of the rows of positive weight, or None for all rows.
     """
     rows = reference_rows(table.n_rows if kept is None else len(kept), len(table.features), seed)
     rows = rows if kept is None else kept[rows]
@@ -88,7 +80,7 @@ def draw_reference_sample(table: Table, target: np.ndarray, kept: np.ndarray | N
 
 
 def with_summary(model: Ensemble, portrait: ReferenceSample | None, n_threads: int | None = 1) -> Ensemble:
-    """The model with a summary of the rows in the record of its last source."""
+    """Return the model with a summary of the sample in the record of its last source."""
     if portrait is None or not model.sources:
         return model
     scores = FlatEnsemble(model).raw_scores(portrait.values, n_threads=n_threads)
@@ -99,7 +91,7 @@ def with_summary(model: Ensemble, portrait: ReferenceSample | None, n_threads: i
 
 
 def summary_of(model: Ensemble, source: int = -1) -> Summary | None:
-    """The summary of the data of one of a model's sources, where it has one; of scores only if no other source came after."""
+    """Return the stored summary of a model's source, or None; it includes scores only for the last source."""
     if not model.sources or "summary" not in model.sources[source]:
         return None
     summary = Summary.from_dict(model.sources[source]["summary"], len(model.features), model.n_outputs)
@@ -108,15 +100,15 @@ def summary_of(model: Ensemble, source: int = -1) -> Summary | None:
 
 
 def warn_of_drift(model: Ensemble, portrait: ReferenceSample, asked: Parameters, learning: Parameters) -> None:
-    """Warn when the rows that a model is to go on with look different from those that it has learned from last.
+    """Warn if the rows that continue a model have drifted from those of the model's last source.
 
     Parameters
     ----------
     model : Ensemble
-    portrait : ReferenceSample
-        Of the new rows.
+    sample : ReferenceSample
+        The reference sample of the new rows.
     asked, learning : Parameters
-        What the user asked for, and what that has become by damping.
+        The user's parameters, and the parameters after damping.
     """
     summary = summary_of(model)
     if summary is None or not len(portrait.values):
@@ -128,7 +120,7 @@ def warn_of_drift(model: Ensemble, portrait: ReferenceSample, asked: Parameters,
     drifted = sorted((one for one in records if one["drift"] == "strong"), key=lambda one: one["chance"] - one["psi"])
     if not any(one["what"] == "feature" for one in drifted):
         return
-    told = dict.fromkeys(one["name"] for one in drifted)  # the scores of several outputs once
+    told = dict.fromkeys(one["name"] for one in drifted)  # scores of several outputs have one entry
     listed = ", ".join(list(told)[:_TOLD]) + (f" and {len(told) - _TOLD} more" if len(told) > _TOLD else "")
     if (learning.learning_rate, learning.l2_regularization) == (asked.learning_rate, asked.l2_regularization):
         steps = "steps are not damped"
@@ -146,7 +138,7 @@ def warn_of_drift(model: Ensemble, portrait: ReferenceSample, asked: Parameters,
 
 
 def _depth() -> int:
-    """How many frames up the code is that called dboost."""
+    """Return the number of stack frames between this function and the caller of dboost."""
     import inspect
 
     package, frame, depth = os.path.dirname(os.path.dirname(os.path.abspath(__file__))), inspect.currentframe(), 0

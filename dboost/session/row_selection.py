@@ -1,11 +1,11 @@
-"""Select rows by their numbers, exactly so many of each class: the same ones however the rows are divided.
+"""Random selection of an exact number of rows of each class, independent of the partitioning.
 
-Every row of positive weight has a hash of the seed and of its number among these rows. A `Draw` of n rows of a class takes
-those n of them that have the smallest hashes. (The hash maps numbers one to one, so no two rows have the same.) Where the n-th
-smallest hash lies is found by radix selection: all places that hold rows count, for each class, how often each value of the
-next digit occurs among the hashes that begin with the digits found so far, and the sums of these counts give the digit. A class
-is finished when the hashes that begin like that are all wanted, which takes about log(rows) / log(256) rounds. What travels is
-counts: 256 for each class in a round, however many rows there are.
+Every row of positive weight has a hash of the seed and of its global row id. A `Draw` of n rows of a class selects the n rows
+with the smallest hashes. (The hash is a bijection, so there are no ties.) Radix selection finds the n-th smallest hash: in each
+round, all sessions count for each class how often each value of the next digit occurs among the hashes that start with the
+digits found so far. The sums of these counts determine the next digit. A class is finished when all hashes with the current
+prefix are selected, which takes about log(rows) / log(256) rounds. Sessions send counts only: 256 per class and round,
+independent of the number of rows.
 """
 
 from __future__ import annotations
@@ -20,37 +20,34 @@ from dboost.errors import DataError
 from dboost.shards.encode import kept_rows
 from dboost.trees.tree_task import hash_rows
 
-#: Name of the set of rows that are held out, and of the sample of training rows.
+#: Names of two evaluation sets: the validation rows, and the sample of training rows.
 HELD_OUT, WATCHED = "validation", "train"
-#: A round counts this many values at most, for all classes together.
+#: Maximal number of counts per round, for all classes together.
 _MOST_COUNTS = 1 << 16
-#: Rows that are hashed at once.
+#: Number of rows that are hashed at a time.
 _PIECE_ROWS = 1 << 17
 _BITS = 64
 
 
 @dataclass(frozen=True)
 class Draw:
-    """How many rows are wanted.
+    """A request to draw rows."""
 
-    seed : of the hashes; sizes : of each class, or one number where rows have no classes.
-    """
-
-    seed: int
-    sizes: tuple[int, ...]
+    seed: int  # seed of the hashes
+    sizes: tuple[int, ...]  # number of rows to draw from each class, or one number without classes
 
 
 @dataclass(frozen=True)
 class DrawnRows:
-    """Which rows were drawn: those whose hash is below the bound of their class (at most 2**64, which is above all hashes)."""
+    """The drawn rows: those whose hash is below the bound of their class (at most 2**64, which is above all hashes)."""
 
     seed: int
     bounds: tuple[int, ...]
 
     def selects(self, numbers: np.ndarray, classes: np.ndarray | None = None) -> np.ndarray:
-        """Whether rows (int64[n], numbers among those of positive weight) are drawn: bool[n].
+        """Return whether rows (int64[n], global ids) are drawn: bool[n].
 
-        classes : int64[n]; not looked at where one bound holds for all.
+        classes : int64[n]; not used if one bound applies to all rows.
         """
         hashes = hash_rows(self.seed, numbers)
         last = np.array([max(bound - 1, 0) for bound in self.bounds], np.uint64)
@@ -63,30 +60,17 @@ class DrawnRows:
 
 @dataclass(frozen=True, eq=False)
 class DigitRequest:
-    """A question of one round: how often does each value of a digit occur?
-
-    Attributes
-    ----------
-    seed : int
-    shift, n_bits : int
-        Where the digit lies in the hashes, and how long it is.
-    prefixes : uint64[n_classes]
-        The digits above it of the hashes that count.
-    is_open : bool[n_classes]
-        The classes that count.
-    without : DrawnRows or None
-        Rows that do not count.
-    """
+    """A request of one round: count how often each value of a digit occurs."""
 
     seed: int
-    shift: int
-    n_bits: int
-    prefixes: np.ndarray
-    is_open: np.ndarray
-    without: DrawnRows | None = None
+    shift: int  # position of the digit in the hashes, in bits
+    n_bits: int  # length of the digit
+    prefixes: np.ndarray  # uint64[n_classes]: higher digits of the hashes that are counted
+    is_open: np.ndarray  # bool[n_classes]: classes that are counted
+    without: DrawnRows | None = None  # rows that are not counted
 
     def count(self, numbers: np.ndarray, classes: np.ndarray | None) -> np.ndarray:
-        """Answer for some rows (see `DrawnRows.selects`): int64[n_classes, 2**n_bits]."""
+        """Return the counts of some rows (arguments as in `DrawnRows.selects`): int64[n_classes, 2**n_bits]."""
         n_classes = len(self.prefixes)
         hashes = hash_rows(self.seed, numbers)
         digits = (hashes >> np.uint64(self.shift)) & np.uint64((1 << self.n_bits) - 1)
@@ -111,11 +95,11 @@ def find_bounds(
     ----------
     draw : Draw
     counts : sequence of int
-        How many rows of each class there are to draw from, at least ``draw.sizes``.
+        Number of available rows of each class, at least ``draw.sizes``.
     ask : callable
-        The sum of `DigitRequest.count` over all rows.
+        Returns the sum of `DigitRequest.count` over all rows.
     without : DrawnRows, optional
-        Rows that are not drawn from.
+        Rows that are not available.
     """
     wanted, there = list(draw.sizes), list(counts)
     n_classes = len(wanted)
@@ -141,9 +125,9 @@ def find_bounds(
 
 
 def in_proportion(counts: Sequence[int], n: int, seed: int) -> tuple[int, ...]:
-    """Divide n rows among classes of so many rows, in proportion: rounded down, and one more for the largest remainders.
+    """Divide n rows among classes with `counts` rows, in proportion, by the method of largest remainders.
 
-    Equal remainders are put in the order of a hash. With n of at most ``sum(counts)`` no class gets more than it has.
+    A hash determines the order of equal remainders. If n is at most ``sum(counts)``, no class gets more rows than it has.
     """
     total = sum(counts)
     shares, remainders = zip(*(divmod(count * n, total) for count in counts), strict=True)
@@ -156,39 +140,29 @@ def in_proportion(counts: Sequence[int], n: int, seed: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class RowAssignment:
-    """What rows are for.
+    """The use of each row: training, validation or both, and the weights of classes."""
 
-    Attributes
-    ----------
-    class_weight : float64[n_classes] or None
-        By which weights are multiplied.
-    held_out : DrawnRows or None
-        Rows that are judged and not trained on.
-    watched : DrawnRows or None
-        Rows that are judged and trained on.
-    """
-
-    class_weight: np.ndarray | None = None
-    held_out: DrawnRows | None = None
-    watched: DrawnRows | None = None
+    class_weight: np.ndarray | None = None  # float64[n_classes], factors of the rows' weights
+    held_out: DrawnRows | None = None  # validation rows, which are not trained on
+    watched: DrawnRows | None = None  # rows that are both trained on and evaluated
 
 
-#: Numbers of chosen rows in their table (int64, ascending), and their weights, None where there are none.
+#: Positions of chosen rows in their table (int64, ascending), and their weights or None.
 ChosenRows = tuple[np.ndarray, np.ndarray | None]
 
 
 class NumberedRows:
-    """The rows of a table with their numbers among all rows of positive weight, and their classes.
+    """The rows of a table with their global ids (positions among all rows of positive weight) and their classes.
 
     Parameters
     ----------
     table : Table
     target_of : callable
-        The targets of all rows of a chunk, by its number, in the terms of the loss: float64[n].
+        Returns the encoded targets of all rows of a chunk, given its number: float64[n].
     starts, n_kept : sequence of int
-        Of each chunk the number of its first row of positive weight, and how many such rows it has.
+        For each chunk: global id of its first row of positive weight, and its number of such rows.
     n_classes : int or None
-        None where the target is no class.
+        None for regression.
     """
 
     def __init__(
@@ -203,7 +177,7 @@ class NumberedRows:
         self._n_classes = n_classes
 
     def class_counts(self) -> np.ndarray:
-        """How many rows of positive weight each class has (or there are): int64[n_classes or 1]."""
+        """Return the number of rows of positive weight in each class, or in total: int64[n_classes or 1]."""
         found = np.zeros(self._n_classes or 1, np.int64)
         for _, numbers, classes, _ in self._pieces():
             found += len(numbers) if classes is None else np.bincount(classes, minlength=len(found))
@@ -217,9 +191,9 @@ class NumberedRows:
         return found
 
     def apply(self, assignment: RowAssignment) -> tuple[ChosenRows | None, ChosenRows | None]:
-        """Give the table's rows their weights to train with, 0 where they are held out; which are held out, and watched.
+        """Set the training weights of the table's rows, 0 for validation rows; return the validation rows and the watched rows.
 
-        The weights of chosen rows are those that they would have been trained with.
+        The returned weights include the class weights.
         """
         table, held_out, watched = self._table, assignment.held_out, assignment.watched
         if assignment.class_weight is None and held_out is None and watched is None:
@@ -229,7 +203,7 @@ class NumberedRows:
         found: dict[bool, list[tuple[np.ndarray, np.ndarray]]] = {True: [], False: []}
 
         def weights(k: int) -> np.ndarray:
-            """The new weights of chunk k; chosen rows are noted."""
+            """Return the new weights of chunk k, and append its chosen rows to `found`."""
             weight = self._weights(k, assignment.class_weight)
             for first, numbers, classes, rows in self._pieces(k):
                 held = np.zeros(len(rows), bool) if held_out is None else held_out.selects(numbers, classes)
@@ -250,7 +224,7 @@ class NumberedRows:
         return joined(held_out, True), joined(watched, False)
 
     def _weights(self, k: int, class_weight: np.ndarray | None) -> np.ndarray:
-        """Weights of all rows of chunk k times those of their classes, a copy."""
+        """Return a copy of the weights of all rows of chunk k, times the weights of their classes."""
         weight = self._table.roles(k)[1]
         if class_weight is None:
             return np.ones(self._table.lengths[k]) if weight is None else weight.copy()
@@ -258,15 +232,15 @@ class NumberedRows:
         return of_rows if weight is None else of_rows * weight
 
     def _pieces(self, k: int | None = None) -> Iterator[tuple[int, np.ndarray, np.ndarray | None, np.ndarray]]:
-        """Rows of positive weight (of chunk k only), some at a time.
+        """Yield the rows of positive weight (of chunk k only, if given) in pieces.
 
-        The number of the chunk's first row in the table, the rows' numbers among all of positive weight, their classes, and
-        their numbers in the chunk.
+        Each piece is the position of the chunk's first row in the table, and the rows' global ids, classes, and positions in
+        the chunk.
 
         Raises
         ------
         DataError
-            When a partition has not as many rows of positive weight as it had.
+            If the number of rows of positive weight of a partition has changed since it was first read.
         """
         table, first = self._table, 0
         for i, length in enumerate(table.lengths):
