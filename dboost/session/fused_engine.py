@@ -1,4 +1,4 @@
-"""The engine for data in this process: one shard, a team of threads, one compiled call per tree."""
+"""The engine for rows in the memory of this process: one shard, a team of threads, one compiled call per tree."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
 #: Below this many cells (rows times features) one thread is faster than two.
 SMALL = 400_000
-#: With ANY_ORDER open leaves number at most the logarithm of the Hessian's sum.
+#: With ANY_ORDER the number of open leaves is at most the logarithm of the sum of the Hessians.
 _SLOTS_ANY_ORDER = 64
 
 
 class FusedEngine:
-    """Trains on one shard in memory.
+    """Train on one shard in memory.
 
     Parameters
     ----------
     shard : Shard
     loss_terms : NamedTuple
         The loss's record for kernels.
-    rule : Rule
+    rule : GrowthPolicy
     n_threads : int
     team : Team, optional
-        Threads that are there already and belong to somebody else, instead of `n_threads` of its own.
+        The caller's team, which is used instead of a new one with `n_threads` threads.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class FusedEngine:
         return self.shard.n_rows
 
     def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
-        """Add the last trees' leaf values (float64[n_outputs, n_leaves]) to the scores; gradients and Hessians follow."""
+        """Add the last trees' leaf values (float64[n_outputs, n_leaves]) to the scores; recompute gradients and Hessians."""
         self._terms = self._terms if terms is None else terms
 
         unrouted, self._unrouted = self._unrouted, []
@@ -91,7 +91,7 @@ class FusedEngine:
         return reduce(GradientStats.merge, self.team.run(work))
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """One answer for each thread's range of rows."""
+        """Return one result for each thread's range of rows."""
         ranges = [self._range(thread) for thread in range(self.team.n_threads)]
         is_short = getattr(function, "is_short", None)
         if is_short is not None and all(is_short(self.shard, *of, *arguments) for of in ranges):
@@ -100,7 +100,7 @@ class FusedEngine:
         return self.team.run(lambda thread: function(self.shard, *ranges[thread], *arguments))
 
     def _route(self) -> None:
-        """Send rows that sat a tree out to their leaves now, and not with the next pass over all rows."""
+        """Assign rows that were excluded from a tree to its leaves now, and not in the next pass over all rows."""
         unrouted, self._unrouted = self._unrouted, []
 
         def work(thread: int) -> None:
@@ -115,11 +115,11 @@ class FusedEngine:
         return n * thread // p, n * (thread + 1) // p
 
     def grow(self, task: TreeTask) -> GrownTree:
-        """Grow one tree from the present gradients and Hessians."""
+        """Grow one tree from the current gradients and Hessians."""
         self._route()
         team, shard = self.team, self.shard
         gradient, hessian, leaf = shard.output_arrays(task.output)
-        # Rows below a bound of influence, where that alone decides, are left out while gradients are quantised.
+        # If rows are excluded by their influence only, this happens while the gradients are quantized.
         influence = shard.influence(task.output) if task.sample is None and task.least_influence > 0 else None
         chosen = shard.sampled_rows(*task.row_subset) if influence is None else None
         n = shard.n_rows if chosen is None else len(chosen)
@@ -157,12 +157,12 @@ class FusedEngine:
         if chosen is not None or (influence is not None and EXCLUDED_FRACTION * (n - int(grown.n_rows[0])) > n):
             self._unrouted.append((leaf_finder(shard.bins, shard.bin_layout, grown), leaf))
             if task.bin_merge is not None:
-                self._route()  # by the bins of this tree
+                self._route()  # while the bins are those of this tree
         in_fine_bins(grown, task.bin_merge, shard.is_identity_bin_map)
         return grown
 
     def _histograms_for(self, task: TreeTask) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
-        """Room for the open leaves' histograms: as planes, or packed, and for the counts of packed ones."""
+        """Return buffers for the histograms of open leaves: by channel, or packed sums and packed counts."""
         shape = self._n_slots, int(self.shard.bin_layout.offset[-1])
         if self._categorical is None and can_stay_packed(task, self.shard.n_rows, self._by_unit):
             if self._packed_sums is None:
@@ -174,7 +174,7 @@ class FusedEngine:
         return self._pool, None, None
 
     def report(self) -> dict[str, float]:
-        """Nothing: all seconds are work."""
+        """Return no statistics."""
         return {}
 
     def close(self) -> None:
@@ -182,9 +182,10 @@ class FusedEngine:
 
 
 def can_stay_packed(task: TreeTask, n_rows: int, by_unit: bool) -> bool:
-    """Whether histograms of numeric features may stay packed: when halves of words never overflow, and scores are plain.
+    """Return whether histograms of numeric features may stay packed.
 
-    Buckets with counts are flushed before that, into planes that only threads with rows of their own have.
+    This requires that the halves of a word cannot overflow, and that the split gain has no L1 penalty, step limit or bounds.
+    Buckets with counts overflow earlier; they are flushed to histograms by channel, which exist only if threads divide rows.
     """
     limits, packing = task.limits, task.packing
     most = packing.rows
@@ -225,7 +226,7 @@ def _team_buffers(shard: Shard, rule: GrowthPolicy, n_channels: int, n_threads: 
 
 
 def _starts(n: int, p: int) -> np.ndarray:
-    """Where each thread's records of n rows begin: it owns every p-th stripe."""
+    """Return the start of each thread's records of n rows; each of p threads owns every p-th stripe."""
     owned = [sum(min(STRIPE, n - s) for s in range(t * STRIPE, n, p * STRIPE)) for t in range(p)]
     return np.concatenate(([0], np.cumsum(owned))).astype(np.int64)
 

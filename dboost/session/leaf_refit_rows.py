@@ -1,8 +1,9 @@
-"""The rows of one place while leaf values are estimated anew (see `training.leaf_refit`): one shard without features.
+"""The rows of a session during the re-estimation of leaf values (see `training.leaf_refit`): one shard without features.
 
-Rows *turn to* an iteration: its trees say by the raw values in which leaf each row is. Then they answer what `Steps` asks of
-any shard. When the new values are known, they *advance*: scores take them in, gradients and Hessians follow. What the rows have
-been through is a list of such advances, and rows that come later, because a worker was lost, go through the same.
+`ask` first assigns the rows to the leaves of an iteration's trees, by their raw values. It then computes the statistics that
+`LeafEstimator` needs, as from any shard. When the new leaf values are known, `advance` adds them to the scores and recomputes
+gradients and Hessians. The state of the rows is determined by the list of these steps. Rows that are loaded later, because a
+worker was lost, replay the list.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from dboost.trees.tree_task import GradientStats
 
 
 class LeafRefitRows:
-    """Some rows.
+    """Rows whose leaf values are re-estimated.
 
     Parameters
     ----------
     model : Ensemble
     matrices : sequence of float32 or float64 [n, n_features]
-        The rows' values, in parts (see `session.warm_start`).
+        The rows' values in consecutive blocks (see `session.warm_start.row_matrices`).
     y : float64[n_rows]
     weight : float64[n_rows] or None
     raw : float64[n_rows] or float64[n_outputs, n_rows]
-        Scores before the first tree; changed in place.
+        Scores before the first tree; updated in place.
     loss : Loss
     loss_unit : float
         Unit of exact loss sums.
@@ -83,7 +84,7 @@ class LeafRefitRows:
         return len(self._shard.target)
 
     def turn_to(self, iteration: int) -> None:
-        """Find the leaf of each row in each tree of an iteration; none where it is -1."""
+        """Assign each row to its leaf in each tree of an iteration; do nothing for iteration -1."""
         if iteration == self._iteration or iteration < 0:
             return
         at, which = 0, (iteration, iteration + 1)
@@ -95,7 +96,7 @@ class LeafRefitRows:
         self._iteration = iteration
 
     def advance(self, number: int, step: RefitStep) -> GradientStats:
-        """Go through the advance of that number, unless that has been done."""
+        """Apply step `number` unless it has been applied; return the gradient statistics after it."""
         if number == self._n_advanced:
             self.turn_to(step.iteration)
             n = len(self._shard.target)
@@ -105,6 +106,6 @@ class LeafRefitRows:
         return self._told
 
     def ask(self, iteration: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        """``function(shard, first, last, *arguments)`` of the rows, which are in the leaves of an iteration's trees."""
+        """Return ``function(shard, first, last, *arguments)`` of the rows, assigned to the leaves of an iteration's trees."""
         self.turn_to(iteration)
         return function(self._shard, 0, len(self._shard.target), *arguments)

@@ -1,15 +1,15 @@
-"""What a fit may add to the memory of its process, and how that is divided.
+"""The memory that a fit may add to its process, and its division.
 
-``memory_limit`` is a promise about peaks, so it is divided beforehand among the things that exist at the same time:
+``memory_limit`` bounds peak memory, so it is divided in advance among the objects that exist at the same time:
 
-    while the data are read     a partition at a time (it exists twice: as it came and as plain columns), chunks that wait
-                                in memory for the next step, the sample that proposes split points
-    while trees grow            the rows, or two rooms for a block of rows for each thread; histograms of open leaves; as
-                                many blocks of rows as can stay, with a quarter of the limit left free
+    while the data are read     one partition at a time (it exists twice: as it was read and as plain columns), chunks that
+                                stay in memory until the next step, the sample from which split points are proposed
+    while trees grow            the rows, or two buffers for a block of rows per thread; histograms of open leaves; as many
+                                cached blocks as fit, with a quarter of the limit left free
 
-When the rows fit beside the histograms they stay in memory, and else they go to files (`shards.block_store`). Both ways lead to
-the same model. Code that is loaded or compiled for the first time is not counted: that is a constant, of about 150 MiB in a
-process that has done nothing yet.
+Rows that fit beside the histograms stay in memory; otherwise they are stored in files (`shards.block_store`). Both give the
+same model. Code that is loaded or compiled for the first time is not counted: it is a constant of about 150 MiB in a fresh
+process.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 
 def parse_memory_limit(given: Any) -> int | None:
-    """Bytes from a number or a text like "2GiB", "512 MB" or "1.5g"; None for none.
+    """Return bytes from a number or a text like "2GiB", "512 MB" or "1.5g"; None for no limit.
 
     Raises
     ------
     ParameterError
+        If the value is no positive size.
     """
     if given is None:
         return None
@@ -55,7 +56,7 @@ def parse_memory_limit(given: Any) -> int | None:
 
 
 def format_bytes(n_bytes: float) -> str:
-    """A number of bytes for a sentence."""
+    """Return a number of bytes as text with a unit."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
         if n_bytes >= size:
             return f"{n_bytes / size:.3g} {unit}" if n_bytes < 1000 * size else f"{n_bytes / size:.0f} {unit}"
@@ -64,7 +65,7 @@ def format_bytes(n_bytes: float) -> str:
 
 @dataclass(frozen=True)
 class Budget:
-    """A limit in bytes, and its parts."""
+    """A limit in bytes, and its division."""
 
     limit: int
 
@@ -73,34 +74,34 @@ class Budget:
 
     @property
     def retained(self) -> int:
-        """Chunks that may wait in memory; later, held-out rows that may be judged there."""
+        """Bytes of chunks that may stay in memory; later, of evaluation sets in memory."""
         return self.limit // 8
 
     @property
     def chunk(self) -> int:
-        """The largest chunk: it may exist twice, and half the limit is for other things."""
+        """Largest chunk in bytes: it may exist twice, and half of the limit is for other objects."""
         return self.limit // 4
 
     @property
     def reserve(self) -> int:
-        """What is left free while trees grow: evaluation sets may take half of it, and allocators waste some."""
+        """Bytes left free while trees grow: evaluation sets may take half of them, and allocators waste some."""
         return self.limit // 4
 
     @property
     def sampled(self) -> int:
-        """Sampled values at a time."""
+        """Bytes of sampled values at a time."""
         return self.limit // 4
 
     def columns_at_once(self, n_rows: int) -> int:
-        """From how many columns at a time the sample is drawn: its values exist twice."""
+        """Return the number of columns that are sampled at a time; the sampled values exist twice."""
         return int(max(self.sampled // (16 * min(n_rows, SAMPLE_ROWS + SAMPLE_ROWS // 8)), 1))
 
     def holds_rows(self, spec: ShardSpec, n_rows: int, n_threads: int) -> bool:
-        """Whether the rows may stay in memory."""
+        """Return whether the rows may stay in memory."""
         return resident_bytes(spec, n_rows) + histogram_bytes(spec, n_threads) + self.retained <= self.limit
 
     def holds_table(self, n_rows: int, n_bins: np.ndarray, n_outputs: int, parameters: Parameters, n_threads: int) -> bool:
-        """The same before anything is known of bins but their largest numbers, for the worst of all losses."""
+        """Do the same before binning, from the maximal numbers of bins and for the loss with the most memory per row."""
         leaves = parameters.max_leaf_nodes or max(n_rows // parameters.min_samples_leaf, 1)
         layout = plan_layout(n_bins, np.zeros(len(n_bins), bool))
         spec = ShardSpec(
@@ -118,12 +119,12 @@ class Budget:
         return self.holds_rows(spec, n_rows, n_threads)
 
     def histograms(self, spec: ShardSpec, n_rows: int, n_threads: int) -> int:
-        """What is left for histograms beside the rooms of streamed rows.
+        """Return the bytes left for histograms beside the block buffers of streamed rows.
 
         Raises
         ------
         ParameterError
-            When that is too little for a tree.
+            If this is too little for a tree.
         """
         rooms = n_threads * spec.room_bytes(n_rows)
         least = rooms + histogram_bytes(spec, n_threads)
@@ -136,25 +137,25 @@ class Budget:
 
 
 class MemoryReservation:
-    """Counts what held-out rows take that are judged in memory, of the room that there is for all sets together."""
+    """Count the bytes of evaluation sets in memory against a limit for all sets together."""
 
     def __init__(self, n_bytes: int) -> None:
         self._left = n_bytes
 
     def take(self, n_bytes: int) -> bool:
-        """Whether there is so much room left, which is then taken."""
+        """Reserve `n_bytes`; return False if less is left."""
         if n_bytes > self._left:
             return False
         self._left -= n_bytes
         return True
 
 
-#: Rows of one shard in memory: their numbers have 32 bits while a tree grows (`kernels.histograms`).
+#: Maximal number of rows of a shard in memory: row numbers have 32 bits while a tree grows (`kernels.histograms`).
 MOST_ROWS = 2**32
 
 
 def check_rows_in_memory(n_rows: int) -> None:
-    """Raise DataError when one shard cannot number so many rows."""
+    """Raise DataError if one shard cannot number that many rows."""
     if n_rows > MOST_ROWS:
         raise DataError(
             f"{n_rows:,} rows in one part of the memory are more than the {MOST_ROWS:,} whose numbers fit 32 bits: set "
@@ -165,15 +166,15 @@ def check_rows_in_memory(n_rows: int) -> None:
 def limit_that_streams(
     asked: Budget | None, spare: Budget | None, spec: ShardSpec, n_rows: int, n_there: int, n_threads: int
 ) -> Budget | None:
-    """The limit that so many more rows do not fit, so that they have to be streamed; None where they may stay in memory.
+    """Return the limit that `n_rows` additional rows exceed, so that they must be streamed; None if they may stay in memory.
 
-    Where nobody has asked for a limit it is what the process may take anyway (`spare`). If that does not even hold a tree's
-    histograms the rows stay in memory: nobody has promised anything.
+    Without a `memory_limit` of the user (`asked`) the limit is the memory that the process may use anyway (`spare`). If even a
+    tree's histograms exceed `spare`, the rows stay in memory, because no limit was promised.
 
     Raises
     ------
     ParameterError
-        When the limit that was asked for does not hold a tree's histograms.
+        If a tree's histograms exceed the limit of the user.
     """
     budget = asked or spare
     if budget is None or budget.holds_rows(spec, n_rows + n_there, n_threads):
@@ -188,23 +189,24 @@ def limit_that_streams(
 
 
 def resident_bytes(spec: ShardSpec, n_rows: int) -> int:
-    """What rows take in memory: the fields of the files, their codes once more as columns, and two records."""
+    """Return the bytes of rows in memory: the fields of the files, their codes once more as columns, and two records."""
     n_narrow = int((spec.layout.n_bins <= NARROW_BINS).sum())
     return n_rows * (spec.bytes_per_row() + n_narrow + 16)
 
 
 def histogram_bytes(spec: ShardSpec, n_threads: int) -> int:
-    """Histograms of all leaves of a tree, and of one more that is being added up by each thread."""
+    """Return the bytes of the histograms of all leaves of a tree, of one more, and of the partial sums of each thread."""
     histogram_bytes = 8 * spec.n_channels * int(spec.layout.offset[-1])
     return histogram_bytes * (spec.max_leaves + 1 + n_threads) + n_threads * 8 * int(spec.layout.start[-1])
 
 
 def check_proposal(budget: Budget | None, parameters: Parameters) -> None:
-    """Refuse split proposals that want more than bins of one byte.
+    """Check that `split_proposal` is compatible with a memory limit.
 
     Raises
     ------
     ParameterError
+        If there is a limit and split proposals need fine bins, which do not fit one byte.
     """
     if budget is not None and parameters.split_proposal != "global":
         raise ParameterError(

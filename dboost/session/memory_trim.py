@@ -1,14 +1,15 @@
-"""Memory that was freed goes back to the system.
+"""Return freed memory to the operating system, or keep it for reuse.
 
-Partitions come and go while data are read, and the C library keeps what they leave behind: a worker that has read 112 MiB in
-eight partitions was seen to keep as much again. To Dask, which watches the size of the process, that is memory in use. So the
-library is asked to let go of it, every so many bytes read and when the raw values are gone. That takes a few milliseconds.
+**While data are read**, partitions are allocated and freed, and the C library keeps the freed memory: a worker that had read
+112 MiB in eight partitions kept another 112 MiB. Dask measures the size of the process and counts this as memory in use.
+`trim_memory` calls glibc's ``malloc_trim``, after every `_EVERY` bytes read and when the raw values are dropped. A call takes a
+few milliseconds.
 
-While trees grow it is the other way round. Every round makes and frees a few hundred KiB of histograms and messages; returned
-to the system each time, they come back as pages to be cleared. With ``dboost.keep-freed-memory`` (false) in the configuration
-of a worker or scheduler (``DASK_DBOOST__KEEP_FREED_MEMORY`` in its environment) what is freed in such amounts stays: as much as
-`_KEPT` at the end of a heap. That changes the allocator of the whole process for good, and takes the place of Dask's own
-``MALLOC_TRIM_THRESHOLD_``, so it is left to whoever runs the cluster.
+**While trees grow**, the opposite is better. Every round allocates and frees a few hundred KiB of histograms and messages. If
+these were returned to the system each time, their pages would have to be cleared again. ``dboost.keep-freed-memory: true``
+(default false) in the Dask configuration of a worker or scheduler, or ``DASK_DBOOST__KEEP_FREED_MEMORY`` in its environment,
+keeps up to `_KEPT` bytes of freed memory at the end of a heap. This setting changes the allocator of the whole process
+permanently and replaces Dask's ``MALLOC_TRIM_THRESHOLD_``, so it is left to the operator of the cluster.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ import functools
 import threading
 from collections.abc import Callable
 
-#: Bytes read between two times.
+#: Bytes read between two calls of `malloc_trim`.
 _EVERY = 64 * 2**20
-#: What may lie free at the end of a heap, and the size from which an array is returned to the system as soon as it is freed.
+#: Bytes of freed memory to keep at the end of a heap, and the size from which a freed array is returned to the system at once.
 _KEPT, _LARGE = 64 * 2**20, 4 * 2**20
-#: Their numbers in glibc's malloc.h.
+#: The parameters' numbers in glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
@@ -37,21 +38,21 @@ def _trim() -> Callable[[int], int] | None:
 
 
 def trim_memory() -> None:
-    """Ask the C library to return what it has free; nothing where it knows no such thing."""
+    """Return freed memory to the system; do nothing if the C library has no `malloc_trim`."""
     trim = _trim()
     if trim is not None:
         trim(0)
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what a round of a tree frees, for the next round, where Dask's configuration wants that.
+    """Keep the memory that a round frees for the next round, if Dask's configuration enables it.
 
-    Nothing where the library knows no such thing.
+    Do nothing if the C library has no `mallopt`.
 
     Raises
     ------
     ParameterError
-        When the configuration has something else than true or false.
+        If the configured value is neither true nor false.
     """
     from dboost import config  # imports Dask
 
@@ -64,7 +65,7 @@ def keep_freed_memory() -> None:
 
 
 class TrimCounter:
-    """Gives back whenever enough has been read. May be used from several threads."""
+    """Call `trim_memory` after every `_EVERY` bytes read. Thread-safe."""
 
     def __init__(self) -> None:
         self._n_bytes = 0

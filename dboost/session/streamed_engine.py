@@ -1,7 +1,7 @@
-"""The engine for rows in files: several streamed shards, one for each thread, asked at the same time.
+"""The engine for rows in files: one streamed shard per thread, and all threads process a request at the same time.
 
-It drives the grower's generator as `session.sharded_engine` does, but each question is a pass over the files. So it opens as
-many nodes at once as the memory for their histograms allows. In what memory is left then, blocks stay.
+It runs the generator `trees.grower.grow_tree`, as the reducer of a cluster does, but each request is a pass over the files. So
+it opens as many nodes per pass as the memory for their histograms allows. The remaining memory caches blocks.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from dboost.trees.grower import MOST_OPENED, RoundRequest, RoundResult, grow_tre
 from dboost.trees.split_finder import SplitFinder
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
-#: Files smaller than this are in the system's cache in any case.
+#: Files smaller than this (bytes) are not cached here: the page cache of the operating system has them.
 WORTH_KEEPING = 32 * 2**20
 
 
 class StreamedEngine:
-    """Trains on rows in files.
+    """Train on rows in files.
 
     Parameters
     ----------
     blocks : BlockStore
-        Their files are removed in the end.
+        Its files are removed by `close`.
     loss_terms : NamedTuple
     n_threads : int
     histogram_bytes : int
-        What the histograms of the nodes that are opened at once may take.
+        Memory for the histograms of the nodes that are opened together.
     staying_bytes : int
-        What they and the blocks that stay in memory may take together.
+        Memory for these histograms and for cached blocks.
     release : callable
-        Called in the end, to let go of the folder that the files are in.
+        Called by `close`, to remove the folder of the files.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class StreamedEngine:
         return reduce(GradientStats.merge, [one for one in told if one is not None])
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Answers for blocks, or for each thread's where they can be added up."""
+        """Return one result per block, or one per thread if results can be summed."""
         return [one for told in self.team.run(lambda t: self.shards[t].ask(function, *arguments)) for one in told]
 
     def grow(self, task: TreeTask) -> GrownTree:
@@ -101,7 +101,7 @@ class StreamedEngine:
         return self.team.run(lambda t: self.shards[t].sum_histograms(question))
 
     def report(self) -> dict[str, float]:
-        """Bytes read from files."""
+        """Return the bytes read from files since the last call."""
         before, self._reported = self._reported, sum(shard.bytes_read for shard in self.shards)
         return {"bytes_read": self._reported - before}
 
@@ -114,21 +114,24 @@ class StreamedEngine:
 
 
 def opened_at_once(blocks: BlockStore, histogram_bytes: int, n_threads: int) -> int:
-    """How many nodes may be opened at once: each thread has their packed buckets and planes; the sums of leaves are kept."""
+    """Return how many nodes may be opened in one pass.
+
+    Each thread has packed buckets and a histogram for each of them, and the summed histograms of leaves are kept.
+    """
     layout, spec = blocks.spec.layout, blocks.spec
     histogram_bytes = 8 * spec.n_channels * int(layout.offset[-1])
-    kept = histogram_bytes * spec.max_leaves  # a lower bound: speculation keeps those of more
+    kept = histogram_bytes * spec.max_leaves  # a lower bound: speculation keeps more histograms
     each = n_threads * (histogram_bytes + 8 * int(layout.start[-1])) + histogram_bytes
     return int(min(max((histogram_bytes - kept) // each, 1), max(spec.max_leaves, 1)))
 
 
 def blocks_that_stay(blocks: BlockStore, n_bytes: int, width: int, n_threads: int) -> int:
-    """How many blocks of each thread may stay in memory, beside the histograms that `width` nodes at once make necessary."""
+    """Return how many blocks of each thread may stay in memory, in addition to the histograms of `width` nodes."""
     layout, spec = blocks.spec.layout, blocks.spec
     if sum(file.stride * file.n_blocks for file in blocks.files) < WORTH_KEEPING:
         return 0
     histogram_bytes = 8 * spec.n_channels * int(layout.offset[-1])
-    # The sums of all nodes that were ever opened, while they move to a larger room; what threads and their sum have of a pass.
+    # `kept`: summed histograms of all opened nodes, twice while the buffer grows. `each`: a node in one pass, threads and sum.
     kept = 2 * histogram_bytes * spec.max_leaves * (MOST_OPENED if spec.speculates else 1)
     each = n_threads * (histogram_bytes + 8 * int(layout.start[-1])) + 2 * histogram_bytes
     spare = n_bytes - kept - width * each

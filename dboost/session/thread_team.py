@@ -1,10 +1,10 @@
-"""Threads that run one kernel together, and end together.
+"""A team of threads that run one kernel together and stop together.
 
-Small work runs in the calling thread. Larger work runs in a pool, also with one thread, while the caller waits in Python:
-so ^C is noticed at once, raises the abort flag, and the threads leave at their next barrier.
+Small work runs in the calling thread. Larger work runs in a pool, even with one thread, while the caller waits in Python. So
+Ctrl+C is handled promptly: it sets the abort flag, and the threads return at their next barrier.
 
-The caller looks up several times a second while it waits. The system may hand a signal to any thread of the process, and
-Python only runs the handler once the main thread moves: one that waits without end might never hear ^C.
+The caller waits in intervals of `LOOK_UP_SECONDS`. The operating system may deliver a signal to any thread of the process, and
+Python runs the handler only when the main thread executes bytecode; a wait without a timeout might never return.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ LOOK_UP_SECONDS = 0.2
 
 
 class Team:
-    """`n_threads` threads; use as a context manager or call `close`.
+    """A team of `n_threads` threads; use it as a context manager or call `close`.
 
     Parameters
     ----------
     n_threads : int
     in_caller : bool
-        Run in the calling thread (only with one thread), which saves two thread switches a call.
+        Run in the calling thread (only with one thread), which saves two thread switches per call.
     """
 
     def __init__(self, n_threads: int, *, in_caller: bool = False) -> None:
@@ -37,9 +37,9 @@ class Team:
         self._pool = None if in_caller and n_threads == 1 else ThreadPoolExecutor(n_threads, "dboost")
 
     def run(self, work: Callable[[int], Any]) -> list[Any]:
-        """``[work(0), work(1), …]``, each in its own thread at the same time.
+        """Return ``[work(0), work(1), …]``, each computed in its own thread at the same time.
 
-        Where one fails the others leave early, with errors that only say so: what is raised is the first error.
+        If one call fails, the others abort with errors of their own; the first error is raised.
         """
         if self._pool is None:
             return [work(0)]
@@ -63,7 +63,7 @@ class Team:
         try:
             return work(thread)
         except BaseException as error:
-            self._first_error = self._first_error or error  # before the flag that makes the others leave
+            self._first_error = self._first_error or error  # before the flag that aborts the other threads
             self.control[ABORT] = 1
             raise
 

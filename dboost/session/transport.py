@@ -1,9 +1,8 @@
-"""One table of a fit as the coordinator sees it, and the transport that needs no messages.
+"""A table of a fit as the coordinator uses it, and the transport for a single session in this process.
 
-A `SessionTable` calls methods of `session.protocol.Session` where the rows are and returns the results of all sessions; the
-coordinator (`training.training_rows.SessionRows`) merges them. In this process there is one session, called directly
-(`LocalTable`). On a cluster the calls are messages to workers, which may be lost and replaced
-(`distributed.partitioned_table.PartitionedTable`).
+A `SessionTable` calls methods of `session.protocol.Session` in all sessions and returns their results; the coordinator
+(`training.training_rows.SessionRows`) merges them. A fit in this process has one session, which `LocalTable` calls directly. On
+a cluster the calls are messages to workers, which may be lost and replaced (`distributed.partitioned_table.PartitionedTable`).
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from dboost.trees.nodes import GrowthPolicy
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
-#: The arguments of a call that depend on the partitions of the session.
+#: Returns the arguments of a call, given the partitions of the session.
 ByPartitions = Callable[[Sequence[int]], tuple[Any, ...]]
-#: Name, data, target, weight and offset of an evaluation set.
+#: (name, data, target, weight, offset) of an evaluation set.
 NamedSet = tuple[str, Any, Any, Any, Any]
 
 _log = logging.getLogger("dboost")
@@ -39,56 +38,56 @@ class SessionTable(Protocol):
 
     @property
     def named(self) -> bool:
-        """Whether the features' names are the user's."""
+        """Whether the data have column names."""
 
     @property
     def n_kept(self) -> dict[int, int]:
-        """Rows of positive weight of each partition, in order."""
+        """Number of rows of positive weight of each partition, in order."""
 
     @property
     def unit_weights(self) -> bool:
         """Whether all weights are 1 (or 0)."""
 
     def load(self) -> tuple[Feature, ...]:
-        """Read the table and check it."""
+        """Read and validate the table, and return its features."""
 
     def target_scans(self) -> list[TargetScan]:
-        """What the targets of all partitions are."""
+        """Return the target scans of all partitions."""
 
     def ask(self, method: Callable[Concatenate[Session, str, P], Result], *arguments: P.args, **none: P.kwargs) -> list[Result]:
-        """The results of a method in all sessions."""
+        """Call a method in all sessions, and return its results."""
 
     def ask_each(self, method: Callable[..., Result], arguments: ByPartitions) -> list[Result]:
-        """The same, with arguments that depend on a session's partitions."""
+        """Do the same with arguments that depend on the partitions of the session."""
 
     def apply(self, method: Callable[..., None], arguments: ByPartitions) -> None:
-        """Call a method in all sessions now, and in those that read partitions again later."""
+        """Call a method in all sessions now, and in sessions that read partitions again later."""
 
     def note_assigned(self, n_kept: dict[int, int], unit_weights: bool) -> None:
-        """Note how many rows of each partition are trained on, and whether their weights are 1."""
+        """Store the number of training rows of each partition, and whether all weights are 1."""
 
     def note_progress(self, what: str) -> None:
-        """Note that the fit has advanced, for the count of attempts to replace lost sessions."""
+        """Record that the fit has advanced; this resets the count of attempts to replace lost sessions."""
 
     def most_rows(self) -> int:
-        """Rows of positive weight in the session that has most."""
+        """Return the number of rows of positive weight in the session with the most rows."""
 
     def refuse_values(self, name: str) -> None:
-        """Raise ParameterError where a metric that needs the raw values of all rows cannot be computed."""
+        """Raise ParameterError if a metric that needs the raw values of all rows cannot be computed."""
 
     def open_engine(self, spec: BuildSpec, policy: GrowthPolicy) -> Engine:
-        """Build the shards."""
+        """Build the shards, and return the engine that trains on them."""
 
     def eval_sets(
         self, spec: BuildSpec, chosen: dict[str, tuple[int, float]], sets: Sequence[NamedSet], *, with_block: bool
     ) -> list[EvalSet]:
-        """The evaluation sets: those of chosen rows (number and largest weight by name), then the given ones."""
+        """Return the evaluation sets: those of chosen rows (number and largest weight by name), then the given ones."""
 
     def hold_out_chosen(self, spec: BuildSpec, chosen: dict[str, tuple[int, float]], *, with_block: bool) -> None:
-        """Keep the chosen rows as evaluation sets; comes before the shards are built."""
+        """Build evaluation sets from the chosen rows; must be called before the shards are built."""
 
     def observers(self, loss_name: str, n_rows: int, n_features: int) -> list[Callable[[Any], Any]]:
-        """Callbacks that report the fit where it runs."""
+        """Return callbacks that report the progress of the fit to the cluster."""
 
     def close(self) -> None:
         """Release threads, memory and files."""
@@ -103,7 +102,7 @@ class LocalTable:
         Reads the table.
     n_threads : int
     budget : Budget or None
-        What the fit may add to the memory of this process.
+        Memory that the fit may add to this process.
     """
 
     _BATCH = "training data"
@@ -158,13 +157,13 @@ class LocalTable:
         self._assigned = n_kept, unit_weights
 
     def note_progress(self, what: str) -> None:
-        """This process has no other sessions to lose."""
+        """Do nothing; the session of this process cannot be lost."""
 
     def most_rows(self) -> int:
         return sum(self.n_kept.values())
 
     def refuse_values(self, name: str) -> None:
-        """All rows are here."""
+        """Accept every metric: all rows are in this process."""
 
     def hold_out_chosen(self, spec: BuildSpec, chosen: dict[str, tuple[int, float]], *, with_block: bool) -> None:
         for name in chosen:
