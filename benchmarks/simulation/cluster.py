@@ -152,8 +152,8 @@ class Simulated:
             return holding.n_rows * self.many * self.costs.advance
         if method in ("answer", "answer_in_slices"):
             task, question, *_ = unpack(packed)
-            parts = holding._parts
-            return sum(self.costs.of_answer(part.rounds, task is not None, question, self.many) for part in parts)
+            runners = holding._runners
+            return sum(self.costs.of_answer(runner.rounds, task is not None, question, self.many) for runner in runners)
         return took
 
     def close(self) -> None:

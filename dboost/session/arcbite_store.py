@@ -72,7 +72,7 @@ class InMemoryBiteStore:
 
     @property
     def n_rows(self) -> int:
-        return sum(part.n_rows for parts in self._bites.values() for part in parts)
+        return sum(record.n_rows for records in self._bites.values() for record in records)
 
     def of(self, bite: int) -> Sequence[Bite]:
         """Return the records of a bite."""
@@ -80,9 +80,9 @@ class InMemoryBiteStore:
 
     def keep(self, partitions: Sequence[int], stays: SelectRows) -> None:
         """Drop the rows for which `stays` returns False."""
-        for bite, parts in self._bites.items():
-            kept = (part.some_rows(np.flatnonzero(stays(part.numbers))) for part in parts)
-            self._bites[bite] = [part for part in kept if part.n_rows]
+        for bite, records in self._bites.items():
+            kept = (record.some_rows(np.flatnonzero(stays(record.numbers))) for record in records)
+            self._bites[bite] = [record for record in kept if record.n_rows]
 
     def close(self) -> None:
         """Release the memory."""
@@ -93,18 +93,18 @@ class InMemoryBiteStore:
 class SessionBites:
     """The rows of all bites in a session, and the current visit."""
 
-    turn: BiteVisit | None = None
+    visit: BiteVisit | None = None
     kept: list[Sequence[TreeDelta]] = field(default_factory=list)
     _stores: dict[str, BiteStore] = field(default_factory=dict)
     #: Bytes read from stores that are closed.
-    _bytes_of_gone: int = 0
+    _closed_bytes_read: int = 0
 
     def put(self, batch: str, store: BiteStore) -> list[Bite]:
         """Add a batch whose scores include no tree of this fit, and return its rows of the current bite."""
         self._stores[batch] = store
-        return [] if self.turn is None else [rows for part in self.turn.bite for rows in store.of(part)]
+        return [] if self.visit is None else [rows for part in self.visit.bite for rows in store.of(part)]
 
-    def take(self, turn: BiteVisit, first: int, iterations: Iterations) -> bool:
+    def take(self, visit: BiteVisit, first: int, iterations: Iterations) -> bool:
         """Set the current visit; return False if the session lacks iterations before number `first`.
 
         iterations : iterations of the truncated model from number `first` on.
@@ -112,15 +112,15 @@ class SessionBites:
         if first > len(self.kept):
             return False
         self.kept[first:] = iterations
-        self.turn = turn
+        self.visit = visit
         return True
 
     def present(self) -> list[tuple[str, Bite]]:
         """Return batch and rows of each record of the current bite."""
-        if self.turn is None:
+        if self.visit is None:
             return []
-        turn = self.turn
-        return [(batch, rows) for batch, store in self._stores.items() for part in turn.bite for rows in store.of(part)]
+        visit = self.visit
+        return [(batch, rows) for batch, store in self._stores.items() for part in visit.bite for rows in store.of(part)]
 
     def keep(self, batch: str, partitions: Sequence[int], stays: SelectRows) -> None:
         """Drop the rows of this batch's other partitions."""
@@ -130,7 +130,7 @@ class SessionBites:
         if partitions:
             store.keep(partitions, stays)
         else:
-            self._bytes_of_gone += store.bytes_read
+            self._closed_bytes_read += store.bytes_read
             self._stores.pop(batch).close()
 
     @property
@@ -140,7 +140,7 @@ class SessionBites:
     @property
     def bytes_read(self) -> int:
         """Bytes read from files so far."""
-        return self._bytes_of_gone + sum(store.bytes_read for store in self._stores.values())
+        return self._closed_bytes_read + sum(store.bytes_read for store in self._stores.values())
 
     def rows_in_files(self, batch: str) -> int:
         """Return how many rows of a batch are in files."""
@@ -172,10 +172,10 @@ class FileBiteStore:
     """
 
     def __init__(
-        self, rows: StartingRows, spec: BuildSpec, root: Path, *, n_threads: int, n_shares: int, filling_bytes: int
+        self, rows: StartingRows, spec: BuildSpec, root: Path, *, n_threads: int, n_ranges: int, filling_bytes: int
     ) -> None:
         assert spec.n_bites is not None
-        self._spec, self._root, self._n_threads, self._n_shares = spec, root, n_threads, n_shares
+        self._spec, self._root, self._n_threads, self._n_ranges = spec, root, n_threads, n_ranges
         #: Number of rows of each partition.
         self._owned = rows.owned
         self._bytes_before = 0
@@ -189,7 +189,7 @@ class FileBiteStore:
         except BaseException:
             self._folder.close()
             raise
-        self._parts = {bite: self._shares(bite, 0) for bite in np.flatnonzero(sizes).tolist()}
+        self._ranges = {bite: self._block_ranges(bite, 0) for bite in np.flatnonzero(sizes).tolist()}
 
     def _sizes(self) -> np.ndarray:
         seed, n_bites = self._spec.seed, self._spec.n_bites
@@ -204,16 +204,16 @@ class FileBiteStore:
         assert spec.n_bites is not None
         piece_rows = rows_that_fit(code_fields(spec.layout), self.n_rows)
         for piece in rows.pieces(spec, self._n_threads, piece_rows):
-            codes, numbers = piece.codes, np.arange(piece.first, piece.first + piece.codes.n_rows)
-            fields = piece.fields | {"narrow": codes.narrow, "numbers": numbers}
+            codes, row_ids = piece.codes, np.arange(piece.first, piece.first + piece.codes.n_rows)
+            fields = piece.fields | {"narrow": codes.narrow, "numbers": row_ids}
             if len(codes.wide):
                 fields["wide"] = codes.wide
-            yield bites_of(spec.seed, spec.n_bites, numbers), fields
+            yield bites_of(spec.seed, spec.n_bites, row_ids), fields
 
-    def _shares(self, bite: int, n_seen: int) -> list[FileBite]:
+    def _block_ranges(self, bite: int, n_seen: int) -> list[FileBite]:
         files = self._files
         small = is_small(files.n_rows(bite), len(self._spec.binning.features))
-        n = 1 if small else min(self._n_shares, files.n_blocks(bite))
+        n = 1 if small else min(self._n_ranges, files.n_blocks(bite))
         return [FileBite(files, bite, n_seen, (k, n)) for k in range(n)]
 
     @property
@@ -231,7 +231,7 @@ class FileBiteStore:
 
     def of(self, bite: int) -> Sequence[Bite]:
         """Return the ranges of a bite."""
-        return self._parts.get(bite, [])
+        return self._ranges.get(bite, [])
 
     def keep(self, partitions: Sequence[int], stays: SelectRows) -> None:
         """Write the rows of these partitions to new files, and remove the old ones."""
@@ -244,11 +244,11 @@ class FileBiteStore:
         except BaseException:
             folder.close()
             raise
-        seen = {bite: parts[0].n_seen for bite, parts in self._parts.items()}
+        seen = {bite: ranges[0].n_seen for bite, ranges in self._ranges.items()}
         self._bytes_before = self.bytes_read
         self.close()
         self._folder, self._files = folder, files
-        self._parts = {bite: self._shares(bite, seen[bite]) for bite in np.flatnonzero(sizes).tolist()}
+        self._ranges = {bite: self._block_ranges(bite, seen[bite]) for bite in np.flatnonzero(sizes).tolist()}
 
     def close(self) -> None:
         """Remove the files."""

@@ -48,7 +48,7 @@ class ArcbitesEngine:
     ) -> None:
         self._store, self._spec, self._terms, self._rule = store, spec, loss_terms, rule
         self._reported = 0
-        sizes = [sum(part.n_rows for part in store.of(bite)) for bite in range(n_bites)]
+        sizes = [sum(record.n_rows for record in store.of(bite)) for bite in range(n_bites)]
         largest, n_features = n_together * max(sizes), len(spec.bin_layout.n_bins)
         self.team = Team(choose_threads(largest, n_features, n_threads), in_caller=is_small(largest, n_features))
         self._engine: FusedEngine | None = None
@@ -60,10 +60,10 @@ class ArcbitesEngine:
     def visit(self, bite: Sequence[int], iterations: Sequence[Sequence[TreeDelta]]) -> None:
         """Switch to the rows of a bite, with scores that include these iterations."""
         self._engine = None
-        rows = [rows for part in bite for rows in self._store.of(part)]
-        parts = [part.with_current_scores(self._spec.layout, iterations, self._spread) for part in rows]
-        joined = joined_bites(parts)
-        del parts
+        stored = [record for part in bite for record in self._store.of(part)]
+        current = [record.with_current_scores(self._spec.layout, iterations, self._spread) for record in stored]
+        joined = joined_bites(current)
+        del current
         shard = joined.shard(self._spec, self._spread)
         self._engine = FusedEngine(shard, self._terms, rule=self._rule, team=self.team)
 

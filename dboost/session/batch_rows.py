@@ -49,9 +49,9 @@ class BatchRows:
     def __init__(self, table: Table, n_threads: int) -> None:
         self.table, self._n_threads = table, n_threads
         self.y = np.empty(0)
-        self.begun: np.ndarray | None = None
+        self.start_scores: np.ndarray | None = None
         self._targets, self._scores = Spool(0), Spool(0)
-        self._has_begun = False
+        self._has_start_scores = False
 
     @property
     def n_kept(self) -> int:
@@ -85,15 +85,15 @@ class BatchRows:
             if length:
                 self._targets.put(k, [encode_chunk(table, k, target)])
 
-    def begin(self, warm_start: WarmStart) -> None:
+    def compute_start_scores(self, warm_start: WarmStart) -> None:
         """Compute the start scores of the rows of positive weight, by a model of other data. Idempotent."""
-        if self._has_begun:
+        if self._has_start_scores:
             return
         table, iterations = self.table, (0, warm_start.n_earlier)
-        self._has_begun = True
+        self._has_start_scores = True
         if not table.keeps_roles_apart:
             kept = kept_rows(table.weight)
-            self.begun = starting_scores(warm_start.baseline, warm_start, table, kept, self._n_threads, iterations)
+            self.start_scores = starting_scores(warm_start.baseline, warm_start, table, kept, self._n_threads, iterations)
             return
         flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
         for k in range(table.n_chunks):
@@ -115,7 +115,7 @@ class BatchRows:
                         at += len(matrix)
                 self._scores.put(k, [scores[0] if len(scores) == 1 else scores])
 
-    def parts(self) -> Iterator[MetadataTuple]:
+    def ranges(self) -> Iterator[MetadataTuple]:
         """Yield target, weight and offset (or start scores) of ranges that together are the rows of positive weight."""
         table = self.table
         if not table.keeps_roles_apart:
@@ -125,11 +125,11 @@ class BatchRows:
                 y = y[kept]
                 weight, offset = (values if values is None else values[kept] for values in (weight, offset))
             if len(y):
-                yield y, weight, offset if self.begun is None else self.begun
+                yield y, weight, offset if self.start_scores is None else self.start_scores
             return
         for k in range(table.n_chunks):
             if self.kept_of(k):
-                yield self.part(k)
+                yield self.range_of(k)
 
     def target_of(self, k: int) -> np.ndarray:
         """Return the encoded targets of all rows of chunk k."""
@@ -138,26 +138,26 @@ class BatchRows:
         first = sum(self.table.lengths[:k])
         return self.y[first : first + self.table.lengths[k]]
 
-    def part(self, k: int) -> MetadataTuple:
+    def range_of(self, k: int) -> MetadataTuple:
         """Return the same of chunk k, which must have rows of positive weight."""
         _, weight, offset = self.table.roles(k)
         kept = kept_rows(weight)
         some = slice(None) if kept is None else kept
         weight, offset = (values if values is None else values[some] for values in (weight, offset))
         if self.table.keeps_roles_apart:
-            return self._targets.get(k)[0][some], weight, self._scores.get(k)[0] if self._has_begun else offset
+            return self._targets.get(k)[0][some], weight, self._scores.get(k)[0] if self._has_start_scores else offset
         first = sum(self.table.lengths[:k])
         y = self.y[first : first + self.table.lengths[k]][some]
-        if self.begun is not None:
+        if self.start_scores is not None:
             all_weights = self.table.weight
             before = first if all_weights is None else int(np.count_nonzero(all_weights[:first] > 0))
-            offset = self.begun[..., before : before + len(y)]
+            offset = self.start_scores[..., before : before + len(y)]
         return y, weight, offset
 
     @property
-    def has_begun(self) -> bool:
+    def has_start_scores(self) -> bool:
         """Whether start scores replace the offsets."""
-        return self._has_begun
+        return self._has_start_scores
 
     def gather(self) -> None:
         """Load everything but the columns into memory."""
@@ -166,8 +166,8 @@ class BatchRows:
             return
         filled = [k for k, length in enumerate(table.lengths) if length]
         some = [k for k in filled if self.kept_of(k)]
-        if self._has_begun and some:
-            self.begun = np.concatenate([self._scores.get(k)[0] for k in some], axis=-1)
+        if self._has_start_scores and some:
+            self.start_scores = np.concatenate([self._scores.get(k)[0] for k in some], axis=-1)
         self.y = np.concatenate([np.empty(0), *(self._targets.get(k)[0] for k in filled)])
         table.gather_roles()
         self._targets.close()
@@ -193,8 +193,8 @@ class StartingRows(Protocol):
 def global_row_ids(table: Table, rows: np.ndarray, starts: dict[int, int]) -> np.ndarray:
     """Return the global ids of a table's rows of positive weight, given their positions `rows`: int64[len(rows)]."""
     borders = np.searchsorted(rows, np.cumsum((0, *table.lengths)))
-    parts = [starts[i] + np.arange(b - a) for i, (a, b) in zip(table.numbers, pairwise(borders.tolist()), strict=True)]
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    row_ids = [starts[i] + np.arange(b - a) for i, (a, b) in zip(table.numbers, pairwise(borders.tolist()), strict=True)]
+    return np.concatenate(row_ids) if row_ids else np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,15 +210,15 @@ def starting_pieces(rows: BatchRows, spec: BuildSpec, n_threads: int, piece_rows
     """Yield the rows of positive weight in pieces of at most `piece_rows` rows."""
     table, warm_start = rows.table, spec.warm_start
     flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
-    seen = (warm_start.n_earlier if rows.has_begun else 0, warm_start.n_before)
+    seen = (warm_start.n_earlier if rows.has_start_scores else 0, warm_start.n_before)
     chunk, at = -1, 0
     for piece in encoded_pieces(table, spec.binning, spec.layout, n_threads, piece_rows):
         n = piece.codes.n_rows
         if piece.number != chunk:
             chunk, at = piece.number, 0
-            target, weight, offset = rows.part(chunk)
+            target, weight, offset = rows.range_of(chunk)
         here = slice(at, at + n)
-        if rows.has_begun:
+        if rows.has_start_scores:
             assert offset is not None
             raw = np.atleast_2d(offset)[:, here].copy()
         else:

@@ -56,12 +56,12 @@ class PartitionLoader:
         self._guard = threading.Lock()
         self._one_at_a_time = threading.Lock()
         self._spare = spare
-        self._tally = TrimCounter()
+        self._trim_counter = TrimCounter()
         self._n_threads = n_threads
         self._batches: dict[str, PartitionBatch] = {}
         self._rows: dict[str, BatchRows] = {}
         self._chosen: dict[tuple[str, str], tuple[np.ndarray, np.ndarray | None]] = {}
-        self._supervised: set[str] = set()
+        self._assigned: set[str] = set()
 
     def take(
         self,
@@ -80,7 +80,7 @@ class PartitionLoader:
         # Each of Dask's threads has a partition in memory. With a limit, at most one of them may be copied at a time.
         with self._one_at_a_time if budget is not None else nullcontext():
             n_rows = found.take(i, bundle)
-        self._tally.add(found.n_bytes(i))
+        self._trim_counter.add(found.n_bytes(i))
         return n_rows
 
     def take_slice(
@@ -139,12 +139,12 @@ class PartitionLoader:
 
     def assign_rows(self, batch: str, numbered: Numbered, n_classes: int | None, assignment: RowAssignment) -> None:
         """Set the training weights of a table's rows, and store which rows are for validation or in the training sample."""
-        if batch in self._supervised:  # repeated call
+        if batch in self._assigned:  # repeated call
             return
         for name, chosen in zip((HELD_OUT, WATCHED), self._numbered(batch, numbered, n_classes).apply(assignment), strict=True):
             if chosen is not None:
                 self._chosen[batch, name] = chosen
-        self._supervised.add(batch)
+        self._assigned.add(batch)
 
     def trained_rows(self, batch: str) -> tuple[dict[int, int], dict[str, tuple[int, float]], bool]:
         """Return training rows by partition, number and largest weight of chosen rows by set, and whether all weights are 1."""
@@ -172,14 +172,14 @@ class PartitionLoader:
 
     def compute_start_scores(self, batch: str, warm_start: WarmStart) -> None:
         """Compute the start scores of a table's rows of positive weight, by a model of other data."""
-        self._table_rows(batch).begin(warm_start)
+        self._table_rows(batch).compute_start_scores(warm_start)
 
     def map_rows(self, batch: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
         """Return ``function(y, weight, offset, *arguments)`` of each range of a table's rows of positive weight.
 
         The start scores replace the offsets if the fit continues a model of other data.
         """
-        return [function(*part, *arguments) for part in self._table_rows(batch).parts()]
+        return [function(*arrays, *arguments) for arrays in self._table_rows(batch).ranges()]
 
     def distinct(self, batch: str) -> list[np.ndarray]:
         """Return the distinct values of each numeric column in rows of positive weight, as float64[...]."""
@@ -202,7 +202,7 @@ class PartitionLoader:
             weight = table.roles(k)[1] if table.lengths[k] else None
             weights[i] = None if weight is None else weight[drawn[i]]
         found = sampled(table, _all(table, drawn), numeric, self._n_threads)
-        return {table.numbers[k]: (part, weights[table.numbers[k]]) for k, part in found}
+        return {table.numbers[k]: (values, weights[table.numbers[k]]) for k, values in found}
 
     def portray(self, batch: str, starts: dict[int, int], n_rows: int, seed: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """Return values and targets of the rows of the reference sample, by partition; arguments as in `sample`."""
@@ -210,8 +210,8 @@ class PartitionLoader:
         table = rows.table
         drawn = _drawn(table, starts, partial(reference_rows, n_rows, len(table.features), seed))
         return {
-            table.numbers[k]: (part, rows.target_of(k)[drawn[table.numbers[k]]])
-            for k, part in values_in(table, _all(table, drawn))
+            table.numbers[k]: (values, rows.target_of(k)[drawn[table.numbers[k]]])
+            for k, values in values_in(table, _all(table, drawn))
         }
 
     def _gathered(self, batch: str) -> BatchRows:
@@ -289,8 +289,8 @@ class PartitionBatch:
     def __init__(self, plan: ReadPlan, retain_bytes: int, most_bytes: int | None = None, *, spool_roles: bool = False) -> None:
         self._plan = plan
         self._spool = Spool(retain_bytes, most_bytes)
-        self._apart = RowMetadataSpool() if spool_roles else None
-        self._reader = Reader(plan, self._spool, self._apart, fingerprints=True)
+        self._metadata_spool = RowMetadataSpool() if spool_roles else None
+        self._reader = Reader(plan, self._spool, self._metadata_spool, fingerprints=True)
         self._pieces: dict[int, SpooledChunk] = {}
         self._lock = threading.Lock()
         self._rows: MetadataRows | None = None
@@ -332,25 +332,27 @@ class PartitionBatch:
         self._spool.keep(set(numbers))
         numbers = tuple(sorted(numbers))
         self._rows = rows = MetadataRows(tuple(self._pieces[i].n_rows for i in numbers), True, numbers)
-        if self._apart is None:
+        if self._metadata_spool is None:
             roles = self._reader.finish_roles({}, rows)
         else:
             complaints, _ = self._reader.finish_spooled(rows)
-            roles = RowMetadata(None, self._apart.target_dtype, self._apart.target_is_bool, None, None, tuple(complaints))
+            roles = RowMetadata(
+                None, self._metadata_spool.target_dtype, self._metadata_spool.target_is_bool, None, None, tuple(complaints)
+            )
         self._roles = roles
         self._reader.drop_unweighted_categories({i: self._pieces[i] for i in numbers}, roles.weight)
-        told = [_tell(roles, *part) for part in self._parts(rows, roles)]
-        targets = [one for *_, one in told if one is not None]
+        stats = [_stats_of(roles, *arrays) for arrays in self._partitions(rows, roles)]
+        targets = [one for *_, one in stats if one is not None]
         self._survey = PartitionStats(
             lengths=dict(zip(numbers, rows.lengths, strict=True)),
-            n_kept=dict(zip(numbers, (n for n, *_ in told), strict=True)),
+            n_kept=dict(zip(numbers, (n for n, *_ in stats), strict=True)),
             n_bytes={i: self._spool.n_bytes(i) for i in numbers},
             kinds=self._reader.kinds(),
             levels=self._reader.used_categories(),
             target=reduce(merge_target_scans, targets) if targets else None,
             complaints=roles.issues,
-            max_weight=max((max_weight for _, max_weight, *_ in told), default=1.0),
-            unit_weights=all(is_unit for *_, is_unit, _ in told),
+            max_weight=max((max_weight for _, max_weight, *_ in stats), default=1.0),
+            unit_weights=all(is_unit for *_, is_unit, _ in stats),
             fingerprints={i: self._pieces[i].fingerprint for i in numbers},
         )
         return self._survey
@@ -361,12 +363,12 @@ class PartitionBatch:
         if missing:
             raise MissingPartitions(", ".join(map(str, missing)))
 
-    def _parts(self, rows: MetadataRows, roles: RowMetadata) -> Iterator[tuple[int, Column | None, np.ndarray | None]]:
+    def _partitions(self, rows: MetadataRows, roles: RowMetadata) -> Iterator[tuple[int, Column | None, np.ndarray | None]]:
         """Yield the number of rows, target and weight of each partition."""
         first = 0
         for i, n in zip(rows.numbers or (), rows.lengths, strict=True):
-            if self._apart is not None:
-                target, weight, _ = self._apart.get(i) if n else (None, None, None)
+            if self._metadata_spool is not None:
+                target, weight, _ = self._metadata_spool.get(i) if n else (None, None, None)
             else:
                 here = slice(first, first + n)
                 target = roles.target
@@ -380,8 +382,8 @@ class PartitionBatch:
 
     def attach(self, role: str, values: dict[int, Any]) -> None:
         """Store the target, weight or offset of the partitions, if the user passed one array for all rows."""
-        for i, part in values.items():
-            self._reader.attach(role, i, part)
+        for i, array in values.items():
+            self._reader.attach(role, i, array)
 
     def table(self, features: tuple[Feature, ...], named: bool) -> Table:
         """Return the listed partitions as a table, with categories encoded by the numbering in `features`."""
@@ -392,15 +394,15 @@ class PartitionBatch:
             final = feature.levels is not None and not self._plan.closed
             translations.append(CategoryIndex(feature.name, feature.levels).translate(levels) if final else None)
         pieces = [self._pieces[i] for i in self._rows.numbers or ()]
-        return Table(features, named, self._rows, self._roles, self._spool, pieces, translations, self._apart)
+        return Table(features, named, self._rows, self._roles, self._spool, pieces, translations, self._metadata_spool)
 
     def close(self) -> None:
         self._spool.close()
-        if self._apart is not None:
-            self._apart.close()
+        if self._metadata_spool is not None:
+            self._metadata_spool.close()
 
 
-def _tell(
+def _stats_of(
     roles: RowMetadata, n: int, target: Column | None, weight: np.ndarray | None
 ) -> tuple[int, float, bool, TargetScan | None]:
     """Return rows of positive weight, largest weight, whether all weights are 1 (or 0), and the target scan of a partition."""

@@ -29,13 +29,10 @@ from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
 if TYPE_CHECKING:
     from dboost.losses import Loss
-    from dboost.metrics.metric import LossMagnitude
     from dboost.model.ensemble import Ensemble
     from dboost.schema import Feature
     from dboost.session.partition_loader import Numbered, PartitionStats
     from dboost.session.row_selection import DigitRequest, RowAssignment
-    from dboost.session.target import Target
-    from dboost.session.warm_start import WarmStart
     from dboost.trees.grower import RoundHistograms, RoundRequest
     from dboost.trees.split_finder import BestSplits
 
@@ -93,7 +90,7 @@ class ReplayState:
     iterations: tuple[tuple[TreeDelta, ...], ...] = ()  # the complete iterations
     pending: tuple[TreeDelta, ...] = ()  # trees of the current iteration, whose values are not added to the scores yet
     terms: tuple = ()  # the loss's current record for kernels
-    turn: BiteVisit | None = None  # the current visit; None without arcbites
+    visit: BiteVisit | None = None  # the current visit; None without arcbites
 
 
 Statistic = TypeVar("Statistic")
@@ -279,21 +276,21 @@ class Session(Protocol):
 
     # Training.
 
-    def visit(self, turn: BiteVisit, first: int, iterations: Sequence[Sequence[TreeDelta]], applied: int, /) -> bool:
+    def visit(self, visit: BiteVisit, first: int, iterations: Sequence[Sequence[TreeDelta]], applied: int, /) -> bool:
         """Switch to a bite; return False if the session lacks iterations before number `first`."""
 
     def advance(self, iteration: int, values: np.ndarray, terms: tuple, /) -> tuple[GradientStats | None, float, int, int]:
         """Add leaf values to the scores; return gradient statistics, seconds, bytes read and the number of training rows."""
 
-    def answer(self, task: TreeTask | None, question: RoundRequest, /) -> tuple[RoundHistograms | None, int, float]:
+    def answer(self, task: TreeTask | None, request: RoundRequest, /) -> tuple[RoundHistograms | None, int, float]:
         """Return the histograms of a round, the number of training rows, and the seconds. A task starts a new tree."""
 
     def answer_in_slices(
-        self, task: TreeTask | None, question: RoundRequest, owners: Sequence[FeatureOwner], /
+        self, task: TreeTask | None, request: RoundRequest, owners: Sequence[FeatureOwner], /
     ) -> tuple[RoundHistograms | None, dict[SessionRef, bytes], int, float]:
         """Do the same, but return the histograms as one packed slice for each feature owner."""
 
-    def search_slices(self, here: SessionRef, arguments: bytes, parts: Sequence[bytes], /) -> tuple[BestSplits, float]:
+    def search_slices(self, here: SessionRef, arguments: bytes, slices: Sequence[bytes], /) -> tuple[BestSplits, float]:
         """Merge the slices of a feature range, and return the best splits and the seconds."""
 
     def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...], /) -> list[Any]:

@@ -36,7 +36,7 @@ class ShardRunner(Protocol):
 
     batch: str
     applied: int
-    extremes: GradientStats | None
+    stats: GradientStats | None
 
     @property
     def n_rows(self) -> int: ...
@@ -49,7 +49,7 @@ class ShardRunner(Protocol):
 
     def begin(self, task: TreeTask) -> None: ...
 
-    def sum_histograms(self, question: RoundRequest) -> RoundHistograms: ...
+    def sum_histograms(self, request: RoundRequest) -> RoundHistograms: ...
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]: ...
 
@@ -69,7 +69,7 @@ class InMemoryRunner:
     n_threads: int
     scratch: Scratch
     applied: int = -1
-    extremes: GradientStats | None = None
+    stats: GradientStats | None = None
     bytes_read: int = 0
 
     @property
@@ -78,13 +78,13 @@ class InMemoryRunner:
 
     def advance(self, terms: tuple, values: np.ndarray) -> None:
         shard = self.rounds.shard
-        self.extremes = advance_rows(shard, terms, values, self.spec.shard.loss_unit, self.scratch, 0, shard.n_rows)
+        self.stats = advance_rows(shard, terms, values, self.spec.shard.loss_unit, self.scratch, 0, shard.n_rows)
 
     def begin(self, task: TreeTask) -> None:
         self.rounds.begin(task)
 
-    def sum_histograms(self, question: RoundRequest) -> RoundHistograms:
-        return self.rounds.sum_histograms(question)
+    def sum_histograms(self, request: RoundRequest) -> RoundHistograms:
+        return self.rounds.sum_histograms(request)
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         return [function(self.rounds.shard, 0, self.n_rows, *arguments)]
@@ -120,11 +120,11 @@ class StreamedRunner:
         Number of the last `advance`, -1 before the first.
     """
 
-    def __init__(self, place: ShardFiles, first: int, last: int, batch: str, applied: int) -> None:
-        self._place, self._bounds = place, (first, last)
-        self._shard = StreamedShard(place.blocks, first, last)
+    def __init__(self, files: ShardFiles, first: int, last: int, batch: str, applied: int) -> None:
+        self._files, self._bounds = files, (first, last)
+        self._shard = StreamedShard(files.blocks, first, last)
         self.batch, self.applied = batch, applied
-        self.extremes: GradientStats | None = None
+        self.stats: GradientStats | None = None
 
     @property
     def n_rows(self) -> int:
@@ -135,32 +135,32 @@ class StreamedRunner:
         return self._shard.bytes_read
 
     def advance(self, terms: tuple, values: np.ndarray) -> None:
-        self.extremes = self._shard.advance(terms, values)
+        self.stats = self._shard.advance(terms, values)
 
     def begin(self, task: TreeTask) -> None:
         self._shard.begin(task)
 
-    def sum_histograms(self, question: RoundRequest) -> RoundHistograms:
-        return self._shard.sum_histograms(question)
+    def sum_histograms(self, request: RoundRequest) -> RoundHistograms:
+        return self._shard.sum_histograms(request)
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         return self._shard.ask(function, *arguments)
 
     def keep(self, numbers: Sequence[int]) -> StreamedRunner | None:
-        blocks = self._place.blocks
+        blocks = self._files.blocks
         first = self._bounds[0] * blocks.state.block_rows
-        owned = self._place.owned_of(first, first + self.n_rows)
+        owned = self._files.owned_of(first, first + self.n_rows)
         kept = [(number, n) for number, n in owned if number in numbers]
         if kept == owned:
             return self
         if not kept:
             return None
         is_kept = np.repeat([number in numbers for number, _ in owned], [n for _, n in owned])
-        in_all = np.concatenate([np.arange(a, a + n) for k in range(*self._bounds) for a, n in blocks.ranges_of(k)])
-        ranges = runs_of(in_all[is_kept])
-        del in_all
-        place = ShardFiles.new(self._place.folder.path.parent, blocks.spec, kept, ranges, blocks.state.block_rows)
-        writer = BlockWriter(place.blocks.files)
+        row_ids = np.concatenate([np.arange(a, a + n) for k in range(*self._bounds) for a, n in blocks.ranges_of(k)])
+        ranges = runs_of(row_ids[is_kept])
+        del row_ids
+        files = ShardFiles.new(self._files.folder.path.parent, blocks.spec, kept, ranges, blocks.state.block_rows)
+        writer = BlockWriter(files.blocks.files)
         names = [field.name for file in blocks.files for field in file.fields]
         axes = {field.name: len(field.before) for file in blocks.files for field in file.fields}
         at = 0
@@ -170,11 +170,11 @@ class StreamedRunner:
             views = {name: block.codes.wide if name == "wide" else getattr(block, name) for name in names}
             writer.append(len(rows), {name: np.take(view, rows, axis=axes[name]) for name, view in views.items()})
         writer.finish()
-        return StreamedRunner(place, 0, place.blocks.n_blocks, self.batch, self.applied)
+        return StreamedRunner(files, 0, files.blocks.n_blocks, self.batch, self.applied)
 
     def close(self) -> None:
         self._shard.close()
-        self._place.close()
+        self._files.close()
 
 
 class ShardFiles:
@@ -234,8 +234,8 @@ def write_shard_files(rows: BatchRows, spec: BuildSpec, past: ReplayState, *, ro
                 fields["wide"] = piece.codes.wide
             for trees in past.iterations:
                 for tree in trees:
-                    own = raw if raw.ndim == 1 else raw[tree.output]
-                    add_grown_tree(piece.codes, layout, tree.grown, tree.values, own, 0, n)
+                    scores = raw if raw.ndim == 1 else raw[tree.output]
+                    add_grown_tree(piece.codes, layout, tree.grown, tree.values, scores, 0, n)
             if past.pending:
                 leaf = np.zeros(raw.shape, spec.shard.leaf_type)
                 for tree in past.pending:
@@ -258,17 +258,17 @@ def streamed_runners(
         return []
     try:
         n_blocks = files.blocks.n_blocks
-        n_parts = min(n_threads, n_blocks)
-        parts = [
-            StreamedRunner(files, n_blocks * k // n_parts, n_blocks * (k + 1) // n_parts, batch, past.applied)
-            for k in range(n_parts)
+        n_runners = min(n_threads, n_blocks)
+        runners = [
+            StreamedRunner(files, n_blocks * k // n_runners, n_blocks * (k + 1) // n_runners, batch, past.applied)
+            for k in range(n_runners)
         ]
         if past.applied >= 0:
             # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
-            nothing = np.zeros((spec.shard.n_outputs, spec.shard.max_leaves))
-            for part in parts:
-                part.advance(past.terms, nothing)
-        return parts
+            zeros = np.zeros((spec.shard.n_outputs, spec.shard.max_leaves))
+            for runner in runners:
+                runner.advance(past.terms, zeros)
+        return runners
     except BaseException:
         files.close()
         raise

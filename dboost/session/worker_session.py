@@ -87,34 +87,34 @@ class WorkerSession(PartitionLoader):
         #: Globally unique name of the session.
         self.session = uuid.uuid4().hex
         self._folder = folder or temporary_root()
-        self._told_bytes = 0
+        self._reported_bytes = 0
         #: Bytes read by runners that are closed.
-        self._bytes_of_gone = 0
+        self._closed_bytes_read = 0
         self.lock = threading.Lock()
         #: Largest round number that a call had.
         self.latest = -1
-        self._parts: list[ShardRunner] = []
+        self._runners: list[ShardRunner] = []
         self._built: set[str] = set()
         self._spec: BuildSpec | None = None
-        self._searcher: SplitFinder | None = None
-        self._resting = SessionBites()
+        self._split_finder: SplitFinder | None = None
+        self._bites = SessionBites()
         self._pool = ThreadPoolExecutor(n_threads, "dboost")
         self._team = Team(n_threads)
-        self._judged = WorkerEvalSets(self._team, self._folder, spare)
+        self._eval_sets = WorkerEvalSets(self._team, self._folder, spare)
 
     def close(self) -> None:
         """Release threads and memory, and remove files."""
         for batch in [*self._batches, *self._tables]:
             self._close_batch(batch)
-        for part in self._parts:
-            part.close()
+        for runner in self._runners:
+            runner.close()
         self._pool.shutdown(wait=False)
-        self._judged.close()
+        self._eval_sets.close()
         self._team.close()
         for rows in self._rows.values():
             rows.close()
-        self._resting.close()
-        self._batches, self._tables, self._rows, self._refits, self._parts = {}, {}, {}, {}, []
+        self._bites.close()
+        self._batches, self._tables, self._rows, self._refits, self._runners = {}, {}, {}, {}, []
 
     # Shards.
 
@@ -125,71 +125,69 @@ class WorkerSession(PartitionLoader):
         rows = self._table_rows(batch)
         del self._rows[batch]
         self._spec = spec
-        is_new_turn = past.turn not in (None, self._resting.turn)
-        if past.turn is not None:
-            self._resting.take(past.turn, 0, past.iterations[: past.turn.n_kept])
+        is_new_visit = past.visit not in (None, self._bites.visit)
+        if past.visit is not None:
+            self._bites.take(past.visit, 0, past.iterations[: past.visit.n_kept])
         asked, spare = spec.budget, self._spare if spec.may_stream else None
         if spec.n_bites is not None:
             limit = asked or spare
             fits = limit is None or limit.holds_rows(spec.shard, rows.n_kept + self.n_rows, self._n_threads)
-            own = self._in_bites(rows, batch, spec, past, None if fits else limit)
-            if is_new_turn:  # workers were lost at the start of the visit: earlier batches must switch to its bite, too
-                for part in own:
-                    part.close()
-                own, self._parts = [self._enter(*present) for present in self._resting.present()], []
-                for part in own:
-                    _replay(part, past)
-            self._parts += own
+            runners = self._in_bites(rows, batch, spec, past, None if fits else limit)
+            if is_new_visit:  # workers were lost at the start of the visit: earlier batches must switch to its bite, too
+                for runner in runners:
+                    runner.close()
+                runners, self._runners = [self._enter(*present) for present in self._bites.present()], []
+                for runner in runners:
+                    _replay(runner, past)
+            self._runners += runners
         elif limit_that_streams(asked, spare, spec.shard, rows.n_kept, self.n_rows, self._n_threads) is None:
             rows.gather()
-            self._parts += self._in_memory(rows, batch, spec, past)
+            self._runners += self._in_memory(rows, batch, spec, past)
         else:
-            self._parts += streamed_runners(rows, batch, spec, past, root=self._folder, n_threads=self._n_threads)
+            self._runners += streamed_runners(rows, batch, spec, past, root=self._folder, n_threads=self._n_threads)
         rows.close()
         self._close_batch(batch)
         self._built.add(batch)
 
     def in_files(self, batch: str) -> int:
         """Return how many training rows of a batch are in files."""
-        streamed = (part for part in self._parts if part.batch == batch and isinstance(part, StreamedRunner))
-        return self._resting.rows_in_files(batch) + sum(part.n_rows for part in streamed)
+        streamed = (runner for runner in self._runners if runner.batch == batch and isinstance(runner, StreamedRunner))
+        return self._bites.rows_in_files(batch) + sum(runner.n_rows for runner in streamed)
 
-    def _in_memory(self, of_batch: BatchRows, batch: str, spec: BuildSpec, past: ReplayState) -> list[ShardRunner]:
-        parts: list[ShardRunner] = []
-        check_rows_in_memory(-(-of_batch.n_kept // self._n_threads))  # one shard per thread
-        for codes, target, weight, raw, numbers in self._encoded(of_batch, batch, spec):
-            shard = Shard(codes, spec.shard, target, weight, raw, ranges=runs_of(numbers))
+    def _in_memory(self, rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState) -> list[ShardRunner]:
+        runners: list[ShardRunner] = []
+        check_rows_in_memory(-(-rows.n_kept // self._n_threads))  # one shard per thread
+        for codes, target, weight, raw, row_ids in self._encoded(rows, batch, spec):
+            shard = Shard(codes, spec.shard, target, weight, raw, ranges=runs_of(row_ids))
             in_ranges(shard.fill_tiles, shard.n_rows, self._n_threads)
-            part = InMemoryRunner(ShardGrower(shard), batch, spec, self._n_threads, Scratch())
-            _replay(part, past)
-            parts.append(part)
-        return parts
+            runner = InMemoryRunner(ShardGrower(shard), batch, spec, self._n_threads, Scratch())
+            _replay(runner, past)
+            runners.append(runner)
+        return runners
 
     def _in_bites(
-        self, of_batch: BatchRows, batch: str, spec: BuildSpec, past: ReplayState, budget: Budget | None
+        self, rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState, budget: Budget | None
     ) -> list[InMemoryRunner]:
         """Divide rows into bites; return runners for those of the current bite, if a visit has started."""
-        store = self._bite_store(of_batch, batch, spec, budget)
-        parts = [self._enter(batch, rows) for rows in self._resting.put(batch, store)]
-        for part in parts:
-            _replay(part, past)
-        return parts
+        store = self._bite_store(rows, batch, spec, budget)
+        runners = [self._enter(batch, bite) for bite in self._bites.put(batch, store)]
+        for runner in runners:
+            _replay(runner, past)
+        return runners
 
     def _bite_store(
-        self, of_batch: BatchRows, batch: str, spec: BuildSpec, budget: Budget | None, most_shards: int | None = None
+        self, rows: BatchRows, batch: str, spec: BuildSpec, budget: Budget | None, most_shards: int | None = None
     ) -> InMemoryBiteStore | FileBiteStore:
         """Return a store of rows divided into bites: in files if a budget is given, else in memory."""
         assert spec.n_bites is not None
         if budget is not None:
             filling = budget.limit // 4
-            n_shares = most_shards or self._n_threads
-            return FileBiteStore(
-                of_batch, spec, self._folder, n_threads=self._n_threads, n_shares=n_shares, filling_bytes=filling
-            )
-        of_batch.gather()
+            n_ranges = most_shards or self._n_threads
+            return FileBiteStore(rows, spec, self._folder, n_threads=self._n_threads, n_ranges=n_ranges, filling_bytes=filling)
+        rows.gather()
         store = InMemoryBiteStore()
-        for codes, target, weight, raw, numbers in self._encoded(of_batch, batch, spec, most_shards):
-            store.add(InMemoryBite(codes, target, weight, raw, numbers), spec.seed, spec.n_bites)
+        for codes, target, weight, raw, row_ids in self._encoded(rows, batch, spec, most_shards):
+            store.add(InMemoryBite(codes, target, weight, raw, row_ids), spec.seed, spec.n_bites)
         return store
 
     def _close_batch(self, batch: str) -> None:
@@ -204,8 +202,8 @@ class WorkerSession(PartitionLoader):
         """Register a table that was read in this process as a batch; it is closed when its rows are encoded."""
         self._tables[batch] = table
         # `assign_rows` must not change the weights of the caller's table.
-        own = table if table.keeps_roles_apart else table.weighing(table.weight)
-        self._rows[batch] = BatchRows(own, self._n_threads)
+        reweighable = table if table.keeps_roles_apart else table.weighing(table.weight)
+        self._rows[batch] = BatchRows(reweighable, self._n_threads)
 
     def open_engine(self, batch: str, spec: BuildSpec, policy: GrowthPolicy) -> Engine:
         """Return the engine of a fit without a cluster, and drop the batch's raw values."""
@@ -239,39 +237,41 @@ class WorkerSession(PartitionLoader):
         return engine
 
     def _encoded(
-        self, of_batch: BatchRows, batch: str, spec: BuildSpec, most_shards: int | None = None
+        self, rows: BatchRows, batch: str, spec: BuildSpec, most_shards: int | None = None
     ) -> Iterator[tuple[BinnedColumns, np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]]:
         """Yield codes, target, weight, raw scores and global ids of one range of the rows of positive weight per thread."""
-        table, y = of_batch.table, of_batch.y
+        table, y = rows.table, rows.y
         weight = table.weight
         kept = kept_rows(weight)
-        rows = np.arange(table.n_rows) if kept is None else kept
-        in_all = global_row_ids(table, rows, spec.starts)
-        cells = len(rows) * len(spec.binning.features)
-        n_shards = 1 if is_small(len(rows), len(spec.binning.features)) else min(most_shards or self._n_threads, max(cells, 1))
+        positions = np.arange(table.n_rows) if kept is None else kept
+        row_ids = global_row_ids(table, positions, spec.starts)
+        cells = len(positions) * len(spec.binning.features)
+        n_shards = (
+            1 if is_small(len(positions), len(spec.binning.features)) else min(most_shards or self._n_threads, max(cells, 1))
+        )
         for k in range(n_shards):
-            first, last = len(rows) * k // n_shards, len(rows) * (k + 1) // n_shards
+            first, last = len(positions) * k // n_shards, len(positions) * (k + 1) // n_shards
             if first == last:
                 continue
-            some = rows[first:last]
+            some = positions[first:last]
             whole = len(some) == table.n_rows
             codes = encode_table(table, spec.binning, spec.layout, None if whole else some, self._n_threads)
-            raw = self._raw_scores(of_batch, spec, None if whole else some, slice(first, last))
+            raw = self._raw_scores(rows, spec, None if whole else some, slice(first, last))
             if k == n_shards - 1:
                 self._close_batch(batch)  # frees the raw values before the caller allocates the shard
             weights = None
             if spec.shard.weighted:
                 weights = np.ones(len(some)) if weight is None else weight[some]
-            yield codes, y if whole else y[some], weights, raw, in_all[first:last]
+            yield codes, y if whole else y[some], weights, raw, row_ids[first:last]
 
-    def _raw_scores(self, of_batch: BatchRows, spec: BuildSpec, rows: np.ndarray | None, places: slice) -> np.ndarray:
+    def _raw_scores(self, rows: BatchRows, spec: BuildSpec, positions: np.ndarray | None, kept_range: slice) -> np.ndarray:
         """Return the first raw scores of rows; `kept_range` is their range among the table's rows of positive weight."""
-        table, begun = of_batch.table, of_batch.begun
+        table, start_scores = rows.table, rows.start_scores
         warm_start, n_threads = spec.warm_start, self._n_threads
-        if begun is None:
-            return starting_scores(spec.baseline, warm_start, table, rows, n_threads)
-        raw = begun[..., places].copy()
-        add_trees(raw, warm_start, table, rows, n_threads, (warm_start.n_earlier, warm_start.n_before))
+        if start_scores is None:
+            return starting_scores(spec.baseline, warm_start, table, positions, n_threads)
+        raw = start_scores[..., kept_range].copy()
+        add_trees(raw, warm_start, table, positions, n_threads, (warm_start.n_earlier, warm_start.n_before))
         return raw
 
     def keep(self, batch: str, numbers: Sequence[int]) -> None:
@@ -281,38 +281,38 @@ class WorkerSession(PartitionLoader):
             if rows is not None:
                 rows.close()
             self._close_batch(batch)
-        parts: list[ShardRunner] = []
-        for part in self._parts:
-            kept = part.keep(numbers) if part.batch == batch else part
-            if kept is not part:
-                self._bytes_of_gone += part.bytes_read
+        runners: list[ShardRunner] = []
+        for runner in self._runners:
+            kept = runner.keep(numbers) if runner.batch == batch else runner
+            if kept is not runner:
+                self._closed_bytes_read += runner.bytes_read
             if kept is not None:
-                parts.append(kept)
-        self._parts = parts
-        self._judged.keep(batch, numbers)
+                runners.append(kept)
+        self._runners = runners
+        self._eval_sets.keep(batch, numbers)
         if self._spec is not None:
-            self._resting.keep(batch, numbers, partial(self._spec.are_of, partitions=numbers))
+            self._bites.keep(batch, numbers, partial(self._spec.are_of, partitions=numbers))
 
     # Arcbites.
 
-    def visit(self, turn: BiteVisit, first: int, iterations: Iterations, applied: int) -> bool:
+    def visit(self, visit: BiteVisit, first: int, iterations: Iterations, applied: int) -> bool:
         """Switch to the rows of a bite; return False if the session lacks iterations before number `first`.
 
         iterations : iterations of the truncated model from number `first` on.
         applied : number of the last `advance`.
         """
-        if self._resting.turn == turn:
+        if self._bites.visit == visit:
             return True
-        self._parts = []
-        if not self._resting.take(turn, first, iterations):
+        self._runners = []
+        if not self._bites.take(visit, first, iterations):
             return False
-        for batch, rows in self._resting.present():
-            part = self._enter(batch, rows)
-            part.applied = applied
-            self._parts.append(part)
+        for batch, bite in self._bites.present():
+            runner = self._enter(batch, bite)
+            runner.applied = applied
+            self._runners.append(runner)
         return True
 
-    def _enter(self, batch: str, rows: Bite) -> InMemoryRunner:
+    def _enter(self, batch: str, bite: Bite) -> InMemoryRunner:
         """Return a runner for rows of the current bite, with the scores of the model at the start of the visit."""
         spec = self._spec
         assert spec is not None
@@ -320,7 +320,7 @@ class WorkerSession(PartitionLoader):
         def spread(work: Callable[[int, int], None], n: int) -> None:
             in_ranges(work, n, self._n_threads)
 
-        shard = rows.with_current_scores(spec.layout, self._resting.kept, spread).shard(spec.shard, spread)
+        shard = bite.with_current_scores(spec.layout, self._bites.kept, spread).shard(spec.shard, spread)
         return InMemoryRunner(ShardGrower(shard), batch, spec, self._n_threads, Scratch())
 
     # Training.
@@ -336,69 +336,72 @@ class WorkerSession(PartitionLoader):
         gradient statistics (None without rows), seconds, bytes read since the last call, number of training rows
             A repeated call returns the same statistics.
         """
-        began = time.perf_counter()
-        parts = [part for part in self._each(lambda part: _advance_to(part, iteration, values, terms)) if part is not None]
-        before, self._told_bytes = self._told_bytes, self._bytes_of_gone + self._resting.bytes_read
-        self._told_bytes += sum(part.bytes_read for part in self._parts)
-        merged = reduce(GradientStats.merge, parts) if parts else None
-        return merged, time.perf_counter() - began, self._told_bytes - before, self._counted_rows()
+        started = time.perf_counter()
+        results = self._each(lambda runner: _advance_to(runner, iteration, values, terms))
+        stats = [one for one in results if one is not None]
+        before, self._reported_bytes = self._reported_bytes, self._closed_bytes_read + self._bites.bytes_read
+        self._reported_bytes += sum(runner.bytes_read for runner in self._runners)
+        merged = reduce(GradientStats.merge, stats) if stats else None
+        return merged, time.perf_counter() - started, self._reported_bytes - before, self._counted_rows()
 
-    def answer(self, task: TreeTask | None, question: RoundRequest) -> tuple[RoundHistograms | None, int, float]:
+    def answer(self, task: TreeTask | None, request: RoundRequest) -> tuple[RoundHistograms | None, int, float]:
         """Return the histograms of a round, the number of training rows, and the seconds. A task starts a new tree."""
-        began = time.perf_counter()
+        started = time.perf_counter()
 
-        def one(part: ShardRunner) -> RoundHistograms:
+        def one(runner: ShardRunner) -> RoundHistograms:
             if task is not None:
-                part.begin(task)
-            return part.sum_histograms(question)
+                runner.begin(task)
+            return runner.sum_histograms(request)
 
-        answers = self._each(one)
-        merged = reduce(RoundHistograms.merge, answers).compact() if answers else None
-        return merged, self._counted_rows(), time.perf_counter() - began
+        histograms = self._each(one)
+        merged = reduce(RoundHistograms.merge, histograms).compact() if histograms else None
+        return merged, self._counted_rows(), time.perf_counter() - started
 
     def answer_in_slices(
-        self, task: TreeTask | None, question: RoundRequest, owners: Sequence[FeatureOwner]
+        self, task: TreeTask | None, request: RoundRequest, owners: Sequence[FeatureOwner]
     ) -> tuple[RoundHistograms | None, dict[SessionRef, bytes], int, float]:
         """Do the same, but return the histograms as one packed slice for each feature owner."""
-        answer, n_rows, seconds = self.answer(task, question)
-        began = time.perf_counter()
+        result, n_rows, seconds = self.answer(task, request)
+        started = time.perf_counter()
         slices: dict[SessionRef, bytes] = {}
-        if question.pairs:
+        if request.pairs:
             for owner in owners:
-                part = None
-                if answer is not None and self._spec is not None:
-                    part = np.ascontiguousarray(answer.histograms[:, :, owner.buckets(self._spec.shard.bin_layout)])
-                slices[owner.ref] = pack_round(part)
-        if answer is not None:
-            answer = replace(answer, histograms=np.empty(0))
-        return answer, slices, n_rows, seconds + time.perf_counter() - began
+                piece = None
+                if result is not None and self._spec is not None:
+                    piece = np.ascontiguousarray(result.histograms[:, :, owner.buckets(self._spec.shard.bin_layout)])
+                slices[owner.ref] = pack_round(piece)
+        if result is not None:
+            result = replace(result, histograms=np.empty(0))
+        return result, slices, n_rows, seconds + time.perf_counter() - started
 
-    def search_slices(self, here: SessionRef, arguments: bytes, parts: Sequence[bytes]) -> tuple[BestSplits, float]:
+    def search_slices(self, here: SessionRef, arguments: bytes, slices: Sequence[bytes]) -> tuple[BestSplits, float]:
         """Sum the slices of this session's features, and return their best splits and the seconds.
 
         arguments : those of `answer_in_slices`, packed.
         """
-        began = time.perf_counter()
-        task, question, owners = unpack(arguments)
+        started = time.perf_counter()
+        task, request, owners = unpack(arguments)
         assert self._spec is not None
         if task is not None:
-            own = next(owner for owner in owners if owner.ref == here)
-            self._searcher = SplitFinder(task, self._spec.shard.bin_layout, own.first, own.last, after=self._searcher)
-        arrays = [array for array in map(unpack, parts) if array is not None]
+            features = next(owner for owner in owners if owner.ref == here)
+            self._split_finder = SplitFinder(
+                task, self._spec.shard.bin_layout, features.first, features.last, after=self._split_finder
+            )
+        arrays = [array for array in map(unpack, slices) if array is not None]
         histograms = arrays[0].astype(np.float64)
         for array in arrays[1:]:
             histograms += array
-        assert self._searcher is not None
-        return self._searcher.find_best_splits(question.pairs, histograms), time.perf_counter() - began
+        assert self._split_finder is not None
+        return self._split_finder.find_best_splits(request.pairs, histograms), time.perf_counter() - started
 
     def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
         """Return ``function(shard, first, last, *arguments)`` of every shard."""
-        return [answer for told in self._each(lambda part: part.ask(function, *arguments)) for answer in told]
+        return [result for results in self._each(lambda runner: runner.ask(function, *arguments)) for result in results]
 
     @property
     def n_rows(self) -> int:
         """Number of training rows of this session; with arcbites, of all bites."""
-        return self._resting.n_rows or sum(part.n_rows for part in self._parts)
+        return self._bites.n_rows or sum(runner.n_rows for runner in self._runners)
 
     def _counted_rows(self) -> int:
         """Return `n_rows`, which the client compares with its own count.
@@ -408,15 +411,15 @@ class WorkerSession(PartitionLoader):
         MissingPartitions
             If the runners do not have all rows of the current bite.
         """
-        present = self._resting.present()
-        if present and sum(rows.n_rows for _, rows in present) != sum(part.n_rows for part in self._parts):
+        present = self._bites.present()
+        if present and sum(bite.n_rows for _, bite in present) != sum(runner.n_rows for runner in self._runners):
             raise MissingPartitions("rows of the present arcbite")
         return self.n_rows
 
     def _each(self, work: Callable[[ShardRunner], Any]) -> list[Any]:
-        if len(self._parts) == 1:
-            return [work(self._parts[0])]
-        return list(self._pool.map(work, self._parts))
+        if len(self._runners) == 1:
+            return [work(self._runners[0])]
+        return list(self._pool.map(work, self._runners))
 
     # Evaluation sets.
 
@@ -426,7 +429,7 @@ class WorkerSession(PartitionLoader):
             return
         rows = self._table_rows(batch)
         del self._rows[batch]
-        self._judged.add(batch, rows, name, spec, size, with_block=with_block)
+        self._eval_sets.add(batch, rows, name, spec, size, with_block=with_block)
         rows.close()
         self._close_batch(batch)
         self._built.add(batch)
@@ -435,11 +438,11 @@ class WorkerSession(PartitionLoader):
         """Add the chosen rows of a training table to an evaluation set."""
         chosen = self._chosen.pop((batch, name), None)
         if chosen is not None:  # otherwise a repeated call
-            self._judged.add(batch, self._table_rows(batch), name, spec, size, with_block=with_block, chosen=chosen)
+            self._eval_sets.add(batch, self._table_rows(batch), name, spec, size, with_block=with_block, chosen=chosen)
 
     def judged_in_files(self, batch: str) -> int:
         """Return how many evaluation rows of a batch are in files."""
-        return self._judged.in_files(batch)
+        return self._eval_sets.in_files(batch)
 
     def judge(
         self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[str]], mark: int, n_cuts: int
@@ -452,7 +455,7 @@ class WorkerSession(PartitionLoader):
         mark : number of trees to which the model was truncated last, or may be truncated next; -1 for never.
         n_cuts : how often the model has been truncated.
         """
-        return self._judged.judge(first, trees, metrics, mark, n_cuts)
+        return self._eval_sets.judge(first, trees, metrics, mark, n_cuts)
 
     # Re-estimation of leaf values.
 
@@ -460,19 +463,19 @@ class WorkerSession(PartitionLoader):
         """Prepare the rows of a table, and replay the steps so far."""
         if batch in self._refits:
             return
-        of_batch = self._gathered(batch)
-        table, y, weight = of_batch.table, of_batch.y, of_batch.table.weight
+        rows = self._gathered(batch)
+        table, y, weight = rows.table, rows.y, rows.table.weight
         kept = kept_rows(weight)
         if kept is not None and weight is not None:
             y, weight = y[kept], weight[kept]
-        rows = None
+        refit_rows = None
         if len(y):
-            raw, matrices = of_batch.begun, list(row_matrices(table, kept))
+            raw, matrices = rows.start_scores, list(row_matrices(table, kept))
             assert raw is not None
-            rows = LeafRefitRows(order.model, matrices, y, weight, raw, order.loss, order.loss_unit, self._n_threads)
+            refit_rows = LeafRefitRows(order.model, matrices, y, weight, raw, order.loss, order.loss_unit, self._n_threads)
             for number, step in enumerate(past):
-                rows.advance(number, step)
-        self._refits[batch] = rows
+                refit_rows.advance(number, step)
+        self._refits[batch] = refit_rows
 
     def refit_advance(self, batch: str, number: int, step: RefitStep) -> tuple[int, GradientStats | None]:
         """Return the number of rows and the result of `LeafRefitRows.advance`, None without rows."""
@@ -492,21 +495,21 @@ class WorkerSession(PartitionLoader):
         return self._refits[batch]
 
 
-def _replay(part: InMemoryRunner, past: ReplayState) -> None:
-    shard = part.rounds.shard
+def _replay(runner: InMemoryRunner, past: ReplayState) -> None:
+    shard = runner.rounds.shard
     # The scores of a bite already include the iterations before the visit.
-    missed = past.iterations if past.turn is None else past.iterations[past.turn.n_kept :]
+    missed = past.iterations if past.visit is None else past.iterations[past.visit.n_kept :]
     add_iterations(shard.codes, shard.layout, missed, shard.raw, 0, shard.n_rows)
     if past.applied >= 0:
         # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
-        part.advance(past.terms, np.zeros((shard.n_outputs, 1)))
-        part.applied = past.applied
+        runner.advance(past.terms, np.zeros((shard.n_outputs, 1)))
+        runner.applied = past.applied
     for tree in past.pending:
         shard.output_arrays(tree.output)[2][:] = leaves_of(shard.codes, shard.layout, tree.grown)
 
 
-def _advance_to(part: ShardRunner, iteration: int, values: np.ndarray, terms: tuple) -> GradientStats | None:
-    if part.applied < iteration:
-        part.advance(terms, values)
-        part.applied = iteration
-    return part.extremes
+def _advance_to(runner: ShardRunner, iteration: int, values: np.ndarray, terms: tuple) -> GradientStats | None:
+    if runner.applied < iteration:
+        runner.advance(terms, values)
+        runner.applied = iteration
+    return runner.stats

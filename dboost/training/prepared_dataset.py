@@ -430,7 +430,7 @@ class PreparedRows:
             else:
                 assert budget is not None
                 store = FileBiteStore(
-                    rows, spec, temporary_root(), n_threads=n_threads, n_shares=1, filling_bytes=budget.limit // 4
+                    rows, spec, temporary_root(), n_threads=n_threads, n_ranges=1, filling_bytes=budget.limit // 4
                 )
             return ArcbitesEngine(
                 store,
