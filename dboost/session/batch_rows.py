@@ -107,8 +107,8 @@ class BatchRows:
                     scores += offset[some]
                 if flat is not None and warm_start.n_earlier:
                     at = 0
-                    for _, own, chunk in table.slices(k, kept):
-                        matrix = matrix_of(chunk) if own is None else matrix_of(chunk)[own]
+                    for _, positions, chunk in table.slices(k, kept):
+                        matrix = matrix_of(chunk) if positions is None else matrix_of(chunk)[positions]
                         here = scores[:, at : at + len(matrix)].copy()
                         add_block(here, flat, matrix, iterations, self._n_threads)
                         scores[:, at : at + len(matrix)] = here

@@ -133,7 +133,7 @@ class InMemoryEvalSet:
         self._layout = layout
         self._rows = rows
         self._raw = raw
-        self._marked: np.ndarray | None = None
+        self._saved: np.ndarray | None = None
         self._team = team
 
     def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
@@ -144,8 +144,8 @@ class InMemoryEvalSet:
 
     def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
         """Return the current metrics as ``{"<set>_<metric>": value}``."""
-        told = zip(metrics, self.chunks(metrics), strict=True)
-        return {f"{self.name}_{metric.name}": metric.finish(chunk) for metric, chunk in told}
+        by_metric = zip(metrics, self.chunks(metrics), strict=True)
+        return {f"{self.name}_{metric.name}": metric.finish(chunk) for metric, chunk in by_metric}
 
     def chunks(self, metrics: Sequence[Metric]) -> list[Any]:
         """Return the current statistics of each metric, which `Metric.merge` combines with those of other rows."""
@@ -153,14 +153,14 @@ class InMemoryEvalSet:
 
     def save_state(self) -> None:
         """Save the current raw scores."""
-        if self._marked is None:
-            self._marked = np.empty_like(self._raw)
-        self._marked[...] = self._raw
+        if self._saved is None:
+            self._saved = np.empty_like(self._raw)
+        self._saved[...] = self._raw
 
     def rollback(self) -> None:
         """Restore the raw scores that were saved last."""
-        assert self._marked is not None
-        self._raw[...] = self._marked
+        assert self._saved is not None
+        self._raw[...] = self._saved
 
     def some(self, stays: np.ndarray) -> InMemoryEvalSet:
         """Return a set of some of the rows (bool[n_rows]) with their current and their saved scores."""
@@ -173,9 +173,9 @@ class InMemoryEvalSet:
             weight=None if seen.weight is None else seen.weight[kept],
             block=None if seen.block is None else seen.block[kept],
         )
-        narrow, wide = (np.ascontiguousarray(part[:, kept]) for part in (codes.narrow, codes.wide))
+        narrow, wide = (np.ascontiguousarray(array[:, kept]) for array in (codes.narrow, codes.wide))
         found = InMemoryEvalSet(self.name, BinnedColumns(narrow, wide, codes.row_of), self._layout, rows, raw, self._team)
-        found._marked = None if self._marked is None else np.ascontiguousarray(self._marked[..., kept])
+        found._saved = None if self._saved is None else np.ascontiguousarray(self._saved[..., kept])
         return found
 
     def close(self) -> None:
@@ -239,14 +239,14 @@ class EvalSetBuilder:
         n_rows, max_weight, _ = rows.sizes()
         size = spec.loss_magnitude(max_weight, n_rows) if size is None else size
         loss, n_threads = spec.target.loss, self._team.n_threads
-        if with_block or self._holds(eval_set_bytes(spec.layout, n_rows, len(spec.baseline)), budget):
+        if with_block or self._reserve(eval_set_bytes(spec.layout, n_rows, len(spec.baseline)), budget):
             codes, scored, raw = load_eval_rows(rows, spec, size, n_threads, with_block=with_block)
             return InMemoryEvalSet(name, codes, spec.layout, scored, raw, self._team)
         assert budget is not None
-        files = EvalFiles.write(rows, spec, n_threads=n_threads, room_bytes=budget.retained, root=self._root)
+        files = EvalFiles.write(rows, spec, n_threads=n_threads, buffer_bytes=budget.retained, root=self._root)
         return StreamedEvalSet(name, files, loss, size, self._team)
 
-    def _holds(self, n_bytes: int, budget: Budget | None) -> bool:
+    def _reserve(self, n_bytes: int, budget: Budget | None) -> bool:
         """Reserve `n_bytes` of the budget for evaluation sets; return False if less is left."""
         if budget is None:
             return True
@@ -386,11 +386,11 @@ class EvalFiles:
 
     @classmethod
     def write(
-        cls, judged: EvalRows, spec: BuildSpec, *, n_threads: int, room_bytes: int, root: Path | None = None
+        cls, rows: EvalRows, spec: BuildSpec, *, n_threads: int, buffer_bytes: int, root: Path | None = None
     ) -> EvalFiles:
         """Write rows with their initial scores.
 
-        room_bytes : memory for the blocks of all threads.
+        buffer_bytes : memory for the blocks of all threads.
         root : parent of the files' folder; default: the one of `PrivateDirectory`.
 
         Raises
@@ -400,7 +400,7 @@ class EvalFiles:
         StorageError
             If the files cannot be written.
         """
-        n_rows, max_weight, weighted = judged.sizes()
+        n_rows, max_weight, weighted = rows.sizes()
         layout, baseline = spec.layout, spec.baseline
         codes = empty_binned_columns(layout, 0)
         fields = [Field("narrow", "<u1", (len(codes.narrow),)), Field("target", "<f8")]
@@ -409,7 +409,7 @@ class EvalFiles:
         outputs = () if len(baseline) == 1 else (len(baseline),)
         scores = [Field("raw", "<f8", outputs), Field("marked", "<f8", outputs)]
         block_rows, row_bytes = rows_that_fit(fields, n_rows), sum(field.n_bytes(1) for field in (*fields, *scores))
-        while block_rows > _LEAST_BLOCK_ROWS and n_threads * block_rows * row_bytes > room_bytes:
+        while block_rows > _LEAST_BLOCK_ROWS and n_threads * block_rows * row_bytes > buffer_bytes:
             block_rows //= 2
         folder = PrivateDirectory(root)
         try:
@@ -419,7 +419,7 @@ class EvalFiles:
             ]
             writer = BlockWriter(files)
             names = {field.name for field in (*fields, *scores)}
-            for found in judged.pieces(spec, block_rows, n_threads):
+            for found in rows.pieces(spec, block_rows, n_threads):
                 writer.append(len(found["target"]), {name: values for name, values in found.items() if name in names})
             writer.finish()
         except BaseException:
@@ -480,7 +480,7 @@ class StreamedEvalSet:
         self.name, self._files, self._loss, self._size, self._team = name, files, loss, size, team
         self._row_of = code_rows(files.layout)
 
-    def _walk(
+    def _blocks_of(
         self, thread: int, *, rows: bool, reads: Sequence[str], writes: Sequence[str] = ()
     ) -> Iterator[dict[str, np.ndarray]]:
         """Yield the requested fields of each block of one thread; write the fields `writes` back before the next block.
@@ -503,7 +503,7 @@ class StreamedEvalSet:
         """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
 
         def work(thread: int) -> None:
-            for found in self._walk(thread, rows=True, reads=["raw"], writes=["raw"]):
+            for found in self._blocks_of(thread, rows=True, reads=["raw"], writes=["raw"]):
                 n = len(found["target"])
                 codes = BinnedColumns(found["narrow"], found.get("wide", np.empty((0, n), np.uint16)), self._row_of)
                 raw = found["raw"] if found["raw"].ndim == 1 else found["raw"][output]
@@ -513,22 +513,22 @@ class StreamedEvalSet:
 
     def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
         """Return the current metrics as ``{"<set>_<metric>": value}``."""
-        told = zip(metrics, self.chunks(metrics), strict=True)
-        return {f"{self.name}_{metric.name}": metric.finish(chunk) for metric, chunk in told}
+        by_metric = zip(metrics, self.chunks(metrics), strict=True)
+        return {f"{self.name}_{metric.name}": metric.finish(chunk) for metric, chunk in by_metric}
 
     def chunks(self, metrics: Sequence[Metric]) -> list[Any]:
         """Return the current statistics of each metric, which `Metric.merge` combines with those of other rows."""
 
         def work(thread: int) -> list[Any] | None:
             chunks: list[Any] | None = None
-            for found in self._walk(thread, rows=True, reads=["raw"]):
-                seen = ScoredRows(found["target"], found["raw"].T, found.get("weight"), self._loss, self._size)
-                told = [metric.chunk(seen) for metric in metrics]
-                chunks = told if chunks is None else _merged(metrics, chunks, told)
+            for found in self._blocks_of(thread, rows=True, reads=["raw"]):
+                scored = ScoredRows(found["target"], found["raw"].T, found.get("weight"), self._loss, self._size)
+                of_block = [metric.chunk(scored) for metric in metrics]
+                chunks = of_block if chunks is None else _merged(metrics, chunks, of_block)
             return chunks
 
-        told = [chunks for chunks in self._team.run(work) if chunks is not None]
-        return reduce(lambda a, b: _merged(metrics, a, b), told)
+        of_threads = [chunks for chunks in self._team.run(work) if chunks is not None]
+        return reduce(lambda a, b: _merged(metrics, a, b), of_threads)
 
     def save_state(self) -> None:
         """Save the current raw scores."""
@@ -540,7 +540,7 @@ class StreamedEvalSet:
 
     def _copy(self, source: str, target: str) -> None:
         def work(thread: int) -> None:
-            for found in self._walk(thread, rows=False, reads=[source], writes=[target]):
+            for found in self._blocks_of(thread, rows=False, reads=[source], writes=[target]):
                 found[target][...] = found[source]
 
         self._team.run(work)
@@ -569,7 +569,7 @@ class WorkerEvalSet:
     n_cuts : how often the model had been truncated at the last call, -1 before the first.
     """
 
-    held: InMemoryEvalSet | StreamedEvalSet
+    eval_set: InMemoryEvalSet | StreamedEvalSet
     batch: str
     owned: list[tuple[int, int]]
     loss: Loss
@@ -581,7 +581,7 @@ class WorkerEvalSet:
         """Restore the saved scores if the model was truncated to them."""
         if self.n_trees > mark and 0 <= self.n_cuts < n_cuts:
             assert self.n_marked == mark, "every cut goes back to a mark that was passed"
-            self.held.rollback()
+            self.eval_set.rollback()
             self.n_trees = mark
         self.n_cuts = n_cuts
         self.save_state(mark)
@@ -594,13 +594,13 @@ class WorkerEvalSet:
         """Drop the rows of other partitions; at least one partition must remain."""
         stays = np.repeat([number in partitions for number, _ in self.owned], [n for _, n in self.owned])
         if not stays.all():
-            self.held = self.held.some(stays)
+            self.eval_set = self.eval_set.some(stays)
             self.owned = [(number, n) for number, n in self.owned if number in partitions]
 
     def save_state(self, mark: int) -> None:
         """Save the scores if they include exactly `mark` trees."""
         if self.n_trees == mark != self.n_marked:
-            self.held.save_state()
+            self.eval_set.save_state()
             self.n_marked = mark
 
 
@@ -636,27 +636,27 @@ class WorkerEvalSets:
         with_block : whether a metric needs the raw values; these rows and their raw values are then in memory.
         chosen : positions of the chosen rows, and their weights or None.
         """
-        judged = EvalRows(rows.table, rows.target_of, *(chosen or ()))
-        if not judged.sizes()[0]:
+        eval_rows = EvalRows(rows.table, rows.target_of, *(chosen or ()))
+        if not eval_rows.sizes()[0]:
             return
         if with_block:
             rows.gather()
-        held = self._builder.from_rows(name, judged, spec, spec.budget or self._spare, size=size, with_block=with_block)
+        eval_set = self._builder.from_rows(name, eval_rows, spec, spec.budget or self._spare, size=size, with_block=with_block)
         loss = spec.target.loss
-        owned = [(number, n) for number, n in zip(rows.table.numbers, judged.counts(), strict=True) if n]
-        self._sets.setdefault(name, []).append(WorkerEvalSet(held, batch, owned, loss))
+        owned = [(number, n) for number, n in zip(rows.table.numbers, eval_rows.counts(), strict=True) if n]
+        self._sets.setdefault(name, []).append(WorkerEvalSet(eval_set, batch, owned, loss))
 
     def keep(self, batch: str, partitions: Sequence[int]) -> None:
         """Drop the rows of this batch's other partitions, which another session evaluates now."""
-        for name, of_set in self._sets.items():
+        for name, entries in self._sets.items():
             kept = []
-            for judged in of_set:
-                if judged.batch == batch and not any(number in partitions for number, _ in judged.owned):
-                    judged.held.close()
+            for entry in entries:
+                if entry.batch == batch and not any(number in partitions for number, _ in entry.owned):
+                    entry.eval_set.close()
                     continue
-                if judged.batch == batch:
-                    judged.keep(partitions)
-                kept.append(judged)
+                if entry.batch == batch:
+                    entry.keep(partitions)
+                kept.append(entry)
             self._sets[name] = kept
 
     def judge(
@@ -664,31 +664,31 @@ class WorkerEvalSets:
     ) -> dict[str, tuple[int, list[list[Any]]]] | None:
         """See `WorkerSession.judge`."""
         for name in metrics:
-            for judged in self._sets.get(name, ()):
-                judged.follow(mark, n_cuts)
-        if any(judged.n_trees < first for name in metrics for judged in self._sets.get(name, ())):
+            for entry in self._sets.get(name, ()):
+                entry.follow(mark, n_cuts)
+        if any(entry.n_trees < first for name in metrics for entry in self._sets.get(name, ())):
             return None
         found: dict[str, tuple[int, list[list[Any]]]] = {}
         for name, names in metrics.items():
             n_rows, chunks = 0, []
-            for judged in self._sets.get(name, ()):
-                for tree in trees[judged.n_trees - first :]:
-                    judged.held.add(tree.grown, tree.values, tree.output)
-                    judged.n_trees += 1
-                    judged.save_state(mark)
-                n_rows += judged.n_rows
-                chunks.append(judged.held.chunks(find_metrics(names, judged.loss)))
+            for entry in self._sets.get(name, ()):
+                for tree in trees[entry.n_trees - first :]:
+                    entry.eval_set.add(tree.grown, tree.values, tree.output)
+                    entry.n_trees += 1
+                    entry.save_state(mark)
+                n_rows += entry.n_rows
+                chunks.append(entry.eval_set.chunks(find_metrics(names, entry.loss)))
             found[name] = n_rows, chunks
         return found
 
     def in_files(self, batch: str) -> int:
         """Return how many evaluation rows of a batch are in files."""
-        every = (judged for of_set in self._sets.values() for judged in of_set)
-        return sum(one.n_rows for one in every if one.batch == batch and isinstance(one.held, StreamedEvalSet))
+        every = (entry for entries in self._sets.values() for entry in entries)
+        return sum(entry.n_rows for entry in every if entry.batch == batch and isinstance(entry.eval_set, StreamedEvalSet))
 
     def close(self) -> None:
         """Release memory and remove files."""
-        for of_set in self._sets.values():
-            for judged in of_set:
-                judged.held.close()
+        for entries in self._sets.values():
+            for entry in entries:
+                entry.eval_set.close()
         self._sets = {}

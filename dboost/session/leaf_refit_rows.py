@@ -77,13 +77,13 @@ class LeafRefitRows:
         self._loss_unit, self._scratch = loss_unit, Scratch()
         self._n_outputs, self._iteration = model.n_outputs, -1
         self._n_advanced = 0
-        self._told: GradientStats | None = None
+        self._stats: GradientStats | None = None
 
     @property
     def n_rows(self) -> int:
         return len(self._shard.target)
 
-    def turn_to(self, iteration: int) -> None:
+    def _assign_leaves(self, iteration: int) -> None:
         """Assign each row to its leaf in each tree of an iteration; do nothing for iteration -1."""
         if iteration == self._iteration or iteration < 0:
             return
@@ -98,14 +98,14 @@ class LeafRefitRows:
     def advance(self, number: int, step: RefitStep) -> GradientStats:
         """Apply step `number` unless it has been applied; return the gradient statistics after it."""
         if number == self._n_advanced:
-            self.turn_to(step.iteration)
+            self._assign_leaves(step.iteration)
             n = len(self._shard.target)
-            self._told = advance_rows(self._shard, step.terms, step.values, self._loss_unit, self._scratch, 0, n)
+            self._stats = advance_rows(self._shard, step.terms, step.values, self._loss_unit, self._scratch, 0, n)
             self._n_advanced += 1
-        assert number == self._n_advanced - 1 and self._told is not None
-        return self._told
+        assert number == self._n_advanced - 1 and self._stats is not None
+        return self._stats
 
     def ask(self, iteration: int, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return ``function(shard, first, last, *arguments)`` of the rows, assigned to the leaves of an iteration's trees."""
-        self.turn_to(iteration)
+        self._assign_leaves(iteration)
         return function(self._shard, 0, len(self._shard.target), *arguments)

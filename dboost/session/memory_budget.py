@@ -126,14 +126,14 @@ class Budget:
         ParameterError
             If this is too little for a tree.
         """
-        rooms = n_threads * spec.room_bytes(n_rows)
-        least = rooms + histogram_bytes(spec, n_threads)
+        buffers = n_threads * spec.room_bytes(n_rows)
+        least = buffers + histogram_bytes(spec, n_threads)
         if least > self.limit:
             raise ParameterError(
                 f"memory_limit of {format_bytes(self.limit)} is too small for trees of {spec.max_leaves} leaves over "
                 f"{len(spec.layout.n_bins)} features: it would take {format_bytes(least)} with {n_threads} threads"
             )
-        return self.limit - rooms
+        return self.limit - buffers
 
 
 class MemoryReservation:

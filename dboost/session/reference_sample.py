@@ -30,7 +30,7 @@ from dboost.params import Parameters
 #: Maximal number of rows of a sample, and of values.
 ROWS, VALUES = 10_000, 2_000_000
 #: Maximal number of names in a warning.
-_TOLD = 5
+_MOST_NAMES = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,13 +79,13 @@ def draw_reference_sample(table: Table, target: np.ndarray, kept: np.ndarray | N
     return ReferenceSample(np.concatenate([values for _, values in values_in(table, rows)]), target[rows])
 
 
-def with_summary(model: Ensemble, portrait: ReferenceSample | None, n_threads: int | None = 1) -> Ensemble:
+def with_summary(model: Ensemble, sample: ReferenceSample | None, n_threads: int | None = 1) -> Ensemble:
     """Return the model with a summary of the sample in the record of its last source."""
-    if portrait is None or not model.sources:
+    if sample is None or not model.sources:
         return model
-    scores = FlatEnsemble(model).raw_scores(portrait.values, n_threads=n_threads)
+    scores = FlatEnsemble(model).raw_scores(sample.values, n_threads=n_threads)
     n_classes = None if model.classes is None else len(model.classes)
-    summary = Summary.of(model.features, portrait.values, scores, portrait.target, n_classes)
+    summary = Summary.of(model.features, sample.values, scores, sample.target, n_classes)
     *before, last = model.sources
     return replace(model, sources=(*before, last | {"summary": summary.to_dict()}))
 
@@ -99,7 +99,7 @@ def summary_of(model: Ensemble, source: int = -1) -> Summary | None:
     return summary if is_last else replace(summary, scores=())
 
 
-def warn_of_drift(model: Ensemble, portrait: ReferenceSample, asked: Parameters, learning: Parameters) -> None:
+def warn_of_drift(model: Ensemble, sample: ReferenceSample, asked: Parameters, learning: Parameters) -> None:
     """Warn if the rows that continue a model have drifted from those of the model's last source.
 
     Parameters
@@ -111,17 +111,18 @@ def warn_of_drift(model: Ensemble, portrait: ReferenceSample, asked: Parameters,
         The user's parameters, and the parameters after damping.
     """
     summary = summary_of(model)
-    if summary is None or not len(portrait.values):
+    if summary is None or not len(sample.values):
         return
-    scores = FlatEnsemble(model).raw_scores(portrait.values, n_threads=1) if summary.scores else None
-    tallies = summary.tally(portrait.values, scores, None)
+    scores = FlatEnsemble(model).raw_scores(sample.values, n_threads=1) if summary.scores else None
+    tallies = summary.tally(sample.values, scores, None)
     names = [repr(feature.name) for feature in model.features]
     records = summary.compare(tallies, names, ["the model's raw scores"] * model.n_outputs)
     drifted = sorted((one for one in records if one["drift"] == "strong"), key=lambda one: one["chance"] - one["psi"])
     if not any(one["what"] == "feature" for one in drifted):
         return
-    told = dict.fromkeys(one["name"] for one in drifted)  # scores of several outputs have one entry
-    listed = ", ".join(list(told)[:_TOLD]) + (f" and {len(told) - _TOLD} more" if len(told) > _TOLD else "")
+    unique = list(dict.fromkeys(one["name"] for one in drifted))  # scores of several outputs have one entry
+    rest = f" and {len(unique) - _MOST_NAMES} more" if len(unique) > _MOST_NAMES else ""
+    listed = ", ".join(unique[:_MOST_NAMES]) + rest
     if (learning.learning_rate, learning.l2_regularization) == (asked.learning_rate, asked.l2_regularization):
         steps = "steps are not damped"
     else:

@@ -44,12 +44,12 @@ class DrawnRows:
     seed: int
     bounds: tuple[int, ...]
 
-    def selects(self, numbers: np.ndarray, classes: np.ndarray | None = None) -> np.ndarray:
+    def selects(self, row_ids: np.ndarray, classes: np.ndarray | None = None) -> np.ndarray:
         """Return whether rows (int64[n], global ids) are drawn: bool[n].
 
         classes : int64[n]; not used if one bound applies to all rows.
         """
-        hashes = hash_rows(self.seed, numbers)
+        hashes = hash_rows(self.seed, row_ids)
         last = np.array([max(bound - 1, 0) for bound in self.bounds], np.uint64)
         some = np.array([bound > 0 for bound in self.bounds])
         if len(self.bounds) == 1:
@@ -69,21 +69,21 @@ class DigitRequest:
     is_open: np.ndarray  # bool[n_classes]: classes that are counted
     without: DrawnRows | None = None  # rows that are not counted
 
-    def count(self, numbers: np.ndarray, classes: np.ndarray | None) -> np.ndarray:
+    def count(self, row_ids: np.ndarray, classes: np.ndarray | None) -> np.ndarray:
         """Return the counts of some rows (arguments as in `DrawnRows.selects`): int64[n_classes, 2**n_bits]."""
         n_classes = len(self.prefixes)
-        hashes = hash_rows(self.seed, numbers)
+        hashes = hash_rows(self.seed, row_ids)
         digits = (hashes >> np.uint64(self.shift)) & np.uint64((1 << self.n_bits) - 1)
-        counted = np.ones(len(numbers), bool) if self.without is None else ~self.without.selects(numbers, classes)
+        counted = np.ones(len(row_ids), bool) if self.without is None else ~self.without.selects(row_ids, classes)
         if self.shift + self.n_bits < _BITS:
             above = hashes >> np.uint64(self.shift + self.n_bits)
             counted &= above == (self.prefixes[0] if n_classes == 1 else self.prefixes[classes])
-        places = digits.astype(np.int64)
+        cells = digits.astype(np.int64)
         if n_classes > 1:
             assert classes is not None
             counted &= self.is_open[classes]
-            places += classes << self.n_bits
-        return np.bincount(places[counted], minlength=n_classes << self.n_bits).reshape(n_classes, -1)
+            cells += classes << self.n_bits
+        return np.bincount(cells[counted], minlength=n_classes << self.n_bits).reshape(n_classes, -1)
 
 
 def find_bounds(
@@ -101,10 +101,10 @@ def find_bounds(
     without : DrawnRows, optional
         Rows that are not available.
     """
-    wanted, there = list(draw.sizes), list(counts)
+    wanted, available = list(draw.sizes), list(counts)
     n_classes = len(wanted)
     bounds = [0 if n == 0 else 1 << _BITS for n in wanted]
-    is_open = np.array([0 < n < of for n, of in zip(wanted, there, strict=True)])
+    is_open = np.array([0 < n < of for n, of in zip(wanted, available, strict=True)])
     prefixes = np.zeros(n_classes, np.uint64)
     n_bits = next(bits for bits in (8, 4, 2, 1) if n_classes << bits <= _MOST_COUNTS or bits == 1)
     shift = _BITS
@@ -112,13 +112,13 @@ def find_bounds(
         shift -= n_bits
         found = ask(DigitRequest(draw.seed, shift, n_bits, prefixes.copy(), is_open.copy(), without))
         for k in np.flatnonzero(is_open).tolist():
-            assert found[k].sum() == there[k], "each row is counted once"
+            assert found[k].sum() == available[k], "each row is counted once"
             up_to = np.cumsum(found[k])
             digit = int(np.searchsorted(up_to, wanted[k]))
-            there[k] = int(found[k, digit])
-            wanted[k] -= int(up_to[digit]) - there[k]
+            available[k] = int(found[k, digit])
+            wanted[k] -= int(up_to[digit]) - available[k]
             prefixes[k] = (int(prefixes[k]) << n_bits) | digit
-            if there[k] == wanted[k]:
+            if available[k] == wanted[k]:
                 bounds[k] = (int(prefixes[k]) + 1) << shift
                 is_open[k] = False
     return DrawnRows(draw.seed, tuple(bounds))
@@ -130,10 +130,10 @@ def in_proportion(counts: Sequence[int], n: int, seed: int) -> tuple[int, ...]:
     A hash determines the order of equal remainders. If n is at most ``sum(counts)``, no class gets more rows than it has.
     """
     total = sum(counts)
-    shares, remainders = zip(*(divmod(count * n, total) for count in counts), strict=True)
+    quotients, remainders = zip(*(divmod(count * n, total) for count in counts), strict=True)
     order = np.lexsort((hash_rows(seed, np.arange(len(counts))), -np.array(remainders, object).astype(np.float64)))
-    sizes = list(shares)
-    for k in order[: n - sum(shares)].tolist():
+    sizes = list(quotients)
+    for k in order[: n - sum(quotients)].tolist():
         sizes[k] += 1
     return tuple(sizes)
 
@@ -179,15 +179,15 @@ class NumberedRows:
     def class_counts(self) -> np.ndarray:
         """Return the number of rows of positive weight in each class, or in total: int64[n_classes or 1]."""
         found = np.zeros(self._n_classes or 1, np.int64)
-        for _, numbers, classes, _ in self._pieces():
-            found += len(numbers) if classes is None else np.bincount(classes, minlength=len(found))
+        for _, row_ids, classes, _ in self._pieces():
+            found += len(row_ids) if classes is None else np.bincount(classes, minlength=len(found))
         return found
 
     def digit_counts(self, digits: DigitRequest) -> np.ndarray:
         """See `DigitRequest.count`."""
         found = np.zeros((len(digits.prefixes), 1 << digits.n_bits), np.int64)
-        for _, numbers, classes, _ in self._pieces():
-            found += digits.count(numbers, classes)
+        for _, row_ids, classes, _ in self._pieces():
+            found += digits.count(row_ids, classes)
         return found
 
     def apply(self, assignment: RowAssignment) -> tuple[ChosenRows | None, ChosenRows | None]:
@@ -205,9 +205,9 @@ class NumberedRows:
         def weights(k: int) -> np.ndarray:
             """Return the new weights of chunk k, and append its chosen rows to `found`."""
             weight = self._weights(k, assignment.class_weight)
-            for first, numbers, classes, rows in self._pieces(k):
-                held = np.zeros(len(rows), bool) if held_out is None else held_out.selects(numbers, classes)
-                seen = np.zeros(len(rows), bool) if watched is None else watched.selects(numbers, classes) & ~held
+            for first, row_ids, classes, rows in self._pieces(k):
+                held = np.zeros(len(rows), bool) if held_out is None else held_out.selects(row_ids, classes)
+                seen = np.zeros(len(rows), bool) if watched is None else watched.selects(row_ids, classes) & ~held
                 for is_held, own in ((True, rows[held]), (False, rows[seen])):
                     found[is_held].append((first + own, weight[own]))
                 weight[rows[held]] = 0.0
@@ -218,8 +218,8 @@ class NumberedRows:
         def joined(drawn: DrawnRows | None, is_held: bool) -> ChosenRows | None:
             if drawn is None:
                 return None
-            numbers, its = zip((np.empty(0, np.int64), np.empty(0)), *found[is_held], strict=True)
-            return np.concatenate(numbers), np.concatenate(its) if weighted else None
+            positions, factors = zip((np.empty(0, np.int64), np.empty(0)), *found[is_held], strict=True)
+            return np.concatenate(positions), np.concatenate(factors) if weighted else None
 
         return joined(held_out, True), joined(watched, False)
 

@@ -55,14 +55,13 @@ class StreamedEngine:
         self._blocks, self._terms, self._release = blocks, loss_terms, release
         self.team = Team(n_threads)
         n = blocks.n_blocks
-        self.width = opened_at_once(blocks, histogram_bytes, n_threads)
+        self.width = nodes_per_pass(blocks, histogram_bytes, n_threads)
         staying = blocks_that_stay(blocks, staying_bytes, self.width, n_threads)
         self.shards = [
             StreamedShard(blocks, n * t // n_threads, n * (t + 1) // n_threads, n_staying=staying, halted=self._halted)
             for t in range(n_threads)
         ]
-        self._searcher: SplitFinder | None = None
-        self.n_questions = 0
+        self._split_finder: SplitFinder | None = None
         self._reported = 0
 
     def _halted(self) -> bool:
@@ -74,31 +73,31 @@ class StreamedEngine:
 
     def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
         self._terms = self._terms if terms is None else terms
-        told = self.team.run(lambda t: self.shards[t].advance(self._terms, values))
-        return reduce(GradientStats.merge, [one for one in told if one is not None])
+        results = self.team.run(lambda t: self.shards[t].advance(self._terms, values))
+        return reduce(GradientStats.merge, [one for one in results if one is not None])
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return one result per block, or one per thread if results can be summed."""
-        return [one for told in self.team.run(lambda t: self.shards[t].ask(function, *arguments)) for one in told]
+        return [one for results in self.team.run(lambda t: self.shards[t].ask(function, *arguments)) for one in results]
 
     def grow(self, task: TreeTask) -> GrownTree:
         for shard in self.shards:
             shard.begin(task)
         layout = self._blocks.spec.layout
-        grower, searcher = grow_tree(task, layout, self.n_rows, self.width), SplitFinder(task, layout, after=self._searcher)
-        self._searcher = searcher
-        question: RoundRequest = next(grower)
+        grower = grow_tree(task, layout, self.n_rows, self.width)
+        split_finder = SplitFinder(task, layout, after=self._split_finder)
+        self._split_finder = split_finder
+        request: RoundRequest = next(grower)
         while True:
-            self.n_questions += 1
-            answer = reduce(lambda a, b: a.merge(b), self._answers(question))
-            found = searcher.find_best_splits(question.pairs, answer.histograms)
+            merged = reduce(lambda a, b: a.merge(b), self._histograms(request))
+            found = split_finder.find_best_splits(request.pairs, merged.histograms)
             try:
-                question = grower.send(RoundResult(found, answer.n_rows, answer.leaf_sums))
+                request = grower.send(RoundResult(found, merged.n_rows, merged.leaf_sums))
             except StopIteration as end:
                 return end.value
 
-    def _answers(self, question: RoundRequest) -> Sequence[Any]:
-        return self.team.run(lambda t: self.shards[t].sum_histograms(question))
+    def _histograms(self, request: RoundRequest) -> Sequence[Any]:
+        return self.team.run(lambda t: self.shards[t].sum_histograms(request))
 
     def report(self) -> dict[str, float]:
         """Return the bytes read from files since the last call."""
@@ -113,7 +112,7 @@ class StreamedEngine:
         self._release()
 
 
-def opened_at_once(blocks: BlockStore, histogram_bytes: int, n_threads: int) -> int:
+def nodes_per_pass(blocks: BlockStore, histogram_bytes: int, n_threads: int) -> int:
     """Return how many nodes may be opened in one pass.
 
     Each thread has packed buckets and a histogram for each of them, and the summed histograms of leaves are kept.

@@ -250,10 +250,10 @@ def scan_target(target: Column | None, weight: np.ndarray | None, dtype: str, is
 def merge_target_scans(a: TargetScan, b: TargetScan) -> TargetScan:
     """Return the scan of the rows of both."""
     if a.levels is not None or b.levels is not None:
-        dictionary = CategoryIndex("target")
+        index = CategoryIndex("target")
         for one in (a, b):
-            dictionary.translate(one.levels or ())
-        return TargetScan(dictionary.finish()[0], np.empty(0), False, levels_dtype(dictionary.finish()[0]), False)
+            index.translate(one.levels or ())
+        return TargetScan(index.finish()[0], np.empty(0), False, levels_dtype(index.finish()[0]), False)
     distinct = np.unique(np.concatenate((a.distinct, b.distinct)))
     too_many = a.too_many or b.too_many or len(distinct) > MAX_CLASSES
     return TargetScan(None, distinct[:MAX_CLASSES], too_many, result_dtype((a.dtype, b.dtype)), a.is_bool and b.is_bool)
@@ -272,7 +272,7 @@ class _Distinct:
         return "some row"
 
 
-def merge_target_scans_to_target(told: Sequence[TargetScan], parameters: Parameters) -> Target:
+def merge_target_scans_to_target(scans: Sequence[TargetScan], parameters: Parameters) -> Target:
     """Return the loss and the classes of all scanned rows, without rows.
 
     Raises
@@ -281,14 +281,14 @@ def merge_target_scans_to_target(told: Sequence[TargetScan], parameters: Paramet
         As `choose_target`, or if there are too many classes.
     """
     loss_name = parameters.loss_name
-    if any(target.levels is not None for target in told):
-        distinct = _levels(told)
+    if any(target.levels is not None for target in scans):
+        distinct = _levels(scans)
     else:
-        dtype = result_dtype(target.dtype for target in told)
-        values = np.unique(np.concatenate([target.distinct for target in told]))
-        distinct = _Distinct(values, dtype, all(target.is_bool for target in told))
+        dtype = result_dtype(target.dtype for target in scans)
+        values = np.unique(np.concatenate([target.distinct for target in scans]))
+        distinct = _Distinct(values, dtype, all(target.is_bool for target in scans))
         classification = loss_name != "auto" and loss_for(parameters, loss_name).is_classification
-        if classification and (any(target.too_many for target in told) or len(values) > MAX_CLASSES):
+        if classification and (any(target.too_many for target in scans) or len(values) > MAX_CLASSES):
             fractions = not (values == np.rint(values)).all()
             what = "Unknown label type: continuous. A classifier wants classes, but the target holds fractions"
             raise DataError(what if fractions else f"the target has more than {MAX_CLASSES} classes")
@@ -296,9 +296,9 @@ def merge_target_scans_to_target(told: Sequence[TargetScan], parameters: Paramet
     return Target(target.loss, np.empty(0), target.classes, target.classes_dtype)
 
 
-def _levels(told: Sequence[TargetScan]) -> _Distinct:
-    dictionary = CategoryIndex("target")
-    for target in told:
-        dictionary.translate(target.levels if target.levels is not None else ())
-    levels: tuple[Level, ...] = dictionary.finish()[0]
+def _levels(scans: Sequence[TargetScan]) -> _Distinct:
+    index = CategoryIndex("target")
+    for target in scans:
+        index.translate(target.levels if target.levels is not None else ())
+    levels: tuple[Level, ...] = index.finish()[0]
     return _Distinct(CategoryColumn(np.arange(len(levels), dtype=np.int32), levels), levels_dtype(levels), False)

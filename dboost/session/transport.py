@@ -167,9 +167,9 @@ class LocalTable:
 
     def hold_out_chosen(self, spec: BuildSpec, chosen: dict[str, tuple[int, float]], *, with_block: bool) -> None:
         for name in chosen:
-            rows, picked = self._session.take_chosen(self._BATCH, name)
-            judged = EvalRows(rows.table, rows.target_of, *picked)
-            self._chosen[name] = found = self._builder.from_rows(name, judged, spec, self._budget, with_block=with_block)
+            rows, chosen_rows = self._session.take_chosen(self._BATCH, name)
+            eval_rows = EvalRows(rows.table, rows.target_of, *chosen_rows)
+            self._chosen[name] = found = self._builder.from_rows(name, eval_rows, spec, self._budget, with_block=with_block)
             if isinstance(found, StreamedEvalSet):
                 log_streamed_eval_set(name)
 

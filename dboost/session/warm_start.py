@@ -164,19 +164,19 @@ def row_matrices(table: Table, rows: np.ndarray | None) -> Iterator[np.ndarray]:
     """Yield all or some rows of a table (int64, ascending), chunk by chunk, as matrices for prediction."""
     start = 0
     for i, length in enumerate(table.lengths):
-        own = None
+        positions = None
         if rows is not None:
             low, high = np.searchsorted(rows, (start, start + length))
-            own = rows[low:high] - start
-        for _, some, chunk in table.slices(i, own):
+            positions = rows[low:high] - start
+        for _, some, chunk in table.slices(i, positions):
             yield matrix_of(chunk) if some is None else matrix_of(chunk)[some]
         start += length
 
 
 def row_matrix(table: Table, rows: np.ndarray | None) -> np.ndarray:
     """Return the same rows as one matrix."""
-    parts = list(row_matrices(table, rows))
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    blocks = list(row_matrices(table, rows))
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
 
 def starting_scores(
@@ -264,8 +264,8 @@ def check_continues(model: Ensemble, features: tuple[Feature, ...], target: Targ
 def check_loss(model: Ensemble, loss: Loss) -> None:
     """Raise DataError if the loss is not the loss of the model that is continued."""
     if not _same_loss(model, loss):
-        told = [f"loss {one['name']!r}" + _loss_options(one) for one in (model.loss, loss.to_dict())]
-        raise DataError(f"the model to continue was trained with {told[0]}, not {told[1]}")
+        names = [f"loss {one['name']!r}" + _loss_options(one) for one in (model.loss, loss.to_dict())]
+        raise DataError(f"the model to continue was trained with {names[0]}, not {names[1]}")
 
 
 def _loss_options(loss: dict[str, Any]) -> str:
@@ -282,14 +282,14 @@ def matrix_of(chunk: Chunk) -> np.ndarray:
     """Return a chunk as a matrix: numbers unchanged, categories as codes, missing values as NaN."""
     if chunk.matrix is not None:
         return chunk.matrix
-    columns = [_numbers(column) if isinstance(column, CategoryColumn) else column for column in chunk.columns]
+    columns = [_codes_as_floats(column) if isinstance(column, CategoryColumn) else column for column in chunk.columns]
     matrix = np.empty((chunk.n_rows, len(columns)), np.result_type(np.float32, *(column.dtype for column in columns)))
     for j, column in enumerate(columns):
         matrix[:, j] = column
     return matrix
 
 
-def _numbers(column: CategoryColumn) -> np.ndarray:
+def _codes_as_floats(column: CategoryColumn) -> np.ndarray:
     codes = column.codes.astype(np.float32)
     codes[column.codes < 0] = np.nan
     return codes
