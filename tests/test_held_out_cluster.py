@@ -38,7 +38,7 @@ def filing(client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
     monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
     caplog.set_level(logging.INFO, "dboost")
     yield
-    assert any("are judged from files" in record.getMessage() for record in caplog.get_records("call"))
+    assert any("rows of evaluation set" in record.getMessage() for record in caplog.get_records("call"))
     assert left(client) == []
 
 

@@ -83,7 +83,7 @@ def named_sets(eval_set: Any) -> Iterator[tuple[str, Any, Any, Any, Any]]:
 
 def log_streamed_eval_set(name: str) -> None:
     """Log that a set, or some of its rows, exceed the memory limit."""
-    _log.info("the rows of %r are many beside the memory limit and are judged from files", name)
+    _log.info("rows of evaluation set %r exceed the memory limit and are streamed from files", name)
 
 
 def _is_table(data: Any) -> bool:

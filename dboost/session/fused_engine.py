@@ -127,7 +127,9 @@ class FusedEngine:
         team.control[:] = 0
         if task.bin_merge is not None:
             team.run(lambda thread: merge_into_bins(shard, task.bin_merge, *self._range(thread)))
-        rooms = [None if task.node_bins is None else new_proposal_buffers(task.node_bins) for _ in range(team.n_threads)]
+        proposal_buffers = [
+            None if task.node_bins is None else new_proposal_buffers(task.node_bins) for _ in range(team.n_threads)
+        ]
         wide = shard.bins.wide if len(shard.bins.wide) else None
         pool, packed_sums, packed_counts = self._histograms_for(task)
         if task.constraints is not None and self._paths[0] is None:
@@ -139,7 +141,8 @@ class FusedEngine:
                 gradient, hessian, shard.repeat_count, chosen, influence, task.least_influence, leaf, shard.bin_layout,
                 task.packing, task.limits, task.policy, self._nodes[thread], self._team_buffers,
                 self._thread_scratch[thread], task.scales, task.allowed, self._by_unit, pool, packed_sums,
-                packed_counts, self._categorical, task.constraints, self._paths[thread], task.direction, rooms[thread],
+                packed_counts, self._categorical, task.constraints, self._paths[thread], task.direction,
+                proposal_buffers[thread],
             )  # fmt: skip
 
         n_nodes = team.run(work)[0]
