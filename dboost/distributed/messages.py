@@ -42,7 +42,7 @@ class Timing:
     n_rounds: int = 0
     compute: float = 0.0  # seconds of the slowest worker's computation
     reduce: float = 0.0  # seconds of merging histograms and picking splits
-    wait: float = 0.0  # seconds of the rest, mainly messages
+    wait: float = 0.0  # remaining seconds, mainly for messages
     n_bytes: int = 0  # of the replies
 
     def __add__(self, other: Timing) -> Timing:

@@ -145,8 +145,8 @@ class PartitionedTable:
 
     def drop_workers(self, refs: Iterable[SessionRef]) -> None:
         """Remove the partitions of lost sessions."""
-        gone = set(refs)
-        self.worker_partitions = [entry for entry in self.worker_partitions if entry.ref not in gone]
+        lost_refs = set(refs)
+        self.worker_partitions = [entry for entry in self.worker_partitions if entry.ref not in lost_refs]
 
     def repair(self) -> bool:
         """Read missing partitions and run their missing stages. Return whether there were any."""

@@ -20,7 +20,7 @@ class WorkerPluginFactory:
             from distributed.diagnostics.plugin import WorkerPlugin
 
             class Starter(WorkerPlugin):
-                """Imports the worker plugin in a thread and registers it in its own place."""
+                """Imports the worker plugin in a thread and registers it instead of itself."""
 
                 async def setup(self, worker: Any) -> None:
                     try:

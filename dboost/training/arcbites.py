@@ -44,7 +44,7 @@ class _ArcbiteLoop:
         self._loop = loop
         self._arcbites = arcbites
         self._engine: BiteEngine = loop.engine  # type: ignore[assignment]
-        self._n_visits, self._has_begun = 0, False
+        self._n_visits, self._has_visited = 0, False
         self._past: dict[str, Any] = {}
         loop.valued = []
 
@@ -77,7 +77,7 @@ class _ArcbiteLoop:
 
     @property
     def _n_left(self) -> int:
-        """Iterations that may still be grown."""
+        """Number of iterations that may still be grown."""
         loop = self._loop
         return loop.parameters.max_iter - len(loop.history)
 
@@ -87,8 +87,8 @@ class _ArcbiteLoop:
         self._n_visits += 1
         loop.visit_columns = {"bite": bite, "visit": self._n_visits}
         self._select_rows(self._parts_of(bite))
-        if not self._has_begun:
-            self._has_begun = True
+        if not self._has_visited:
+            self._has_visited = True
             for eval_set in loop.eval_sets:
                 eval_set.save_state()
             stats = loop.begin()

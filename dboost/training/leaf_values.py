@@ -17,7 +17,7 @@ all absolute residuals after the last trees, so each iteration with it takes a s
 With ``influence_trimming`` the rows with the smallest influence, which together have a given fraction of the total influence,
 are excluded from growing a tree and from its leaf values. Two more calls find the threshold.
 
-**Minimization.** `minimize_convex` is Newton's method with safeguards. The sign of the slope tells on which side of the point
+**Minimization.** `minimize_convex` is Newton's method with safeguards. The sign of the slope shows on which side of the point
 the minimum lies, so two bounds enclose it; a Newton step beyond them is replaced by bisection. As long as one bound is missing,
 the step is limited to a length that grows fourfold: the curvature of an exponential far from its minimum leads to steps in the
 thousands. At a kink, where the curvature is zero, the method is bisection.

@@ -246,7 +246,7 @@ class BoostingLoop:
         packing = precision.packing
         max_gradient, max_hessian = float(stats.max_gradient[output]), float(stats.max_hessian[output])
         if parameters.criterion == "gradient":
-            max_hessian = self.start.max_weight  # trees are grown by weights
+            max_hessian = self.start.max_weight  # trees are grown with weights in place of Hessians
         scale_g = _scale(packing.max_gradient, max_gradient)
         scale_h = 1.0 if self.plan.shard.constant_hessian else _scale(packing.max_hessian, max_hessian)
         n = self.engine.n_rows if self.plan.max_weight is None else int(self.start.total_weight)

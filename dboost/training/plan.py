@@ -1,7 +1,7 @@
 """The request and the plan of a fit, and the decisions of a plan that follow from parameters and statistics of the rows.
 
-A `FitRequest` holds the user's settings. `make_plan` turns it, with the statistics of the rows, into a `FitPlan` before the
-first tree: growth policy, precision of histograms, number of arcbites, constraints by feature number, learning parameters.
+A `FitRequest` holds the user's settings. Before the first tree, `make_plan` makes a `FitPlan` from it and the statistics of the
+rows: growth policy, precision of histograms, number of arcbites, constraints by feature number, learning parameters.
 
 **Number of arcbites.** Without `n_bites`, a memory limit determines it: the largest bite and the memory for training on it must
 fit the limit. Bites are random subsets of the rows, so their size is taken as mean + 5 standard deviations. The number affects
@@ -340,7 +340,7 @@ class FitPlan:
 
     @property
     def empty(self) -> Ensemble:
-        """The ensemble before its first tree."""
+        """The ensemble without trees."""
         target = self.target
         return Ensemble(
             features=self.binning.features,

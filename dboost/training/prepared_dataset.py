@@ -251,7 +251,7 @@ class PreparedTargets:
             self._code_of = np.array([known.get(level, -1) for level in data.levels], np.float64)
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """``function(y, weight, offset, *arguments)`` of every block."""
+        """Return ``function(y, weight, offset, *arguments)`` of each block."""
         offsets = ("begun", "start") if self._continues else ("offset",)
         return [
             function(

@@ -135,22 +135,24 @@ def check_same(data: PreparedDataset, given: dict[str, Any]) -> None:
         Naming the parameter that differs.
     """
     folder = data.codes.path.parent
-    begun, now = data.settings.get("start_from"), given.get("start_from")
-    if begun is not None and now is None:
-        raise ParameterError(f"{folder} was prepared to go on from a model (sha256 {begun[:12]}…): give it as start_from")
-    if begun != now:
-        how = "to begin anew" if begun is None else f"to go on from another model (sha256 {begun[:12]}…)"
+    prepared_with, given_value = data.settings.get("start_from"), given.get("start_from")
+    if prepared_with is not None and given_value is None:
+        raise ParameterError(
+            f"{folder} was prepared to go on from a model (sha256 {prepared_with[:12]}…): give it as start_from"
+        )
+    if prepared_with != given_value:
+        how = "to begin anew" if prepared_with is None else f"to go on from another model (sha256 {prepared_with[:12]}…)"
         raise ParameterError(
             f"{folder} was prepared {how}: bins cannot tell what scores the rows have under a model, so prepare the data with "
             "start_from=…"
         )
     for name, value in given.items():
-        known, now = data.settings.get(name), describe(value)
-        if str(now).startswith("<"):
+        known, given_value = data.settings.get(name), describe(value)
+        if str(given_value).startswith("<"):
             raise ParameterError(f"{data.codes.path.parent} holds prepared data with a {name} of their own: leave yours out")
-        if now != known:
+        if given_value != known:
             what = f"was prepared with {name}={known!r}" if known is not None else f"was prepared without {name}"
-            raise ParameterError(f"{name}={now!r} does not fit the data: {data.codes.path.parent} {what}")
+            raise ParameterError(f"{name}={given_value!r} does not fit the data: {data.codes.path.parent} {what}")
 
 
 def describe(value: Any) -> Any:

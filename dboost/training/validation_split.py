@@ -77,8 +77,8 @@ def needs_test_set(parameters: Parameters, plan: ValidationPlan, sets: Sequence[
 
 def held_out_rows_of(n_rows: int, seed: int) -> DrawnRows:
     """Return the selection of the rows to hold out among `n_rows` rows of positive weight."""
-    share = min(TEST_SHARE, MOST_TEST_ROWS / n_rows)
-    return DrawnRows(derive_seed(seed, HOLD_OUT), (int(share * 2.0**64),))
+    fraction = min(TEST_SHARE, MOST_TEST_ROWS / n_rows)
+    return DrawnRows(derive_seed(seed, HOLD_OUT), (int(fraction * 2.0**64),))
 
 
 def warn_held_out(n_held_out: int, n_rows: int) -> None:
