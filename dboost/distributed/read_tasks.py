@@ -281,7 +281,7 @@ class _Wait:
         self._seconds = 0.0
 
     def more(self) -> list[str]:
-        """Note another `dboost.liveness-timeout` without results; return the workers.
+        """Note another `dboost.patience` without results; return the workers.
 
         Raises
         ------

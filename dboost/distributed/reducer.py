@@ -5,7 +5,7 @@ the sessions. A call ends in one of four ways: with the results of all sessions,
 *lost* sessions, or because the fit was cancelled. The client, which has the source of every partition, recovers from losses.
 
 **Liveness.** Dask reports dead workers by broken connections or `remove_worker`. A worker that was stopped or disconnected
-keeps its connections but does not reply. After `dboost.liveness-timeout` (default 10 s) without a reply the reducer pings it;
+keeps its connections but does not reply. After `dboost.patience` (default 10 s) without a reply the reducer pings it;
 if it does not answer within the same time, the reducer removes it from the cluster, and its nanny, if any, restarts it. A slow
 worker answers pings, because calls do not run on its event loop. The reducer pings only workers that a fit waits for.
 
