@@ -173,13 +173,13 @@ def test_a_worker_is_lost_when_the_first_arcbite_begins(cluster: Processes, monk
     """The others are given its rows, and train on their own rows of that bite all the same."""
     options = OPTIONS | {"arcbites": dboost.ArcBites(n_bites=4, visits=2)}
     alone = dboost.fit(FRAME, "z", **options)
-    turn_to, victims = ClusterEngine.turn_to, [next(iter(cluster.pids().values()))]
+    visit, victims = ClusterEngine.visit, [next(iter(cluster.pids().values()))]
 
     def lossy(self: ClusterEngine, *arguments: Any) -> None:
         if victims:
             os.kill(victims.pop(), signal.SIGKILL)
             cluster.wait_for(lambda: len(cluster.addresses()) == 2)
-        turn_to(self, *arguments)
+        visit(self, *arguments)
 
     monkeypatch.setattr(ClusterEngine, "visit", lossy)
     assert dboost.fit(lazily(12), "z", client=cluster.client, **options).sha256 == alone.sha256
