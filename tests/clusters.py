@@ -189,7 +189,7 @@ def scheduler_plugin(dask_scheduler: Scheduler | None = None) -> dict[str, int]:
 
 def held_fits(dask_worker: Any = None) -> int:
     """For `Client.run`: how many fits a worker holds something of."""
-    return len(dask_worker.plugins["dboost"]._holdings)
+    return len(dask_worker.plugins["dboost"]._sessions)
 
 
 def allow_no_failures(dask_scheduler: Any = None) -> None:
@@ -199,15 +199,15 @@ def allow_no_failures(dask_scheduler: Any = None) -> None:
 
 def held_rows(dask_worker: Any = None) -> int:
     """For `Client.run`: how many rows a worker trains on, in all its fits."""
-    return sum(holding.n_rows for holding in dask_worker.plugins["dboost"]._holdings.values())
+    return sum(holding.n_rows for holding in dask_worker.plugins["dboost"]._sessions.values())
 
 
 def rows_in_files(dask_worker: Any = None) -> int:
     """For `Client.run`: how many of these it has in files."""
-    holdings = dask_worker.plugins["dboost"]._holdings.values()
+    holdings = dask_worker.plugins["dboost"]._sessions.values()
     return sum(holding.in_files(batch) for holding in holdings for batch in holding._built)
 
 
 def session_names(dask_worker: Any = None) -> list[str]:
     """For `Client.run`: the sessions that a worker has."""
-    return [holding.session for holding in dask_worker.plugins["dboost"]._holdings.values()]
+    return [holding.session for holding in dask_worker.plugins["dboost"]._sessions.values()]

@@ -162,7 +162,7 @@ def test_rows_that_vanish_on_a_worker_are_noticed(cluster: Processes, expected: 
     """Whatever the reason: every advance and every tree's root count the rows."""
 
     def lose_rows(dask_worker: Any = None) -> None:
-        for held in dask_worker.plugins["dboost"]._holdings.values():
+        for held in dask_worker.plugins["dboost"]._sessions.values():
             held._runners = held._runners[:-1]
 
     lose = at({3, 6}, lambda: cluster.client.run(lose_rows, workers=[next(iter(cluster.addresses()))]))
@@ -173,13 +173,13 @@ def test_a_worker_is_lost_when_the_first_arcbite_begins(cluster: Processes, monk
     """The others are given its rows, and train on their own rows of that bite all the same."""
     options = OPTIONS | {"arcbites": dboost.ArcBites(n_bites=4, visits=2)}
     alone = dboost.fit(FRAME, "z", **options)
-    turn_to, victims = ClusterEngine.turn_to, [next(iter(cluster.pids().values()))]
+    visit, victims = ClusterEngine.visit, [next(iter(cluster.pids().values()))]
 
     def lossy(self: ClusterEngine, *arguments: Any) -> None:
         if victims:
             os.kill(victims.pop(), signal.SIGKILL)
             cluster.wait_for(lambda: len(cluster.addresses()) == 2)
-        turn_to(self, *arguments)
+        visit(self, *arguments)
 
     monkeypatch.setattr(ClusterEngine, "visit", lossy)
     assert dboost.fit(lazily(12), "z", client=cluster.client, **options).sha256 == alone.sha256
@@ -248,7 +248,7 @@ def test_a_step_that_ends_its_workers_every_time_is_given_up(monkeypatch: pytest
         def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
             return np.full(len(y), 2.0)
 
-    monkeypatch.setattr(attempts, "MOST_ATTEMPTS", 3)
+    monkeypatch.setattr(attempts, "MAX_ATTEMPTS", 3)
     with Processes(2, nanny=True, environment={"DEADLY": "yes"}) as processes:
         with pytest.raises(dboost.DBoostError, match=r"workers were lost 3 times .*tcp://127.* in 'map_rows'"):
             table = dd.from_pandas(a_table(4000)[["b", "c", "y"]], npartitions=6)
@@ -259,7 +259,7 @@ def test_a_step_that_ends_its_workers_every_time_is_given_up(monkeypatch: pytest
 def test_any_number_of_losses_is_survived_as_long_as_iterations_are_completed(
     cluster: Processes, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "MOST_ATTEMPTS", 2)
+    monkeypatch.setattr(attempts, "MAX_ATTEMPTS", 2)
     restart = at({3, 6, 9}, lambda: cluster.restart_worker(next(iter(cluster.pids()))))
     assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=restart, **OPTIONS).sha256 == expected
 

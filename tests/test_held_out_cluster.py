@@ -57,7 +57,7 @@ def left(client: Client) -> list[str]:
 
 def in_files(dask_worker: Any = None) -> int:
     """For `Client.run`: how many rows a worker judges from files, in all its fits."""
-    holdings = dask_worker.plugins["dboost"]._holdings.values()
+    holdings = dask_worker.plugins["dboost"]._sessions.values()
     return sum(holding.judged_in_files(batch) for holding in holdings for batch in {*holding._built, *holding._batches})
 
 

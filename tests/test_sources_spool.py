@@ -276,7 +276,7 @@ def test_workers_remove_what_was_left_where_they_work(temporary: Path, tmp_path:
     plugin = DBoostWorkerPlugin()
     plugin.setup(worker)
     try:
-        plugin.holding("fit")
+        plugin.worker_session("fit")
     finally:
         plugin.teardown(worker)
     assert [*temporary.iterdir(), *(tmp_path / "worker").iterdir()] == []

@@ -140,7 +140,7 @@ class Simulated:
             self.deciding += took if self._trains else 0.0
             return took
         fit, _, number, method, packed = arguments
-        holding = worker.holder._holdings.get(fit)
+        holding = worker.holder._sessions.get(fit)
         seconds = took if holding is None else self._of_rows(holding, method, packed, took)
         if self._trains:
             self.computing[number] = max(self.computing.get(number, 0.0), seconds)
@@ -220,7 +220,7 @@ class _Source(ReadTasks):
         for i in numbers:
             address = addresses[i % len(addresses)]
             (bundle,) = dask.get(self._graph | {"bundle": self._bundles[i]}, ["bundle"])
-            holding = simulated.workers[address].holder.holding(connection.fit)
+            holding = simulated.workers[address].holder.worker_session(connection.fit)
             n_rows = holding.take(batch, i, plan, lazy.in_place(bundle, self._filled))
             receipts.append(Receipt(i, n_rows, SessionRef(address, holding.session)))
         return receipts

@@ -1,4 +1,4 @@
-"""Here, or on a cluster? Decided without importing `distributed`, which costs a second that most processes need not spend."""
+"""Selection of the Dask client. Does not import `distributed` unless it is needed, because that takes about 1 s."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dboost.errors import InputTypeError
 
 @contextmanager
 def client_for(data: Any, given: Any = None) -> Iterator[Any]:
-    """The client to train with: the one that is given; for Dask collections and paths also the current one; else None.
+    """Yield the client to train with: the given one; for Dask collections and paths also the current one; else None.
 
     Raises
     ------
     InputTypeError
-        For an asynchronous client, or something that is none.
+        For an asynchronous client, or an object that is not a client.
     """
     if given is None and not ("distributed" in sys.modules and (is_lazy(data) or is_path(data))):
         yield None
@@ -33,7 +33,7 @@ def client_for(data: Any, given: Any = None) -> Iterator[Any]:
 
 @contextmanager
 def cluster_at(scheduler: str | None, n_workers: int | None) -> Iterator[Any]:
-    """A client of a scheduler's address, or of a cluster of local workers that lives as long; None when neither is wanted.
+    """Yield a client of the scheduler at an address, or of a temporary local cluster; None without either argument.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def cluster_at(scheduler: str | None, n_workers: int | None) -> Iterator[Any]:
 
 @contextmanager
 def small_cluster() -> Iterator[Any]:
-    """A client of a scheduler and one worker inside this process; None where the package distributed is not installed."""
+    """Yield a client of a scheduler and one worker inside this process; None if `distributed` is not installed."""
     try:
         from dboost.distributed.connection import inside
     except ImportError:

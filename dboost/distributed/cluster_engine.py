@@ -1,10 +1,9 @@
-"""The engine contract, answered by a cluster.
+"""The `Engine` of a cluster, and its evaluation sets.
 
-The boosting loop runs in the client and asks for two things an iteration: *advance* (the last trees enter the scores) and
-*grow* (a tree). Each is one call to the reducer, which talks to the workers. When workers were lost on the way, their rows
-are loaded again by others and brought up to date by the trees grown so far, and the call is repeated: a call that was
-answered by some workers already does nothing the second time, or the same again. So the model does not tell whether
-anything happened.
+The boosting loop runs in the client and makes two calls per tree and iteration: *grow* grows a tree, *advance* adds the leaf
+values to the scores. Each is one call to the reducer, which calls the workers. When workers are lost during a call, other
+workers read their partitions again, apply the trees grown so far, and the call is repeated. Calls are idempotent: a session
+that has already answered repeats its answer. So the loss of a worker does not change the model.
 """
 
 from __future__ import annotations
@@ -39,8 +38,9 @@ class ClusterEngine:
     training : PartitionedTable
     spec : BuildSpec
     n_rows : int
+        Number of training rows.
     n_threads : int
-        For held-out rows in the client's memory.
+        Threads of the client, for evaluation sets in its memory.
     """
 
     def __init__(
@@ -54,44 +54,44 @@ class ClusterEngine:
         self._training = training
         self._tables = [training]
         self._layout = spec.shard.bin_layout
-        #: Of each feature, whether trees grow by the bins that finished trees refer to.
+        #: Whether the bins that trees are grown with are the fine bins that finished trees refer to, for each feature.
         self._is_identity_bin_map = spec.layout.n_bins == self._layout.n_bins
         self._terms = spec.target.loss.terms()
         self._iterations: list[tuple[TreeDelta, ...]] = []
         self._pending: list[TreeDelta] = []
         self._n_advanced = 0
-        self._turn: BiteVisit | None = None
-        self._newcomers: JoinedWorkers | None = None
-        #: Whether a round may be a pass over files: then it opens as many leaves as the tree may have.
+        self._visit: BiteVisit | None = None
+        self._joined: JoinedWorkers | None = None
+        #: Whether a round may be a pass over files; then a round opens as many leaves as the tree may have.
         self.streams = False
         self._bytes_read = 0
 
     def past(self) -> ReplayState:
-        """What shards that are built now have missed."""
-        return ReplayState(self._n_advanced - 1, tuple(self._iterations), tuple(self._pending), self._terms, self._turn)
+        """Return the state that shards built now have to replay."""
+        return ReplayState(self._n_advanced - 1, tuple(self._iterations), tuple(self._pending), self._terms, self._visit)
 
     def watch(self, table: PartitionedTable) -> None:
-        """Repair this table too when workers are lost."""
+        """Also repair this table when workers are lost."""
         self._tables.append(table)
 
     def visit(self, bite: Sequence[int], iterations: Sequence[Sequence[TreeDelta]]) -> None:
-        """Train on the rows of this arcbite from now on, beginning with the scores of a model of these iterations."""
-        n_known = 0 if self._turn is None else self._turn.n_kept
-        number = 0 if self._turn is None else self._turn.number + 1
-        # What late rows are told is the new turn already.
+        """Train on the rows of this arcbite from now on, starting with the scores of a model of these iterations."""
+        n_known = 0 if self._visit is None else self._visit.n_kept
+        number = 0 if self._visit is None else self._visit.number + 1
+        # Set the state before the call: partitions that are read again during it replay the new visit.
         self._iterations, self._pending = [tuple(trees) for trees in iterations], []
-        self._turn = turn = BiteVisit(number, tuple(bite), len(self._iterations))
+        self._visit = bite_visit = BiteVisit(number, tuple(bite), len(self._iterations))
 
         def ask() -> None:
             sessions, applied = self._training.sessions, self._n_advanced - 1
-            known = self.connection.ask(sessions, Session.visit, turn, n_known, self._iterations[n_known:], applied)
+            known = self.connection.ask(sessions, Session.visit, bite_visit, n_known, self._iterations[n_known:], applied)
             if not all(known.values()):
-                self.connection.ask(sessions, Session.visit, turn, 0, self._iterations, applied)
+                self.connection.ask(sessions, Session.visit, bite_visit, 0, self._iterations, applied)
 
         self._with_recovery("visit", ask)
 
     def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
-        """Add the last trees' leaf values (float64[n_outputs, n_leaves]) to the scores; gradients and Hessians follow."""
+        """Add the last trees' leaf values (float64[n_outputs, n_leaves]) to the scores; compute gradients and Hessians."""
         terms = self._terms if terms is None else terms
         began = time.perf_counter()
 
@@ -113,20 +113,20 @@ class ClusterEngine:
         self._pending = []
         self._n_advanced += 1
         self._terms = terms
-        if self._newcomers is None:
-            self._newcomers = JoinedWorkers(self.connection, self._training)
-        self._newcomers.welcome()
+        if self._joined is None:
+            self._joined = JoinedWorkers(self.connection, self._training)
+        self._joined.update()
         compute = max(seconds for _, seconds, *_ in answers)
         self._bytes_read += sum(n_bytes for *_, n_bytes, _ in answers)
         self.timing += Timing(1, compute, 0.0, time.perf_counter() - began - compute)
-        return reduce(GradientStats.merge, (extremes for extremes, *_ in answers if extremes is not None))
+        return reduce(GradientStats.merge, (stats for stats, *_ in answers if stats is not None))
 
     def grow(self, task: TreeTask) -> GrownTree:
-        """Grow one tree from the present gradients and Hessians."""
-        width = task.policy.max_leaves if self.streams else leaves_per_round(task.policy.max_leaves)
+        """Grow one tree from the current gradients and Hessians."""
+        n_leaves_per_round = task.policy.max_leaves if self.streams else leaves_per_round(task.policy.max_leaves)
 
         def ask() -> tuple[GrownTree, Timing]:
-            order = pack((task, self._layout, self.n_rows, width, self._training.rows_of_sessions()))
+            order = pack((task, self._layout, self.n_rows, n_leaves_per_round, self._training.rows_of_sessions()))
             return self.connection.grow(self._training.sessions, order)
 
         grown, timing = self._with_recovery("grow", ask)
@@ -136,7 +136,7 @@ class ClusterEngine:
         return grown
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """One answer for each shard."""
+        """Return one result for each shard."""
         answers = self._with_recovery(
             "ask", lambda: self.connection.ask(self._training.sessions, Session.ask, function, arguments)
         )
@@ -145,10 +145,10 @@ class ClusterEngine:
     def judge(
         self, trees: Sequence[TreeDelta], n_known: int, metrics: dict[str, list[str]], mark: int, n_cuts: int
     ) -> list[dict[str, Any]]:
-        """Number and statistics of held-out rows after all these trees, from every worker that has some.
+        """Return number and metric statistics of the rows of evaluation sets after these trees, from each worker with some.
 
-        n_known : how many of the trees workers have been told already; rows that came late have not.
-        mark, n_cuts : see `Holding.judge`.
+        n_known : number of trees that were sent before; sessions that read their partitions later get all of them.
+        mark, n_cuts : see `WorkerSession.judge`.
         """
 
         def ask() -> list[Any]:
@@ -163,18 +163,18 @@ class ClusterEngine:
         return self._with_recovery("judge", ask)
 
     def report(self) -> dict[str, float]:
-        """Seconds since the last report: the slowest worker's own work, merging and deciding, and waiting (for messages);
-        and how many workers hold rows."""
+        """Return seconds since the last report (slowest worker's computation, reducer, waiting for messages), bytes read
+        and the number of workers with rows."""
         spent, self.timing = self.timing, Timing()
-        told = {"seconds_compute": spent.compute, "seconds_reduce": spent.reduce, "seconds_wait": spent.wait}
+        report = {"seconds_compute": spent.compute, "seconds_reduce": spent.reduce, "seconds_wait": spent.wait}
         n_bytes, self._bytes_read = self._bytes_read, 0
-        return told | {"bytes_read": n_bytes, "workers": len(self._training.sessions)}
+        return report | {"bytes_read": n_bytes, "workers": len(self._training.sessions)}
 
     def close(self) -> None:
         self.team.close()
 
     def _with_recovery(self, name: str, call: Callable[[], Any]) -> Any:
-        """Repeat a call until no worker is lost meanwhile. name : for the error when that does not end well."""
+        """Repeat a call until it completes without the loss of a worker. name : of the call, for error messages."""
         while True:
             for table in self._tables:
                 table.repair()
@@ -183,12 +183,12 @@ class ClusterEngine:
             except LostWorkers as lost:
                 self.n_lost += len(lost.sessions)
                 for table in self._tables:
-                    table.forget(lost.sessions)
+                    table.drop_workers(lost.sessions)
                 self.connection.attempts.note(name, lost)
 
 
 class ClusterEvalSets:
-    """Evaluation sets on the cluster, judged together: one call an iteration, whatever their number.
+    """Evaluation sets on the cluster, evaluated together with one call per iteration.
 
     Parameters
     ----------
@@ -201,37 +201,40 @@ class ClusterEvalSets:
         self._names, self._sizes = list(sizes), sizes
         self._trees: list[TreeDelta] = []
         self._n_sent = 0
-        self._mark, self._n_cuts = -1, 0
+        self._saved, self._n_cuts = -1, 0
         self._latest: dict[str, float] = {}
 
     def sets(self) -> list[ClusterEvalSet]:
-        """One judge for each set."""
+        """Return the evaluation sets."""
         return [ClusterEvalSet(self, name, name == self._names[0]) for name in self._names]
 
     def add(self, tree: TreeDelta) -> None:
         self._trees.append(tree)
 
     def save_state(self) -> None:
-        """The trees so far are those to be cut back to; workers hear of it when they judge the next."""
-        self._mark = len(self._trees)
+        """Save the current number of trees for `rollback`; workers receive it with the next evaluation."""
+        self._saved = len(self._trees)
 
     def rollback(self) -> None:
-        """Forget the trees since the last mark."""
-        del self._trees[self._mark :]
-        self._n_sent = min(self._n_sent, self._mark)
+        """Drop the trees since `save_state`."""
+        del self._trees[self._saved :]
+        self._n_sent = min(self._n_sent, self._saved)
         self._n_cuts += 1
 
     def judge(self, name: str, metrics: Sequence[Metric]) -> dict[str, float]:
-        """The metrics of one set; the first set that is asked for asks the workers."""
+        """Return the metrics of one set. The call for the first set evaluates all sets on the workers."""
         if name == self._names[0]:
-            names = [metric.name for metric in metrics]
-            wanted = dict.fromkeys(self._names, names)
-            answers = self._engine.judge(self._trees, self._n_sent, wanted, self._mark, self._n_cuts)
+            metric_names = [metric.name for metric in metrics]
+            wanted = dict.fromkeys(self._names, metric_names)
+            answers = self._engine.judge(self._trees, self._n_sent, wanted, self._saved, self._n_cuts)
             self._n_sent = len(self._trees)
             self._latest = {}
             for of_set in self._names:
-                told = [answer[of_set] for answer in answers]
-                n_rows, chunks = sum(n for n, _ in told), [chunk for _, some in told for chunk in some]
+                results = [answer[of_set] for answer in answers]
+                n_rows, chunks = (
+                    sum(n for n, _ in results),
+                    [chunk for _, chunks_of_worker in results for chunk in chunks_of_worker],
+                )
                 if n_rows != self._sizes[of_set]:
                     raise DBoostError(f"workers hold {n_rows} of the {self._sizes[of_set]} rows of evaluation set {of_set!r}")
                 for k, metric in enumerate(metrics):
@@ -241,7 +244,7 @@ class ClusterEvalSets:
 
 
 class ClusterEvalSet:
-    """One evaluation set on the cluster, as the trainer sees it."""
+    """One evaluation set on the cluster; implements `session.evaluation.EvalSet`."""
 
     def __init__(self, together: ClusterEvalSets, name: str, is_first: bool) -> None:
         self.name = name
@@ -249,25 +252,25 @@ class ClusterEvalSet:
         self._is_first = is_first
 
     def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
-        """Take in a grown tree; the rows follow when they are judged."""
+        """Add a tree; it is sent to the workers with the next evaluation."""
         if self._is_first:
             self._together.add(TreeDelta(grown.copy(), values, output))
 
     def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
-        """The metrics now."""
+        """Return the current metrics."""
         return self._together.judge(self.name, metrics)
 
     def save_state(self) -> None:
-        """Remember the present scores."""
+        """Save the current state for `rollback`."""
         if self._is_first:
             self._together.save_state()
 
     def rollback(self) -> None:
-        """Forget the trees since the last mark."""
+        """Drop the trees since `save_state`."""
         if self._is_first:
             self._together.rollback()
 
 
 def leaves_per_round(max_leaves: int) -> int:
-    """How many leaves to open at once: a tree of 31 leaves takes about ten rounds then, and few are opened for nothing."""
+    """Return the number of leaves opened per round: a tree of 31 leaves takes about ten rounds, with few unused leaves."""
     return max(6, max_leaves // 8)

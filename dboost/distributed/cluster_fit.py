@@ -1,8 +1,9 @@
-"""The table of a fit whose sessions are on the workers of a cluster: `session.transport.SessionTable` by messages.
+"""Fit and leaf refit on a cluster, and `ClusterTable`, the `session.transport.SessionTable` whose sessions are on the workers.
 
-`training.fit` tells the story; here is what a cluster adds to it. Reading is divided into tasks, features are merged from what
-the workers found in their partitions, evaluation sets that are Dask collections or files are loaded by the workers as well,
-and events report the fit to the scheduler. Only the sample of rows that proposes the split points leaves the workers.
+The steps of a fit are those of `training.fit`. On a cluster, Dask tasks read the partitions, and the client merges the features
+that the workers found in them. The workers also load evaluation sets that are Dask collections or files. Events report the fit
+to the scheduler. The only rows that leave the workers are samples: those that propose the split points, and the reference
+sample.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ _log = logging.getLogger("dboost")
 
 
 def fit_on_cluster(client: Client, request: FitRequest, make_tasks: Callable[[], ReadTasks]) -> FitResult:
-    """Train where the partitions lie.
+    """Train on the workers of a cluster.
 
     Parameters
     ----------
     client : distributed.Client
     request : FitRequest
-        Its `n_threads` are those of this process, its budget is that of each worker.
+        Its `n_threads` applies to this process, its budget to each worker.
     make_tasks : callable
         Makes the tasks that read the training data.
     """
@@ -60,14 +61,14 @@ def fit_on_cluster(client: Client, request: FitRequest, make_tasks: Callable[[],
 
 
 def refit_on_cluster(client: Client, model: Ensemble, make_tasks: Callable[[], ReadTasks], **options: Any) -> Ensemble:
-    """Estimate leaf values from a table that the workers read; options : as of `training.leaf_refit.refit_leaves`."""
+    """Estimate leaf values from a table that the workers read; options : of `training.leaf_refit.refit_leaves`."""
     with Connection(client) as connection:
         table = ClusterTable(connection, make_tasks, options["n_threads"], "data to estimate leaf values from")
         return refit_leaves(model, table, **options)
 
 
 def n_parts_of(client: Client) -> int:
-    """Into how many partitions data in memory are cut: one for each thread of the cluster."""
+    """Return the number of partitions for data in memory: one for each thread of the cluster."""
     return max(sum(client.nthreads().values()), 1)
 
 
@@ -82,7 +83,7 @@ class ClusterTable:
     n_threads : int
         Threads of this process.
     name : str
-        What messages call the table.
+        The table's name in messages.
     """
 
     def __init__(
@@ -106,11 +107,11 @@ class ClusterTable:
     @property
     def unit_weights(self) -> bool:
         if self._unit_weights is None:
-            return all(stats.unit_weights for stats in self._partitions.surveys)
+            return all(stats.unit_weights for stats in self._partitions.partition_stats)
         return self._unit_weights
 
     def target_scans(self) -> list[TargetScan]:
-        return [stats.target for stats in self._partitions.surveys if stats.target is not None]
+        return [stats.target for stats in self._partitions.partition_stats if stats.target is not None]
 
     def ask(self, method: Callable[Concatenate[Session, str, P], Result], *arguments: P.args, **none: P.kwargs) -> list[Result]:
         return self._partitions.ask(method, *arguments, **none)
@@ -122,7 +123,7 @@ class ClusterTable:
         self._partitions.apply(method, arguments)
 
     def note_assigned(self, n_kept: dict[int, int], unit_weights: bool) -> None:
-        self._partitions.take_in(n_kept)
+        self._partitions.set_n_trained(n_kept)
         self._unit_weights = unit_weights
 
     def note_progress(self, what: str) -> None:
@@ -153,7 +154,7 @@ class ClusterTable:
         return engine
 
     def _log_files(self, spec: BuildSpec) -> bool:
-        """Whether rows are in files; if so, log it."""
+        """Return whether rows are in files; if so, log it."""
         how = "streamed from" if spec.n_bites is None else "divided into bites in"
         n_rows = sum(self._partitions.ask(Session.in_files))
         if n_rows:
@@ -164,7 +165,7 @@ class ClusterTable:
     def eval_sets(
         self, spec: BuildSpec, chosen: dict[str, tuple[int, float]], sets: Sequence[NamedSet], *, with_block: bool
     ) -> list[EvalSet]:
-        """Dask collections and files are loaded by the workers, tables in memory stay in this process."""
+        """Load the evaluation sets: Dask collections and files on the workers, tables in memory in this process."""
         builder = EvalSetBuilder(self._engine.team)
         remote = {name: n_rows for name, (n_rows, _) in chosen.items()}
         found: dict[str, EvalSet] = {}
@@ -182,7 +183,7 @@ class ClusterTable:
         return [found[name] for name in (*chosen, *(name for name, *_ in sets))]
 
     def _load_eval_set(self, spec: BuildSpec, name: str, data: Any, columns: Sequence[Any], with_block: bool) -> int:
-        """Have the workers load an evaluation set; how many rows of positive weight it has."""
+        """Load an evaluation set on the workers; return its number of rows of positive weight."""
         target, weight, offset = columns
         features = spec.binning.features
         tasks = ReadTasks(data, target, sample_weight=weight, offset=offset, like=features, budget=spec.budget)
@@ -190,7 +191,7 @@ class ClusterTable:
         load_partitions(table)
         table.encode_target(spec.target)
         n = sum(table.n_kept.values())
-        size = spec.loss_magnitude(max(stats.max_weight for stats in table.surveys), n)
+        size = spec.loss_magnitude(max(stats.max_weight for stats in table.partition_stats), n)
         table.build(Session.hold_out, lambda: (name, spec, size, with_block))
         self._engine.watch(table)
         if sum(table.ask(Session.judged_in_files)):
@@ -203,19 +204,19 @@ class ClusterTable:
         return [events]
 
     def close(self) -> None:
-        """The connection ends the fit on the workers."""
+        """Do nothing: `Connection` ends the fit on the workers."""
 
 
 def load_partitions(table: PartitionedTable) -> tuple[Feature, ...]:
-    """Read a table, check what the workers found, and give categories their final codes; return the features.
+    """Read a table, check it, and set the final codes of categories; return the features.
 
     Raises
     ------
     DataError
-        For data that cannot be used, and for a table without rows.
+        For invalid values, and for a table without rows.
     """
     table.load()
-    stats, plan = table.surveys, table.source.plan
+    stats, plan = table.partition_stats, table.source.plan
     if not sum(table.lengths.values()):
         raise DataError(f"the data have no rows: all {table.source.n_parts} partitions are empty")
     raise_for_issues([issue for one in stats for issue in one.complaints])
@@ -226,12 +227,12 @@ def load_partitions(table: PartitionedTable) -> tuple[Feature, ...]:
 
 
 def merge_features(plan: ReadPlan, stats: Sequence[PartitionStats]) -> tuple[Feature, ...]:
-    """The features, with the categories of all partitions.
+    """Return the features, with the categories of all partitions.
 
     Raises
     ------
     DataError
-        Naming a column that holds numbers in one partition and categories in another, with both, or too many categories.
+        For a column with numbers in one partition and categories in another, naming both, or with too many categories.
     """
     if plan.known is not None and plan.closed:
         return plan.known

@@ -1,11 +1,10 @@
-"""The client's end: calls to the reducer, as plain functions that return, or raise what happened.
+"""The client's calls to the reducer, as functions that return the results or raise an exception.
 
-How often a fit may lose workers without getting on.
-
-A step that loses a worker is repeated, as soon as the lost rows have been read again. On machines that come and go that may
-happen any number of times. But a step that *itself* ends its workers (a histogram that does not fit the memory, a loss of the
-user's that crashes) would be repeated until no worker is left, and with nannies for ever. So losses are counted, and the count
-starts again whenever the fit gets on: when an iteration is complete, or more partitions have been brought further than before.
+**Repeated losses of workers.** A call that loses a worker is repeated once the lost partitions have been read again. With
+preemptible machines that may happen any number of times. But a call that itself kills its workers (a histogram that does not
+fit the memory, a custom loss that crashes) would be repeated until no worker is left, and with nannies forever. So `Attempts`
+counts losses, and the fit fails after `MAX_ATTEMPTS` losses without progress. Progress is a complete iteration, or more loaded
+partitions than ever before.
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ from dboost.session.protocol import SessionRef, session_refs, unpack
 from dboost.trees.tree_task import GrownTree
 from dboost.version import __version__
 
-#: How long to try to reach a scheduler.
+#: Timeout of the connection to a scheduler.
 CONNECT_TIMEOUT = "20s"
 
 
 @contextmanager
 def current_client(given: Any) -> Iterator[Client | None]:
-    """The client that was given, else that of the task this runs in, else the current one, else None.
+    """Yield the given client, else that of the Dask task that calls, else the current one, else None.
 
     Raises
     ------
     InputTypeError
-        For an asynchronous client, or something that is none.
+        For an asynchronous client, or an object that is not a client.
     """
     if given is not None:
         yield checked(given)
         return
     if _in_task():
-        with worker_client() as client:  # leaves the worker's thread to other tasks, ours among them
+        with worker_client() as client:  # frees the worker's thread for other tasks, including those that read partitions
             yield client
         return
     if dask.config.get("scheduler", None) in (None, "dask.distributed", "distributed"):
@@ -60,7 +59,7 @@ def current_client(given: Any) -> Iterator[Client | None]:
 
 @contextmanager
 def connected(scheduler: str | None, n_workers: int | None) -> Iterator[Client]:
-    """A client of a scheduler, or of new workers on this machine; the current one as long as it is open.
+    """Yield a client of a scheduler, or of a new local cluster; it is the current client until it is closed.
 
     Raises
     ------
@@ -85,7 +84,7 @@ def connected(scheduler: str | None, n_workers: int | None) -> Iterator[Client]:
 
 @contextmanager
 def inside() -> Iterator[Client]:
-    """A client of a scheduler and one worker of one thread, all in this process, that nobody else can reach."""
+    """Yield a client of a scheduler and one worker with one thread, all in this process and not reachable from outside."""
     with (
         LocalCluster(
             n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None, silence_logs=logging.ERROR
@@ -115,7 +114,7 @@ def _in_task() -> bool:
 
 
 def check_version(address: str, version: str | None) -> None:
-    """Refuse a worker that cannot take part.
+    """Check that a worker has the same version of dboost.
 
     Raises
     ------
@@ -128,7 +127,7 @@ def check_version(address: str, version: str | None) -> None:
 
 
 class Connection:
-    """A fit's line to the cluster; use as a context manager.
+    """The connection of a fit to the cluster; use as a context manager.
 
     Parameters
     ----------
@@ -138,12 +137,12 @@ class Connection:
     ----------
     client : distributed.Client
     fit : str
-        A name for this fit that nobody else has.
+        Unique name of the fit.
     roster : list of (str, str)
-        Address and identity of all worker processes of the cluster, as of the last answer.
+        Address and identity of all worker processes of the cluster, as of the last reply.
     lost : set of SessionRef
-        Sessions that were lost. They are never asked again, whatever becomes of their workers: the rows are held elsewhere by
-        now, and nothing may be counted twice.
+        Lost sessions. They are never called again, even if their workers return: other sessions have read their rows, and no
+        row may be counted twice.
     attempts : Attempts
 
     Raises
@@ -153,7 +152,7 @@ class Connection:
     """
 
     def __init__(self, client: Client) -> None:
-        liveness_timeout(), worker_timeout()  # a wrong setting is an error now, not in the middle of trouble
+        liveness_timeout(), worker_timeout()  # raise errors of the configuration now, not during recovery
         self.client = client
         self.fit = uuid.uuid4().hex
         where = client.scheduler.address if client.scheduler is not None else "?"
@@ -175,37 +174,37 @@ class Connection:
             for address, version in reply["hellos"].items():
                 if version != SILENT:
                     check_version(address, version)
-        except BaseException:  # or the scheduler would keep a fit that never began
+        except BaseException:  # otherwise the scheduler would keep the fit
             self.end()
             raise
 
     def usable(self) -> tuple[list[str], dict[str, str]]:
-        """Workers that can take part, and for those that cannot the reason; silent ones are among neither."""
+        """Return the usable workers, and for unusable ones the reason; workers that do not answer are in neither."""
         usable: list[str] = []
-        others: dict[str, str] = {}
+        unusable: dict[str, str] = {}
         for address, version in self._call("dboost_workers")["hellos"].items():
             try:
                 if version != SILENT:
                     check_version(address, version)
                     usable.append(address)
             except DBoostError as error:
-                others[address] = str(error)
-        return usable, others
+                unusable[address] = str(error)
+        return usable, unusable
 
     def ask(self, refs: Sequence[SessionRef], method: Callable[..., Any], *arguments: Any) -> dict[SessionRef, Any]:
-        """Call a method of these sessions with the same arguments; their results.
+        """Call a method of these sessions with the same arguments; return the results.
 
         Raises
         ------
         LostWorkers
             When some of them are lost.
         DBoostError
-            What a worker raised; other errors as a DBoostError that names the worker.
+            The error of a worker; other types of errors as a DBoostError that names the worker.
         """
         return self._ask(list(refs), method.__name__, pack(arguments))
 
     def ask_each(self, arguments: dict[SessionRef, tuple[Any, ...]], method: Callable[..., Any]) -> dict[SessionRef, Any]:
-        """The same, with arguments for each."""
+        """Call a method of sessions with arguments for each; see `ask`."""
         return self._ask(list(arguments), method.__name__, [pack(each) for each in arguments.values()])
 
     def _ask(self, refs: list[SessionRef], method: str, packed: Any) -> dict[SessionRef, Any]:
@@ -214,45 +213,45 @@ class Connection:
         return dict(zip(refs, self._results(reply), strict=True))
 
     def move(self, batch: str, plan: bytes, moves: dict[str, list[tuple[int, SessionRef]]]) -> list[SessionRef]:
-        """Have workers take partitions over that others have read; the sessions that have them now.
+        """Move partitions that have been read to other workers; return the sessions that received them.
 
         moves : {new owner: (partition, old owner) pairs}
 
         Raises
         ------
         LostWorkers
-            When some of them are gone; how far the others came is not known then.
+            When some of them are lost; some of the moves may have been made.
         """
         reply = self._call("dboost_move", batch=batch, plan=plan, moves=moves, lost=self.lost_sessions)
         return self._results(reply)
 
     def grow(self, refs: Sequence[SessionRef], order: bytes) -> tuple[GrownTree, Timing]:
-        """Grow a tree. order : packed (TreeTask, Layout, n_rows, width, rows of each session). Raises like `ask`."""
+        """Grow a tree. order : packed (TreeTask, BinLayout, n_rows, leaves per round, {session: rows}). Raises like `ask`."""
         self._check_not_lost(refs)
         return unpack(self._call("dboost_grow", sessions=list(refs), order=order)["tree"])
 
     def sweep(self) -> tuple[list[str], dict[str, tuple[int, int]]]:
-        """Have workers removed that this fit waits for and that are stopped or cut off.
+        """Remove unresponsive workers that this fit waits for.
 
-        The addresses of the workers that are left; and of those that are paused the bytes they use and their limit.
+        Return the addresses of the remaining workers, and for paused ones the bytes in use and the limit.
         """
         reply = self._call("dboost_sweep")
         return list(reply["workers"]), dict(reply["paused"])
 
     def abandon(self, refs: Sequence[SessionRef]) -> None:
-        """Give sessions up; their workers, if they are still there, are told to drop them."""
+        """Mark sessions as lost, and have their workers release them if they still exist."""
         self.lost.update(refs)
-        with suppress(DBoostError):  # nothing depends on it: a lost session is never asked again
+        with suppress(DBoostError):  # not essential: a lost session is never called again
             self._call("dboost_abandon", sessions=list(refs))
 
     def discard(self, batch: str) -> None:
-        """Have all workers forget a batch that came to nothing."""
+        """Have all workers release an abandoned batch."""
         with suppress(DBoostError):
             self._call("dboost_discard", batch=batch)
 
     @property
     def lost_sessions(self) -> list[str]:
-        """Names of the sessions that were given up, for workers that may still have one."""
+        """Names of the lost sessions, for workers that may still have one."""
         return sorted(ref.session for ref in self.lost)
 
     def _check_not_lost(self, refs: Sequence[SessionRef]) -> None:
@@ -261,15 +260,15 @@ class Connection:
             raise LostWorkers(lost)
 
     def tell(self, action: str, **what: Any) -> None:
-        """Have an event of this fit logged; nothing is waited for, and what cannot be told is not."""
+        """Send an event of this fit to the scheduler's log, without waiting; errors are ignored."""
         with suppress(Exception):
             event = {"action": action, "fit": self.fit, **what}
             self.client._send_to_scheduler({"op": "dboost-tell", "event": event})
 
     def end(self, outcome: str = "failed") -> None:
-        """Free everything that the cluster holds of this fit; one that is under way is cancelled."""
+        """Release all resources of this fit on the cluster; a running call is cancelled."""
         if self.client.status == "running":
-            with suppress(DBoostError):  # a scheduler that is gone holds nothing any more
+            with suppress(DBoostError):  # nothing to release if the scheduler is gone
                 self._call("dboost_end", outcome=outcome)
 
     def __enter__(self) -> Connection:
@@ -309,42 +308,42 @@ class Connection:
         return reply
 
 
-#: Attempts in a row that may lose workers.
-MOST_ATTEMPTS = 10
-#: Losses that an error tells of.
-_TOLD = 3
+#: Number of losses without progress at which a fit fails.
+MAX_ATTEMPTS = 10
+#: Number of losses that an error message lists.
+_N_REPORTED_LOSSES = 3
 
 
 class Attempts:
-    """Counts losses since the fit last got on."""
+    """Counts losses of workers since the last progress of the fit."""
 
     def __init__(self) -> None:
         self._losses: list[tuple[str, str]] = []
-        self._reached = "it began"
+        self._milestone = "it began"
 
-    def reset(self, reached: str) -> None:
-        """The fit has got on. reached : what it has reached, as in "iteration 17"."""
+    def reset(self, milestone: str) -> None:
+        """Reset the count after progress. milestone : for messages, e.g. "iteration 17"."""
         self._losses = []
-        self._reached = reached
+        self._milestone = milestone
 
     def note(self, call: str, lost: LostWorkers) -> None:
-        """Note that a call has lost workers.
+        """Count a call that lost workers.
 
         Raises
         ------
         DBoostError
-            When that was once too often in a row, naming the calls and the workers.
+            At the `MAX_ATTEMPTS`-th loss without progress, naming calls and workers.
         """
         self._losses.append((call, str(lost)))
-        if len(self._losses) >= MOST_ATTEMPTS:
+        if len(self._losses) >= MAX_ATTEMPTS:
             raise DBoostError(
-                f"workers were lost {len(self._losses)} times since {self._reached}{self.summary()}; giving up, "
+                f"workers were lost {len(self._losses)} times since {self._milestone}{self.summary()}; giving up, "
                 "see the workers' logs (too little memory, or a crash in a loss or in code that reads data?)"
             ) from lost
 
     def summary(self) -> str:
-        """The latest losses, for messages that begin with something else; empty if there were none."""
+        """Return the latest losses in parentheses, to be appended to a message; empty without losses."""
         if not self._losses:
             return ""
-        told = "; ".join(f"{workers} in {call!r}" for call, workers in self._losses[-_TOLD:])
-        return f" (lost last: {told})"
+        listed = "; ".join(f"{workers} in {call!r}" for call, workers in self._losses[-_N_REPORTED_LOSSES:])
+        return f" (lost last: {listed})"

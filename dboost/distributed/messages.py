@@ -1,9 +1,8 @@
-"""What travels between client, scheduler and workers, and how.
+"""Messages between the client (`connection`), the reducer (`reducer`) and the worker plugin (`worker_plugin`).
 
-Three parties speak: the client (`connection.py`), the reducer in the scheduler's process (`reducer.py`), and on every worker
-the holder of shards (`holder.py`). Every message is one call: the name of a method, and its arguments pickled by us, so that
-neither Dask's message format nor the scheduler, which does not deserialise, needs to know them. Every answer says "OK" in so
-many words: a process that does not know the call answers with nothing at all.
+Every message is a call: the name of a method and its arguments, pickled by dboost. So neither Dask's message format nor the
+scheduler, which does not deserialize them, depends on the types of arguments. Every reply has a status, "OK" or the reason of
+a failure; a process without the handler of a call replies None.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from dboost.session.protocol import SessionRef
 
 #: Name of both plugins, and prefix of all calls and log topics.
 NAME = "dboost"
-#: How the keys of tasks begin that read a partition.
+#: Prefix of the keys of tasks that read a partition.
 READING = "dboost-read-"
 OK, LOST, FAILED, UNKNOWN, STALE = "OK", "lost", "failed", "unknown", "stale"
 CANCELLED, SILENT = "cancelled", "silent"
 
 
 class LostWorkers(Exception):
-    """Some sessions are lost: their workers are gone, or no longer hold what they held; recovery decides what to do."""
+    """Sessions are lost: their workers are gone, or no longer have the session."""
 
     def __init__(self, sessions: Sequence[SessionRef]) -> None:
         super().__init__(", ".join(sorted({ref.worker for ref in sessions})))
@@ -33,18 +32,18 @@ class LostWorkers(Exception):
 
 
 class FitCancelled(Exception):
-    """Somebody cancelled the fit."""
+    """The fit was cancelled."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Where the seconds of some rounds went: the slowest worker's own work, merging and deciding, and all the rest."""
+    """Times of some rounds."""
 
     n_rounds: int = 0
-    compute: float = 0.0
-    reduce: float = 0.0
-    wait: float = 0.0
-    n_bytes: int = 0
+    compute: float = 0.0  # seconds of the slowest worker's computation
+    reduce: float = 0.0  # seconds of merging histograms and picking splits
+    wait: float = 0.0  # remaining seconds, mainly for messages
+    n_bytes: int = 0  # of the replies
 
     def __add__(self, other: Timing) -> Timing:
         return Timing(
@@ -57,5 +56,5 @@ class Timing:
 
 
 def pack(message: Any) -> bytes:
-    """Whatever it is, also what a user defined in a script."""
+    """Pickle a message; objects that the user defined in a script are pickled by value."""
     return dask_pickle.dumps(message)

@@ -1,12 +1,12 @@
-"""A table on the cluster: which worker has read which partitions, and how far they have come.
+"""A table on the cluster: the partitions of each worker, and recovery when workers are lost.
 
-The partitions that one worker reads in one go are a *share*. All shares go through the same stages: read, surveyed, settled
-(levels have their final codes), the target encoded, built (into shards or held-out rows). When workers are lost, their
-partitions are read again elsewhere, and the new shares are brought to the stage of the others; so `ask` can be used as if
-nothing ever happened. Only the number of attempts without progress is bounded (`attempts.py`).
+A `WorkerPartitions` record describes the partitions that a worker has read in one batch. All of them go through the same
+stages: read, statistics collected, features set (final category codes), target encoded, built (into shards or evaluation sets).
+When workers are lost, other workers read their partitions again and run the stages that the rest has completed. So callers of
+`ask` need not handle losses; the number of losses without progress is limited (`connection.Attempts`).
 
-A partition that is read again must be what it was: its number of rows and a fingerprint of its values are kept, and a source
-that gives other rows the second time ends the fit.
+A partition that is read again must be unchanged: a different number of rows or a different fingerprint of its values is an
+error.
 """
 
 from __future__ import annotations
@@ -42,179 +42,173 @@ class WorkerPartitions:
     batch: str
     ref: SessionRef
     numbers: tuple[int, ...]
-    survey: PartitionStats | None = None
-    stage: int = 0
+    stats: PartitionStats | None = None
+    stage: int = 0  # number of stages that have been completed
 
 
 @dataclass(eq=False)
 class PartitionedTable:
-    """One table of a fit.
-
-    Attributes
-    ----------
-    shares : list of Share
-    lengths : {partition: number of rows}
-    stages : list of functions
-        What was done to all shares so far, and has to be done to new ones.
-    fingerprints : {partition: int}
-    """
+    """One table of a fit."""
 
     connection: Connection
     name: str
     source: ReadTasks
-    shares: list[WorkerPartitions] = field(default_factory=list)
-    lengths: dict[int, int] = field(default_factory=dict)
+    worker_partitions: list[WorkerPartitions] = field(default_factory=list)
+    lengths: dict[int, int] = field(default_factory=dict)  # number of rows by partition
+    #: Stages that all partitions have completed; partitions that are read again run them in order.
     stages: list[Callable[[list[WorkerPartitions]], object]] = field(default_factory=list)
-    fingerprints: dict[int, int] = field(default_factory=dict)
-    _chosen: dict[int, int] | None = None
+    fingerprints: dict[int, int] = field(default_factory=dict)  # of values, by partition
+    _n_trained: dict[int, int] | None = None
     _known: tuple[Feature, ...] | None = None
     _n_batches: int = 0
-    #: The furthest that loading has come: partitions times stages.
-    _best: int = 0
+    #: The largest progress of loading so far: sum of stages over partitions.
+    _best_progress: int = 0
 
     # Stages.
 
     def load(self) -> None:
-        """Read and survey all partitions."""
+        """Read all partitions and collect their statistics."""
         if self.source.whole:
             self.stages.append(self._attach)
-        self._stage(self._survey)
+        self._add_stage(self._collect_stats)
 
     def set_features(self, features: tuple[Feature, ...]) -> None:
-        """Give levels their final codes."""
+        """Set the features of the table, with the final codes of categories."""
         self._known = features
-        self._stage(lambda shares: self._tell(shares, Session.set_features, features, self.source.named))
+        self._add_stage(
+            lambda worker_partitions: self._call(worker_partitions, Session.set_features, features, self.source.named)
+        )
 
     def encode_target(self, target: Target) -> None:
-        """Work out the target's values in the terms of the training target."""
-        self._stage(lambda shares: self._tell(shares, Session.encode_target, target))
+        """Encode the table's target as the training target."""
+        self._add_stage(lambda worker_partitions: self._call(worker_partitions, Session.encode_target, target))
 
     def apply(self, method: Callable[..., None], arguments: ByPartitions) -> None:
         """Call a method in all sessions now, and in those that read partitions again later."""
-        self._stage(lambda shares: self._answers(shares, method, arguments))
+        self._add_stage(lambda worker_partitions: self._call_each(worker_partitions, method, arguments))
 
-    def take_in(self, n_kept: dict[int, int]) -> None:
-        """Note how many rows of each partition are trained on, now that it is said what they are for."""
-        self._chosen = n_kept
+    def set_n_trained(self, n_kept: dict[int, int]) -> None:
+        """Set the number of training rows of each partition, once rows have been held out."""
+        self._n_trained = n_kept
 
     def build(self, method: Callable[..., None], arguments: Callable[[], tuple[Any, ...]]) -> None:
-        """Turn rows into what they are needed for. arguments : asked for anew for shares that come later."""
-        self._stage(lambda shares: self._tell(shares, method, *arguments()))
+        """Build shards or evaluation sets. arguments : returns the arguments; called again for partitions read later."""
+        self._add_stage(lambda worker_partitions: self._call(worker_partitions, method, *arguments()))
 
-    # What is known.
+    # State.
 
     @property
     def sessions(self) -> list[SessionRef]:
         """Sessions that hold partitions with rows."""
-        return sorted({share.ref for share in self.shares if any(self.lengths[i] for i in share.numbers)})
+        return sorted({entry.ref for entry in self.worker_partitions if any(self.lengths[i] for i in entry.numbers)})
 
     @property
-    def surveys(self) -> list[PartitionStats]:
-        """What all shares say of themselves, in the order of their first partitions."""
-        return [share.survey for share in sorted(self.shares, key=lambda s: s.numbers) if share.survey is not None]
+    def partition_stats(self) -> list[PartitionStats]:
+        """Statistics from all workers, in the order of their first partitions."""
+        return [entry.stats for entry in sorted(self.worker_partitions, key=lambda s: s.numbers) if entry.stats is not None]
 
     @property
     def n_kept(self) -> dict[int, int]:
         """Rows of positive weight of each partition, in order."""
-        if self._chosen is not None:
-            return self._chosen
-        found = {i: n for survey in self.surveys for i, n in survey.n_kept.items()}
+        if self._n_trained is not None:
+            return self._n_trained
+        found = {i: n for stats in self.partition_stats for i, n in stats.n_kept.items()}
         return dict(sorted(found.items()))
 
     def rows_of_sessions(self) -> dict[SessionRef, int]:
-        """How many rows of positive weight each session has."""
+        """Return the number of rows of positive weight of each session."""
         kept, found = self.n_kept, dict[SessionRef, int]()
-        for share in self.shares:
-            found[share.ref] = found.get(share.ref, 0) + sum(kept[i] for i in share.numbers)
+        for entry in self.worker_partitions:
+            found[entry.ref] = found.get(entry.ref, 0) + sum(kept[i] for i in entry.numbers)
         return found
 
     def where(self, row: int) -> str:
-        """Where a row of the whole table is, for messages."""
+        """Return the position of a row of the whole table, for messages."""
         numbers = sorted(self.lengths)
         return MetadataRows(tuple(self.lengths[i] for i in numbers), True).name(row)
 
     def ask(self, method: Callable[Concatenate[Session, str, P], Result], *arguments: P.args, **none: P.kwargs) -> list[Result]:
-        """The results of a method in all sessions, in no particular order."""
+        """Return the results of a method in all sessions, in no particular order."""
         return self.ask_each(method, lambda numbers: arguments)
 
     def ask_each(self, method: Callable[..., Result], arguments: ByPartitions) -> list[Result]:
-        """The same, with arguments that depend on a session's partitions."""
+        """Call a method in all sessions, with arguments that depend on their partitions; see `ask`."""
         while True:
             self.repair()
             try:
-                return [answer for _, answer in self._answers(self.shares, method, arguments)]
+                return [answer for _, answer in self._call_each(self.worker_partitions, method, arguments)]
             except LostWorkers as lost:
                 self.connection.attempts.note(method.__name__, lost)
-                self.forget(lost.sessions)
+                self.drop_workers(lost.sessions)
 
     # Loss and repair.
 
-    def forget(self, refs: Iterable[SessionRef]) -> None:
-        """These sessions are lost, and with them their shares."""
-        gone = set(refs)
-        self.shares = [share for share in self.shares if share.ref not in gone]
+    def drop_workers(self, refs: Iterable[SessionRef]) -> None:
+        """Remove the partitions of lost sessions."""
+        lost_refs = set(refs)
+        self.worker_partitions = [entry for entry in self.worker_partitions if entry.ref not in lost_refs]
 
     def repair(self) -> bool:
-        """Read the partitions that nobody has, and bring all shares to the same stage. Returns whether there was anything."""
+        """Read missing partitions and run their missing stages. Return whether there were any."""
         repaired = False
         while True:
-            held = {i for share in self.shares for i in share.numbers}
-            missing = [i for i in range(self.source.n_parts) if i not in held]
-            late = [share for share in self.shares if share.stage < len(self.stages)]
-            if not missing and not late:
+            present = {i for entry in self.worker_partitions for i in entry.numbers}
+            missing = [i for i in range(self.source.n_parts) if i not in present]
+            behind = [entry for entry in self.worker_partitions if entry.stage < len(self.stages)]
+            if not missing and not behind:
                 return repaired
             repaired = True
             try:
                 if missing:
-                    late += self._read(missing)
-                self._bring(late)
+                    behind += self._read(missing)
+                self._run_stages(behind)
             except LostWorkers as lost:
-                self.forget(lost.sessions)
-                came = sum(len(share.numbers) * (1 + share.stage) for share in self.shares)
-                if came > self._best:
-                    self._best = came
+                self.drop_workers(lost.sessions)
+                progress = sum(len(entry.numbers) * (1 + entry.stage) for entry in self.worker_partitions)
+                if progress > self._best_progress:
+                    self._best_progress = progress
                     self.connection.attempts.reset(f"more partitions of the {self.name} than before were ready")
                 self.connection.attempts.note(f"loading the {self.name}", lost)
 
-    def reassign(self, shares: list[WorkerPartitions]) -> None:
-        """Let new shares have the partitions that others hold; those let go of them.
+    def reassign(self, worker_partitions: list[WorkerPartitions]) -> None:
+        """Move partitions to the workers that have read them again; the previous owners drop them.
 
-        When workers are lost meanwhile, the new shares come to nothing, or the lost ones' partitions are missing for a while;
-        no row is ever held twice.
+        When workers are lost meanwhile, the move is abandoned, or the lost partitions are missing until the next `repair`. No
+        row is counted twice.
         """
         try:
-            self._bring(shares)
+            self._run_stages(worker_partitions)
         except LostWorkers as lost:
-            self.forget(lost.sessions)
-            self._keep([share for share in shares if share.ref not in lost.sessions], set())
+            self.drop_workers(lost.sessions)
+            self._keep([entry for entry in worker_partitions if entry.ref not in lost.sessions], set())
             return
-        moved = {i for share in shares for i in share.numbers}
-        givers = [share for share in self.shares if moved & set(share.numbers)]
-        self.shares += shares
+        moved = {i for entry in worker_partitions for i in entry.numbers}
+        givers = [entry for entry in self.worker_partitions if moved & set(entry.numbers)]
+        self.worker_partitions += worker_partitions
         for giver in givers:
             self._keep([giver], set(giver.numbers) - moved)
-        self.shares = [share for share in self.shares if share.numbers]
+        self.worker_partitions = [entry for entry in self.worker_partitions if entry.numbers]
 
     def _keep(self, givers: list[WorkerPartitions], numbers: set[int]) -> None:
-        """Have shares let go of all their partitions but these."""
-        for share in givers:
-            share.numbers = tuple(sorted(numbers))
+        """Have workers drop all but these partitions."""
+        for entry in givers:
+            entry.numbers = tuple(sorted(numbers))
             try:
-                self._answers([share], Session.keep, lambda numbers: (numbers,))
-            except LostWorkers as lost:  # with all their rows, and that is as good
-                self.forget(lost.sessions)
+                self._call_each([entry], Session.keep, lambda numbers: (numbers,))
+            except LostWorkers as lost:  # their rows are gone, too
+                self.drop_workers(lost.sessions)
 
-    def _stage(self, work: Callable[[list[WorkerPartitions]], object]) -> None:
+    def _add_stage(self, work: Callable[[list[WorkerPartitions]], object]) -> None:
         self.stages.append(work)
         self.repair()
 
-    def _bring(self, late: list[WorkerPartitions]) -> None:
+    def _run_stages(self, behind: list[WorkerPartitions]) -> None:
         for number, stage in enumerate(self.stages):
-            due = [share for share in late if share.stage == number]
+            due = [entry for entry in behind if entry.stage == number]
             if due:
                 stage(due)
-                for share in due:
-                    share.stage = number + 1
+                for entry in due:
+                    entry.stage = number + 1
 
     def _read(self, numbers: list[int]) -> list[WorkerPartitions]:
         batch = self.new_batch()
@@ -222,34 +216,36 @@ class PartitionedTable:
         self.check_again(receipts)
         self.lengths |= {receipt.number: receipt.n_rows for receipt in receipts}
         by_session: dict[SessionRef, list[int]] = {}
-        for i, ref in self._balanced(batch, {receipt.number: receipt.ref for receipt in receipts}).items():
+        for i, ref in self._balance(batch, {receipt.number: receipt.ref for receipt in receipts}).items():
             by_session.setdefault(ref, []).append(i)
-        shares = [WorkerPartitions(batch, ref, tuple(sorted(mine))) for ref, mine in by_session.items()]
-        self.shares += shares
-        return shares
+        worker_partitions = [WorkerPartitions(batch, ref, tuple(sorted(mine))) for ref, mine in by_session.items()]
+        self.worker_partitions += worker_partitions
+        return worker_partitions
 
     def check_again(self, receipts: Iterable[Receipt]) -> None:
-        """Refuse partitions that have another number of rows than when they were read before."""
+        """Raise DataError for partitions whose number of rows has changed since they were first read."""
         for receipt in receipts:
             before = self.lengths.get(receipt.number, receipt.n_rows)
             if receipt.n_rows != before:
-                raise self._changed(receipt.number, f"{receipt.n_rows} rows where it had {before}")
+                raise self._source_changed(receipt.number, f"{receipt.n_rows} rows where it had {before}")
 
-    def _changed(self, i: int, what: str) -> DataError:
+    def _source_changed(self, i: int, what: str) -> DataError:
         return DataError(
             f"partition {i} of the {self.name} was read again because workers have left or joined, and gave {what}: a source "
             "must give the same rows every time (no sample without a seed, no query without an order, no files that change)"
         )
 
-    def _balanced(self, batch: str, owners: dict[int, SessionRef]) -> dict[int, SessionRef]:
-        """Who has which partition of a batch that was just read, after some have been moved to even the workers out."""
-        held: dict[str, int] = {}
-        for share in self.shares:
-            held[share.ref.worker] = held.get(share.ref.worker, 0) + sum(self.lengths[i] for i in share.numbers)
+    def _balance(self, batch: str, owners: dict[int, SessionRef]) -> dict[int, SessionRef]:
+        """Move partitions of a new batch to balance the workers; return the session of each partition."""
+        n_rows_of: dict[str, int] = {}
+        for entry in self.worker_partitions:
+            n_rows_of[entry.ref.worker] = n_rows_of.get(entry.ref.worker, 0) + sum(self.lengths[i] for i in entry.numbers)
         usable = set(self.connection.usable()[0])
-        threads = {worker: n for worker, n in self.connection.client.nthreads().items() if worker in usable}
+        n_threads = {worker: n for worker, n in self.connection.client.nthreads().items() if worker in usable}
         addresses = {i: ref.worker for i, ref in owners.items()}
-        moves = plan_moves(addresses, self.lengths, threads, held, imbalance(self.source.is_persisted)) if threads else {}
+        moves = (
+            plan_moves(addresses, self.lengths, n_threads, n_rows_of, imbalance(self.source.is_persisted)) if n_threads else {}
+        )
         calls: dict[str, list[tuple[int, SessionRef]]] = {}
         for i, taker in moves.items():
             calls.setdefault(taker, []).append((i, owners[i]))
@@ -257,26 +253,26 @@ class PartitionedTable:
             return owners
         try:
             takers = self.connection.move(batch, self.source.packed(self.plan()), calls)
-        except LostWorkers:  # in the middle of it: the whole batch is read again, under another name
-            self.connection.sweep()  # one that was silent must not be given the same partitions again
+        except LostWorkers:  # during the moves: the whole batch is read again, under another name
+            self.connection.sweep()  # an unresponsive worker must not receive the same partitions again
             self.connection.discard(batch)
             raise
         sessions = {ref.worker: ref for ref in takers}
         return owners | {i: sessions[taker] for i, taker in moves.items()}
 
     def new_batch(self) -> str:
-        """A name that no other batch of this fit has."""
+        """Return a unique name for a batch of this fit."""
         self._n_batches += 1
         return f"{self.name}/{self._n_batches}"
 
     def plan(self) -> ReadPlan:
-        """How to read: as the user says, or with the levels that are known by now."""
+        """Return the plan for reading: the user's, once the features are set with their categories."""
         return (
             self.source.plan if self._known is None else replace(self.source.plan, known=self._known, extend_categories=False)
         )
 
-    def _attach(self, shares: list[WorkerPartitions]) -> None:
-        """Send target, weight and offset that the user gave for all rows at once."""
+    def _attach(self, worker_partitions: list[WorkerPartitions]) -> None:
+        """Send target, weight and offset that the user gave as arrays of all rows."""
         numbers = sorted(self.lengths)
         ends = np.cumsum([self.lengths[i] for i in numbers])
         for role, values in self.source.whole.items():
@@ -290,26 +286,26 @@ class PartitionedTable:
                 found = values.iloc if hasattr(values, "iloc") else values
                 return role, {i: rows_alone(found[slices[i]]) for i in filled}
 
-            self._answers(shares, Session.attach, parts)
+            self._call_each(worker_partitions, Session.attach, parts)
 
-    def _survey(self, shares: list[WorkerPartitions]) -> None:
-        for share, survey in self._answers(shares, Session.survey, lambda numbers: (numbers,)):
-            share.survey = survey
-            for i, fingerprint in survey.fingerprints.items():
+    def _collect_stats(self, worker_partitions: list[WorkerPartitions]) -> None:
+        for entry, stats in self._call_each(worker_partitions, Session.survey, lambda numbers: (numbers,)):
+            entry.stats = stats
+            for i, fingerprint in stats.fingerprints.items():
                 if self.fingerprints.setdefault(i, fingerprint) != fingerprint:
-                    raise self._changed(i, "other values")
+                    raise self._source_changed(i, "other values")
 
-    def _tell(self, shares: list[WorkerPartitions], method: Callable[..., None], *arguments: Any) -> None:
-        self._answers(shares, method, lambda numbers: arguments)
+    def _call(self, worker_partitions: list[WorkerPartitions], method: Callable[..., None], *arguments: Any) -> None:
+        self._call_each(worker_partitions, method, lambda numbers: arguments)
 
-    def _answers(
-        self, shares: list[WorkerPartitions], method: Callable[..., Any], arguments: ByPartitions
+    def _call_each(
+        self, worker_partitions: list[WorkerPartitions], method: Callable[..., Any], arguments: ByPartitions
     ) -> list[tuple[WorkerPartitions, Any]]:
-        """One call per batch, because a session may hold shares of several."""
+        """Make one call per batch, because a session may have partitions of several batches."""
         found = []
-        for batch in sorted({share.batch for share in shares}):
-            of_session = {share.ref: share for share in shares if share.batch == batch}
-            calls = {ref: (batch, *arguments(share.numbers)) for ref, share in of_session.items()}
+        for batch in sorted({entry.batch for entry in worker_partitions}):
+            of_session = {entry.ref: entry for entry in worker_partitions if entry.batch == batch}
+            calls = {ref: (batch, *arguments(entry.numbers)) for ref, entry in of_session.items()}
             answers = self.connection.ask_each(calls, method)
             found += [(of_session[ref], answer) for ref, answer in answers.items()]
         return found

@@ -1,7 +1,7 @@
-"""How the worker's plugin reaches workers, also those that have no dboost.
+"""Installation of the worker plugin, also on workers without dboost.
 
-Numba and the kernels take seconds to import on a busy machine. That happens in a thread: a worker whose event loop is blocked
-for so long looks dead to others.
+Importing Numba and the kernels takes seconds on a busy machine. It runs in a thread, because other processes take a worker with
+a blocked event loop for dead.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from typing import Any
 
 
 class WorkerPluginFactory:
-    """Pickles as what makes the worker's plugin: a worker without dboost takes it too, and says that it has none."""
+    """Pickles as a function that makes the worker plugin; a worker without dboost can unpickle it and reports no version."""
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
-        def plugin() -> Any:  # nested, so that it travels by value
+        def plugin() -> Any:  # nested, so that it is pickled by value
             import asyncio
             from importlib import import_module
 
             from distributed.diagnostics.plugin import WorkerPlugin
 
             class Starter(WorkerPlugin):
-                """Becomes the plugin proper when that has been imported."""
+                """Imports the worker plugin in a thread and registers it instead of itself."""
 
                 async def setup(self, worker: Any) -> None:
                     try:
@@ -28,9 +28,9 @@ class WorkerPluginFactory:
                     except ImportError:
                         worker.handlers["dboost_hello"] = lambda: {"status": "OK", "version": None}
                         return
-                    proper = module.DBoostWorkerPlugin()
-                    worker.plugins[proper.name] = proper
-                    proper.setup(worker)
+                    worker_plugin = module.DBoostWorkerPlugin()
+                    worker.plugins[worker_plugin.name] = worker_plugin
+                    worker_plugin.setup(worker)
 
             return Starter()
 

@@ -1,10 +1,10 @@
-"""The user's data as loading tasks, one per partition.
+"""The user's data as Dask tasks that read one partition each.
 
-Loading is Dask's own business: a task depends on its source partition, runs where that lies (or where there is room), hands
-it to the worker's `Holding`, and returns a receipt. Ownership is where it ran. The lazy graph stays here, in the client, so
-that the partitions of a worker that died can be read again, by another one.
+Dask schedules the tasks: a task depends on its source partition, runs on a worker that has it (or on a free one), stores the
+partition in the worker's session, and returns a receipt. The worker that ran the task owns the partition. The client keeps the
+lazy graph, so that another worker can read the partitions of a lost one again.
 
-Data in the client's memory are cut into partitions, which travel inside their tasks.
+Data in the client's memory are split into partitions, which are sent with their tasks.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from dboost.session.memory_budget import Budget, format_bytes
 from dboost.session.protocol import SessionRef, unpack
 from dboost.version import __version__
 
-#: Loading tasks go before the tasks that the user queued earlier.
+#: Dask priority of read tasks, above that of the user's tasks.
 _PRIORITY = 10
-#: Rows of a partition that is cut from data in memory, at least.
-_LEAST_ROWS = 5_000
-#: Bytes of a plan that goes with every task.
-_LIGHT = 32 * 1024
-#: Times that tasks are submitted because workers have come that cannot run them.
-_MOST_READINGS = 10
-#: Seconds between two events that tell how many partitions have been read.
+#: Smallest number of rows of a partition of data in memory.
+_MIN_ROWS = 5_000
+#: Largest plan, in bytes, that is part of every task; a larger one gets a task of its own.
+_MAX_PLAN_BYTES = 32 * 1024
+#: How often tasks are submitted if unusable workers join.
+_MAX_SUBMISSIONS = 10
+#: Seconds between two events with the number of partitions that have been read.
 _TELLING = 0.25
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """That a worker has read a partition."""
+    """The result of a read task."""
 
     number: int
     n_rows: int
@@ -57,14 +57,16 @@ class Receipt:
 
 
 class ReadTasks:
-    """A table to be read by the cluster.
+    """The tasks that read a table on the cluster.
 
     Parameters
     ----------
-    data, target, sample_weight, offset, features, categorical_features, like, grows
+    data, target, sample_weight, offset, features, categorical_features, like, extend_categories
         As in `open_table`.
-    n_parts : int
-        Partitions to cut data in memory into.
+    n_parts : int, default 1
+        Number of partitions for data in memory.
+    budget : Budget or None
+        Memory limit of each worker.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class ReadTasks:
             data = open_path(data, like, None if budget is None else budget.chunk)
         given = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
         if not is_lazy(data):
-            data = collected(data)  # once, not for each part
+            data = collected(data)  # once, not for each partition
         frame = None if is_lazy(data) else as_frame(data)
         names, self.named = lazy.layout(data) if frame is None else (frame.names, frame.named)
         self.plan = make_read_plan(
@@ -106,13 +108,13 @@ class ReadTasks:
             extend_categories=extend_categories,
         )
         separate = separate_roles(self.plan, given)
-        #: Target, weight and offset that were given for all rows at once, by role.
+        #: Target, weight and offset that the user gave as arrays of all rows, by role.
         self.whole = {role: values for role, values in separate.items() if not is_lazy(values)}
         aligned = {role: values for role, values in separate.items() if is_lazy(values)}
         if frame is not None:
             self.whole |= {role: lazy.compute(values) for role, values in aligned.items()}
             aligned = {}
-            self._graph, self._bundles = _cut(_selected(data, frame, self.plan), frame, n_parts)
+            self._graph, self._bundles = _split_rows(_selected(data, frame, self.plan), frame, n_parts)
         else:
             if not self.named:
                 data = lazy.whole_rows(data)
@@ -129,79 +131,79 @@ class ReadTasks:
 
     @property
     def is_persisted(self) -> bool:
-        """Whether somebody has put partitions where they lie: what the graph needs is on the cluster already."""
+        """Whether the partitions are persisted, i.e. the graph depends on data that are on the cluster already."""
         graph = self._graph
         needed = (key for task in graph.values() for key in getattr(task, "dependencies", ()))
         return any(isinstance(task, Future) for task in graph.values()) or any(key not in graph for key in needed)
 
     def packed(self, plan: ReadPlan) -> bytes:
-        """A plan as workers are told it."""
+        """Pickle a plan for the workers."""
         return pack((plan, self._budget, bool(self.whole)))
 
     def read(
         self, connection: Connection, batch: str, numbers: Sequence[int], plan: ReadPlan, workers: Sequence[str] | None = None
     ) -> list[Receipt]:
-        """Have partitions read into a batch, by these workers if they can.
+        """Read partitions into a batch, preferably on the given workers.
 
-        Workers that have joined without dboost, or with another version, get none. Where there are such, tasks are bound to the
-        others; where there are none, a wish is all that tasks carry: any worker may go at any time.
+        Workers without dboost, or with another version, are excluded. If there are any, tasks are restricted to the others.
+        Otherwise `workers` is a preference only, because any worker may leave at any time.
 
         Raises
         ------
         DataError, DBoostError
-            Naming the partition that could not be read, and why.
+            Naming the partition that could not be read, and the reason.
         """
-        for _ in range(_MOST_READINGS):
-            usable, others = connection.usable()
-            bound = {"workers": usable, "allow_other_workers": False} if others and usable else {}
-            wish = bound or ({} if workers is None else {"workers": list(workers), "allow_other_workers": True})
+        for _ in range(_MAX_SUBMISSIONS):
+            usable, unusable = connection.usable()
+            bound = {"workers": usable, "allow_other_workers": False} if unusable and usable else {}
+            restrictions = bound or ({} if workers is None else {"workers": list(workers), "allow_other_workers": True})
             try:
-                return self._read(connection, batch, numbers, plan, wish)
-            except _Again:
+                return self._read(connection, batch, numbers, plan, restrictions)
+            except _SubmitAgain:
                 continue
             except DBoostError:
-                if set(connection.usable()[1]) == set(others):
+                if set(connection.usable()[1]) == set(unusable):
                     raise
-                # A worker that cannot take part has come meanwhile, and may have been given a task.
-        raise DBoostError(f"{_MOST_READINGS} times workers came that have no dboost {__version__}: nobody can read the data")
+                # An unusable worker has joined meanwhile and may have received a task.
+        raise DBoostError(f"{_MAX_SUBMISSIONS} times workers came that have no dboost {__version__}: nobody can read the data")
 
     def _read(
-        self, connection: Connection, batch: str, numbers: Sequence[int], plan: ReadPlan, wish: dict[str, Any]
+        self, connection: Connection, batch: str, numbers: Sequence[int], plan: ReadPlan, restrictions: dict[str, Any]
     ) -> list[Receipt]:
         plan_key = f"dboost-plan-{connection.fit}-{batch}"
         keys = {i: f"{READING}{connection.fit}-{batch}-{i}" for i in numbers}
         graph = dict(self._graph)
         packed: Any = self.packed(plan)
-        if len(packed) > _LIGHT:
-            # One task for all; it draws them to where it ran, so a light plan goes with each.
-            graph[plan_key], packed = (_given, packed), plan_key
+        if len(packed) > _MAX_PLAN_BYTES:
+            # One task holds the plan. Dask prefers to run the read tasks on its worker, so small plans are part of each task.
+            graph[plan_key], packed = (_identity, packed), plan_key
         for i, key in keys.items():
             session = connection.fit, __version__, connection.lost_sessions
             graph[key] = (_read_part, session, batch, i, packed, self._filled, self._bundles[i])
-        futures = connection.client.get(graph, list(keys.values()), sync=False, priority=_PRIORITY, **wish)
+        futures = connection.client.get(graph, list(keys.values()), sync=False, priority=_PRIORITY, **restrictions)
         try:
-            news = _Reading(connection, batch.rpartition("/")[0], len(numbers))
-            bound = [] if wish.get("allow_other_workers", True) else list(wish["workers"])
-            return _receipts(connection, dict(zip(futures, numbers, strict=True)), news, bound)
-        except _Unread as unread:
+            events = _ReadEvents(connection, batch.rpartition("/")[0], len(numbers))
+            bound = [] if restrictions.get("allow_other_workers", True) else list(restrictions["workers"])
+            return _receipts(connection, dict(zip(futures, numbers, strict=True)), events, bound)
+        except _ReadFailed as unread:
             failure = self._failure(connection, unread.number, unread.error)
             raise failure from (failure.__cause__ if failure is unread.error else unread.error)
         finally:
             connection.client.cancel(list(futures), reason="loading ended")
 
     def _failure(self, connection: Connection, i: int, error: BaseException | None) -> DBoostError:
-        """What to raise where a partition could not be read."""
+        """Return the error to raise for a partition that could not be read."""
         if isinstance(error, DBoostError):
             return error
         if isinstance(error, KeyError) and self._unselected is not None:
-            # Dask's selection of columns may have failed, or code of the user's: the columns that are there tell.
-            absent = self._look_again(connection, i)
+            # Dask's column selection or the user's code failed; check whether columns are missing.
+            absent = self._check_columns_of(connection, i)
             if absent is not None:
                 return absent
         return DBoostError(f"partition {i} could not be read: {type(error).__name__}: {error}")
 
-    def _look_again(self, connection: Connection, i: int) -> DataError | None:
-        """What is wrong with the columns of a partition, all of which are read for it."""
+    def _check_columns_of(self, connection: Connection, i: int) -> DataError | None:
+        """Read all columns of a partition; return the error if they do not match the plan."""
         from dboost.data import dask_collections as lazy
 
         graph, bundles = lazy.bundled(self._unselected, (None, None, None))
@@ -217,69 +219,69 @@ class ReadTasks:
         return found if isinstance(found, DataError) else None
 
 
-class _Unread(Exception):
-    """That a partition could not be read, and why."""
+class _ReadFailed(Exception):
+    """A partition could not be read."""
 
     def __init__(self, number: int, error: BaseException | None) -> None:
         super().__init__(number)
         self.number, self.error = number, error
 
 
-class _Reading:
-    """Tells how many partitions of a table have been read, now and then."""
+class _ReadEvents:
+    """Sends events with the number of partitions of a table that have been read."""
 
     def __init__(self, connection: Connection, table: str, n_partitions: int) -> None:
         self._connection = connection
-        self._what: dict[str, Any] = {"table": table, "partitions": n_partitions}
-        self._told = 0.0
+        self._table: dict[str, Any] = {"table": table, "partitions": n_partitions}
+        self._last_event = 0.0
 
     def tell(self, n_read: int) -> None:
         now = time.monotonic()
-        if now - self._told >= _TELLING or n_read == self._what["partitions"]:
-            self._told = now
-            self._connection.tell("reading", read=n_read, **self._what)
+        if now - self._last_event >= _TELLING or n_read == self._table["partitions"]:
+            self._last_event = now
+            self._connection.tell("reading", read=n_read, **self._table)
 
 
-class _Again(Exception):
-    """The tasks have to be submitted anew."""
+class _SubmitAgain(Exception):
+    """The tasks must be submitted again."""
 
 
-def _receipts(connection: Connection, waiting: dict[Future, int], news: _Reading, bound: Sequence[str]) -> list[Receipt]:
-    """Wait for loading tasks. While nothing arrives, workers that do not answer are looked for: Dask would not miss them.
+def _receipts(connection: Connection, waiting: dict[Future, int], events: _ReadEvents, bound: Sequence[str]) -> list[Receipt]:
+    """Wait for read tasks and return their receipts. While none ends, remove unresponsive workers, which Dask does not detect.
 
-    bound : the only workers that may run the tasks, if there is such a condition.
+    bound : the workers to which the tasks are restricted; empty without restriction.
     """
     done: queue.SimpleQueue[Future] = queue.SimpleQueue()
     for future in waiting:
         future.add_done_callback(done.put)
-    n_left, waited = len(waiting), _Waited(connection)
+    n_left, wait = len(waiting), _Wait(connection)
     while n_left:
         try:
             future = done.get(timeout=liveness_timeout())
         except queue.Empty:
-            here = waited.more()
+            here = wait.more()
             if bound and not set(bound) & set(here):
-                raise _Again from None
+                raise _SubmitAgain from None
             continue
-        waited = _Waited(connection)
+        wait = _Wait(connection)
         if future.status == "error":
-            raise _Unread(waiting[future], future.exception())
+            raise _ReadFailed(waiting[future], future.exception())
         if future.cancelled():
             raise DBoostError(f"the task that reads partition {waiting[future]} was cancelled")
         n_left -= 1
-        news.tell(len(waiting) - n_left)
-    return _gathered(connection, waiting)
+        events.tell(len(waiting) - n_left)
+    return _gather(connection, waiting)
 
 
-class _Waited:
-    """How long nothing has been heard of loading tasks, and why that may be."""
+class _Wait:
+    """The time without results of read tasks, and its possible causes."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._seconds = 0.0
 
     def more(self) -> list[str]:
-        """After another `dboost.liveness_timeout` without news: the workers that there are.
+        """Note another `dboost.patience` without results; return the workers.
 
         Raises
         ------
@@ -295,77 +297,77 @@ class _Waited:
             seconds, lost = f"{worker_timeout():.0f} s", self._connection.attempts.summary()
             if not here:
                 raise DBoostError(f"no worker has come for {seconds}: nobody can read the data{lost}")
-            told = ", ".join(
+            usage = ", ".join(
                 f"{worker} uses {format_bytes(used)}" + (f" of {format_bytes(limit)}" if limit else "")
                 for worker, (used, limit) in paused.items()
             )
             raise DBoostError(
-                f"for {seconds} all workers have been paused by Dask because they are short of memory ({told}), and paused "
+                f"for {seconds} all workers have been paused by Dask because they are short of memory ({usage}), and paused "
                 "workers read no data: free what else they hold, or add workers or memory"
             )
         return here
 
 
-def _gathered(connection: Connection, waiting: dict[Future, int]) -> list[Receipt]:
-    """The results of tasks that are done; those whose worker is gone by now are computed again, by another one."""
+def _gather(connection: Connection, waiting: dict[Future, int]) -> list[Receipt]:
+    """Return the results of completed tasks; Dask runs those of lost workers again."""
 
     async def results() -> Any:
         return await connection.client.gather(list(waiting), asynchronous=True)
 
-    waited = _Waited(connection)
+    wait = _Wait(connection)
     while True:
         try:
             return list(connection.client.sync(results, callback_timeout=liveness_timeout()))
         except TimeoutError:
-            waited.more()
+            wait.more()
         except Exception as error:
             failed = next((i for future, i in waiting.items() if future.status == "error"), None)
             if failed is None:
                 raise
-            raise _Unread(failed, error) from error
+            raise _ReadFailed(failed, error) from error
 
 
-def _given(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
 def _read_part(
     session: tuple[str, str, list[str]], batch: str, i: int, plan: bytes, filled: Sequence[bool], bundle: tuple[Any, ...]
 ) -> Receipt:
-    """The loading task. session : arguments of `here`."""
-    holding, ref = here(*session)
+    """Run a read task. session : arguments of `here`."""
+    worker_session, ref = here(*session)
     how, budget, whole = unpack(plan)
-    return Receipt(i, holding.take(batch, i, how, in_place(bundle, filled), budget, whole), ref)
+    return Receipt(i, worker_session.take(batch, i, how, in_place(bundle, filled), budget, whole), ref)
 
 
 def _check_part(i: int, plan: bytes, bundle: tuple[Any, ...]) -> None:
-    """The task that looks at the columns of a partition."""
+    """Check the columns of a partition, in a task."""
     check_columns(i, bundle[0], unpack(plan))
 
 
-def _cut(data: Any, frame: Frame, n_parts: int) -> tuple[dict[Any, Any], list[Any]]:
-    """Tasks that hold the rows of a table in memory."""
+def _split_rows(data: Any, frame: Frame, n_parts: int) -> tuple[dict[Any, Any], list[Any]]:
+    """Return the graph and the bundles of tasks that contain the rows of a table in memory."""
     n = frame.n_rows
-    n_parts = max(1, min(n_parts, n // _LEAST_ROWS))
+    n_parts = max(1, min(n_parts, n // _MIN_ROWS))
     bounds = [n * k // n_parts for k in range(n_parts + 1)]
     pieces = [pack(_rows(data, frame, first, last)) for first, last in pairwise(bounds)]
-    return {}, [(_unpacked, piece) for piece in pieces]
+    return {}, [(_unpacked, packed_rows) for packed_rows in pieces]
 
 
-def _unpacked(piece: bytes) -> tuple[Any, ...]:
-    return (unpack(piece),)
+def _unpacked(packed_rows: bytes) -> tuple[Any, ...]:
+    return (unpack(packed_rows),)
 
 
 def _selected(data: Any, frame: Frame, plan: ReadPlan) -> Any:
-    """The columns of a table in memory that are read, where these are not all."""
+    """Select the columns of a table in memory that are read."""
     if not frame.named or plan.all_names is not None:
         return data
-    places = [j for j, name in enumerate(frame.names) if name in set(plan.needed)]
-    return data.iloc[:, places] if hasattr(data, "iloc") else data.select([frame.names[j] for j in places])
+    selected = [j for j, name in enumerate(frame.names) if name in set(plan.needed)]
+    return data.iloc[:, selected] if hasattr(data, "iloc") else data.select([frame.names[j] for j in selected])
 
 
 def _rows(data: Any, frame: Frame, first: int, last: int) -> Any:
-    """Some rows of a table in memory, such that nothing else is pickled with them."""
+    """Return rows of a table in memory, without references to other rows that would be pickled, too."""
     if frame.matrix is not None:
         part = frame.matrix[first:last]
         return part.copy() if is_a(part, "numpy.ma", "MaskedArray") else np.ascontiguousarray(part)
@@ -373,7 +375,7 @@ def _rows(data: Any, frame: Frame, first: int, last: int) -> Any:
 
 
 def rows_alone(part: Any) -> Any:
-    """Some rows as they are to be pickled: without pandas' index, and without the rows around them in Arrow's buffers."""
+    """Return rows for pickling: without pandas' index, and without the other rows of Arrow's buffers."""
     if hasattr(part, "iloc"):
         return part.set_axis(range(len(part)), axis=0)
     if library(part) != "pyarrow":

@@ -1,19 +1,18 @@
-"""Which partitions are to be moved after loading, so that workers hold rows in proportion to their threads.
+"""Rebalancing: moves of partitions so that workers hold rows in proportion to their threads.
 
-Dask reads partitions wherever a thread is free, or where they lie; in time that comes out even, in rows often not: with a few
-partitions for each thread one worker easily holds half as much again as the others, and every tree waits for it. All columns of
-a table are as wide in each partition, so rows stand for bytes.
+**After loading** (`plan_moves`). Dask runs read tasks on workers with a free thread, or with the data. That balances the time
+of reading, but often not the rows: with a few partitions per thread one worker easily has 1.5 times the rows of the others, and
+every tree waits for it. Rows measure the load, because they have the same size in all partitions of a table.
 
-The rule: nothing is moved while the fullest worker holds no more than `dboost.imbalance` (1.2) times its fair share. Partitions
-of a persisted collection lie where somebody has put them; they are moved only beyond `dboost.imbalance-persisted` (1.5). What
-is moved goes from the fullest worker to the emptiest, the partition that comes closest to making the two even, until the
-fullest is within 5 % of its share or no such move makes it less full. A partition is never divided.
+The *fair load* of a worker is the number of rows times its fraction of all threads. No partition is moved while the fullest
+worker has at most `dboost.imbalance` (default 1.2) times its fair load; for persisted collections, whose location is the user's
+choice, at most `dboost.imbalance-persisted` (default 1.5) times. Otherwise each step moves a partition from the fullest to the
+emptiest worker, the one that makes their loads most similar, until the fullest has at most 1.05 times its fair load or no move
+reduces its load. A partition is never divided.
 
-Workers that join while a fit runs, or that got nothing while it loaded, are given their share of the rows.
-
-Moving rows means to read their partitions once more, on the newcomer, while training goes on; nothing is sent from worker to
-worker. When they are there, between two trees, the new shards catch up with the trees grown so far, the old owners let go of
-these rows, and the next tree is grown by one worker more. The model is a function of the rows, wherever they are.
+**During training** (`JoinedWorkers`). Workers that joined, and workers without rows after loading, receive partitions, which
+they read from the source while training continues. Between two trees the new shards apply the trees grown so far, and the
+previous owners drop these rows. The model does not depend on the location of rows.
 """
 
 from __future__ import annotations
@@ -33,24 +32,24 @@ if TYPE_CHECKING:
     from dboost.distributed.partitioned_table import PartitionedTable
 
 
-#: How close to a fair share is close enough, once something is moved.
+#: Multiple of the fair load of the fullest worker at which moves end.
 _GOAL = 1.05
 
 
 def plan_moves(
     owners: Mapping[int, str], rows: Mapping[int, int], threads: Mapping[str, int], held: Mapping[str, int], limit: float
 ) -> dict[int, str]:
-    """New owners of some partitions.
+    """Return the new owners of the partitions to move.
 
     Parameters
     ----------
     owners : {partition: worker}
-        Those that may be moved.
+        The partitions that may be moved.
     rows : {partition: number of rows}
     threads : {worker: number of threads}
-        Of all workers, those without rows too.
-    held : {worker: rows}
-        What workers hold besides, which stays.
+        Of all workers, including those without rows.
+    held : {worker: number of rows}
+        Further rows of workers, which are not moved.
     limit : float
         See `config.imbalance`.
 
@@ -61,7 +60,7 @@ def plan_moves(
     loads = {worker: held.get(worker, 0) for worker in threads}
     sizes: dict[str, list[tuple[int, int]]] = {worker: [] for worker in threads}
     for i, worker in owners.items():
-        if worker not in threads:  # it is leaving
+        if worker not in threads:  # the worker is leaving
             continue
         loads[worker] += rows[i]
         insort(sizes[worker], (rows[i], i))
@@ -83,11 +82,11 @@ def plan_moves(
         even = (most - least) / (1 / fair[giver] + 1 / fair[taker])
         candidates = sizes[giver]
         k = bisect_left(candidates, (round(even), -1))
-        near = [candidates[j] for j in (k - 1, k) if 0 <= j < len(candidates)]
-        near = [one for one in near if one[0] and (loads[taker] + one[0]) / fair[taker] < most]
-        if not near:
+        nearest = [candidates[j] for j in (k - 1, k) if 0 <= j < len(candidates)]
+        nearest = [one for one in nearest if one[0] and (loads[taker] + one[0]) / fair[taker] < most]
+        if not nearest:
             return moves
-        size, i = min(near, key=lambda one: abs(one[0] - even))
+        size, i = min(nearest, key=lambda one: abs(one[0] - even))
         candidates.remove((size, i))
         insort(sizes[taker], (size, i))
         loads[giver] -= size
@@ -101,77 +100,80 @@ _log = logging.getLogger("dboost")
 
 
 class JoinedWorkers:
-    """Watches who is there, and moves partitions to those who have none.
+    """Moves partitions to workers that joined during training.
 
     Parameters
     ----------
     connection : Connection
     table : PartitionedTable
-        The training data, built.
+        The training data, as shards.
     """
 
     def __init__(self, connection: Connection, table: PartitionedTable) -> None:
         self._connection = connection
         self._table = table
-        holders = {ref.worker for ref in table.sessions}
-        #: Address and identity; a worker that got nothing while loading is as good as new.
-        self._met = {(address, identity) for address, identity in connection.roster if address in holders}
-        self._reading: threading.Thread | None = None
+        with_rows = {ref.worker for ref in table.sessions}
+        #: Address and identity of known workers; those without rows after loading are treated as workers that join.
+        self._known_workers = {(address, identity) for address, identity in connection.roster if address in with_rows}
+        self._reader: threading.Thread | None = None
         self._receipts: list[Receipt] = []
 
-    def welcome(self) -> None:
-        """Between two trees: begin to move partitions, or take over those that have been read."""
-        if self._reading is not None:
-            if self._reading.is_alive():
+    def update(self) -> None:
+        """Start to move partitions, or complete the moves of those that have been read; called between two trees."""
+        if self._reader is not None:
+            if self._reader.is_alive():
                 return
-            self._reading = None
-            self._take_over(self._receipts)
+            self._reader = None
+            self._reassign(self._receipts)
             return
-        joined = {address for address, identity in self._connection.roster if (address, identity) not in self._met}
-        self._met.update(self._connection.roster)
-        holders = {ref.worker for ref in self._table.sessions}  # one that was restarted has been given rows already
-        new = sorted(joined - holders) and self._usable(joined - holders)
-        # Values that the user gave for all rows at once would have to travel again with every move.
-        numbers = [] if self._table.source.whole else self._to_move(new)
+        joined = {address for address, identity in self._connection.roster if (address, identity) not in self._known_workers}
+        self._known_workers.update(self._connection.roster)
+        with_rows = {ref.worker for ref in self._table.sessions}  # a restarted worker may have received rows already
+        new = sorted(joined - with_rows) and self._usable(joined - with_rows)
+        # Arrays that the user gave for all rows would have to be sent again with every move.
+        numbers = [] if self._table.source.whole else self._choose_partitions(new)
         if numbers:
-            self._reading = threading.Thread(target=self._read, args=(numbers, new), daemon=True)
-            self._reading.start()
+            self._reader = threading.Thread(target=self._read, args=(numbers, new), daemon=True)
+            self._reader.start()
 
     def _usable(self, joined: set[str]) -> list[str]:
-        """Those that can take part; of the others the log tells, and the fit goes on without them."""
+        """Return the usable ones of these workers; log a warning for the others."""
         usable, others = self._connection.usable()
         for address in sorted(joined & others.keys()):
             _log.warning("%s; the fit goes on without it", others[address])
         return sorted(joined & set(usable))
 
-    def _to_move(self, new: list[str]) -> list[int]:
-        """Partitions whose rows bring the newcomers close to an even share, from those who have most."""
+    def _choose_partitions(self, new: list[str]) -> list[int]:
+        """Choose partitions for the new workers, about their mean number of rows, large partitions first.
+
+        No worker is reduced to less than half of the mean.
+        """
         rows: dict[str, int] = {}
-        for share in self._table.shares:
-            rows[share.ref.worker] = rows.get(share.ref.worker, 0) + sum(self._table.lengths[i] for i in share.numbers)
+        for entry in self._table.worker_partitions:
+            rows[entry.ref.worker] = rows.get(entry.ref.worker, 0) + sum(self._table.lengths[i] for i in entry.numbers)
         even = sum(rows.values()) / (len(rows) + len(new)) if new else 0.0
-        room = even * len(new)
+        capacity = even * len(new)
         numbers: list[int] = []
-        owned = [(i, share.ref.worker) for share in self._table.shares for i in share.numbers]
+        owned = [(i, entry.ref.worker) for entry in self._table.worker_partitions for i in entry.numbers]
         for i, owner in sorted(owned, key=lambda pair: (-self._table.lengths[pair[0]], pair[0])):
             length = self._table.lengths[i]
-            if 0 < length <= room and rows[owner] - length >= 0.5 * even:
+            if 0 < length <= capacity and rows[owner] - length >= 0.5 * even:
                 numbers.append(i)
                 rows[owner] -= length
-                room -= length
+                capacity -= length
         return numbers
 
     def _read(self, numbers: list[int], workers: list[str]) -> None:
-        """In a thread of its own. Whatever goes wrong here, the rows are where they were."""
+        """Read partitions on the new workers, in a thread. After an error the rows stay with their owners."""
         self._receipts, self._batch = [], self._table.new_batch()
         try:
             receipts = self._table.source.read(self._connection, self._batch, numbers, self._table.plan(), workers)
             self._table.check_again(receipts)
             self._receipts = receipts
         except Exception as error:
-            self._given_up(error)
+            self._give_up(error)
 
-    def _take_over(self, receipts: list[Receipt]) -> None:
+    def _reassign(self, receipts: list[Receipt]) -> None:
         if not receipts:
             return
         by_session: dict[SessionRef, list[int]] = {}
@@ -179,12 +181,12 @@ class JoinedWorkers:
             by_session.setdefault(receipt.ref, []).append(receipt.number)
         from dboost.distributed.partitioned_table import WorkerPartitions  # which imports this module
 
-        shares = [WorkerPartitions(self._batch, ref, tuple(sorted(numbers))) for ref, numbers in by_session.items()]
+        worker_partitions = [WorkerPartitions(self._batch, ref, tuple(sorted(numbers))) for ref, numbers in by_session.items()]
         try:
-            self._table.reassign(shares)
+            self._table.reassign(worker_partitions)
         except DataError as error:
-            self._given_up(error)
+            self._give_up(error)
 
-    def _given_up(self, error: Exception) -> None:
+    def _give_up(self, error: Exception) -> None:
         _log.warning("workers that have joined get no rows: %s", error)
         self._connection.discard(self._batch)

@@ -1,4 +1,4 @@
-"""Watching a fit: what happened in each iteration, whether to stop, and what the user sees of it."""
+"""Callbacks, early stopping and progress display."""
 
 from __future__ import annotations
 
@@ -14,24 +14,12 @@ from dboost.model.ensemble import Ensemble
 
 @dataclass(frozen=True)
 class Iteration:
-    """What a callback is told after each iteration.
+    """Argument of callbacks, which are called after each iteration."""
 
-    Attributes
-    ----------
-    iteration : int
-        1 for the first.
-    n_iterations : int
-        How many were asked for.
-    record : dict
-        The iteration's row of `Booster.history`.
-    model : callable
-        Returns the `Ensemble` so far (assembled when called).
-    """
-
-    iteration: int
-    n_iterations: int
-    record: dict[str, Any]
-    model: Callable[[], Ensemble]
+    iteration: int  # from 1
+    n_iterations: int  # number of the last iteration of the fit
+    record: dict[str, Any]  # the iteration's row of `Booster.history`
+    model: Callable[[], Ensemble]  # assembles and returns the `Ensemble` with the trees grown so far
 
 
 #: A callback may return True to stop the fit after this iteration.
@@ -39,10 +27,10 @@ Callback = Callable[[Iteration], Any]
 
 
 class EarlyStopping:
-    """Remembers the best iteration by one metric, and says when nothing has improved for long enough.
+    """Tracks the best iteration by one metric, and stops the fit after `rounds` iterations without improvement.
 
-    Only what exceeds `tolerance` is an improvement to wait for; the best iteration is the one with the best value all the
-    same, of equals the earliest or, if `keep_latest`, the latest. NaN never improves.
+    Only a change larger than `tolerance` counts as an improvement. The best iteration is the one with the best value regardless
+    of the tolerance: the earliest of equal ones, with `keep_latest` the latest. NaN is never an improvement.
     """
 
     def __init__(
@@ -55,16 +43,16 @@ class EarlyStopping:
         self._tolerance = tolerance
         self._keep_latest = keep_latest
         self._best = -float("inf")
-        self._mark = -float("inf")
-        self._marked = 0
+        self._threshold = -float("inf")
+        self._last_improvement = 0
 
     @property
     def rule(self) -> list[Any]:
-        """What it goes by."""
+        """The settings, by which a checkpoint compares two rules."""
         return [self.column, self.rounds, self._sign > 0, self._tolerance, self._keep_latest]
 
-    def waiting(self, rounds: int) -> EarlyStopping:
-        """The same rule with another number of iterations to wait."""
+    def with_rounds(self, rounds: int) -> EarlyStopping:
+        """Return a copy of the rule with another number of iterations to wait."""
         found = copy.copy(self)
         found.rounds = rounds
         return found
@@ -74,33 +62,33 @@ class EarlyStopping:
         if value > self._best or self.best_iteration == 0 or (self._keep_latest and value == self._best):
             self.best_iteration = iteration
             self._best = value if value == value else self._best
-        if value > self._mark + self._tolerance or self._marked == 0:
-            self._marked = iteration
-            self._mark = value if value == value else self._mark
+        if value > self._threshold + self._tolerance or self._last_improvement == 0:
+            self._last_improvement = iteration
+            self._threshold = value if value == value else self._threshold
         return self.has_waited(iteration)
 
     def has_waited(self, iteration: int) -> bool:
-        """Whether the last improvement is long enough ago."""
-        return self._marked > 0 and iteration - self._marked >= self.rounds
+        """Whether the last improvement is at least `rounds` iterations ago."""
+        return self._last_improvement > 0 and iteration - self._last_improvement >= self.rounds
 
-    def begin_anew(self, iteration: int) -> None:
-        """Wait for improvements from this iteration on; what was the best remains to be beaten."""
-        self._marked = iteration
+    def restart_waiting(self, iteration: int) -> None:
+        """Count iterations without improvement from this one on; the best value so far is kept."""
+        self._last_improvement = iteration
 
     def resume(self, model: Ensemble) -> None:
-        """Look back at the iterations of a model that is continued, if they were watched in the same way."""
+        """Process the iterations of a continued model, if it was fitted with early stopping."""
         if model.best_iteration is not None:
             for iteration, value in enumerate(model.metrics.get(self.column, ())[: model.n_iterations], 1):
                 self.should_stop(iteration, {self.column: value})
 
 
 class Progress:
-    """A bar on a terminal, a line every so many iterations elsewhere.
+    """A progress bar on a terminal; elsewhere a line each twentieth of the iterations.
 
     Parameters
     ----------
     wanted : bool or None
-        None: a bar if stderr is a terminal, else nothing. True: also lines where there is no terminal.
+        None: a bar if stderr is a terminal, else no output. True: also lines if stderr is no terminal.
     n_iterations : int
     """
 
@@ -122,11 +110,11 @@ class Progress:
             self._task = self._bar.add_task("", total=n_iterations, note="")
             self._bar.start()
         self._shown = 0.0
-        self._worked, self._seconds = 0, 0.0
+        self._n_rows_grown, self._seconds = 0, 0.0
 
     def show(self, record: dict[str, Any], scores: Sequence[str]) -> None:
         iteration = record["iteration"]
-        self._worked += record["rows_kept"]
+        self._n_rows_grown += record["rows_kept"]
         self._seconds += record["seconds"]
         if self._bar is not None:
             now = time.monotonic()
@@ -142,10 +130,10 @@ class Progress:
             self._bar = None
 
     def _note(self, record: dict[str, Any], scores: Sequence[str]) -> str:
-        """Scores now, rows a second of all iterations so far, and on a cluster the workers that hold rows."""
+        """Current metrics, rows per second over all iterations so far, and on a cluster the number of workers with rows."""
         parts = [f"{name} {record[name]:.5g}" for name in scores]
         if self._seconds > 0:
-            parts.append(f"{self._worked / self._seconds:,.0f} rows/s")
+            parts.append(f"{self._n_rows_grown / self._seconds:,.0f} rows/s")
         if "workers" in record:
             parts.append(f"{record['workers']} workers")
         return ", ".join(parts)

@@ -1,21 +1,20 @@
-"""Checkpoints: a fit that was killed goes on where it was, to the last bit, when the same call is made again.
+"""Checkpoints: repeating the call of a fit that was killed resumes it, with a bit-identical model.
 
-A checkpoint is a folder (or a URL). Its trees lie in files of some iterations each, in the format of models, which are
-written once and never touched again; ``state.json`` says which of them count, what was measured in each iteration, and what
-fit this is. Every file appears whole or not at all, and the state is written after the trees that it names. So whenever the
-fit is killed, the state that is there is that of a moment: the trees of a later moment are at worst not named, and will be
-written again.
+A checkpoint is a folder or a URL. Tree files hold some iterations each, in the format of models, and are never changed once
+written. ``state.json`` lists the tree files, the history, and the identity of the fit. Every file is written atomically, and
+the state after the trees that it lists. So ``state.json`` is always consistent; tree files newer than it are ignored and
+rewritten.
 
-Whoever resumes must be the same fit of the same data. What the user asked for is compared by its names in the file, which never
-change; what messages call it is in `training.checkpoint`. The data are compared
-as learning sees them: of each feature the split points, the levels and a sum of all rows' codes, each times a random number
-that belongs to the row (see `shards.statistics`); the sums are integers modulo 2**64, so they know nothing of partitions and
-workers. Scores are not compared but recomputed, from the trees: then the loss and every metric of every evaluation set must
-be, to the last bit, what was noted after the last iteration. What differs is named.
+Only the same fit on the same data can resume, otherwise an error names the first difference. The identity of a fit has two
+parts, stored under names that never change (error messages use the words of `CALLED`, which are not stored):
 
-What a fit is, for its checkpoint: what was asked for, and the data as learning sees them, under names that never change.
+* *Settings.* Parameters and other arguments of the user.
+* *Data.* Of each feature the split points, the categories and a fingerprint, the sum of all rows' bin codes, each times a
+  random number of the row (see `shards.statistics`). The sums are integers modulo 2**64, so they do not depend on partitions
+  and workers.
 
-Messages call the entries by words (`CALLED`), which may change: they are in no file.
+Raw scores are recomputed from the trees. The loss and every metric of every evaluation set must then be bit-identical to those
+recorded after the last iteration.
 """
 
 from __future__ import annotations
@@ -24,38 +23,31 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dboost._lazy_import import fsspec, is_a
-from dboost.errors import DataError, ModelFileError, ParameterError
+from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError
 from dboost.model import model_file as storage
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
 from dboost.schema import Feature
+from dboost.session.protocol import Engine
 from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart, check_continues
+from dboost.shards.statistics import row_fingerprint
 from dboost.storage import atomic_write as files
 from dboost.training.build_model import appended, metrics_of
 
 if TYPE_CHECKING:
     from dboost.training.loop import BoostingLoop
-from collections.abc import Sequence
-from functools import reduce
-from typing import TYPE_CHECKING
-
-from dboost.errors import DBoostError
-from dboost.session.protocol import Engine
-from dboost.shards.statistics import row_fingerprint
-
-if TYPE_CHECKING:
-    from dboost.training.loop import BoostingLoop
 
 
-#: Of the format of `state.json`; a folder of a higher one is refused. Version 1 had the words of messages in place of names.
+#: Version of the format of `state.json`; higher versions are rejected. Version 1 used the words of messages as names.
 VERSION = 2
 STATE = "state.json"
 _HEAD = re.compile(rb'\{"format": "dboost checkpoint", "version": (\d{1,9}), "sha256": "([0-9a-f]{64})",\n')
@@ -63,27 +55,14 @@ _HEAD = re.compile(rb'\{"format": "dboost checkpoint", "version": (\d{1,9}), "sh
 
 @dataclass(frozen=True)
 class State:
-    """What `state.json` says.
+    """The content of `state.json`."""
 
-    Attributes
-    ----------
-    identity : dict
-        What the fit is, see `Checkpoint.check` and `Checkpoint.begin`.
-    parts : list of dict
-        Names of the files of trees in their order, with first and last iteration and digest.
-    before : dict
-        Losses and metrics before the fit's first iteration.
-    history : list of dict
-        One record per iteration of the fit.
-    visits : dict or None
-        Of arcbites: the ``bites`` visited so far, how many visits were ``in_vain`` of late, and what was measured when the next
-        one ``began``. Then the history has records of iterations that were cut back, too.
-    """
-
-    identity: dict[str, Any]
-    parts: list[dict[str, Any]]
-    before: dict[str, float]
-    history: list[dict[str, Any]]
+    identity: dict[str, Any]  # settings and data of the fit, see `Checkpoint.resume` and `Checkpoint.begin`
+    parts: list[dict[str, Any]]  # tree files in order: name, first and last iteration, SHA-256
+    before: dict[str, float]  # loss and metrics before the fit's first iteration
+    history: list[dict[str, Any]]  # one record per iteration of the fit; with arcbites also of those cut back
+    #: With arcbites: the ``bites`` visited so far, ``in_vain``, the number of latest visits that did not improve the model, and
+    #: ``began``, loss and metrics at the start of the next visit.
     visits: dict[str, Any] | None = None
 
 
@@ -92,18 +71,18 @@ class Checkpoint:
 
     Parameters
     ----------
-    place : path or URL of a folder
+    path : path or URL of a folder
     every : int
-        Iterations between two times that it is written.
+        Number of iterations between two writes.
 
     Raises
     ------
     ModelFileError
-        When the place cannot be read or is none of ours.
+        When the folder cannot be read, or its state is damaged or of a newer version.
     """
 
-    def __init__(self, place: str | os.PathLike[str], every: int) -> None:
-        self.place = os.fspath(place).rstrip("/")
+    def __init__(self, path: str | os.PathLike[str], every: int) -> None:
+        self.path = os.fspath(path).rstrip("/")
         self._every = every
         self._make_folder()
         self._state = self._read()
@@ -112,17 +91,17 @@ class Checkpoint:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """Records of the iterations that were found."""
+        """Records of the iterations in the checkpoint."""
         return [] if self._state is None else self._state.history
 
     @property
     def visits(self) -> dict[str, Any] | None:
-        """Of arcbites: what was found of the visits so far, see `State`."""
+        """The visits to arcbites so far, see `State`."""
         return None if self._state is None else self._state.visits
 
     @property
     def n_iterations(self) -> int:
-        """How many iterations of this fit are written down, but for those that were cut back."""
+        """Number of iterations in the checkpoint, without those that were cut back."""
         parts = [] if self._state is None else self._state.parts
         return sum(part["last_iteration"] - part["first_iteration"] + 1 for part in parts)
 
@@ -134,60 +113,60 @@ class Checkpoint:
         parameters: Parameters,
         asked: Mapping[str, Any],
     ) -> WarmStart:
-        """Where the fit begins, now that it may have begun before.
+        """Return the warm start that continues after the iterations of the checkpoint.
 
         Parameters
         ----------
-        warm_start : Origin
-            Where it would begin without a checkpoint.
+        warm_start : WarmStart
+            The warm start of the fit without a checkpoint.
         features, target
-            What the data hold.
+            Those of the data.
         parameters : Parameters
-            With more iterations than last time it goes on.
+            `max_iter` may be larger than in the fit that wrote the checkpoint.
         asked : mapping
-            What the user asked for, as JSON types by name.
+            The user's settings, as JSON types by name.
 
         Raises
         ------
         ParameterError, DataError
-            When it was another fit, naming what differs.
+            When the checkpoint belongs to another fit, naming the first difference.
         ModelFileError
             When a file of the checkpoint is damaged.
         """
         self._identity = {"asked": plain(asked)}
         if self._state is None:
             return warm_start
-        # Of a parameter that there was not yet the default was meant.
+        # A parameter that did not exist when the checkpoint was written had its default.
         defaults = {field.name: plain(field.default) for field in fields(Parameters) if field.name in self._identity["asked"]}
         differs = first_difference(defaults | self._state.identity["asked"], self._identity["asked"])
         if differs is not None:
-            name, then, now = differs
-            called = name if name == "loss" else CALLED.get(name, name)
-            raise ParameterError(f"{self._refusal}: {called} was {then} then and is {now} now")
+            name, stored, current = differs
+            label = name if name == "loss" else CALLED.get(name, name)
+            raise ParameterError(f"{self._refusal}: {label} was {stored} then and is {current} now")
         n = len(self.history)
         if n > warm_start.last_iteration(parameters.max_iter) - warm_start.n_earlier:
             raise ParameterError(f"{self._refusal}: it has {n} iterations already, more than max_iter={parameters.max_iter}")
-        own = self._model() if self._state.parts else None
-        if own is None:  # all visits so far were in vain
+        own_model = self._model() if self._state.parts else None
+        if own_model is None:  # no visit so far improved the model
             return warm_start
         try:
-            check_continues(own, features, target)
+            check_continues(own_model, features, target)
         except DataError as error:
             raise DataError(f"{self._refusal}: {error}") from error
-        base = own if warm_start.model is None else warm_start.model
+        base = own_model if warm_start.model is None else warm_start.model
         earlier = () if warm_start.model is None else base.trees
         metrics = base.metrics if self.visits else appended(base.metrics, warm_start.n_earlier, metrics_of(self.history), n)
-        return warm_start.resumed(replace(base, trees=earlier + own.trees, metrics=metrics))
+        return warm_start.resumed(replace(base, trees=earlier + own_model.trees, metrics=metrics))
 
-    def begin(self, training: BoostingLoop, empty: Ensemble, now: dict[str, float]) -> dict[str, float]:
-        """Compare the data, when scores are where the checkpoint left them.
+    def begin(self, loop: BoostingLoop, empty: Ensemble, current: dict[str, float]) -> dict[str, float]:
+        """Compare the data with those of the checkpoint, after the scores have been recomputed.
 
         Parameters
         ----------
-        training : Training
+        loop : BoostingLoop
         empty : Ensemble
             The fit's model without trees.
-        now : dict
+        current : dict
             Loss and metrics before the next iteration.
 
         Returns
@@ -198,19 +177,19 @@ class Checkpoint:
         Raises
         ------
         DataError
-            When they are other data, naming what differs.
+            When the data differ, naming the difference.
         ParameterError
-            When another memory limit makes another number of arcbites.
+            When another memory limit results in another number of arcbites.
         """
-        self._identity["data"] = describe_data(training)
+        self._identity["data"] = describe_data(loop)
         self._empty = replace(empty, edges=(), parameters={}, metrics={}, sources=())
         state = self._state
         if state is None:
-            self._state = State(self._identity, [], now, [])
-            return now
+            self._state = State(self._identity, [], current, [])
+            return current
         self._check_data(state.identity["data"], self._identity["data"])
         noted = state.visits["began"] if state.visits else state.history[-1] if state.history else state.before
-        for name, value in sorted(now.items(), key=lambda item: item[0] != "train_loss"):
+        for name, value in sorted(current.items(), key=lambda item: item[0] != "train_loss"):
             if not same(value, noted.get(name)):
                 whose = "the training data" if name == "train_loss" else "the evaluation sets"
                 raise DataError(
@@ -218,96 +197,96 @@ class Checkpoint:
                 )
         return state.before
 
-    def _check_data(self, then: dict[str, Any], now: dict[str, Any]) -> None:
-        """Refuse other data, and another number of bites."""
-        then = in_names(then, now) if "the target" in then else then
-        other = then.get("n_bites", now.get("n_bites"))
-        if other != now.get("n_bites") and then["rows"] == now["rows"]:
+    def _check_data(self, stored: dict[str, Any], current: dict[str, Any]) -> None:
+        """Raise DataError for other data, ParameterError for another number of bites."""
+        stored = in_names(stored, current) if "the target" in stored else stored
+        other = stored.get("n_bites", current.get("n_bites"))
+        if other != current.get("n_bites") and stored["rows"] == current["rows"]:
             raise ParameterError(
-                f"{self._refusal}: with the memory_limit of then there were {other} arcbites, now there are {now['n_bites']} "
-                f"(give the same memory_limit, or n_bites={other})"
+                f"{self._refusal}: with the memory_limit of then there were {other} arcbites, now there are "
+                f"{current['n_bites']} (give the same memory_limit, or n_bites={other})"
             )
-        differs = first_difference({**then, "n_bites": other, "columns": None}, {"n_bites": None, **now, "columns": None})
-        column = first_difference(then["columns"], now["columns"])
+        differs = first_difference({**stored, "n_bites": other, "columns": None}, {"n_bites": None, **current, "columns": None})
+        column = first_difference(stored["columns"], current["columns"])
         if differs is not None and differs[0] == "rows":
-            told = f"there were {differs[1]} rows then, there are {differs[2]} now"
+            described = f"there were {differs[1]} rows then, there are {differs[2]} now"
         elif differs is not None and (differs[0] != "loss" or column is None):
-            told = f"{CALLED.get(differs[0], differs[0])} differs"
+            described = f"{CALLED.get(differs[0], differs[0])} differs"
         elif column is not None:
-            told = f"column {column[0]!r} holds other values"
+            described = f"column {column[0]!r} holds other values"
         else:
             return
-        raise DataError(f"{self._refusal}: the data are not the same, {told}")
+        raise DataError(f"{self._refusal}: the data are not the same, {described}")
 
-    def note(self, training: BoostingLoop) -> None:
-        """After an iteration: write it down if it is time to."""
-        if training.n_done - self._n_written(training) >= self._every:
-            self.write(training)
+    def note(self, loop: BoostingLoop) -> None:
+        """Write the checkpoint if at least `every` iterations are not in it yet; called after each iteration."""
+        if loop.n_done - self._n_written(loop) >= self._every:
+            self.write(loop)
 
-    def write(self, training: BoostingLoop) -> None:
-        """Write down all iterations that are done.
+    def write(self, loop: BoostingLoop) -> None:
+        """Write all complete iterations.
 
         Raises
         ------
         ModelFileError
-            Naming the file that cannot be written; what was there before still counts.
+            Naming the file that cannot be written; the previous state remains valid.
         """
         state = self._state
         assert state is not None
-        first, last = self._n_written(training), training.n_done
+        first, last = self._n_written(loop), loop.n_done
         if last == first:
             return
-        records = [plain(record) for record in training.history[first - last :]]
-        part = self._write_trees(training, first, last)
+        records = [plain(record) for record in loop.history[first - last :]]
+        part = self._write_trees(loop, first, last)
         self._write_state(State(self._identity, [*state.parts, part], state.before, [*state.history, *records]))
 
-    def note_visit(self, training: BoostingLoop, past: dict[str, Any], began: dict[str, float]) -> None:
-        """When a visit to an arcbite begins: write down what was before, if it is time to.
+    def note_visit(self, loop: BoostingLoop, past: dict[str, Any], began: dict[str, float]) -> None:
+        """Write the iterations before a visit to an arcbite, if at least `every` of them are not in the checkpoint yet.
 
-        past : ``bites`` and ``in_vain``, see `State`; began : loss and metrics at present.
+        past : ``bites`` and ``in_vain``, see `State`; began : current loss and metrics.
         """
         state = self._state
         assert state is not None
-        if len(training.history) - len(state.history) < self._every:
+        if len(loop.history) - len(state.history) < self._every:
             return
-        first, last = self._n_written(training), training.n_done
-        parts = state.parts if first == last else [*state.parts, self._write_trees(training, first, last)]
-        history = [*state.history, *(plain(record) for record in training.history[len(state.history) :])]
+        first, last = self._n_written(loop), loop.n_done
+        parts = state.parts if first == last else [*state.parts, self._write_trees(loop, first, last)]
+        history = [*state.history, *(plain(record) for record in loop.history[len(state.history) :])]
         self._write_state(State(self._identity, parts, state.before, history, plain(past | {"began": began})))
 
-    def _write_trees(self, training: BoostingLoop, first: int, last: int) -> dict[str, Any]:
+    def _write_trees(self, loop: BoostingLoop, first: int, last: int) -> dict[str, Any]:
         name = f"trees-{first + 1:06d}-{last:06d}.json"
-        content = storage.dumps(replace(self._empty, trees=training.trees(first, last)))
-        files.write_whole(f"{self.place}/{name}", content)
+        content = storage.dumps(replace(self._empty, trees=loop.trees(first, last)))
+        files.write_whole(f"{self.path}/{name}", content)
         digest = hashlib.sha256(content).hexdigest()
         return {"name": name, "first_iteration": first + 1, "last_iteration": last, "sha256": digest}
 
     def _write_state(self, written: State) -> None:
-        files.write_whole(f"{self.place}/{STATE}", _dumps(written))
+        files.write_whole(f"{self.path}/{STATE}", _dumps(written))
         self._state = written
 
-    def _n_written(self, training: BoostingLoop) -> int:
+    def _n_written(self, loop: BoostingLoop) -> int:
         assert self._state is not None
-        return training.warm_start.n_earlier + self.n_iterations
+        return loop.warm_start.n_earlier + self.n_iterations
 
     @property
     def _refusal(self) -> str:
-        return f"the checkpoint in {self.place} is of another fit (choose another folder, or remove it)"
+        return f"the checkpoint in {self.path} is of another fit (choose another folder, or remove it)"
 
     def _make_folder(self) -> None:
         try:
-            filesystem, folder = fsspec.url_to_fs(self.place)
+            filesystem, folder = fsspec.url_to_fs(self.path)
             filesystem.makedirs(folder, exist_ok=True)
             if is_a(filesystem, "fsspec.implementations.local", "LocalFileSystem"):
-                for entry in os.scandir(folder):  # drafts of a run that was killed while it wrote
+                for entry in os.scandir(folder):  # temporary files of a process that was killed while it wrote
                     if entry.name.startswith((f".{STATE}.", ".trees-")):
                         os.unlink(entry)
         except (OSError, ValueError, ImportError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise ModelFileError(f"cannot keep a checkpoint in {self.place}: {reason}") from error
+            raise ModelFileError(f"cannot keep a checkpoint in {self.path}: {reason}") from error
 
     def _read(self) -> State | None:
-        name = f"{self.place}/{STATE}"
+        name = f"{self.path}/{STATE}"
         try:
             data = files.read_whole(name)
         except files.FileMissingError:
@@ -324,28 +303,28 @@ class Checkpoint:
             raise ModelFileError(f"{name} is damaged, cut short or was edited: its content does not match its checksum")
         state = State(**json.loads(b"{" + content))
         if int(head[1]) < VERSION:
-            names = {called: name for name, called in CALLED.items()}
+            names = {label: name for name, label in CALLED.items()}
             asked = {names.get(key, key): value for key, value in state.identity["asked"].items()}
             state = replace(state, identity=state.identity | {"asked": asked})
         return state
 
     def _model(self) -> Ensemble:
-        """The fit's own trees, and what was measured."""
+        """Load the fit's own trees."""
         assert self._state is not None
         pieces = []
         for part in self._state.parts:
-            name = f"{self.place}/{part['name']}"
+            name = f"{self.path}/{part['name']}"
             data = files.read_whole(name)
             if hashlib.sha256(data).hexdigest() != part["sha256"]:
                 raise ModelFileError(f"{name} is damaged or cut short: its content is not what {STATE} says")
             pieces.append(storage.loads(data, name))
         if not pieces:
-            raise ModelFileError(f"{self.place}/{STATE} names no trees")
+            raise ModelFileError(f"{self.path}/{STATE} names no trees")
         return replace(pieces[-1], trees=tuple(tree for piece in pieces for tree in piece.trees))
 
 
-def checkpoint_in(place: Any, every: Any) -> Checkpoint | None:
-    """The checkpoint that a user asks for, or none.
+def checkpoint_in(path: Any, every: Any) -> Checkpoint | None:
+    """Return the checkpoint in a folder; None without a folder.
 
     Raises
     ------
@@ -354,22 +333,22 @@ def checkpoint_in(place: Any, every: Any) -> Checkpoint | None:
     """
     if isinstance(every, bool) or not isinstance(every, int | np.integer) or every < 1:
         raise ParameterError(f"checkpoint_every={every!r} must be a positive integer")
-    if place is None:
+    if path is None:
         return None
-    if not isinstance(place, str | os.PathLike):
-        raise ParameterError(f"checkpoint={place!r} must be a folder or a URL")
-    return Checkpoint(place, int(every))
+    if not isinstance(path, str | os.PathLike):
+        raise ParameterError(f"checkpoint={path!r} must be a folder or a URL")
+    return Checkpoint(path, int(every))
 
 
 def _dumps(state: State) -> bytes:
-    told = {name: value for name, value in vars(state).items() if value is not None}
-    text = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in told.items()) + "\n}\n"
+    described = {name: value for name, value in vars(state).items() if value is not None}
+    text = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in described.items()) + "\n}\n"
     content = text.encode()
     head = f'{{"format": "dboost checkpoint", "version": {VERSION}, "sha256": "{hashlib.sha256(content).hexdigest()}",\n'
     return head.encode() + content
 
 
-#: What messages call the entries of `State.identity` that are not keywords of the user's.
+#: Words of error messages for the entries of `State.identity` that are not keyword arguments.
 CALLED = {
     "start_from": "the model to start from",
     "eval_set": "the names of the evaluation sets",
@@ -382,44 +361,44 @@ CALLED = {
 }
 
 
-def describe_data(training: BoostingLoop) -> dict[str, Any]:
-    """The data as learning sees them."""
-    binning, loss = training.binning, training.loss
-    sums = merged_fingerprint(training.engine, len(binning.features)) if training.code_sums is None else training.code_sums
+def describe_data(loop: BoostingLoop) -> dict[str, Any]:
+    """Return the identity of the data: number of rows, fingerprints, split points, categories and the loss."""
+    binning, loss = loop.binning, loop.loss
+    sums = merged_fingerprint(loop.engine, len(binning.features)) if loop.code_sums is None else loop.code_sums
     columns: dict[str, str] = {}
     for feature, edges, code_sum in zip(binning.features, binning.edges, sums[2:], strict=True):
         cut = [repr(level) for level in feature.levels or ()] if edges is None else [edge.hex() for edge in edges.tolist()]
         columns[feature.name] = hashlib.sha256(json.dumps([cut, code_sum]).encode()).hexdigest()
-    # The weights first: what they change (split points, say) is not at fault.
-    rows: dict[str, Any] = {"rows": training.engine.n_rows, "target": sums[0], "sample_weight": sums[1]}
-    if training.parameters.arcbites is not None:
-        rows["n_bites"] = training.parameters.arcbites.n_bites
+    # The weights come first, because they change other entries (e.g. split points), which the error should not name.
+    rows: dict[str, Any] = {"rows": loop.engine.n_rows, "target": sums[0], "sample_weight": sums[1]}
+    if loop.parameters.arcbites is not None:
+        rows["n_bites"] = loop.parameters.arcbites.n_bites
     return rows | {"order": list(columns), "columns": columns, "loss": plain(loss.to_dict())}
 
 
-def in_names(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """What the first version of the format noted of the data, as it is noted now.
+def in_names(stored: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:
+    """Convert the identity of the data from version 1 of the format.
 
-    Columns were entries of their own, and the number of bites was noted only where the user had given it.
+    In version 1 columns were separate entries, and the number of bites was stored only if the user had given it.
     """
-    known = {name: then[called] for name, called in CALLED.items() if then.get(called) is not None}
-    keys = {f"column {name!r}": name for name in now["columns"]}
-    columns = {keys.get(key, key): value for key, value in then.items() if key.startswith("column ")}
-    return {"rows": then["rows"], **known, "order": [keys.get(key, key) for key in known["order"]], "columns": columns}
+    known = {name: stored[label] for name, label in CALLED.items() if stored.get(label) is not None}
+    keys = {f"column {name!r}": name for name in current["columns"]}
+    columns = {keys.get(key, key): value for key, value in stored.items() if key.startswith("column ")}
+    return {"rows": stored["rows"], **known, "order": [keys.get(key, key) for key in known["order"]], "columns": columns}
 
 
 def merged_fingerprint(engine: Engine, n_features: int) -> list[int]:
-    """The sums of all rows: of target, weight, and the codes of each feature."""
+    """Return the fingerprints over all rows: of target, weight, and the bin codes of each feature."""
     answers = engine.ask(row_fingerprint)
     total = reduce(np.add, answers, np.zeros(n_features + 2, np.uint64))
     return [int(number) for number in total]
 
 
-def first_difference(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any] | None:
-    """The first thing that differs between two records: its name, and both values."""
-    for name in [*then, *(name for name in now if name not in then)]:
-        if not same(then.get(name), now.get(name)):
-            return name, then.get(name), now.get(name)
+def first_difference(stored: dict[str, Any], current: dict[str, Any]) -> tuple[str, Any, Any] | None:
+    """Return name and both values of the first entry that differs; None if the records are equal."""
+    for name in [*stored, *(name for name in current if name not in stored)]:
+        if not same(stored.get(name), current.get(name)):
+            return name, stored.get(name), current.get(name)
     return None
 
 
@@ -428,7 +407,13 @@ def same(one: Any, other: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """What comes back from JSON as it was."""
+    """Convert a value to types that JSON stores without change.
+
+    Raises
+    ------
+    DBoostError
+        For other types.
+    """
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -1,10 +1,10 @@
-"""One fit from top to bottom: read → target → rows to hold out → bins → first score → encode → boost → ensemble.
+"""The steps of a fit: read → target → validation rows → bins → initial score → encode → boost → ensemble.
 
 Every kind of fit runs through `fit`: in memory, streamed from files, with arcbites, on prepared data, on a cluster. The kinds
-differ in what implements `training_rows.TrainingRows`, i.e. where the rows are and how they are kept, and in the engine that it
-opens. Everything that is decided here follows from statistics that do not depend on how the rows are divided.
+differ in the implementation of `training_rows.TrainingRows`, i.e. where the rows are and how they are stored, and in the engine
+that it opens. All decisions follow from statistics that do not depend on the partitions.
 
-(Estimating the leaf values of an existing model anew is a shorter story of its own, see `training.leaf_refit`.)
+`training.leaf_refit` has its own, shorter sequence of steps.
 """
 
 from __future__ import annotations
@@ -40,30 +40,17 @@ from dboost.training.training_rows import SessionRows, TrainingRows
 
 @dataclass
 class FitResult:
-    """What a fit gives.
-
-    Attributes
-    ----------
-    ensemble : Ensemble
-    history : list of dict
-        One record per iteration of this fit.
-    before : dict
-        Losses and metrics before the first of them.
-    early_stopping : EarlyStopping or None
-        The rule by which the fit was stopped, or could have been.
-    timings : dict
-        Seconds by phase: "load", "bin", "train".
-    """
+    """The model and the history of a fit."""
 
     ensemble: Ensemble
-    history: list[dict[str, Any]]
-    before: dict[str, float] = field(default_factory=dict)
-    early_stopping: EarlyStopping | None = None
-    timings: dict[str, float] = field(default_factory=dict)
+    history: list[dict[str, Any]]  # one record per iteration of this fit
+    before: dict[str, float] = field(default_factory=dict)  # losses and metrics before the first iteration
+    early_stopping: EarlyStopping | None = None  # the rule, whether or not it stopped the fit
+    timings: dict[str, float] = field(default_factory=dict)  # seconds by phase: "load", "bin", "train"
 
 
 def fit(request: FitRequest, rows: TrainingRows) -> FitResult:
-    """Train on rows, which are closed in the end."""
+    """Train on rows, and close them."""
     clock, ensemble_so_far = Clock(), _EnsembleSoFar()
     try:
         with interruptible_reading():
@@ -82,7 +69,7 @@ def fit_table(request: FitRequest, open_training: Callable[[], Table]) -> FitRes
 def _prepare(
     request: FitRequest, rows: TrainingRows, clock: Clock, ensemble_so_far: _EnsembleSoFar
 ) -> tuple[FitPlan, Engine, list[EvalSet]]:
-    """From the data to a plan, an engine that holds the encoded rows, and the evaluation sets."""
+    """Read the data; return the plan, an engine with the encoded rows, and the evaluation sets."""
     features = rows.load()
     warm_start = request.warm_start.widened(features)
     target = rows.learn_target()
@@ -94,8 +81,8 @@ def _prepare(
     stopping = stopping_rule(parameters, validation.early_stopping, request.eval_sets, metrics)
     metrics += [metric for metric in validation.metrics if metric.name not in {known.name for known in metrics}]
     if request.checkpoint is not None:
-        wishes = requested(parameters, request, metrics, stopping)
-        warm_start = request.checkpoint.resume(warm_start, features, target, parameters, wishes)
+        settings = requested(parameters, request, metrics, stopping)
+        warm_start = request.checkpoint.resume(warm_start, features, target, parameters, settings)
     clock.lap("load")
 
     binning = rows.propose_bins(warm_start, parameters)
@@ -124,7 +111,7 @@ def _boost(
     clock: Clock,
     ensemble_so_far: _EnsembleSoFar,
 ) -> FitResult:
-    """Run the boosting loop, and assemble the model."""
+    """Run the boosting loop and assemble the model."""
     warm_start, stopping, checkpoint = plan.warm_start, plan.stopping, plan.request.checkpoint
     loop = BoostingLoop(plan, engine, eval_sets, callbacks)
     if stopping is not None and warm_start.model is not None and not (warm_start.is_new_source or warm_start.resumes):
@@ -140,24 +127,30 @@ def _boost(
         else:
             run_arcbites(loop, plan.parameters.arcbites, collect, bar)
     except KeyboardInterrupt as stopped:
-        done, kept = loop.n_done, ""
+        n_done, kept = loop.n_done, ""
         if checkpoint is not None:
-            kept = f"; the checkpoint in {checkpoint.place} holds {checkpoint.n_iterations} of this fit"
-        model = with_summary(collect(), plan.reference) if done else None
-        raise FitInterrupted(f"interrupted after {done} of {loop.n_iterations} iterations{kept}", model, done) from stopped
+            kept = f"; the checkpoint in {checkpoint.path} holds {checkpoint.n_iterations} of this fit"
+        model = with_summary(collect(), plan.reference) if n_done else None
+        raise FitInterrupted(f"interrupted after {n_done} of {loop.n_iterations} iterations{kept}", model, n_done) from stopped
     finally:
         bar.close()
         engine.close()
     clock.lap("train")
     history = loop.history if checkpoint is None or plan.parameters.arcbites is not None else checkpoint.history
     ensemble = with_summary(collect(), plan.reference)
-    # A model that can be saved must load again.
+    # Check that the model can be loaded again once it has been saved.
     model_file.check(ensemble, n_known=0 if warm_start.model is None else len(warm_start.model.trees))
     return FitResult(ensemble, history, loop.before, stopping, clock.seconds)
 
 
 def available_threads(wanted: int | None) -> int:
-    """Threads to use: the given number, else the processors that this process may run on."""
+    """Return the given number of threads, by default the number of processors that this process may run on.
+
+    Raises
+    ------
+    ParameterError
+        For anything but a positive integer or None.
+    """
     if wanted is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if isinstance(wanted, bool) or not isinstance(wanted, int | np.integer) or wanted < 1:
@@ -175,7 +168,7 @@ def interruptible_reading() -> Iterator[None]:
 
 
 class Clock:
-    """Seconds by phase."""
+    """Measures seconds by phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -188,7 +181,7 @@ class Clock:
 
 
 class _EnsembleSoFar:
-    """The ensemble with the trees grown so far, once the loop runs: what scorers of estimators look at."""
+    """Returns the ensemble with the trees grown so far, once the loop runs; for the scorers of estimators."""
 
     assemble: Callable[[], Ensemble] | None = None
 

@@ -1,12 +1,12 @@
-"""Where raw scores start, and the units of exact sums: a conversation with whoever holds the rows.
+"""The initial raw score (baseline prediction), and the units of exact sums.
 
-`target_stats` never sees a row. It asks: ``ask(function, *arguments)`` calls ``function(y, weight, offset, *arguments)`` for
-each part of the training rows, wherever it lies, and returns the list of answers. Answers merge exactly (largest values,
-sums of integers), so what follows from them does not depend on how the rows are divided. The first round tells sizes,
-from which the units of exact sums follow; the second one sums.
+`target_stats` works with statistics of the training rows only. ``ask(function, *arguments)`` calls
+``function(y, weight, offset, *arguments)`` for each row subset, in this process or on workers, and returns the list of results.
+The results are merged exactly (maxima, sums of integers), so the statistics do not depend on the partitions. The first call
+returns sizes, which determine the units of exact sums; the second one returns the sums.
 
-For most losses the mean of the target tells where they are least. With offsets, or for a loss of the user's own, the place
-is searched for by the exact sums of the rows' first and second derivatives: a round for each step.
+For most losses the initial score follows from the mean of the target. With offsets, or for a custom loss, Newton's method finds
+it from exact sums of the rows' first and second derivatives, with one call per step.
 """
 
 from __future__ import annotations
@@ -30,61 +30,40 @@ from dboost.training.leaf_values import minimize_convex
 
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
-#: ``ask(function, *arguments)``: what ``function(y, weight, offset, *arguments)`` says of each part of the rows.
+#: ``ask(function, *arguments)`` returns ``function(y, weight, offset, *arguments)`` of each row subset.
 Ask = Callable[..., list[Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class TargetStats:
-    """What is known of the training target before the first tree.
+    """Statistics of the training target, known before the first tree."""
 
-    Attributes
-    ----------
-    baseline : float64[n_outputs]
-        Raw scores that minimise the loss as constants.
-    loss : Loss
-        With what it has found out about the rows.
-    total_weight, heaviest : float
-        Of all rows, and of the heaviest.
-    magnitude, spread : float
-        About how large a row's loss can be, and how far a target is from the mean at most.
-    loss_unit : float
-        Unit of exact sums of the weighted loss.
-    integer_weights : bool
-        Whether all weights are whole numbers, so that a row of weight n stands for n rows.
-    unexplained : float or None
-        Of a model that is continued: its loss on these rows as a share of the best constant's. 0 when it predicts all, 1 when
-        it knows no more than a constant, above 1 when it is wrong; infinite when the best constant predicts all.
-    too_large : str
-        What is to blame where the first gradients are infinite.
-    """
-
-    baseline: np.ndarray
-    loss: Loss
-    total_weight: float
+    baseline: np.ndarray  # float64[n_outputs], the constant raw scores of least loss
+    loss: Loss  # with its parameters that depend on the rows (Huber's δ)
+    total_weight: float  # of all rows
     max_weight: float
-    magnitude: float
-    spread: float
-    loss_unit: float
-    integer_weights: bool
+    magnitude: float  # approximate upper bound of a row's loss
+    spread: float  # largest distance of a target from the mean
+    loss_unit: float  # unit of exact sums of the weighted loss
+    integer_weights: bool  # whether all weights are integers, so that a row of weight n counts as n rows
+    #: Of a model that is continued: the ratio of its loss on these rows to that of the best constant. 0 for perfect
+    #: predictions, 1 for a model no better than a constant, above 1 for a worse one; infinite if the best constant predicts
+    #: all rows.
     unexplained: float | None = None
-    too_large: str = "targets"
+    too_large: str = "targets"  # the input that an error names if the first gradients are infinite
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many rows there are, and how large what they hold: merged by sums, minima and maxima.
-
-    n_counted : where weights are whole numbers, the number of rows that they stand for.
-    """
+    """Number of rows and ranges of their values; merged by sums, minima and maxima."""
 
     n_rows: int
     max_weight: float
-    lowest: float
-    highest: float
+    lowest: float  # smallest target
+    highest: float  # largest target
     has_offset: bool
-    is_whole: bool
-    n_counted: float
+    is_whole: bool  # whether all weights are integers of at most 2**20
+    n_counted: float  # sum of integer weights, i.e. the number of rows that they count as
 
     def merge(self, other: Sizes) -> Sizes:
         return Sizes(
@@ -99,40 +78,42 @@ class Sizes:
 
 
 def in_one_part(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None) -> Ask:
-    """The conversation with rows that lie here: float64[n] each, weight and offset also None."""
+    """Return an `Ask` for rows in this process: float64[n] each, weight and offset may be None."""
     return lambda function, *arguments: [function(y, weight, offset, *arguments)]
 
 
 def target_stats(loss: Loss, ask: Ask, *, continues: bool = False) -> TargetStats:
-    """From the targets, weights and offsets of all training rows.
+    """Compute the statistics from targets, weights and offsets of all training rows.
 
-    continues : whether a model exists already; the offsets are then its raw scores (looked at for a single output only), the
-    baseline, which nobody will ask for, is zero, and targets that would not make a model of their own are legal.
+    continues : whether a model is continued (default False). Then the offsets are its raw scores (used for a single output
+    only), the baseline is unused and zero, and targets that determine no initial score are allowed.
 
     Raises
     ------
     DataError
-        When no score is best for these targets.
+        When no constant minimizes the loss of these targets.
     ParameterError
-        When the derivatives of a user's loss are wrong.
+        When the derivatives of a custom loss are wrong.
     """
     if is_custom(loss):
-        wrong = [complaint for complaint in ask(_checked, loss) if complaint is not None]
-        if wrong:
-            raise ParameterError(wrong[0])
+        messages = [message for message in ask(_check_loss, loss) if message is not None]
+        if messages:
+            raise ParameterError(messages[0])
         register(loss)
     sizes = reduce(Sizes.merge, ask(_sizes))
-    # Whole weights repeat rows: sums and their units are those of the rows so many times.
+    # A row of integer weight n counts as n rows of weight 1 in sums and their units.
     n, max_weight = (int(sizes.n_counted), 1.0) if sizes.is_whole else (sizes.n_rows, sizes.max_weight)
     weight_unit = unit_for(max_weight, n)
     mean, classes = 0.0, np.empty(0)
     magnitude: float | None
     if isinstance(loss, SoftmaxLogLoss):
-        # The same offset on the scores of all classes changes no probability.
-        shares = [reduce(ExactSum.merge, of_class) for of_class in zip(*ask(_shares, loss.n_outputs, weight_unit), strict=True)]
-        weights = reduce(ExactSum.merge, shares).finish()
-        classes = np.array([share.finish() for share in shares]) / weights
-        baseline = np.zeros(loss.n_outputs) if continues else loss.best_constants(_possible(classes, weights))
+        # The same offset on the raw scores of all classes changes no probability.
+        fractions = [
+            reduce(ExactSum.merge, of_class) for of_class in zip(*ask(_class_weights, loss.n_outputs, weight_unit), strict=True)
+        ]
+        weights = reduce(ExactSum.merge, fractions).finish()
+        classes = np.array([class_weight.finish() for class_weight in fractions]) / weights
+        baseline = np.zeros(loss.n_outputs) if continues else loss.best_constants(_smoothed(classes, weights))
         spread, magnitude = 1.0, loss.magnitude(0.0, 0.0)
     else:
         target_unit = unit_for(max(abs(sizes.lowest), abs(sizes.highest)) * max_weight, n)
@@ -144,7 +125,7 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False) -> TargetStat
             raise DataError("the targets (or their weights) are so large that their sum is infinite; scale them down")
         if loss.target_range == "non-negative" and not mean > 0 and not continues:
             raise DataError(f"loss={loss.name!r} requires non-negative y and sum(y) > 0: all targets are 0")
-        best = 0.0 if continues else _best(loss, ask, mean, weights, sizes.has_offset, rank_unit(max_weight, n))
+        best = 0.0 if continues else _best_constant(loss, ask, mean, weights, sizes.has_offset, rank_unit(max_weight, n))
         if isinstance(loss, Huber):
             loss = loss.with_delta(_delta(ask, loss, best, rank_unit(max_weight, n)))
         baseline = np.array([best])
@@ -152,11 +133,11 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False) -> TargetStat
         if not sizes.has_offset:
             magnitude = loss.magnitude(mean, spread)
         if magnitude is None:
-            largest = ask(_largest, loss, best)
+            largest = ask(_largest_loss, loss, best)
             magnitude, spread = (max(of) for of in zip(*largest, strict=True))
-            # A sum of nothing but zeros needs a unit all the same.
+            # A positive lower limit: a sum of zeros needs a unit, too.
             magnitude, spread = max(magnitude, 1e-200), max(spread, 1e-200)
-            if continues:  # a score may be good for all rows, for now
+            if continues:  # all rows may have a small loss at first
                 magnitude = max(magnitude, loss.magnitude(mean, spread) or 0.0)
     loss_unit = unit_for(magnitude * max_weight, n, spare_bits=10)
     unexplained = _unexplained(loss, ask, mean, classes, rank_unit(max_weight, n)) if continues else None
@@ -167,7 +148,7 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False) -> TargetStat
 
 
 def _too_large(loss: Loss, mean: float, sizes: Sizes, continues: bool) -> str:
-    """What is to blame where the first gradients are infinite: targets and weights, if these alone would make them so."""
+    """Return the input to name if the first gradients are infinite: targets or weights if these alone are sufficient."""
     steepest = 1.0
     if not loss.is_classification:
         y = np.array([sizes.lowest, sizes.highest])
@@ -183,7 +164,7 @@ def _too_large(loss: Loss, mean: float, sizes: Sizes, continues: bool) -> str:
 
 
 def _unexplained(loss: Loss, ask: Ask, mean: float, classes: np.ndarray, unit: float) -> float:
-    """See `TargetStats`. mean : of the target; classes : float64[n_outputs], their shares; unit : of ranks."""
+    """See `TargetStats`. mean : of the target; classes : float64[n_outputs], fractions of the weight; unit : of ranks."""
 
     def alone(function: Callable[..., Any], *arguments: Any) -> list[Any]:
         return ask(_without_offset, function, *arguments)
@@ -194,7 +175,7 @@ def _unexplained(loss: Loss, ask: Ask, mean: float, classes: np.ndarray, unit: f
         else:
             if loss.is_classification and not 0 < mean < 1:
                 return math.inf
-            best = np.array([_best(loss, alone, mean, 1.0, False, unit)])
+            best = np.array([_best_constant(loss, alone, mean, 1.0, False, unit)])
     of_model = merged_float(ask(_total_loss, loss, np.zeros(loss.n_outputs)))
     if not np.isfinite(best).all():
         return math.inf
@@ -209,7 +190,7 @@ def _without_offset(
 
 
 def _total_loss(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, loss: Loss, at: np.ndarray) -> int | None:
-    """The exact sum of the weighted losses, `at` (float64[n_outputs]) beyond the offsets."""
+    """Return the exact sum of the weighted losses with raw scores offset + `at` (float64[n_outputs])."""
     raw = np.repeat(at[:, None], len(y), axis=1)
     if offset is not None:
         raw += offset
@@ -218,31 +199,31 @@ def _total_loss(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | N
     return total(losses if weight is None else losses * weight)
 
 
-def _possible(shares: np.ndarray, weights: float) -> np.ndarray:
-    """The classes' shares of the weight; if one is known of but has not occurred yet, with a row of each added (Laplace)."""
-    return shares if shares.all() else (shares * weights + 1.0) / (weights + len(shares))
+def _smoothed(fractions: np.ndarray, weights: float) -> np.ndarray:
+    """Return the classes' fractions of the weight; if a class has no rows, with one row of each class added (Laplace)."""
+    return fractions if fractions.all() else (fractions * weights + 1.0) / (weights + len(fractions))
 
 
-def _best(loss: Loss, ask: Ask, mean: float, weights: float, has_offset: bool, unit: float) -> float:
-    """The constant that is best for all rows; weights : their total."""
+def _best_constant(loss: Loss, ask: Ask, mean: float, weights: float, has_offset: bool, unit: float) -> float:
+    """Return the constant of least loss over all rows; weights : total weight."""
     if loss.leaf_statistic != "newton":
         return _quantile(ask, loss.level, unit)
     if loss.is_classification:
-        mean = float(_possible(np.array([mean, 1.0 - mean]), weights)[0])
+        mean = float(_smoothed(np.array([mean, 1.0 - mean]), weights)[0])
     best = loss.best_constant(mean)
     if best is None or has_offset:
         best = minimize_convex(lambda at: _slopes(ask, loss, at), best or 0.0)
     return best
 
 
-def _checked(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, loss: Loss) -> str | None:
+def _check_loss(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, loss: Loss) -> str | None:
     return check_derivatives(loss, y) if len(y) else None
 
 
 def _quantile(ask: Ask, level: float, unit: float) -> float:
-    """The quantile of all targets, less their offsets."""
+    """Return the quantile of targets minus offsets over all rows."""
     found = find_quantiles(
-        lambda *place: reduce(np.add, ask(_digits, 0.0, False, unit, *place)),
+        lambda *digits: reduce(np.add, ask(_digits, 0.0, False, unit, *digits)),
         lambda keys: reduce(np.minimum, ask(_next, 0.0, False, keys)),
         exact_level(level),
         1,
@@ -251,19 +232,19 @@ def _quantile(ask: Ask, level: float, unit: float) -> float:
 
 
 def _delta(ask: Ask, loss: Huber, best: float, unit: float) -> float:
-    """Huber's first δ."""
+    """Return Huber's first δ, a quantile of the absolute residuals."""
     return find_size(
         exact_level(loss.alpha),
-        lambda *place: reduce(np.add, ask(_digits, best, True, unit, *place)),
+        lambda *digits: reduce(np.add, ask(_digits, best, True, unit, *digits)),
         lambda keys: reduce(np.minimum, ask(_next, best, True, keys)),
     )
 
 
 def _digits(
-    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, at: float, sizes: bool, unit: float, *place: Any
+    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, at: float, sizes: bool, unit: float, *digits: Any
 ) -> np.ndarray:
     counts = np.zeros((1, 256), np.int64)
-    count_digits(y, _moved(y, offset, at), weight, None, sizes, None, 0, len(y), *place, unit, counts)
+    count_digits(y, _raw_scores(y, offset, at), weight, None, sizes, None, 0, len(y), *digits, unit, counts)
     return counts
 
 
@@ -271,20 +252,20 @@ def _next(
     y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, at: float, sizes: bool, keys: np.ndarray
 ) -> np.ndarray:
     following = np.full(1, ~np.uint64(0))
-    next_keys(y, _moved(y, offset, at), None, sizes, None, 0, len(y), keys, following)
+    next_keys(y, _raw_scores(y, offset, at), None, sizes, None, 0, len(y), keys, following)
     return following
 
 
 def _slopes(ask: Ask, loss: Loss, at: float) -> tuple[float, float]:
-    """First and second derivative of the weighted loss, as the raw score of all rows moves away from their offsets."""
-    slope, bend = map(merged_float, zip(*ask(_derivatives, loss, at), strict=True))
-    return slope, bend
+    """Return first and second derivative of the total weighted loss with respect to a constant added to all offsets."""
+    slope, curvature = map(merged_float, zip(*ask(_derivatives, loss, at), strict=True))
+    return slope, curvature
 
 
 def _derivatives(
     y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, loss: Loss, at: float
 ) -> tuple[int | None, int | None]:
-    raw = _moved(y, offset, at)
+    raw = _raw_scores(y, offset, at)
     with np.errstate(over="ignore", invalid="ignore"):
         gradient, hessian = loss.gradient(y, raw), loss.hessian(y, raw)
         if weight is not None:
@@ -292,16 +273,18 @@ def _derivatives(
     return total(gradient), total(hessian)
 
 
-def _largest(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, loss: Loss, at: float) -> tuple[float, float]:
-    """The largest loss, and the largest distance from the prediction."""
+def _largest_loss(
+    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, loss: Loss, at: float
+) -> tuple[float, float]:
+    """Return the largest loss, and the largest distance between target and prediction."""
     if not len(y):
         return 0.0, 0.0
-    raw = _moved(y, offset, at)
+    raw = _raw_scores(y, offset, at)
     with np.errstate(over="ignore", invalid="ignore"):
         return float(np.abs(loss.value(y, raw)).max()), float(np.abs(loss.inverse_link(raw) - y).max())
 
 
-def _moved(y: np.ndarray, offset: np.ndarray | None, at: float) -> np.ndarray:
+def _raw_scores(y: np.ndarray, offset: np.ndarray | None, at: float) -> np.ndarray:
     return np.full(len(y), at) if offset is None else offset + at
 
 
@@ -319,18 +302,18 @@ def _sizes(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None) 
 def _sums(
     y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, target_unit: float, weight_unit: float, is_whole: bool
 ) -> tuple[ExactSum, ExactSum]:
-    """Sums of the weighted target and of the weights."""
+    """Return the sums of the weighted target and of the weights."""
     if weight is None:
         return ExactSum.of(y, target_unit), ExactSum(weight_unit, float(len(y)) * weight_unit)
-    with np.errstate(over="ignore", invalid="ignore"):  # refused by `target_stats`
+    with np.errstate(over="ignore", invalid="ignore"):  # `target_stats` raises an error for infinite sums
         targets = ExactSum.of(y, target_unit, weight) if is_whole else ExactSum.of(y * weight, target_unit)
     return targets, ExactSum.of(weight, weight_unit)
 
 
-def _shares(
+def _class_weights(
     y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, n_classes: int, weight_unit: float
 ) -> list[ExactSum]:
-    """The weight of each class."""
+    """Return the total weight of each class."""
     if weight is None:
         counts = np.bincount(y.astype(np.int64), minlength=n_classes)
         return [ExactSum(weight_unit, float(count) * weight_unit) for count in counts]

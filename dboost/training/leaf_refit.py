@@ -1,14 +1,14 @@
-"""Leaf values of a model, estimated anew from data that came later; the splits stay.
+"""Leaf refit: new leaf values for the trees of a model, estimated from other data; the splits are unchanged.
 
-Trees are taken one after the other, as they were grown. The rows find their leaves by their values, gradients and Hessians
-follow from the scores of the trees before, which have their new values already, and each leaf is given what the loss says it is
-worth: a Newton step from exact sums, or a quantile of the rows' residuals. These are the very `LeafEstimator` of a fit, with
-the parameters that the trees were grown with; so the data that a model was trained on give it its own values back.
+Trees are processed in the order in which they were grown. The rows are assigned to leaves by their feature values. Gradients
+and Hessians follow from the scores of the previous trees with their new leaf values. Each leaf value is a Newton step from
+exact sums, or a quantile of the rows' residuals, by the same `LeafEstimator` and with the same parameters as in the fit. So a
+refit on the training data reproduces the model.
 
-The rows are in this process or on a cluster (`session.transport.SessionTable`). All
-answers are exact sums, largest values and the like, so the values do not tell how rows were divided.
+The rows are in this process or on a cluster (`session.transport.SessionTable`). The results of sessions are merged by exact
+sums and maxima, so leaf values do not depend on the partitions.
 
-With ``decay`` a value is ``decay · old + (1 - decay) · new``; leaves that no row reaches keep what they had.
+With ``decay`` a leaf value is ``decay · old + (1 - decay) · new``; leaves without rows keep the old value.
 """
 
 from __future__ import annotations
@@ -43,28 +43,29 @@ from dboost.trees.tree_task import GradientStats, RowSubset
 def refit_leaves(
     model: Ensemble, table: SessionTable, *, decay: float, source_name: str | None, own: Loss | None, n_threads: int
 ) -> Ensemble:
-    """The model with the leaf values that the rows of a table suggest.
+    """Return the model with leaf values estimated from the rows of a table.
 
     Parameters
     ----------
     model : Ensemble
     table : SessionTable
-        Closed in the end.
+        Closed at the end.
     decay : float, 0 <= … < 1
     source_name : str or None
+        Label of the data in the model's sources.
     own : Loss or None
-        The loss, where it is a custom one.
+        The loss, if it is a custom one.
     n_threads : int
 
     Raises
     ------
     ParameterError
-        When the model has no trees, or leaves whose values do not follow from their rows alone.
+        When the model has no trees, or its leaf values depend on more than the rows of the leaf.
     DataError
-        When the data do not fit the model, or scores diverge.
+        When the data do not match the model, or scores diverge.
     """
     parameters = parameters_of(model, own)
-    start = WarmStart(replace(model, trees=()), is_new_source=True)  # scores begin with the model's baseline
+    start = WarmStart(replace(model, trees=()), is_new_source=True)  # raw scores start at the model's baseline
     loading = replace(parameters[0], early_stopping_rounds=None, arcbites=None)
     rows = SessionRows(table, FitRequest(loading, n_threads, warm_start=start))
     try:
@@ -76,17 +77,17 @@ def refit_leaves(
             stats = target_stats(target.loss, rows.map_rows, continues=True)
             description = rows.describe(parameters[-1].random_state)
             refit = _RefitRows(table, RefitOrder(model, stats.loss, stats.loss_unit), description.n_rows)
-        found = revalued(model, parameters, refit, stats, decay=decay, source_name=source_name)
+        found = with_new_leaf_values(model, parameters, refit, stats, decay=decay, source_name=source_name)
     finally:
         rows.close()
     return with_summary(found, description.reference, n_threads)
 
 
 class _RefitRows:
-    """All rows, as `LeafEstimator` asks an engine, and the iteration in whose leaves they are.
+    """All rows, with the methods of an engine that `LeafEstimator` calls, and the iteration that is estimated.
 
-    A call names its iteration and the number of steps before it, so repeating it does no harm; rows that are read again because
-    a worker was lost replay all steps so far.
+    A call contains its iteration and the number of steps before it, so it may be repeated. When a worker is lost, the sessions
+    that read its partitions again replay all steps so far.
     """
 
     def __init__(self, table: SessionTable, order: RefitOrder, n_rows: int) -> None:
@@ -96,8 +97,8 @@ class _RefitRows:
         self._past: list[RefitStep] = []
         table.apply(Session.refit_begin, lambda _: (order, self._past))
 
-    def turn_to(self, iteration: int) -> None:
-        """Find the leaf of each row in each tree of an iteration, when it is asked for."""
+    def select_iteration(self, iteration: int) -> None:
+        """Estimate leaf values of this iteration; sessions assign rows to its leaves when they are next called."""
         self._iteration = iteration
 
     def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
@@ -112,14 +113,14 @@ class _RefitRows:
         return self._checked(self._table.ask(Session.refit_ask, self._iteration, function, arguments))
 
     def _checked(self, found: Sequence[tuple[int, Any]]) -> list[Any]:
-        """The results of sessions that have rows; all rows must be there."""
+        """Return the results of sessions with rows; raise DBoostError if rows are missing."""
         n_rows = sum(n for n, _ in found)
         if n_rows != self.n_rows:
             raise DBoostError(f"workers hold {n_rows} of the {self.n_rows} rows of the data to estimate leaf values from")
         return [result for n, result in found if n]
 
 
-def revalued(
+def with_new_leaf_values(
     model: Ensemble,
     parameters: Sequence[Parameters],
     rows: _RefitRows,
@@ -128,51 +129,50 @@ def revalued(
     decay: float,
     source_name: str | None,
 ) -> Ensemble:
-    """The model with the leaf values that rows suggest.
+    """Return the model with leaf values estimated from rows.
 
     Parameters
     ----------
     model : Ensemble
     parameters : sequence of Parameters
         Of each iteration, see `parameters_of`.
-    rows : Rows
-    start : Start
-        What is known of the rows' targets.
+    rows : _RefitRows
+    start : TargetStats
     decay, source_name
         As in `refit_leaves`.
     """
     k = model.n_outputs
     steps = {id(one): LeafEstimator(rows, start.loss, one, rows.n_rows, start.max_weight) for one in parameters}  # type: ignore[arg-type]
-    extremes = steps[id(parameters[0])].advance(np.zeros((k, 1)))
+    stats = steps[id(parameters[0])].advance(np.zeros((k, 1)))
     trees: list[Tree] = []
     for iteration, of_iteration in enumerate(parameters):
-        rows.turn_to(iteration)
+        rows.select_iteration(iteration)
         values = []
         for output in range(k):
             tree = model.trees[iteration * k + output]
-            sums = _sums(rows, extremes, tree.n_leaves, output)
+            sums = _leaf_sums(rows, stats, tree.n_leaves, output)
             found = steps[id(of_iteration)].values(sums, RowSubset(None, 0, output))
             trees.append(_with_values(tree, found, sums.reached, decay))
             values.append(trees[-1].value[tree.feature < 0])
-        following = parameters[min(iteration + 1, len(parameters) - 1)]
-        extremes = steps[id(following)].advance(in_rows(values))
-        if not np.isfinite(extremes.max_gradient).all():
+        next_parameters = parameters[min(iteration + 1, len(parameters) - 1)]
+        stats = steps[id(next_parameters)].advance(in_rows(values))
+        if not np.isfinite(stats.max_gradient).all():
             raise DataError(f"refit_leaves diverged in iteration {iteration + 1}: scores are no longer finite")
     note = {"label": source_name, "rows": rows.n_rows, "decay": decay}
     sources = tuple(source | {"refreshed": [*source.get("refreshed", []), note]} for source in model.sources)
-    # What was measured was measured with the old values.
+    # Metrics and best iteration were measured with the old leaf values.
     refreshed = replace(model, trees=tuple(trees), sources=sources, metrics={}, best_iteration=None)
     storage.check(refreshed)
     return refreshed
 
 
 def parameters_of(model: Ensemble, own: Loss | None) -> list[Parameters]:
-    """What the trees of each iteration were grown with; records of one source are the same object.
+    """Return the parameters of each iteration; iterations of one source share one object.
 
     Raises
     ------
     ParameterError
-        When the model has no trees, or leaves whose values do not follow from their rows alone.
+        When the model has no trees, or its leaf values depend on more than the rows of the leaf.
     """
     found = [
         parameters
@@ -186,36 +186,36 @@ def parameters_of(model: Ensemble, own: Loss | None) -> list[Parameters]:
 
 
 def _parameters_of(model: Ensemble, source: dict[str, Any], own: Loss | None) -> Parameters:
-    """What the trees of a source were grown with, damping included."""
+    """Return the parameters of a source's trees, with damped steps."""
     stored = dict(source["parameters"]) | source.get("steps", {}) | {"loss": "auto"}
     parameters = make_parameters(keywords_for(model, stored, own))
-    for name, plain in (("monotonic_cst", None), ("step", "leaf")):
+    for name, default in (("monotonic_cst", None), ("step", "leaf")):
         value = getattr(parameters, name)
-        if value != plain:
+        if value != default:
             raise ParameterError(
                 f"refit_leaves: leaf values of a model with {name}={value!r} do not follow from their rows alone"
             )
-    # Whatever trees were grown by, the values of leaves are Newton steps.
+    # With either criterion, leaf values are Newton steps.
     return replace(parameters, criterion="newton")
 
 
 @dataclass(frozen=True, eq=False)
-class _Sums:
-    """Of a tree's leaves: exact sums of gradients and Hessians (float64[n_leaves, 2]), and whether any row is there."""
+class _LeafSums:
+    """Exact sums over the rows of a tree's leaves."""
 
     n_leaves: int
-    leaf_sums: np.ndarray
-    reached: np.ndarray
+    leaf_sums: np.ndarray  # float64[n_leaves, 2], of gradients and Hessians
+    reached: np.ndarray  # bool[n_leaves], whether the leaf has rows
 
 
-def _sums(rows: _RefitRows, extremes: GradientStats, n_leaves: int, output: int) -> _Sums:
-    units = [unit_for(float(largest[output]), rows.n_rows) for largest in (extremes.max_gradient, extremes.max_hessian)]
+def _leaf_sums(rows: _RefitRows, stats: GradientStats, n_leaves: int, output: int) -> _LeafSums:
+    units = [unit_for(float(largest[output]), rows.n_rows) for largest in (stats.max_gradient, stats.max_hessian)]
     totals = reduce(np.add, rows.ask(leaf_totals, output, n_leaves, *units))
-    return _Sums(n_leaves, totals[:, :2] / units, totals[:, 2] > 0)
+    return _LeafSums(n_leaves, totals[:, :2] / units, totals[:, 2] > 0)
 
 
 def _with_values(tree: Tree, found: np.ndarray, reached: np.ndarray, decay: float) -> Tree:
-    """The tree with other values in its leaves; splits hold the mean of theirs, by the rows that they were grown from."""
+    """Return the tree with new leaf values; a split's value is the mean of its children's, weighted by training rows."""
     value = tree.value.copy()
     is_leaf = tree.feature < 0
     old = value[is_leaf]

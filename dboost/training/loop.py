@@ -1,13 +1,13 @@
 """The boosting loop.
 
-    advance:  scores += last tree;  gradients, Hessians, loss            (engine)
-    judge:    metrics on held-out rows, history, callbacks, stop?        (here)
-    grow:     histograms → splits → leaves → exact leaf sums             (engine)
-    values:   what the loss says leaves are worth                        (`steps`)
+    advance:  add the last trees to the raw scores; compute gradients, Hessians and loss   (engine)
+    judge:    metrics of the evaluation sets, history, callbacks, early stopping           (here)
+    grow:     histograms → splits → leaves → exact leaf sums                               (engine)
+    values:   leaf values by the loss                                                      (`LeafEstimator`)
 
-One pass over the rows both finishes a tree and prepares the next, so the loss after a tree is known when the next would
-begin. With K outputs an iteration has K trees, all grown from the gradients of the same pass. The trainer knows neither
-where the rows are nor which loss it is.
+*Advance* finishes a tree and prepares the next one in one pass over the rows, so the training loss of an iteration is known
+before the next one starts. With K outputs an iteration has K trees, grown from the gradients of the same pass. The loop is the
+same for every loss and every `Engine`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from dboost.training.plan import FitPlan
 
 
-#: Returns the ensemble so far.
+#: Returns the ensemble with the trees grown so far.
 Assemble = Callable[[], Ensemble]
 
 
 class BoostingLoop:
-    """A fit under way, and its results so far.
+    """A running fit and its results.
 
     Parameters
     ----------
@@ -57,13 +57,13 @@ class BoostingLoop:
     Attributes
     ----------
     snapshots : list of TreeSnapshot
-        Trees grown so far, without those of the model that the fit started from.
+        Trees of this fit, without those of the model that it continues.
     n_complete : int
-        Iterations whose trees these are, without the current one.
+        Number of complete iterations of this fit.
     valued : list of TreeDelta or None
-        The same trees in terms of bin codes, for arcbites.
+        The same trees with splits as bin codes; with arcbites only.
     visit_columns : dict
-        Columns of every record of the history that arcbites add.
+        Columns that arcbites add to each record of the history.
     before : dict
         Losses and metrics before the first iteration.
     code_sums : list of int or None
@@ -93,12 +93,12 @@ class BoostingLoop:
         self.steps = LeafEstimator(engine, self.loss, self.parameters, *counted)
         self.precision = precision_of(self.parameters, plan.shard.constant_hessian, plan.max_weight or 1)
         self.total_weight = self.start.total_weight
-        self.nothing = np.zeros((self.loss.n_outputs, 1))  # leaf values that change no score
-        self.shown = [f"{held.name}_{metric.name}" for held in eval_sets for metric in self.metrics] or ["train_loss"]
+        self.zero_values = np.zeros((self.loss.n_outputs, 1))  # leaf values that change no score
+        self.shown = [f"{eval_set.name}_{metric.name}" for eval_set in eval_sets for metric in self.metrics] or ["train_loss"]
 
     @property
     def n_before(self) -> int:
-        """Iterations that the scores to start from hold already; the first one here is the next."""
+        """Number of iterations in the raw scores that the loop starts with."""
         return self.warm_start.n_before
 
     @property
@@ -108,38 +108,38 @@ class BoostingLoop:
 
     @property
     def n_iterations(self) -> int:
-        """The number of the last iteration that is wanted."""
+        """The number of the last iteration to grow."""
         return self.warm_start.last_iteration(self.parameters.max_iter)
 
     def trees(self, first: int, last: int) -> tuple[Tree, ...]:
-        """The trees of iterations first + 1, …, last, which were grown here."""
+        """Return the trees of iterations first + 1, …, last, all of them of this fit."""
         k, before = self.loss.n_outputs, self.n_before
         some = self.snapshots[(first - before) * k : (last - before) * k]
         return tuple(snapshots.to_tree(self.binning, self.parameters, self.loss) for snapshots in some)
 
     def run(self, assemble: Assemble, progress: Progress) -> None:
-        """Boost until the last iteration, or until early stopping or a callback ends it.
+        """Boost until the last iteration, or until early stopping or a callback stops the fit.
 
-        assemble : returns the `Ensemble` so far (for callbacks).
+        assemble : returns the `Ensemble` grown so far, for callbacks.
         """
-        extremes = self.begin()
-        self.engine.report()  # what came before the first iteration belongs to none
+        stats = self.begin()
+        self.engine.report()  # discard the times before the first iteration
         is_over = self.early_stopping is not None and self.early_stopping.has_waited(self.n_before)
         while not is_over and self.n_done < self.n_iterations:
-            extremes, has_waited, is_ended = self.iterate(extremes, assemble, progress)
+            stats, has_waited, is_ended = self.iterate(stats, assemble, progress)
             is_over = has_waited or is_ended
         if self.checkpoint is not None:
             self.checkpoint.write(self)
 
-    def _begin(self, now: dict[str, float]) -> dict[str, float]:
-        """What was measured before the fit's first iteration, which may be long ago; early stopping is told of all since."""
+    def _resume(self, current: dict[str, float]) -> dict[str, float]:
+        """Return losses and metrics before the fit's first iteration; early stopping processes the checkpoint's history."""
         checkpoint, stopping = self.checkpoint, self.early_stopping
-        before: dict[str, float] = now
+        before: dict[str, float] = current
         past: list[dict[str, Any]] = []
         if checkpoint is not None:
-            before, past = checkpoint.begin(self, self.empty, now), checkpoint.history
+            before, past = checkpoint.begin(self, self.empty, current), checkpoint.history
         if stopping is not None:
-            if self.warm_start.is_new_source:  # to add nothing may be best
+            if self.warm_start.is_new_source:  # the best model may be the old one
                 stopping.should_stop(self.warm_start.n_earlier, before)
             visit = 1
             for record in past:
@@ -149,41 +149,45 @@ class BoostingLoop:
         return before
 
     def begin_visit(self, visit: int, n_done: int) -> int:
-        """With arcbites: let early stopping wait anew from the beginning of another visit, whose number is returned."""
+        """Restart the waiting time of early stopping at a visit to an arcbite; return the visit's number."""
         arcbites = self.parameters.arcbites
         if self.early_stopping is not None and arcbites is not None and arcbites.is_watched:
-            self.early_stopping.begin_anew(n_done)
+            self.early_stopping.restart_waiting(n_done)
         return visit
 
     def begin(self) -> GradientStats:
-        """Work out the first gradients, and where losses and metrics start."""
-        extremes = self.steps.advance(self.nothing)
-        self.before = self._begin(self.state_of(extremes))
-        return extremes
+        """Compute the first gradients, and losses and metrics before the first iteration."""
+        stats = self.steps.advance(self.zero_values)
+        self.before = self._resume(self.state_of(stats))
+        return stats
 
-    def state_of(self, extremes: GradientStats) -> dict[str, float]:
-        """Metrics, and the loss of the rows that are trained on at present."""
-        return self._judge() | {"train_loss": self.loss_of(extremes, self.n_done)}
+    def state_of(self, stats: GradientStats) -> dict[str, float]:
+        """Return the metrics, and the loss of the current training rows."""
+        return self._judge() | {"train_loss": self.loss_of(stats, self.n_done)}
 
     def iterate(
-        self, extremes: GradientStats, assemble: Assemble, progress: Progress, began: float | None = None
+        self, stats: GradientStats, assemble: Assemble, progress: Progress, began: float | None = None
     ) -> tuple[GradientStats, bool, bool]:
-        """One iteration, which began some time ago or begins now. Returns what the rows tell afterwards, whether early
-        stopping has waited, and whether a callback wants the fit to end."""
+        """Run one iteration.
+
+        began : start time in seconds (`time.perf_counter`), default now.
+
+        Return the gradient statistics afterwards, whether early stopping stops, and whether a callback stops the fit.
+        """
         began = time.perf_counter() if began is None else began
         iteration, n_iterations = self.n_done + 1, self.n_iterations
-        kept: list[int] = []
-        values = [self._add_tree(extremes, iteration, output, kept) for output in range(self.loss.n_outputs)]
+        n_sampled: list[int] = []
+        values = [self._add_tree(stats, iteration, output, n_sampled) for output in range(self.loss.n_outputs)]
         record: dict[str, Any] = {
             "iteration": iteration,
             **self.visit_columns,
             "seconds": 0.0,
-            "rows_kept": round(sum(kept) / len(kept)),
+            "rows_kept": round(sum(n_sampled) / len(n_sampled)),
             "bytes_read": 0,
         }
         record |= self._judge()
-        extremes = self.steps.advance(in_rows(values))
-        record["train_loss"] = self.loss_of(extremes, iteration)
+        stats = self.steps.advance(in_rows(values))
+        record["train_loss"] = self.loss_of(stats, iteration)
         record |= self.engine.report()
         record["seconds"] = time.perf_counter() - began
         self.history.append(record)
@@ -193,63 +197,63 @@ class BoostingLoop:
         is_ended = False
         for callback in self.callbacks:
             is_ended = bool(callback(Iteration(iteration, n_iterations, record, assemble))) or is_ended
-        if self.checkpoint is not None and self.valued is None:  # that of arcbites is written between visits
+        if self.checkpoint is not None and self.valued is None:  # with arcbites it is written between visits
             self.checkpoint.note(self)
-        return extremes, has_waited, is_ended
+        return stats, has_waited, is_ended
 
-    def _add_tree(self, extremes: GradientStats, iteration: int, output: int, kept: list[int]) -> np.ndarray:
-        """Grow one output's next tree; returns its leaf values, and adds to `kept` how many rows took part."""
-        task = self._with_bins(self._task(extremes, iteration, output))
+    def _add_tree(self, stats: GradientStats, iteration: int, output: int, n_sampled: list[int]) -> np.ndarray:
+        """Grow one output's next tree and return its leaf values; append the number of sampled rows to `n_sampled`."""
+        task = self._with_bins(self._task(stats, iteration, output))
         grown = self.engine.grow(task)
-        kept.append(int(grown.n_rows[0]))
+        n_sampled.append(int(grown.n_rows[0]))
         values = self.steps.values(grown, task.row_subset)
         if self.plan.direction is not None:
             within_bounds(values, grown, self.parameters.learning_rate * task.scales[1] / task.scales[0])
-        if not np.isfinite(values).all():  # gradients of the absolute error stay finite wherever the scores are
+        if not np.isfinite(values).all():  # gradients of the absolute error are finite at any score
             raise _diverged(iteration)
         self.snapshots.append(TreeSnapshot.of(grown, values, _gain_unit(task)))
         if self.valued is not None:
             self.valued.append(TreeDelta(grown.copy(), values, output))
-        for held in self.eval_sets:
-            held.add(grown, values, output)
+        for eval_set in self.eval_sets:
+            eval_set.add(grown, values, output)
         return values
 
     def _with_bins(self, task: TreeTask) -> TreeTask:
-        """Let the tree, or each of its nodes, have bins of its own, if that is wanted; see `trees.bin_proposal`."""
+        """Propose bins for the tree, or request them for each node, depending on `split_proposal`."""
         proposal = self.parameters.split_proposal
         if proposal == "node":
             return replace(task, node_bins=self.parameters.max_bins)
-        fine_bins, bins = self.plan.shard.layout, self.plan.shard.bin_layout
-        if proposal != "tree" or (fine_bins.n_bins == bins.n_bins).all():
+        fine_layout, bin_layout = self.plan.shard.layout, self.plan.shard.bin_layout
+        if proposal != "tree" or (fine_layout.n_bins == bin_layout.n_bins).all():
             return task
         mass = reduce(np.add, self.engine.ask(fine_bin_hessians, task.row_subset, float(task.scales[1])))
-        return replace(task, bin_merge=BinMerge.propose(mass, fine_bins, bins))
+        return replace(task, bin_merge=BinMerge.propose(mass, fine_layout, bin_layout))
 
     def _judge(self) -> dict[str, float]:
         metrics = list(self.metrics)
-        return {column: value for held in self.eval_sets for column, value in held.judge(metrics).items()}
+        return {column: value for eval_set in self.eval_sets for column, value in eval_set.judge(metrics).items()}
 
-    def loss_of(self, extremes: GradientStats, iteration: int) -> float:
-        """The mean loss of the rows that are trained on at present."""
-        if not (np.isfinite(extremes.max_gradient).all() and np.isfinite(extremes.max_hessian).all()):
+    def loss_of(self, stats: GradientStats, iteration: int) -> float:
+        """Return the mean loss of the current training rows."""
+        if not (np.isfinite(stats.max_gradient).all() and np.isfinite(stats.max_hessian).all()):
             if iteration == self.warm_start.n_earlier:
                 raise DBoostError(f"the {self.start.too_large} are so large that gradients are infinite; scale them down")
             raise _diverged(iteration)
-        return (extremes.coarse_loss + extremes.fine_loss / FINE) / self.start.loss_unit / self.total_weight
+        return (stats.coarse_loss + stats.fine_loss / FINE) / self.start.loss_unit / self.total_weight
 
-    def _task(self, extremes: GradientStats, iteration: int, output: int) -> TreeTask:
+    def _task(self, stats: GradientStats, iteration: int, output: int) -> TreeTask:
         precision, parameters = self.precision, self.parameters
         packing = precision.packing
-        max_gradient, max_hessian = float(extremes.max_gradient[output]), float(extremes.max_hessian[output])
+        max_gradient, max_hessian = float(stats.max_gradient[output]), float(stats.max_hessian[output])
         if parameters.criterion == "gradient":
-            max_hessian = self.start.max_weight  # trees are grown by weights
+            max_hessian = self.start.max_weight  # trees are grown with weights in place of Hessians
         scale_g = _scale(packing.max_gradient, max_gradient)
         scale_h = 1.0 if self.plan.shard.constant_hessian else _scale(packing.max_hessian, max_hessian)
         n = self.engine.n_rows if self.plan.max_weight is None else int(self.start.total_weight)
         exact_h = 1.0 if self.plan.shard.constant_hessian else unit_for(max_hessian, n)
         scales = np.array([scale_g, scale_h, unit_for(max_gradient, n), exact_h])
         max_step = parameters.max_delta_step if follow_sums(parameters, self.loss) else None
-        limits = split_params_of(
+        split_params = split_params_of(
             l2=parameters.l2_regularization,
             l1=parameters.l1_regularization,
             max_step=math.inf if max_step is None else max_step / self.loss.step_factor,
@@ -267,13 +271,24 @@ class BoostingLoop:
         )
         allowed = np.ones(len(self.binning.features), np.uint8)
         sample = Sample.of(parameters.subsample, parameters.random_state, iteration)
-        choice = self.plan.constraints
-        if choice is not None:
-            choice = choice._replace(
+        constraints = self.plan.constraints
+        if constraints is not None:
+            constraints = constraints._replace(
                 seed=np.array([derive_seed(parameters.random_state, FEATURES, iteration, output)], np.uint64)
             )
-        least = self.steps.least_influence(output)
-        return TreeTask(limits, packing, self.plan.policy, scales, allowed, output, sample, least, choice, self.plan.direction)
+        least_influence = self.steps.least_influence(output)
+        return TreeTask(
+            split_params,
+            packing,
+            self.plan.policy,
+            scales,
+            allowed,
+            output,
+            sample,
+            least_influence,
+            constraints,
+            self.plan.direction,
+        )
 
 
 def _diverged(iteration: int) -> DBoostError:
@@ -284,7 +299,7 @@ def _diverged(iteration: int) -> DBoostError:
 
 
 def in_rows(values: list[np.ndarray]) -> np.ndarray:
-    """Leaf values of one tree per output as float64[n_outputs, n_leaves], shorter rows filled up."""
+    """Return the leaf values of one tree per output as float64[n_outputs, n_leaves], shorter rows padded with 0."""
     if len(values) == 1:
         return values[0][None]
     rows = np.zeros((len(values), max(map(len, values))))
@@ -294,10 +309,10 @@ def in_rows(values: list[np.ndarray]) -> np.ndarray:
 
 
 def _scale(largest: int, maximum: float) -> float:
-    """What brings `maximum` to the largest quantised value, as a float32 number."""
+    """Return the factor that maps `maximum` to the largest quantized value, rounded to float32."""
     return float(np.float32(largest / maximum)) if maximum > 1e-30 else 1.0
 
 
 def _gain_unit(task: TreeTask) -> float:
-    """½ unit_g² / unit_h: from scores of quantised sums to the loss's units."""
+    """Return ½ unit_g² / unit_h, which converts gains of quantized sums to units of the loss."""
     return 0.5 * task.scales[1] / task.scales[0] ** 2

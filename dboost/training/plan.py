@@ -1,27 +1,21 @@
-"""Frozen records of a fit: what it is asked for (`FitRequest`), and what it learns before the first tree (`FitPlan`).
+"""The request and the plan of a fit, and the decisions of a plan that follow from parameters and statistics of the rows.
 
-What follows from parameters and rows before the first tree: the policy of growth, and the precision of histograms.
+A `FitRequest` holds the user's settings. Before the first tree, `make_plan` makes a `FitPlan` from it and the statistics of the
+rows: growth policy, precision of histograms, number of arcbites, constraints by feature number, learning parameters.
 
-How many arcbites there are, where the user does not say.
+**Number of arcbites.** Without `n_bites`, a memory limit determines it: the largest bite and the memory for training on it must
+fit the limit. Bites are random subsets of the rows, so their size is taken as mean + 5 standard deviations. The number affects
+the model, so it must not depend on the number of threads; it is one of the model's parameters.
 
-With a memory limit there are as many as it takes for one bite to fit the limit together with everything that training on it
-needs, and with five standard deviations to spare, because bites are random subsets of the rows. The number shapes the model,
-so it must not depend on the number of threads; it is one of the model's parameters.
+**Damped steps.** A model that is continued is trained on the new data only. With full steps it would lose what it learned from
+the old data, the faster the smaller the new data are; and where its predictions are confident and wrong, Hessians are close to
+zero and Newton steps are very large. So, unless the user asks for full steps, two rules reduce them:
 
-From what the user says about features to what trees obey: directions and groups, by feature number.
-
-Damped steps: how fast a model may learn from data that came later.
-
-A model that is continued sees the new data only. With the steps of a first fit it forgets what it knew, the sooner the
-smaller the new data are; and where it is sure of itself and wrong, Hessians vanish and Newton steps are huge. So, unless the
-user asks for full steps, steps are damped, by two rules.
-
-* *Evidence.* The old leaf values count as if they rested on observations of their own: λ of the leaf value -G / (H + λ) is at
-  least `PRIOR`. Where a leaf holds few new rows, or rows that the model is already sure of, its step is small.
-* *Need.* The learning rate is multiplied by u² / 2, but at least `LEAST` and at most 1, where u is the share of the loss that
-  the model leaves unexplained (its loss on the new data over that of the best constant). A model that predicts well has
-  little to learn and is moved little; one that is no better than a constant goes half as fast as a first fit, and one that
-  is wrong at full speed. Data of one class tell nothing but how frequent it is now: they get the least.
+* *Prior.* λ of the leaf value -G / (H + λ) is at least `PRIOR`, as if the old predictions rested on that many rows. So leaves
+  with few new rows, or with rows of small Hessians, have small steps.
+* *Unexplained loss.* The learning rate is multiplied by u² / 2, at least `LEAST` and at most 1. u is the ratio of the model's
+  loss on the new data to that of the best constant. The factor is small for a model that predicts the new data well, 1/2 for a
+  model no better than a constant, and 1 if u ≥ √2. Data of a single class (u infinite) get `LEAST`.
 """
 
 from __future__ import annotations
@@ -66,7 +60,7 @@ _UNLIMITED_DEPTH = 1 << 30
 
 
 def growth_policy_of(parameters: Parameters, n_rows: int) -> GrowthPolicy:
-    """The rule of growth; without limits, the number of leaves is bounded by depth and rows."""
+    """Return the growth policy; without `max_leaf_nodes`, depth and number of rows bound the number of leaves."""
     depth = parameters.max_depth or _UNLIMITED_DEPTH
     by_depth = 1 << min(depth, 40)
     by_rows = max(n_rows // parameters.min_samples_leaf, 1)
@@ -78,17 +72,17 @@ def growth_policy_of(parameters: Parameters, n_rows: int) -> GrowthPolicy:
 
 @dataclass(frozen=True)
 class Precision:
-    """How many planes a histogram has, how its buckets are packed, and which plane counts rows."""
+    """Channels of histograms, and how their buckets are packed."""
 
     packing: Packing
     n_channels: int
-    count_channel: int
+    count_channel: int  # the channel with the number of rows, -1 without counts
 
 
 def precision_of(parameters: Parameters, constant_hessian: bool, max_weight: int = 1) -> Precision:
-    """Counts are kept only when somebody looks at them, and not separately when Hessians are counts.
+    """Return the precision. Rows are counted only if `min_samples_leaf` > 1; constant Hessians of unit weights serve as counts.
 
-    max_weight : how often a row counts at most, where weights are whole numbers.
+    max_weight : with integer weights the largest one (default 1).
     """
     if parameters.min_samples_leaf <= 1:
         found = Precision(PAIR, 2, -1)
@@ -100,10 +94,10 @@ def precision_of(parameters: Parameters, constant_hessian: bool, max_weight: int
 
 
 def max_weight_of(start: TargetStats, parameters: Parameters, constant_hessian: bool) -> int | None:
-    """How often a row counts at most, when all weights are whole numbers; else None.
+    """Return the largest weight if integer weights are exploited, else None.
 
-    Packed buckets are flushed the more often the heavier a row may be. Where that would cost more than adding up the rows,
-    weights are treated like fractions.
+    The larger the weights, the more often packed buckets must be flushed. When a flush would be due after fewer than 256 rows,
+    the weights are treated as floats.
     """
     if not start.integer_weights or start.max_weight > 255:
         return None
@@ -111,24 +105,25 @@ def max_weight_of(start: TargetStats, parameters: Parameters, constant_hessian: 
     return int(start.max_weight) if rows >= 256 else None
 
 
-#: The number of bites allows for the histograms of so many threads, however many there are.
+#: Number of threads that is assumed for the memory of histograms, so that the number of bites does not depend on it.
 _THREADS = 4
 
 
 def with_bite_count(
     arcbites: ArcBites | None, spec: ShardSpec, budget: Budget | None, n_rows: int, most_rows: int
 ) -> ArcBites | None:
-    """The same arcbites with a number of bites.
+    """Return the arcbites with `n_bites` set.
 
-    On a cluster it is the number of one process with the same limit, though the workers together could hold larger bites: so
-    the model does not depend on how many they are, and each of them could go on alone. Who chooses the number may have more.
+    The default is the number for a single process with the same memory limit. On a cluster larger bites would fit, but the
+    model would depend on the number of workers, and a single remaining worker could not continue. A given `n_bites` is checked
+    against the process with most rows.
 
-    most_rows : rows of the process that has most.
+    most_rows : number of rows of the process that has most.
 
     Raises
     ------
     ParameterError
-        When there are more bites than rows, they do not fit the limit, or it is too small for any number of them.
+        When there are more bites than rows, or the bites (of any number, if none is given) do not fit the memory limit.
     """
     if arcbites is None:
         return None
@@ -144,9 +139,9 @@ def with_bite_count(
 
 
 def _bites_within(budget: Budget, spec: ShardSpec, n_rows: int) -> int:
-    room = _bytes_for_bite(budget, spec)
+    available = _bytes_for_bite(budget, spec)
     n_bites = 1
-    while bite_bytes(spec, n_rows, n_bites) > room:
+    while bite_bytes(spec, n_rows, n_bites) > available:
         if n_bites >= n_rows // 2:
             raise ParameterError(
                 f"memory_limit of {format_bytes(budget.limit)} is too small for trees of {spec.max_leaves} leaves over "
@@ -157,35 +152,36 @@ def _bites_within(budget: Budget, spec: ShardSpec, n_rows: int) -> int:
 
 
 def _bytes_for_bite(budget: Budget, spec: ShardSpec) -> int:
-    """What a bite may take."""
+    """Return the bytes available to a bite."""
     return budget.limit - budget.retained - histogram_bytes(spec, _THREADS)
 
 
 def _check_fits(budget: Budget, spec: ShardSpec, n_rows: int, n_bites: int) -> None:
-    """Refuse bites that the user has made too large."""
-    wanted, room = bite_bytes(spec, n_rows, n_bites), _bytes_for_bite(budget, spec)
-    if wanted > room:
+    """Raise ParameterError if bites of the given number do not fit the memory limit."""
+    needed, available = bite_bytes(spec, n_rows, n_bites), _bytes_for_bite(budget, spec)
+    if needed > available:
         raise ParameterError(
-            f"arcbites: with n_bites={n_bites} the {n_rows} rows of one place make bites that take {format_bytes(wanted)}, but "
-            f"memory_limit of {format_bytes(budget.limit)} leaves {format_bytes(max(room, 0))} for one: let there be "
+            f"arcbites: with n_bites={n_bites} the {n_rows} rows of one place make bites that take {format_bytes(needed)}, but "
+            f"memory_limit of {format_bytes(budget.limit)} leaves {format_bytes(max(available, 0))} for one: let there be "
             f"{_bites_within(budget, spec, n_rows)} of them, or leave n_bites out"
         )
 
 
 def bite_bytes(spec: ShardSpec, n_rows: int, n_bites: int) -> int:
-    """What the largest of so many bites of so many rows takes while it is trained on."""
+    """Return the bytes of the largest of `n_bites` bites of `n_rows` rows during training."""
     mean = n_rows / n_bites
     largest = min(n_rows, math.ceil(mean + 5 * math.sqrt(mean)))
     return resident_bytes(spec, largest) + 8 * largest
 
 
 def directions_of(parameters: Parameters, features: Sequence[Feature], loss: Loss) -> np.ndarray | None:
-    """`monotonic_cst` as int8[n_features]; None when nothing is constrained.
+    """Return `monotonic_cst` as int8[n_features]; None without constraints.
 
     Raises
     ------
     ParameterError
-        For unknown names, a wrong number of values, values other than -1, 0, 1, categorical features, and several classes.
+        For unknown names, a wrong number of values, values other than -1, 0, 1, categorical features, and more than two
+        classes.
     """
     given = parameters.monotonic_cst
     if given is None:
@@ -213,7 +209,7 @@ def directions_of(parameters: Parameters, features: Sequence[Feature], loss: Los
 
 
 def groups_of(parameters: Parameters, features: Sequence[Feature]) -> list[list[int]] | None:
-    """`interaction_cst` as lists of feature numbers, those that were not listed in a group of their own; None for no limits.
+    """Return `interaction_cst` as lists of feature numbers, unlisted features in one more group; None without constraints.
 
     Raises
     ------
@@ -242,32 +238,31 @@ def _number(item: Any, names: dict[str, int]) -> int:
     raise ParameterError(f"interaction_cst holds {item!r}, which is no feature (of {len(names)})")
 
 
-#: λ at least, in the units of Hessian sums: rows, for losses whose Hessian is 1.
+#: Lower limit of λ, in the units of Hessian sums (rows, for losses with Hessian 1).
 PRIOR = 30.0
-#: What the learning rate is multiplied by at least.
+#: Lower limit of the factor of the learning rate.
 LEAST = 0.1
 
 
 def with_damped_steps(parameters: Parameters, unexplained: float) -> Parameters:
-    """The parameters to learn with, where a model leaves this share of the loss unexplained (see
-    `training.initial_score.Start`)."""
-    share = LEAST if not math.isfinite(unexplained) else min(max(min(max(unexplained, 0.0), 2.0) ** 2 / 2, LEAST), 1.0)
+    """Return the parameters with damped steps. unexplained : see `training.initial_score.TargetStats`."""
+    factor = LEAST if not math.isfinite(unexplained) else min(max(min(max(unexplained, 0.0), 2.0) ** 2 / 2, LEAST), 1.0)
     return replace(
         parameters,
-        learning_rate=parameters.learning_rate * share,
+        learning_rate=parameters.learning_rate * factor,
         l2_regularization=max(parameters.l2_regularization, PRIOR),
     )
 
 
 @dataclass(frozen=True, eq=False)
 class FitRequest:
-    """What a fit is asked for, before any data are read."""
+    """The user's settings of a fit, before any data are read."""
 
     parameters: Parameters
     n_threads: int
     eval_sets: tuple[NamedSet, ...] = ()
     eval_metric: Any = None
-    #: Columns of target, weight and offset by name (or anything else), which tables of evaluation sets have too.
+    #: Target, weight and offset of the training table as the user gave them; column names also apply to evaluation sets.
     columns: tuple[Any, Any, Any] = (None, None, None)
     callbacks: tuple[Callback, ...] = ()
     progress: bool | None = None
@@ -275,27 +270,27 @@ class FitRequest:
     warm_start: WarmStart = COLD_START
     checkpoint: Checkpoint | None = None
     source_name: str | None = None
-    classes: tuple[Level, ...] | None = None  # all classes that may ever occur; default: those in the target
-    budget: Budget | None = None  # what the fit may add to the memory of each process
+    classes: tuple[Level, ...] | None = None  # all possible classes; default: those in the target
+    budget: Budget | None = None  # memory that the fit may use in each process
 
     def __post_init__(self) -> None:
         _check_early_stopping(self)
         if self.parameters.arcbites is not None and self.warm_start.model is not None and not self.warm_start.is_new_source:
-            # The model does not tell which bite comes next, and what has been cut back.
+            # The model does not contain the next bite and the iterations that were cut back.
             raise ParameterError("arcbites do not go together with a warm start: leave one of them out")
         check_proposal(self.budget, self.parameters)
 
     def named_columns(self) -> list[NamedSet]:
-        """The evaluation sets, with the training table's columns where a set is a table."""
+        """Return the evaluation sets, tables with the column names of the training table."""
         return list(_with_columns(self.eval_sets, *self.columns))
 
 
 @dataclass(frozen=True, eq=False)
 class RowsDescription:
-    """What the plan needs to know of the rows."""
+    """Statistics of the rows that the plan depends on."""
 
-    n_rows: int  # to train on
-    most_rows: int  # in the process that has most
+    n_rows: int  # number of training rows
+    most_rows: int  # number of rows of the process that has most
     weighted: bool  # False when all weights are 1
     named: bool  # whether the features' names are the user's
     reference: ReferenceSample | None
@@ -303,17 +298,17 @@ class RowsDescription:
 
 @dataclass(frozen=True, eq=False)
 class FitPlan:
-    """What was learned from the rows before the first tree, and what follows from it. Made by `make_plan`."""
+    """All decisions of a fit before the first tree. Made by `make_plan`."""
 
     request: FitRequest
-    parameters: Parameters  # with the loss's own name and the number of arcbites
-    learning: Parameters  # what trees are grown with: the parameters, with damped steps where a model is continued
-    target: Target  # with the loss as it knows the rows
+    parameters: Parameters  # with the loss's name and the number of arcbites
+    learning: Parameters  # parameters of the trees: the same, with damped steps if a model is continued with them
+    target: Target  # with the loss of `stats`; holds no rows
     named: bool  # whether the features' names are the user's
     binning: Binning
     stats: TargetStats
-    n_rows: int  # rows to train on
-    max_weight: int | None  # the largest weight where all weights are integers, see `loop.max_weight_of`
+    n_rows: int  # number of training rows
+    max_weight: int | None  # the largest weight if integer weights are exploited, see `max_weight_of`
     shard: ShardSpec
     policy: GrowthPolicy
     constraints: FeatureConstraints | None
@@ -321,31 +316,31 @@ class FitPlan:
     metrics: tuple[Metric, ...]
     stopping: EarlyStopping | None
     warm_start: WarmStart
-    reference: ReferenceSample | None  # rows of which the model keeps a summary
+    reference: ReferenceSample | None  # rows that the model's summary of the data is computed from
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What the record of the source holds besides counts and parameters."""
+        """Entries of the source's record besides counts and parameters."""
         notes: dict[str, Any] = {"label": self.request.source_name}
         if self.warm_start.is_new_source:
-            share = self.stats.unexplained
-            notes["unexplained_loss"] = share if share is not None and math.isfinite(share) else None
+            unexplained = self.stats.unexplained
+            notes["unexplained_loss"] = unexplained if unexplained is not None and math.isfinite(unexplained) else None
             notes["steps"] = {name: getattr(self.learning, name) for name in ("learning_rate", "l2_regularization")}
         return notes
 
     @property
     def baseline(self) -> np.ndarray:
-        """The first raw scores: float64[n_outputs]."""
+        """The initial raw scores: float64[n_outputs]."""
         return self.stats.baseline if self.warm_start.model is None else self.warm_start.model.baseline
 
     @property
     def needs_values(self) -> bool:
-        """Whether a metric needs the raw values of the rows of evaluation sets."""
+        """Whether a metric needs the feature values of evaluation sets."""
         return any(metric.wants_block for metric in self.metrics)
 
     @property
     def empty(self) -> Ensemble:
-        """The ensemble before its first tree."""
+        """The ensemble without trees."""
         target = self.target
         return Ensemble(
             features=self.binning.features,
@@ -354,13 +349,13 @@ class FitPlan:
             classes=target.classes,
             classes_dtype=target.classes_dtype,
             baseline=self.baseline,
-            # Fine bins may be very many; the thresholds that are used are in the trees.
+            # The number of fine bins can be very large; the trees contain the thresholds that are used.
             edges=self.binning.edges if self.parameters.split_proposal == "global" else (),
             parameters=self.parameters.to_dict(),
         )
 
     def build_spec(self, starts: dict[int, int]) -> BuildSpec:
-        """How sessions build shards and evaluation sets. starts : see `BuildSpec`."""
+        """Return the specification by which sessions build shards and evaluation sets. starts : see `BuildSpec`."""
         arcbites = self.parameters.arcbites
         return BuildSpec(
             shard=self.shard,
@@ -386,19 +381,20 @@ def make_plan(
     binning: Binning,
     stats: TargetStats,
     rows: RowsDescription,
-    judged_by: tuple[Sequence[Metric], EarlyStopping | None],
+    evaluation: tuple[Sequence[Metric], EarlyStopping | None],
     warm_start: WarmStart,
 ) -> FitPlan:
-    """The plan of a fit.
+    """Make the plan of a fit.
 
     Parameters
     ----------
+    request : FitRequest
     parameters : Parameters
-        With the loss's own name.
+        With the loss's name.
     target, binning, stats, warm_start
-        What was learned from the rows.
+        Statistics of the rows, and the model that is continued.
     rows : RowsDescription
-    judged_by : tuple
+    evaluation : tuple
         Metrics and the rule of early stopping.
     """
     loss = stats.loss
@@ -407,7 +403,7 @@ def make_plan(
     learning = parameters
     if warm_start.damps and stats.unexplained is not None:
         learning = with_damped_steps(parameters, stats.unexplained)
-    # Trees grow with weights in the place of Hessians, and the Hessians are needed as well.
+    # Trees grow with weights in place of Hessians; the Hessians are kept for leaf values.
     weights_as_hessian = parameters.criterion == "gradient" and not loss.constant_hessian
     max_weight = max_weight_of(stats, parameters, loss.constant_hessian or weights_as_hessian)
     constant_hessian = (loss.constant_hessian or weights_as_hessian) and max_weight is not None
@@ -441,8 +437,8 @@ def make_plan(
         policy=policy,
         constraints=feature_constraints_of(parameters.max_features, groups, len(binning.features)),
         direction=directions_of(parameters, binning.features, loss),
-        metrics=tuple(judged_by[0]),
-        stopping=judged_by[1],
+        metrics=tuple(evaluation[0]),
+        stopping=evaluation[1],
         warm_start=warm_start,
         reference=rows.reference,
     )
@@ -451,10 +447,10 @@ def make_plan(
 def requested(
     parameters: Parameters, request: FitRequest, metrics: Sequence[Metric], stopping: EarlyStopping | None
 ) -> dict[str, Any]:
-    """What a fit was asked for, for its checkpoint, by names that stay. How many iterations that is may change."""
+    """Return the settings of a fit that its checkpoint compares, by names that never change; `max_iter` may change."""
     warm_start = request.warm_start
-    told = {name: value for name, value in parameters.to_dict().items() if name != "max_iter"}
-    return told | {
+    settings = {name: value for name, value in parameters.to_dict().items() if name != "max_iter"}
+    return settings | {
         "start_from": None if warm_start.model is None else storage.digest(warm_start.model),
         "continue_bins": "kept" if warm_start.keeps_bins else "new",
         "continue_steps": "damped" if warm_start.damps else "full",
@@ -470,12 +466,12 @@ def stopping_rule(
     sets: Sequence[tuple[str, Any, Any, Any, Any]],
     metrics: Sequence[Metric],
 ) -> EarlyStopping | None:
-    """The rule that was given, or by the last metric of the last evaluation set (of the rows held out where there is none).
+    """Return the given rule, by default one for the last metric of the last evaluation set (else of the held-out rows).
 
     Raises
     ------
     ParameterError
-        When arcbites would be judged by the rows that are trained on, which are others all the time.
+        When arcbites would be stopped by the training loss, whose rows change with each visit.
     """
     arcbites, rounds = parameters.arcbites, rounds_of(parameters)
     if given is None:
@@ -486,12 +482,12 @@ def stopping_rule(
     if arcbites is not None and given.column == "train_loss":
         raise ParameterError("arcbites cannot be stopped by the training loss, which is always another bite's: hold rows out")
     if arcbites is not None and arcbites.early_stopping_rounds is not None:
-        return given.waiting(arcbites.early_stopping_rounds)
+        return given.with_rounds(arcbites.early_stopping_rounds)
     return given
 
 
 def rounds_of(parameters: Parameters) -> int | None:
-    """Iterations without improvement to wait for; None when nobody waits."""
+    """Return the number of iterations without improvement after which a fit stops; None without early stopping."""
     arcbites = parameters.arcbites
     if arcbites is None or not arcbites.is_watched:
         return parameters.early_stopping_rounds
@@ -499,7 +495,7 @@ def rounds_of(parameters: Parameters) -> int | None:
 
 
 def _check_early_stopping(request: FitRequest) -> None:
-    """Refuse to stop early where there is nothing to judge by, and nothing will be held out."""
+    """Raise ParameterError for early stopping without an evaluation set and without held-out rows."""
     parameters = request.parameters
     holds_out = parameters.arcbites is not None and parameters.arcbites.is_watched
     if parameters.early_stopping_rounds is not None and not request.eval_sets and not holds_out:
@@ -509,7 +505,7 @@ def _check_early_stopping(request: FitRequest) -> None:
 def _with_columns(
     sets: Sequence[tuple[str, Any, Any, Any, Any]], target_name: Any, weight_name: Any, offset_name: Any
 ) -> Iterator[tuple[str, Any, Any, Any, Any]]:
-    """The same with the names of the columns that hold target, weight and offset, where a set is a table."""
+    """Yield the evaluation sets, tables without a target with the given column names of target, weight and offset."""
     for name, data, target, weight, offset in sets:
         if target is None:
             if not isinstance(target_name, str):
@@ -529,7 +525,13 @@ def _with_columns(
 
 
 def checked_callbacks(callbacks: Any) -> tuple[Callback, ...]:
-    """Callbacks as a tuple; a mistake is noticed before the first iteration, not after it."""
+    """Return callbacks as a tuple.
+
+    Raises
+    ------
+    InputTypeError
+        For a callback that is not callable.
+    """
     found = (callbacks,) if callable(callbacks) else tuple(callbacks or ())
     for callback in found:
         if not callable(callback):

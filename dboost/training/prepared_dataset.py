@@ -1,19 +1,19 @@
-"""A data set that has been binned, in a folder: what every fit on it begins with, whatever its loss and its parameters.
+"""Prepared data sets: binned data in a folder, for fits with any loss and any parameters, and the rows of a fit on them.
 
-    binned.json   what the features are and where they are cut, what the target is, how many rows there are, and the checksum of
-                  every block; the last file to be written, so a folder without it is none
+    binned.json   features, split points, target, number of rows, and the checksum of every block; written last, so a folder
+                  without it is no prepared data set
     codes         tiles and wide columns, see `shards.block_store`
-    rows          target (numbers, or the codes of its levels), weight, offset; and where scores start if a model is continued
-                  (and where they began, if that is resumed)
-    portrait      raw values and targets of a few rows, from which models get their summary of the data
+    rows          target (numbers, or the codes of its categories), weight, offset; if a model is continued, the initial raw
+                  scores (``start``) and, if that fit is resumed, those before its first iteration (``begun``)
+    portrait      reference sample: feature values and targets of some rows, for the models' summary of the data
 
-The files of blocks are sealed. Rows of weight zero are left out, for they shape nothing. Fits on the folder do not change it:
-their targets in the terms of their loss, and all that changes while they run, lie elsewhere.
+The block files have checksums. Rows of weight zero are left out, because they do not affect a model. Fits do not change the
+folder: encoded targets and scores are written to other files.
 
-Writing one takes no more memory than a chunk, a sample of the rows and a block. A table is gone through three times: for its
-targets and weights, for the sample that proposes the split points (some columns at a time), and for the codes.
+Writing takes memory for a chunk, a sample of the rows and a block. The table is read three times: for targets and weights, for
+the sample that proposes the split points (some columns at a time), and for the bin codes.
 
-Binned data seen by one fit: targets in the terms of its loss, and rows as its engine wants them.
+`PreparedTargets` encodes the targets for the loss of a fit; `PreparedRows` implements `training_rows.TrainingRows`.
 """
 
 from __future__ import annotations
@@ -63,24 +63,12 @@ from dboost.training.validation_split import ValidationPlan, needs_test_set
 
 @dataclass(frozen=True, eq=False)
 class TableScan:
-    """What the targets and weights of a table tell before a feature is looked at.
+    """Statistics of the targets and weights of a table."""
 
-    Attributes
-    ----------
-    n_kept : tuple of int
-        Rows of positive weight in each chunk.
-    target : TargetScan
-    levels : tuple of levels or None
-        All levels of a target of text or categories, in the order of their codes.
-    weighted : bool
-        Some weight is neither 0 nor 1.
-    has_offset : bool
-    """
-
-    n_kept: tuple[int, ...]
+    n_kept: tuple[int, ...]  # rows of positive weight in each chunk
     target: TargetScan
-    levels: tuple[Level, ...] | None
-    weighted: bool
+    levels: tuple[Level, ...] | None  # categories of a target of text or categories, in the order of their codes
+    weighted: bool  # whether some weight is neither 0 nor 1
     has_offset: bool
 
     @property
@@ -89,7 +77,7 @@ class TableScan:
 
 
 def scan_table(table: Table) -> TableScan:
-    """Go through targets and weights of a table, chunk by chunk."""
+    """Read the targets and weights of a table, chunk by chunk."""
     n_kept: list[int] = []
     levels: tuple[Level, ...] | None = None
     weighted = has_offset = False
@@ -108,30 +96,16 @@ def scan_table(table: Table) -> TableScan:
 
 @dataclass(eq=False)
 class PreparedDataset:
-    """A data set in files; see the module.
+    """A prepared data set in files, see the module."""
 
-    Attributes
-    ----------
-    named : bool
-        Whether the features' names are the user's.
-    binning : Binning
-    target : TargetScan
-    levels : tuple of levels or None
-    codes, rows : BlockFile
-    settings : dict
-        Parameters that shaped it, by name.
-    portrait : ReferenceSample or None
-        Some of the rows, their targets as they are in `rows`.
-    """
-
-    named: bool
+    named: bool  # whether the features' names are the user's
     binning: Binning
     target: TargetScan
-    levels: tuple[Level, ...] | None
+    levels: tuple[Level, ...] | None  # categories of the target
     codes: BlockFile
     rows: BlockFile
-    settings: dict[str, Any] = field(default_factory=dict)
-    portrait: ReferenceSample | None = None
+    settings: dict[str, Any] = field(default_factory=dict)  # parameters with which it was prepared, by name
+    reference: ReferenceSample | None = None  # with targets as in `rows`
 
     @property
     def n_rows(self) -> int:
@@ -142,7 +116,7 @@ class PreparedDataset:
         return any(one.name == name for one in self.rows.fields)
 
     def blocks_of_rows(self) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-        """Target and so on, block by block; valid until the next one."""
+        """Yield the number and the fields of each block of `rows`; the arrays are valid until the next block."""
         buffer = self.rows.buffer()
         for block in range(self.rows.n_blocks):
             self.rows.read(block, buffer)
@@ -156,9 +130,9 @@ class PreparedDataset:
 def propose_within(
     table: Table, n_kept: tuple[int, ...], *, max_bins: int, seed: int, n_threads: int, budget: Budget | None
 ) -> Binning:
-    """As `shards.encode.propose_binning`, from the sampled values of some columns at a time."""
+    """Propose split points as `shards.encode.propose_binning`, reading the sampled values of some columns at a time."""
     n_rows = sum(n_kept)
-    drawn: list[np.ndarray] = []
+    sample: list[np.ndarray] = []
     weights: list[np.ndarray | None] = []
     first = start = 0
     for i, (length, n) in enumerate(zip(table.lengths, n_kept, strict=True)):
@@ -167,17 +141,17 @@ def propose_within(
             weight = table.roles(i)[1]
             kept = kept_rows(weight)
             rows = rows if kept is None else kept[rows]
-            drawn.append(start + rows)
+            sample.append(start + rows)
             weights.append(None if weight is None else weight[rows])
         first, start = first + n, start + length
-    rows = np.concatenate(drawn)
+    rows = np.concatenate(sample)
     joined = [weight for weight in weights if weight is not None]
     weight = np.concatenate(joined) if joined else None
     numeric = [j for j, feature in enumerate(table.features) if not feature.is_categorical]
     edges: list[np.ndarray | None] = [None] * len(table.features)
-    at_once = len(numeric) if budget is None else budget.columns_at_once(n_rows)
-    for at in range(0, len(numeric), max(at_once, 1)):
-        some = numeric[at : at + at_once]
+    n_columns = len(numeric) if budget is None else budget.columns_at_once(n_rows)
+    for at in range(0, len(numeric), max(n_columns, 1)):
+        some = numeric[at : at + n_columns]
         parts = [part for _, part in sampled(table, rows, some, n_threads)]
         columns = [np.concatenate(column) if len(column) > 1 else column[0] for column in zip(*parts, strict=True)]
         for j, edge in zip(some, propose_all(columns, weight, max_bins, n_threads), strict=True):
@@ -187,7 +161,7 @@ def propose_within(
 
 def write_binned(
     table: Table,
-    census: TableScan,
+    scan: TableScan,
     binning: Binning,
     folder: Path,
     *,
@@ -195,7 +169,7 @@ def write_binned(
     seed: int,
     n_threads: int,
 ) -> PreparedDataset:
-    """Write the rows of a table to a folder that is there; seed : of the rows that are portrayed.
+    """Write the rows of a table to an existing folder; seed : of the reference sample.
 
     Raises
     ------
@@ -210,44 +184,44 @@ def write_binned(
     outputs = () if model is None or model.n_outputs == 1 else (model.n_outputs,)
     resumes = warm_start.is_new_source and warm_start.n_before > warm_start.n_earlier
     wanted = {
-        "weight": (census.weighted, ()),
-        "offset": (census.has_offset, ()),
+        "weight": (scan.weighted, ()),
+        "offset": (scan.has_offset, ()),
         "begun": (resumes, outputs),
         "start": (flat is not None, outputs),
     }
-    fields = [Field("target", "<f8"), *(Field(name, "<f8", shape) for name, (there, shape) in wanted.items() if there)]
+    fields = [Field("target", "<f8"), *(Field(name, "<f8", shape) for name, (present, shape) in wanted.items() if present)]
     tiles = code_fields(layout)
-    block_rows = rows_that_fit(tiles, census.n_rows)
+    block_rows = rows_that_fit(tiles, scan.n_rows)
     files: dict[str, BlockFile] = {}
     try:
         for name, of_file in (("codes", tiles), ("rows", fields)):
-            files[name] = BlockFile(folder / name, of_file, census.n_rows, sealed=True, block_rows=block_rows)
+            files[name] = BlockFile(folder / name, of_file, scan.n_rows, sealed=True, block_rows=block_rows)
         writer = BlockWriter(list(files.values()))
-        portrayed: list[tuple[np.ndarray, np.ndarray]] = []
+        sampled_rows: list[tuple[np.ndarray, np.ndarray]] = []
         first = 0
         for piece in encoded_pieces(table, binning, layout, n_threads, block_rows):
             target, weight, offset = piece.roles
             values = target.codes if isinstance(target, CategoryColumn) else target
             assert values is not None
-            rows = reference_rows(census.n_rows, len(table.features), seed, first, first + piece.codes.n_rows) - first
-            portrayed.append((values_of(piece.chunk, rows), values[rows].astype(np.float64)))
+            rows = reference_rows(scan.n_rows, len(table.features), seed, first, first + piece.codes.n_rows) - first
+            sampled_rows.append((values_of(piece.chunk, rows), values[rows].astype(np.float64)))
             first += piece.codes.n_rows
             written: dict[str, np.ndarray | None] = {
                 "tiles": tiles_of(piece.codes, layout),
                 "wide": piece.codes.wide if len(piece.codes.wide) else None,
                 "target": values,
-                "weight": weight if census.weighted else None,
+                "weight": weight if scan.weighted else None,
                 "offset": offset,
             }
             if flat is not None:
                 matrix = matrix_of(piece.chunk)
                 scores = np.repeat(warm_start.baseline[:, None], len(matrix), axis=1)
                 scores += 0.0 if offset is None else offset
-                middle = warm_start.n_earlier if resumes else 0
+                n_earlier = warm_start.n_earlier if resumes else 0
                 if resumes:
-                    add_block(scores, flat, matrix, (0, middle), n_threads)
+                    add_block(scores, flat, matrix, (0, n_earlier), n_threads)
                     written["begun"] = scores.copy() if outputs else scores[0].copy()
-                add_block(scores, flat, matrix, (middle, warm_start.n_before), n_threads)
+                add_block(scores, flat, matrix, (n_earlier, warm_start.n_before), n_threads)
                 written["start"] = scores if outputs else scores[0]
             writer.append(piece.codes.n_rows, {name: values for name, values in written.items() if values is not None})
         writer.finish()
@@ -255,29 +229,29 @@ def write_binned(
         for file in files.values():
             file.remove()
         raise
-    portrait = ReferenceSample(*(np.concatenate(parts) for parts in zip(*portrayed, strict=True)))
-    return PreparedDataset(table.named, binning, census.target, census.levels, files["codes"], files["rows"], portrait=portrait)
+    reference = ReferenceSample(*(np.concatenate(parts) for parts in zip(*sampled_rows, strict=True)))
+    return PreparedDataset(table.named, binning, scan.target, scan.levels, files["codes"], files["rows"], reference=reference)
 
 
 class PreparedTargets:
-    """Targets, weights and offsets of binned data, block by block, for `start_of` and those like it.
+    """Targets, weights and offsets of a prepared data set for one fit, block by block.
 
-    continues : whether a model of other data is continued; then its scores take the place of the offsets, and a class that it
-    does not know is an error. missed : a model and those of its iterations (first, last) that no scores in the files hold yet;
-    these are trees of the very bins, for a fit that resumes has grown them.
+    continues : whether a model of other data is continued (default False); then its raw scores replace the offsets, and a class
+    that is missing in the model is an error. missing : a model and its iterations (first, last) that are missing in the scores
+    of the files, grown by the fit that is resumed, with the bins of this data set.
     """
 
     def __init__(
-        self, data: PreparedDataset, target: Target, *, continues: bool = False, missed: tuple[Ensemble, Range] | None = None
+        self, data: PreparedDataset, target: Target, *, continues: bool = False, missing: tuple[Ensemble, Range] | None = None
     ) -> None:
-        self.data, self._target, self._continues, self._missed = data, target, continues, missed
+        self.data, self._target, self._continues, self._missing = data, target, continues, missing
         self._code_of: np.ndarray | None = None
         if target.classes is not None and data.levels is not None:
             known = {level: code for code, level in enumerate(target.classes)}
             self._code_of = np.array([known.get(level, -1) for level in data.levels], np.float64)
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """``function(y, weight, offset, *arguments)`` of every block."""
+        """Return ``function(y, weight, offset, *arguments)`` of each block."""
         offsets = ("begun", "start") if self._continues else ("offset",)
         return [
             function(
@@ -290,7 +264,7 @@ class PreparedTargets:
         ]
 
     def encode(self, values: np.ndarray, block: int) -> np.ndarray:
-        """Targets in the terms of the loss: float64[n]."""
+        """Return targets encoded for the loss: float64[n]."""
         classes = self._target.classes
         if self._code_of is not None:
             codes = self._code_of[values.astype(np.int64)]
@@ -309,18 +283,18 @@ class PreparedTargets:
         return values
 
     @property
-    def portrait(self) -> ReferenceSample | None:
-        """The portrait of the rows, with targets in the terms of the loss."""
-        drawn = self.data.portrait
-        return None if drawn is None else ReferenceSample(drawn.values, self.encode(drawn.target, 0))
+    def reference(self) -> ReferenceSample | None:
+        """The reference sample, with targets encoded for the loss."""
+        sample = self.data.reference
+        return None if sample is None else ReferenceSample(sample.values, self.encode(sample.target, 0))
 
     @property
     def owned(self) -> dict[int, int]:
-        """See `session.batch_rows.StartingRows`: all rows are one partition."""
+        """See `session.batch_rows.StartingRows`; all rows form one partition."""
         return {0: self.data.n_rows}
 
     def pieces(self, spec: BuildSpec, n_threads: int = 1, piece_rows: int = 0) -> Iterator[StartingPiece]:
-        """The rows block by block, with their bin codes."""
+        """Yield the rows block by block, with their bin codes."""
         data, first = self.data, 0
         buffer = data.codes.buffer()
         for block, fields in enumerate(self.starting(spec)):
@@ -332,7 +306,7 @@ class PreparedTargets:
             first += n
 
     def starting(self, spec: BuildSpec) -> Iterator[dict[str, np.ndarray]]:
-        """Block by block: target, weight (if weighted) and first raw scores."""
+        """Yield target, weight (if weighted) and initial raw scores of each block."""
         flat: FlatEnsemble | None = None
         for block, rows in self.data.blocks_of_rows():
             n = len(rows["target"])
@@ -342,8 +316,8 @@ class PreparedTargets:
                 raw = np.repeat(spec.baseline[:, None], n, axis=1)
                 raw += rows.get("offset", 0.0)
                 raw = raw[0] if len(raw) == 1 else raw
-            if self._missed is not None:
-                model, iterations = self._missed
+            if self._missing is not None:
+                model, iterations = self._missing
                 flat = FlatEnsemble(model) if flat is None else flat
                 matrix = self._values(block, spec.layout)
                 add_block(np.atleast_2d(raw), flat, matrix, iterations, 1)
@@ -353,9 +327,9 @@ class PreparedTargets:
             yield found
 
     def _values(self, block: int, layout: BinLayout) -> np.ndarray:
-        """Of each row a value of each of its bins: float64[n, n_features]. Trees of these bins cannot tell it from its own.
+        """Return feature values that lie in the rows' bins: float64[n, n_features]. Trees of these bins route them equally.
 
-        Bin b ends with edge b, so that is one; any number above the last edge is one of the last bin.
+        The value for bin b is its upper edge; for the last bin it is the next float above the last edge.
         """
         data = self.data
         n = data.codes.rows_of(block)
@@ -375,11 +349,11 @@ class PreparedTargets:
 
 
 class PreparedRows:
-    """The rows of a prepared data set, for one fit in this process (see `training_rows.TrainingRows`)."""
+    """The rows of a prepared data set, for one fit in this process; implements `training_rows.TrainingRows`."""
 
     def __init__(self, data: PreparedDataset, request: FitRequest) -> None:
         self._data, self._request = data, request
-        self._closing: list[Callable[[], object]] = [data.close]
+        self._exit_callbacks: list[Callable[[], object]] = [data.close]
 
     def load(self) -> tuple[Feature, ...]:
         proposal = self._request.parameters.split_proposal
@@ -397,21 +371,21 @@ class PreparedRows:
         return ValidationPlan(), {}
 
     def propose_bins(self, warm_start: WarmStart, parameters: Parameters) -> Binning:
-        missed = None
+        missing = None
         if warm_start.model is not None and warm_start.resumes:
-            missed = warm_start.model, (warm_start.n_earlier, warm_start.n_before)
-        self._rows = PreparedTargets(self._data, self._target, continues=warm_start.is_new_source, missed=missed)
+            missing = warm_start.model, (warm_start.n_earlier, warm_start.n_before)
+        self._rows = PreparedTargets(self._data, self._target, continues=warm_start.is_new_source, missing=missing)
         return self._data.binning
 
     def compute_start_scores(self, warm_start: WarmStart) -> None:
-        """They are in the files."""
+        """Do nothing: the files contain the scores."""
 
     def map_rows(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         return self._rows.ask(function, *arguments)
 
     def describe(self, seed: int) -> RowsDescription:
         data = self._data
-        return RowsDescription(data.n_rows, data.n_rows, data.has("weight"), data.named, self._rows.portrait)
+        return RowsDescription(data.n_rows, data.n_rows, data.has("weight"), data.named, self._rows.reference)
 
     def build(self, plan: FitPlan, chosen: Chosen) -> Engine:
         data, rows, budget, n_threads = self._data, self._rows, self._request.budget, self._request.n_threads
@@ -419,7 +393,7 @@ class PreparedRows:
         terms = spec.target.loss.terms()
         self._team = Team(choose_threads(data.n_rows, len(data.binning.features), n_threads))
         self._builder = EvalSetBuilder(self._team)
-        self._closing.append(self._team.close)
+        self._exit_callbacks.append(self._team.close)
         fits = budget is None or budget.holds_rows(spec.shard, data.n_rows, n_threads)
         if spec.n_bites is not None:
             store: BiteStore
@@ -451,7 +425,7 @@ class PreparedRows:
         memory = budget.histograms(spec.shard, data.n_rows, n_threads)
         folder = PrivateDirectory()
         try:
-            blocks = blocks_around(rows, spec, folder.path)
+            blocks = open_blocks(rows, spec, folder.path)
             data.rows.close()
             return StreamedEngine(
                 blocks, terms, n_threads=n_threads, histogram_bytes=memory,
@@ -472,12 +446,12 @@ class PreparedRows:
         return []
 
     def close(self) -> None:
-        for close in self._closing:
+        for close in self._exit_callbacks:
             close()
 
 
 def gather_pieces(rows: PreparedTargets, spec: BuildSpec) -> tuple[BinnedColumns, np.ndarray, np.ndarray | None, np.ndarray]:
-    """All rows in memory: bin codes, target, weight and first raw scores."""
+    """Read all rows into memory; return bin codes, target, weight and initial raw scores."""
     n, n_outputs = rows.data.n_rows, len(spec.baseline)
     codes, target = empty_binned_columns(spec.layout, n), np.empty(n)
     raw = np.empty(n if n_outputs == 1 else (n_outputs, n))
@@ -491,8 +465,8 @@ def gather_pieces(rows: PreparedTargets, spec: BuildSpec) -> tuple[BinnedColumns
     return codes, target, weight, raw
 
 
-def blocks_around(rows: PreparedTargets, spec: BuildSpec, folder: Path) -> BlockStore:
-    """The files of a fit that streams the bin codes from the prepared folder; its own files go to another folder."""
+def open_blocks(rows: PreparedTargets, spec: BuildSpec, folder: Path) -> BlockStore:
+    """Open the files of a fit that streams bin codes from the prepared folder; its own files go to `folder`."""
     blocks = BlockStore.around(folder, "fit-", spec.shard, rows.data.codes)
     writer = BlockWriter((blocks.rows, blocks.state))
     for fields in rows.starting(spec):

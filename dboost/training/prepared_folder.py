@@ -1,9 +1,9 @@
-"""The file that makes a folder a binned data set (`training.prepared_dataset`), and writing such a folder whole or not at all.
+"""Atomic writing and opening of the folder of a prepared data set (`training.prepared_dataset`), and its file ``binned.json``.
 
-A new folder is filled beside its final place and renamed when everything is on the disk; one that is there is replaced only if
-it is such a folder itself. Folders cannot be exchanged in one step everywhere, so the old one steps aside for a moment, under a
-name that readers know: if the process is killed then, they find it there. Reading trusts nothing: the file has a digest, and
-every block of the others a checksum in it.
+A new folder is written under a temporary name beside its final path, synced to disk and renamed. An existing folder is replaced
+only if it is a prepared data set. Not every system can exchange two folders atomically, so the old one is first renamed to a
+backup name; if the process is killed between the two renames, readers open the backup. ``binned.json`` has a digest and
+contains a checksum for every block of the other files; both are verified when reading.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ _NAME = "binned.json"
 
 
 def is_prepared(path: Any) -> bool:
-    """Whether there is a binned data set (perhaps a damaged one) in a folder."""
-    return isinstance(path, str | os.PathLike) and (_home(Path(path)) / _NAME).is_file()
+    """Whether a folder contains a prepared data set, which may be damaged."""
+    return isinstance(path, str | os.PathLike) and (_readable_folder(Path(path)) / _NAME).is_file()
 
 
-def _aside(folder: Path) -> Path:
-    """Where a folder is while another one takes its place."""
+def _backup_of(folder: Path) -> Path:
+    """Return the path of a folder's backup while it is being replaced."""
     return folder.with_name(f".{folder.name}-replaced")
 
 
-def _home(folder: Path) -> Path:
-    """The folder, or the one that was to be replaced when the process was killed between two renames."""
-    return folder if os.path.exists(folder) or not os.path.isfile(_aside(folder) / _NAME) else _aside(folder)
+def _readable_folder(folder: Path) -> Path:
+    """Return the folder, or its backup if the process that replaced it was killed between the two renames."""
+    return folder if os.path.exists(folder) or not os.path.isfile(_backup_of(folder) / _NAME) else _backup_of(folder)
 
 
 def write_folder(path: str | os.PathLike[str], write: Callable[[Path], PreparedDataset]) -> None:
-    """Let `write` fill a new folder, and put it in its place.
+    """Create a folder with the files that `write` writes, atomically.
 
     Raises
     ------
     DataError
-        When something else is there.
+        When the path exists and is no prepared data set.
     StorageError
-        When it cannot be written.
+        When the folder cannot be written.
     """
     final = Path(path)
     if final.exists() and not is_prepared(final):
@@ -67,12 +67,12 @@ def write_folder(path: str | os.PathLike[str], write: Callable[[Path], PreparedD
         raise StorageError(f"cannot write {final}: {error.strerror}") from error
     try:
         data = write(new)
-        portrait = _write_portrait(new, data.portrait)
-        for file in (data.codes, data.rows, portrait):
+        reference = _write_reference(new, data.reference)
+        for file in (data.codes, data.rows, reference):
             file.sync()
-        portrait.close()
+        reference.close()
         data.close()
-        content = _content(data, portrait)
+        content = _content(data, reference)
         head = f'{{\n "format": "dboost-binned",\n "version": {VERSION},\n "sha256": "{_digest(content)}",\n "content": '
         with open(new / _NAME, "w", encoding="utf-8", errors="backslashreplace") as description:
             description.write(head + content + "}\n")
@@ -90,29 +90,29 @@ def write_folder(path: str | os.PathLike[str], write: Callable[[Path], PreparedD
 
 
 def _put_in_place(new: Path, final: Path) -> None:
-    """Give the new folder its final name; the one that had it is there again if that fails."""
-    old = _aside(final)
+    """Rename the new folder to its final name; restore the previous folder if that fails."""
+    backup = _backup_of(final)
     if final.exists():
-        shutil.rmtree(old, ignore_errors=True)  # of a process that was killed while it removed it
-        os.rename(final, old)
+        shutil.rmtree(backup, ignore_errors=True)  # left by a process that was killed before it removed the backup
+        os.rename(final, backup)
     try:
         os.rename(new, final)
     except BaseException:
-        if not final.exists() and old.exists():
-            os.rename(old, final)
+        if not final.exists() and backup.exists():
+            os.rename(backup, final)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(backup, ignore_errors=True)
 
 
 def open_folder(path: str | os.PathLike[str]) -> PreparedDataset:
-    """Open a folder that `write_folder` has written.
+    """Open a folder written by `write_folder`.
 
     Raises
     ------
     StorageError
-        When it is damaged, was written by a newer version or on a machine with another order of bytes.
+        When it is damaged, or was written by a newer version or on a machine with another byte order.
     """
-    folder = _home(Path(path))
+    folder = _readable_folder(Path(path))
     name = folder / _NAME
     try:
         stored = json.loads(name.read_text(encoding="utf-8"))
@@ -127,34 +127,36 @@ def open_folder(path: str | os.PathLike[str]) -> PreparedDataset:
 
 
 def check_same(data: PreparedDataset, given: dict[str, Any]) -> None:
-    """Refuse parameters that shaped the data and are other ones now; given : by name, those that the user has given.
+    """Check that given parameters equal those with which the data were prepared. given : values by name.
 
     Raises
     ------
     ParameterError
-        Naming the parameter.
+        Naming the parameter that differs.
     """
     folder = data.codes.path.parent
-    begun, now = data.settings.get("start_from"), given.get("start_from")
-    if begun is not None and now is None:
-        raise ParameterError(f"{folder} was prepared to go on from a model (sha256 {begun[:12]}…): give it as start_from")
-    if begun != now:
-        how = "to begin anew" if begun is None else f"to go on from another model (sha256 {begun[:12]}…)"
+    prepared_with, given_value = data.settings.get("start_from"), given.get("start_from")
+    if prepared_with is not None and given_value is None:
+        raise ParameterError(
+            f"{folder} was prepared to go on from a model (sha256 {prepared_with[:12]}…): give it as start_from"
+        )
+    if prepared_with != given_value:
+        how = "to begin anew" if prepared_with is None else f"to go on from another model (sha256 {prepared_with[:12]}…)"
         raise ParameterError(
             f"{folder} was prepared {how}: bins cannot tell what scores the rows have under a model, so prepare the data with "
             "start_from=…"
         )
     for name, value in given.items():
-        known, now = data.settings.get(name), describe(value)
-        if str(now).startswith("<"):
+        known, given_value = data.settings.get(name), describe(value)
+        if str(given_value).startswith("<"):
             raise ParameterError(f"{data.codes.path.parent} holds prepared data with a {name} of their own: leave yours out")
-        if now != known:
+        if given_value != known:
             what = f"was prepared with {name}={known!r}" if known is not None else f"was prepared without {name}"
-            raise ParameterError(f"{name}={now!r} does not fit the data: {data.codes.path.parent} {what}")
+            raise ParameterError(f"{name}={given_value!r} does not fit the data: {data.codes.path.parent} {what}")
 
 
 def describe(value: Any) -> Any:
-    """A parameter as JSON: names and numbers as they are, of anything else only what it is."""
+    """Convert a parameter to JSON types: names and numbers unchanged, other objects as the name of their type."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.generic):
@@ -172,28 +174,28 @@ def _text(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, sort_keys=True)
 
 
-def _write_portrait(folder: Path, portrait: ReferenceSample | None) -> BlockFile:
-    """The rows that a summary of the data will be made of, in one block."""
-    assert portrait is not None
-    n, n_features = portrait.values.shape
+def _write_reference(folder: Path, reference: ReferenceSample | None) -> BlockFile:
+    """Write the reference sample, in one block."""
+    assert reference is not None
+    n, n_features = reference.values.shape
     fields = [Field("values", "<f8", (), (n_features,)), Field("target", "<f8")]
     file = BlockFile(folder / "portrait", fields, n, sealed=True, block_rows=n)
     writer = BlockWriter([file])
-    writer.append(n, vars(portrait))
+    writer.append(n, vars(reference))
     writer.finish()
     return file
 
 
-def _read_portrait(file: BlockFile) -> ReferenceSample:
+def _read_reference(file: BlockFile) -> ReferenceSample:
     buffer = file.buffer()
     file.read(0, buffer)
     file.close()
     return ReferenceSample(**file.views(buffer, 0))
 
 
-def _content(data: PreparedDataset, portrait: BlockFile) -> str:
+def _content(data: PreparedDataset, reference: BlockFile) -> str:
     files = {}
-    for name, file in (("codes", data.codes), ("rows", data.rows), ("portrait", portrait)):
+    for name, file in (("codes", data.codes), ("rows", data.rows), ("portrait", reference)):
         assert file.checksums is not None
         files[name] = {
             "n_rows": file.n_rows,
@@ -249,7 +251,7 @@ def _opened(folder: Path, content: dict[str, Any]) -> PreparedDataset:
         files["codes"],
         files["rows"],
         content["settings"],
-        _read_portrait(files["portrait"]) if "portrait" in files else None,  # older folders have none
+        _read_reference(files["portrait"]) if "portrait" in files else None,  # older folders have none
     )
 
 

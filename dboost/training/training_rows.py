@@ -1,8 +1,8 @@
-"""The rows of a fit as its story sees them (`training.fit`): statistics in, decisions out.
+"""The rows of a fit, as `training.fit` uses them.
 
 `TrainingRows` is the protocol. `SessionRows` implements it for tables whose rows are in sessions, in this process or on a
-cluster: it asks all sessions and merges their statistics, which are sums of integers, minima, maxima and unions, so the result
-does not depend on how the rows are divided. `training.prepared_dataset.PreparedRows` implements it for prepared data sets.
+cluster: it calls all sessions and merges their statistics by sums of integers, minima, maxima and unions, so the result does
+not depend on the partitions. `training.prepared_dataset.PreparedRows` implements it for prepared data sets.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Chosen = dict[str, tuple[int, float]]
 
 
 class TrainingRows(Protocol):
-    """The rows of a fit, wherever they are."""
+    """The rows of a fit, in this process, in files or on a cluster."""
 
     def load(self) -> tuple[Feature, ...]:
         """Read the rows and check them; return the features."""
@@ -49,31 +49,34 @@ class TrainingRows(Protocol):
         """Choose loss and classes, and encode the target."""
 
     def assign(self, target: Target, ensemble_so_far: Callable[[], Ensemble]) -> tuple[ValidationPlan, Chosen]:
-        """Set the weights of the rows; choose the rows that are held out or watched."""
+        """Apply class weights; select the rows that are held out or watched."""
 
     def propose_bins(self, warm_start: WarmStart, parameters: Parameters) -> Binning:
-        """The split candidates."""
+        """Propose the split points of numeric features."""
 
     def compute_start_scores(self, warm_start: WarmStart) -> None:
-        """Compute the scores of the model that is continued."""
+        """Compute the raw scores of the model that is continued."""
 
     def map_rows(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """``function(y, weight, offset, *arguments)`` of parts of the rows; scores of a continued model replace the offset."""
+        """Return ``function(y, weight, offset, *arguments)`` of each row subset.
+
+        The raw scores of a model that is continued replace the offset.
+        """
 
     def describe(self, seed: int) -> RowsDescription:
-        """What the plan needs to know of the rows; seed : of the reference sample."""
+        """Return the statistics that the plan depends on; seed : of the reference sample."""
 
     def build(self, plan: FitPlan, chosen: Chosen) -> Engine:
         """Encode the rows and open the engine that trains on them."""
 
     def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[NamedSet]) -> list[EvalSet]:
-        """The evaluation sets, chosen ones first."""
+        """Return the evaluation sets, those chosen from the training rows first."""
 
     def observers(self, plan: FitPlan) -> list[Callback]:
-        """Callbacks of the place where the rows are, called after those of the user."""
+        """Return callbacks that report the fit (on a cluster as events), called after those of the user."""
 
     def close(self) -> None:
-        """Release what the engine does not hold."""
+        """Release all resources except the engine."""
 
 
 class SessionRows:
@@ -119,14 +122,14 @@ class SessionRows:
             for metric in validation.metrics:
                 if metric.wants_block:
                     table.refuse_values(metric.name)
-        is_alone = needs_test_set(parameters, validation, request.eval_sets)
-        test_rows = held_out_rows_of(n_rows, parameters.random_state) if is_alone else None
+        holds_out_test_set = needs_test_set(parameters, validation, request.eval_sets)
+        test_rows = held_out_rows_of(n_rows, parameters.random_state) if holds_out_test_set else None
         assignment = validation.assign(counts, digit_counts, test_rows)
         table.apply(Session.assign_rows, lambda numbers: (*numbered(numbers), assignment))
         found = table.ask(Session.trained_rows)
         after = dict(sorted((i, n) for each, *_ in found for i, n in each.items()))
         n_held_out = n_rows - sum(after.values())
-        if is_alone:
+        if holds_out_test_set:
             warn_held_out(n_held_out, n_rows)
         elif after.keys() != before.keys() or n_held_out != (sum(validation.held_out.sizes) if validation.held_out else 0):
             raise DBoostError(f"{n_held_out} of {n_rows} rows in {len(after)} of {len(before)} partitions were held out")
@@ -139,7 +142,7 @@ class SessionRows:
         return validation, dict(sorted(chosen.items(), reverse=True))  # "validation", then "train"
 
     def propose_bins(self, warm_start: WarmStart, parameters: Parameters) -> Binning:
-        """From a sample of the rows, or with ``split_proposal="exact"`` from all distinct values."""
+        """Propose split points from a sample of the rows, with ``split_proposal="exact"`` from all distinct values."""
         table, features = self._table, self._features
         if warm_start.keeps_bins:
             return warm_start.binning(features)
@@ -167,10 +170,10 @@ class SessionRows:
         return Binning(features, tuple(None if feature.is_categorical else next(numeric) for feature in features))
 
     def _column_ranges(self, n_numeric: int, n_rows: int) -> list[tuple[int, int]]:
-        """Ranges of numeric columns whose sampled values are in memory together."""
+        """Return ranges of numeric columns whose sampled values fit into memory together."""
         budget = self._request.budget
-        at_once = n_numeric if budget is None else budget.columns_at_once(n_rows)
-        return [(first, min(first + at_once, n_numeric)) for first in range(0, n_numeric, max(at_once, 1))]
+        n_columns = n_numeric if budget is None else budget.columns_at_once(n_rows)
+        return [(first, min(first + n_columns, n_numeric)) for first in range(0, n_numeric, max(n_columns, 1))]
 
     def compute_start_scores(self, warm_start: WarmStart) -> None:
         self._table.apply(Session.compute_start_scores, lambda _: (warm_start,))
@@ -180,10 +183,10 @@ class SessionRows:
 
     def describe(self, seed: int) -> RowsDescription:
         table, (starts, n_rows) = self._table, self._starts()
-        parts: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        by_partition: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for answer in table.ask_each(Session.portray, lambda numbers: ({i: starts[i] for i in numbers}, n_rows, seed)):
-            parts |= answer
-        ordered = [parts[i] for i in sorted(parts)]
+            by_partition |= answer
+        ordered = [by_partition[i] for i in sorted(by_partition)]
         sample = ReferenceSample(np.empty((0, len(self._features))), np.empty(0))
         if ordered:
             sample = ReferenceSample(*(np.concatenate(of) for of in zip(*ordered, strict=True)))
@@ -204,13 +207,13 @@ class SessionRows:
         self._table.close()
 
     def _starts(self) -> tuple[dict[int, int], int]:
-        """Global id of each partition's first row of positive weight, and the number of such rows."""
+        """Return the global id of each partition's first row of positive weight, and the number of such rows."""
         n_kept = self._table.n_kept
         return starts_of(n_kept), sum(n_kept.values())
 
 
 def learn_target(request: FitRequest, scans: Callable[[], list[TargetScan]]) -> Target:
-    """Loss and classes: of the model that is continued, as given, or by what the targets are. Holds no rows."""
+    """Return loss and classes: of the model that is continued, as given, or by the targets. The result holds no rows."""
     warm_start, parameters = request.warm_start, request.parameters
     if warm_start.is_new_source and warm_start.model is not None:
         return target_of(warm_start.model, parameters)
@@ -220,5 +223,5 @@ def learn_target(request: FitRequest, scans: Callable[[], list[TargetScan]]) -> 
 
 
 def starts_of(n_kept: dict[int, int]) -> dict[int, int]:
-    """Global id of each partition's first row among all rows of positive weight."""
+    """Return the global id of each partition's first row among all rows of positive weight."""
     return dict(zip(n_kept, np.concatenate(([0], np.cumsum(list(n_kept.values())))).tolist(), strict=False))

@@ -102,7 +102,7 @@ def held(dask_worker: Any = None) -> dict[str, Any]:
     plugin = dask_worker.plugins.get("dboost")
     if plugin is None:
         return {}
-    return {fit: sorted(map(str, holding._batches)) for fit, holding in plugin._holdings.items()}
+    return {fit: sorted(map(str, holding._batches)) for fit, holding in plugin._sessions.items()}
 
 
 def known(dask_scheduler: Any = None) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class FitEvents:
 
     def _log_rows_of_workers(self) -> None:
         """Log the number of rows of each worker if it has changed."""
-        held = [(share.ref.worker, share.numbers) for share in self._table.shares]
+        held = [(share.ref.worker, share.numbers) for share in self._table.worker_partitions]
         if held == self._held:
             return
         self._held = held
