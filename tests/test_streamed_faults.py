@@ -109,7 +109,7 @@ def test_codes_that_change_under_the_last_tree(
     folder: Path, monkeypatch: pytest.MonkeyPatch, growth: dict[str, Any], after: int
 ) -> None:
     """Between two passes over the files; checksums are verified when the codes are read for the last time."""
-    n_asked, answers = [0], StreamedEngine._answers
+    n_asked, answers = [0], StreamedEngine._histograms
 
     def altered(engine: StreamedEngine, question: Any) -> Any:
         if n_asked[0] == after:
@@ -117,7 +117,7 @@ def test_codes_that_change_under_the_last_tree(
         n_asked[0] += 1
         return answers(engine, question)
 
-    monkeypatch.setattr(StreamedEngine, "_answers", altered)
+    monkeypatch.setattr(StreamedEngine, "_histograms", altered)
     with pytest.raises(dboost.DBoostError, match="codes is damaged: block 0 is not what was written"):
         fit(max_iter=1, **growth)
     assert n_asked[0] > after + (after == 1)
