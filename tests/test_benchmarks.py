@@ -208,7 +208,6 @@ def test_what_is_grown_again_by_pieces_is_the_same_tree(folder: Path) -> None:
 def test_arcbites(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each way in this process; a limit is one that the rows do not fit."""
     monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(Budget, "holds_table", lambda *_: False)
     output = folder / "found.json"
     options = ["--quick", "--tables", "synthetic", "--rows", "4000", "--trees", "4", "--set", "max_leaf_nodes=8"]
     arcbites.main([*options, "--output", str(output), "--pictures", str(folder)])

@@ -61,7 +61,7 @@ def test_lazy_partitions(tmp_path: Path) -> None:
     raw = ROWS_A_PART * PARTS * COLUMNS * 8 / MIB
     kept = ROWS_A_PART * PARTS * bytes_a_row() / MIB
     # Beside these: 64 MiB of sampled values, some partitions, and what the C library does not give back of either.
-    assert found < kept + 120, f"{found:.0f} MiB where {kept:.0f} are kept"
+    assert found < kept + 150, f"{found:.0f} MiB where {kept:.0f} are kept"
     assert found < 0.7 * raw
     assert not list(tmp_path.iterdir()), "temporary files are gone"
 
@@ -101,7 +101,7 @@ def test_held_out_rows_cost_their_codes_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["frame", "files"])
 def test_one_partition_much_larger_than_the_limit(kind: str, tmp_path: Path) -> None:
     """Of a partition that is in memory, or a file of row groups, slices are copied: the limit is kept."""
-    n, limit = ROWS_A_PART * 10, 64
+    n, limit = ROWS_A_PART * 10, 48
     program = f"""
         def streamed(data):
             booster = dboost.fit(data, "y", max_iter=2, max_leaf_nodes=8, n_threads=1, memory_limit="{limit}MiB")

@@ -92,9 +92,9 @@ def flip(path: Path) -> None:
     ("action", "complaint"),
     [
         (lambda folder: flip(the(folder, "codes")), r"codes is damaged: block 0 is not what was written"),
-        (lambda folder: flip(the(folder, "fit-rows")), r"fit-rows is damaged"),
+        (lambda folder: flip(the(folder, "rows")), r"rows is damaged"),
         (lambda folder: os.truncate(the(folder, "codes"), 100), r"codes is cut short: block 0 of 3"),
-        (lambda folder: os.truncate(the(folder, "fit-state"), 100), r"fit-state is cut short"),
+        (lambda folder: os.truncate(the(folder, "state"), 100), r"state is cut short"),
     ],
 )
 def test_files_that_change_under_a_fit(folder: Path, action: Callable[[Path], None], complaint: str) -> None:

@@ -28,10 +28,10 @@ if module:
     del errno.EDQUOT
     ctypes.CDLL = library
 import dboost, dboost.distributed.worker_plugin, dboost.distributed.reducer
-from dboost.session.memory_trim import give_back, keep_what_rounds_need
+from dboost.session.memory_trim import keep_freed_memory, trim_memory
 dask.config.set({"dboost.keep-freed-memory": True})
-give_back()
-keep_what_rounds_need()
+trim_memory()
+keep_freed_memory()
 from tests.test_kernels_interpreted import train
 for name in ("squared_error", "streamed"):
     train(name, Path(sys.argv[3]))

@@ -190,9 +190,12 @@ class StartingRows(Protocol):
         """Yield the rows of positive weight in pieces of about `piece_rows` rows."""
 
 
-def global_row_ids(table: Table, rows: np.ndarray, starts: dict[int, int]) -> np.ndarray:
-    """Return the global ids of a table's rows of positive weight, given their positions `rows`: int64[len(rows)]."""
-    borders = np.searchsorted(rows, np.cumsum((0, *table.lengths)))
+def global_row_ids(table: Table, starts: dict[int, int]) -> np.ndarray:
+    """Return the global ids of a table's rows of positive weight: int64[n_kept]."""
+    kept = kept_rows(table.weight)
+    borders = np.cumsum((0, *table.lengths))
+    if kept is not None:
+        borders = np.searchsorted(kept, borders)
     row_ids = [starts[i] + np.arange(b - a) for i, (a, b) in zip(table.numbers, pairwise(borders.tolist()), strict=True)]
     return np.concatenate(row_ids) if row_ids else np.empty(0, np.int64)
 

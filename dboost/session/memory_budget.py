@@ -5,7 +5,7 @@
     while the data are read     one partition at a time (it exists twice: as it was read and as plain columns), chunks that
                                 stay in memory until the next step, the sample from which split points are proposed
     while trees grow            the rows, or two buffers for a block of rows per thread; histograms of open leaves; as many
-                                cached blocks as fit, with a quarter of the limit left free
+                                cached blocks as fit; in both cases a quarter of the limit is left free
 
 Rows that fit beside the histograms stay in memory; otherwise they are stored in files (`shards.block_store`). Both give the
 same model. Code that is loaded or compiled for the first time is not counted: it is a constant of about 150 MiB in a fresh
@@ -24,7 +24,7 @@ from dboost.data import ReadOptions
 from dboost.data.binning import SAMPLE_ROWS
 from dboost.errors import DataError, ParameterError
 from dboost.params import Parameters
-from dboost.shards.bin_layout import NARROW_BINS, plan_layout
+from dboost.shards.bin_layout import NARROW_BINS
 from dboost.shards.shard_spec import ShardSpec
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -84,7 +84,7 @@ class Budget:
 
     @property
     def reserve(self) -> int:
-        """Bytes left free while trees grow: evaluation sets may take half of them, and allocators waste some."""
+        """Bytes left free while trees grow: for the last chunks, for evaluation sets (half), and for unused heap memory."""
         return self.limit // 4
 
     @property
@@ -97,26 +97,8 @@ class Budget:
         return int(max(self.sampled // (16 * min(n_rows, SAMPLE_ROWS + SAMPLE_ROWS // 8)), 1))
 
     def holds_rows(self, spec: ShardSpec, n_rows: int, n_threads: int) -> bool:
-        """Return whether the rows may stay in memory."""
-        return resident_bytes(spec, n_rows) + histogram_bytes(spec, n_threads) + self.retained <= self.limit
-
-    def holds_table(self, n_rows: int, n_bins: np.ndarray, n_outputs: int, parameters: Parameters, n_threads: int) -> bool:
-        """Do the same before binning, from the maximal numbers of bins and for the loss with the most memory per row."""
-        leaves = parameters.max_leaf_nodes or max(n_rows // parameters.min_samples_leaf, 1)
-        layout = plan_layout(n_bins, np.zeros(len(n_bins), bool))
-        spec = ShardSpec(
-            layout=layout,
-            bin_layout=layout,
-            n_outputs=n_outputs,
-            weighted=True,
-            integer_weights=True,
-            constant_hessian=False,
-            weights_as_hessian=parameters.criterion == "gradient",
-            max_leaves=min(leaves, 1 << min(parameters.max_depth or 40, 40)),
-            n_channels=3,
-            loss_unit=1.0,
-        )
-        return self.holds_rows(spec, n_rows, n_threads)
+        """Return whether the rows may stay in memory, beside the chunks from which they are encoded."""
+        return resident_bytes(spec, n_rows) + histogram_bytes(spec, n_threads) + self.reserve <= self.limit
 
     def histograms(self, spec: ShardSpec, n_rows: int, n_threads: int) -> int:
         """Return the bytes left for histograms beside the block buffers of streamed rows.

@@ -157,8 +157,9 @@ class WorkerSession(PartitionLoader):
     def _in_memory(self, rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState) -> list[ShardRunner]:
         runners: list[ShardRunner] = []
         check_rows_in_memory(-(-rows.n_kept // self._n_threads))  # one shard per thread
-        for codes, target, weight, raw, row_ids in self._encoded(rows, batch, spec):
-            shard = Shard(codes, spec.shard, target, weight, raw, ranges=runs_of(row_ids))
+        row_ids = global_row_ids(rows.table, spec.starts)
+        for codes, target, weight, raw, kept_range in self._encoded(rows, batch, spec):
+            shard = Shard(codes, spec.shard, target, weight, raw, ranges=runs_of(row_ids[kept_range]))
             in_ranges(shard.fill_tiles, shard.n_rows, self._n_threads)
             runner = InMemoryRunner(ShardGrower(shard), batch, spec, self._n_threads, Scratch())
             _replay(runner, past)
@@ -186,8 +187,9 @@ class WorkerSession(PartitionLoader):
             return FileBiteStore(rows, spec, self._folder, n_threads=self._n_threads, n_ranges=n_ranges, filling_bytes=filling)
         rows.gather()
         store = InMemoryBiteStore()
-        for codes, target, weight, raw, row_ids in self._encoded(rows, batch, spec, most_shards):
-            store.add(InMemoryBite(codes, target, weight, raw, row_ids), spec.seed, spec.n_bites)
+        row_ids = global_row_ids(rows.table, spec.starts)
+        for codes, target, weight, raw, kept_range in self._encoded(rows, batch, spec, most_shards):
+            store.add(InMemoryBite(codes, target, weight, raw, row_ids[kept_range]), spec.seed, spec.n_bites)
         return store
 
     def _close_batch(self, batch: str) -> None:
@@ -238,31 +240,30 @@ class WorkerSession(PartitionLoader):
 
     def _encoded(
         self, rows: BatchRows, batch: str, spec: BuildSpec, most_shards: int | None = None
-    ) -> Iterator[tuple[BinnedColumns, np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]]:
-        """Yield codes, target, weight, raw scores and global ids of one range of the rows of positive weight per thread."""
+    ) -> Iterator[tuple[BinnedColumns, np.ndarray, np.ndarray | None, np.ndarray, slice]]:
+        """Yield codes, target, weight and raw scores of one range of the rows of positive weight per thread, and the range."""
         table, y = rows.table, rows.y
         weight = table.weight
         kept = kept_rows(weight)
-        positions = np.arange(table.n_rows) if kept is None else kept
-        row_ids = global_row_ids(table, positions, spec.starts)
-        cells = len(positions) * len(spec.binning.features)
-        n_shards = (
-            1 if is_small(len(positions), len(spec.binning.features)) else min(most_shards or self._n_threads, max(cells, 1))
-        )
+        n_kept = table.n_rows if kept is None else len(kept)
+        n_cells = n_kept * len(spec.binning.features)
+        n_shards = 1 if is_small(n_kept, len(spec.binning.features)) else min(most_shards or self._n_threads, max(n_cells, 1))
         for k in range(n_shards):
-            first, last = len(positions) * k // n_shards, len(positions) * (k + 1) // n_shards
-            if first == last:
+            kept_range = slice(n_kept * k // n_shards, n_kept * (k + 1) // n_shards)
+            n = kept_range.stop - kept_range.start
+            if not n:
                 continue
-            some = positions[first:last]
-            whole = len(some) == table.n_rows
-            codes = encode_table(table, spec.binning, spec.layout, None if whole else some, self._n_threads)
-            raw = self._raw_scores(rows, spec, None if whole else some, slice(first, last))
+            some = None
+            if n < table.n_rows:
+                some = np.arange(kept_range.start, kept_range.stop) if kept is None else kept[kept_range]
+            codes = encode_table(table, spec.binning, spec.layout, some, self._n_threads)
+            raw = self._raw_scores(rows, spec, some, kept_range)
             if k == n_shards - 1:
                 self._close_batch(batch)  # frees the raw values before the caller allocates the shard
             weights = None
             if spec.shard.weighted:
-                weights = np.ones(len(some)) if weight is None else weight[some]
-            yield codes, y if whole else y[some], weights, raw, row_ids[first:last]
+                weights = np.ones(n) if weight is None else weight if some is None else weight[some]
+            yield codes, y if some is None else y[some], weights, raw, kept_range
 
     def _raw_scores(self, rows: BatchRows, spec: BuildSpec, positions: np.ndarray | None, kept_range: slice) -> np.ndarray:
         """Return the first raw scores of rows; `kept_range` is their range among the table's rows of positive weight."""
