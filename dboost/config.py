@@ -49,9 +49,18 @@ def imbalance(persisted: bool) -> float:
 
 def keep_freed_memory() -> bool:
     """Whether the C library of schedulers and workers keeps freed memory instead of returning it to the system."""
-    given = _get("keep-freed-memory")
+    return _boolean("keep-freed-memory")
+
+
+def uses_lines() -> bool:
+    """Whether rounds travel on lines (`distributed.line`) where connections allow it."""
+    return _boolean("lines")
+
+
+def _boolean(key: str) -> bool:
+    given = _get(key)
     if not isinstance(given, bool):
-        raise ParameterError(f"dboost.keep-freed-memory={given!r} in Dask's configuration is not true or false")
+        raise ParameterError(f"dboost.{key}={given!r} in Dask's configuration is not true or false")
     return given
 
 

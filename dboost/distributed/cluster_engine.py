@@ -19,7 +19,7 @@ from dboost.distributed.connection import Connection
 from dboost.distributed.messages import LostWorkers, Timing, pack
 from dboost.distributed.partitioned_table import PartitionedTable
 from dboost.distributed.rebalance import JoinedWorkers
-from dboost.distributed.reducer import check_rows
+from dboost.distributed.tree_rounds import check_rows
 from dboost.errors import DBoostError
 from dboost.metrics.metric import Metric
 from dboost.session.protocol import BiteVisit, BuildSpec, ReplayState, Session

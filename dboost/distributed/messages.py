@@ -19,7 +19,7 @@ from dboost.session.protocol import SessionRef
 NAME = "dboost"
 #: Prefix of the keys of tasks that read a partition.
 READING = "dboost-read-"
-OK, LOST, FAILED, UNKNOWN, STALE = "OK", "lost", "failed", "unknown", "stale"
+OK, LOST, FAILED, UNKNOWN, STALE, UNSUPPORTED = "OK", "lost", "failed", "unknown", "stale", "unsupported"
 CANCELLED, SILENT = "cancelled", "silent"
 
 
@@ -29,6 +29,14 @@ class LostWorkers(Exception):
     def __init__(self, sessions: Sequence[SessionRef]) -> None:
         super().__init__(", ".join(sorted({ref.worker for ref in sessions})))
         self.sessions = list(sessions)
+
+
+class WorkerFailed(Exception):
+    """A call failed on a worker. error : packed."""
+
+    def __init__(self, address: str, error: bytes) -> None:
+        super().__init__(address)
+        self.address, self.error = address, error
 
 
 class FitCancelled(Exception):

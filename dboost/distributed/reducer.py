@@ -9,26 +9,31 @@ keeps its connections but does not reply. After `dboost.patience` (default 10 s)
 if it does not answer within the same time, the reducer removes it from the cluster, and its nanny, if any, restarts it. A slow
 worker answers pings, because calls do not run on its event loop. The reducer pings only workers that a fit waits for.
 
-**Latency.** A fit has thousands of rounds of a few milliseconds, so `wait_for_replies` waits for all calls with one future and
-one timer. Merging and split finding run in a thread, because the scheduler's event loop serves all clients, except where they
-take less time than switching threads.
+**Latency.** A fit has thousands of rounds. Each fit has a thread, which calls the sessions on lines (`worker_calls`), merges
+their histograms and picks the splits (`tree_rounds`), so the scheduler's event loop serves all clients. Everything before the
+first tree, and fits on connections without lines, use Dask's messages: `wait_for_replies` waits for all calls with one future
+and one timer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from distributed import Scheduler
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from dboost.config import liveness_timeout
+from dboost.config import liveness_timeout, uses_lines
 from dboost.distributed.feature_exchange import choose_owners
+from dboost.distributed.line import Line
 from dboost.distributed.messages import (
     CANCELLED,
     FAILED,
@@ -41,22 +46,19 @@ from dboost.distributed.messages import (
     UNKNOWN,
     FitCancelled,
     LostWorkers,
-    Timing,
+    WorkerFailed,
     pack,
 )
 from dboost.distributed.monitoring.dashboard import show
 from dboost.distributed.monitoring.prometheus import publish
 from dboost.distributed.monitoring.status import FitRegistry
 from dboost.distributed.plugin_factory import WorkerPluginFactory
+from dboost.distributed.tree_rounds import TreeRounds
+from dboost.distributed.worker_calls import LineCalls, MessageCalls, WorkerCalls, open_line
 from dboost.session.memory_trim import keep_freed_memory
-from dboost.session.protocol import FeatureOwner, Session, SessionRef, pack_round, session_refs, unpack
-from dboost.trees.grower import RoundHistograms, RoundRequest, RoundResult, grow_tree
-from dboost.trees.split_finder import SplitFinder, merge_best_splits
-from dboost.trees.tree_task import GrownTree, TreeTask
+from dboost.session.protocol import SessionRef, session_refs, unpack
 from dboost.version import __version__
 
-#: Bytes of histograms and number of sibling pairs that take about 1 ms, the cost of two thread switches.
-_LIGHT_BYTES, _LIGHT_PAIRS = 512 * 1024, 8
 #: Seconds between two pings of a worker whose plugin has not started yet.
 _PING_INTERVAL = 0.05
 
@@ -83,7 +85,7 @@ class Reducer(SchedulerPlugin):
         self._background_tasks: set[asyncio.Task[Any]] = set()
         #: Versions of dboost by Dask's names of worker processes.
         self._versions: dict[str, str | None] = {}
-        self._n_rounds = 0  # of all fits; a lower number identifies messages of abandoned rounds
+        self._numbers = itertools.count(1)  # of calls of all fits; a lower number identifies messages of abandoned calls
         self.registry = FitRegistry()
         self._unpublish = publish(self.registry)
         show(self.registry, getattr(scheduler, "http_application", None))
@@ -117,7 +119,16 @@ class Reducer(SchedulerPlugin):
 
     async def open_fit(self, fit: str, client_id: str) -> dict[str, Any]:
         """Start a fit; return the workers' versions of dboost (None without dboost)."""
-        self._fits[fit] = Fit(client_id)
+        lines = None
+        if uses_lines():
+            lines = LineCalls(
+                lambda worker: worker in self._scheduler.workers,
+                lambda: fit not in self._fits,
+                partial(self._lost_among, fit),
+                asyncio.get_running_loop(),
+                self._numbers,
+            )
+        self._fits[fit] = Fit(client_id, lines)
         self._scheduler.idle_since = None
         self._scheduler.log_event(NAME, {"action": "began", "fit": fit})
         return {"status": OK, "version": __version__, "hellos": await self._ping_all()}
@@ -140,6 +151,9 @@ class Reducer(SchedulerPlugin):
 
     async def abandon(self, fit: str, sessions: Sequence[Any]) -> dict[str, Any]:
         """Release lost sessions, without waiting: most of them are gone."""
+        lines = self._fits[fit].lines if fit in self._fits else None
+        if lines is not None:  # the client waits for this call, so none is running
+            lines.release(session_refs(sessions))
         for worker, session in session_refs(sessions):
             if worker in self._scheduler.workers:
                 self._run_in_background(self._drop(worker, fit, session))
@@ -159,8 +173,7 @@ class Reducer(SchedulerPlugin):
         """Release a fit here and on all workers; a running call is cancelled."""
         known = self._fits.pop(fit, None)
         if known is not None:
-            known.cancelled = True
-            known.wake()
+            known.end()
             self._scheduler.log_event(NAME, {"action": "ended", "fit": fit, "outcome": outcome})
         await asyncio.gather(*(self._drop(address, fit) for address in list(self._scheduler.workers)))
         return {"status": OK}
@@ -172,6 +185,9 @@ class Reducer(SchedulerPlugin):
             self.registry.see(msg, time.time())
 
     async def close(self) -> None:
+        fits, self._fits = self._fits, {}
+        for fit in fits.values():
+            fit.end()
         self._unpublish()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
@@ -237,16 +253,35 @@ class Reducer(SchedulerPlugin):
             return {"status": CANCELLED}
 
     async def _ask(self, name: str, refs: Sequence[SessionRef], method: str, arguments: Any) -> dict[str, Any]:
-        number = self._next_round()
         each = isinstance(arguments, list | tuple)
         packed = dict(zip(refs, arguments, strict=True)) if each else dict.fromkeys(refs, arguments)
+        fit = self._fit(name)
+        if fit.lines is not None and not fit.lines.missing(refs):
+            self._use(fit, refs)
+            results = await self._in_thread(fit, fit.lines.call, method, packed, lambda message: bytes(message.content))
+        else:
+            results = await self._call(name, method, packed)
+        return {"results": [results[ref] for ref in refs], "workers": self._identities()}
+
+    async def _call(self, name: str, method: str, arguments: Mapping[SessionRef, bytes]) -> dict[SessionRef, bytes]:
+        """Call a method of sessions by Dask's messages."""
+        number = next(self._numbers)
 
         def call(ref: SessionRef) -> Any:
             rpc = self._scheduler.rpc(ref.worker)
-            return rpc.dboost_call(fit=name, session=ref.session, number=number, method=method, arguments=packed[ref])
+            return rpc.dboost_call(fit=name, session=ref.session, number=number, method=method, arguments=arguments[ref])
 
-        results = await self._fan_out(name, refs, call)
-        return {"results": [results[ref] for ref in refs], "workers": self._identities()}
+        return await self._fan_out(name, list(arguments), call)
+
+    async def _exchange(self, name: str, method: str, arguments: Mapping[SessionRef, bytes]) -> dict[SessionRef, bytes]:
+        """Have sessions exchange slices of histograms (`feature_exchange`), by Dask's messages."""
+        number = next(self._numbers)
+
+        def call(ref: SessionRef) -> Any:
+            rpc, address = self._scheduler.rpc(ref.worker), {"fit": name, "session": ref.session, "number": number}
+            return rpc.dboost_exchange(**address, n_senders=len(arguments), arguments=arguments[ref])
+
+        return await self._fan_out(name, list(arguments), call)
 
     async def _move(self, name: str, batch: str, plan: bytes, moves: dict[str, Any], lost: list[str]) -> dict[str, Any]:
         def call(ref: SessionRef) -> Any:
@@ -267,14 +302,8 @@ class Reducer(SchedulerPlugin):
         self, name: str, refs: Sequence[SessionRef], call: Callable[[SessionRef], Any]
     ) -> dict[SessionRef, bytes]:
         """Call sessions and return their packed results. call : makes the call of one session."""
-        fit = self._fits.get(name)
-        if fit is None:
-            raise FitCancelled
-        fit.workers.update(ref.worker for ref in refs)
-        self._scheduler.idle_since = None
-        absent = [ref for ref in refs if ref.worker not in self._scheduler.workers]
-        if absent:
-            raise LostWorkers(absent)
+        fit = self._fit(name)
+        self._use(fit, refs)
         calls: dict[SessionRef, asyncio.Future[bytes]] = {ref: asyncio.ensure_future(result_of(ref, call(ref))) for ref in refs}
         try:
             await self._wait(name, fit, calls)
@@ -300,13 +329,16 @@ class Reducer(SchedulerPlugin):
             if not pending:
                 return
             if silent:
-                asked = [ref for ref, call in pending.items() if not call.done()]
-                hung = set(await self._sweep([ref.worker for ref in asked]))
-                # A worker that was restarted at the same address answers pings, but has no such session.
-                unknown = [ref for ref in asked if ref.session and ref.worker not in hung and not await self._has(name, ref)]
-                lost = [ref for ref in asked if ref.worker in hung] + unknown
+                lost = await self._lost_among(name, [ref for ref, call in pending.items() if not call.done()])
                 if lost:
                     raise LostWorkers(lost)
+
+    async def _lost_among(self, name: str, silent: Sequence[SessionRef]) -> list[SessionRef]:
+        """Remove workers that do not answer pings; return the lost sessions among those that have not answered."""
+        hung = set(await self._sweep([ref.worker for ref in silent]))
+        # A worker that was restarted at the same address answers pings, but has no such session.
+        unknown = [ref for ref in silent if ref.session and ref.worker not in hung and not await self._has(name, ref)]
+        return [ref for ref in silent if ref.worker in hung] + unknown
 
     async def _sweep(self, addresses: Sequence[str]) -> list[str]:
         """Ping workers, remove those that do not answer, and return their addresses."""
@@ -382,66 +414,64 @@ class Reducer(SchedulerPlugin):
 
     async def _grow(self, name: str, refs: list[SessionRef], order: bytes) -> dict[str, Any]:
         task, layout, n_rows, n_leaves_per_round, rows_of = unpack(order)
+        fit = self._fit(name)
+        self._use(fit, refs)
         owners = choose_owners(refs, task, layout, n_leaves_per_round)
+        calls: WorkerCalls
+        if owners:
+            calls = MessageCalls(partial(self._exchange, name), asyncio.get_running_loop())
+        else:
+            calls = await self._lines(name, fit, refs) or MessageCalls(partial(self._call, name), asyncio.get_running_loop())
+        grown, timing = await self._in_thread(
+            fit, fit.rounds.grow, calls, refs, task, layout, n_rows, n_leaves_per_round, rows_of, owners
+        )
+        event = {"action": "tree", "fit": name, "workers": len(refs), "leaves": grown.n_leaves}
+        self._scheduler.log_event(NAME, event | {"owners": len(owners)} | asdict(timing))
+        return {"tree": pack((grown, timing))}
+
+    async def _lines(self, name: str, fit: Fit, refs: Sequence[SessionRef]) -> LineCalls | None:
+        """Return lines to these sessions, opening those that are missing; None if a connection does not allow one.
+
+        Raises
+        ------
+        LostWorkers
+        """
+        if fit.lines is None:
+            return None
+        missing, connection_args = fit.lines.missing(refs), self._scheduler.connection_args
+        opened = await asyncio.gather(*(open_line(name, ref, connection_args) for ref in missing), return_exceptions=True)
+        for ref, line in zip(missing, opened, strict=True):
+            if isinstance(line, Line) and fit.lines is not None:
+                fit.lines.add(ref, line)
+        lost = [ref for line in opened if isinstance(line, LostWorkers) for ref in line.sessions]
+        if lost:
+            raise LostWorkers(lost)
+        for line in opened:
+            if isinstance(line, BaseException):
+                raise line
+        if None in opened:
+            fit.lines.close()
+            fit.lines = None
+        return fit.lines
+
+    def _fit(self, name: str) -> Fit:
         fit = self._fits.get(name)
-        grower = grow_tree(task, layout, n_rows, n_leaves_per_round)
-        split_finder = SplitFinder(task, layout, after=None if fit is None else fit.split_finder)
-        if fit is not None:
-            fit.split_finder = split_finder
-        request, first_task, timing = next(grower), task, Timing()
+        if fit is None:
+            raise FitCancelled
+        return fit
 
-        def advance(results: dict[SessionRef, bytes]) -> tuple[RoundRequest | GrownTree, float, float]:
-            """Merge histograms and pick splits; return the next request or the tree, the slowest worker's seconds, and own
-            seconds."""
-            began = time.perf_counter()
-            replies = [unpack(result) for result in results.values()]
-            if first_task is not None:
-                check_rows({ref: n for ref, (*_, n, _) in zip(results, replies, strict=True)}, rows_of)
-            merged = RoundHistograms.total([answer for answer, *_ in replies if answer is not None])
-            if owners:
-                candidates = [found for _, found, *_ in replies if found is not None]
-                found = merge_best_splits(candidates) if candidates else []
-            else:
-                found = split_finder.find_best_splits(request.pairs, merged.histograms)
-            try:
-                outcome: Any = grower.send(RoundResult(found, merged.n_rows, merged.leaf_sums))
-            except StopIteration as end:
-                outcome = end.value
-            return outcome, max(seconds for *_, seconds in replies), time.perf_counter() - began
+    def _use(self, fit: Fit, refs: Sequence[SessionRef]) -> None:
+        """Record that a fit calls these sessions; raise LostWorkers if some of their workers have left the cluster."""
+        fit.workers.update(ref.worker for ref in refs)
+        self._scheduler.idle_since = None
+        absent = [ref for ref in refs if ref.worker not in self._scheduler.workers]
+        if absent:
+            raise LostWorkers(absent)
 
-        while True:
-            began = time.perf_counter()
-            results = await self._fan_out(name, refs, self._round(name, refs, first_task, request, owners))
-            n_bytes = sum(map(len, results.values()))
-            # A tree's first round may have to compile or load kernels.
-            light = first_task is None and n_bytes <= _LIGHT_BYTES and len(request.pairs) <= _LIGHT_PAIRS
-            outcome, compute, reducing = advance(results) if light else await asyncio.to_thread(advance, results)
-            elapsed = time.perf_counter() - began
-            timing += Timing(1, compute, reducing, elapsed - compute - reducing, n_bytes)
-            if isinstance(outcome, GrownTree):
-                event = {"action": "tree", "fit": name, "workers": len(refs), "leaves": outcome.n_leaves}
-                self._scheduler.log_event(NAME, event | {"owners": len(owners)} | asdict(timing))
-                return {"tree": pack((outcome.copy(), timing))}
-            request, first_task = outcome, None
-
-    def _next_round(self) -> int:
-        self._n_rounds += 1
-        return self._n_rounds
-
-    def _round(
-        self, name: str, refs: list[SessionRef], task: TreeTask | None, request: RoundRequest, owners: list[FeatureOwner]
-    ) -> Callable[[SessionRef], Any]:
-        """Return a function that sends a request to a session."""
-        number = self._next_round()
-
-        def send(ref: SessionRef) -> Any:
-            rpc, address = self._scheduler.rpc(ref.worker), {"fit": name, "session": ref.session, "number": number}
-            if owners:
-                return rpc.dboost_exchange(**address, n_senders=len(refs), arguments=packed)
-            return rpc.dboost_call(**address, method=Session.answer.__name__, arguments=packed)
-
-        packed = pack_round((task, request, owners) if owners else (task, request))
-        return send
+    @staticmethod
+    async def _in_thread(fit: Fit, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function in the thread of a fit."""
+        return await asyncio.get_running_loop().run_in_executor(fit.thread, function, *arguments)
 
 
 def _is_read(task: Any) -> bool:
@@ -449,30 +479,34 @@ def _is_read(task: Any) -> bool:
     return str(task.key).startswith(READING)
 
 
-@dataclass
+@dataclass(eq=False)
 class Fit:
     """State of a running fit in the scheduler."""
 
     client: str
+    lines: LineCalls | None  # None if connections do not allow lines
     workers: set[str] = field(default_factory=set)  # all workers that the fit has called and that are still present
     cancelled: bool = False
     #: Futures of pending `wait_for_replies` calls. Resolved when all replies arrived, one failed, the fit changed, or the
     #: liveness timeout expired.
     waiting_calls: set[asyncio.Future[bool]] = field(default_factory=set)
-    split_finder: SplitFinder | None = None  # of the last tree
+    rounds: TreeRounds = field(default_factory=TreeRounds)
+    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "dboost-fit"))
 
     def wake(self) -> None:
-        """Resolve pending `wait_for_replies` calls, because the fit changed."""
+        """Interrupt calls that wait for workers, because the fit changed."""
         for ended in self.waiting_calls:
             _wake(ended)
+        if self.lines is not None:
+            self.lines.wake()
 
-
-class WorkerFailed(Exception):
-    """A call failed on a worker. error : packed."""
-
-    def __init__(self, address: str, error: bytes) -> None:
-        super().__init__(address)
-        self.address, self.error = address, error
+    def end(self) -> None:
+        """Cancel a running call, and release lines and thread after it."""
+        self.cancelled = True
+        self.wake()
+        if self.lines is not None:
+            self.thread.submit(self.lines.close)
+        self.thread.shutdown(wait=False)
 
 
 async def result_of(ref: SessionRef, call: Any) -> bytes:
@@ -496,16 +530,6 @@ async def result_of(ref: SessionRef, call: Any) -> bytes:
     if reply["status"] == FAILED:
         raise WorkerFailed(ref.worker, reply["error"])
     return reply["result"]
-
-
-def check_rows(n_rows: Mapping[SessionRef, int], expected: Mapping[SessionRef, int]) -> None:
-    """Raise `LostWorkers` for sessions whose number of rows differs from the client's records.
-
-    Losses are detected by the names of sessions; this is a second, independent check.
-    """
-    wrong = [ref for ref, n in n_rows.items() if n != expected.get(ref, 0)]
-    if wrong:
-        raise LostWorkers(wrong)
 
 
 async def wait_for_replies(fit: Fit, calls: Sequence[asyncio.Future[bytes]]) -> bool:

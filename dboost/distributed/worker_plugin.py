@@ -1,7 +1,8 @@
 """The worker plugin: keeps a `WorkerSession` for each fit, and answers the reducer's calls.
 
-Calls arrive over Dask's connections at the handlers that `setup` registers. They run in threads of the plugin: work on the
-event loop would make the worker look dead, and the threads of Dask's executor are for tasks.
+Calls arrive over Dask's connections at the handlers that `setup` registers, or on lines (`distributed.line`), each of which has
+a thread. All calls run in threads of the plugin: work on the event loop would make the worker look dead, and the threads of
+Dask's executor are for tasks.
 
 Each session has a unique name. Every call contains the name of its session; the plugin replies `UNKNOWN` if it has another one.
 So a worker that was restarted, or whose session the client regards as lost (e.g. after a broken connection), is never mistaken
@@ -19,17 +20,21 @@ from pathlib import Path
 from typing import Any
 
 from distributed import Worker, get_worker
+from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dboost.distributed.feature_exchange import Inbox
-from dboost.distributed.messages import FAILED, LOST, NAME, OK, STALE, UNKNOWN, pack
+from dboost.distributed.line import Line, packed
+from dboost.distributed.messages import FAILED, LOST, NAME, OK, STALE, UNKNOWN, UNSUPPORTED, pack
 from dboost.distributed.monitoring.prometheus import WorkMeter, publish
 from dboost.distributed.partition_mover import PartitionMover
+from dboost.distributed.worker_calls import METHODS, STATUSES, accept_line
 from dboost.session.memory_budget import Budget
 from dboost.session.memory_trim import keep_freed_memory, trim_memory
 from dboost.session.protocol import SESSION_METHODS, MissingPartitions, Session, SessionRef, pack_round, unpack
 from dboost.session.worker_session import WorkerSession
 from dboost.storage.spool import remove_stale, temporary_root
+from dboost.trees.grower import RoundHistograms
 from dboost.version import __version__
 
 #: Number of threads, i.e. of fits whose calls may run on a worker at the same time.
@@ -57,6 +62,8 @@ class DBoostWorkerPlugin(WorkerPlugin):
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(_FITS_AT_A_TIME, "dboost-calls")
         self._inbox = Inbox()
+        #: Lines of sessions, by fit and name of the session.
+        self._lines: dict[tuple[str, str], Line] = {}
         self._mover = PartitionMover(worker, self, self._pool)
         self.meter = WorkMeter()
         self._unpublish = publish(self.meter)
@@ -65,6 +72,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 "dboost_hello": self.hello,
                 "dboost_has": self.has,
                 "dboost_call": self.call,
+                "dboost_line": self.line,
                 "dboost_exchange": self.exchange,
                 "dboost_slice": self.slice,
                 "dboost_drop": self.drop,
@@ -165,14 +173,53 @@ class DBoostWorkerPlugin(WorkerPlugin):
         self.meter.received(len(content))
         return {"status": OK}
 
+    async def line(self, comm: Any, fit: str, session: str) -> Any:
+        """Open a line to a session: from now on the connection is a line, and a thread answers its calls."""
+        if self.known(fit, session) is None:
+            return {"status": UNKNOWN}
+        line = await accept_line(comm)
+        if line is None:
+            return {"status": UNSUPPORTED}
+        self._lines[fit, session] = line
+        threading.Thread(target=self._serve, args=(line, fit, session), name="dboost-line", daemon=True).start()
+        return Status.dont_reply
+
+    def _serve(self, line: Line, fit: str, session: str) -> None:
+        """Answer the calls on a line until either end closes it."""
+        try:
+            while True:
+                message = line.receive()
+                method = METHODS[message.kind]
+                status, answer = self._execute(fit, session, message.number, method, message.content)
+                content, buffers = packed(answer) if status == OK and method in _OF_ROUNDS else (answer, [])
+                line.send(message.number, STATUSES.index(status), content, buffers)
+        except OSError:
+            pass  # the reducer notices it, too
+        finally:
+            if self._lines.get((fit, session)) is line:
+                del self._lines[fit, session]
+            line.close()
+
     def _call(self, fit: str, session: str, number: int, method: str, arguments: bytes) -> dict[str, Any]:
+        status, answer = self._execute(fit, session, number, method, arguments)
+        if status == FAILED:
+            return {"status": FAILED, "error": answer}
+        if status != OK:
+            return {"status": status}
+        return {"status": OK, "result": pack_round(answer) if method in _OF_ROUNDS else answer}
+
+    def _execute(self, fit: str, session: str, number: int, method: str, arguments: bytes | memoryview) -> tuple[str, Any]:
+        """Call a method of a session; return the status, and the packed answer or error.
+
+        Answers of methods in `_OF_ROUNDS` are not packed.
+        """
         worker_session = self.known(fit, session)
         if worker_session is None:
-            return {"status": UNKNOWN}
+            return UNKNOWN, b""
         try:
             with worker_session.lock:
                 if number < worker_session.latest:
-                    return {"status": STALE}
+                    return STALE, b""
                 worker_session.latest = number
                 started = time.perf_counter()
                 if method not in SESSION_METHODS:
@@ -180,17 +227,18 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 answer = getattr(worker_session, method)(*unpack(arguments))
                 if method in _FREES_MEMORY:
                     trim_memory()
-                result = pack_round(answer) if method in _OF_ROUNDS else pack(answer)
+                if method not in _OF_ROUNDS:
+                    answer = pack(answer)
                 with self._lock:
                     if self.known(fit, session) is not None:  # metrics of a fit that has ended meanwhile would never be removed
-                        self.meter.note(fit, method, started, len(arguments), len(result), worker_session.n_rows)
-                return {"status": OK, "result": result}
+                        self.meter.note(fit, method, started, len(arguments), bytes_of(answer), worker_session.n_rows)
+                return OK, answer
         except MissingPartitions:
-            return {"status": UNKNOWN}
+            return UNKNOWN, b""
         except Exception as error:  # any error is raised in the client
             if self.known(fit, session) is None:
-                return {"status": UNKNOWN}
-            return {"status": FAILED, "error": pack_error(error)}
+                return UNKNOWN, b""
+            return FAILED, pack_error(error)
 
     def drop(self, fit: str, session: str | None = None) -> dict[str, str]:
         """Release a lost session, or (None) a fit, whose remaining read tasks then fail."""
@@ -202,6 +250,9 @@ class DBoostWorkerPlugin(WorkerPlugin):
             worker_session = self._sessions.pop(fit, None)
             self.meter.forget(fit)
         self._inbox.drop(fit)
+        for (of_fit, name), line in list(self._lines.items()):
+            if of_fit == fit and session in (None, name):
+                line.shut_down()
         if worker_session is not None:
             # Closing waits for the end of a running call.
             self._pool.submit(_close, worker_session)
@@ -226,6 +277,19 @@ def _spare(worker: Worker) -> Budget | None:
     fraction = memory.memory_target_fraction or memory.memory_spill_fraction or _MEMORY_FRACTION
     left = int(memory.memory_limit * fraction) - worker.monitor.get_process_memory()
     return Budget(max(left, int(memory.memory_limit * _MIN_MEMORY_FRACTION)))
+
+
+def bytes_of(answer: Any) -> int:
+    """Return the number of bytes of a packed answer, or of the arrays of an answer that is not packed."""
+    if isinstance(answer, bytes):
+        return len(answer)
+    if isinstance(answer, tuple | list):
+        return sum(map(bytes_of, answer))
+    if isinstance(answer, dict):
+        return sum(map(bytes_of, answer.values()))
+    if isinstance(answer, RoundHistograms):
+        return answer.histograms.nbytes + answer.n_rows.nbytes + (0 if answer.leaf_sums is None else answer.leaf_sums.nbytes)
+    return 0
 
 
 def _close(worker_session: WorkerSession) -> None:

@@ -180,7 +180,7 @@ def pack_round(message: Any) -> bytes:
     return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
 
 
-def unpack(message: bytes) -> Any:
+def unpack(message: bytes | memoryview) -> Any:
     """Return the object that `pack_round` pickled."""
     return pickle.loads(message)
 
