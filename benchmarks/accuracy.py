@@ -2,7 +2,7 @@
 
 Each seed gives one split that all libraries share, so the libraries are compared in pairs: the table reports the mean and the
 standard deviation over seeds, and the mean of (library − dboost) with its standard error. A difference of less than two or
-three standard errors is not significant. The tables are those of `tests/real_data.py`.
+three standard errors is not significant. The tables are those of `tests/helpers/real_data.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks.engines import ENGINES, USUAL, Settings
 from benchmarks.race import scores
-from tests.real_data import FOLDER, RealTable, load
+from tests.helpers.real_data import FOLDER, RealTable, load
 
 TABLES = ("hflights", "adult", "california", "covtype")
 #: Left out because scikit-learn allows at most 255 categories, and hflights has 3310 aircraft.

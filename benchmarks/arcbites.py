@@ -43,7 +43,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import workloads
-from tests import real_data
+from tests.helpers import real_data
 
 N_BITES = 10
 #: Ways to train by name: arcbites, or None for all rows at a time; and the part in memory.

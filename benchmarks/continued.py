@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import dboost
-from tests.real_data import FOLDER, RealTable, load, path
+from tests.helpers.real_data import FOLDER, RealTable, load, path
 
 TABLES = ("elec2", "hflights")
 FIRST_TREES = 100

@@ -25,7 +25,7 @@ from rich.table import Table
 from benchmarks import accuracy
 from benchmarks.engines import ENGINES, USUAL, Settings
 from benchmarks.race import scores
-from tests.real_data import FOLDER, RealTable, load
+from tests.helpers.real_data import FOLDER, RealTable, load
 
 #: Iterations on each table: a second or more for every library. (Seven trees make one of covtype's.)
 TABLES = {"hflights": 100, "adult": 150, "covtype": 25}

@@ -42,7 +42,7 @@ from dboost.session.fused_engine import FusedEngine
 from dboost.shards import shard_grower as rounds
 from dboost.trees import split_finder as search
 from dboost.trees.tree_task import GrownTree, TreeTask
-from tests.sharded_engine import ShardedEngine
+from tests.helpers.sharded_engine import ShardedEngine
 
 #: Parts of a tree, in their order.
 PARTS = ("scores, gradients", "quantise", "histograms", "search", "split rows", "leaves")

@@ -15,7 +15,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    from tests.real_data import FOLDER
+    from tests.helpers.real_data import FOLDER
 
     return None if FOLDER.exists() else "no real tables beside the checkout (../shared/data): their tests are skipped"
 

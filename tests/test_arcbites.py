@@ -27,7 +27,7 @@ from dboost.training.fit import fit_table
 from dboost.training.plan import FitRequest
 from dboost.training.validation_split import held_out_rows_of
 from dboost.trees.tree_task import VISITS, derive_seed, hash_rows
-from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
 FRAME, HELD_OUT = mixed_frame(900), mixed_frame(300, seed=1)
 SETTINGS: dict[str, Any] = {"max_iter": 12, "max_leaf_nodes": 6, "min_samples_leaf": 5, "progress": False}

@@ -24,7 +24,7 @@ from dboost import ArcBites, DBoostClassifier, DBoostRegressor
 from dboost.session import arcbite_store as bitten
 from dboost.session.memory_budget import Budget
 from dboost.shards import arcbite_rows as bite_files
-from tests.clusters import Processes, a_table, held_rows, threads_cluster
+from tests.helpers.clusters import Processes, a_table, held_rows, threads_cluster
 from tests.test_cluster import divided
 from tests.test_cluster_failures import at, somebody
 

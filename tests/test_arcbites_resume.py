@@ -11,8 +11,8 @@ from distributed import Client
 
 import dboost
 from dboost import ArcBites, DataError, ParameterError
-from tests.clusters import threads_cluster
-from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+from tests.helpers.clusters import threads_cluster
+from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
 pytestmark = pytest.mark.filterwarnings("ignore::dboost.DriftWarning")
 FRAME, HELD, OLD = mixed_frame(1500), mixed_frame(300, seed=1), mixed_frame(400, seed=2)

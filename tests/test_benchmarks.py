@@ -27,7 +27,7 @@ from benchmarks.__main__ import main
 from benchmarks.engines import ENGINES, Settings
 from benchmarks.workloads import WORKLOADS
 from dboost.session.memory_budget import Budget
-from tests import real_data
+from tests.helpers import real_data
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from dboost.data.binning import SAMPLE_ROWS, Binning, midpoints, propose, sample
 from dboost.schema import Feature
 from dboost.shards.bin_layout import plan_layout
 from dboost.shards.encode import encode_table, kept_rows, propose_binning, sampled
-from tests.naive import bins as naive
+from tests.helpers.naive import bins as naive
 
 COUNTS = st.lists(st.integers(1, 50), min_size=1, max_size=60)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -125,7 +125,7 @@ def test_small_tables_are_their_own_sample() -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2**62])
 def test_the_sample_is_a_function_of_seed_and_row_number(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binning, "SAMPLE_ROWS", 400)
-    from tests.naive.rows import splitmix
+    from tests.helpers.naive.rows import splitmix
 
     rows = sample_rows(2000, seed)
     threshold = int(400 / 2000 * 2.0**64)

@@ -24,8 +24,8 @@ from dboost.errors import DataError, ModelFileError, ParameterError
 from dboost.losses.base import Loss
 from dboost.model import model_file as storage
 from dboost.model.ensemble import Ensemble
-from tests.forests import random_ensemble, random_rows
-from tests.naive import trees as naive
+from tests.helpers.forests import random_ensemble, random_rows
+from tests.helpers.naive import trees as naive
 
 
 class Softmax(Loss):

@@ -15,7 +15,7 @@ import pytest
 
 from tests.chaos.fits import Spec, checkpoint_of, draw, fit, write_table
 from tests.chaos.run import ROUND, Run, keep_going
-from tests.clusters import ROOT
+from tests.helpers.clusters import ROOT
 
 
 def test_what_happens_follows_from_the_seed(tmp_path: Path) -> None:

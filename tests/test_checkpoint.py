@@ -31,9 +31,9 @@ from dboost.shards import shard_spec as blocks
 from dboost.shards.statistics import random_numbers, row_fingerprint
 from dboost.storage import atomic_write as files
 from dboost.training import checkpoint as identity_of
-from tests.clusters import Processes, threads_cluster
-from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
-from tests.tables import make_table
+from tests.helpers.clusters import Processes, threads_cluster
+from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+from tests.helpers.tables import make_table
 
 ROOT = Path(__file__).parent.parent
 FRAME = mixed_frame(400)
@@ -336,7 +336,7 @@ def test_here_and_on_a_cluster_are_one_fit(client: Client, target: str, tmp_path
 TRAIN = """
 import os, sys, time
 import dboost
-from tests.fits import FEATURES, cut, mixed_frame
+from tests.helpers.fits import FEATURES, cut, mixed_frame
 FRAME, HELD = mixed_frame(400), mixed_frame(150, seed=1)
 client = None
 if len(sys.argv) > 2:
@@ -384,7 +384,7 @@ def test_a_process_is_killed(tmp_path: Path) -> None:
 FORKS = """
 import os, random, signal, sys, time
 import dboost
-from tests.fits import FEATURES, mixed_frame
+from tests.helpers.fits import FEATURES, mixed_frame
 FRAME, HELD = mixed_frame(400), mixed_frame(150, seed=1)
 options = dict(features=FEATURES, subsample=0.7, eval_set={"held": HELD}, early_stopping_rounds=50, progress=False, n_threads=1)
 if sys.argv[3] == "arcbites":

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dboost
-from tests.clusters import a_table, held_fits, held_rows, scheduler_plugin, threads_cluster
+from tests.helpers.clusters import a_table, held_fits, held_rows, scheduler_plugin, threads_cluster
 
 FRAME = a_table(3000)
 NUMBERS = FRAME[["a", "b", "c", "d"]].to_numpy()

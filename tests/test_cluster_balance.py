@@ -25,7 +25,7 @@ from dboost.distributed.partition_mover import PartitionMover
 from dboost.distributed.rebalance import plan_moves
 from dboost.distributed.worker_plugin import DBoostWorkerPlugin
 from dboost.storage.spool import Spool
-from tests.clusters import a_table, held_rows, threads_cluster
+from tests.helpers.clusters import a_table, held_rows, threads_cluster
 
 FRAME = a_table(3000).assign(o=lambda frame: frame["a"].fillna(0) / 3)
 OPTIONS: dict[str, Any] = {"max_iter": 3, "max_leaf_nodes": 6, "progress": False}

@@ -14,7 +14,7 @@ from distributed import Client, LocalCluster
 
 import dboost
 from dboost.distributed.messages import pack
-from tests.clusters import a_table, held_fits, held_rows, session_names, threads_cluster
+from tests.helpers.clusters import a_table, held_fits, held_rows, session_names, threads_cluster
 
 FRAME = a_table(3000)[["a", "b", "e", "z"]]
 OPTIONS: dict[str, Any] = {"max_iter": 8, "max_leaf_nodes": 6, "progress": False}

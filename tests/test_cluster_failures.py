@@ -24,7 +24,7 @@ from distributed import Client, LocalCluster
 from distributed.security import Security
 
 import dboost
-from tests.clusters import ROOT, Processes, a_table, after, allow_no_failures, held_fits, held_rows, scheduler_plugin
+from tests.helpers.clusters import ROOT, Processes, a_table, after, allow_no_failures, held_fits, held_rows, scheduler_plugin
 
 FRAME = a_table(4000)[["a", "b", "c", "e", "z"]]
 OPTIONS: dict[str, Any] = {"max_iter": 25, "progress": False, "max_leaf_nodes": 8}

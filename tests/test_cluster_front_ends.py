@@ -18,7 +18,7 @@ from sklearn.base import clone
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.cli import main
-from tests.clusters import a_table, threads_cluster
+from tests.helpers.clusters import a_table, threads_cluster
 
 FRAME = a_table(2500)
 X = FRAME[["a", "b", "c", "e"]]

@@ -13,8 +13,8 @@ from distributed import Client
 
 import dboost
 from dboost.losses import Loss
-from tests.clusters import threads_cluster
-from tests.fits import cut, saved
+from tests.helpers.clusters import threads_cluster
+from tests.helpers.fits import cut, saved
 
 rng = np.random.default_rng(0)
 N = 900

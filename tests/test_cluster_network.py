@@ -18,7 +18,7 @@ import pytest
 from distributed import Client
 
 import dboost
-from tests.clusters import ENVIRONMENT, a_table, impatient
+from tests.helpers.clusters import ENVIRONMENT, a_table, impatient
 
 pytestmark = pytest.mark.slow
 

@@ -31,7 +31,7 @@ from dboost.distributed import worker_plugin as holder
 from dboost.distributed.cluster_engine import ClusterEngine
 from dboost.distributed.connection import Connection
 from dboost.distributed.reducer import Reducer
-from tests.clusters import Processes, a_table, held_fits, held_rows, scheduler_plugin, session_names
+from tests.helpers.clusters import Processes, a_table, held_fits, held_rows, scheduler_plugin, session_names
 
 FRAME = a_table(4000, seed=1)[["a", "b", "c", "e", "w", "z"]]
 OPTIONS: dict[str, Any] = {"max_iter": 15, "progress": False, "max_leaf_nodes": 8}

@@ -21,7 +21,7 @@ from dboost import DBoostClassifier, DBoostRegressor
 from dboost.distributed import connection
 from dboost.distributed import read_tasks as source
 from dboost.distributed.connection import Connection
-from tests.clusters import threads_cluster
+from tests.helpers.clusters import threads_cluster
 
 N = 40_000
 #: Answers that hold rows, but no more of them than are sampled.

@@ -21,8 +21,8 @@ import dboost
 from dboost import DataError
 from dboost.data import binning, open_table
 from dboost.data.binning import propose
-from tests.clusters import threads_cluster
-from tests.fits import cut
+from tests.helpers.clusters import threads_cluster
+from tests.helpers.fits import cut
 
 N = 800
 pytestmark = pytest.mark.filterwarnings("ignore::dboost.DriftWarning")

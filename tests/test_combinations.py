@@ -1,6 +1,6 @@
 """Every combination of table, parameters and front end either fits, and then keeps the promises, or is refused in one sentence.
 
-The calls are those of `tests.combinations`. How many are drawn is told by the environment variable COMBINATIONS; a long run is
+`tests.helpers.combinations` draws the calls. The environment variable COMBINATIONS is the number of draws; a long run is
 
     COMBINATIONS=2000 pytest tests/test_combinations.py -m "" -s
 
@@ -37,9 +37,9 @@ from dboost import Booster, DBoostError
 from dboost.session import fused_engine as in_process
 from dboost.session.memory_budget import Budget
 from dboost.shards import shard_spec as blocks
-from tests.clusters import threads_cluster
-from tests.combinations import AGAIN, CATEGORICAL, EMPTY, Draw, draws
-from tests.fits import cut, saved
+from tests.helpers.clusters import threads_cluster
+from tests.helpers.combinations import AGAIN, CATEGORICAL, EMPTY, Draw, draws
+from tests.helpers.fits import cut, saved
 
 #: The part of the draws that fits, in the long run (some more do).
 SHARE = 0.8

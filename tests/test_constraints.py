@@ -20,9 +20,9 @@ from dboost.model.ensemble import Tree
 from dboost.params import Parameters
 from dboost.session import fused_engine as in_process
 from dboost.trees.feature_sampling import feature_constraints_of, mark_children, mark_root, new_feature_paths
-from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
-from tests.naive import bounded as naive
-from tests.tables import CodedTable, make_table
+from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+from tests.helpers.naive import bounded as naive
+from tests.helpers.tables import CodedTable, make_table
 from tests.test_growth import PARAMETERS, PLAIN, Problem, assert_equal
 
 FRAME = mixed_frame()

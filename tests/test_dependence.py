@@ -20,10 +20,10 @@ from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.inspection.dependence import Traversal
 from dboost.model.ensemble import Tree
 from dboost.schema import Feature
-from tests.fits import FEATURES, TOWNS, cut, mixed_frame
-from tests.forests import random_ensemble, random_rows
-from tests.naive.shapley import expected_when_known
-from tests.real_data import path
+from tests.helpers.fits import FEATURES, TOWNS, cut, mixed_frame
+from tests.helpers.forests import random_ensemble, random_rows
+from tests.helpers.naive.shapley import expected_when_known
+from tests.helpers.real_data import path
 
 FRAME = mixed_frame(40)
 

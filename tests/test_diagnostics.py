@@ -12,8 +12,8 @@ import dboost
 from dboost import Booster
 from dboost.errors import DataError, ParameterError
 from dboost.inspection.dependence import Traversal
-from tests.fits import FEATURES, cut, mixed_frame
-from tests.forests import random_ensemble, random_rows
+from tests.helpers.fits import FEATURES, cut, mixed_frame
+from tests.helpers.forests import random_ensemble, random_rows
 
 
 def every_combination(target: Any) -> tuple[np.ndarray, Booster]:

@@ -23,8 +23,8 @@ from dboost.metrics import stability as drift
 from dboost.model import model_file as storage
 from dboost.model.data_summary import GROUPS, LEVELS, Distribution, Summary
 from dboost.session import reference_sample as portrait
-from tests.clusters import threads_cluster
-from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+from tests.helpers.clusters import threads_cluster
+from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
 OLD, NEW = mixed_frame(2000), mixed_frame(1000, seed=1)
 STRANGE = NEW.assign(x=NEW["x"] + 1, town=NEW["town"].replace("Gent", "Arlon"), age=NEW["age"].where(NEW["age"] > 40))

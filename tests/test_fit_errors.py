@@ -14,7 +14,7 @@ import pytest
 
 import dboost
 from dboost.errors import DataError, DBoostError, InputTypeError, ModelFileError, ParameterError
-from tests.fits import FEATURES, NUMERIC, cut, mixed_frame
+from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame
 
 FRAME = mixed_frame(200)
 X, Y = FRAME[NUMERIC].to_numpy(np.float64), FRAME["y"].to_numpy()

@@ -19,7 +19,7 @@ import dboost
 from dboost.session import fused_engine as in_process
 from dboost.session import worker_session as loading
 from dboost.shards.shard import Shard
-from tests.fits import FEATURES, NUMERIC, TARGETS, cut, mixed_frame, saved
+from tests.helpers.fits import FEATURES, NUMERIC, TARGETS, cut, mixed_frame, saved
 
 FRAME, HELD_OUT = mixed_frame(), mixed_frame(250, seed=1)
 SETTINGS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 8, "min_samples_leaf": 5}

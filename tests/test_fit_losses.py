@@ -13,7 +13,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.losses import by_name
-from tests.fits import cut, saved
+from tests.helpers.fits import cut, saved
 
 rng = np.random.default_rng(0)
 N = 1500

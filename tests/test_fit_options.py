@@ -12,7 +12,7 @@ from sklearn import metrics as reference
 
 import dboost
 from dboost.data import open_table
-from tests.fits import FEATURES, mixed_frame
+from tests.helpers.fits import FEATURES, mixed_frame
 
 FRAME, HELD_OUT = mixed_frame(800), mixed_frame(300, seed=1)
 TARGETS = pytest.mark.parametrize("target", ["y", "late"])

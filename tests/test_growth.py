@@ -30,9 +30,9 @@ from dboost.trees.finished_tree import TreeSnapshot, leaf_values
 from dboost.trees.grower import RoundHistograms
 from dboost.trees.nodes import ANY_ORDER, split_params_of
 from dboost.trees.tree_task import FeatureConstraints, GrownTree, Sample, TreeTask
-from tests.naive.grower import NaiveGrower, leaves_of, to_tree
-from tests.sharded_engine import ShardedEngine
-from tests.tables import CodedTable, make_table, tables
+from tests.helpers.naive.grower import NaiveGrower, leaves_of, to_tree
+from tests.helpers.sharded_engine import ShardedEngine
+from tests.helpers.tables import CodedTable, make_table, tables
 
 TERMS = SquaredError().terms()
 

@@ -16,8 +16,8 @@ from sklearn.metrics import log_loss
 import dboost
 from dboost import Booster
 from dboost.errors import DataError, ParameterError
-from tests.fits import FEATURES, cut, mixed_frame
-from tests.forests import random_ensemble
+from tests.helpers.fits import FEATURES, cut, mixed_frame
+from tests.helpers.forests import random_ensemble
 
 KINDS = ["friedman", "gain", "cover", "count"]
 

@@ -10,7 +10,7 @@ import pytest
 import dboost
 from dboost import Booster
 from dboost.losses import BUILT_IN
-from tests.fits import FEATURES, mixed_frame
+from tests.helpers.fits import FEATURES, mixed_frame
 
 LOSSES = [loss.name for loss in BUILT_IN]
 #: Losses whose raw score is the logarithm of the prediction.

@@ -12,7 +12,7 @@ import pytest
 
 import dboost
 from dboost import Booster
-from tests.fits import FEATURES, mixed_frame
+from tests.helpers.fits import FEATURES, mixed_frame
 
 pytest.importorskip("matplotlib")
 FRAME = mixed_frame(240)

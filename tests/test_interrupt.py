@@ -16,7 +16,7 @@ import pytest
 
 import dboost
 from dboost.session.fused_engine import FusedEngine
-from tests.fits import FEATURES, TARGETS, mixed_frame
+from tests.helpers.fits import FEATURES, TARGETS, mixed_frame
 
 ROOT = Path(__file__).parent.parent
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from dboost.data.binning import padded_edges, round_down
 from dboost.kernels.bins import encode_column, encode_matrix
-from tests.naive import bins as naive
-from tests.tables import CodedTable, make_table, tables
+from tests.helpers.naive import bins as naive
+from tests.helpers.tables import CodedTable, make_table, tables
 
 #: What floats can be, and what float32 cannot.
 POOL = [-1e300, -2.5, -1e-320, -0.0, 0.0, 1e-50, 0.1, 1 / 3, 1.0, 16_777_217.0, 3e38, 1e39, 1e300]

@@ -10,10 +10,10 @@ from numba import njit
 
 from dboost.kernels import histograms as kernels
 from dboost.kernels.histograms import COLUMN_STRIDE, PAIR, TRIPLE, WEIGHED, Packing
-from tests.compiled import compiled
-from tests.naive.histograms import histogram as naive_histogram
-from tests.naive.rows import record
-from tests.tables import CodedTable, make_table, tables
+from tests.helpers.compiled import compiled
+from tests.helpers.naive.histograms import histogram as naive_histogram
+from tests.helpers.naive.rows import record
+from tests.helpers.tables import CodedTable, make_table, tables
 
 add_tile = compiled(kernels.add_tile)
 add_wide = compiled(kernels.add_wide)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dboost.kernels.rows import add_tree
 from dboost.trees.nodes import new_node_arrays
-from tests.tables import CodedTable, tables
+from tests.helpers.tables import CodedTable, tables
 
 
 def random_tree(table: CodedTable, n_leaves: int, rng: np.random.Generator) -> tuple:

@@ -14,8 +14,8 @@ from dboost.kernels.histograms import PAIR, TRIPLE, Packing
 from dboost.kernels.rows import select_rows
 from dboost.metrics.exact_sum import unit_for
 from dboost.training.loop import _scale
-from tests.compiled import compiled
-from tests.naive import rows as naive
+from tests.helpers.compiled import compiled
+from tests.helpers.naive import rows as naive
 
 quantise = compiled(kernels.quantise)
 split_records = compiled(kernels.split_records)

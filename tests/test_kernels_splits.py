@@ -27,10 +27,10 @@ from dboost.kernels.splits import (
     SPLIT_SIZE,
     SplitParams,
 )
-from tests.compiled import compiled
-from tests.naive import bounded as naive_bounded
-from tests.naive import splits as naive
-from tests.naive.histograms import Histogram
+from tests.helpers.compiled import compiled
+from tests.helpers.naive import bounded as naive_bounded
+from tests.helpers.naive import splits as naive
+from tests.helpers.naive.histograms import Histogram
 
 sort_categories = compiled(levels.sort_categories)
 side_score = compiled(kernels.side_score)

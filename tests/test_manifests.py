@@ -19,7 +19,7 @@ from dask.utils import parse_timedelta
 from jsonschema import ValidationError
 
 from dboost.cli.arguments import gather, parameter_names, parse
-from tests.manifests import BUILT, FOLDER, Manifest, built, pods, read, the, validate
+from tests.helpers.manifests import BUILT, FOLDER, Manifest, built, pods, read, the, validate
 
 PLAIN = [
     "shared/account.yaml", "shared/settings.yaml", "shared/network.yaml", "base/scheduler.yaml", "base/workers.yaml",

@@ -19,8 +19,8 @@ from dboost import _storage_errors as remote
 from dboost.cli import main
 from dboost.data.paths import open_path
 from dboost.errors import DataError, ModelFileError
-from tests.clusters import a_table, threads_cluster
-from tests.object_store import KEY_ID, SECRET, served
+from tests.helpers.clusters import a_table, threads_cluster
+from tests.helpers.object_store import KEY_ID, SECRET, served
 
 ROWS = a_table(600)[["a", "b", "e", "y"]]
 FEW = ("--set", "max_iter=3", "--set", "max_leaf_nodes=5")

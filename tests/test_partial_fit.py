@@ -11,7 +11,7 @@ import pytest
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor, ParameterError
-from tests.fits import FEATURES, mixed_frame
+from tests.helpers.fits import FEATURES, mixed_frame
 
 CHUNKS = [mixed_frame(300, seed) for seed in range(3)]
 

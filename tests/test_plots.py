@@ -18,8 +18,8 @@ import pytest
 import dboost
 from dboost import Booster
 from dboost.errors import DBoostError, ParameterError
-from tests.fits import FEATURES, mixed_frame
-from tests.forests import random_ensemble
+from tests.helpers.fits import FEATURES, mixed_frame
+from tests.helpers.forests import random_ensemble
 
 matplotlib = pytest.importorskip("matplotlib")
 FRAME = mixed_frame(300)
@@ -204,7 +204,7 @@ def test_no_residuals_of_classes_and_no_history_of_nothing() -> None:
 def test_matplotlib_is_loaded_when_something_is_drawn_and_missed_politely() -> None:
     code = """
 import sys, dboost
-from tests.forests import random_ensemble
+from tests.helpers.forests import random_ensemble
 assert "matplotlib" not in sys.modules
 sys.modules["matplotlib"] = None
 try:

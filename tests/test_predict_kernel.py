@@ -11,8 +11,8 @@ from dboost.kernels.predict import QuickScorerForest, TraversalForest, predict_q
 from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble, floor_to_float32, lay_out_forest, lay_out_pages, lay_out_walks
 from dboost.schema import Feature
-from tests.forests import random_ensemble, random_rows, random_tree
-from tests.naive import trees as naive
+from tests.helpers.forests import random_ensemble, random_rows, random_tree
+from tests.helpers.naive import trees as naive
 
 PRECISIONS = [np.float32, np.float64]
 

@@ -14,7 +14,7 @@ import pytest
 from sklearn.metrics import log_loss, root_mean_squared_error
 
 import dboost
-from tests.real_data import RealTable, load, path
+from tests.helpers.real_data import RealTable, load, path
 
 TABLES = pytest.mark.parametrize("name", ["adult", "california", "hflights"])
 pytestmark = pytest.mark.real_data

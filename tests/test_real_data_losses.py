@@ -14,8 +14,8 @@ from benchmarks.engines import ENGINES, USUAL, Settings
 from benchmarks.race import scores
 from examples.friedman_2001 import marketing, paper
 from examples.friedman_2001.experiments import REGRESSION
-from tests.fits import cut, saved
-from tests.real_data import load, path
+from tests.helpers.fits import cut, saved
+from tests.helpers.real_data import load, path
 from tests.test_rare_classes import rows
 
 pytestmark = [pytest.mark.slow]

@@ -18,8 +18,8 @@ import dboost
 from dboost import Booster
 from dboost.errors import DataError, ModelFileError, ParameterError
 from dboost.inspection.report.page import ReportContext, page
-from tests.fits import FEATURES, cut, mixed_frame
-from tests.forests import random_ensemble
+from tests.helpers.fits import FEATURES, cut, mixed_frame
+from tests.helpers.forests import random_ensemble
 
 pytest.importorskip("matplotlib")
 FRAME = mixed_frame(200)

@@ -16,8 +16,8 @@ from dboost.errors import ParameterError
 from dboost.params import Parameters
 from dboost.session import fused_engine as in_process
 from dboost.trees.tree_task import Sample
-from tests.fits import FEATURES, TARGETS, cut, mixed_frame, saved
-from tests.tables import CodedTable, make_table
+from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+from tests.helpers.tables import CodedTable, make_table
 from tests.test_growth import PARAMETERS, PLAIN, Problem, assert_equal
 
 FRAME = mixed_frame()

@@ -19,9 +19,9 @@ from dboost import Booster
 from dboost.errors import DataError, ParameterError
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
-from tests.fits import FEATURES, TARGETS, cut, mixed_frame
-from tests.forests import random_ensemble, random_rows, random_tree
-from tests.naive import shapley as naive
+from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame
+from tests.helpers.forests import random_ensemble, random_rows, random_tree
+from tests.helpers.naive import shapley as naive
 
 seeds = st.integers(0, 2**32)
 

@@ -21,8 +21,8 @@ from dboost.shards.shard import Shard
 from dboost.trees.finished_tree import leaf_values
 from dboost.trees.nodes import ANY_ORDER, GrowthPolicy, split_params_of
 from dboost.trees.tree_task import TreeTask
-from tests.sharded_engine import ShardedEngine
-from tests.tables import make_table, spec_of
+from tests.helpers.sharded_engine import ShardedEngine
+from tests.helpers.tables import make_table, spec_of
 
 
 def blobs(n: int, n_classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

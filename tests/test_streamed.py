@@ -17,7 +17,7 @@ from dboost.session import streamed_engine
 from dboost.session.memory_budget import Budget, parse_memory_limit
 from dboost.shards import shard_spec as blocks
 from dboost.shards.block_store import BlockStore
-from tests.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
+from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
 
 LIMIT = "64MiB"
 

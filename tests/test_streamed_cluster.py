@@ -19,7 +19,7 @@ from dboost.distributed import worker_plugin as holder
 from dboost.session.memory_budget import Budget
 from dboost.session.partition_loader import PartitionBatch
 from dboost.shards import shard_spec as blocks
-from tests.clusters import Processes, a_table, held_rows, rows_in_files, stream_everything, threads_cluster
+from tests.helpers.clusters import Processes, a_table, held_rows, rows_in_files, stream_everything, threads_cluster
 
 FRAME = a_table(3000)
 OPTIONS: dict[str, Any] = {"max_iter": 3, "progress": False, "max_leaf_nodes": 8, "features": ["a", "b", "c", "e"]}

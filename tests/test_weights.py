@@ -14,8 +14,8 @@ from distributed import Client
 
 import dboost
 from dboost import DataError
-from tests.clusters import threads_cluster
-from tests.fits import cut, mixed_frame
+from tests.helpers.clusters import threads_cluster
+from tests.helpers.fits import cut, mixed_frame
 
 FRAME = mixed_frame(900, seed=3).drop(columns="late")
 W = FRAME["w"].to_numpy()

@@ -14,7 +14,7 @@ from dboost.session.thread_team import Team
 from dboost.shards.shard_grower import ShardGrower
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import GradientStats, TreeTask
-from tests.sharded_engine import ShardedEngine
+from tests.helpers.sharded_engine import ShardedEngine
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,213 @@
+"""Clusters for the tests: one in this process for what is equal, one of processes for what is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pandas as pd
+from distributed import Client, LocalCluster, Scheduler
+
+from dboost.session.memory_budget import Budget
+from dboost.shards import shard_spec as blocks
+
+ROOT = Path(__file__).parent.parent.parent
+#: A machine may be busy, and a worker that imports or compiles then looks as if it were stopped: tests that stop workers ask
+#: for less patience when theirs have done that (`Processes.impatient`). And where our own functions are found.
+ENVIRONMENT = {"DASK_DBOOST__PATIENCE": "30s", "DASK_DBOOST__WORKER_TIMEOUT": "60s", "PYTHONPATH": str(ROOT)}
+
+
+@contextlib.contextmanager
+def threads_cluster(n_workers: int = 3, threads_per_worker: int = 2) -> Iterator[Client]:
+    """Scheduler and workers in this process."""
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "10s"}),
+        LocalCluster(
+            n_workers=n_workers, threads_per_worker=threads_per_worker, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+class Processes:
+    """A scheduler and workers, each a process that a test may kill. Use as a context manager."""
+
+    def __init__(self, n_workers: int, *, nanny: bool = False, environment: dict[str, str] | None = None) -> None:
+        self._nanny = nanny
+        self._environment = os.environ | ENVIRONMENT | (environment or {})
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.scheduler = self._start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
+        self.address = self._address()
+        for _ in range(n_workers):
+            self.add_worker()
+        self.client = Client(self.address, set_as_default=False)
+        self.client.wait_for_workers(n_workers, timeout=60)
+
+    def add_worker(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start one more worker. arguments : of `dask worker`."""
+        nanny = [] if self._nanny else ["--no-nanny"]
+        return self._start("dask_worker", self.address, "--nthreads", "1", "--no-dashboard", *nanny, *arguments)
+
+    def restart_worker(self, address: str) -> None:
+        """Kill a worker, and wait until another one is at the same address."""
+        before = self.pids()
+        os.kill(before[address], signal.SIGKILL)
+        self.wait_for(lambda: address not in self.addresses())
+        self.add_worker("--worker-port", address.rpartition(":")[2])
+        self.wait_for(lambda: address in self.addresses())
+
+    def impatient(self) -> contextlib.AbstractContextManager[None]:
+        """See `impatient`."""
+        return impatient(self.client)
+
+    def addresses(self) -> set[str]:
+        """Workers that the scheduler knows."""
+        return set(self.client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.workers)))
+
+    @staticmethod
+    def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Until something is so; a deadline only so that nothing hangs."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "this takes too long"
+            time.sleep(0.02)
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of the workers by address."""
+        return self.client.run(os.getpid)
+
+    def _start(self, command: str, *arguments: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"distributed.cli.{command}", *arguments],
+            env=self._environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE if command == "dask_scheduler" else subprocess.DEVNULL,
+        )
+        self._processes.append(process)
+        return process
+
+    def _address(self) -> str:
+        """Where the scheduler says that it listens; the rest of what it says is thrown away."""
+        stderr = self.scheduler.stderr
+        assert stderr is not None
+        for line in stderr:
+            text = line.decode()
+            if "Scheduler at:" in text:
+                threading.Thread(target=stderr.read, daemon=True).start()
+                return text.split("Scheduler at:")[1].strip()
+        raise RuntimeError("the scheduler did not start")
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(Exception):
+            pids = list(self.pids().values()) if self._nanny and self.scheduler.poll() is None else []
+        self.client.close(timeout=2)
+        for process in reversed(self._processes):
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+        for pid in pids if self._nanny else []:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def impatient(client: Client, patience: str = "1500ms") -> Iterator[None]:
+    """Within, silent workers are looked for so soon: for tests that stop some, when all have imported and compiled."""
+
+    def change(to: str) -> None:
+        dask.config.set({"dboost.patience": to})
+
+    client.run(change, patience)
+    client.run_on_scheduler(change, patience)
+    try:
+        with dask.config.set({"dboost.patience": patience}):
+            yield
+    finally:
+        client.run_on_scheduler(change, ENVIRONMENT["DASK_DBOOST__PATIENCE"])
+        client.run(change, ENVIRONMENT["DASK_DBOOST__PATIENCE"], on_error="ignore")
+
+
+def stream_everything() -> None:
+    """Run on workers: every memory limit is too small for their rows, those that are judged too, and blocks are short."""
+    Budget.holds_rows = lambda *_: False  # type: ignore[method-assign, assignment]
+    Budget.retained = 0  # type: ignore[method-assign, assignment]
+    blocks.BLOCK_ROWS = 256
+
+
+def after(seconds: float, action: Callable[[], Any]) -> threading.Thread:
+    """Do something in a while."""
+
+    def wait() -> None:
+        time.sleep(seconds)
+        action()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def a_table(n_rows: int, seed: int = 0) -> pd.DataFrame:
+    """Numbers with gaps, text, a weight, and targets of three kinds: y (number), z (true or not), t (three words)."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(n_rows, 4))
+    values[rng.random(values.shape) < 0.05] = np.nan
+    frame = pd.DataFrame(values, columns=["a", "b", "c", "d"])
+    frame["e"] = rng.choice(list("abcdefgh"), n_rows)
+    frame["w"] = rng.integers(0, 4, n_rows).astype(np.float64)
+    score = (
+        np.nan_to_num(values[:, 0]) * 2
+        + np.sin(3 * np.nan_to_num(values[:, 1]))
+        + (frame["e"] == "a")
+        + rng.normal(size=n_rows)
+    )
+    frame["y"] = score
+    frame["z"] = score > 0
+    frame["t"] = np.where(score > 1, "high", np.where(score < -1, "low", "middle"))
+    return frame
+
+
+def scheduler_plugin(dask_scheduler: Scheduler | None = None) -> dict[str, int]:
+    """For `Client.run_on_scheduler`: how many fits the reducer knows."""
+    assert dask_scheduler is not None
+    plugin: Any = dask_scheduler.plugins["dboost"]
+    return {"fits": len(plugin._fits)}
+
+
+def held_fits(dask_worker: Any = None) -> int:
+    """For `Client.run`: how many fits a worker holds something of."""
+    return len(dask_worker.plugins["dboost"]._sessions)
+
+
+def allow_no_failures(dask_scheduler: Any = None) -> None:
+    """For `Client.run_on_scheduler`: a task whose worker dies is not tried again."""
+    dask_scheduler.allowed_failures = 0
+
+
+def held_rows(dask_worker: Any = None) -> int:
+    """For `Client.run`: how many rows a worker trains on, in all its fits."""
+    return sum(holding.n_rows for holding in dask_worker.plugins["dboost"]._sessions.values())
+
+
+def rows_in_files(dask_worker: Any = None) -> int:
+    """For `Client.run`: how many of these it has in files."""
+    holdings = dask_worker.plugins["dboost"]._sessions.values()
+    return sum(holding.in_files(batch) for holding in holdings for batch in holding._built)
+
+
+def session_names(dask_worker: Any = None) -> list[str]:
+    """For `Client.run`: the sessions that a worker has."""
+    return [holding.session for holding in dask_worker.plugins["dboost"]._sessions.values()]

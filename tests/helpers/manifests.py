@@ -1,0 +1,108 @@
+"""The Kubernetes manifests as the tests read them: as files, as Kustomize builds them, and by the schemas in strict mode."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+FOLDER = Path(__file__).parent.parent.parent / "deploy" / "kubernetes"
+#: What kubectl apply -k is given.
+BUILT = ("base", "overlays/laptop", "overlays/nightly", "overlays/spot", "operator")
+#: The oldest Kubernetes that is supported, and the newest that is known here.
+VERSIONS = ("1.31", kubernetes_validate.latest_version())
+_OPERATOR = "kubernetes.dask.org/v1"
+
+Manifest = dict[str, Any]
+
+
+def read(*names: str) -> list[Manifest]:
+    """All documents of files, without the patches and kustomizations."""
+    return [one for name in names for one in yaml.safe_load_all((FOLDER / name).read_text(encoding="utf-8"))]
+
+
+def the(kind: str, manifests: list[Manifest], name: str = "") -> Manifest:
+    (found,) = (one for one in manifests if one["kind"] == kind and name in one["metadata"]["name"])
+    return found
+
+
+@functools.cache
+def built(folder: str) -> tuple[Manifest, ...]:
+    """What Kustomize makes of a folder."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl, which builds Kustomize's overlays, is not installed")
+    done = subprocess.run([kubectl, "kustomize", str(FOLDER / folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, f"kustomize warns: {done.stderr}"
+    return tuple(yaml.safe_load_all(done.stdout))
+
+
+def validate(manifest: Manifest) -> None:
+    """Raise jsonschema's ValidationError for what the API would refuse, or would drop without a word."""
+    if manifest["apiVersion"] == _OPERATOR:
+        schema = _definition(manifest["kind"])
+        jsonschema.Draft202012Validator(schema).validate(manifest)
+        return
+    for release in VERSIONS:
+        kubernetes_validate.validate(manifest, release, strict=True)
+
+
+@functools.cache
+def _definition(kind: str) -> dict[str, Any]:
+    """The operator's own schema of a kind of resource, closed to fields that it does not name."""
+    assert version("dask-kubernetes")
+    charts = files("dask_kubernetes") / "operator" / "deployment" / "helm" / "dask-kubernetes-operator" / "crds"
+    (found,) = yaml.safe_load_all((charts / f"{kind.lower()}.yaml").read_text(encoding="utf-8"))
+    assert found["spec"]["names"]["kind"] == kind
+    (release,) = (one for one in found["spec"]["versions"] if one["name"] == "v1")
+    schema = copy.deepcopy(release["schema"]["openAPIV3Schema"])
+    text = {"type": "string"}
+    schema["properties"] |= {
+        "apiVersion": text,
+        "kind": text,
+        "metadata": {"properties": {"name": text, "labels": {"type": "object", "additionalProperties": text}}},
+    }
+    schema["required"] = ["apiVersion", "kind", "metadata", "spec"]
+    return _closed(schema)
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items()}
+    is_open = schema.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in schema
+    if isinstance(schema.get("properties"), dict) and not is_open:
+        closed["additionalProperties"] = False
+    if schema.get("x-kubernetes-int-or-string"):
+        closed.pop("type", None)
+        closed["anyOf"] = [{"type": "integer"}, {"type": "string"}]
+    return closed
+
+
+def pods(manifest: Manifest) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
+    """Labels and specification of the pods that a resource makes."""
+    spec = manifest.get("spec") or {}
+    if manifest["kind"] in ("Deployment", "Job"):
+        yield spec["template"]["metadata"]["labels"], spec["template"]["spec"]
+    elif manifest["kind"] == "CronJob":
+        yield from pods({"kind": "Job", "spec": spec["jobTemplate"]["spec"]})
+    elif manifest["kind"] == "DaskCluster":
+        for part in ("scheduler", "worker"):
+            yield spec[part]["metadata"]["labels"], spec[part]["spec"]
+    elif manifest["kind"] == "DaskJob":
+        yield spec["job"]["metadata"]["labels"], spec["job"]["spec"]
+        yield from pods({"kind": "DaskCluster", "spec": spec["cluster"]["spec"]})

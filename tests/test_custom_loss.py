@@ -1,0 +1,296 @@
+"""A loss of the user's own: it trains like a built-in one, is checked, and is found again by its name."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import dboost
+from dboost import DBoostClassifier, DBoostRegressor
+from dboost.losses import Loss, register
+from dboost.losses import custom_loss as own
+from tests.helpers.fits import cut, saved
+
+rng = np.random.default_rng(0)
+N = 1200
+X = rng.normal(size=(N, 3))
+SIGNAL = np.sin(2 * X[:, 0]) + 0.5 * X[:, 1] * (X[:, 2] > 0)
+Y = SIGNAL + rng.standard_t(3, N) / 3
+COUNTS = rng.poisson(np.exp(SIGNAL)).astype(float)
+LATE = (rng.random(N) < 1 / (1 + np.exp(-2 * SIGNAL))).astype(float)
+
+
+class LogCosh(Loss):
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return self.scale * np.log(np.cosh((raw - y) / self.scale))
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.tanh((raw - y) / self.scale)
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return (1 - np.tanh((raw - y) / self.scale) ** 2) / self.scale
+
+
+class OwnPoisson(Loss):
+    name = "my_counts"
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.exp(raw) - y * raw
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.exp(raw) - y
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.exp(raw)
+
+    def link(self, prediction: np.ndarray) -> np.ndarray:
+        return np.log(prediction)
+
+    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
+        return np.exp(raw)
+
+
+class OwnLogistic(Loss):
+    name = "my_classes"
+    is_classification = True
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.logaddexp(0, raw) - y * raw
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return self.inverse_link(raw) - y
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return self.inverse_link(raw) * (1 - self.inverse_link(raw))
+
+    def link(self, prediction: np.ndarray) -> np.ndarray:
+        return np.log(prediction / (1 - prediction))
+
+    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-raw))
+
+
+def test_it_is_minimised() -> None:
+    booster = dboost.fit(X, Y, loss=LogCosh(0.5), max_iter=40, eval_set=(X, Y), eval_metric=["LogCosh", "mean_absolute_error"])
+    history = booster.history
+    assert (np.diff(history["train_loss"]) < 0).all()
+    assert history["train_loss"].iloc[-1] == pytest.approx(LogCosh(0.5).value(Y, booster.predict(X)).mean(), rel=1e-6)
+    assert history["eval_LogCosh"].iloc[-1] == pytest.approx(history["train_loss"].iloc[-1])
+    assert booster.ensemble.loss == {"name": "LogCosh", "scale": 0.5}
+    # The best constant: no slope is left.
+    assert LogCosh(0.5).gradient(Y, np.full(N, booster.ensemble.baseline[0])).sum() == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_it_learns_what_a_built_in_one_does(weighted: bool) -> None:
+    weight = np.random.default_rng(1).random(N) + 0.5 if weighted else None
+    for mine, theirs, y in ((OwnPoisson(), "poisson", COUNTS), (OwnLogistic(), "log_loss", LATE)):
+        common: dict[str, Any] = {"sample_weight": weight, "max_iter": 8, "max_leaf_nodes": 6, "offset": 0.2 * X[:, 0]}
+        own_model, built_in = (dboost.fit(X, y, loss=loss, **common) for loss in (mine, theirs))
+        assert own_model.ensemble.baseline == pytest.approx(built_in.ensemble.baseline, abs=1e-9)
+        assert own_model.predict(X, raw_score=True) == pytest.approx(built_in.predict(X, raw_score=True), abs=1e-4)
+    assert own_model.predict_proba(X) == pytest.approx(built_in.predict_proba(X), abs=1e-4)
+
+
+def test_partitions_and_threads_make_no_difference() -> None:
+    frame = pd.DataFrame(np.tile(X, (1, 2)), columns=list("abcdef")).assign(y=COUNTS, w=1.0 + (np.arange(N) % 3))
+    frame = pd.concat([frame] * 80, ignore_index=True)
+    common: dict[str, Any] = {"loss": OwnPoisson(), "sample_weight": "w", "max_iter": 2, "eval_set": frame[:50]}
+    whole = dboost.fit(frame, "y", n_threads=1, **common)
+    pieces = dboost.fit(cut(frame, [7, 7, 40_001]), "y", n_threads=2, **common)
+    assert saved(whole) == saved(pieces)
+
+
+def test_a_loaded_model_says_what_is_missing(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    booster = dboost.fit(X, COUNTS, loss=OwnPoisson(), max_iter=2)
+    booster.save(tmp_path / "model.json")
+    assert np.array_equal(dboost.load(tmp_path / "model.json").predict(X), booster.predict(X))
+    monkeypatch.setattr(own, "_KNOWN", {})
+    loaded = dboost.load(tmp_path / "model.json")
+    assert np.array_equal(loaded.predict(X, raw_score=True), booster.predict(X, raw_score=True))
+    with pytest.raises(dboost.ParameterError, match="loss 'my_counts', which is not known here: call"):
+        loaded.predict(X)
+    assert np.array_equal(dboost.load(tmp_path / "model.json", loss=OwnPoisson()).predict(X), booster.predict(X))
+    with pytest.raises(dboost.ParameterError, match="was trained with loss 'my_counts', not 'LogCosh'"):
+        dboost.load(tmp_path / "model.json", loss=LogCosh())
+    again = pickle.loads(pickle.dumps(booster))
+    assert np.array_equal(again.predict(X), booster.predict(X)), "a pickle brings its loss along"
+    register(OwnPoisson)
+    assert np.array_equal(dboost.load(tmp_path / "model.json").predict(X), booster.predict(X))
+    with pytest.raises(dboost.ParameterError, match=r"is a subclass of dboost\.losses\.Loss, which dict is not"):
+        register({})  # type: ignore[arg-type]
+
+
+def test_attributes_come_back(tmp_path: Any) -> None:
+    class Scaled(LogCosh):
+        def inverse_link(self, raw: np.ndarray) -> np.ndarray:
+            return raw * self.scale
+
+        def link(self, prediction: np.ndarray) -> np.ndarray:
+            return np.asarray(prediction) / self.scale
+
+    booster = dboost.fit(X, Y, loss=Scaled(4.0), max_iter=2)
+    booster.save(tmp_path / "model.json")
+    assert np.array_equal(dboost.load(tmp_path / "model.json").predict(X), 4.0 * booster.predict(X, raw_score=True))
+
+
+class Wrong(LogCosh):
+    exact_hessian: ClassVar[bool] = True
+
+
+class WrongGradient(Wrong):
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return y - raw
+
+
+class WrongSide(Wrong):
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.where(y > raw, super().gradient(y, raw), 0.0)
+
+
+class WrongHessian(Wrong):
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.ones_like(raw)
+
+
+class WrongShape(Wrong):
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.ones((len(raw), 1))
+
+
+class WrongLink(Wrong):
+    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
+        return np.exp(raw)
+
+
+class Negative(Wrong):
+    exact_hessian = False
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return -np.ones_like(raw)
+
+
+class Vain(Wrong):
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        raw -= y
+        return np.tanh(raw)
+
+
+@pytest.mark.parametrize(
+    ("loss", "complaint"),
+    [
+        (WrongGradient(), "gradient of loss 'WrongGradient' is not the derivative of its value by the raw score: for y="),
+        (WrongSide(), "gradient of loss 'WrongSide' is not the derivative of its value"),
+        (WrongHessian(), "hessian of loss 'WrongHessian' is not the derivative of its gradient"),
+        (WrongShape(), r"hessian of loss 'WrongShape' returned shape \(200, 1\) for 200 rows, not \(200,\)"),
+        (WrongLink(), "link and inverse_link of loss 'WrongLink' are not inverse"),
+        (Negative(), "hessian of loss 'Negative' is -1 for y=.* must not be below 0"),
+    ],
+)
+def test_mistakes_are_noticed_on_first_use(loss: Loss, complaint: str) -> None:
+    with pytest.raises(dboost.ParameterError, match=complaint):
+        dboost.fit(X, Y, loss=loss)
+
+
+class Charbonnier(Loss):
+    """sqrt(1 + u²) - 1, which bends within 1 wherever targets are."""
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.hypot(1.0, raw - y) - 1.0
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return (raw - y) / np.hypot(1.0, raw - y)
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return 1 / np.hypot(1.0, raw - y) ** 3
+
+
+class WrongCharbonnier(Charbonnier):
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return 2 / np.hypot(1.0, raw - y) ** 3
+
+
+@pytest.mark.parametrize("scale", [1e-100, 1.0, 1e9, 1e12, 1e100, 1e305])
+@pytest.mark.filterwarnings("error")
+def test_a_right_loss_is_believed_wherever_targets_are(scale: float) -> None:
+    target = np.abs(Y) * scale
+    assert own.check_derivatives(Charbonnier(), target) is None
+    if scale <= 1e12:
+        wrong = own.check_derivatives(WrongCharbonnier(), target)
+        assert wrong is not None and wrong.startswith("hessian of loss 'WrongCharbonnier' is not the derivative")
+    if scale <= 1e9:
+        booster = dboost.fit(X, target + scale, loss=Charbonnier(), max_iter=2)
+        assert np.isfinite(booster.predict(X)).all()
+
+
+def test_losses_beyond_their_unit_do_not_warn() -> None:
+    """Offsets far from the targets make losses of up to 1e305."""
+    offset = np.where(np.arange(N) % 2, 1e305, 0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        booster = dboost.fit(X, Y, loss=Charbonnier(), offset=offset, max_iter=1, sample_weight=np.geomspace(1e-6, 1e6, N))
+    assert np.isfinite(booster.predict(X)).all()
+
+
+def test_a_method_cannot_write_into_the_training_rows() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        dboost.fit(X, Y, loss=Vain())
+
+
+def test_a_stand_in_for_the_hessian_is_allowed_if_it_says_so() -> None:
+    class Absolute(Loss):
+        exact_hessian = False
+
+        def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+            return np.abs(y - raw)
+
+        def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+            return np.sign(raw - y)
+
+        def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+            return np.ones_like(raw)
+
+    booster = dboost.fit(X, Y, loss=Absolute(), max_iter=60)
+    assert booster.ensemble.baseline[0] == pytest.approx(np.median(Y), abs=0.02)
+    assert booster.history["train_loss"].iloc[-1] < 0.8 * np.abs(Y - np.median(Y)).mean()
+
+
+def test_what_is_no_loss() -> None:
+    class Called(LogCosh):
+        name = "poisson"
+
+    class Complicated(LogCosh):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = np.zeros(3)
+
+    for loss, complaint in (
+        (LogCosh, r"loss is the class LogCosh: give an instance, LogCosh\(\)"),
+        (Called(), "a loss of your own must not be called 'poisson'"),
+        (Complicated(), "loss 'Complicated' cannot be stored in a model: its attribute 'table' is a ndarray"),
+        (3, "loss=3 must be one of 'auto', .* or a dboost.losses.Loss of your own"),
+    ):
+        with pytest.raises(dboost.ParameterError, match=complaint):
+            dboost.fit(X, Y, loss=loss)
+
+
+def test_estimators_take_it() -> None:
+    from sklearn.base import clone
+
+    regressor = clone(DBoostRegressor(loss=OwnPoisson(), max_iter=3, random_state=0)).fit(X, COUNTS)
+    assert regressor.booster_ == dboost.fit(X, COUNTS, loss=OwnPoisson(), max_iter=3)
+    classifier = DBoostClassifier(loss=OwnLogistic(), max_iter=3, random_state=0).fit(X, LATE.astype(int))
+    assert classifier.predict_proba(X)[:, 1] == pytest.approx(
+        dboost.fit(X, LATE.astype(int), loss=OwnLogistic(), max_iter=3).predict_proba(X)[:, 1]
+    )
+    for estimator, loss, y in ((DBoostRegressor, OwnLogistic(), LATE), (DBoostClassifier, OwnPoisson(), COUNTS)):
+        with pytest.raises(dboost.ParameterError):
+            estimator(loss=loss).fit(X, y)

@@ -1,0 +1,208 @@
+"""Every kind of table with the same rows is the same `Table`, however it is cut."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import dask.array as da
+import dask.dataframe as dd
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dboost.data import ReadOptions, open_table
+from dboost.schema import Feature
+from tests.helpers.table_content import content
+
+N = 23
+DICTIONARY = pd.ArrowDtype(pa.dictionary(pa.int8(), pa.string()))
+
+
+def rows() -> pd.DataFrame:
+    rng = np.random.default_rng(3)
+    words = rng.choice(["pear", "apple", "", "fig"], N).astype(object)
+    words[[2, 11]] = None
+    return pd.DataFrame(
+        {
+            "whole": rng.integers(-5, 5, N),
+            "small": rng.integers(0, 100, N).astype(np.uint8),
+            "single": rng.normal(size=N).astype(np.float32),
+            "gaps": np.where(rng.random(N) < 0.3, np.nan, rng.normal(size=N)),
+            "flag": rng.random(N) < 0.5,
+            "word": words,
+            "kind": pd.Categorical(rng.choice(["b", "a", "c"], N), categories=["c", "never", "b", "a"]),
+            "y": rng.normal(size=N),
+            "w": rng.random(N),
+        }
+    )
+
+
+FEATURES = (
+    *(Feature(name) for name in ("whole", "small", "single", "gaps", "flag")),
+    Feature("word", ("", "apple", "fig", "pear")),
+    Feature("kind", ("a", "b", "c")),
+)
+
+
+def cut(frame: pd.DataFrame, at: list[int]) -> dd.DataFrame:
+    """A lazy frame with partition borders where asked; equal borders make empty partitions."""
+    borders = [0, *sorted(at), len(frame)]
+    pieces = [frame.iloc[a:b] for a, b in pairwise(borders)]
+    return dd.from_map(lambda piece: piece, pieces, meta=frame.iloc[:0])
+
+
+def expected() -> pd.DataFrame:
+    frame = rows().rename(columns={"y": "<target>", "w": "<weight>"})
+    for name in ("word", "kind"):
+        values = frame[name].astype(object)
+        frame[name] = pd.Series([None if pd.isna(v) else v for v in values], dtype=object)
+    return frame.astype({name: float for name in frame.columns if name not in ("word", "kind")})
+
+
+KINDS = {
+    "pandas": lambda frame: frame,
+    "pandas, nullable": lambda frame: frame.convert_dtypes(dtype_backend="numpy_nullable"),
+    "pandas, arrow": lambda frame: frame.convert_dtypes(dtype_backend="pyarrow"),
+    "pandas, objects": lambda frame: frame.astype(object),
+    "polars": pl.from_pandas,
+    "polars, lazy": lambda frame: pl.from_pandas(frame).lazy(),
+    "polars, categories": lambda frame: pl.from_pandas(frame).with_columns(pl.col("word").cast(pl.Categorical)),
+    "arrow": pa.Table.from_pandas,
+    "arrow, in pieces": lambda frame: pa.concat_tables([pa.Table.from_pandas(frame[i : i + 5]) for i in range(0, N, 5)]),
+    "arrow, views": lambda frame: pa.Table.from_pandas(frame).set_column(5, "word", pa.array(frame["word"], pa.string_view())),
+    "arrow batch": lambda frame: pa.RecordBatch.from_pandas(frame),
+    "duckdb": lambda frame: duckdb.from_arrow(pa.Table.from_pandas(frame)),
+    "arrow stream": lambda frame: Stream(pa.Table.from_pandas(frame)),
+    "dask": lambda frame: dd.from_pandas(frame, npartitions=4, sort=False),
+    "dask, arrow": lambda frame: cut(frame.convert_dtypes(dtype_backend="pyarrow"), [4, 4, 20]),
+}
+
+
+class Stream:
+    """A table of a library that dboost does not know, which speaks Arrow."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __arrow_c_stream__(self, schema: object = None) -> object:
+        return self.table.__arrow_c_stream__(schema)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_kinds_are_one(kind: str) -> None:
+    with open_table(KINDS[kind](rows()), "y", sample_weight="w") as table:
+        assert table.features == FEATURES
+        assert table.named
+        assert table.n_rows == sum(table.lengths) == N
+        assert (table.target_dtype, table.target_is_bool, table.offset) == ("float64", False, None)
+        pd.testing.assert_frame_equal(content(table), expected(), check_dtype=False)
+
+
+@given(st.lists(st.integers(0, N), max_size=8), st.sampled_from([0, 700, 10**9]), st.booleans())
+def test_cuts_change_nothing(at: list[int], retain_bytes: int, separate: bool) -> None:
+    frame = rows()
+    if separate:
+        data = cut(frame.drop(columns=["y", "w"]), at)
+        target, weight = cut(frame[["y"]], at), frame["w"].to_numpy()
+        table = open_table(data, target, sample_weight=weight, options=ReadOptions(retain_bytes=retain_bytes, n_threads=2))
+    else:
+        table = open_table(cut(frame, at), "y", sample_weight="w", options=ReadOptions(retain_bytes=retain_bytes, n_threads=2))
+    with table:
+        assert table.features == FEATURES
+        assert table.n_chunks == len(at) + 1
+        pd.testing.assert_frame_equal(content(table), expected(), check_dtype=False)
+
+
+@given(st.lists(st.integers(0, N), max_size=6), st.lists(st.integers(0, N), max_size=3), st.integers(1, 3))
+def test_cuts_of_arrays_change_nothing(at: list[int], target_at: list[int], width: int) -> None:
+    matrix = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
+    target = np.arange(N)
+    chunks = tuple(np.diff([0, *sorted(at), N]).tolist())
+    lazy = da.from_array(matrix, chunks=(chunks, width))
+    lazy_target = da.from_array(target, chunks=(tuple(np.diff([0, *sorted(target_at), N]).tolist()),))
+    for y in (target, lazy_target, lazy_target[:, None], target[:, None].tolist()):
+        table = open_table(lazy, y)
+        assert not table.named
+        assert table.features == (Feature("f0"), Feature("f1"), Feature("f2"))
+        assert table.lengths == chunks
+        np.testing.assert_array_equal(np.concatenate([table.chunk(i).target for i in range(table.n_chunks)]), target)
+        joined = [c.matrix for c in map(table.chunk, range(table.n_chunks)) if c.n_rows]
+        np.testing.assert_array_equal(np.concatenate(joined), matrix)
+
+
+def test_levels_of_differing_dictionaries_unite() -> None:
+    parts = [
+        pd.DataFrame({"c": pd.Categorical(["z", "b"], categories=["z", "b"])}),
+        pd.DataFrame({"c": pd.Categorical([None, None], categories=[])}),
+        pd.DataFrame({"c": pd.Series(["a", "z"], dtype="string[pyarrow]")}),
+        pd.DataFrame({"c": np.array([None, None])}),
+        pd.DataFrame({"c": [np.nan, np.nan]}),
+    ]
+    table = open_table(dd.from_map(lambda i: parts[i], range(5), meta=parts[0].iloc[:0]), np.arange(10))
+    assert table.features == (Feature("c", ("a", "b", "z")),)
+    codes = np.concatenate([table.chunk(i).columns[0].codes for i in range(5)])
+    np.testing.assert_array_equal(codes, [2, 1, -1, -1, 0, 2, -1, -1, -1, -1])
+
+
+def test_silent_partitions_agree_with_numbers() -> None:
+    parts = [
+        pd.DataFrame({"c": np.array([None])}),
+        pd.DataFrame({"c": pd.Categorical([None])}),
+        pd.DataFrame({"c": [2]}),
+    ]
+    table = open_table(dd.from_map(lambda i: parts[i], range(3), meta=parts[2].iloc[:0]), np.arange(3))
+    assert table.features == (Feature("c"),)
+    np.testing.assert_array_equal(np.concatenate([table.chunk(i).columns[0] for i in range(3)]), [np.nan, np.nan, 2])
+
+
+def test_meta_is_not_believed() -> None:
+    meta = pd.DataFrame({"c": np.array([], np.float64), "y": np.array([], np.int64)})
+    part = pd.DataFrame({"c": ["u", "v"], "y": ["no", "yes"]})
+    table = open_table(dd.from_map(lambda i: part, range(2), meta=meta), "y")
+    assert table.features == (Feature("c", ("u", "v")),)
+    assert table.target.levels == ("no", "yes")
+
+
+def test_like_a_model() -> None:
+    like = (Feature("c", ("b", "a")), Feature("n"), Feature("k", (3, 1)))
+    frame = pd.DataFrame({"n": [1, 2, 3], "other": 0, "c": ["a", "new", None], "k": [1.0, -1, 3]})
+    for data in (frame, pl.from_pandas(frame), cut(frame, [1, 1])):
+        table = open_table(data, like=like, require_target=False)
+        assert table.features == like
+        assert table.target is None
+        got = content(table)
+        assert got["c"].tolist() == ["a", None, None]
+        assert got["n"].tolist() == [1, 2, 3]
+        assert got["k"].tolist() == [1, None, 3]
+    with open_table(frame.assign(y=[1, 0, 1]), "y", like=like) as table:
+        np.testing.assert_array_equal(table.target, [1, 0, 1])
+
+
+def test_like_a_model_of_arrays() -> None:
+    like = (Feature("f0"), Feature("f1", (1, 2)))
+    frame = pd.DataFrame({"u": [0.5, 1.5], "v": [2, 7], "y": [0, 1]})
+    for data, target in ((frame, "y"), (frame[["u", "v"]].to_numpy(), [0, 1]), (cut(frame, [1]), "y")):
+        table = open_table(data, target, like=like)
+        assert content(table)["f1"].tolist() == [2, None]
+        assert content(table)["f0"].tolist() == [0.5, 1.5]
+
+
+def test_features_are_taken_in_order() -> None:
+    frame = rows()
+    for data in (frame, cut(frame, [5]), pa.Table.from_pandas(frame)):
+        table = open_table(data, "y", features=["flag", "whole"], sample_weight="w")
+        assert [feature.name for feature in table.features] == ["flag", "whole"]
+        pd.testing.assert_frame_equal(content(table)[["flag", "whole"]], expected()[["flag", "whole"]], check_dtype=False)
+
+
+def test_integer_labels_become_text() -> None:
+    frame = pd.DataFrame({0: [1, 2], 1: [3, 4], 2: [5, 6]})
+    for data in (frame, cut(frame, [1])):
+        table = open_table(data, 2, features=[1, 0])
+        assert [feature.name for feature in table.features] == ["1", "0"]
+        np.testing.assert_array_equal(table.target, [5, 6])

@@ -1,0 +1,180 @@
+"""Parquet and CSV files, folders, globs and URLs are tables like any other."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import dask
+import fsspec
+import numpy as np
+import pandas as pd
+import pytest
+
+from dboost.data import open_table, paths
+from dboost.errors import DataError
+from dboost.schema import Feature
+from tests.helpers.table_content import content
+
+N = 40
+
+
+def rows() -> pd.DataFrame:
+    rng = np.random.default_rng(1)
+    return pd.DataFrame(
+        {
+            "a": np.arange(N),
+            "b": np.where(rng.random(N) < 0.3, np.nan, rng.random(N)),
+            "c": rng.choice(["x", "y", "Zürich"], N),
+            "y": rng.integers(0, 2, N),
+        }
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Four files each of Parquet, CSV and compressed CSV, with some disorder around them."""
+    for kind in ("parquet", "csv", "gz"):
+        (tmp_path / kind).mkdir()
+    for i in range(4):
+        part = rows().iloc[10 * i : 10 * i + 10]
+        part.to_parquet(tmp_path / "parquet" / f"part-{i}.parquet", index=False)
+        part.to_csv(tmp_path / "csv" / f"part-{i}.csv", index=False)
+        part.to_csv(tmp_path / "gz" / f"part-{i}.csv.gz", index=False)
+    (tmp_path / "csv" / "README.txt").write_text("not data")
+    (tmp_path / "csv" / ".part-9.csv").write_text("hidden")
+    (tmp_path / "parquet" / "_SUCCESS").write_text("")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["parquet", "parquet/*.parquet", "parquet/part-[0-3].parquet", "csv", "csv/*.csv", "gz", "gz/*.csv.gz", "csv/"],
+)
+def test_all_files_in_order(folder: Path, path: str) -> None:
+    for data in (str(folder / path) + ("/" if path.endswith("/") else ""), f"file://{folder}/{path}"):
+        with open_table(data, "y") as table:
+            assert table.features == (Feature("a"), Feature("b"), Feature("c", ("Zürich", "x", "y")))
+            assert table.target_dtype == "int64"
+            got = content(table)
+        for name in "abc":
+            np.testing.assert_array_equal(got[name], rows()[name])
+        np.testing.assert_array_equal(got["<target>"], rows()["y"])
+
+
+def test_one_file_and_lists_of_files(folder: Path) -> None:
+    for suffix in ("parquet/part-{}.parquet", "csv/part-{}.csv", "gz/part-{}.csv.gz"):
+        one = folder / suffix.format(2)
+        assert content(open_table(one, "y"))["a"].tolist() == list(range(20, 30))
+        two = [one, str(folder / suffix.format(0))]
+        assert content(open_table(two, "y"))["a"].tolist() == [*range(20, 30), *range(10)]
+
+
+def test_numbered_files_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for kind in ("parquet", "csv"):
+        (tmp_path / kind).mkdir()
+        for i in (1, 2, 10):
+            frame = pd.DataFrame({"a": [float(i)], "y": [0]})
+            file = tmp_path / kind / f"part{i}.{kind}"
+            frame.to_parquet(file) if kind == "parquet" else frame.to_csv(file, index=False)
+        for path in (tmp_path / kind, f"{tmp_path}/{kind}/*.{kind}"):
+            assert content(open_table(path, "y"))["a"].tolist() == [1, 2, 10]
+
+
+def test_object_stores_come_through_fsspec(folder: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.put(str(folder / "csv"), "/bucket/csv", recursive=True)
+    memory.put(str(folder / "parquet"), "/bucket/parquet", recursive=True)
+    try:
+        for path in ("memory://bucket/csv/*.csv", "memory://bucket/csv", "memory://bucket/parquet/*.parquet"):
+            assert content(open_table(path, "y"))["a"].tolist() == list(range(N))
+    finally:
+        memory.rm("/bucket", recursive=True)
+
+
+@pytest.mark.parametrize("size", [11, 25, 64, 200, 10_000])
+def test_csv_is_cut_at_any_size(folder: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    rows().to_csv(folder / "whole.csv", index=False)
+    monkeypatch.setattr(paths, "BLOCK_BYTES", size)
+    with dask.config.set(scheduler="synchronous"):
+        whole = open_table(folder / "whole.csv", "y")
+        several = open_table(folder / "csv", "y", features=["c", "a"])
+    for table in (whole, several):
+        assert content(table)["a"].tolist() == list(range(N))
+        assert content(table)["c"].tolist() == rows()["c"].tolist()
+    assert (whole.n_chunks > 10) == (size <= 64)
+
+
+def test_csv_types_are_judged_by_all_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first block says: integers, text, nothing. Later ones hold floats, digits in the text, and words."""
+    lines = ["n,code,late,y"] + ["1,a7,,0"] * 20 + ["2.5,007,,1"] * 20 + [",,word,0"] * 20
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    monkeypatch.setattr(paths, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(paths, "SAMPLE_ROWS", 5)
+    table = open_table(tmp_path / "a.csv", "y")
+    assert table.features == (Feature("n"), Feature("code", ("007", "a7")), Feature("late", ("word",)))
+    got = content(table)
+    np.testing.assert_array_equal(got["n"], [1] * 20 + [2.5] * 20 + [np.nan] * 20)
+    assert got["late"].tolist() == [None] * 40 + ["word"] * 20
+    assert table.target_dtype == "int64"
+
+
+def test_csv_files_with_columns_in_another_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = rows()
+    frame[:20].to_csv(tmp_path / "0.csv", index=False)
+    frame[20:][["y", "c", "b", "a"]].to_csv(tmp_path / "1.csv", index=False)
+    monkeypatch.setattr(paths, "BLOCK_BYTES", 50)
+    got = content(open_table(tmp_path, "y"))
+    assert got["a"].tolist() == list(range(N))
+    np.testing.assert_array_equal(got["b"], frame["b"])
+
+
+def test_partitioned_folders_have_their_columns(tmp_path: Path) -> None:
+    rows().to_parquet(tmp_path / "t", partition_cols=["c"])
+    table = open_table(tmp_path / "t", "y")
+    assert table.features == (Feature("a"), Feature("b"), Feature("c", ("Zürich", "x", "y")))
+
+
+def test_files_with_differing_columns(folder: Path) -> None:
+    rows().drop(columns="b").to_csv(folder / "csv" / "part-9.csv", index=False)
+    with pytest.raises(DataError, match="partition 4: there is no column 'b'"):
+        open_table(folder / "csv", "y")
+    with pytest.raises(DataError, match="'b'"):
+        open_table(folder / "csv", "y", features=["b"])
+    (folder / "csv" / "part-9.csv").unlink()
+    rows().assign(z=1).to_csv(folder / "csv" / "part-9.csv", index=False)
+    with pytest.raises(DataError, match="partition 4: there is a column 'z' that other partitions do not have"):
+        open_table(folder / "csv", "y")
+    assert open_table(folder / "csv", "y", features=["a"]).n_rows == 2 * N
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("nothing.csv", "there is no file at .*nothing.csv"),
+        ("nothing/*.parquet", r"there is no file at .*nothing/\*.parquet"),
+        ("csv/README.txt", "README.txt is neither Parquet nor CSV"),
+        ("", "holds both Parquet and CSV files"),
+        ("empty.csv", "cannot read .*empty.csv: No columns"),
+        ("bad.csv", "cannot read .*bad.csv: Error tokenizing data"),
+        ("bad.csv.gz", "cannot read .*bad.csv.gz"),
+        ("bad.parquet", "cannot read .*bad.parquet"),
+        ("cut.parquet", "cannot read .*cut.parquet"),
+    ],
+)
+def test_errors_name_the_file(folder: Path, path: str, message: str) -> None:
+    if path.startswith(("bad", "empty", "cut")):
+        text = {"e": b"", "b": b"a,y\n1,2\n1,2,3,4\n", "c": (folder / "parquet/part-0.parquet").read_bytes()[:-100]}
+        (folder / path).write_bytes(text[path[0]])
+    with pytest.raises(DataError, match=message):
+        open_table(str(folder / path), "y")
+
+
+def test_a_damaged_file_among_many(folder: Path) -> None:
+    whole = (folder / "gz" / "part-2.csv.gz").read_bytes()
+    (folder / "gz" / "part-2.csv.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"cannot read .*part-2.csv.gz"):
+        open_table(folder / "gz", "y")
+    (folder / "gz" / "part-2.csv.gz").write_bytes(gzip.compress(b"a,b,c,y\n1,2"))
+    with pytest.raises(DataError, match=r"target 'y' contains NaN .* in 1 row, first in row 0 of partition 2"):
+        open_table(folder / "gz", "y")

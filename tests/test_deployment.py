@@ -1,0 +1,229 @@
+"""The commands and the environment of the manifests, started as processes of this machine, on an S3 server of loopback.
+
+Nothing is written down here twice: arguments, variables, parameter files, ports and probes are read from the manifests. Only
+what a container has to itself is put elsewhere: the scheduler's name, ports, and the folders that are mounted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+pytest.importorskip("kubernetes_validate")
+
+import dboost
+from dboost.model import model_file as storage
+from tests.helpers.clusters import ROOT, a_table
+from tests.helpers.manifests import Manifest, pods, read, the
+from tests.helpers.object_store import SECRET, served
+
+pytestmark = pytest.mark.slow
+
+MANIFESTS = read(
+    "shared/settings.yaml", "base/scheduler.yaml", "base/workers.yaml", "base/train.yaml", "overlays/nightly/nightly.yaml"
+)
+TABLE = a_table(3000)[["a", "b", "c", "e", "y"]]
+_REFERENCE = re.compile(r"\$\((\w+)\)")
+
+
+class Machine:
+    """Containers as processes. secret : what the Secret of the store holds."""
+
+    def __init__(self, folder: Path, secret: dict[str, str]) -> None:
+        self._folder, self._secret = folder, secret
+        self._ports = {"8786": _free_port(), "8787": _free_port()}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.logs: list[Path] = []
+
+    def start(self, manifest: Manifest) -> tuple[subprocess.Popen[bytes], str]:
+        """One container of a resource; the process, and the URL of its startup probe if it has one."""
+        ((_, pod),) = pods(manifest)
+        (container,) = pod["containers"]
+        name = f"{container['name']}-{len(self.logs)}"
+        own = {str(port["containerPort"]): _free_port() for port in container.get("ports", [])}
+        ports = own | self._ports  # the scheduler's are known to all
+        places = {mount["mountPath"]: self._mount(name, mount, pod) for mount in container["volumeMounts"]}
+
+        def here(text: str) -> str:
+            text = text.replace("dboost-scheduler", "127.0.0.1")
+            text = re.sub(r"\b(878\d)\b", lambda match: ports[match[1]], text)
+            for place, folder in places.items():
+                if text == place or text.startswith(f"{place}/"):
+                    text = f"{folder}{text.removeprefix(place)}"
+            return text
+
+        given: dict[str, str] = {}
+        for source in container["envFrom"]:
+            given |= (
+                self._secret if "secretRef" in source else the("ConfigMap", MANIFESTS, source["configMapRef"]["name"])["data"]
+            )
+        for variable in container.get("env", []):
+            field = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+            given[variable["name"]] = name if field == "metadata.name" else variable["value"]
+        given = {key: here(value) for key, value in given.items()}
+        command = [_REFERENCE.sub(lambda match: given[match[1]], here(argument)) for argument in container["args"]]
+        # Only what an image has: the interpreter and the caches. A busy machine is not taken for a dead worker.
+        inherited = {key: os.environ[key] for key in ("NUMBA_CACHE_DIR", "LANG", "COVERAGE_PROCESS_START") if key in os.environ}
+        inherited |= {
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+            "HOME": os.environ["HOME"],
+            "PYTHONPATH": str(ROOT),
+        }
+        patience = {"DASK_DBOOST__PATIENCE": "60s"}
+        log = self._folder / f"{name}.log"
+        self.logs.append(log)
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                command, env={**inherited, **patience, **given}, stdout=file, stderr=subprocess.STDOUT, cwd=places["/tmp"]
+            )
+        self._processes.append(process)
+        return process, self._probe(container, ports)
+
+    def _mount(self, name: str, mount: dict[str, Any], pod: dict[str, Any]) -> Path:
+        folder = self._folder / name / mount["name"]
+        folder.mkdir(parents=True)
+        (volume,) = (one for one in pod["volumes"] if one["name"] == mount["name"])
+        if "configMap" in volume:
+            for file, content in the("ConfigMap", MANIFESTS, volume["configMap"]["name"])["data"].items():
+                (folder / file).write_text(content)
+        return folder
+
+    @staticmethod
+    def _probe(container: dict[str, Any], ports: dict[str, str]) -> str:
+        if "startupProbe" not in container:
+            return ""
+        probe = container["startupProbe"]["httpGet"]
+        (port,) = (port["containerPort"] for port in container["ports"] if port["name"] == probe["port"])
+        return f"http://127.0.0.1:{ports[str(port)]}{probe['path']}"
+
+    def close(self) -> None:
+        for process in reversed(self._processes):
+            process.kill()
+            process.wait()
+
+    def said(self) -> str:
+        return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in self.logs)
+
+
+def _free_port() -> str:
+    import socket
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return str(one.getsockname()[1])
+
+
+def until(what: Callable[[], Any], process: subprocess.Popen[bytes], machine: Machine, seconds: float = 500) -> None:
+    """Wait for something that a process is to bring about."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert process.poll() is None, f"it ended with status {process.returncode}\n{machine.said()}"
+        assert time.monotonic() < deadline, machine.said()
+        time.sleep(0.05)
+
+
+def answers(url: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as reply:
+        return reply.status == 200
+    return False
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with served(tmp_path) as variables:
+        secret = {name: value for name, value in variables.items() if name.startswith("AWS_")}
+        machine = Machine(tmp_path, secret)
+        try:
+            yield machine
+        finally:
+            machine.close()
+
+
+def test_train_killed_and_resumed_then_continued_then_nothing_new(machine: Machine, tmp_path: Path) -> None:
+    faulthandler.cancel_dump_traceback_later()  # every step has a deadline of its own
+    store = fsspec.filesystem("s3")
+    places = the("ConfigMap", MANIFESTS, "places")["data"]
+    parameters = {
+        name.removesuffix(".toml"): tomllib.loads(text) | {"progress": False}
+        for name, text in the("ConfigMap", MANIFESTS, "parameters")["data"].items()
+    }
+    job, nightly = the("Job", MANIFESTS), the("CronJob", MANIFESTS)
+
+    def arrive(first: int, last: int, name: str) -> None:
+        TABLE.iloc[first:last].to_parquet(places["DBOOST_DATA"] + name, index=False)
+
+    def finish(manifest: Manifest) -> str:
+        process, _ = machine.start(manifest)
+        process.wait(timeout=600)
+        assert process.returncode == 0, machine.said()
+        return machine.logs[-1].read_text()
+
+    def objects() -> dict[str, Any]:
+        store.invalidate_cache()
+        found = store.find("lake", detail=True)
+        return {name: (one["ETag"], one["LastModified"]) for name, one in found.items()}
+
+    def checkpointed() -> bool:
+        return any(f"s3://{name}".startswith(places["DBOOST_CHECKPOINT"]) for name in objects())
+
+    def model() -> bytes:
+        store.invalidate_cache()
+        return store.cat_file(places["DBOOST_MODEL"])
+
+    scheduler, health = machine.start(the("Deployment", MANIFESTS, "scheduler"))
+    until(lambda: answers(health), scheduler, machine)
+    workers = [machine.start(the("Deployment", MANIFESTS, "workers")) for _ in range(2)]
+    for worker, health in workers:
+        until(lambda health=health: answers(health), worker, machine)
+
+    for i in range(3):
+        arrive(800 * i, 800 * i + 800, f"part-{i}.parquet")
+    first = dboost.fit(TABLE.iloc[:2400], places["DBOOST_TARGET"], **_without_places(parameters["train"]))
+    client, _ = machine.start(job)
+    until(checkpointed, client, machine)
+    client.send_signal(signal.SIGKILL)
+    client.wait()
+    assert places["DBOOST_MODEL"].removeprefix("s3://") not in objects()
+    # While nobody trains, a worker's node is taken away and another one comes; a file arrives, which the next batch will have.
+    workers[0][0].kill()
+    worker, health = machine.start(the("Deployment", MANIFESTS, "workers"))
+    until(lambda: answers(health), worker, machine)
+    arrive(2400, 2700, "part-3.parquet")
+    said = finish(job)
+    assert f"iteration {parameters['train']['max_iter']}/" in said and "iteration 1/" not in said
+    assert model() == storage.dumps(first.ensemble)
+    assert not checkpointed()
+
+    arrive(2700, 3000, "part-4.parquet")
+    second = dboost.fit(TABLE.iloc[2400:], places["DBOOST_TARGET"], start_from=first, **_without_places(parameters["nightly"]))
+    client, _ = machine.start(nightly)
+    until(lambda: "iteration" in machine.logs[-1].read_text() or client.poll() is not None, client, machine)
+    client.send_signal(signal.SIGTERM)  # as before a node is taken away
+    client.wait(timeout=60)
+    finish(nightly)
+    assert model() == storage.dumps(second.ensemble)
+
+    before = objects()
+    assert "nothing new" in finish(nightly)
+    assert "nothing new" in finish(job)
+    assert objects() == before
+    assert all(SECRET not in log.read_text() for log in machine.logs)
+    assert all(SECRET.encode() not in store.cat_file(name) for name in before)
+
+
+def _without_places(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in parameters.items() if name != "checkpoint_every"}

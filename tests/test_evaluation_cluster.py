@@ -1,0 +1,163 @@
+"""Evaluation sets that are large beside the workers' memory limit wait in files there, and say what they say in memory."""
+
+from __future__ import annotations
+
+import glob
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import dask.dataframe as dd
+import pandas as pd
+import pytest
+from distributed import Client
+
+import dboost
+from dboost.distributed import worker_plugin as holder
+from dboost.session.memory_budget import Budget
+from dboost.shards import shard_spec as blocks
+from tests.helpers.clusters import held_fits, threads_cluster
+from tests.helpers.fits import NUMERIC, cut, mixed_frame
+
+FEATURES = [*NUMERIC, "town"]
+FRAME, OTHER = mixed_frame(400), mixed_frame(300, seed=1)
+OPTIONS: dict[str, Any] = {"features": FEATURES, "max_iter": 3, "random_state": 1, "progress": False, "min_samples_leaf": 5}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster(2) as client:
+        yield client
+
+
+@pytest.fixture
+def filing(client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """No held-out row may wait in memory, and blocks are short; in the end no file is left, and it was told that there were."""
+    monkeypatch.setattr(Budget, "retained", 0)
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
+    caplog.set_level(logging.INFO, "dboost")
+    yield
+    assert any("rows of evaluation set" in record.getMessage() for record in caplog.get_records("call"))
+    assert left(client) == []
+
+
+def left(client: Client) -> list[str]:
+    """Files of rows on the workers, once what belongs to fits has been dropped."""
+    folders = client.run(lambda dask_worker: dask_worker.local_directory).values()
+    found: list[str] = []
+    for _ in range(6000):  # a thread of the worker removes them after the fit
+        # (`Path.glob` fails when a folder goes while it looks.)
+        found = [path for folder in folders for path in glob.glob(f"{glob.escape(folder)}/dboost-*/judged*")]
+        if not found and not any(client.run(held_fits).values()):
+            break
+        time.sleep(0.01)
+    return found
+
+
+def in_files(dask_worker: Any = None) -> int:
+    """For `Client.run`: how many rows a worker judges from files, in all its fits."""
+    holdings = dask_worker.plugins["dboost"]._sessions.values()
+    return sum(holding.judged_in_files(batch) for holding in holdings for batch in {*holding._built, *holding._batches})
+
+
+def same(client: Client, target: str, sets: Any, n_filed: int, data: Any = None, **options: Any) -> dboost.Booster:
+    """Train in memory, and with a limit on the cluster; the models and what was said of the sets are equal."""
+    settings = OPTIONS | options
+    here = dboost.fit(FRAME, target, eval_set=sets, **settings)
+    counts: list[int] = []
+    there = dboost.fit(
+        cut(FRAME, [150, 150]),
+        target,
+        eval_set=sets,
+        client=client,
+        memory_limit="64MiB",
+        callbacks=lambda now: counts.append(sum(client.run(in_files).values())),
+        **settings,
+    )
+    assert there.sha256 == here.sha256
+    kept = [column for column in here.history if not column.startswith("seconds") and column != "bytes_read"]
+    pd.testing.assert_frame_equal(there.history[kept], here.history[kept], check_exact=True)
+    assert set(counts) == {n_filed}
+    return there
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        ("y", {"sample_weight": "w", "eval_metric": ["mean_absolute_error", "squared_error"]}),
+        ("late", {"eval_metric": ["roc_auc", "log_loss", "accuracy"], "early_stopping_rounds": 1, "max_iter": 20}),
+        ("grade", {"max_iter": 2, "learning_rate": 0.5}),
+    ],
+)
+def test_judged_from_files(client: Client, filing: None, target: str, options: dict[str, Any]) -> None:
+    other = OTHER.copy()
+    other.loc[3, "town"] = "nowhere"
+    sets = {"whole": cut(other, [100, 100, 170]), "here": other.iloc[:80], "parts": dd.from_pandas(other[50:], npartitions=2)}
+    counted = len(other) + len(other[50:])
+    if "sample_weight" in options:
+        counted = int((other["w"] > 0).sum() + (other["w"][50:] > 0).sum())
+    same(client, target, sets, counted, **options)
+
+
+def test_offsets_and_a_model_that_goes_on(client: Client, filing: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame, other = FRAME.fillna({"x": 0.0}), OTHER.fillna({"x": 0.0})
+    monkeypatch.setitem(globals(), "FRAME", frame)
+    same(client, "y", cut(other, [170]), 300, offset="x", features=["age", "town"])
+    old = dboost.fit(OTHER, "late", features=FEATURES, max_iter=2)
+    same(client, "late", cut(other, [170]), 300, start_from=old, features=None)
+
+
+def test_rows_that_an_estimator_holds_out(client: Client, filing: None) -> None:
+    frame = FRAME.fillna({"x": 0.0})
+    X, y = frame[FEATURES], frame["late"]
+    estimator = dboost.DBoostClassifier(
+        max_iter=4, early_stopping=True, validation_fraction=0.3, random_state=0, class_weight="balanced", scoring="loss"
+    )
+    here = estimator.fit(X, y).booster_
+    lazy = dd.from_pandas(frame, npartitions=4)
+    there = estimator.set_params(client=client, memory_limit="64MiB").fit(lazy[FEATURES], lazy["late"]).booster_
+    assert there.sha256 == here.sha256
+    in_one_process = estimator.set_params(client=None).fit(lazy[FEATURES], lazy["late"]).booster_
+    assert in_one_process.sha256 == here.sha256
+
+
+def test_without_a_limit_it_is_dasks(client: Client, filing: None) -> None:
+    here = dboost.fit(FRAME, "late", eval_set=OTHER, **OPTIONS)
+    counts: list[int] = []
+    count = [lambda now: counts.append(sum(client.run(in_files).values()))]
+    lazy = cut(FRAME, [200]), cut(OTHER, [100])
+    there = dboost.fit(lazy[0], "late", eval_set=lazy[1], client=client, callbacks=count, **OPTIONS)
+    assert there.sha256 == here.sha256
+    assert set(counts) == {300}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(holder, "_spare", lambda worker: None)
+        dboost.fit(lazy[0], "late", eval_set=lazy[1], client=client, callbacks=count, **OPTIONS)
+    assert counts[-1] == 0
+
+
+def test_sets_share_the_room_that_there_is_in_memory(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker has room for about a set and a half of them: the second one goes to files."""
+    row_bytes = len(FEATURES) + 32
+    monkeypatch.setattr(Budget, "retained", 160 * row_bytes)
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
+    lazy = dd.from_pandas(OTHER[:200], npartitions=2)
+    same(client, "late", {"first": lazy, "second": lazy}, 200)
+    assert left(client) == []
+
+
+def test_files_go_where_a_fit_fails(client: Client, filing: None) -> None:
+    bad = OTHER.assign(grade=["z" if k == 200 else grade for k, grade in enumerate(OTHER["grade"])])
+    sets = {"good": cut(OTHER, [100]), "bad": cut(bad, [100])}
+    with pytest.raises(
+        dboost.DataError, match="evaluation set 'bad': the target holds a class that the training target has not"
+    ):
+        dboost.fit(cut(FRAME, [100]), "grade", eval_set=sets, client=client, memory_limit="64MiB", **OPTIONS)
+
+    def fail(now: dboost.Iteration) -> None:
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        dboost.fit(
+            cut(FRAME, [100]), "grade", eval_set=sets["good"], client=client, memory_limit="64MiB", callbacks=fail, **OPTIONS
+        )

@@ -1,0 +1,101 @@
+"""Evaluation sets that are large beside a memory limit wait in files, and say what they say in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pandas as pd
+import pytest
+
+import dboost
+from dboost.session import evaluation as held_out
+from dboost.session.memory_budget import Budget
+from dboost.shards import shard_spec as blocks
+from tests.helpers.fits import NUMERIC, cut, mixed_frame, saved
+
+FEATURES = [*NUMERIC, "town"]
+FRAME, OTHER = mixed_frame(400), mixed_frame(300, seed=1)
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Nothing may wait in memory, blocks are short, and temporary files go to a folder that is empty in the end.
+
+    Holds the names of the sets that were judged from files.
+    """
+    monkeypatch.setattr(Budget, "retained", 0)
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
+    names: list[str] = []
+
+    class Noted(held_out.StreamedEvalSet):
+        def __init__(self, name: str, *arguments: Any) -> None:
+            names.append(name)
+            super().__init__(name, *arguments)
+
+    monkeypatch.setattr(held_out, "StreamedEvalSet", Noted)
+    with dask.config.set({"temporary-directory": str(tmp_path / "temporary")}):
+        yield names
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def same(target: str, sets: Any, **options: Any) -> dboost.Booster:
+    """Train with and without a limit; the models and what was said of the sets are equal."""
+    settings = {"features": FEATURES, "max_iter": 4, "random_state": 1, "progress": False} | options
+    kept = dboost.fit(FRAME, target, eval_set=sets, **settings)
+    filed = dboost.fit(FRAME, target, eval_set=sets, memory_limit="64MiB", **settings)
+    assert saved(kept) == saved(filed)
+    apart = ["seconds", "bytes_read"]
+    pd.testing.assert_frame_equal(kept.history.drop(columns=apart), filed.history.drop(columns=apart))
+    return filed
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        ("y", {"sample_weight": "w", "eval_metric": ["mean_absolute_error", "squared_error"], "n_threads": 3}),
+        ("late", {"eval_metric": ["roc_auc", "log_loss", "accuracy"], "early_stopping_rounds": 1, "max_iter": 20}),
+        ("grade", {"max_iter": 2, "learning_rate": 0.5}),
+        ("y", {"offset": "x", "features": ["age", "town"]}),
+    ],
+)
+def test_judged_from_files(made: list[str], target: str, options: dict[str, Any]) -> None:
+    other = OTHER.copy()
+    other["x"] = other["x"].fillna(0.0)
+    other.loc[3, "town"] = "nowhere"
+    frame = FRAME if options.get("offset") is None else FRAME.fillna({"x": 0.0})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "FRAME", frame)
+        same(target, {"whole": other, "parts": cut(other, [100, 100, 170])}, **options)
+    assert made == ["whole", "parts"]
+
+
+def test_a_model_that_goes_on(made: list[str]) -> None:
+    old = dboost.fit(OTHER, "late", features=FEATURES, max_iter=2)
+    same("late", cut(OTHER, [150]), start_from=old, features=None)
+    assert made == ["eval"]
+
+
+def test_models_are_cut_back_in_files_too(made: list[str]) -> None:
+    bites = dboost.ArcBites(3, visits=2, early_stopping_rounds=1)
+    booster = same("late", OTHER, arcbites=bites, max_iter=12, learning_rate=0.8, min_samples_leaf=5)
+    assert booster.n_iter_ < len(booster.history), "nothing was cut back"
+    assert made == ["eval"]
+
+
+def test_what_is_wrong_with_a_set_is_said(made: list[str]) -> None:
+    with pytest.raises(
+        dboost.DataError, match="evaluation set 'eval': the target holds a class that the training target has not"
+    ):
+        dboost.fit(
+            FRAME, "grade", eval_set=(OTHER[FEATURES], np.full(len(OTHER), "z")), features=FEATURES, memory_limit="64MiB"
+        )
+    assert made == []
+
+
+def test_small_sets_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_out.EvalFiles, "write", None)
+    same("late", cut(OTHER, [150]))

@@ -1,0 +1,54 @@
+"""What a caller hands in is what it was before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dboost.data import open_table
+from dboost.metrics.metric import find_metrics
+from dboost.params import make_parameters
+from dboost.session.memory_budget import Budget
+from dboost.session.row_selection import Draw
+from dboost.session.target import read_target
+from dboost.training.callbacks import EarlyStopping
+from dboost.training.fit import fit_table
+from dboost.training.plan import FitRequest, stopping_rule
+from dboost.training.validation_split import ValidationPlan
+from tests.helpers.fits import FEATURES, mixed_frame
+
+FRAME = mixed_frame(400)
+
+
+def test_a_rule_of_early_stopping_keeps_its_rounds() -> None:
+    parameters = make_parameters({"arcbites": {"n_bites": 2, "early_stopping_rounds": 3}, "loss": "squared_error"})
+    given = EarlyStopping("held_squared_error", 7, larger_is_better=False)
+    with open_table(FRAME[[*FEATURES, "y"]], "y") as table:
+        metrics = find_metrics(None, read_target(table, parameters).loss)
+    found = stopping_rule(parameters, given, [], metrics)
+    assert found is not None and found.rounds == 3
+    assert found.rule == ["held_squared_error", 3, False, 0.0, False]
+    assert given.rounds == 7
+
+
+@pytest.mark.parametrize("limit", [None, 10**9])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_table_keeps_its_weights(limit: int | None, weighted: bool) -> None:
+    class_weight, counted = np.array([1.0, 2.0]), []
+
+    def validation(counts: Sequence[int], *_: Any) -> ValidationPlan:
+        counted.append((sum(counts), sum(n // 5 for n in counts)))
+        return ValidationPlan(class_weight, Draw(1, tuple(n // 5 for n in counts)))
+
+    budget = None if limit is None else Budget(limit)
+    request = FitRequest(make_parameters({"max_iter": 2}), 1, progress=False, make_validation_plan=validation, budget=budget)
+    with open_table(FRAME[[*FEATURES, "late", "w"]], "late", sample_weight="w" if weighted else None) as table:
+        before, kept = table.weight, None if table.weight is None else table.weight.copy()
+        fitted = fit_table(request, lambda: table)
+        assert table.weight is before and (kept is None or np.array_equal(table.weight, kept))
+        ((n_rows, n_held_out),) = counted
+        assert fitted.ensemble.sources[0]["rows"] == n_rows - n_held_out and n_held_out
+    assert class_weight.tolist() == [1.0, 2.0]

@@ -1,0 +1,55 @@
+"""The leaves of rows found by masks and by tables equal those found by traversal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dboost.shards.apply_trees import leaf_finder, leaves_of
+from dboost.trees.nodes import new_node_arrays
+from dboost.trees.tree_task import GrownTree
+from tests.helpers.tables import make_table
+
+
+def a_tree(n_bins: np.ndarray, categorical: np.ndarray, n_leaves: int, seed: int) -> GrownTree:
+    """Splits at random, in the order of growth; leaves numbered from left to right."""
+    rng = np.random.default_rng(seed)
+    nodes = new_node_arrays(n_leaves)
+    n = 2 * n_leaves - 1
+    left_codes = rng.integers(2, size=(n, int(n_bins.max()) + 1)).astype(np.uint8)
+    leaves, size = [0], 1
+    while size < n:
+        node = leaves.pop(int(rng.integers(len(leaves))))
+        nodes.feature[node] = rng.integers(len(n_bins))
+        nodes.split_bin[node] = rng.integers(n_bins[nodes.feature[node]])
+        nodes.missing_left[node] = rng.integers(2)
+        nodes.child[node] = size
+        nodes.depth[size : size + 2] = nodes.depth[node] + 1
+        leaves += [size, size + 1]
+        size += 2
+    leaf_of = np.zeros(n, np.int64)
+    stack, k = [0], 0
+    while stack:
+        node = stack.pop()
+        child = int(nodes.child[node])
+        if child < 0:
+            leaf_of[node], k = k, k + 1
+        else:
+            stack += [child + 1, child]
+    return GrownTree(nodes, n, n_leaves, np.zeros(n, np.int64), leaf_of, np.zeros((n_leaves, 2)), left_codes)
+
+
+@pytest.mark.parametrize("bins", [[7, 40, 255], [7, 300, 20]], ids=["one byte", "two bytes"])
+@given(n=st.integers(1, 70), n_leaves=st.integers(1, 40), seed=st.integers(0, 2**32), cut=st.integers(0, 70))
+def test_labels_are_those_of_a_walk(bins: list[int], n: int, n_leaves: int, seed: int, cut: int) -> None:
+    categorical = [True, False, False]
+    table = make_table(bins, n, categorical=categorical, seed=seed % 1000)
+    codes = table.stored()
+    grown = a_tree(np.array(bins), np.array(categorical), n_leaves, seed)
+    leaf = np.full(n, 255, np.uint8)
+    find = leaf_finder(codes, table.layout, grown)
+    find(leaf, min(cut, n), n)
+    find(leaf, 0, min(cut, n))
+    assert np.array_equal(leaf, leaves_of(codes, table.layout, grown))

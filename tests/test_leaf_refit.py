@@ -1,0 +1,243 @@
+"""Leaf values estimated anew: the splits stay, the values are those of the new rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+import dboost
+from dboost import DataError, ParameterError
+from dboost.distributed.partitioned_table import PartitionedTable
+from tests.helpers.clusters import threads_cluster
+from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+
+OLD, NEW = mixed_frame(600), mixed_frame(500, seed=1)
+
+
+def first(target: str, **options: Any) -> dboost.Booster:
+    frame = OLD.assign(y=OLD["y"].abs()) if options.get("loss") == "poisson" else OLD
+    return dboost.fit(frame, target, features=FEATURES, **{"max_iter": 8} | options)
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        *((target, {}) for target in TARGETS),
+        ("y", {"loss": "absolute_error"}),
+        ("y", {"loss": "huber"}),
+        ("y", {"loss": "quantile", "quantile": 0.8}),
+        ("y", {"loss": "poisson"}),
+        ("late", {"criterion": "gradient", "l2_regularization": 0.0}),
+        ("y", {"sample_weight": "w"}),
+    ],
+)
+def test_the_own_data_give_the_own_values(target: str, options: dict[str, Any]) -> None:
+    old = first(target, **options)
+    frame = OLD.assign(y=OLD["y"].abs()) if options.get("loss") == "poisson" else OLD
+    again = old.refit_leaves(frame, target, sample_weight=options.get("sample_weight"))
+    for before, after in zip(old.ensemble.trees, again.ensemble.trees, strict=True):
+        leaf = before.feature < 0
+        np.testing.assert_allclose(after.value[leaf], before.value[leaf], rtol=1e-5, atol=1e-7)
+
+
+def test_values_are_those_of_the_new_rows() -> None:
+    old = first("y", l2_regularization=2.0)
+    new = old.refit_leaves(NEW, "y", source_name="spring")
+    score = np.full(len(NEW), old.ensemble.baseline[0])
+    y, leaves = NEW["y"].to_numpy(), np.asarray(old.apply(NEW))
+    for tree, before, of_rows in zip(new.ensemble.trees, old.ensemble.trees, leaves.T, strict=True):
+        values = tree.value[tree.feature < 0]
+        for leaf, value in enumerate(values):
+            rows = of_rows == leaf
+            kept = before.value[before.feature < 0][leaf]
+            expected = 0.1 * (y - score)[rows].sum() / (rows.sum() + 2.0) if rows.any() else kept
+            np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-9)
+        score += values[of_rows]
+        assert np.array_equal(tree.feature, before.feature) and np.array_equal(tree.threshold, before.threshold, equal_nan=True)
+    np.testing.assert_allclose(new.predict(NEW), score, rtol=1e-12)
+    (source,) = new.sources
+    assert source["refreshed"] == [{"label": "spring", "rows": 500, "decay": 0.0}]
+    assert len(new.history) == 0
+    assert saved(dboost.fit(NEW, "y", start_from=old, refit_leaves=True, source_name="spring")) == saved(new)
+    assert saved(old.refit_leaves(NEW, "y", source_name="spring", n_threads=1)) == saved(new)
+
+
+def test_decay_keeps_some_of_the_old() -> None:
+    old = first("y", max_iter=1)
+    new, half = old.refit_leaves(NEW, "y"), old.refit_leaves(NEW, "y", decay=0.5)
+    leaf = old.ensemble.trees[0].feature < 0
+    values = [booster.ensemble.trees[0].value[leaf] for booster in (old, new, half)]
+    np.testing.assert_allclose(values[2], (values[0] + values[1]) / 2, rtol=1e-12)
+
+
+def test_a_continued_model_is_refreshed_with_its_own_parameters() -> None:
+    old = dboost.fit(NEW, "late", start_from=first("late"), max_iter=3)
+    turned = NEW.assign(late=1 - NEW["late"])
+    new = old.refit_leaves(turned, "late")
+
+    def log_loss(booster: dboost.Booster) -> float:
+        p = np.asarray(booster.predict_proba(turned))[np.arange(len(turned)), turned["late"]]
+        return float(-np.log(p).mean())
+
+    assert log_loss(new) < 0.69 < log_loss(old)
+    assert len(new.sources) == 2 and all("refreshed" in source for source in new.sources)
+    only = old.refit_leaves(NEW[NEW["late"] == 1], "late")
+    assert np.isfinite(np.asarray(only.predict(NEW, raw_score=True))).all(), "one class is legal"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "options"),
+    [
+        (ParameterError, "needs start_from", {"start_from": None}),
+        (ParameterError, "max_iter has nothing to do with refit_leaves", {"max_iter": 3}),
+        (ParameterError, "eval_set has nothing to do with refit_leaves", {"eval_set": NEW}),
+        (ParameterError, "eval_metric has nothing to do with refit_leaves", {"eval_metric": "accuracy"}),
+        (ParameterError, "features has nothing to do with refit_leaves", {"features": ["x"]}),
+        (ParameterError, "categorical_features has nothing to do with refit_leaves", {"categorical_features": ["town"]}),
+        (ParameterError, "categorical_features has nothing to do with refit_leaves", {"categorical_features": None}),
+        (ParameterError, "categorical_features has nothing", {"categorical_features": np.zeros(7, bool)}),
+        (ParameterError, "callbacks has nothing to do with refit_leaves", {"callbacks": [print]}),
+        (ParameterError, "callbacks has nothing to do with refit_leaves", {"callbacks": print}),
+        (ParameterError, "progress has nothing to do with refit_leaves", {"progress": True}),
+        (ParameterError, "memory_limit has nothing to do with refit_leaves", {"memory_limit": "1GiB"}),
+        (ParameterError, "continue_bins has nothing to do with refit_leaves", {"continue_bins": "kept"}),
+        (ParameterError, "continue_steps has nothing to do with refit_leaves", {"continue_steps": "full"}),
+        (ParameterError, "checkpoint has nothing to do with refit_leaves", {"checkpoint": "somewhere"}),
+        (ParameterError, "checkpoint_every has nothing to do with refit_leaves", {"checkpoint_every": 3}),
+        (ParameterError, "refit_leaves='yes' must be True or False", {"refit_leaves": "yes"}),
+        (ParameterError, "eval_set has nothing to do", {"eval_set": NEW}),
+        (ParameterError, "eval_metric has nothing to do", {"eval_metric": "accuracy"}),
+        (ParameterError, "callbacks has nothing to do", {"callbacks": [print]}),
+        (ParameterError, "categorical_features has nothing to do", {"categorical_features": None}),
+        (ParameterError, "continue_bins has nothing to do", {"continue_bins": "kept"}),
+        (ParameterError, "continue_steps has nothing to do", {"continue_steps": "full"}),
+        (ParameterError, "checkpoint_every has nothing to do", {"checkpoint_every": 5}),
+        (DataError, "no column 'x'", {"data": NEW.drop(columns="x")}),
+        (DataError, "a class that the training target has not: 2", {"data": NEW.assign(late=NEW["late"] * 2)}),
+    ],
+)
+def test_what_cannot_be(kind: type[Exception], message: str, options: dict[str, Any]) -> None:
+    asked: dict[str, Any] = {"data": NEW, "start_from": first("late", max_iter=1), "refit_leaves": True} | options
+    with pytest.raises(kind, match=message):
+        dboost.fit(asked.pop("data"), "late", **asked)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("loss", ["squared_error", "absolute_error", "huber", "poisson"])
+def test_leaves_that_no_row_reaches_keep_their_values(loss: str) -> None:
+    old = first("y", loss=loss, max_iter=2, min_samples_leaf=1)
+    new = old.refit_leaves(NEW.assign(y=NEW["y"].abs())[:5], "y")
+    before, after = (np.concatenate([tree.value[tree.feature < 0] for tree in b.ensemble.trees]) for b in (old, new))
+    kept = np.count_nonzero(before == after)
+    assert np.isfinite(after).all() and 0 < kept < len(before)
+
+
+def test_models_that_cannot_be_refreshed() -> None:
+    with pytest.raises(ParameterError, match="monotonic_cst"):
+        first("y", monotonic_cst={"x": 1}).refit_leaves(NEW, "y")
+    with pytest.raises(ParameterError, match="step='constant'"):
+        first("y", step="constant").refit_leaves(NEW, "y")
+    with pytest.raises(ParameterError, match=r"decay=1\.5"):
+        first("y", max_iter=1).refit_leaves(NEW, "y", decay=1.5)
+    with pytest.raises(ParameterError, match="no trees"):
+        first("y").truncate(0).refit_leaves(NEW, "y")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster(2, 2) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [*((target, {}) for target in TARGETS), ("y", {"loss": "huber"}), ("y", {"loss": "quantile", "quantile": 0.8})],
+)
+def test_on_a_cluster_the_values_are_the_same(client: Client, target: str, options: dict[str, Any]) -> None:
+    old = first(target, max_iter=4, **options)
+    for roles in ({}, {"sample_weight": "w", "offset": "o"}):
+        weighed = NEW.assign(w=np.where(np.arange(len(NEW)) < 40, 0.0, NEW["w"]), o=NEW["w"] - 1)
+        here = old.refit_leaves(weighed, target, decay=0.3, source_name="spring", **roles)
+        lazy = cut(weighed, [30, 30, 410])
+        there = old.refit_leaves(lazy, target, decay=0.3, source_name="spring", client=client, **roles)
+        assert saved(there) == saved(here)
+        assert saved(old.refit_leaves(lazy, target, decay=0.3, source_name="spring", **roles)) == saved(here)
+    by_call = dboost.fit(NEW, target, start_from=old, refit_leaves=True, client=client)
+    assert saved(by_call) == saved(old.refit_leaves(NEW, target))
+    with pytest.raises(DataError, match="no column 'x'"):
+        old.refit_leaves(cut(NEW.drop(columns="x"), [100]), target, client=client)
+
+
+def test_workers_may_be_lost_meanwhile() -> None:
+    old = first("grade")
+    expected = saved(old.refit_leaves(NEW, "grade"))
+    with threads_cluster(3, 1) as client:
+        ask, n_asked = PartitionedTable.ask, 0
+
+        def losing(table: PartitionedTable, method: Any, *arguments: Any) -> list[Any]:
+            nonlocal n_asked
+            n_asked += method.__name__.startswith("refit_")
+            if n_asked in (5, 20) and method.__name__.startswith("refit_"):
+                n_asked += 1
+                client.retire_workers([table.sessions[0].worker])
+            return ask(table, method, *arguments)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PartitionedTable, "ask", losing)
+            assert saved(old.refit_leaves(cut(NEW, [100, 200, 300, 400]), "grade", client=client)) == expected
+        assert n_asked > 20 and len(client.scheduler_info()["workers"]) == 1
+
+
+def test_the_summary_is_that_of_the_new_rows() -> None:
+    old = first("y")
+    new = old.refit_leaves(NEW.assign(x=NEW["x"] + 5), "y")
+    assert new.drift(NEW).set_index("name").loc["x", "drift"] == "strong"
+    assert (new.drift(NEW.assign(x=NEW["x"] + 5))["psi"] == 0).all()
+
+
+def test_estimators_estimate_anew_too(client: Client) -> None:
+    X, y = NEW[["x", "age"]], NEW["late"]
+    model = dboost.DBoostClassifier(max_iter=4).fit(OLD[["x", "age"]], OLD["late"])
+    weight = NEW["w"].to_numpy()
+    expected = model.booster_.refit_leaves(X, y, sample_weight=weight, source_name="spring")
+    settings: dict[str, Any] = {"refit_leaves": True, "source_name": "spring"}
+    given = dboost.DBoostClassifier(start_from=model.booster_, **settings).fit(X, y, sample_weight=weight)
+    assert saved(given.booster_) == saved(expected) and given.n_iter_ == 4 and not len(given.train_score_)
+    assert (given.predict(X) == expected.predict(X)).all() and list(given.feature_names_in_) == ["x", "age"]
+    assert saved(model.set_params(**settings).partial_fit(X, y, sample_weight=weight).booster_) == saved(expected)
+    lazy = cut(NEW, [100])
+    there = dboost.DBoostClassifier(start_from=model.booster_, client=client, refit_leaves=True).fit(
+        lazy[["x", "age"]], lazy["late"]
+    )
+    assert saved(there.booster_) == saved(dboost.fit(NEW, "late", start_from=model.booster_, refit_leaves=True))
+
+
+@pytest.mark.parametrize(
+    ("message", "settings", "given"),
+    [
+        ("needs start_from", {"start_from": None}, {}),
+        ("warm_start", {"warm_start": True}, {}),
+        ("class_weight has nothing to do with refit_leaves", {"class_weight": "balanced"}, {}),
+        ("callbacks has nothing to do with refit_leaves", {"callbacks": [print]}, {}),
+        ("eval_metric has nothing to do with refit_leaves", {"eval_metric": "accuracy"}, {}),
+        ("categorical_features has nothing to do with refit_leaves", {"categorical_features": ["town"]}, {}),
+        ("continue_steps has nothing to do with refit_leaves", {"continue_steps": "full"}, {}),
+        ("checkpoint_every has nothing to do with refit_leaves", {"checkpoint_every": 2}, {}),
+        ("progress has nothing to do with refit_leaves", {"progress": True}, {}),
+        ("verbose has nothing to do with refit_leaves", {"verbose": 1}, {}),
+        ("scoring has nothing to do with refit_leaves", {"scoring": "accuracy"}, {}),
+        ("early_stopping has nothing to do", {"early_stopping": True}, {}),
+        ("checkpoint has nothing to do", {"checkpoint": "somewhere"}, {}),
+        ("eval_set has nothing to do", {}, {"eval_set": (NEW[["x"]], NEW["late"])}),
+        ("trained with loss 'log_loss', not loss 'exponential'", {"loss": "exponential"}, {}),
+    ],
+)
+def test_what_estimators_cannot_do_then(message: str, settings: dict[str, Any], given: dict[str, Any]) -> None:
+    old = dboost.fit(OLD, "late", features=["x"], max_iter=1)
+    estimator = dboost.DBoostClassifier(**{"start_from": old, "refit_leaves": True} | settings)
+    with pytest.raises(ValueError, match=message):
+        estimator.fit(NEW[["x"]], NEW["late"], **given)

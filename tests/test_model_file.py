@@ -1,0 +1,547 @@
+"""Model files: whole or not at all, the same for the same model, and never believed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dboost
+from dboost import Booster
+from dboost.errors import DBoostError, ModelFileError
+from dboost.model import model_file as storage
+from dboost.model.ensemble import Ensemble, Tree
+from dboost.schema import Feature
+from dboost.storage import atomic_write as files
+from tests.helpers.fits import FEATURES, mixed_frame
+from tests.helpers.forests import random_ensemble
+
+SMALL = random_ensemble(1, n_iterations=2, n_leaves=4)
+
+
+#: A town of three goes left to a leaf, or right to a question about a number.
+SPLIT, LEAF = 2, 1
+BY_HAND = Ensemble(
+    features=(Feature("size"), Feature("town", ("Bonn", "Gent", "Lyon"))),
+    named=True,
+    loss={"name": "squared_error"},
+    classes=None,
+    classes_dtype=None,
+    baseline=np.array([0.25]),
+    trees=(
+        Tree(
+            feature=np.array([1, -1, 0, -1, -1], np.int32),
+            threshold=np.array([np.nan, np.nan, 0.5, np.nan, np.nan]),
+            categories=(np.array([0, 2], np.int32), None, None, None, None),
+            missing_left=np.array([True, False, False, False, False]),
+            left=np.array([1, -1, 3, -1, -1], np.int32),
+            right=np.array([2, -1, 4, -1, -1], np.int32),
+            gain=np.array([2.0, 0.0, 1.0, 0.0, 0.0]),
+            cover=np.array([5.0, 2.0, 3.0, 1.0, 2.0]),
+            count=np.array([5, 2, 3, 1, 2]),
+            value=np.array([0.0, 1.0, -1.0, 0.5, -0.5]),
+        ),
+    ),
+    edges=(np.array([0.5, 1.5]), None),
+    metrics={"train_loss": (1.0,)},
+    sources=({"rows": 5},),
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in value, type and, for numbers, in every bit."""
+    if isinstance(a, Tree | Ensemble | Feature):
+        return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    if isinstance(a, tuple | list):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return set(a) == set(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    return type(a) is type(b) and (a == b or a != a)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 3), st.sampled_from([1, 2, 20, 40]), st.sampled_from([1, 3]), st.booleans())
+def test_round_trip(seed: int, n_iterations: int, n_leaves: int, n_outputs: int, with_categories: bool) -> None:
+    ensemble = random_ensemble(seed, n_iterations, n_leaves, n_outputs, with_categories)
+    data = storage.dumps(ensemble)
+    back = storage.loads(data)
+    assert same(back, ensemble)
+    assert storage.dumps(back) == data
+    assert storage.digest(back) == storage.digest(ensemble) == json.loads(data)["sha256"]
+
+
+@given(st.lists(st.floats(), min_size=3, max_size=3), st.lists(st.floats(), max_size=4))
+def test_every_bit_of_a_number_comes_back(values: list[float], losses: list[float]) -> None:
+    tree = replace(
+        random_ensemble(0, n_iterations=1, n_leaves=2).trees[0],
+        value=np.array(values), gain=np.array(values[::-1]), cover=np.array(values),
+    )  # fmt: skip
+    ensemble = replace(SMALL, trees=(tree,), metrics={"train_loss": tuple(losses)})
+    back = storage.loads(storage.dumps(ensemble))
+    # There is one NaN only: its sign and payload are not numbers.
+    canonical = np.array([np.nan if np.isnan(value) else value for value in values])
+    assert back.trees[0].value.tobytes() == canonical.tobytes()
+    assert same(back.metrics["train_loss"], tuple(losses))
+
+
+@given(st.lists(st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text())))
+def test_levels_keep_their_type(levels: list[Any]) -> None:
+    unique = tuple({(type(level), level): level for level in levels}.values())
+    ensemble = replace(SMALL, features=(Feature("c", unique),), edges=(), trees=())
+    back = storage.loads(storage.dumps(ensemble)).features[0].levels
+    assert back is not None
+    assert [(type(level), level) for level in back] == [(type(level), level) for level in unique]
+
+
+def test_names_of_any_script() -> None:
+    names = ["Größe", "大きさ", 'quote " and \\', "line\nbreak", "\ud800 half a pair", "\x00", "NaN", "🌳"]
+    ensemble = replace(SMALL, features=tuple(map(Feature, names)), edges=(), trees=())
+    data = storage.dumps(ensemble)
+    assert "大きさ" in data.decode()
+    assert [feature.name for feature in storage.loads(data).features] == names
+
+
+def test_order_of_parameters_does_not_matter() -> None:
+    turned = replace(SMALL, parameters=dict(reversed(SMALL.parameters.items())))
+    assert list(turned.parameters) != list(SMALL.parameters)
+    assert storage.dumps(turned) == storage.dumps(SMALL)
+
+
+def test_metrics_keep_their_order() -> None:
+    metrics = {"b": (1.0,), "a": (2.0,), "c": (3.0,)}
+    assert list(storage.loads(storage.dumps(replace(SMALL, metrics=metrics))).metrics) == ["b", "a", "c"]
+
+
+def test_numpy_scalars_are_numbers() -> None:
+    ensemble = replace(SMALL, parameters={"a": np.int64(3), "b": np.float64(0.1), "c": np.bool_(True)})
+    assert storage.loads(storage.dumps(ensemble)).parameters == {"a": 3, "b": 0.1, "c": True}
+    for bad in (object(), float("nan"), {1, 2}):
+        with pytest.raises(ModelFileError, match="cannot be stored"):
+            storage.dumps(replace(SMALL, parameters={"a": bad}))
+
+
+def test_nodes_must_be_in_depth_first_order() -> None:
+    tree = SMALL.trees[0]
+    with pytest.raises(ModelFileError, match="tree 1: its nodes are not in depth-first order"):
+        storage.dumps(replace(SMALL, trees=(tree, replace(tree, right=tree.left))))
+
+
+def test_the_digest_is_of_what_was_learned() -> None:
+    assert storage.digest(SMALL) == storage.digest(random_ensemble(1, n_iterations=2, n_leaves=4))
+    tree = SMALL.trees[0]
+    nudged = tree.value.copy()
+    nudged[-1] = np.nextafter(nudged[-1], np.inf)
+    assert storage.digest(replace(SMALL, trees=(replace(tree, value=nudged), *SMALL.trees[1:]))) != storage.digest(SMALL)
+
+
+def test_a_person_can_read_it() -> None:
+    lines = storage.dumps(SMALL).decode().splitlines()
+    assert lines[:3] == ["{", ' "format": "dboost",', ' "version": 1,']
+    assert '  {"name": "x0"},' in lines
+    assert '  "learning_rate": 0.1,' in lines
+    assert sum(line.startswith('  {"feature": [') for line in lines) == len(SMALL.trees)
+
+
+def test_any_flipped_bit_is_noticed() -> None:
+    data = storage.dumps(replace(SMALL, trees=SMALL.trees[:1]))
+    for position in range(len(data)):
+        for bit in (1, 4, 32, 128):
+            damaged = bytearray(data)
+            damaged[position] ^= bit
+            with pytest.raises(ModelFileError, match="some file"):
+                storage.loads(bytes(damaged), "some file")
+
+
+def test_any_cut_and_any_addition_is_noticed() -> None:
+    data = storage.dumps(SMALL)
+    for length in range(len(data)):
+        with pytest.raises(ModelFileError, match="some file"):
+            storage.loads(data[:length], "some file")
+    for more in (b"\n", b"x", b" ", data):
+        with pytest.raises(ModelFileError):
+            storage.loads(data + more)
+        with pytest.raises(ModelFileError):
+            storage.loads(more + data)
+
+
+@given(st.binary(max_size=200))
+def test_anything_else_is_refused(data: bytes) -> None:
+    with pytest.raises(ModelFileError, match="is not a dboost model"):
+        storage.loads(data)
+
+
+def test_a_newer_format_is_refused() -> None:
+    data = storage.dumps(SMALL).replace(b'"version": 1,', b'"version": 2,')
+    with pytest.raises(ModelFileError, match=r"model.json has format version 2.* newer dboost"):
+        storage.loads(data, "model.json")
+
+
+def forged(change: Callable[[dict[str, Any]], Any]) -> bytes:
+    """A file that was edited by somebody who knows how to compute the checksum."""
+    *first, _, content = storage.dumps(BY_HAND).split(b"\n", 4)
+    entries = json.loads(b"{" + content)
+    change(entries)
+    content = json.dumps(entries)[1:].encode()
+    digest = hashlib.sha256(content).hexdigest()
+    return b"\n".join([*first, f' "sha256": "{digest}",'.encode(), content])
+
+
+def put(*path: Any) -> Callable[[dict[str, Any]], None]:
+    """A change: set what the path leads to, to the last argument."""
+
+    def change(entries: Any) -> None:
+        *way, last, value = path
+        for key in way:
+            entries = entries[key]
+        entries[last] = value
+
+    return change
+
+
+def test_a_forgery_without_a_change_is_read() -> None:
+    assert same(storage.loads(forged(lambda entries: None)), BY_HAND)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (put("trees", {}), "trees is not a list"),
+        (put("trees", 0, []), "tree 0: it is not a mapping"),
+        (put("trees", 0, "feature", SPLIT, 2), "tree 0: feature holds 2"),
+        (put("trees", 0, "feature", SPLIT, -2), "tree 0: feature holds -2"),
+        (put("trees", 0, "feature", SPLIT, 1.0), "tree 0: feature holds 1.0"),
+        (put("trees", 0, "feature", SPLIT, True), "tree 0: feature holds True"),
+        (put("trees", 0, "feature", SPLIT, -1), "do not make one tree"),
+        (put("trees", 0, "feature", LEAF, 0), "do not make one tree"),
+        (put("trees", 0, "feature", []), "do not make one tree"),
+        (put("trees", 0, "feature", [-1, -1]), "do not make one tree"),
+        (put("trees", 0, "threshold", []), "threshold has 0 entries instead of 5"),
+        (put("trees", 0, "threshold", SPLIT, None), "thresholds and features do not fit"),
+        (put("trees", 0, "threshold", LEAF, 1.5), "thresholds and features do not fit"),
+        (put("trees", 0, "threshold", SPLIT, "1.5"), "threshold holds '1.5'"),
+        (put("trees", 0, "threshold", SPLIT, 1), "threshold holds 1"),
+        (put("trees", 0, "threshold", SPLIT, [1.5]), "threshold holds"),
+        (put("trees", 0, "categories", {}), "categories has other entries"),
+        (put("trees", 0, "categories", "0", [3]), "categories of node 0 holds 3"),
+        (put("trees", 0, "categories", "0", [-1]), "categories of node 0 holds -1"),
+        (put("trees", 0, "categories", "0", [1, 0]), "categories of node 0 do not ascend"),
+        (put("trees", 0, "categories", "0", None), "categories of node 0 is not a list"),
+        (put("trees", 0, "categories", str(LEAF), [0]), "categories has other entries"),
+        (put("trees", 0, "missing_left", LEAF, 1), "a leaf sends missing values left"),
+        (put("trees", 0, "missing_left", SPLIT, 2), "missing_left holds 2"),
+        (put("trees", 0, "count", SPLIT, -1), "count holds -1"),
+        (put("trees", 0, "count", SPLIT, 2**63), "count holds 9223372036854775808"),
+        (put("trees", 0, "value", 6 * [0.5]), "value has 6 entries instead of 5"),
+        (put("trees", 0, "left", [1]), "it has other entries"),
+        (put("features", []), "tree 0: feature holds 1"),
+        (put("features", 0, "name", 3), "the name of feature 0 is not a string"),
+        (put("features", 0, "name", "town"), "two features have the same name"),
+        (put("features", 0, "levels", []), "thresholds and features do not fit|edges and kind"),
+        (put("features", 1, "levels", [None]), "no known type"),
+        (put("features", 1, "levels", [1, 1]), "a level is there twice"),
+        (put("features", 1, "levels", "abc"), "feature 'town' is not a list"),
+        (put("features", 0, "kind", "numeric"), "feature 0 has other entries"),
+        (put("edges", [None]), "edges for 1 of 2 features"),
+        (put("edges", 0, None), "the edges and kind of 'size' do not fit"),
+        (put("edges", 0, [1.0, 1.0]), "edges of 'size' do not ascend"),
+        (put("baseline", []), "baseline"),
+        (put("baseline", [None]), "baseline"),
+        (put("baseline", [0.5, 0.5]), "several outputs but no classes"),
+        (put("classes", ["a", "b", "c"]), "classes and baseline do not fit"),
+        (put("classes_dtype", "no such type"), "is no type of classes"),
+        (put("classes_dtype", "i4,("), "is no type of classes"),
+        (put("classes_dtype", "U99999999"), "is no type of classes"),
+        (put("loss", "n_classes", 10**12), "one of 1000000000000 classes"),
+        (put("loss", "quantile", "0.5"), "the loss's quantile is not a number"),
+        (put("sources", 0, "rows", "5"), "rows of a source is not an integer"),
+        (put("sources", 0, "first_iteration", 1.0), "first_iteration of a source is not an integer"),
+        (put("sources", 0, "label", ["a"]), "the label of a source is not a string"),
+        (put("sources", 0, "summary", []), "summary of a source is not a mapping"),
+        (put("loss", "name", "log_loss"), "the loss 'log_loss' and the classes do not fit"),
+        (put("classes_dtype", 3), "classes_dtype is not a string"),
+        (put("best_iteration", 1.5), "best_iteration"),
+        (put("named", 1), "named is neither true nor false"),
+        (put("loss", {}), "the loss has no name"),
+        (put("metrics", "train_loss", 3.5), "metric 'train_loss' is not a list"),
+        (put("sources", [1]), "a source is not a mapping"),
+        (put("parameters", None), "parameters is not a mapping"),
+        (put("more", 1), "the content has other entries"),
+        (lambda entries: entries.pop("edges"), "the content has other entries"),
+    ],
+)
+def test_nonsense_with_a_right_checksum_is_refused(change: Callable[[dict[str, Any]], Any], complaint: str) -> None:
+    with pytest.raises(ModelFileError, match=f"forged.json does not hold a valid model: .*({complaint})"):
+        storage.loads(forged(change), "forged.json")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "classes", "complaint"),
+    [
+        ("int8", [1, 300], "cannot hold the classes"),
+        ("int64", ["1", "2"], "cannot hold the classes"),
+        ("int64", [0.5, 1.5], "cannot hold the classes"),
+        ("bool", ["a", "b"], "cannot hold the classes"),
+        ("float16", [1, 100_000], "cannot hold the classes"),
+        ("(,)", ["a", "b"], "is no type of classes"),
+        ("O,O", ["a", "b"], "is no type of classes"),
+        ("<U1", ["abc", "abd"], "is no type of classes"),
+        ("M8[s]", [1, 2], "is no type of classes"),
+        (None, ["a", "b"], "classes but no classes_dtype"),
+        ("object", ["a"], "but one class"),
+    ],
+)
+def test_types_that_cannot_hold_the_classes_are_refused(dtype: Any, classes: list[Any], complaint: str) -> None:
+    with pytest.raises(ModelFileError, match=complaint):
+        storage.loads(forged(lambda entries: entries.update(classes=classes, classes_dtype=dtype, loss={"name": "log_loss"})))
+
+
+#: What is worth a try in place of anything.
+HOSTILE = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([2**31, 2**63, 2**64, 10**400, -1, 1e999, -0.0]),
+    st.floats(allow_nan=False),
+    st.text(max_size=8),
+    st.sampled_from(
+        ["(", "(,)", "i4,(", "O", "int8", "U99999999", "M8[s]", "V9", "bool", "\x00", "\udcff", "log_loss", "quantile", "huber",
+         "tweedie", "Infinity", "NaN", "1e5", "first", "__class__", "softmax", "label", "summary"]
+    ),
+    st.lists(st.one_of(st.none(), st.integers(-1, 3), st.text(max_size=3)), max_size=4),
+    st.dictionaries(st.sampled_from(["name", "counts", "levels", "n_classes", "0"]), st.integers(), max_size=2),
+)  # fmt: skip
+
+
+def places(entries: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Ways to everything in nested lists and mappings."""
+    inner = entries.items() if isinstance(entries, dict) else enumerate(entries) if isinstance(entries, list) else ()
+    return [place for key, value in inner for place in [(*way, key), *places(value, (*way, key))]]
+
+
+@cache
+def learned() -> Booster:
+    """With everything that a fit writes."""
+    frame = mixed_frame(200)[[*FEATURES, "grade"]]
+    return dboost.fit(
+        frame, "grade", max_iter=2, max_leaf_nodes=3, max_bins=5, eval_set=frame, early_stopping_rounds=2, source_name="first",
+        arcbites={"n_bites": 2, "trees_per_visit": 1}, progress=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("compact", [False, True])
+@given(data=st.data())
+def test_whatever_is_changed_is_refused_or_can_be_used(compact: bool, data: st.DataObject) -> None:
+    _, _, _, _, content = storage.dumps(learned().ensemble).split(b"\n", 4)
+    entries = json.loads(b"{" + content)
+    if compact:
+        entries["trees"] = len(entries["trees"])
+    for _ in range(data.draw(st.integers(1, 2))):
+        top = data.draw(st.sampled_from(sorted(entries)))
+        *way, last = data.draw(st.sampled_from([(top,), *places(entries[top], (top,))]))
+        at = entries
+        for key in way:
+            at = at[key]
+        how = data.draw(st.sampled_from(["put", "put", "remove", "rename"]))
+        if how == "put":
+            at[last] = data.draw(HOSTILE)
+        elif how == "rename" and isinstance(at, dict):
+            at[data.draw(st.text(max_size=4))] = at.pop(last)
+        else:
+            del at[last]
+    if compact:
+        unpacked = zlib.decompress(storage.dumps_compact(learned().ensemble).split(b"\n", 2)[2])
+        rest = unpacked[8 + int.from_bytes(unpacked[:8], "little") :]
+        text = json.dumps(entries).encode()
+        packed = zlib.compress(len(text).to_bytes(8, "little") + text + rest)
+        forgery = b"dboost arrays, version 1\n" + hashlib.sha256(packed).hexdigest().encode() + b"\n" + packed
+    else:
+        text = json.dumps(entries)[1:].encode()
+        first = storage.dumps(BY_HAND).split(b' "sha256"')[0]
+        forgery = first + f' "sha256": "{hashlib.sha256(text).hexdigest()}",\n'.encode() + text
+    try:
+        model = storage.loads(forgery)
+    except ModelFileError:
+        return
+    booster = Booster(model)
+    assert booster._flat.raw_scores(np.zeros((3, len(model.features)))).shape == (3, model.n_outputs)
+    try:
+        assert len(booster.classes_ if booster.classes_ is not None else [None]) == len(model.output_names)
+        booster._decisions(np.zeros((3, model.n_outputs)))
+        repr(booster), booster.sources, booster.loss
+        storage.loads(storage.dumps(model))
+    except DBoostError:
+        pass
+
+
+@pytest.mark.parametrize("content", [b'"a": NaN}', b"[" * 100_000, b'"a": ' + b"[" * 100_000, b"\xff}", b"", b'"a": 1'])
+def test_broken_json_with_a_right_checksum_is_refused(content: bytes) -> None:
+    head = storage.dumps(SMALL).split(b' "sha256"')[0]
+    with pytest.raises(ModelFileError, match="does not hold a valid model"):
+        storage.loads(head + f' "sha256": "{hashlib.sha256(content).hexdigest()}",\n'.encode() + content)
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    storage.save(SMALL, path)
+    assert path.read_bytes() == storage.dumps(SMALL)
+    assert same(storage.load(str(path)), SMALL)
+    other = random_ensemble(2)
+    storage.save(other, f"file://{path}")
+    assert same(storage.load(path), other)
+    assert os.listdir(tmp_path) == ["model.json"]
+
+
+def test_the_file_can_be_read_by_those_who_may(tmp_path: Path) -> None:
+    plain, saved = tmp_path / "plain", tmp_path / "model.json"
+    plain.write_bytes(b"")
+    storage.save(SMALL, saved)
+    assert saved.stat().st_mode == plain.stat().st_mode
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "latest.json"
+    link.symlink_to(tmp_path / "real" / "model.json")
+    storage.save(SMALL, link)
+    assert link.is_symlink() and same(storage.load(tmp_path / "real" / "model.json"), SMALL)
+
+
+def test_urls() -> None:
+    url = "memory://models/a/model.json"
+    storage.save(SMALL, url)
+    assert same(storage.load(url), SMALL)
+    assert fsspec.filesystem("memory").ls("/models/a", detail=False) == ["/models/a/model.json"]
+    with pytest.raises(ModelFileError, match=r"cannot read memory://models/b.json: there is no such file"):
+        storage.load("memory://models/b.json")
+    with pytest.raises(ModelFileError, match="nosuchscheme"):
+        storage.save(SMALL, "nosuchscheme://model.json")
+
+
+class FailsHalfway:
+    """A file on a disk that is full after one byte."""
+
+    def __init__(self, arguments: tuple[Any, ...], fail: Callable[[], None]) -> None:
+        self.file, self.fail = open(*arguments), fail  # noqa: SIM115 (closed by __exit__)
+
+    def __enter__(self) -> FailsHalfway:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+
+    def write(self, data: bytes) -> None:
+        self.file.write(data[:1])
+        self.fail()
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failed_save_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException
+) -> None:
+    path = tmp_path / "model.json"
+    storage.save(SMALL, path)
+    before = path.read_bytes()
+
+    def fail(*arguments: Any) -> None:
+        assert len(os.listdir(tmp_path)) == 2, "the draft lies beside the file"
+        raise error
+
+    if call == "write":
+        monkeypatch.setattr(files, "open", lambda *arguments: FailsHalfway(arguments, fail), raising=False)
+    else:
+        monkeypatch.setattr(os, call, fail)
+    with pytest.raises(ModelFileError if isinstance(error, OSError) else KeyboardInterrupt) as caught:
+        storage.save(random_ensemble(2), path)
+    monkeypatch.undo()
+    assert isinstance(error, KeyboardInterrupt) or "model.json: No space left on device" in str(caught.value)
+    assert os.listdir(tmp_path) == ["model.json"] and path.read_bytes() == before
+
+
+def test_where_nothing_can_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"there is no folder .*nowhere") as caught:
+        storage.save(SMALL, tmp_path / "nowhere" / "model.json")
+    assert isinstance(caught.value, FileNotFoundError)
+    with pytest.raises(ModelFileError, match="it is a folder"):
+        storage.save(SMALL, tmp_path)
+    with pytest.raises(ModelFileError, match="there is no such file"):
+        storage.load(tmp_path / "model.json")
+    with pytest.raises(ModelFileError, match="cannot read"):
+        storage.load(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def changed(field: str, values: Any) -> Ensemble:
+    """SMALL with another array in its second tree; values : a function of the old array."""
+    tree = SMALL.trees[1]
+    return replace(
+        SMALL, trees=(SMALL.trees[0], replace(tree, **{field: values(getattr(tree, field).copy())}), *SMALL.trees[2:])
+    )
+
+
+def set_at(index: int, value: Any) -> Any:
+    def change(values: np.ndarray) -> np.ndarray:
+        values[index] = value
+        return values
+
+    return change
+
+
+def test_models_that_come_back_pass_the_check() -> None:
+    for seed in range(20):
+        ensemble = random_ensemble(seed, n_iterations=3, n_leaves=1 + seed)
+        storage.check(ensemble)
+        storage.check(replace(ensemble, trees=()))
+        assert storage.dumps(storage.loads(storage.dumps(ensemble))) == storage.dumps(ensemble)
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "message"),
+    [
+        (replace(SMALL, edges=tuple(None if e is None else np.array([1.0, 1.0]) for e in SMALL.edges)), "do not ascend"),
+        (replace(SMALL, edges=(None,) * len(SMALL.features)), "the edges and kind of .* do not fit"),
+        (replace(SMALL, baseline=np.array([np.nan])), "baseline"),
+        (replace(SMALL, features=(Feature("c", (1.0, np.inf)), *SMALL.features[1:])), "Out of range"),
+        (replace(SMALL, features=(Feature("c", ("a", "a")), *SMALL.features[1:]), edges=()), "a level is there twice"),
+        (replace(SMALL, parameters={"a": float("nan")}), "Out of range"),
+        (changed("feature", set_at(0, 99)), "tree 1: feature is not within"),
+        (changed("feature", set_at(-1, 0)), "do not make one tree"),
+        (changed("threshold", set_at(-1, 1.0)), "tree 1: thresholds and features do not fit"),
+        (changed("missing_left", set_at(-1, True)), "tree 1: a leaf sends missing values left"),
+        (changed("count", set_at(0, -1)), "tree 1: count is negative"),
+        (changed("right", set_at(0, 1)), "tree 1: its nodes are not in depth-first order"),
+        (changed("value", lambda values: values[:-1]), "differ in length"),
+        (replace(SMALL, trees=(replace(SMALL.trees[0], categories=(np.array([0]),) * SMALL.trees[0].n_nodes),)), "categories"),
+    ],
+)
+def test_models_that_would_not_come_back_fail_the_check(ensemble: Ensemble, message: str) -> None:
+    with pytest.raises(ModelFileError, match=f"cannot be stored: .*{message}"):
+        storage.check(ensemble)
+
+
+def test_sets_of_levels_are_checked() -> None:
+    ensemble = next(
+        e
+        for e in (random_ensemble(s, n_iterations=4, n_leaves=8) for s in range(50))
+        if any(codes is not None for tree in e.trees for codes in tree.categories)
+    )
+    number, tree = next((i, t) for i, t in enumerate(ensemble.trees) if any(codes is not None for codes in t.categories))
+    for bad in ([0, 0], [1, 0], [-1], [10**6]):
+        wrong = tuple(None if codes is None else np.array(bad, np.int32) for codes in tree.categories)
+        trees = (*ensemble.trees[:number], replace(tree, categories=wrong), *ensemble.trees[number + 1 :])
+        with pytest.raises(ModelFileError, match=f"tree {number}: categories of a node are no ascending levels"):
+            storage.check(replace(ensemble, trees=trees))
+        storage.check(replace(ensemble, trees=trees), n_known=number + 1)

@@ -1,0 +1,287 @@
+"""Models of XGBoost and LightGBM as ours: they predict what they did there, and what cannot be carried is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import dboost
+from dboost import Booster
+from dboost.errors import ModelFileError, ParameterError
+from dboost.interop.from_xgboost import last_below
+from dboost.model import model_file as storage
+from tests.helpers.fits import FEATURES, mixed_frame
+
+xgboost = pytest.importorskip("xgboost")
+lightgbm = pytest.importorskip("lightgbm")
+
+QUIET = {"nthread": 1, "verbosity": 0, "max_depth": 4, "max_cat_to_onehot": 2}
+
+
+def table(seed: int = 0, n: int = 600) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Features with text as categories of ASCII, and the targets."""
+    frame = mixed_frame(n, seed)
+    X = frame[FEATURES].copy()
+    X["town"] = pd.Categorical(
+        frame["town"].replace({"Liège": "Luik"}), ["Oostende", "Aalst", "Gent", "Luik", "Mons", "Namur", "Brugge"]
+    )
+    X["kind"] = pd.Categorical(frame["kind"].cat.codes.where(lambda code: code >= 0) * 10.0 + 5.0)
+    X["kind"] = X["kind"].cat.rename_categories({value: int(value) for value in X["kind"].cat.categories})
+    y = frame[["y", "late"]].assign(positive=np.exp(frame["y"] / 4), grade=pd.Categorical(frame["grade"]).codes)
+    return X, y
+
+
+OBJECTIVES: dict[str, tuple[str, dict[str, Any]]] = {
+    "reg:squarederror": ("y", {}),
+    "reg:absoluteerror": ("y", {}),
+    "reg:quantileerror": ("y", {"quantile_alpha": 0.8}),
+    "reg:pseudohubererror": ("y", {"huber_slope": 0.7}),
+    "count:poisson": ("positive", {}),
+    "reg:gamma": ("positive", {}),
+    "reg:tweedie": ("positive", {"tweedie_variance_power": 1.3}),
+    "binary:logistic": ("late", {}),
+    "multi:softprob": ("grade", {"num_class": 3}),
+}
+
+
+def answers(booster: Booster, X: Any) -> np.ndarray:
+    if booster.classes_ is None:
+        return np.asarray(booster.predict(X))
+    found = np.asarray(booster.predict_proba(X))
+    return found[:, 1] if found.shape[1] == 2 else found
+
+
+def through_file(booster: Booster) -> Booster:
+    """The model once more: what was imported can be saved and is valid."""
+    return Booster(storage.loads(storage.dumps(booster.ensemble)))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_xgboosts_objectives(objective: str, tmp_path: Path) -> None:
+    target, more = OBJECTIVES[objective]
+    X, y = table()
+    theirs = xgboost.train(QUIET | {"objective": objective} | more, xgboost.DMatrix(X, y[target], enable_categorical=True), 8)
+    new, _ = table(seed=1)
+    expected = theirs.predict(xgboost.DMatrix(new, enable_categorical=True))
+    ours = through_file(dboost.from_xgboost(theirs))
+    np.testing.assert_allclose(answers(ours, new), expected, rtol=2e-5, atol=2e-6)
+    assert ours.n_iter_ == 8 and len(ours.sources) == 1
+    if objective == "reg:quantileerror":
+        assert ours.ensemble.loss == {"name": "quantile", "quantile": 0.8}
+    theirs.save_model(tmp_path / "model.json")
+    theirs.save_model(tmp_path / "model.ubj")
+    for name in ("model.json", "model.ubj"):
+        assert dboost.from_xgboost(tmp_path / name) == ours
+
+
+def test_xgboosts_other_boosters() -> None:
+    X, y = table()
+    rows, new = xgboost.DMatrix(X, y["y"], enable_categorical=True), table(seed=1)[0]
+    for more in (
+        {"booster": "dart", "rate_drop": 0.5, "one_drop": 1},
+        {"num_parallel_tree": 3, "subsample": 0.5},
+        {"tree_method": "exact"},
+    ):
+        plain = X[["x", "size", "age", "rooms"]]
+        fitted = xgboost.DMatrix(plain, y["y"]) if "tree_method" in more else rows
+        theirs = xgboost.train(QUIET | more, fitted, 6)
+        asked = new[list(theirs.feature_names)]
+        expected = theirs.predict(xgboost.DMatrix(asked, enable_categorical=True))
+        np.testing.assert_allclose(dboost.from_xgboost(theirs).predict(asked), expected, rtol=2e-5, atol=2e-6)
+    two = xgboost.train(
+        QUIET | {"objective": "multi:softprob", "num_class": 2}, xgboost.DMatrix(X, y["late"], enable_categorical=True), 5
+    )
+    expected = two.predict(xgboost.DMatrix(new, enable_categorical=True))
+    np.testing.assert_allclose(dboost.from_xgboost(two).predict_proba(new), expected, rtol=1e-4, atol=2e-6)
+    estimator = xgboost.XGBRegressor(n_estimators=3, n_jobs=1).fit(plain, y["y"])
+    np.testing.assert_allclose(dboost.from_xgboost(estimator).predict(plain), estimator.predict(plain), rtol=2e-5, atol=2e-6)
+
+
+def test_float64_rows_are_decided_as_xgboost_decides() -> None:
+    """Rows right at the places where rounding to float32 changes sides."""
+    bounds = np.array([0.1, 1.0, -1.0, 1 + 2.0**-23, 1e-45, 16_777_216.0, 3.4e38], np.float32)
+    last = last_below(bounds)
+    with np.errstate(over="ignore"):
+        assert (last.astype(np.float32) < bounds).all()
+        assert (np.nextafter(last, np.inf).astype(np.float32) >= bounds).all()
+    rng = np.random.default_rng(0)
+    X = np.round(rng.normal(size=(3000, 2)), 2)
+    theirs = xgboost.train(QUIET | {"tree_method": "exact"}, xgboost.DMatrix(X, X[:, 0] - X[:, 1]), 10)
+    splits = dboost.from_xgboost(theirs).to_frame()["threshold"].dropna().to_numpy()
+    near = np.concatenate([splits, np.nextafter(splits, np.inf), np.nextafter(splits, -np.inf)])
+    rows = rng.choice(near, (500, 2))
+    np.testing.assert_allclose(
+        dboost.from_xgboost(theirs).predict(rows), theirs.predict(xgboost.DMatrix(rows)), rtol=2e-5, atol=2e-6
+    )
+
+
+def test_our_exports_come_back(tmp_path: Path) -> None:
+    X, y = table()
+    ours = dboost.fit(X, y["grade"], loss="log_loss", max_iter=5, min_samples_leaf=5)
+    ours.to_xgboost_json(tmp_path / "model.json")
+    with pytest.raises(ParameterError, match=r"categorical column 'kind'.*levels="):
+        dboost.from_xgboost(tmp_path / "model.json")
+    simple = X.assign(kind=X["kind"].cat.rename_categories([0, 1, 2]))
+    ours = dboost.fit(simple, y["grade"], loss="log_loss", max_iter=5, min_samples_leaf=5)
+    ours.to_xgboost_json(tmp_path / "model.json")
+    back = dboost.from_xgboost(tmp_path / "model.json")
+    np.testing.assert_allclose(back.predict_proba(simple), ours.predict_proba(simple), rtol=1e-5)
+    assert back.features == ours.features
+
+
+def test_levels_that_xgboost_did_not_keep(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.integers(6, size=800), rng.normal(size=800)]).astype(float)
+    rows = xgboost.DMatrix(X, X[:, 0] % 3 + X[:, 1], feature_types=["c", "q"], enable_categorical=True)
+    theirs = xgboost.train(QUIET, rows, 5)
+    with pytest.raises(ParameterError, match=r"categorical column 'f0'.*in the order of their codes, or their number"):
+        dboost.from_xgboost(theirs)
+    np.testing.assert_allclose(dboost.from_xgboost(theirs, {"f0": 6}).predict(X), theirs.predict(rows), rtol=2e-5, atol=2e-6)
+    named = dboost.from_xgboost(theirs, {"f0": list("uvwxyz")})
+    frame = pd.DataFrame({"f0": np.array(list("uvwxyz"), object)[X[:, 0].astype(int)], "f1": X[:, 1]})
+    np.testing.assert_allclose(named.predict(frame), theirs.predict(rows), rtol=2e-5, atol=2e-6)
+    for levels, complaint in (({"f0": 2}, "'f0' has 2 levels, but"), ({"f1": 3}, "'f1', which"), ({"f0": [1, 1]}, "different")):
+        with pytest.raises(ParameterError, match=complaint):
+            dboost.from_xgboost(theirs, levels)
+
+
+def test_what_of_xgboost_is_refused(tmp_path: Path) -> None:
+    X, y = np.random.default_rng(0).normal(size=(100, 2)), np.arange(100.0)
+
+    def trained(target: Any = y, **settings: Any) -> Any:
+        return xgboost.train(QUIET | settings, xgboost.DMatrix(X, target), 2)
+
+    for model, complaint in (
+        (trained(booster="gblinear"), "kind 'gblinear'"),
+        (trained(objective="rank:pairwise"), "objective 'rank:pairwise'"),
+        (trained(objective="reg:logistic", target=y / 100), "objective 'reg:logistic'"),
+        (trained(objective="reg:quantileerror", quantile_alpha=[0.1, 0.9]), "several targets|2 quantiles"),
+        (trained(target=np.column_stack([y, y])), "several targets"),
+        (3, "expected a Booster"),
+    ):
+        with pytest.raises(ParameterError, match=complaint):
+            dboost.from_xgboost(model)
+    content = json.loads(trained().save_raw("json"))
+    content["learner"]["gradient_booster"]["model"]["trees"][0]["left_children"][0] = 99
+    cases: dict[str, bytes] = {
+        "damaged.json": json.dumps(content).encode(), "none.json": b"{}", "text.json": b"tree", "cut.json": b'{"learner": ',
+    }  # fmt: skip
+    for name, data in cases.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises((ModelFileError, ParameterError), match=name):
+            dboost.from_xgboost(tmp_path / name)
+    with pytest.raises(ModelFileError, match="there is no such file"):
+        dboost.from_xgboost(tmp_path / "nothing.json")
+
+
+LIGHTGBMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "regression": ("y", {}),
+    "regression_l1": ("y", {}),
+    "quantile": ("y", {"alpha": 0.8}),
+    "huber": ("y", {"alpha": 0.7}),
+    "poisson": ("positive", {}),
+    "gamma": ("positive", {}),
+    "tweedie": ("positive", {"tweedie_variance_power": 1.3}),
+    "binary": ("late", {"sigmoid": 1.7}),
+    "multiclass": ("grade", {"num_class": 3}),
+}
+SMALL = {"verbose": -1, "num_threads": 1, "num_leaves": 9, "min_data_in_leaf": 5, "min_data_per_group": 5, "cat_smooth": 1.0}
+
+
+@pytest.mark.parametrize("objective", LIGHTGBMS)
+def test_lightgbms_objectives(objective: str, tmp_path: Path) -> None:
+    target, more = LIGHTGBMS[objective]
+    (X, y), (new, _) = table(), table(seed=1)
+    theirs = lightgbm.train(SMALL | {"objective": objective} | more, lightgbm.Dataset(X, y[target]), 8)
+    ours = through_file(dboost.from_lightgbm(theirs))
+    np.testing.assert_allclose(answers(ours, new), theirs.predict(new), rtol=1e-10, atol=1e-12)
+    assert (ours.to_frame()["count"] > 0).all()
+    theirs.save_model(tmp_path / "model.txt")
+    assert dboost.from_lightgbm(tmp_path / "model.txt") == ours
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"boosting": "dart", "drop_rate": 0.5},
+        {"boosting": "rf", "bagging_freq": 1, "bagging_fraction": 0.5},
+        {"use_missing": False},
+        {"objective": "multiclass", "num_class": 2},
+    ],
+)
+def test_lightgbms_other_boosters(more: dict[str, Any]) -> None:
+    (X, y), (new, _) = table(), table(seed=1)
+    theirs = lightgbm.train(SMALL | more, lightgbm.Dataset(X, y["late" if "num_class" in more else "y"]), 6)
+    ours, expected = dboost.from_lightgbm(theirs), theirs.predict(new)
+    np.testing.assert_allclose(ours.predict_proba(new) if "num_class" in more else ours.predict(new), expected, rtol=1e-10)
+
+
+def test_categories_of_lightgbm_that_are_numbers() -> None:
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.choice([3, 7, 20, 21], 800), rng.normal(size=800)]).astype(float)
+    theirs = lightgbm.train(SMALL, lightgbm.Dataset(X, X[:, 0] % 3 + X[:, 1], categorical_feature=[0]), 5)
+    ours = dboost.from_lightgbm(theirs)
+    assert ours.features[0].levels == (3, 7, 20, 21) and not ours.ensemble.named
+    X[::7, 0], X[1::7, 0] = np.nan, 5
+    np.testing.assert_allclose(ours.predict(X), theirs.predict(X), rtol=1e-10)
+    frame = pd.DataFrame(
+        {"a": pd.Categorical.from_codes(rng.integers(3, size=800), list("uvw")), "b": rng.integers(4, size=800)}
+    )
+    mixed = lightgbm.train(SMALL, lightgbm.Dataset(frame, frame["b"] % 2, categorical_feature=["a", "b"]), 3)
+    with pytest.raises(ParameterError, match=r"2 categorical columns \(a, b\) but levels of 1"):
+        dboost.from_lightgbm(mixed)
+    np.testing.assert_allclose(dboost.from_lightgbm(mixed, {"b": 4}).predict(frame), mixed.predict(frame), rtol=1e-10)
+
+
+def test_what_of_lightgbm_is_refused(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(300, 2))
+    X[::3] = 0.0
+    y = X[:, 0] + (X[:, 1] == 0)
+
+    def trained(**settings: Any) -> Any:
+        return lightgbm.train(SMALL | settings, lightgbm.Dataset(X, y, params=settings), 3)
+
+    for model, complaint in (
+        (trained(linear_tree=True), "linear models in their leaves"),
+        (trained(reg_sqrt=True), "objective 'regression sqrt'"),
+        (trained(objective="fair"), "objective 'fair'"),
+        (trained(zero_as_missing=True), "zero_as_missing"),
+        (None, "expected a Booster"),
+    ):
+        with pytest.raises(ParameterError, match=complaint):
+            dboost.from_lightgbm(model)
+    text = trained().model_to_string()
+    for name, content in (("cut.txt", text[:800]), ("other.txt", "{}"), ("less.txt", text.replace("leaf_value=", "value="))):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(ModelFileError, match=name):
+            dboost.from_lightgbm(tmp_path / name)
+
+
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+@pytest.mark.parametrize("target", ["y", "late", "grade"])
+def test_boosting_goes_on_from_what_was_begun_elsewhere(library: str, target: str, tmp_path: Path) -> None:
+    (X, y), (new, of_new) = table(), table(seed=1)
+    if library == "xgboost":
+        objective = {
+            "y": {},
+            "late": {"objective": "binary:logistic"},
+            "grade": {"objective": "multi:softprob", "num_class": 3},
+        }
+        rows = xgboost.DMatrix(X, y[target], enable_categorical=True)
+        begun = dboost.from_xgboost(xgboost.train(QUIET | objective[target], rows, 4))
+    else:
+        objective = {"y": {}, "late": {"objective": "binary"}, "grade": {"objective": "multiclass", "num_class": 3}}
+        begun = dboost.from_lightgbm(lightgbm.train(SMALL | objective[target], lightgbm.Dataset(X, y[target]), 4))
+    longer = dboost.fit(new, of_new[target], start_from=begun, max_iter=6)
+    assert longer.n_iter_ == begun.n_iter_ + 6 and longer.sources[0]["label"].lower() == library
+    raw = begun.predict(new, raw_score=True)
+    np.testing.assert_allclose(longer.predict(new, raw_score=True, iteration_range=(0, 4)), raw, rtol=1e-12)
+    losses = longer.history["train_loss"].to_numpy()
+    assert losses[-1] < losses[4]
+    longer.save(tmp_path / "model.dboost")
+    assert dboost.load(tmp_path / "model.dboost") == longer

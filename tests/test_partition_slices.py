@@ -1,0 +1,179 @@
+"""Partitions that are larger than what a memory limit leaves for one are taken in slices; the model stays the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import dboost
+from dboost.data import ReadOptions, open_table, paths
+from dboost.data.frame import as_frame
+from dboost.data.paths import open_path
+from dboost.session.memory_budget import Budget
+from dboost.shards import shard_spec as blocks
+from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
+
+SHARE = 4096
+COMMON: dict[str, Any] = {"max_iter": 3, "max_leaf_nodes": 6, "min_samples_leaf": 3, "progress": False}
+
+
+@pytest.fixture
+def sliced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The columns of a partition may take 4 KiB, and rows go to files."""
+    monkeypatch.setattr(Budget, "chunk", property(lambda _: SHARE))
+    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
+    with dask.config.set({"temporary-directory": str(tmp_path / "temporary")}):
+        yield
+    assert not (tmp_path / "temporary").exists() or not list((tmp_path / "temporary").iterdir())
+
+
+def weighted_frame(n: int = 700) -> pd.DataFrame:
+    """With a town, and a category, of rows that do not count only; and a stretch of rows longer than a slice that do not."""
+    frame = mixed_frame(n)
+    frame.loc[:5, ["town", "w"]] = ["Nowhere", 0.0]
+    frame.loc[200:420, "w"] = 0.0
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        ("y", {}),
+        ("late", {"sample_weight": "w"}),
+        ("grade", {"sample_weight": "w", "subsample": 0.7}),
+        ("y", {"offset": "x", "features": [name for name in FEATURES if name != "x"]}),
+    ],
+)
+@pytest.mark.parametrize("in_memory", [False, True], ids=["in files", "in memory"])
+def test_the_model_does_not_change(
+    sliced: None, monkeypatch: pytest.MonkeyPatch, in_memory: bool, target: str, options: dict[str, Any]
+) -> None:
+    if in_memory:
+        monkeypatch.setattr(Budget, "holds_rows", lambda *_: True)
+    frame, settings = weighted_frame(), {"features": FEATURES} | COMMON | options
+    whole = dboost.fit(frame, target, eval_set=frame, **settings)
+    lazy = cut(frame, [0, 10])
+    found = dboost.fit(lazy, target, eval_set=lazy, memory_limit="64MiB", **settings)
+    assert saved(found) == saved(whole)
+    assert (found.history["bytes_read"].iloc[-1] == 0) == in_memory
+    for a, b in zip(found.history.filter(like="eval").to_numpy(), whole.history.filter(like="eval").to_numpy(), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_models_are_continued(sliced: None) -> None:
+    frame = mixed_frame(600)
+    settings = {"features": FEATURES} | COMMON
+    old = dboost.fit(frame[:200], "y", **settings)
+    settings.pop("features")
+    whole = dboost.fit(frame, "y", start_from=old, **settings)
+    assert saved(dboost.fit(cut(frame, []), "y", start_from=old, memory_limit="64MiB", **settings)) == saved(whole)
+
+
+def test_a_table_gives_back_its_rows(sliced: None) -> None:
+    """Slices have at most the share, together they are the partition, and those without a wanted row are not read."""
+    frame = mixed_frame(500)
+    with (
+        open_table(cut(frame, [5]), "y", features=FEATURES) as whole,
+        open_table(cut(frame, [5]), "y", features=FEATURES, options=ReadOptions(most_bytes=SHARE)) as table,
+    ):
+        assert table.lengths == (5, 495)
+        parts = list(table.slices(1))
+        assert len(parts) == 7 and [first for first, *_ in parts] == [495 * k // 7 for k in range(7)]
+        for one in (table, whole):
+            assert one.chunk(1).n_rows == 495
+        for ours, theirs in zip(table.chunk(1).columns, whole.chunk(1).columns, strict=True):
+            ours, theirs = (getattr(column, "codes", column) for column in (ours, theirs))
+            assert np.array_equal(ours, theirs, equal_nan=True)
+        assert all(sum(getattr(column, "codes", column).nbytes for column in part.columns) <= SHARE for *_, part in parts)
+        rows = np.array([3, 70, 71, 494])
+        assert [(first, some.tolist()) for first, some, _ in table.slices(1, rows) if some is not None] == [
+            (0, [3]), (70, [0, 1]), (424, [70]),
+        ]  # fmt: skip
+        assert table.row_name(5 + 494) == "row 494 of partition 1"
+
+
+def test_matrices_are_sliced_too(sliced: None) -> None:
+    X = np.random.default_rng(0).normal(size=(900, 5))
+    X[::9, 2] = np.nan
+    y = np.nan_to_num(X).sum(axis=1)
+    whole = dboost.fit(X, y, **COMMON)
+    lazy = da.from_array(X, chunks=(700, 5)), da.from_array(y, chunks=700)
+    assert saved(dboost.fit(*lazy, memory_limit="64MiB", **COMMON)) == saved(whole)
+
+
+@pytest.mark.parametrize("kind", ["pandas", "arrow", "polars", "array", "masked", "list"])
+def test_some_rows_of_any_table(kind: str) -> None:
+    values = np.arange(24.0).reshape(8, 3)
+    data: Any = {
+        "pandas": lambda: pd.DataFrame(values, columns=list("abc")),
+        "arrow": lambda: pa.table({name: values[:, j] for j, name in enumerate("abc")}),
+        "polars": lambda: pytest.importorskip("polars").DataFrame(values, schema=list("abc")),
+        "array": lambda: values,
+        "masked": lambda: np.ma.MaskedArray(values, values == 10),
+        "list": values.tolist,
+    }[kind]()
+    some = as_frame(data).rows(3, 5)
+    assert some.n_rows == 2
+    assert [np.ma.getdata(some.column(j)).tolist() for j in range(3)] == [values[3:5, j].tolist() for j in range(3)]
+
+
+def test_bad_rows_have_their_own_names(sliced: None) -> None:
+    frame = mixed_frame(500)
+    frame.loc[460, "x"] = np.inf
+    with pytest.raises(dboost.DataError, match=r"column 'x' holds an infinite value \(row 450 of partition 1\)"):
+        dboost.fit(cut(frame, [10]), "y", features=NUMERIC, memory_limit="64MiB", **COMMON)
+    frame["town"] = frame["town"].astype(object)
+    frame.loc[250:, "town"] = 3.0
+    frame.loc[:249, "town"] = "Gent"  # a slice ends here
+    frame["x"] = 0.0
+    complaint = r"partition 0: column 'town' holds numbers in partition 0, but text or"
+    with dask.config.set({"dataframe.convert-string": False}), pytest.raises(dboost.DataError, match=complaint):
+        dboost.fit(cut(frame, []), "y", features=["age", "town"], memory_limit="64MiB", **COMMON)
+
+
+def test_a_row_that_is_larger_than_its_share(sliced: None) -> None:
+    X, y = np.zeros((20, SHARE // 8 + 1)), np.arange(20.0)
+    with pytest.raises(dboost.DBoostError, match="row of partition 0 has 4104 bytes of columns, but memory_limit leaves 4096"):
+        dboost.fit(da.from_array(X, chunks=(20, -1)), da.from_array(y), memory_limit="64MiB", **COMMON)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_files_are_read_in_parts(sliced: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """As many partitions as that takes, in the order of the rows, whether a path is a file or a folder."""
+    monkeypatch.setattr(paths, "LEAST_BLOCK_BYTES", 1000)
+    frame = mixed_frame(800)[[*NUMERIC, "town", "y"]]
+    (tmp_path / "rows").mkdir()
+    for k, part in enumerate((frame[:500], frame[500:])):
+        place = tmp_path / "rows" / f"part-{k}.{kind}"
+        if kind == "csv":
+            part.to_csv(place, index=False)
+        else:
+            part.to_parquet(place, row_group_size=50, index=False)
+    for path in (tmp_path / "rows", [str(tmp_path / "rows" / f"part-{k}.{kind}") for k in range(2)]):
+        assert open_path(path).npartitions == 2
+        lazy = open_path(path, most_bytes=SHARE)
+        assert lazy.npartitions >= 8
+        pd.testing.assert_frame_equal(lazy.compute().reset_index(drop=True), open_path(path).compute().reset_index(drop=True))
+        whole = dboost.fit(path, "y", **COMMON)
+        assert saved(dboost.fit(path, "y", memory_limit="64MiB", **COMMON)) == saved(whole)
+
+
+def test_a_row_group_that_is_larger_than_the_limit(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    table = pa.table({"a": rng.normal(size=20_000), "y": rng.normal(size=20_000)})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=15_000)
+    with pytest.raises(
+        dboost.DataError,
+        match=r"row group 0 of .*rows.parquet has 0.\d MiB, which is more than memory_limit allows \(0.1 MiB\)",
+    ):
+        dboost.fit(tmp_path / "rows.parquet", "y", memory_limit="100KiB", **COMMON)

@@ -1,0 +1,161 @@
+"""Fits on prepared folders go on from models and from checkpoints: what they give is what the values themselves would give."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dboost
+from dboost import DataError, ParameterError
+from dboost.storage.block_file import StorageError
+from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+
+pytestmark = pytest.mark.filterwarnings("ignore::dboost.DriftWarning")
+OLD, NEW = mixed_frame(500), mixed_frame(3000, seed=1)
+STRANGE = NEW.assign(town=NEW["town"].replace("Gent", "Arlon"), x=NEW["x"] + 1)
+#: So little that rows are streamed.
+LIMIT = 64 * 10**6
+
+
+class Killed(BaseException):
+    """Stands for a process that is gone."""
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("bins", ["new", "kept"])
+def test_a_model_goes_on_with_prepared_data(target: str, bins: str, tmp_path: Path) -> None:
+    old = dboost.fit(OLD, target, features=FEATURES, max_iter=4, source_name="old")
+    roles = {"offset": "w"} if target == "y" else {"sample_weight": "w"}
+    whole = dboost.fit(STRANGE, target, start_from=old, max_iter=3, continue_bins=bins, **roles)
+    dboost.prepare(cut(STRANGE, [100, 900]), target, tmp_path / "data", start_from=old, continue_bins=bins, **roles)
+    for how in ({}, {"memory_limit": LIMIT}, {"n_threads": 1}):
+        again = dboost.fit(tmp_path / "data", target, start_from=old, max_iter=3, continue_bins=bins, **how)
+        assert saved(again) == saved(whole)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_killed_fits_on_prepared_data_resume(target: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_iter": 12, "subsample": 0.7, "eval_set": {"held": OLD}, "early_stopping_rounds": 5}
+    whole = dboost.fit(NEW, target, features=FEATURES, **options)
+    dboost.prepare(NEW, target, tmp_path / "data", features=FEATURES)
+    keeping: dict[str, Any] = {"checkpoint": tmp_path / "run", "checkpoint_every": 1}
+    killed: list[int] = []
+
+    def kill(now: dboost.Iteration) -> None:
+        if now.iteration in (2, 3, 6, 9) and now.iteration not in killed:
+            killed.append(now.iteration)
+            raise Killed
+
+    booster = None
+    for how in ({}, {"memory_limit": LIMIT}, {"n_threads": 1}, {"memory_limit": LIMIT}, {}):
+        try:
+            booster = dboost.fit(tmp_path / "data", target, callbacks=[kill], **options, **keeping, **how)
+        except Killed:
+            continue
+    assert booster is not None and len(killed) == 4
+    assert saved(booster) == saved(whole)
+
+
+def test_continued_fits_on_prepared_data_resume_wherever_the_rows_are(tmp_path: Path) -> None:
+    old = dboost.fit(OLD, "grade", features=FEATURES, max_iter=3)
+    common: dict[str, Any] = {"start_from": old, "checkpoint": tmp_path / "run", "checkpoint_every": 1}
+    dboost.prepare(STRANGE, "grade", tmp_path / "data", start_from=old)
+    dboost.fit(tmp_path / "data", "grade", max_iter=2, **common)
+    dboost.fit(STRANGE, "grade", max_iter=4, **common)
+    dboost.fit(tmp_path / "data", "grade", max_iter=6, memory_limit=LIMIT, **common)
+    booster = dboost.fit(tmp_path / "data", "grade", max_iter=7, **common)
+    assert saved(booster) == saved(dboost.fit(STRANGE, "grade", start_from=old, max_iter=7))
+
+
+def test_other_data_are_refused(tmp_path: Path) -> None:
+    dboost.prepare(NEW, "y", tmp_path / "data", features=FEATURES)
+    dboost.fit(tmp_path / "data", "y", max_iter=2, checkpoint=tmp_path / "run")
+    dboost.prepare(NEW.assign(x=NEW["x"] * 2), "y", tmp_path / "data", features=FEATURES)
+    with pytest.raises(DataError, match="column 'x' holds other values"):
+        dboost.fit(tmp_path / "data", "y", max_iter=4, checkpoint=tmp_path / "run")
+
+
+def test_a_folder_is_for_one_model(tmp_path: Path) -> None:
+    old, other = (dboost.fit(OLD, "y", features=FEATURES, max_iter=n) for n in (2, 3))
+    dboost.prepare(NEW, "y", tmp_path / "plain", features=FEATURES)
+    with pytest.raises(ParameterError, match=r"was prepared to begin anew: .* prepare the data with start_from"):
+        dboost.fit(tmp_path / "plain", "y", start_from=old, max_iter=1)
+    dboost.prepare(NEW, "y", tmp_path / "for old", start_from=old)
+    with pytest.raises(ParameterError, match=rf"go on from another model \(sha256 {old.sha256[:12]}"):
+        dboost.fit(tmp_path / "for old", "y", start_from=other, max_iter=1)
+    with pytest.raises(ParameterError, match="give it as start_from"):
+        dboost.fit(tmp_path / "for old", "y", max_iter=1)
+    with pytest.raises(ParameterError, match="continue_bins='kept' does not fit"):
+        dboost.fit(tmp_path / "for old", "y", start_from=old, continue_bins="kept", max_iter=1)
+    with pytest.raises(ParameterError, match="continue_bins='old' must be"):
+        dboost.prepare(NEW, "y", tmp_path / "more", start_from=old, continue_bins="old")
+    with pytest.raises(DataError, match="no column 'x'"):
+        dboost.prepare(NEW.drop(columns="x"), "y", tmp_path / "more", start_from=old)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["for old", "plain"]
+
+
+@pytest.mark.parametrize("n_th", [1, 2])
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()])
+def test_a_failed_replacement_leaves_the_old_data(
+    n_th: int, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old folder steps aside, then the new one takes its name: whichever of the two fails, the old one is there."""
+    dboost.prepare(OLD, "y", tmp_path / "data", features=FEATURES)
+    before = saved(dboost.fit(tmp_path / "data", "y", max_iter=2))
+    calls: list[Any] = []
+
+    def rename(source: Any, target: Any) -> None:
+        calls.append(target)
+        if len(calls) == n_th:
+            raise error
+        real(source, target)
+
+    real = os.rename
+    with monkeypatch.context() as patched:
+        patched.setattr("os.rename", rename)
+        with pytest.raises(StorageError if isinstance(error, OSError) else KeyboardInterrupt, match=r"data|^$"):
+            dboost.prepare(NEW, "y", tmp_path / "data", features=FEATURES)
+    assert len(calls) == (1 if n_th == 1 else 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    assert saved(dboost.fit(tmp_path / "data", "y", max_iter=2)) == before
+
+
+KILLED = """
+import os, signal, sys
+import dboost
+from tests.helpers.fits import FEATURES, mixed_frame
+
+real, calls = os.rename, []
+
+def rename(source, target):
+    calls.append(target)
+    if len(calls) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(source, target)
+
+os.rename = rename
+dboost.prepare(mixed_frame(300, seed=5), "y", sys.argv[1], features=FEATURES)
+"""
+
+
+@pytest.mark.parametrize("n_th", [1, 2])
+def test_a_process_killed_between_two_renames_leaves_the_old_data(n_th: int, tmp_path: Path) -> None:
+    dboost.prepare(OLD, "y", tmp_path / "data", features=FEATURES)
+    before = saved(dboost.fit(tmp_path / "data", "y", max_iter=2))
+    root = Path(__file__).parent.parent
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "data"), str(n_th)], cwd=root, env=environment)
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / "data").exists() == (n_th == 1)
+    assert saved(dboost.fit(tmp_path / "data", "y", max_iter=2)) == before
+    dboost.prepare(NEW, "y", tmp_path / "data", features=FEATURES)
+    assert saved(dboost.fit(tmp_path / "data", "y", max_iter=2)) != before
+    assert not (tmp_path / ".data-replaced").exists()
+    dboost.prepare(NEW, "y", tmp_path / "data", features=FEATURES)
+    assert not (tmp_path / ".data-replaced").exists()
