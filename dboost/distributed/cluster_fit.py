@@ -149,6 +149,7 @@ class ClusterTable:
         engine = ClusterEngine(self._connection, self._partitions, spec, n_rows, self._n_threads)
         self._engine = engine
         self._partitions.build(Session.build, lambda: (spec, engine.past()))
+        self._connection.open_line()
         if spec.may_stream:
             engine.streams = self._log_files(spec) and spec.n_bites is None
         return engine

@@ -19,14 +19,18 @@ from typing import Any
 import dask
 from distributed import Client, LocalCluster, get_worker, worker_client
 
-from dboost.config import liveness_timeout, worker_timeout
+from dboost.config import liveness_timeout, uses_lines, worker_timeout
+from dboost.distributed.line import Line
 from dboost.distributed.messages import CANCELLED, FAILED, LOST, OK, SILENT, LostWorkers, Timing, pack
 from dboost.distributed.reducer import Reducer
+from dboost.distributed.worker_calls import open_line
 from dboost.errors import DBoostError, InputTypeError
-from dboost.session.protocol import SessionRef, session_refs, unpack
+from dboost.session.protocol import SessionRef, pack_round, session_refs, unpack
 from dboost.trees.tree_task import GrownTree
 from dboost.version import __version__
 
+#: Calls that use the line of a fit, by their number on it.
+_ON_LINES = ["dboost_ask", "dboost_grow"]
 #: Timeout of the connection to a scheduler.
 CONNECT_TIMEOUT = "20s"
 
@@ -167,6 +171,8 @@ class Connection:
         self.roster: list[tuple[str, str]] = []
         self.lost: set[SessionRef] = set()
         self.attempts = Attempts()
+        self._line: Line | None = None
+        self._n_calls = 0
         try:
             reply = self._call("dboost_open", client_id=client.id)
             if reply["version"] != __version__:
@@ -177,6 +183,21 @@ class Connection:
         except BaseException:  # otherwise the scheduler would keep the fit
             self.end()
             raise
+
+    def open_line(self) -> None:
+        """Use a line for the calls of `ask` and `grow` from now on, if the connection to the scheduler allows one."""
+        if self._line is not None or not uses_lines():
+            return
+        client, fit = self.client, self.fit
+
+        async def opened() -> tuple[str, Line | None]:
+            scheduler: Any = client.scheduler
+            return await open_line(scheduler.address, {"op": "dboost_line", "fit": fit}, client.connection_args)
+
+        try:
+            _, self._line = client.sync(opened)
+        except OSError as error:
+            raise DBoostError(f"the connection to the scheduler was lost: {error}") from error
 
     def usable(self) -> tuple[list[str], dict[str, str]]:
         """Return the usable workers, and for unusable ones the reason; workers that do not answer are in neither."""
@@ -270,12 +291,22 @@ class Connection:
         if self.client.status == "running":
             with suppress(DBoostError):  # nothing to release if the scheduler is gone
                 self._call("dboost_end", outcome=outcome)
+        if self._line is not None:
+            self._line.close()
 
     def __enter__(self) -> Connection:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.end("done" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
+
+    def _call_on_line(self, line: Line, kind: int, arguments: tuple[Any, ...]) -> Any:
+        self._n_calls += 1
+        line.send(self._n_calls, kind, pack_round(arguments))
+        message = line.receive()
+        while message.number != self._n_calls:  # the reply to a call that was interrupted
+            message = line.receive()
+        return message.unpack()
 
     def _results(self, reply: dict[str, Any]) -> list[Any]:
         self.roster = [(address, identity) for address, identity in reply["workers"]]
@@ -288,7 +319,10 @@ class Connection:
             return await remote(fit=self.fit, **arguments)
 
         try:
-            reply = self.client.sync(call)
+            if self._line is not None and operation in _ON_LINES:
+                reply = self._call_on_line(self._line, _ON_LINES.index(operation), tuple(arguments.values()))
+            else:
+                reply = self.client.sync(call)
         except OSError as error:
             raise DBoostError(f"the connection to the scheduler was lost: {error}") from error
         if reply is None or "status" not in reply:
@@ -301,7 +335,8 @@ class Connection:
             what = unpack(reply["error"])
             if isinstance(what, DBoostError):
                 raise what
-            raise DBoostError(f"worker {reply['worker']} failed: {type(what).__name__}: {what}") from what
+            where = f"worker {reply['worker']}" if reply["worker"] else "the reducer"
+            raise DBoostError(f"{where} failed: {type(what).__name__}: {what}") from what
         if reply["status"] == CANCELLED:
             raise DBoostError("the fit was cancelled")
         assert reply["status"] == OK

@@ -66,3 +66,11 @@ class Timing:
 def pack(message: Any) -> bytes:
     """Pickle a message; objects that the user defined in a script are pickled by value."""
     return dask_pickle.dumps(message)
+
+
+def pack_error(error: Exception) -> bytes:
+    """Pickle an error; if that fails, a RuntimeError with its type and text."""
+    try:
+        return pack(error)
+    except Exception:
+        return pack(RuntimeError(f"{type(error).__name__}: {error}"))

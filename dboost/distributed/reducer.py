@@ -44,19 +44,21 @@ from dboost.distributed.messages import (
     SILENT,
     STALE,
     UNKNOWN,
+    UNSUPPORTED,
     FitCancelled,
     LostWorkers,
     WorkerFailed,
     pack,
+    pack_error,
 )
 from dboost.distributed.monitoring.dashboard import show
 from dboost.distributed.monitoring.prometheus import publish
 from dboost.distributed.monitoring.status import FitRegistry
 from dboost.distributed.plugin_factory import WorkerPluginFactory
 from dboost.distributed.tree_rounds import TreeRounds
-from dboost.distributed.worker_calls import LineCalls, MessageCalls, WorkerCalls, open_line
+from dboost.distributed.worker_calls import LineCalls, MessageCalls, WorkerCalls, accept_line, open_worker_line, run_on
 from dboost.session.memory_trim import keep_freed_memory
-from dboost.session.protocol import SessionRef, session_refs, unpack
+from dboost.session.protocol import SessionRef, pack_round, session_refs, unpack
 from dboost.version import __version__
 
 #: Seconds between two pings of a worker whose plugin has not started yet.
@@ -81,6 +83,7 @@ class Reducer(SchedulerPlugin):
         keep_freed_memory()
         self.started = asyncio.Event()
         self._scheduler = scheduler
+        self._loop = asyncio.get_running_loop()
         self._fits: dict[str, Fit] = {}
         self._background_tasks: set[asyncio.Task[Any]] = set()
         #: Versions of dboost by Dask's names of worker processes.
@@ -94,6 +97,7 @@ class Reducer(SchedulerPlugin):
             {
                 "dboost_open": self.open_fit,
                 "dboost_workers": self.usable_workers,
+                "dboost_line": self.line,
                 "dboost_ask": self.ask,
                 "dboost_grow": self.grow,
                 "dboost_move": self.move,
@@ -125,7 +129,7 @@ class Reducer(SchedulerPlugin):
                 lambda worker: worker in self._scheduler.workers,
                 lambda: fit not in self._fits,
                 partial(self._lost_among, fit),
-                asyncio.get_running_loop(),
+                self._loop,
                 self._numbers,
             )
         self._fits[fit] = Fit(client_id, lines)
@@ -139,7 +143,7 @@ class Reducer(SchedulerPlugin):
 
     async def ask(self, fit: str, sessions: Sequence[Any], method: str, arguments: Any) -> dict[str, Any]:
         """Call a method of sessions. arguments : packed; bytes for all sessions, or a list of bytes."""
-        return await self._outcome(self._ask(fit, session_refs(sessions), method, arguments))
+        return await self._outcome(self._in_thread(fit, self._ask, session_refs(sessions), method, arguments))
 
     async def move(self, fit: str, batch: str, plan: bytes, moves: dict[str, Any], lost: Sequence[str] = ()) -> dict[str, Any]:
         """Move partitions. moves : {new owner: (partition, old owner) pairs}; lost : names of lost sessions."""
@@ -147,7 +151,39 @@ class Reducer(SchedulerPlugin):
 
     async def grow(self, fit: str, sessions: Sequence[Any], order: bytes) -> dict[str, Any]:
         """Grow one tree. order : packed (TreeTask, BinLayout, n_rows, leaves per round, {session: rows})."""
-        return await self._outcome(self._grow(fit, session_refs(sessions), order))
+        return await self._outcome(self._in_thread(fit, self._grow, session_refs(sessions), order))
+
+    async def line(self, comm: Any, fit: str) -> Any:
+        """Open a line to the client: from now on the thread of the fit answers its calls of `ask` and `grow` there."""
+        if fit not in self._fits:
+            return {"status": CANCELLED}
+        line = await accept_line(comm)
+        if line is None:
+            return {"status": UNSUPPORTED}
+        known = self._fits.get(fit)
+        if known is None:
+            line.close()
+        else:
+            known.client_line = line
+            known.thread.submit(self._serve, fit, line)
+        return Status.dont_reply
+
+    def _serve(self, name: str, line: Line) -> None:
+        """Answer the calls of the client on a line, in the thread of the fit, until either end closes it."""
+        functions: list[Callable[..., dict[str, Any]]] = [self._ask, self._grow]
+        try:
+            while True:
+                message = line.receive()
+                sessions, *arguments = message.unpack()
+                try:
+                    reply = {"status": OK, **functions[message.kind](name, sessions, *arguments)}
+                except Exception as error:
+                    reply = _reply_of(error)
+                line.send(message.number, 0, pack_round(reply))
+        except OSError:
+            pass  # the client has gone, or the fit has ended
+        finally:
+            line.close()
 
     async def abandon(self, fit: str, sessions: Sequence[Any]) -> dict[str, Any]:
         """Release lost sessions, without waiting: most of them are gone."""
@@ -194,7 +230,7 @@ class Reducer(SchedulerPlugin):
         for name, fit in self._fits.items():
             if worker in fit.workers:
                 self._scheduler.log_event(NAME, {"action": "lost", "fit": name, "worker": worker})
-                fit.workers.discard(worker)
+                fit.workers = fit.workers - {worker}
                 fit.wake()
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
@@ -245,22 +281,19 @@ class Reducer(SchedulerPlugin):
     async def _outcome(self, work: Any) -> dict[str, Any]:
         try:
             return {"status": OK, **await work}
-        except LostWorkers as lost:
-            return {"status": LOST, "sessions": lost.sessions}
-        except WorkerFailed as failed:
-            return {"status": FAILED, "worker": failed.address, "error": failed.error}
-        except FitCancelled:
-            return {"status": CANCELLED}
+        except Exception as error:
+            return _reply_of(error)
 
-    async def _ask(self, name: str, refs: Sequence[SessionRef], method: str, arguments: Any) -> dict[str, Any]:
+    def _ask(self, name: str, refs: Sequence[SessionRef], method: str, arguments: Any) -> dict[str, Any]:
+        """See `ask`; in the thread of the fit."""
         each = isinstance(arguments, list | tuple)
         packed = dict(zip(refs, arguments, strict=True)) if each else dict.fromkeys(refs, arguments)
         fit = self._fit(name)
+        self._use(fit, refs)
+        calls: WorkerCalls = MessageCalls(partial(self._call, name), self._loop)
         if fit.lines is not None and not fit.lines.missing(refs):
-            self._use(fit, refs)
-            results = await self._in_thread(fit, fit.lines.call, method, packed, lambda message: bytes(message.content))
-        else:
-            results = await self._call(name, method, packed)
+            calls = fit.lines
+        results = calls.call(method, packed, lambda message: bytes(message.content))
         return {"results": [results[ref] for ref in refs], "workers": self._identities()}
 
     async def _call(self, name: str, method: str, arguments: Mapping[SessionRef, bytes]) -> dict[SessionRef, bytes]:
@@ -289,14 +322,15 @@ class Reducer(SchedulerPlugin):
             return rpc.dboost_take(fit=name, batch=batch, plan=plan, moves=moves[ref.worker], lost=lost)
 
         if name in self._fits:  # the fit waits for the previous owners, too
-            self._fits[name].workers.update(worker for pairs in moves.values() for _, (worker, _) in pairs)
+            fit = self._fits[name]
+            fit.workers = fit.workers.union(worker for pairs in moves.values() for _, (worker, _) in pairs)
         takers = [SessionRef(worker, "") for worker in moves]  # a worker without a session creates it now
         results = await self._fan_out(name, takers, call)
         return {"results": [results[ref] for ref in takers], "workers": self._identities()}
 
     def _identities(self) -> list[tuple[str, str]]:
         """Return address and Dask's server id of every worker process; a worker restarted at the same address has a new id."""
-        return [(address, str(state.server_id)) for address, state in self._scheduler.workers.items()]
+        return [(address, str(state.server_id)) for address, state in list(self._scheduler.workers.items())]
 
     async def _fan_out(
         self, name: str, refs: Sequence[SessionRef], call: Callable[[SessionRef], Any]
@@ -412,24 +446,24 @@ class Reducer(SchedulerPlugin):
         self._background_tasks.add(chore)
         chore.add_done_callback(self._background_tasks.discard)
 
-    async def _grow(self, name: str, refs: list[SessionRef], order: bytes) -> dict[str, Any]:
+    def _grow(self, name: str, refs: list[SessionRef], order: bytes) -> dict[str, Any]:
+        """See `grow`; in the thread of the fit."""
         task, layout, n_rows, n_leaves_per_round, rows_of = unpack(order)
         fit = self._fit(name)
         self._use(fit, refs)
         owners = choose_owners(refs, task, layout, n_leaves_per_round)
         calls: WorkerCalls
         if owners:
-            calls = MessageCalls(partial(self._exchange, name), asyncio.get_running_loop())
+            calls = MessageCalls(partial(self._exchange, name), self._loop)
         else:
-            calls = await self._lines(name, fit, refs) or MessageCalls(partial(self._call, name), asyncio.get_running_loop())
-        grown, timing = await self._in_thread(
-            fit, fit.rounds.grow, calls, refs, task, layout, n_rows, n_leaves_per_round, rows_of, owners
-        )
-        event = {"action": "tree", "fit": name, "workers": len(refs), "leaves": grown.n_leaves}
-        self._scheduler.log_event(NAME, event | {"owners": len(owners)} | asdict(timing))
+            calls = self._lines(name, fit, refs) or MessageCalls(partial(self._call, name), self._loop)
+        grown, timing = fit.rounds.grow(calls, refs, task, layout, n_rows, n_leaves_per_round, rows_of, owners)
+        event = {"action": "tree", "fit": name, "workers": len(refs), "leaves": grown.n_leaves, "owners": len(owners)}
+        event |= {"lines": isinstance(calls, LineCalls)} | asdict(timing)
+        self._loop.call_soon_threadsafe(self._scheduler.log_event, NAME, event)
         return {"tree": pack((grown, timing))}
 
-    async def _lines(self, name: str, fit: Fit, refs: Sequence[SessionRef]) -> LineCalls | None:
+    def _lines(self, name: str, fit: Fit, refs: Sequence[SessionRef]) -> LineCalls | None:
         """Return lines to these sessions, opening those that are missing; None if a connection does not allow one.
 
         Raises
@@ -438,21 +472,23 @@ class Reducer(SchedulerPlugin):
         """
         if fit.lines is None:
             return None
-        missing, connection_args = fit.lines.missing(refs), self._scheduler.connection_args
-        opened = await asyncio.gather(*(open_line(name, ref, connection_args) for ref in missing), return_exceptions=True)
-        for ref, line in zip(missing, opened, strict=True):
-            if isinstance(line, Line) and fit.lines is not None:
-                fit.lines.add(ref, line)
-        lost = [ref for line in opened if isinstance(line, LostWorkers) for ref in line.sessions]
-        if lost:
-            raise LostWorkers(lost)
-        for line in opened:
-            if isinstance(line, BaseException):
-                raise line
-        if None in opened:
-            fit.lines.close()
-            fit.lines = None
+        missing = fit.lines.missing(refs)
+        if missing:
+            opened = run_on(self._loop, self._open_lines(name, missing))
+            for ref, line in opened.items():
+                if isinstance(line, Line):
+                    fit.lines.add(ref, line)
+            for line in opened.values():
+                if isinstance(line, BaseException):
+                    raise line
+            if None in opened.values():
+                fit.lines.close()
+                fit.lines = None
         return fit.lines
+
+    async def _open_lines(self, name: str, refs: Sequence[SessionRef]) -> dict[SessionRef, Line | BaseException | None]:
+        opening = (open_worker_line(name, ref, self._scheduler.connection_args) for ref in refs)
+        return dict(zip(refs, await asyncio.gather(*opening, return_exceptions=True), strict=True))
 
     def _fit(self, name: str) -> Fit:
         fit = self._fits.get(name)
@@ -462,16 +498,15 @@ class Reducer(SchedulerPlugin):
 
     def _use(self, fit: Fit, refs: Sequence[SessionRef]) -> None:
         """Record that a fit calls these sessions; raise LostWorkers if some of their workers have left the cluster."""
-        fit.workers.update(ref.worker for ref in refs)
+        fit.workers = fit.workers.union(ref.worker for ref in refs)
         self._scheduler.idle_since = None
         absent = [ref for ref in refs if ref.worker not in self._scheduler.workers]
         if absent:
             raise LostWorkers(absent)
 
-    @staticmethod
-    async def _in_thread(fit: Fit, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function in the thread of a fit."""
-        return await asyncio.get_running_loop().run_in_executor(fit.thread, function, *arguments)
+    async def _in_thread(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call ``function(name, *arguments)`` in the thread of a fit."""
+        return await self._loop.run_in_executor(self._fit(name).thread, function, name, *arguments)
 
 
 def _is_read(task: Any) -> bool:
@@ -485,12 +520,13 @@ class Fit:
 
     client: str
     lines: LineCalls | None  # None if connections do not allow lines
-    workers: set[str] = field(default_factory=set)  # all workers that the fit has called and that are still present
+    workers: frozenset[str] = frozenset()  # all workers that the fit has called and that are still present
     cancelled: bool = False
     #: Futures of pending `wait_for_replies` calls. Resolved when all replies arrived, one failed, the fit changed, or the
     #: liveness timeout expired.
     waiting_calls: set[asyncio.Future[bool]] = field(default_factory=set)
     rounds: TreeRounds = field(default_factory=TreeRounds)
+    client_line: Line | None = None  # on which the client calls `ask` and `grow`, if its connection allows one
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "dboost-fit"))
 
     def wake(self) -> None:
@@ -504,9 +540,22 @@ class Fit:
         """Cancel a running call, and release lines and thread after it."""
         self.cancelled = True
         self.wake()
+        if self.client_line is not None:
+            self.client_line.shut_down()
         if self.lines is not None:
             self.thread.submit(self.lines.close)
         self.thread.shutdown(wait=False)
+
+
+def _reply_of(error: Exception) -> dict[str, Any]:
+    """Return the reply to a call that has failed."""
+    if isinstance(error, LostWorkers):
+        return {"status": LOST, "sessions": error.sessions}
+    if isinstance(error, WorkerFailed):
+        return {"status": FAILED, "worker": error.address, "error": error.error}
+    if isinstance(error, FitCancelled):
+        return {"status": CANCELLED}
+    return {"status": FAILED, "worker": None, "error": pack_error(error)}
 
 
 async def result_of(ref: SessionRef, call: Any) -> bytes:

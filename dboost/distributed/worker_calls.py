@@ -22,7 +22,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from distributed.comm import connect
 
@@ -30,6 +30,8 @@ from dboost.config import liveness_timeout
 from dboost.distributed.line import Line, Message, can_detach, detach
 from dboost.distributed.messages import FAILED, OK, STALE, UNKNOWN, UNSUPPORTED, FitCancelled, LostWorkers, WorkerFailed
 from dboost.session.protocol import SESSION_METHODS, SessionRef
+
+Result = TypeVar("Result")
 
 #: Numbers of methods and statuses in the headers of messages.
 METHODS = sorted(SESSION_METHODS)
@@ -202,7 +204,7 @@ class LineCalls:
             raise LostWorkers(lost)
 
     def _check_silent(self, refs: list[SessionRef]) -> None:
-        lost = _result_of(self._check(refs), self._loop)
+        lost = run_on(self._loop, self._check(refs))
         self._raise_if_ended(refs)
         if lost:
             raise LostWorkers(lost)
@@ -240,12 +242,12 @@ class MessageCalls:
         self, method: str, arguments: Mapping[SessionRef, bytes], decode: Callable[[Message], Any]
     ) -> dict[SessionRef, Any]:
         """See `WorkerCalls`."""
-        contents = _result_of(self._fan_out(method, arguments), self._loop)
+        contents = run_on(self._loop, self._fan_out(method, arguments))
         self.n_bytes += sum(map(len, contents.values()))
         return {ref: decode(Message(0, 0, memoryview(content), [])) for ref, content in contents.items()}
 
 
-def _result_of(work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Any:
+def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine on an event loop from another thread, and return its result; FitCancelled when the loop has ended."""
     future = asyncio.run_coroutine_threadsafe(work, loop)
     while True:
@@ -258,7 +260,27 @@ def _result_of(work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) 
                 raise FitCancelled from None
 
 
-async def open_line(fit: str, ref: SessionRef, connection_args: dict[str, Any]) -> Line | None:
+async def open_line(address: str, request: dict[str, Any], connection_args: dict[str, Any]) -> tuple[str, Line | None]:
+    """Ask a process for a line; return the status of its reply, and the line if the status is OK.
+
+    Raises
+    ------
+    OSError
+        When the process cannot be reached.
+    """
+    comm = await connect(address, timeout=liveness_timeout(), **connection_args)
+    try:
+        if not can_detach(comm):
+            return UNSUPPORTED, None
+        await comm.write(request)
+        reply = await asyncio.wait_for(comm.read(), liveness_timeout())
+        status = reply.get("status", UNKNOWN) if isinstance(reply, dict) else UNKNOWN
+        return status, detach(comm) if status == OK else None
+    finally:
+        comm.abort()  # has no effect after `detach`
+
+
+async def open_worker_line(fit: str, ref: SessionRef, connection_args: dict[str, Any]) -> Line | None:
     """Return a line to a session; None if the connection does not allow one.
 
     Raises
@@ -266,22 +288,14 @@ async def open_line(fit: str, ref: SessionRef, connection_args: dict[str, Any]) 
     LostWorkers
         When the worker cannot be reached, or no longer has the session.
     """
+    request = {"op": "dboost_line", "fit": fit, "session": ref.session}
     try:
-        comm = await connect(ref.worker, timeout=liveness_timeout(), **connection_args)
+        status, line = await open_line(ref.worker, request, connection_args)
     except OSError as error:
         raise LostWorkers([ref]) from error
-    try:
-        if not can_detach(comm):
-            return None
-        await comm.write({"op": "dboost_line", "fit": fit, "session": ref.session})
-        reply = await asyncio.wait_for(comm.read(), liveness_timeout())
-        if not isinstance(reply, dict) or reply.get("status") not in (OK, UNSUPPORTED):
-            raise LostWorkers([ref])
-        return detach(comm) if reply["status"] == OK else None
-    except OSError as error:
-        raise LostWorkers([ref]) from error
-    finally:
-        comm.abort()  # has no effect after `detach`
+    if status not in (OK, UNSUPPORTED):
+        raise LostWorkers([ref])
+    return line
 
 
 async def accept_line(comm: Any) -> Line | None:

@@ -25,7 +25,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from dboost.distributed.feature_exchange import Inbox
 from dboost.distributed.line import Line, packed
-from dboost.distributed.messages import FAILED, LOST, NAME, OK, STALE, UNKNOWN, UNSUPPORTED, pack
+from dboost.distributed.messages import FAILED, LOST, NAME, OK, STALE, UNKNOWN, UNSUPPORTED, pack, pack_error
 from dboost.distributed.monitoring.prometheus import WorkMeter, publish
 from dboost.distributed.partition_mover import PartitionMover
 from dboost.distributed.worker_calls import METHODS, STATUSES, accept_line
@@ -312,11 +312,3 @@ def here(fit: str, version: str, lost: Collection[str]) -> tuple[WorkerSession, 
         raise RuntimeError(f"worker {worker.address} has dboost {__version__}, the client {version}")
     worker_session = plugin.worker_session(fit, lost)
     return worker_session, SessionRef(worker.address, worker_session.session)
-
-
-def pack_error(error: Exception) -> bytes:
-    """Pickle an error; if that fails, a RuntimeError with its type and text."""
-    try:
-        return pack(error)
-    except Exception:
-        return pack(RuntimeError(f"{type(error).__name__}: {error}"))

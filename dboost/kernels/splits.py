@@ -113,33 +113,55 @@ def _prefix(values, n, sums):
 
 
 @internal
-def _scores(left_g, left_h, n, extra_g, extra_h, total, limits, min_hessian, scores):
-    """Score the split after each of n bins; NO_SPLIT where a side has too little Hessian."""
+def _scores(left_g, left_h, extra_g, extra_h, total, limits, scores):
+    """Score the split after each of some bins, all of which leave enough Hessian on both sides."""
     l1, l2, max_step = limits.l1, limits.l2, limits.max_step
     total_g, total_h = total[0], total[1]
     if max_step == np.inf:
-        for b in range(n):
+        for b in range(left_g.size):
             gl, hl = left_g[b] + extra_g, left_h[b] + extra_h
             gr, hr = total_g - gl, total_h - hl
             tl, tr = abs(gl) - l1, abs(gr) - l1
             tl, tr = tl if tl > 0.0 else 0.0, tr if tr > 0.0 else 0.0
             dl, dr = hl + l2, hr + l2
-            score = (tl * tl * dr + tr * tr * dl) / (dl * dr)
-            scores[b] = score if (hl >= min_hessian) & (hr >= min_hessian) else NO_SPLIT
+            scores[b] = (tl * tl * dr + tr * tr * dl) / (dl * dr)
     else:
-        for b in range(n):
+        for b in range(left_g.size):
             gl, hl = left_g[b] + extra_g, left_h[b] + extra_h
-            score = side_score(gl, hl, l2, l1, max_step) + side_score(total_g - gl, total_h - hl, l2, l1, max_step)
-            scores[b] = score if (hl >= min_hessian) & (total_h - hl >= min_hessian) else NO_SPLIT
+            scores[b] = side_score(gl, hl, l2, l1, max_step) + side_score(total_g - gl, total_h - hl, l2, l1, max_step)
 
 
 @internal
-def _argmax(bits, n):
-    """Return the first position of the largest of n scores. Non-negative doubles order like their bits."""
+def _first_reaching(sums, first, last, extra, least):
+    """Return the first position >= `first` where an ascending sum plus `extra` is at least `least`; `last` if there is none."""
+    n = last - first
+    while n > 0:
+        half = (n + 1) >> 1
+        is_below = sums[first + half - 1] + extra < least
+        first = first + half if is_below else first
+        n = n - half if is_below else half - 1
+    return first
+
+
+@internal
+def _first_leaving(sums, first, last, extra, total, least):
+    """Return the first position >= `first` where less than `least` is left of the total; `last` if there is none."""
+    n = last - first
+    while n > 0:
+        half = (n + 1) >> 1
+        is_enough = total - (sums[first + half - 1] + extra) >= least
+        first = first + half if is_enough else first
+        n = n - half if is_enough else half - 1
+    return first
+
+
+@internal
+def _largest(bits, n):
+    """Return the bits of the largest of n scores, -1 if none is positive or 0. Non-negative doubles order like their bits."""
     top = I(-1)
     for b in range(n):
         top = bits[b] if bits[b] > top else top
-    return position(bits, n, top)
+    return top
 
 
 @internal
@@ -185,14 +207,23 @@ def search_numeric(histogram, at, n_bins, feature, total, limits, scratch, scrat
             return
         extra_g, extra_h = missing_g * missing_left, missing_h * missing_left
         extra_n = histogram[channel, at + n_bins] * missing_left if channel >= 0 else 0.0
-        _scores(left_g, left_h, n, extra_g, extra_h, total, limits, min_hessian, scores)
+        # Hessians and counts grow from bin to bin, so the splits that leave enough on both sides are a contiguous range.
+        first = _first_reaching(left_h, I(0), n, extra_h, min_hessian)
+        last = _first_leaving(left_h, first, n, extra_h, total[1], min_hessian)
         if channel >= 0:
-            for b in range(n):
-                rows = left_n[b] + extra_n
-                scores[b] = scores[b] if (rows >= limits.min_rows) & (total[2] - rows >= limits.min_rows) else NO_SPLIT
-        b = _argmax(scratch_bits[3], n)
-        if scores[b] >= 0.0 and beats(scores[b], feature, best):
-            best[SCORE] = scores[b]
+            first = _first_reaching(left_n, first, last, extra_n, limits.min_rows)
+            last = _first_leaving(left_n, first, last, extra_n, total[2], limits.min_rows)
+        if first >= last:
+            continue
+        _scores(left_g[first:last], left_h[first:last], extra_g, extra_h, total, limits, scores)
+        # Most features do not beat the best split so far: the position of their best bin is not needed.
+        top = _largest(scratch_bits[3], last - first)
+        if top < I(0) or top < float64_to_bits(best[SCORE]):
+            continue
+        k = position(scratch_bits[3], last - first, top)
+        if beats(scores[k], feature, best):
+            b = first + k
+            best[SCORE] = scores[k]
             best[FEATURE] = feature
             best[SPLIT_BIN] = b
             best[MISSING_LEFT] = missing_left

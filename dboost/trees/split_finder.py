@@ -192,10 +192,13 @@ def _search_pairs(
     for k in range(len(histograms)):
         small, large = slots[k]
         for p in range(histograms.shape[1]):
-            for b in range(histograms.shape[2]):
-                stored[small, p, b] = histograms[k, p, b]
-                if large >= 0:
-                    stored[large, p, b] -= histograms[k, p, b]
+            given, kept = histograms[k, p], stored[small, p]
+            for b in range(given.size):
+                kept[b] = given[b]
+            if large >= 0:
+                rest = stored[large, p]
+                for b in range(given.size):
+                    rest[b] -= given[b]
         for side in range(2):
             if slots[k, side] < 0:
                 continue
