@@ -144,13 +144,13 @@ def fit(
         }
         of_trees = [name for name, value in parameters.items() if value is not None]
         return _refitted(start_from, data, target, options, [*of_trees, *idle_in_refit(idle)])
-    own = None
+    custom_loss = None
     if start_from is None:
         warm_start = without_model(continue_bins, continue_steps)
     else:
         model = as_booster(start_from)
-        warm_start, own = WarmStart.continuation(model.ensemble, continue_bins, continue_steps), model.custom_loss
-        parameters = keywords_for(model.ensemble, parameters, own)
+        warm_start, custom_loss = WarmStart.continuation(model.ensemble, continue_bins, continue_steps), model.custom_loss
+        parameters = keywords_for(model.ensemble, parameters, custom_loss)
     checked = make_parameters(parameters)
     threads = available_threads(n_threads)
     limit = parse_memory_limit(memory_limit)
@@ -177,7 +177,7 @@ def fit(
             budget=budget,
         )
 
-    own = own if isinstance(checked.loss, str) else checked.loss
+    custom_loss = custom_loss if isinstance(checked.loss, str) else checked.loss
     if is_prepared(data):
         if client is not None:
             raise ParameterError("prepared data are trained on in this process: leave the client out")
@@ -201,7 +201,7 @@ def fit(
                 )
             else:
                 fitted = fit_table(asked, lambda: open_table(data, target, **reading, options=reading_within(budget, threads)))
-    return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=own)
+    return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=custom_loss)
 
 
 def _fit_prepared(

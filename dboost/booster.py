@@ -121,7 +121,7 @@ class Booster:
 
     @property
     def features(self) -> tuple[Feature, ...]:
-        """Names and kinds of the features, with the levels of categorical ones."""
+        """Names and kinds of the features, with the categories of categorical ones."""
         return self.ensemble.features
 
     @property
@@ -841,7 +841,7 @@ class Booster:
         """Return rows in the form that exported models read: numbers, NaN where missing.
 
         A level of a categorical feature is represented by itself if all levels of the feature are whole numbers from 0 to
-        16,777,215 or truth values, else by its position in the feature's `levels`. Unknown levels are NaN.
+        16,777,215 or truth values, else by its position in the feature's `categories`. Unknown levels are NaN.
 
         Parameters
         ----------

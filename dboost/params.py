@@ -45,8 +45,6 @@ OF_ONE_LOSS: dict[str, tuple[str, Any]] = {
     "huber_alpha": ("huber", 0.9),
     "tweedie_power": ("tweedie", 1.5),
 }
-#: Keywords of `dboost.fit` that later versions will support, with the only value that is accepted now.
-RESERVED: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -336,19 +334,15 @@ def make_parameters(given: dict[str, Any]) -> Parameters:
     Raises
     ------
     ParameterError
-        For unknown names (with the closest known ones), values out of range, and values that need a later version.
+        For unknown names (with the closest known ones), and values out of range.
     """
     known = {field.name for field in fields(Parameters)}
-    for name, value in given.items():
-        if name in RESERVED:
-            neutral = RESERVED[name]
-            if not (value is neutral or (isinstance(value, Real | str) and value == neutral)):
-                raise ParameterError(f"{name}={_short(value)} is not supported by this version of dboost")
-        elif name not in known:
-            near = difflib.get_close_matches(name, [*known, *RESERVED], n=3)
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise ParameterError(f"unknown parameter {name!r}{hint}")
-    return Parameters(**{name: _plain(value) for name, value in given.items() if name in known})
+    return Parameters(**{name: _plain(value) for name, value in given.items()})
 
 
 def _short(value: Any) -> str:

@@ -61,7 +61,7 @@ def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "train", "Train a model and save it.")
     command.add_argument("data", metavar="DATA", help=DATA)
     command.add_argument("--target", metavar="COL", required=True, help="the column to predict")
-    command.add_argument("--eval", metavar="DATA", help="judge each iteration on these rows too")
+    command.add_argument("--eval", metavar="DATA", help="evaluation set: its metrics are computed after each iteration")
     command.add_argument(
         "--set",
         metavar="KEY=VALUE",

@@ -58,7 +58,7 @@ def _train(
 def _train_on_new(arguments: argparse.Namespace, parameters: dict[str, Any]) -> None:
     """Train a first model, or continue it on the new files; see `dboost.cli.ledger`."""
     if arguments.start_from:
-        raise ParameterError("--only-new continues the model at --output: --start-from has no place beside it")
+        raise ParameterError("--only-new continues the model at --output and cannot be combined with --start-from")
     checkpoint = parameters.get("checkpoint")
     ledger = Ledger(arguments.output, arguments.data, checkpoint)
     batch = ledger.next_batch()
