@@ -102,7 +102,7 @@ class _Clock:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Return a context in which fits are profiled."""
-        grow, advance, ask = FusedEngine.grow, FusedEngine.advance, FusedEngine.ask
+        grow, advance, map_shards = FusedEngine.grow, FusedEngine.advance, FusedEngine.map_shards
 
         def clocked_grow(engine: FusedEngine, task: TreeTask) -> GrownTree:
             start = time.process_time()
@@ -121,13 +121,13 @@ class _Clock:
             self._elsewhere += time.process_time() - start
             return found
 
-        def clocked_ask(engine: FusedEngine, *arguments: Any) -> Any:
+        def clocked_map_shards(engine: FusedEngine, *arguments: Any) -> Any:
             start = time.process_time()
-            found = ask(engine, *arguments)
+            found = map_shards(engine, *arguments)
             self._asked += time.process_time() - start
             return found
 
-        with patch.multiple(FusedEngine, grow=clocked_grow, advance=clocked_advance, ask=clocked_ask):
+        with patch.multiple(FusedEngine, grow=clocked_grow, advance=clocked_advance, map_shards=clocked_map_shards):
             yield
 
     def mark(self, _: object) -> None:

@@ -15,7 +15,7 @@ from dboost.data import open_table
 from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.model import model_file as storage
-from dboost.params import Parameters, make_parameters
+from dboost.params import Parameters, canonical, make_parameters
 from dboost.session.evaluation import named_sets
 from dboost.session.memory_budget import Budget, parse_memory_limit, reading_within
 from dboost.session.warm_start import WarmStart, check_options, checked_source_name, idle_in_refit, keywords_for, without_model
@@ -44,6 +44,7 @@ def fit(
     progress: bool | None = None,
     memory_limit: int | str | None = None,
     start_from: Any = None,
+    init_model: Any = None,
     source_name: str | None = None,
     continue_bins: str = "new",
     continue_steps: str = "damped",
@@ -89,13 +90,15 @@ def fit(
         Continue this model (warm start): every row starts with the model's score, and `max_iter` counts the new iterations.
         The columns and the loss must be those of the model (the default loss is the model's). New categories are accepted,
         and the target may lack some classes.
+    init_model : Booster, path or URL, optional
+        Alias of `start_from` (the name in LightGBM).
     source_name : str, optional
         Label of these data in `Booster.sources`.
     continue_bins : {"new", "kept"}, default "new"
         With `start_from`: split candidates from the new data, or those of the model's last data.
     continue_steps : {"damped", "full"}, default "damped"
         With `start_from`: smaller steps if the model has little left to learn or the new data are few (see
-        `dboost.training.plan`), or those of a first fit.
+        `dboost.training.plan`), or those of a first fit. "shrunk" is another name of "damped".
     refit_leaves : bool, default False
         With `start_from`: add no trees but estimate the model's leaf values again from these data; see
         `Booster.refit_leaves`, which has more options.
@@ -105,7 +108,9 @@ def fit(
     checkpoint_every : int, default 10
         Iterations between two checkpoints.
     **parameters
-        Parameters of learning, see `dboost.params.Parameters`.
+        Parameters of learning, see `dboost.params.Parameters`. These names of other libraries are aliases: `grow_policy`
+        ("lossguide" or "depthwise") of `growth`, `min_split_gain` of `min_gain`, and `leaf_estimation` of `step`. A parameter
+        and its alias together are an error.
 
     Returns
     -------
@@ -126,6 +131,8 @@ def fit(
     """
     if not isinstance(refit_leaves, bool):
         raise ParameterError(f"refit_leaves={refit_leaves!r} must be True or False")
+    learning = canonical(parameters | {"start_from": start_from, "init_model": init_model, "continue_steps": continue_steps})
+    start_from, continue_steps = learning.pop("start_from"), learning.pop("continue_steps")
     if refit_leaves:
         options = {"sample_weight": sample_weight, "offset": offset, "source_name": source_name, "n_threads": n_threads}
         options["client"] = client
@@ -144,13 +151,14 @@ def fit(
         }
         of_trees = [name for name, value in parameters.items() if value is not None]
         return _refitted(start_from, data, target, options, [*of_trees, *idle_in_refit(idle)])
-    own = None
+    parameters = learning
+    custom_loss = None
     if start_from is None:
         warm_start = without_model(continue_bins, continue_steps)
     else:
         model = as_booster(start_from)
-        warm_start, own = WarmStart.continuation(model.ensemble, continue_bins, continue_steps), model.custom_loss
-        parameters = keywords_for(model.ensemble, parameters, own)
+        warm_start, custom_loss = WarmStart.continuation(model.ensemble, continue_bins, continue_steps), model.custom_loss
+        parameters = keywords_for(model.ensemble, parameters, custom_loss)
     checked = make_parameters(parameters)
     threads = available_threads(n_threads)
     limit = parse_memory_limit(memory_limit)
@@ -177,7 +185,7 @@ def fit(
             budget=budget,
         )
 
-    own = own if isinstance(checked.loss, str) else checked.loss
+    custom_loss = custom_loss if isinstance(checked.loss, str) else checked.loss
     if is_prepared(data):
         if client is not None:
             raise ParameterError("prepared data are trained on in this process: leave the client out")
@@ -201,7 +209,7 @@ def fit(
                 )
             else:
                 fitted = fit_table(asked, lambda: open_table(data, target, **reading, options=reading_within(budget, threads)))
-    return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=own)
+    return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=custom_loss)
 
 
 def _fit_prepared(
@@ -255,6 +263,7 @@ def prepare(
     max_bins: int = 255,
     random_state: int = 0,
     start_from: Any = None,
+    init_model: Any = None,
     continue_bins: str = "new",
     memory_limit: int | str | None = None,
     n_threads: int | None = None,
@@ -271,6 +280,8 @@ def prepare(
     start_from : Booster, path or URL, optional
         The model that fits on the folder will continue; they must be given the same one. The rows' scores are stored in the
         folder, because they cannot be computed from bins.
+    init_model : Booster, path or URL, optional
+        Alias of `start_from`.
     continue_bins : {"new", "kept"}, default "new"
         With `start_from`: see `dboost.fit`.
     memory_limit : int or str, optional
@@ -292,6 +303,7 @@ def prepare(
     """
     parameters = make_parameters({"max_bins": max_bins, "random_state": random_state})
     threads = available_threads(n_threads)
+    start_from = canonical({"start_from": start_from, "init_model": init_model})["start_from"]
     model = None if start_from is None else as_booster(start_from).ensemble
     warm_start = without_model(continue_bins) if model is None else WarmStart.continuation(model, continue_bins)
     limit = parse_memory_limit(memory_limit)
@@ -357,7 +369,7 @@ def continue_on(chunks: Iterable[Any], target: Any = None, *, start_from: Any = 
     target : str, optional
         Name of the target column, unless chunks are pairs (X, y).
     start_from : Booster, path or URL, optional
-        The first model. Default: the first chunk trains one.
+        The first model; alias: `init_model`. Default: the first chunk trains one.
     **keywords
         As in `dboost.fit`, for every chunk; each of them adds `max_iter` iterations.
 
@@ -378,7 +390,8 @@ def continue_on(chunks: Iterable[Any], target: Any = None, *, start_from: Any = 
     >>> for booster in dboost.continue_on(monthly_frames, "target"):             # doctest: +SKIP
     ...     booster.save("model.json")
     """
-    model = start_from
+    keywords = canonical(keywords | {"start_from": start_from})
+    model = keywords.pop("start_from")
     for number, chunk in enumerate(chunks, 1):
         data, of_chunk, more = chunk, target, {}
         if isinstance(chunk, tuple) and len(chunk) == 2:

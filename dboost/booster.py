@@ -109,7 +109,7 @@ class Booster:
     ) -> None:
         self.ensemble = ensemble
         self._history = history
-        self._own_loss = loss
+        self._custom_loss = loss
         self.timings = dict(timings or {})
 
     # Attributes.
@@ -121,7 +121,7 @@ class Booster:
 
     @property
     def features(self) -> tuple[Feature, ...]:
-        """Names and kinds of the features, with the levels of categorical ones."""
+        """Names and kinds of the features, with the categories of categorical ones."""
         return self.ensemble.features
 
     @property
@@ -171,12 +171,12 @@ class Booster:
         ParameterError
             For a user-defined loss that is not registered in this process; see `dboost.losses.register`.
         """
-        return losses.from_dict(self.ensemble.loss) if self._own_loss is None else self._own_loss
+        return losses.from_dict(self.ensemble.loss) if self._custom_loss is None else self._custom_loss
 
     @property
     def custom_loss(self) -> Loss | None:
         """The user-defined loss that was given with the model, or None."""
-        return self._own_loss
+        return self._custom_loss
 
     @cached_property
     def sha256(self) -> str:
@@ -326,7 +326,7 @@ class Booster:
             write_whole(f"{os.fspath(path)}.history.csv", self.history.to_csv(index=False).encode())
 
     def __reduce__(self) -> tuple[Callable[..., Booster], tuple[Any, ...]]:
-        return _restore, (model_file.dumps(self.ensemble), self.history, self.timings, self._own_loss)
+        return _restore, (model_file.dumps(self.ensemble), self.history, self.timings, self._custom_loss)
 
     def __dask_tokenize__(self) -> tuple[str, str]:
         return type(self).__qualname__, self.sha256
@@ -433,7 +433,7 @@ class Booster:
             If columns or target do not match the model.
         """
         decay, threads = checked_decay(decay), available_threads(n_threads)
-        common: dict[str, Any] = {"decay": decay, "own": self._own_loss, "n_threads": threads}
+        common: dict[str, Any] = {"decay": decay, "custom_loss": self._custom_loss, "n_threads": threads}
         common["source_name"] = checked_source_name(source_name)
         reading: dict[str, Any] = {"sample_weight": sample_weight, "offset": offset, "like": self.ensemble.features}
         with client_for(data, client) as cluster:
@@ -841,7 +841,7 @@ class Booster:
         """Return rows in the form that exported models read: numbers, NaN where missing.
 
         A level of a categorical feature is represented by itself if all levels of the feature are whole numbers from 0 to
-        16,777,215 or truth values, else by its position in the feature's `levels`. Unknown levels are NaN.
+        16,777,215 or truth values, else by its position in the feature's `categories`. Unknown levels are NaN.
 
         Parameters
         ----------
@@ -917,7 +917,7 @@ class Booster:
         return FlatEnsemble(self.ensemble)
 
     def _derived(self, ensemble: Ensemble) -> Self:
-        return type(self)(ensemble, loss=self._own_loss)
+        return type(self)(ensemble, loss=self._custom_loss)
 
     def _raw_or_prediction(self, raw_score: bool) -> _OutputForm:
         if raw_score:

@@ -1,7 +1,8 @@
 """Parameters of training: names, defaults, meaning and limits, validated once and then frozen.
 
 `Parameters` is the record that the trainer, the engines and the model file use; its names and defaults are those of
-`dboost.fit`. Parameters that belong to a later version raise an error that names them; they are never ignored.
+`dboost.fit`. `ALIASES` are names of other libraries for some of them. The functions that train, the estimators and the command
+line accept them and convert them at once (`canonical`): models, checkpoints and prepared data contain no aliases.
 
 `ArcBites` is the record of ``arcbites=``: sequential boosting on random subsets of the rows (*bites*) that fit in memory.
 Boosting starts at the current scores of a bite's rows and continues on them for some trees, or as long as an independent test
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any
@@ -45,8 +47,15 @@ OF_ONE_LOSS: dict[str, tuple[str, Any]] = {
     "huber_alpha": ("huber", 0.9),
     "tweedie_power": ("tweedie", 1.5),
 }
-#: Keywords of `dboost.fit` that later versions will support, with the only value that is accepted now.
-RESERVED: dict[str, Any] = {}
+#: Other names of keywords: the keyword, and its value for each value of the alias (None: the same values). Where both names are
+#: equal, only the listed values have other names.
+ALIASES: dict[str, tuple[str, dict[str, str] | None]] = {
+    "init_model": ("start_from", None),
+    "continue_steps": ("continue_steps", {"shrunk": "damped"}),
+    "grow_policy": ("growth", {"lossguide": "best_first", "depthwise": "depth_wise"}),
+    "min_split_gain": ("min_gain", None),
+    "leaf_estimation": ("step", None),
+}
 
 
 @dataclass(frozen=True)
@@ -181,7 +190,7 @@ class Parameters:
     leaf_penalty : float >= 0, default 0.0
         γ: the gain that a split must have for its additional leaf; it is subtracted from the reported gain.
     min_gain : float >= 0, default 0.0
-        The gain that a split must have beyond `leaf_penalty`.
+        The gain that a split must have beyond `leaf_penalty`. Alias: `min_split_gain` (LightGBM).
     subsample : float, 0 < … <= 1, default 1.0
         Share of the rows that take part in each iteration's trees.
     influence_trimming : float between 0 and 1, or None, default None
@@ -200,9 +209,10 @@ class Parameters:
         What trees fit: Newton steps, with Hessians as weights, or the gradients by least squares.
     step : {"leaf", "line_search", "constant"}, default "leaf"
         What is added to the model: the tree with the value of each leaf that minimises the loss, the tree times the best
-        multiplier, or the tree.
+        multiplier, or the tree. Alias: `leaf_estimation`, with the same values.
     growth : {"best_first", "depth_wise"}, default "best_first"
-        Order in which leaves are split: by gain, or level by level.
+        Order in which leaves are split: by gain, or level by level. Alias: `grow_policy` (XGBoost), with the values "lossguide"
+        and "depthwise".
     split_proposal : {"global", "tree", "node", "exact"}, default "global"
         When split candidates are proposed: once, for every tree weighted by the Hessians of its rows, after every split by
         those of each node, or never: every distinct value is a candidate (at most 65,535). See `dboost.trees.bin_proposal`.
@@ -211,10 +221,10 @@ class Parameters:
     categorical_smoothing, categorical_l2 : float >= 0, default 10.0 and 3.0
         Added to Hessian sums when categories are sorted, and when categorical splits are scored.
     max_category_group : int >= 1, default 32
-        Largest number of categories on the smaller side of a categorical split.
+        Largest number of categories on the smaller side of a categorical split. LightGBM and XGBoost: `max_cat_threshold`.
     min_category_hessian : float >= 0, default 20.0
         Categories with a smaller sum of Hessians (and with less than 2 % of their node's) stay on the right side of categorical
-        splits.
+        splits. LightGBM's `min_data_per_group` has the same purpose and counts rows.
     early_stopping_rounds : int >= 1 or None, default None
         Stop when the (last) metric of the (last) evaluation set has not improved for this many iterations.
     arcbites : dboost.ArcBites, True or None, default None
@@ -330,25 +340,54 @@ class Parameters:
         return replace(self, loss=name) if isinstance(self.loss, str) else self
 
 
+def canonical(given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return keywords with `ALIASES` replaced by the keywords and values that they stand for. An alias of None is not given.
+
+    defaults : values of keywords that count as not given, by name; default none. None always counts as not given.
+
+    Raises
+    ------
+    ParameterError
+        If a keyword and an alias of it are both given, or for an unknown value of an alias.
+    """
+    found = {name: value for name, value in given.items() if ALIASES.get(name, (name,))[0] == name}
+    for alias, (name, values) in ALIASES.items():
+        value = given.get(alias)
+        if value is None:
+            continue
+        if alias == name:
+            found[name] = values.get(value, value) if values and isinstance(value, str) else value
+            continue
+        other = found.get(name)
+        if other is not None and not _equals(other, None if defaults is None else defaults.get(name)):
+            raise ParameterError(f"{alias}={_short(value)} and {name}={_short(other)} are the same parameter: give one of them")
+        if values is not None:
+            if not isinstance(value, str) or value not in values:
+                raise ParameterError(f"{alias}={_short(value)} must be one of {', '.join(map(repr, values))}")
+            value = values[value]
+        found[name] = value
+    return found
+
+
+def _equals(value: Any, default: Any) -> bool:
+    return value is default or (isinstance(value, str | Real) and isinstance(default, str | Real) and value == default)
+
+
 def make_parameters(given: dict[str, Any]) -> Parameters:
     """Return parameters from keywords.
 
     Raises
     ------
     ParameterError
-        For unknown names (with the closest known ones), values out of range, and values that need a later version.
+        For unknown names (with the closest known ones), and values out of range.
     """
     known = {field.name for field in fields(Parameters)}
-    for name, value in given.items():
-        if name in RESERVED:
-            neutral = RESERVED[name]
-            if not (value is neutral or (isinstance(value, Real | str) and value == neutral)):
-                raise ParameterError(f"{name}={_short(value)} is not supported by this version of dboost")
-        elif name not in known:
-            near = difflib.get_close_matches(name, [*known, *RESERVED], n=3)
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, {*known, *ALIASES}, n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise ParameterError(f"unknown parameter {name!r}{hint}")
-    return Parameters(**{name: _plain(value) for name, value in given.items() if name in known})
+    return Parameters(**{name: _plain(value) for name, value in given.items()})
 
 
 def _short(value: Any) -> str:

@@ -1,6 +1,6 @@
 """Features: name, kind, and the categories of a categorical one.
 
-The position of a category in `Feature.levels` is its integer code in shards, trees and files. Categories are sorted when a
+The position of a category in `Feature.categories` is its integer code in shards, trees and files. Categories are sorted when a
 model is first trained, and new ones are only appended, so that codes never change their meaning.
 """
 
@@ -19,9 +19,9 @@ TEXT, NUMBERS, TRUTH_VALUES = "text", "numbers", "truth values"
 _KINDS: dict[type, str] = {str: TEXT, bool: TRUTH_VALUES}
 
 
-def kinds_of(levels: Iterable[Level]) -> set[str]:
+def kinds_of(categories: Iterable[Level]) -> set[str]:
     """Return the kinds of categories."""
-    return {_KINDS.get(kind, NUMBERS) for kind in set(map(type, levels))}
+    return {_KINDS.get(kind, NUMBERS) for kind in set(map(type, categories))}
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,16 @@ class Feature:
 
     name: str
     #: Categories in the order of their codes; None for a numeric feature.
-    levels: tuple[Level, ...] | None = None
+    categories: tuple[Level, ...] | None = None
+
+    @property
+    def levels(self) -> tuple[Level, ...] | None:
+        """Alias of `categories`."""
+        return self.categories
 
     @property
     def is_categorical(self) -> bool:
-        return self.levels is not None
+        return self.categories is not None
 
     @property
     def legal_kinds(self) -> tuple[str, ...]:
@@ -43,9 +48,9 @@ class Feature:
         Categories 0 and 1 may be read as booleans. Numeric features are not restricted, nor are features without categories or
         with both text and numbers.
         """
-        kinds = kinds_of(self.levels or ())
+        kinds = kinds_of(self.categories or ())
         if len(kinds) != 1:
             return ()
         own = kinds.pop()
-        assert self.levels is not None
-        return (own, TRUTH_VALUES) if own == NUMBERS and (0 in self.levels or 1 in self.levels) else (own,)
+        assert self.categories is not None
+        return (own, TRUTH_VALUES) if own == NUMBERS and (0 in self.categories or 1 in self.categories) else (own,)

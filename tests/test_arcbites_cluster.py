@@ -152,7 +152,9 @@ def test_the_limit_says_how_many_bites(client: Client, caplog: pytest.LogCapture
     assert (there.history["bytes_read"] > 0).all()
     few = options | {"arcbites": ArcBites(2, 1)}
     for where in (None, client):
-        with pytest.raises(dboost.ParameterError, match=r"with n_bites=2 the .* rows of one place make bites that take .* MiB"):
+        with pytest.raises(
+            dboost.ParameterError, match=r"with n_bites=2 the .* rows of one process make bites that take .* MiB"
+        ):
             fit(lazy, "y", client=where, **few)
 
 
@@ -242,7 +244,7 @@ def killing() -> Iterator[Processes]:
 
 
 def test_a_worker_joins_and_takes_part_in_every_bite(killing: Processes) -> None:
-    """It judges its share of the rows that are held out, too, and the giver does no more."""
+    """It also evaluates its part of the rows that are held out, which the sender has dropped."""
     frame = FRAME[["a", "b", "e", "y"]]
     options: dict[str, Any] = {"arcbites": ArcBites(3, 30, visits=2, early_stopping_rounds=200), "max_iter": 180}
     rows: list[list[int]] = []

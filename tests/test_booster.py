@@ -218,8 +218,8 @@ def test_categories_are_read_by_their_level() -> None:
     codes[np.isinf(codes)] = np.nan
     frame = pd.DataFrame(codes, columns=booster.feature_names_in_)
     for name, feature in zip(frame.columns, ensemble.features, strict=True):
-        if feature.levels is not None:
-            levels = [np.nan if np.isnan(c) else feature.levels[int(c)] for c in frame[name]]
+        if feature.categories is not None:
+            levels = [np.nan if np.isnan(c) else feature.categories[int(c)] for c in frame[name]]
             frame[name] = pd.Series(levels, dtype=object).astype("category")
     expected = np.array(naive.raw_scores(ensemble, codes.tolist()))[:, 0]
     assert np.array_equal(booster.predict(frame), expected)
@@ -331,8 +331,8 @@ def assert_frame_tells_the_trees(ensemble: Ensemble) -> pd.DataFrame:
             if codes is None:
                 assert row["threshold"] == tree.threshold[node] and row["categories"] is None
             else:
-                assert feature.levels is not None and np.isnan(row["threshold"])
-                assert row["categories"] == tuple(feature.levels[code] for code in codes)
+                assert feature.categories is not None and np.isnan(row["threshold"])
+                assert row["categories"] == tuple(feature.categories[code] for code in codes)
     return frame
 
 

@@ -255,7 +255,7 @@ def test_checkpoints_of_version_1_keep_resuming(tmp_path: Path) -> None:
         ({"start_from": whole, "early_stopping_rounds": 5}, "the model to start from was None then"),
         ({"data": frame.assign(x=frame["x"] * 2)}, "column 'x' holds other values"),
         ({"data": frame.assign(w=1)}, "the weight differs"),
-        ({"data": frame[["town", "x", "w", "y"]]}, "column .town. has the place of .x."),
+        ({"data": frame[["town", "x", "w", "y"]]}, "column .town. has the position of .x."),
     ):
         with pytest.raises((ParameterError, DataError), match=complaint):
             dboost.fit(change.pop("data", frame), "y", **keeping | change)

@@ -182,7 +182,7 @@ def test_a_worker_that_is_lost_while_rows_are_moved(client: Client, monkeypatch:
 
 def test_a_worker_that_is_stopped_while_rows_are_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     silent: list[Any] = []
-    hello = DBoostWorkerPlugin.hello
+    ping = DBoostWorkerPlugin.ping
 
     async def falls_silent(
         self: PartitionMover, fit: str, session: str, batch: str, partition: int, number: int
@@ -194,10 +194,10 @@ def test_a_worker_that_is_stopped_while_rows_are_moved(monkeypatch: pytest.Monke
     async def says_nothing(self: DBoostWorkerPlugin) -> dict[str, str]:
         if self._worker in silent:
             await asyncio.sleep(3600)
-        return hello(self)
+        return ping(self)
 
     monkeypatch.setattr(PartitionMover, "give", falls_silent)
-    monkeypatch.setattr(DBoostWorkerPlugin, "hello", says_nothing)
+    monkeypatch.setattr(DBoostWorkerPlugin, "ping", says_nothing)
     with no_stealing(), dask.config.set({"dboost.patience": "2s"}), threads_cluster(2, 1) as client:
         data = FRAME[["a", "y"]]
         lazy = dd.from_pandas(data, npartitions=9)

@@ -122,7 +122,7 @@ def test_a_worker_is_restarted_at_its_address_while_an_evaluation_set_is_read(cl
 
     thread = threading.Thread(target=restart)
     thread.start()
-    read = Connection.tell
+    read = Connection.record_event
 
     def told(self: Connection, action: str, **what: Any) -> None:
         if action == "reading" and "evaluation" in what["table"]:
@@ -130,8 +130,8 @@ def test_a_worker_is_restarted_at_its_address_while_an_evaluation_set_is_read(cl
         read(self, action, **what)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dboost.distributed.read_tasks._TELLING", 0.0)
-        patch.setattr(Connection, "tell", told)
+        patch.setattr("dboost.distributed.read_tasks._EVENT_INTERVAL", 0.0)
+        patch.setattr(Connection, "record_event", told)
         booster = dboost.fit(lazily(), "z", eval_set=held, client=cluster.client, **OPTIONS)
     thread.join()
     assert booster.sha256 == alone.sha256
@@ -337,7 +337,7 @@ def test_a_worker_of_no_concern_is_not_removed(cluster: Processes, connection: C
         idle = next(address for address, n in cluster.client.run(held_rows).items() if not n)
         pid = cluster.pids()[idle]
         os.kill(pid, signal.SIGSTOP)
-        connection().sweep()
+        connection().remove_unresponsive()
         left.append(cluster.addresses())
         os.kill(pid, signal.SIGCONT)
 

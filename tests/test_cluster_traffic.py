@@ -25,7 +25,7 @@ from tests.helpers.clusters import threads_cluster
 
 N = 40_000
 #: Answers that hold rows, but no more of them than are sampled.
-SAMPLES = {"sample", "portray"}
+SAMPLES = {"sample", "reference_rows"}
 
 
 @pytest.fixture(scope="module")

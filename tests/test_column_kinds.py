@@ -115,7 +115,7 @@ def test_integer_levels_are_exact_also_beside_missing_values(column: pd.Series) 
     # Dask makes text of columns of objects.
     for data in (frame,) if column.dtype == object else (frame, cut(frame, [3, 4])):
         with open_table(data, np.arange(7), categorical_features=["id"]) as table:
-            assert table.features[0].levels == tuple(range(2**60, 2**60 + 4))
+            assert table.features[0].categories == tuple(range(2**60, 2**60 + 4))
             codes = [code for i in range(table.n_chunks) for code in table.chunk(i).columns[0].codes]  # type: ignore[union-attr]
             assert codes == [0, 1, 2, 3, 2, 1, -1]
 
@@ -123,7 +123,7 @@ def test_integer_levels_are_exact_also_beside_missing_values(column: pd.Series) 
 def test_unsigned_integers_among_objects_are_exact_levels() -> None:
     column = pd.Series([2**63 + 2, None, 2**63 + 1, 5], dtype=object)
     with open_table(pd.DataFrame({"id": column}), np.arange(4), categorical_features=["id"]) as table:
-        assert table.features[0].levels == (5, 2**63 + 1, 2**63 + 2)
+        assert table.features[0].categories == (5, 2**63 + 1, 2**63 + 2)
     with open_table(pd.DataFrame({"id": column}), np.arange(4)) as table:
         np.testing.assert_array_equal(table.chunk(0).columns[0], [2.0**63, np.nan, 2.0**63, 5.0])
 
@@ -131,7 +131,7 @@ def test_unsigned_integers_among_objects_are_exact_levels() -> None:
 def test_masked_integers_are_levels_too() -> None:
     masked = np.ma.masked_array(IDS[:, None], mask=[[False]] * 5 + [[True]])
     with open_table(masked, np.arange(6), categorical_features=[0]) as table:
-        assert table.features[0].levels == tuple(range(2**60, 2**60 + 4))
+        assert table.features[0].categories == tuple(range(2**60, 2**60 + 4))
         assert table.chunk(0).columns[0].codes.tolist() == [0, 1, 2, 3, 2, -1]  # type: ignore[union-attr]
 
 
@@ -166,7 +166,7 @@ def test_nan_in_an_arrow_dictionary_is_missing(tmp_path: Path) -> None:
     indices = rng.integers(0, 4, N)
     column = pa.DictionaryArray.from_arrays(pa.array(indices), pa.array([1.5, float("nan"), None, 3.5]))
     booster = fit(pa.table({"c": column, "x": X["x"]}))
-    assert booster.features[0].levels == (1.5, 3.5)
+    assert booster.features[0].categories == (1.5, 3.5)
     assert comes_back(booster, tmp_path)
 
 
@@ -263,7 +263,7 @@ def test_levels_that_are_new_and_columns_without_values_are_legal(of_text: dboos
     lazy = dd.from_map(lambda i: parts[i], range(2), meta=X.iloc[:0])
     np.testing.assert_array_equal(of_text.predict(lazy).compute(), missing)
     grown = fit(X.assign(c="new"), start_from=of_text)
-    assert grown.features[0].levels == ("high", "low", "middle", "new")
+    assert grown.features[0].categories == ("high", "low", "middle", "new")
 
 
 def test_models_of_numbers_want_numbers() -> None:
@@ -291,7 +291,7 @@ def test_models_of_numbers_want_numbers() -> None:
 
 def test_truth_values_may_come_as_zero_and_one() -> None:
     flags = fit(X.assign(c=pd.Categorical(CODES > 0)))
-    assert flags.features[0].levels == (False, True)
+    assert flags.features[0].categories == (False, True)
     expected = flags.predict(X.assign(c=CODES > 0))
     for column in ((CODES > 0).astype(int), (CODES > 0).astype(float), pd.Categorical((CODES > 0).astype(int))):
         np.testing.assert_array_equal(flags.predict(X.assign(c=column)), expected)

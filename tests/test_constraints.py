@@ -63,8 +63,8 @@ def test_engines_choose_the_same_features(
 ) -> None:
     n = len(table.codes)
     groups = data.draw(st.none() | st.lists(st.sets(st.integers(0, n - 1), min_size=1), min_size=1, max_size=5))
-    choice = feature_constraints_of(share, groups, n, seed)
-    problem = Problem(table, parameters, seed, with_hessian=with_hessian, choice=choice)
+    constraints = feature_constraints_of(share, groups, n, seed)
+    problem = Problem(table, parameters, seed, with_hessian=with_hessian, constraints=constraints)
     expected, leaf = problem.whole(1)
     for tree, found in (problem.whole(2), problem.by_rounds([50, 120], 1)[:2], problem.by_rounds([9], 30)[:2]):
         assert_equal(tree, expected)
@@ -83,11 +83,11 @@ def test_engines_choose_the_same_features(
 def test_what_a_node_may_split_by(n: int, share: float, seed: int, turns: list[int], data: st.DataObject) -> None:
     """Step by step down a way, as the naive twin has it from the whole way at once."""
     groups = data.draw(st.none() | st.lists(st.sets(st.integers(0, n - 1), min_size=1), min_size=1, max_size=5))
-    choice, allowed, way = feature_constraints_of(share, groups, n, seed), np.ones(n, np.uint8), []
-    if choice is None:
+    constraints, allowed, way = feature_constraints_of(share, groups, n, seed), np.ones(n, np.uint8), []
+    if constraints is None:
         return
-    paths = new_feature_paths(choice, 3)
-    mark_root(choice, allowed, paths)
+    paths = new_feature_paths(constraints, 3)
+    mark_root(constraints, allowed, paths)
     found = set(np.flatnonzero(paths.open[0]).tolist())
     assert found == naive.open_features(n, groups, share, seed, [])
     for side in turns:
@@ -95,7 +95,7 @@ def test_what_a_node_may_split_by(n: int, share: float, seed: int, turns: list[i
             break
         feature = data.draw(st.sampled_from(sorted(found)))
         way.append((feature, side))
-        mark_children(choice, allowed, paths, feature)
+        mark_children(constraints, allowed, paths, feature)
         found = set(np.flatnonzero(paths.open[side]).tolist())
         assert found == naive.open_features(n, groups, share, seed, way)
         paths.path_hash[0], paths.active[0] = paths.path_hash[1 + side], paths.active[1 + side]
@@ -126,7 +126,11 @@ def test_a_share_of_the_features_is_taken_at_every_node() -> None:
     roots = []
     for seed in range(300):
         problem = Problem(
-            table, Parameters(min_samples_leaf=1), 1, with_hessian=True, choice=feature_constraints_of(0.25, None, 10, seed)
+            table,
+            Parameters(min_samples_leaf=1),
+            1,
+            with_hessian=True,
+            constraints=feature_constraints_of(0.25, None, 10, seed),
         )
         roots.append(int(problem.whole(1)[0].feature[0]))
     counts = np.bincount(roots, minlength=10)

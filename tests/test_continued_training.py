@@ -61,8 +61,8 @@ def test_new_trees_begin_where_the_model_ended(target: str) -> None:
 def test_new_levels_are_appended_and_old_trees_take_them_for_missing() -> None:
     old = first("y")
     new = dboost.fit(STRANGE, "y", start_from=old, max_iter=5, min_samples_leaf=5)
-    levels = {feature.name: feature.levels for feature in new.features}
-    assert levels["town"] == (*dict((f.name, f.levels) for f in old.features)["town"], "Arlon")
+    levels = {feature.name: feature.categories for feature in new.features}
+    assert levels["town"] == (*dict((f.name, f.categories) for f in old.features)["town"], "Arlon")
     rows = NEW.iloc[:50].assign(town="Arlon")
     assert raw(new.truncate(8), rows).tobytes() == raw(old, rows.assign(town=None)).tobytes()
     assert raw(new, rows).tobytes() != raw(new, rows.assign(town=None)).tobytes(), "the new trees know it"

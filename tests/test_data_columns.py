@@ -81,7 +81,7 @@ def test_numbers(values: object, dtype: type, want: list[float]) -> None:
     table = open_table(frame, [0, 1, 2])
     (column,) = table.chunk(0).columns
     assert column.dtype == dtype
-    assert table.features[0].levels is None
+    assert table.features[0].categories is None
     np.testing.assert_array_equal(column, np.array(want, dtype))
 
 
@@ -117,8 +117,8 @@ def test_categories(values: object, levels: tuple, codes: list[int]) -> None:
     else:
         frame = pd.DataFrame({"a": values})
     table = open_table(frame, [0, 1, 2])
-    assert table.features[0].levels == levels
-    assert [type(level) for level in table.features[0].levels or ()] == [type(level) for level in levels]
+    assert table.features[0].categories == levels
+    assert [type(level) for level in table.features[0].categories or ()] == [type(level) for level in levels]
     np.testing.assert_array_equal(table.chunk(0).columns[0].codes, codes)
 
 
@@ -189,7 +189,7 @@ def test_categorical_targets(target: object, levels: tuple, codes: list[int], dt
     lazies = [dd.from_pandas(target, npartitions=2, sort=False)] if isinstance(target, pd.Series) else []
     for data, y in ((np.eye(3), target), (lazy, target), *((da.from_array(np.eye(3), chunks=2), z) for z in lazies)):
         table = open_table(data, y)
-        assert (table.target.levels, table.target_dtype) == (levels, dtype)
+        assert (table.target.categories, table.target_dtype) == (levels, dtype)
         np.testing.assert_array_equal(table.target.codes, codes)
         got = np.concatenate([table.chunk(i).target.codes for i in range(table.n_chunks)])
         np.testing.assert_array_equal(got, codes)

@@ -165,7 +165,7 @@ def test_meta_is_not_believed() -> None:
     part = pd.DataFrame({"c": ["u", "v"], "y": ["no", "yes"]})
     table = open_table(dd.from_map(lambda i: part, range(2), meta=meta), "y")
     assert table.features == (Feature("c", ("u", "v")),)
-    assert table.target.levels == ("no", "yes")
+    assert table.target.categories == ("no", "yes")
 
 
 def test_like_a_model() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import dboost
-from dboost.params import RESERVED, Parameters
+from dboost.params import Parameters
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -48,7 +48,7 @@ def test_code_is_found_on_the_pages_that_teach() -> None:
 
 @pytest.mark.parametrize("page", named(sorted((DOCS / "migration").glob("*_*.md"))))
 def test_names_in_migration_tables_exist(page: Path) -> None:
-    known = {field.name for field in fields(Parameters)} | set(RESERVED) | set(inspect.signature(dboost.fit).parameters)
+    known = {field.name for field in fields(Parameters)} | set(inspect.signature(dboost.fit).parameters)
     known |= set(dboost.DBoostClassifier().get_params()) | {"eval_set"}
     rows = [line.split("|")[1:-1] for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 20

@@ -21,7 +21,7 @@ from sklearn.exceptions import DataConversionWarning, NotFittedError
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
-from dboost.params import RESERVED, Parameters
+from dboost.params import Parameters
 
 BOTH = pytest.mark.parametrize("Estimator", [DBoostRegressor, DBoostClassifier])
 
@@ -63,7 +63,7 @@ def test_the_kind_of_task_is_the_estimators() -> None:
 
 def test_every_keyword_of_fit_that_is_no_data_is_there_with_the_same_default() -> None:
     of_fit = {name: p.default for name, p in inspect.signature(dboost.fit).parameters.items() if p.kind is p.KEYWORD_ONLY}
-    of_fit |= {name: p.default for name, p in inspect.signature(Parameters).parameters.items()} | RESERVED
+    of_fit |= {name: p.default for name, p in inspect.signature(Parameters).parameters.items()}
     for name in ("sample_weight", "offset", "eval_set", "random_state"):
         del of_fit[name]
     for Estimator in (DBoostRegressor, DBoostClassifier):

@@ -48,7 +48,7 @@ def left(client: Client) -> list[str]:
     found: list[str] = []
     for _ in range(6000):  # a thread of the worker removes them after the fit
         # (`Path.glob` fails when a folder goes while it looks.)
-        found = [path for folder in folders for path in glob.glob(f"{glob.escape(folder)}/dboost-*/judged*")]
+        found = [path for folder in folders for path in glob.glob(f"{glob.escape(folder)}/dboost-*/eval-*")]
         if not found and not any(client.run(held_fits).values()):
             break
         time.sleep(0.01)
@@ -56,9 +56,9 @@ def left(client: Client) -> list[str]:
 
 
 def in_files(dask_worker: Any = None) -> int:
-    """For `Client.run`: how many rows a worker judges from files, in all its fits."""
+    """For `Client.run`: how many rows a worker evaluates from files, in all its fits."""
     holdings = dask_worker.plugins["dboost"]._sessions.values()
-    return sum(holding.judged_in_files(batch) for holding in holdings for batch in {*holding._built, *holding._batches})
+    return sum(holding.eval_rows_in_files(batch) for holding in holdings for batch in {*holding._built, *holding._batches})
 
 
 def same(client: Client, target: str, sets: Any, n_filed: int, data: Any = None, **options: Any) -> dboost.Booster:
@@ -90,7 +90,7 @@ def same(client: Client, target: str, sets: Any, n_filed: int, data: Any = None,
         ("grade", {"max_iter": 2, "learning_rate": 0.5}),
     ],
 )
-def test_judged_from_files(client: Client, filing: None, target: str, options: dict[str, Any]) -> None:
+def test_evaluated_from_files(client: Client, filing: None, target: str, options: dict[str, Any]) -> None:
     other = OTHER.copy()
     other.loc[3, "town"] = "nowhere"
     sets = {"whole": cut(other, [100, 100, 170]), "here": other.iloc[:80], "parts": dd.from_pandas(other[50:], npartitions=2)}

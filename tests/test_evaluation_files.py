@@ -25,7 +25,7 @@ FRAME, OTHER = mixed_frame(400), mixed_frame(300, seed=1)
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Nothing may wait in memory, blocks are short, and temporary files go to a folder that is empty in the end.
 
-    Holds the names of the sets that were judged from files.
+    Holds the names of the sets that were evaluated from files.
     """
     monkeypatch.setattr(Budget, "retained", 0)
     monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
@@ -62,7 +62,7 @@ def same(target: str, sets: Any, **options: Any) -> dboost.Booster:
         ("y", {"offset": "x", "features": ["age", "town"]}),
     ],
 )
-def test_judged_from_files(made: list[str], target: str, options: dict[str, Any]) -> None:
+def test_evaluated_from_files(made: list[str], target: str, options: dict[str, Any]) -> None:
     other = OTHER.copy()
     other["x"] = other["x"].fillna(0.0)
     other.loc[3, "town"] = "nowhere"

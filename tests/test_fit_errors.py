@@ -130,7 +130,7 @@ PARAMETERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: fit(random_state=2**70), "random_state=1180591620717411303424 must be an integer between"),
     (lambda: fit(n_threads=0), "n_threads=0 must be a positive integer or None"),
     (lambda: fit(n_threads=1.5), "n_threads=1.5"),
-    (lambda: fit(early_stopping_rounds=5), "early_stopping_rounds needs an eval_set to judge by"),
+    (lambda: fit(early_stopping_rounds=5), "early_stopping_rounds needs an eval_set"),
     (lambda: fit(early_stopping_rounds=5, eval_set={}), "early_stopping_rounds needs an eval_set"),
     (lambda: fit(eval_metric="rmse"), "eval_metric 'rmse' does not go with loss 'squared_error'; choose from squared_error,"),
     (lambda: fit(target="late", eval_metric=["log_loss", "auc"]), "eval_metric 'auc' does not go with loss 'log_loss'"),

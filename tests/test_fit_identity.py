@@ -159,7 +159,7 @@ def rows_of(booster: dboost.Booster) -> dict[str, Any]:
     return {
         "baseline": e.baseline.tolist(),
         "classes": e.classes,
-        "levels": [f.levels for f in e.features],
+        "levels": [f.categories for f in e.features],
         "edges": [None if edges is None else edges.tolist() for edges in e.edges],
         "value": [tree.value.tolist() for tree in e.trees],
         "metrics": e.metrics,

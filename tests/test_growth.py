@@ -56,7 +56,7 @@ class Problem:
         levels: int = 0,
         times: np.ndarray | None = None,
         sample: Sample | None = None,
-        choice: FeatureConstraints | None = None,
+        constraints: FeatureConstraints | None = None,
         direction: np.ndarray | None = None,
         trimmed: float = 0.0,
     ) -> None:
@@ -76,10 +76,10 @@ class Problem:
         least = 0
         if trimmed and self.hessian is not None:
             least = int(np.sort(self.hessian)[int(trimmed * table.n_rows)].view(np.int32))
-        self.rest = {"sample": sample, "constraints": choice, "direction": direction, "least_influence": least}
+        self.rest = {"sample": sample, "constraints": constraints, "direction": direction, "least_influence": least}
         max_weight = 1 if times is None else int(times.max())
         self.precision = precision_of(parameters, not with_hessian, max_weight)
-        self.rule = growth_policy_of(parameters, table.n_rows)
+        self.policy = growth_policy_of(parameters, table.n_rows)
         edges = (
             None if c else np.arange(n - 1) + 0.5 for n, c in zip(table.layout.n_bins, table.layout.is_categorical, strict=True)
         )
@@ -116,7 +116,7 @@ class Problem:
             hessian_unit=1.0 / scale_h,
         )
         scales = np.array([scale_g, scale_h, unit_for(max_g, n), unit_h])
-        return TreeTask(limits, packing, self.rule, scales, np.ones(len(self.table.codes), np.uint8), **self.rest)
+        return TreeTask(limits, packing, self.policy, scales, np.ones(len(self.table.codes), np.uint8), **self.rest)
 
     @property
     def n_rows(self) -> int:
@@ -130,7 +130,7 @@ class Problem:
     @property
     def shaped(self) -> dict[str, Any]:
         n_channels = self.precision.n_channels
-        return {"times": self.repeat_count, "max_leaves": self.rule.max_leaves, "n_channels": n_channels}
+        return {"times": self.repeat_count, "max_leaves": self.policy.max_leaves, "n_channels": n_channels}
 
     @contextmanager
     def in_process(self, n_threads: int) -> Iterator[FusedEngine]:
@@ -138,10 +138,10 @@ class Problem:
             self.gradient,
             self.hessian,
             times=self.repeat_count,
-            max_leaves=self.rule.max_leaves,
+            max_leaves=self.policy.max_leaves,
             n_channels=self.precision.n_channels,
         )
-        engine = FusedEngine(shard, TERMS, rule=self.rule, n_threads=n_threads)
+        engine = FusedEngine(shard, TERMS, policy=self.policy, n_threads=n_threads)
         assert engine.team.n_threads == n_threads
         try:
             yield engine
@@ -154,7 +154,7 @@ class Problem:
             first = self.finished(engine.grow(self.task))
             again = self.finished(engine.grow(self.task))  # nothing is left over from the last tree
             assert_equal(again, first)
-            return first, np.concatenate(engine.ask(_leaves)).astype(np.int64)
+            return first, np.concatenate(engine.map_shards(_leaves)).astype(np.int64)
 
     def by_rounds(self, cuts: list[int], width: int) -> tuple[Tree, np.ndarray, int]:
         """Return the tree grown over several shards, each row's leaf, and the number of rounds."""
@@ -164,7 +164,7 @@ class Problem:
                 self.gradient,
                 self.hessian,
                 times=self.repeat_count,
-                max_leaves=self.rule.max_leaves,
+                max_leaves=self.policy.max_leaves,
                 n_channels=self.precision.n_channels,
                 rows=slice(a, b),
             )
@@ -172,9 +172,9 @@ class Problem:
         ]
         engine = ShardedEngine(shards, TERMS, width=width)
         tree = self.finished(engine.grow(self.task))
-        n_questions = engine.n_questions
+        n_requests = engine.n_requests
         assert_equal(self.finished(engine.grow(self.task)), tree)
-        return tree, np.concatenate([shard.leaf for shard in shards]).astype(np.int64), n_questions
+        return tree, np.concatenate([shard.leaf for shard in shards]).astype(np.int64), n_requests
 
     def naive(self) -> tuple[Tree, np.ndarray]:
         grower = NaiveGrower(
@@ -196,7 +196,7 @@ class Problem:
 
 
 def _leaves(shard: Shard, first: int, last: int) -> np.ndarray:
-    """Return the leaf of each row; called by `Engine.ask`."""
+    """Return the leaf of each row; called by `Engine.map_shards`."""
     return shard.leaf[first:last]
 
 
@@ -401,7 +401,7 @@ def test_trees_without_limits_open_few_leaves_at_a_time(with_hessian: bool) -> N
     table = make_table([255, 255, 255], n_rows, 1, missing=0.0)
     parameters = Parameters(max_leaf_nodes=None, min_samples_leaf=1, min_hessian=0.0, l2_regularization=0.0)
     problem = Problem(table, parameters, 0, with_hessian=with_hessian)
-    assert problem.rule.order == ANY_ORDER
+    assert problem.policy.order == ANY_ORDER
     # Each cut of the first feature gains more than all that are left: a chain.
     chain = Problem(table, parameters, 0, with_hessian=with_hessian)
     chain.gradient = (1.03 ** table.codes[0]).astype(np.float32)
@@ -426,9 +426,9 @@ def test_splitting_more_leaves_per_round_takes_fewer_rounds(problem: Problem, wi
 def test_questions_are_about_as_many_as_levels() -> None:
     table = make_table([255] * 4, 4000, 5)
     problem = Problem(table, Parameters(max_leaf_nodes=255, min_samples_leaf=1), 6, with_hessian=True)
-    tree, _, n_questions = problem.by_rounds([1000, 2000], 64)
+    tree, _, n_requests = problem.by_rounds([1000, 2000], 64)
     assert tree.n_leaves == 255
-    assert n_questions < 40
+    assert n_requests < 40
 
 
 @given(problem=problems())

@@ -79,12 +79,12 @@ def test_an_engine_asks_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
         codes = table.stored().part(rows)
         return Shard(codes, spec_of(table.layout, constant_hessian=True, n_channels=2), y[rows], None, np.zeros(len(y[rows])))
 
-    rule: Any = GrowthPolicy(4, 9, BEST_FIRST)
+    policy: Any = GrowthPolicy(4, 9, BEST_FIRST)
     terms = SquaredError().terms()
-    alone = FusedEngine(shard(slice(None)), terms, rule=rule, n_threads=3)
+    alone = FusedEngine(shard(slice(None)), terms, policy=policy, n_threads=3)
     cut = ShardedEngine([shard(slice(0, 40)), shard(slice(40, 101))], terms)
     for engine, n_answers in ((alone, 3), (cut, 2)):
-        told = engine.ask(seen, 2)
+        told = engine.map_shards(seen, 2)
         assert len(told) == n_answers
         assert [sum(of) for of in zip(*told, strict=True)] == [101, 101 * 100]
         engine.close()

@@ -115,7 +115,7 @@ def test_any_forest_and_any_float32_row(
 
 def wholly(feature: Feature) -> Feature:
     """Levels that are whole numbers with gaps, instead of all whole numbers."""
-    return Feature(feature.name, tuple(range(7, 307, 3))) if feature.levels == tuple(range(100)) else feature
+    return Feature(feature.name, tuple(range(7, 307, 3))) if feature.categories == tuple(range(100)) else feature
 
 
 @pytest.mark.parametrize("n_levels", [2, 3000])
@@ -237,7 +237,7 @@ def test_to_matrix_of_frames_and_lazy_ones(models: Callable[[str], Booster]) -> 
     booster, frame = models("squared_error"), mixed_frame(50, seed=4)
     table = booster.to_matrix(frame)
     assert list(table.columns) == list(booster.feature_names_in_) and (table.index == frame.index).all()
-    levels = next(feature.levels for feature in booster.features if feature.name == "town")
+    levels = next(feature.categories for feature in booster.features if feature.name == "town")
     assert levels is not None
     named = pd.Series([None if np.isnan(code) else levels[int(code)] for code in table["town"]], dtype=object)
     assert (named.isna() == frame["town"].isna()).all() and (named.dropna() == frame["town"].dropna()).all()

@@ -101,7 +101,7 @@ def test_every_bit_of_a_number_comes_back(values: list[float], losses: list[floa
 def test_levels_keep_their_type(levels: list[Any]) -> None:
     unique = tuple({(type(level), level): level for level in levels}.values())
     ensemble = replace(SMALL, features=(Feature("c", unique),), edges=(), trees=())
-    back = storage.loads(storage.dumps(ensemble)).features[0].levels
+    back = storage.loads(storage.dumps(ensemble)).features[0].categories
     assert back is not None
     assert [(type(level), level) for level in back] == [(type(level), level) for level in unique]
 

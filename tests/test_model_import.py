@@ -226,7 +226,7 @@ def test_categories_of_lightgbm_that_are_numbers() -> None:
     X = np.column_stack([rng.choice([3, 7, 20, 21], 800), rng.normal(size=800)]).astype(float)
     theirs = lightgbm.train(SMALL, lightgbm.Dataset(X, X[:, 0] % 3 + X[:, 1], categorical_feature=[0]), 5)
     ours = dboost.from_lightgbm(theirs)
-    assert ours.features[0].levels == (3, 7, 20, 21) and not ours.ensemble.named
+    assert ours.features[0].categories == (3, 7, 20, 21) and not ours.ensemble.named
     X[::7, 0], X[1::7, 0] = np.nan, 5
     np.testing.assert_allclose(ours.predict(X), theirs.predict(X), rtol=1e-10)
     frame = pd.DataFrame(

@@ -132,7 +132,7 @@ def test_what_is_not_there(
 
 def test_a_bucket_that_is_not_there_is_noticed_at_save(store: fsspec.AbstractFileSystem) -> None:
     booster = dboost.fit(ROWS, "y", max_iter=1, progress=False)
-    with pytest.raises(ModelFileError, match=r"^cannot write s3://nolake/model\.json: there is no such place$"):
+    with pytest.raises(ModelFileError, match=r"^cannot write s3://nolake/model\.json: there is no such folder or bucket$"):
         booster.save("s3://nolake/model.json")
 
 

@@ -125,7 +125,7 @@ def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
     rng = np.random.default_rng(4)
     y, weight = rng.integers(n_classes, size=n).astype(float), rng.random(n) + 0.5
     raw = np.tile(rng.normal(size=(n_classes, 1)), (1, n))
-    rule = GrowthPolicy(8, 1 << 30, ANY_ORDER)
+    policy = GrowthPolicy(8, 1 << 30, ANY_ORDER)
     loss, loss_unit = SoftmaxLogLoss(n_classes), unit_for(100.0, n)
 
     def shard(rows: slice) -> Shard:
@@ -142,7 +142,7 @@ def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
     parts = [shard(slice(*pair)) for pair in pairwise(edges)]
     whole = shard(slice(None))
     engines = (
-        FusedEngine(whole, loss.terms(), rule=rule, n_threads=1),
+        FusedEngine(whole, loss.terms(), policy=policy, n_threads=1),
         ShardedEngine(parts, loss.terms(), width=3),
     )
     values = [np.zeros((n_classes, 1)) for _ in engines]
@@ -164,7 +164,7 @@ def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
                     smoothing=1.0, category_l2=1.0, max_categories=32, min_category_hessian=0.0,
                     gradient_unit=1 / scales[0], hessian_unit=1 / scales[1],
                 )  # fmt: skip
-                grown = engine.grow(TreeTask(limits, TRIPLE, rule, scales, np.ones(3, np.uint8), k))
+                grown = engine.grow(TreeTask(limits, TRIPLE, policy, scales, np.ones(3, np.uint8), k))
                 step = leaf_values(grown.leaf_sums, Parameters(), loss)
                 values[which][k, : len(step)] = step
         np.testing.assert_array_equal(values[0], values[1])

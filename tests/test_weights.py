@@ -42,7 +42,7 @@ def fit(data: Any, target: Any, weight: Any, **options: Any) -> dboost.Booster:
 def test_weights_as_an_array_and_as_a_column_give_the_same_model(target: str, client: Client, tmp_path: Path) -> None:
     frame = FRAME[[*FEATURES, target, "w"]]
     expected = fit(frame, target, "w")
-    assert "Ghost" not in (expected.features[FEATURES.index("town")].levels or ())
+    assert "Ghost" not in (expected.features[FEATURES.index("town")].categories or ())
     y, lazy, lazy_x = frame[target], cut(frame, [100, 100, 500]), cut(frame.drop(columns="w"), [100, 100, 500])
     for limit in (None, LIMIT):
         for weight in (W, W.tolist(), FRAME["w"], pl.Series(W), W.astype(np.float32)):

@@ -150,10 +150,10 @@ class Simulated:
         """Return the cost of a method for a worker with many rows."""
         if method == "advance":
             return holding.n_rows * self.many * self.costs.advance
-        if method in ("answer", "answer_in_slices"):
-            task, question, *_ = unpack(packed)
+        if method in ("round_histograms", "histogram_slices"):
+            task, request, *_ = unpack(packed)
             runners = holding._runners
-            return sum(self.costs.of_answer(runner.rounds, task is not None, question, self.many) for runner in runners)
+            return sum(self.costs.of_round(runner.rounds, task is not None, request, self.many) for runner in runners)
         return took
 
     def close(self) -> None:

@@ -40,20 +40,20 @@ class Costs:
     advance: float
     pair: float
 
-    def of_answer(self, rounds: ShardGrower, begins: bool, question: RoundRequest, many: float) -> float:
+    def of_round(self, rounds: ShardGrower, begins: bool, request: RoundRequest, many: float) -> float:
         """Return the seconds of a round request, when each real row stands for `many`."""
-        n_split, n_cells, n_pairs, n_settled = _work(rounds, question)
+        n_split, n_cells, n_pairs, n_settled = _work(rounds, request)
         fixed = n_pairs * self.pair
         rows = n_split * self.split + n_cells * self.cell + n_settled * self.settle
         return fixed + many * (rows + (rounds.shard.n_rows * self.begin if begins else 0.0))
 
 
-def _work(rounds: ShardGrower, question: RoundRequest) -> tuple[int, int, int, int]:
+def _work(rounds: ShardGrower, request: RoundRequest) -> tuple[int, int, int, int]:
     """Return the work of a request: rows to split, values to add up, histograms, rows of leaves. Call it after the request."""
-    n_split = sum(_length(rounds, split.node) for split in question.splits)
-    n_rows = sum(_length(rounds, pair.small) for pair in question.pairs)
-    n_settled = 0 if question.leaves is None else rounds.shard.n_rows
-    return n_split, n_rows * len(rounds.shard.layout.n_bins), len(question.pairs), n_settled
+    n_split = sum(_length(rounds, split.node) for split in request.splits)
+    n_rows = sum(_length(rounds, pair.small) for pair in request.pairs)
+    n_settled = 0 if request.leaves is None else rounds.shard.n_rows
+    return n_split, n_rows * len(rounds.shard.layout.n_bins), len(request.pairs), n_settled
 
 
 def _length(rounds: ShardGrower, node: int) -> int:
@@ -74,24 +74,24 @@ class _Clocked(ShardGrower):
         super().begin(task)
         self.begins.append(time.perf_counter() - began)
 
-    def sum_histograms(self, question: RoundRequest) -> RoundHistograms:
-        moved = self._part(RoundRequest(splits=question.splits))
-        added = self._part(RoundRequest(pairs=question.pairs))
-        sums = None if question.leaves is None else self._part(RoundRequest(leaves=question.leaves)).leaf_sums
-        is_root = bool(question.pairs) and question.pairs[0].parent < 0
+    def sum_histograms(self, request: RoundRequest) -> RoundHistograms:
+        moved = self._part(RoundRequest(splits=request.splits))
+        added = self._part(RoundRequest(pairs=request.pairs))
+        sums = None if request.leaves is None else self._part(RoundRequest(leaves=request.leaves)).leaf_sums
+        is_root = bool(request.pairs) and request.pairs[0].parent < 0
         return RoundHistograms(added.histograms, added.n_rows if is_root else moved.n_rows, sums)
 
-    def _part(self, question: RoundRequest) -> RoundHistograms:
+    def _part(self, request: RoundRequest) -> RoundHistograms:
         began = time.perf_counter()
-        answer = super().sum_histograms(question)
-        self.parts.append((*_work(self, question), time.perf_counter() - began))
-        return answer
+        histograms = super().sum_histograms(request)
+        self.parts.append((*_work(self, request), time.perf_counter() - began))
+        return histograms
 
 
 class _Clock(ShardedEngine):
     """An engine of one shard and one thread that is timed."""
 
-    def __init__(self, shard: Any, terms: tuple, *, rule: Any, n_threads: int) -> None:
+    def __init__(self, shard: Any, terms: tuple, *, policy: Any, n_threads: int) -> None:
         super().__init__([shard], terms)
         self.clocked = _Clocked(self._rounds[0])
         self._rounds = [self.clocked]
@@ -100,9 +100,9 @@ class _Clock(ShardedEngine):
 
     def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
         began = time.perf_counter()
-        extremes = super().advance(values, terms)
+        stats = super().advance(values, terms)
         self.advances.append(time.perf_counter() - began)
-        return extremes
+        return stats
 
 
 def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import dboost
 from dboost.errors import ParameterError
-from dboost.params import Parameters
+from dboost.params import ALIASES, Parameters
 
 DATA = "Parquet or CSV: a file, a folder, a glob or a URL"
 
@@ -61,7 +61,7 @@ def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "train", "Train a model and save it.")
     command.add_argument("data", metavar="DATA", help=DATA)
     command.add_argument("--target", metavar="COL", required=True, help="the column to predict")
-    command.add_argument("--eval", metavar="DATA", help="judge each iteration on these rows too")
+    command.add_argument("--eval", metavar="DATA", help="evaluation set: its metrics are computed after each iteration")
     command.add_argument(
         "--set",
         metavar="KEY=VALUE",
@@ -72,7 +72,7 @@ def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command.add_argument("--params", metavar="FILE.toml", help="keywords of dboost.fit from a file; --set overrides them")
     command.add_argument("--output", metavar="FILE", default="model.json", help="where the model goes [%(default)s]")
     command.add_argument("--history", metavar="FILE.csv", help="also write score and seconds of each iteration")
-    command.add_argument("--start-from", metavar="MODEL", help="continue boosting this model on the data")
+    command.add_argument("--start-from", "--init-model", metavar="MODEL", help="continue boosting this model on the data")
     command.add_argument(
         "--only-new",
         action="store_true",
@@ -196,7 +196,7 @@ def parameter_names() -> list[str]:
     signature = inspect.signature(dboost.fit).parameters.values()
     own = [parameter.name for parameter in signature if parameter.kind is parameter.KEYWORD_ONLY]
     learning = [field.name for field in fields(Parameters)]
-    return [name for name in (*own, *learning) if name not in ELSEWHERE]
+    return [name for name in dict.fromkeys((*own, *learning, *ALIASES)) if name not in ELSEWHERE]
 
 
 def gather(file: str | None, assignments: Iterable[str], known: list[str]) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def _features(ensemble: Ensemble) -> Table:
     table = _table(title, "", "kind", "splits")
     for j in order[:SHOWN]:
         feature = ensemble.features[j]
-        kind = "numeric" if feature.levels is None else f"categorical, {len(feature.levels)} levels"
+        kind = "numeric" if feature.categories is None else f"categorical, {len(feature.categories)} levels"
         table.add_row(feature.name, kind, str(splits[j]))
     return table
 

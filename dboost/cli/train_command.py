@@ -57,8 +57,8 @@ def _train(
 
 def _train_on_new(arguments: argparse.Namespace, parameters: dict[str, Any]) -> None:
     """Train a first model, or continue it on the new files; see `dboost.cli.ledger`."""
-    if arguments.start_from:
-        raise ParameterError("--only-new continues the model at --output: --start-from has no place beside it")
+    if any(parameters.get(name) is not None for name in ("start_from", "init_model")):
+        raise ParameterError("--only-new continues the model at --output and cannot be combined with --start-from")
     checkpoint = parameters.get("checkpoint")
     ledger = Ledger(arguments.output, arguments.data, checkpoint)
     batch = ledger.next_batch()

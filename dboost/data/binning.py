@@ -47,7 +47,7 @@ class Binning:
     def n_bins(self) -> np.ndarray:
         """Number of bins (or categories) of each feature without that for missing values: int64[n_features]."""
         counts = [
-            len(feature.levels) if feature.levels is not None else len(edge) + 1  # type: ignore[arg-type]
+            len(feature.categories) if feature.categories is not None else len(edge) + 1  # type: ignore[arg-type]
             for feature, edge in zip(self.features, self.edges, strict=True)
         ]
         return np.array(counts, np.int64)

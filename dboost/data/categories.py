@@ -41,8 +41,8 @@ def apply(table: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 def without_unused(column: CategoryColumn) -> CategoryColumn:
     """Return a column with only the categories that occur in it."""
-    used = np.bincount(column.codes[column.codes >= 0], minlength=len(column.levels)) > 0
-    categories = tuple(category for category, occurs in zip(column.levels, used, strict=True) if occurs)
+    used = np.bincount(column.codes[column.codes >= 0], minlength=len(column.categories)) > 0
+    categories = tuple(category for category, occurs in zip(column.categories, used, strict=True) if occurs)
     return CategoryColumn(apply(np.cumsum(used) - 1, column.codes), categories)
 
 

@@ -1,8 +1,8 @@
 """A chunk: the raw columns of one partition, as plain arrays.
 
 Tables of every kind are converted to chunks. A numeric column is a one-dimensional float or integer array, with NaN for missing
-values. A categorical column is an int32 array of codes, -1 for missing values, into its own categories (`levels`), which may
-differ between partitions; `table.py` makes them consistent.
+values. A categorical column is an int32 array of codes, -1 for missing values, into its own categories (`categories`), which
+may differ between partitions; `table.py` makes them consistent.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dboost.schema import Level
 
 @dataclass(frozen=True, eq=False)
 class CategoryColumn:
-    """A categorical column of one chunk with values ``levels[codes[i]]``, missing where the code is -1."""
+    """A categorical column of one chunk with values ``categories[codes[i]]``, missing where the code is -1."""
 
     codes: np.ndarray
-    levels: tuple[Level, ...]
+    categories: tuple[Level, ...]
 
 
 Column = np.ndarray | CategoryColumn

@@ -78,7 +78,7 @@ def to_column(values: Any, spec: ColumnSpec) -> Column:
         _check_kind(column, spec)
     if isinstance(column, CategoryColumn):
         if spec.categorical is False:
-            if not column.levels:  # all values are missing
+            if not column.categories:  # all values are missing
                 return np.full(len(column.codes), np.nan, np.float32)
             advice = "declare it in categorical_features, or leave it out"
             hint = "the feature is numeric in the model" if spec.known else advice
@@ -90,7 +90,10 @@ def to_column(values: Any, spec: ColumnSpec) -> Column:
 def _check_kind(column: Column, spec: ColumnSpec) -> None:
     """Raise a DataError if the kind of values differs from training: they would all count as unknown, that is as missing."""
     if isinstance(column, CategoryColumn):
-        given, values = kinds_of(column.levels), np.array([level for level in column.levels if not isinstance(level, str)])
+        given, values = (
+            kinds_of(column.categories),
+            np.array([level for level in column.categories if not isinstance(level, str)]),
+        )
     else:
         given, values = {TRUTH_VALUES if column.dtype == bool else NUMBERS}, column
     wrong = given - set(spec.kinds)

@@ -88,7 +88,7 @@ def _weighted(column: Column, is_zero: np.ndarray) -> Column:
     """Return a column with only the categories of rows of positive weight."""
     if not isinstance(column, CategoryColumn):
         return column
-    return without_unused(CategoryColumn(np.where(is_zero, -1, column.codes), column.levels))
+    return without_unused(CategoryColumn(np.where(is_zero, -1, column.codes), column.categories))
 
 
 def _features(frame: Frame, plan: ReadPlan, position: dict[str, int]) -> tuple[tuple[Column, ...], np.ndarray | None]:
@@ -102,10 +102,10 @@ def _features(frame: Frame, plan: ReadPlan, position: dict[str, int]) -> tuple[t
         matrix is not None
         and is_plain(matrix)
         and positions == list(range(matrix.shape[1]))
-        and not any(spec.categorical for spec in plan.rules)
+        and not any(spec.categorical for spec in plan.specs)
     )
     columns = []
-    for j, spec in zip(positions, plan.rules, strict=True):
+    for j, spec in zip(positions, plan.specs, strict=True):
         column = to_column(frame.column(j), spec)
         if isinstance(column, np.ndarray) and column.dtype == bool:
             column = column.view(np.uint8)
@@ -194,7 +194,7 @@ def _of_column(column: Column | None) -> int:
     if column is None:
         return 1
     if isinstance(column, CategoryColumn):
-        levels = [zlib.crc32(repr(level).encode()) for level in column.levels]
+        levels = [zlib.crc32(repr(level).encode()) for level in column.categories]
         return _of_array(np.array([*levels, 2**32], np.uint64)[column.codes])  # the last one for code -1 (missing)
     return _of_array(column)
 

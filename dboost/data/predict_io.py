@@ -231,8 +231,8 @@ def feature_block(data: Any, features: tuple[Feature, ...], named: bool, *, what
                 return frame.matrix
             if is_a(data, "pandas", "DataFrame") and columns == frame.names and set(data.dtypes) in _FLOATS:
                 return np.ascontiguousarray(data.to_numpy())
-        rules = tuple(map(column_spec, features))
-        chunk = read_partition(frame, ReadPlan(rules, columns, known=features))
+        specs = tuple(map(column_spec, features))
+        chunk = read_partition(frame, ReadPlan(specs, columns, known=features))
     except DBoostError as error:
         raise type(error)(f"{what}: {error}") from None
     if chunk.matrix is not None:
@@ -244,7 +244,7 @@ def _float_columns(column: Column, feature: Feature) -> np.ndarray:
     """Return a column as numbers, categories as float32 codes."""
     if not isinstance(column, CategoryColumn):
         return column
-    codes = CategoryIndex(feature.name, feature.levels).translate(column.levels).astype(np.float32)
+    codes = CategoryIndex(feature.name, feature.categories).translate(column.categories).astype(np.float32)
     codes[codes < 0] = np.nan
     return np.append(codes, np.float32(np.nan))[column.codes]
 

@@ -23,7 +23,7 @@ class ReadPlan:
     """How to read a partition."""
 
     #: One for each feature.
-    rules: tuple[ColumnSpec, ...]
+    specs: tuple[ColumnSpec, ...]
     #: The column of each feature: a name in frames, a position in arrays.
     columns: tuple[str, ...] | tuple[int, ...]
     #: Features of a model whose categories are used.
@@ -90,16 +90,16 @@ def make_read_plan(
         columns = columns_like(free, named, like)
         found = names if named else tuple(feature.name for feature in like)
         _check_kinds(categorical_features, tuple(map(str, columns)) if named else found, named, like)
-        rules = tuple(column_spec(feature, extend_categories=extend_categories) for feature in like)
+        specs = tuple(column_spec(feature, extend_categories=extend_categories) for feature in like)
     else:
         chosen = free if features is None else _chosen(features, names, named, given.get("target"))
         if not chosen:
             raise DataError("no features are left: every column of the data is target, weight or offset")
         columns = chosen if named else tuple(range(len(chosen)))
         declared = declared_categorical(categorical_features, chosen, named)
-        rules = tuple(ColumnSpec(name, flag) for name, flag in zip(chosen, declared, strict=True))
+        specs = tuple(ColumnSpec(name, flag) for name, flag in zip(chosen, declared, strict=True))
     return ReadPlan(
-        rules,
+        specs,
         columns,
         like,
         given.get("target"),

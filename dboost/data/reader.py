@@ -78,7 +78,7 @@ class ColumnUnifier:
     def add(self, column: Column, i: int) -> np.ndarray:
         """Return numbers unchanged, categories as provisional codes. Thread-safe."""
         categorical = isinstance(column, CategoryColumn)
-        empty = not column.levels if isinstance(column, CategoryColumn) else _all_missing(column)
+        empty = not column.categories if isinstance(column, CategoryColumn) else _all_missing(column)
         with self._lock:
             if not empty:
                 self.seen = self.seen or (categorical, i)
@@ -86,7 +86,7 @@ class ColumnUnifier:
                     raise disagree(self._name, self.seen, (categorical, i))
             if not isinstance(column, CategoryColumn):
                 return column
-            codes = self.categories.translate(column.levels)
+            codes = self.categories.translate(column.categories)
         return apply(codes, column.codes)
 
 
@@ -125,10 +125,10 @@ class Reader:
         self._fingerprints = fingerprints
         self._spool = spool
         self._metadata_spool = roles
-        known = plan.known or (None,) * len(plan.rules)
+        known = plan.known or (None,) * len(plan.specs)
         self._features = [
-            ColumnUnifier(rule.name, None if feature is None else feature.levels, plan.extend_categories)
-            for rule, feature in zip(plan.rules, known, strict=True)
+            ColumnUnifier(spec.name, None if feature is None else feature.categories, plan.extend_categories)
+            for spec, feature in zip(plan.specs, known, strict=True)
         ]
         self._target = ColumnUnifier(plan.target or "target")
         self._parts: dict[str, dict[int, Column]] = {role: {} for role in ROLES}
@@ -231,7 +231,7 @@ class Reader:
         """Return for each feature whether it is categorical, and a partition that determines it; None if all are missing."""
         return tuple(unifier.seen for unifier in self._features)
 
-    def levels(self) -> tuple[tuple[Level, ...], ...]:
+    def categories(self) -> tuple[tuple[Level, ...], ...]:
         """Return the categories of each feature in the order of their provisional codes."""
         return tuple(unifier.categories.categories() for unifier in self._features)
 
@@ -266,13 +266,13 @@ class Reader:
             return self._plan.known, [None] * len(self._plan.known)
         features: list[Feature] = []
         translations: list[np.ndarray | None] = []
-        for rule, unifier in zip(self._plan.rules, self._features, strict=True):
-            if not (rule.categorical or unifier.categories.used()):
-                features.append(Feature(rule.name))
+        for spec, unifier in zip(self._plan.specs, self._features, strict=True):
+            if not (spec.categorical or unifier.categories.used()):
+                features.append(Feature(spec.name))
                 translations.append(None)
                 continue
-            levels, final = unifier.categories.finish()
-            features.append(Feature(rule.name, levels))
+            categories, final = unifier.categories.finish()
+            features.append(Feature(spec.name, categories))
             translations.append(None if np.array_equal(final, np.arange(len(final))) else final)
         return tuple(features), translations
 

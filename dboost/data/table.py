@@ -250,7 +250,7 @@ class Table:
         return tuple(range(self.n_chunks)) if self._rows.numbers is None else self._rows.numbers
 
     def chunk(self, i: int) -> Chunk:
-        """Return the rows of partition `i`, with codes of ``features[j].levels``, without metadata that are kept in files.
+        """Return the rows of partition `i`, with codes of ``features[j].categories``, without metadata that are kept in files.
 
         Raises
         ------
@@ -296,7 +296,7 @@ class Table:
         rows = slice(self._starts[i], self._starts[i + 1])
         target: Column | None = self.target
         if isinstance(target, CategoryColumn):
-            target = CategoryColumn(target.codes[rows], target.levels)
+            target = CategoryColumn(target.codes[rows], target.categories)
         elif target is not None:
             target = target[rows]
         weight = None if self.weight is None else self.weight[rows]
@@ -313,7 +313,7 @@ class Table:
             return
         targets, weights, offsets = zip(*(self._metadata_spool.get(self.numbers[i]) for i in filled), strict=True)
         if isinstance(targets[0], CategoryColumn):
-            self.target = CategoryColumn(np.concatenate([target.codes for target in targets]), targets[0].levels)
+            self.target = CategoryColumn(np.concatenate([target.codes for target in targets]), targets[0].categories)
         else:
             self.target = None if targets[0] is None else np.concatenate(targets)
         self.weight = None if weights[0] is None else np.concatenate(weights)
@@ -369,14 +369,16 @@ def _joined(*parts: Column) -> Column:
     """Concatenate the slices of a column."""
     first = parts[0]
     if isinstance(first, CategoryColumn):
-        return CategoryColumn(np.concatenate([part.codes for part in parts if isinstance(part, CategoryColumn)]), first.levels)
+        return CategoryColumn(
+            np.concatenate([part.codes for part in parts if isinstance(part, CategoryColumn)]), first.categories
+        )
     return np.concatenate([part for part in parts if not isinstance(part, CategoryColumn)])
 
 
 def _final(feature: Feature, array: np.ndarray, is_code: bool, translation: np.ndarray | None) -> Column:
     """Return a stored array as a column of the feature's kind; if the kinds differ, the array has missing values only."""
-    if feature.levels is None:
+    if feature.categories is None:
         return np.full(len(array), np.nan, np.float32) if is_code else array
     if not is_code:
-        return CategoryColumn(np.full(len(array), -1, np.int32), feature.levels)
-    return CategoryColumn(array if translation is None else apply(translation, array), feature.levels)
+        return CategoryColumn(np.full(len(array), -1, np.int32), feature.categories)
+    return CategoryColumn(array if translation is None else apply(translation, array), feature.categories)

@@ -135,32 +135,32 @@ class ClusterEngine:
         self._pending.append(TreeDelta(grown, np.zeros(grown.n_leaves), task.output))
         return grown
 
-    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return one result for each shard."""
         answers = self._with_recovery(
-            "ask", lambda: self.connection.ask(self._training.sessions, Session.ask, function, arguments)
+            "map_shards", lambda: self.connection.ask(self._training.sessions, Session.map_shards, function, arguments)
         )
         return [answer for of_worker in answers.values() for answer in of_worker]
 
-    def judge(
+    def evaluate(
         self, trees: Sequence[TreeDelta], n_known: int, metrics: dict[str, list[str]], mark: int, n_cuts: int
     ) -> list[dict[str, Any]]:
         """Return number and metric statistics of the rows of evaluation sets after these trees, from each worker with some.
 
         n_known : number of trees that were sent before; sessions that read their partitions later get all of them.
-        mark, n_cuts : see `WorkerSession.judge`.
+        mark, n_cuts : see `WorkerSession.evaluate`.
         """
 
         def ask() -> list[Any]:
             sessions = sorted({ref for table in self._tables for ref in table.sessions})
             answers = list(
-                self.connection.ask(sessions, Session.judge, n_known, trees[n_known:], metrics, mark, n_cuts).values()
+                self.connection.ask(sessions, Session.evaluate, n_known, trees[n_known:], metrics, mark, n_cuts).values()
             )
             if any(answer is None for answer in answers):
-                answers = list(self.connection.ask(sessions, Session.judge, 0, trees, metrics, mark, n_cuts).values())
+                answers = list(self.connection.ask(sessions, Session.evaluate, 0, trees, metrics, mark, n_cuts).values())
             return answers
 
-        return self._with_recovery("judge", ask)
+        return self._with_recovery("evaluate", ask)
 
     def report(self) -> dict[str, float]:
         """Return seconds since the last report (slowest worker's computation, reducer, waiting for messages), bytes read
@@ -221,12 +221,12 @@ class ClusterEvalSets:
         self._n_sent = min(self._n_sent, self._saved)
         self._n_cuts += 1
 
-    def judge(self, name: str, metrics: Sequence[Metric]) -> dict[str, float]:
+    def evaluate(self, name: str, metrics: Sequence[Metric]) -> dict[str, float]:
         """Return the metrics of one set. The call for the first set evaluates all sets on the workers."""
         if name == self._names[0]:
             metric_names = [metric.name for metric in metrics]
             wanted = dict.fromkeys(self._names, metric_names)
-            answers = self._engine.judge(self._trees, self._n_sent, wanted, self._saved, self._n_cuts)
+            answers = self._engine.evaluate(self._trees, self._n_sent, wanted, self._saved, self._n_cuts)
             self._n_sent = len(self._trees)
             self._latest = {}
             for of_set in self._names:
@@ -256,9 +256,9 @@ class ClusterEvalSet:
         if self._is_first:
             self._together.add(TreeDelta(grown.copy(), values, output))
 
-    def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
+    def evaluate(self, metrics: Sequence[Metric]) -> dict[str, float]:
         """Return the current metrics."""
-        return self._together.judge(self.name, metrics)
+        return self._together.evaluate(self.name, metrics)
 
     def save_state(self) -> None:
         """Save the current state for `rollback`."""

@@ -134,14 +134,14 @@ class ClusterTable:
 
     def refuse_values(self, name: str) -> None:
         raise ParameterError(
-            "scoring with a scorer wants all rows in one place, which a cluster has not; use scoring='loss', or eval_metric"
+            "scoring with a scorer needs all rows in one process; on a cluster use scoring='loss', or eval_metric"
         )
 
     def hold_out_chosen(self, spec: BuildSpec, chosen: dict[str, tuple[int, float]], *, with_block: bool) -> None:
         for name, (n_rows, max_weight) in chosen.items():
             arguments = name, spec, spec.loss_magnitude(max_weight, n_rows), with_block
             self._partitions.build(Session.hold_out_chosen, lambda arguments=arguments: arguments)  # type: ignore[misc]
-        if chosen and sum(self._partitions.ask(Session.judged_in_files)):
+        if chosen and sum(self._partitions.ask(Session.eval_rows_in_files)):
             log_streamed_eval_set(" and ".join(chosen))
 
     def open_engine(self, spec: BuildSpec, policy: GrowthPolicy) -> Engine:
@@ -195,7 +195,7 @@ class ClusterTable:
         size = spec.loss_magnitude(max(stats.max_weight for stats in table.partition_stats), n)
         table.build(Session.hold_out, lambda: (name, spec, size, with_block))
         self._engine.watch(table)
-        if sum(table.ask(Session.judged_in_files)):
+        if sum(table.ask(Session.eval_rows_in_files)):
             log_streamed_eval_set(name)
         return n
 
@@ -238,19 +238,19 @@ def merge_features(plan: ReadPlan, stats: Sequence[PartitionStats]) -> tuple[Fea
     if plan.known is not None and plan.closed:
         return plan.known
     features = []
-    known = plan.known or (None,) * len(plan.rules)
-    for j, rule in enumerate(plan.rules):
+    known = plan.known or (None,) * len(plan.specs)
+    for j, spec in enumerate(plan.specs):
         found = (one.kinds[j] for one in stats)
         kinds = sorted({kind for kind in found if kind is not None}, key=lambda kind: kind[1])
         for kind in kinds[1:]:
             if kind[0] != kinds[0][0]:
-                raise disagree(rule.name, kinds[0], kind)
+                raise disagree(spec.name, kinds[0], kind)
         of_model = known[j]
         index = CategoryIndex(
-            rule.name, None if of_model is None else of_model.levels, extend_categories=plan.extend_categories
+            spec.name, None if of_model is None else of_model.categories, extend_categories=plan.extend_categories
         )
         for one in stats:
-            index.translate(one.levels[j])
-        categorical = rule.categorical or len(index)
-        features.append(Feature(rule.name, index.finish()[0] if categorical else None))
+            index.translate(one.categories[j])
+        categorical = spec.categorical or len(index)
+        features.append(Feature(spec.name, index.finish()[0] if categorical else None))
     return tuple(features)

@@ -177,7 +177,7 @@ class Connection:
             reply = self._call("dboost_open", client_id=client.id)
             if reply["version"] != __version__:
                 raise DBoostError(f"the scheduler at {where} has dboost {reply['version']}, this process {__version__}")
-            for address, version in reply["hellos"].items():
+            for address, version in reply["versions"].items():
                 if version != SILENT:
                     check_version(address, version)
         except BaseException:  # otherwise the scheduler would keep the fit
@@ -203,7 +203,7 @@ class Connection:
         """Return the usable workers, and for unusable ones the reason; workers that do not answer are in neither."""
         usable: list[str] = []
         unusable: dict[str, str] = {}
-        for address, version in self._call("dboost_workers")["hellos"].items():
+        for address, version in self._call("dboost_workers")["versions"].items():
             try:
                 if version != SILENT:
                     check_version(address, version)
@@ -251,12 +251,12 @@ class Connection:
         self._check_not_lost(refs)
         return unpack(self._call("dboost_grow", sessions=list(refs), order=order)["tree"])
 
-    def sweep(self) -> tuple[list[str], dict[str, tuple[int, int]]]:
+    def remove_unresponsive(self) -> tuple[list[str], dict[str, tuple[int, int]]]:
         """Remove unresponsive workers that this fit waits for.
 
         Return the addresses of the remaining workers, and for paused ones the bytes in use and the limit.
         """
-        reply = self._call("dboost_sweep")
+        reply = self._call("dboost_remove_unresponsive")
         return list(reply["workers"]), dict(reply["paused"])
 
     def abandon(self, refs: Sequence[SessionRef]) -> None:
@@ -280,11 +280,11 @@ class Connection:
         if lost:
             raise LostWorkers(lost)
 
-    def tell(self, action: str, **what: Any) -> None:
+    def record_event(self, action: str, **what: Any) -> None:
         """Send an event of this fit to the scheduler's log, without waiting; errors are ignored."""
         with suppress(Exception):
             event = {"action": action, "fit": self.fit, **what}
-            self.client._send_to_scheduler({"op": "dboost-tell", "event": event})
+            self.client._send_to_scheduler({"op": "dboost-log", "event": event})
 
     def end(self, outcome: str = "failed") -> None:
         """Release all resources of this fit on the cluster; a running call is cancelled."""

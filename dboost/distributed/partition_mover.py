@@ -2,7 +2,8 @@
 
 The receiving worker fetches a partition over Dask's connections and stores it as if it had read it: plain columns with their
 own categories, target, weight and offset; in several slices if a memory limit divided it. Packing and storing run in threads of
-the worker plugin. The sender drops moved partitions when it receives the final list of its partitions (`Session.survey`).
+the worker plugin. The sender drops moved partitions when it receives the final list of its partitions
+(`Session.scan_partitions`).
 """
 
 from __future__ import annotations
@@ -69,11 +70,11 @@ class PartitionMover:
     async def _fetch(self, giver: SessionRef, fit: str, batch: str, partition: int, number: int) -> Any:
         """Return the sender's reply. While there is none, ping the sender: it may hang although its connection is open."""
         rpc = self._worker.rpc(giver.worker)
-        question = rpc.dboost_give(fit=fit, session=giver.session, batch=batch, partition=partition, number=number)
-        call = asyncio.ensure_future(question)
+        reply = rpc.dboost_give(fit=fit, session=giver.session, batch=batch, partition=partition, number=number)
+        call = asyncio.ensure_future(reply)
         try:
             while not (await asyncio.wait({call}, timeout=liveness_timeout()))[0]:
-                await asyncio.wait_for(rpc.dboost_hello(), liveness_timeout())
+                await asyncio.wait_for(rpc.dboost_ping(), liveness_timeout())
             return call.result()
         finally:
             call.cancel()

@@ -254,7 +254,7 @@ class PartitionedTable:
         try:
             takers = self.connection.move(batch, self.source.packed(self.plan()), calls)
         except LostWorkers:  # during the moves: the whole batch is read again, under another name
-            self.connection.sweep()  # an unresponsive worker must not receive the same partitions again
+            self.connection.remove_unresponsive()  # an unresponsive worker must not receive the same partitions again
             self.connection.discard(batch)
             raise
         sessions = {ref.worker: ref for ref in takers}
@@ -289,7 +289,7 @@ class PartitionedTable:
             self._call_each(worker_partitions, Session.attach, parts)
 
     def _collect_stats(self, worker_partitions: list[WorkerPartitions]) -> None:
-        for entry, stats in self._call_each(worker_partitions, Session.survey, lambda numbers: (numbers,)):
+        for entry, stats in self._call_each(worker_partitions, Session.scan_partitions, lambda numbers: (numbers,)):
             entry.stats = stats
             for i, fingerprint in stats.fingerprints.items():
                 if self.fingerprints.setdefault(i, fingerprint) != fingerprint:

@@ -26,7 +26,7 @@ class WorkerPluginFactory:
                     try:
                         module = await asyncio.to_thread(import_module, "dboost.distributed.worker_plugin")
                     except ImportError:
-                        worker.handlers["dboost_hello"] = lambda: {"status": "OK", "version": None}
+                        worker.handlers["dboost_ping"] = lambda: {"status": "OK", "version": None}
                         return
                     worker_plugin = module.DBoostWorkerPlugin()
                     worker.plugins[worker_plugin.name] = worker_plugin

@@ -44,7 +44,7 @@ _MAX_PLAN_BYTES = 32 * 1024
 #: How often tasks are submitted if unusable workers join.
 _MAX_SUBMISSIONS = 10
 #: Seconds between two events with the number of partitions that have been read.
-_TELLING = 0.25
+_EVENT_INTERVAL = 0.25
 
 
 @dataclass(frozen=True)
@@ -235,11 +235,11 @@ class _ReadEvents:
         self._table: dict[str, Any] = {"table": table, "partitions": n_partitions}
         self._last_event = 0.0
 
-    def tell(self, n_read: int) -> None:
+    def record(self, n_read: int) -> None:
         now = time.monotonic()
-        if now - self._last_event >= _TELLING or n_read == self._table["partitions"]:
+        if now - self._last_event >= _EVENT_INTERVAL or n_read == self._table["partitions"]:
             self._last_event = now
-            self._connection.tell("reading", read=n_read, **self._table)
+            self._connection.record_event("reading", read=n_read, **self._table)
 
 
 class _SubmitAgain(Exception):
@@ -269,7 +269,7 @@ def _receipts(connection: Connection, waiting: dict[Future, int], events: _ReadE
         if future.cancelled():
             raise DBoostError(f"the task that reads partition {waiting[future]} was cancelled")
         n_left -= 1
-        events.tell(len(waiting) - n_left)
+        events.record(len(waiting) - n_left)
     return _gather(connection, waiting)
 
 
@@ -288,7 +288,7 @@ class _Wait:
         DBoostError
             When there was no worker for `dboost.worker-timeout`, or all were paused at their memory limits.
         """
-        here, paused = self._connection.sweep()
+        here, paused = self._connection.remove_unresponsive()
         if set(here) - set(paused):  # a worker can run tasks
             self._seconds = 0.0
             return here

@@ -92,7 +92,7 @@ class Reducer(SchedulerPlugin):
         self.registry = FitRegistry()
         self._unpublish = publish(self.registry)
         show(self.registry, getattr(scheduler, "http_application", None))
-        getattr(scheduler, "stream_handlers", {})["dboost-tell"] = self.tell
+        getattr(scheduler, "stream_handlers", {})["dboost-log"] = self.record_event
         scheduler.handlers.update(
             {
                 "dboost_open": self.open_fit,
@@ -103,7 +103,7 @@ class Reducer(SchedulerPlugin):
                 "dboost_move": self.move,
                 "dboost_abandon": self.abandon,
                 "dboost_discard": self.discard,
-                "dboost_sweep": self.sweep,
+                "dboost_remove_unresponsive": self.remove_unresponsive,
                 "dboost_end": self.end_fit,
             }
         )
@@ -135,11 +135,11 @@ class Reducer(SchedulerPlugin):
         self._fits[fit] = Fit(client_id, lines)
         self._scheduler.idle_since = None
         self._scheduler.log_event(NAME, {"action": "began", "fit": fit})
-        return {"status": OK, "version": __version__, "hellos": await self._ping_all()}
+        return {"status": OK, "version": __version__, "versions": await self._ping_all()}
 
     async def usable_workers(self, fit: str) -> dict[str, Any]:
         """Return the current workers' versions of dboost; only new workers are pinged."""
-        return {"status": OK, "hellos": await self._ping_all(known=True)}
+        return {"status": OK, "versions": await self._ping_all(known=True)}
 
     async def ask(self, fit: str, sessions: Sequence[Any], method: str, arguments: Any) -> dict[str, Any]:
         """Call a method of sessions. arguments : packed; bytes for all sessions, or a list of bytes."""
@@ -192,7 +192,7 @@ class Reducer(SchedulerPlugin):
             lines.release(session_refs(sessions))
         for worker, session in session_refs(sessions):
             if worker in self._scheduler.workers:
-                self._run_in_background(self._drop(worker, fit, session))
+                self._run_in_background(self._release(worker, fit, session))
         return {"status": OK}
 
     async def discard(self, fit: str, batch: str) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class Reducer(SchedulerPlugin):
             self._run_in_background(self._discard(worker, fit, batch))
         return {"status": OK}
 
-    def tell(self, client: str, event: Any) -> None:
+    def record_event(self, client: str, event: Any) -> None:
         """Log an event that a client sends."""
         self._scheduler.log_event(NAME, event)
 
@@ -211,7 +211,7 @@ class Reducer(SchedulerPlugin):
         if known is not None:
             known.end()
             self._scheduler.log_event(NAME, {"action": "ended", "fit": fit, "outcome": outcome})
-        await asyncio.gather(*(self._drop(address, fit) for address in list(self._scheduler.workers)))
+        await asyncio.gather(*(self._release(address, fit) for address in list(self._scheduler.workers)))
         return {"status": OK}
 
     # Calls of Dask.
@@ -243,13 +243,13 @@ class Reducer(SchedulerPlugin):
         in_use = set().union(*(fit.workers for fit in self._fits.values()))
         return [worker for worker in workers if worker.address not in in_use and not any(map(_is_read, worker.has_what))]
 
-    async def sweep(self, fit: str) -> dict[str, Any]:
+    async def remove_unresponsive(self, fit: str) -> dict[str, Any]:
         """Remove unresponsive workers that this fit waits for, so that Dask runs their tasks elsewhere.
 
         Return the remaining workers, and for paused ones the bytes in use and the limit.
         """
         self._scheduler.idle_since = None
-        await self._sweep(sorted(self._awaited(fit)))
+        await self._remove_unresponsive(sorted(self._awaited(fit)))
         workers = self._scheduler.workers
         paused = {
             address: (int(state.metrics.get("memory", 0)), int(state.memory_limit or 0))
@@ -369,12 +369,12 @@ class Reducer(SchedulerPlugin):
 
     async def _lost_among(self, name: str, silent: Sequence[SessionRef]) -> list[SessionRef]:
         """Remove workers that do not answer pings; return the lost sessions among those that have not answered."""
-        hung = set(await self._sweep([ref.worker for ref in silent]))
+        hung = set(await self._remove_unresponsive([ref.worker for ref in silent]))
         # A worker that was restarted at the same address answers pings, but has no such session.
         unknown = [ref for ref in silent if ref.session and ref.worker not in hung and not await self._has(name, ref)]
         return [ref for ref in silent if ref.worker in hung] + unknown
 
-    async def _sweep(self, addresses: Sequence[str]) -> list[str]:
+    async def _remove_unresponsive(self, addresses: Sequence[str]) -> list[str]:
         """Ping workers, remove those that do not answer, and return their addresses."""
         answers = await asyncio.gather(*map(self._ping, addresses))
         hung = [address for address, answer in zip(addresses, answers, strict=True) if answer == SILENT]
@@ -388,8 +388,8 @@ class Reducer(SchedulerPlugin):
         here = {identity for _, identity in identities}
         self._versions = {identity: version for identity, version in self._versions.items() if identity in here}
         to_ping = [(address, identity) for address, identity in identities if not (known and identity in self._versions)]
-        hellos = await asyncio.gather(*(self._ping(address) for address, _ in to_ping))
-        found = dict(zip(to_ping, hellos, strict=True))
+        versions = await asyncio.gather(*(self._ping(address) for address, _ in to_ping))
+        found = dict(zip(to_ping, versions, strict=True))
         self._versions |= {identity: version for (_, identity), version in found.items() if version != SILENT}
         return {address: self._versions.get(identity, SILENT) for address, identity in identities}
 
@@ -399,7 +399,7 @@ class Reducer(SchedulerPlugin):
         async def asked() -> str | None:
             deadline = time.monotonic() + liveness_timeout() / 2
             while True:
-                reply = await self._scheduler.rpc(address).dboost_hello()
+                reply = await self._scheduler.rpc(address).dboost_ping()
                 if reply is not None:
                     return reply.get("version")
                 if time.monotonic() > deadline:
@@ -418,9 +418,9 @@ class Reducer(SchedulerPlugin):
             return reply is not None and bool(reply.get("has"))
         return True
 
-    async def _drop(self, address: str, name: str, session: str | None = None) -> None:
+    async def _release(self, address: str, name: str, session: str | None = None) -> None:
         with contextlib.suppress(OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._scheduler.rpc(address).dboost_drop(fit=name, session=session), liveness_timeout())
+            await asyncio.wait_for(self._scheduler.rpc(address).dboost_release(fit=name, session=session), liveness_timeout())
 
     async def _discard(self, address: str, name: str, batch: str) -> None:
         with contextlib.suppress(OSError, asyncio.TimeoutError):

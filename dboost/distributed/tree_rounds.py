@@ -58,7 +58,7 @@ class TreeRounds:
         while True:
             began = time.perf_counter()
             sums = RoundSums(self._buffer_for(request, task, layout))
-            method = Session.answer_in_slices if owners else Session.answer
+            method = Session.histogram_slices if owners else Session.round_histograms
             packed = pack_round((first, request, owners) if owners else (first, request))
             before = calls.n_bytes
             answers = calls.call(method.__name__, dict.fromkeys(refs, packed), sums.add_best if owners else sums.add)
@@ -100,7 +100,7 @@ class RoundSums:
         self._n_added = 0
 
     def add(self, message: Message) -> tuple[int, float]:
-        """Add an answer of `Session.answer`; return the session's number of training rows, and its seconds."""
+        """Add an answer of `Session.round_histograms`; return the session's number of training rows, and its seconds."""
         answer, n_rows, seconds = message.unpack()
         if answer is not None:
             self._add(answer)

@@ -40,9 +40,11 @@ from dboost.version import __version__
 #: Number of threads, i.e. of fits whose calls may run on a worker at the same time.
 _FITS_AT_A_TIME = 16
 #: Calls whose results contain no objects of the user, so that they can be pickled with `pack_round`.
-_OF_ROUNDS = frozenset(method.__name__ for method in (Session.answer, Session.answer_in_slices, Session.search_slices))
+_OF_ROUNDS = frozenset(
+    method.__name__ for method in (Session.round_histograms, Session.histogram_slices, Session.search_slices)
+)
 #: Calls that free the memory of feature values.
-_FREES_MEMORY = frozenset(method.__name__ for method in (Session.survey, Session.build, Session.hold_out))
+_FREES_MEMORY = frozenset(method.__name__ for method in (Session.scan_partitions, Session.build, Session.hold_out))
 #: Fraction of a worker's memory limit that may be used if Dask's configuration sets neither a target nor a spill threshold.
 _MEMORY_FRACTION = 0.6
 #: Fraction of a worker's memory limit that a fit may use in any case.
@@ -69,24 +71,24 @@ class DBoostWorkerPlugin(WorkerPlugin):
         self._unpublish = publish(self.meter)
         worker.handlers.update(
             {
-                "dboost_hello": self.hello,
+                "dboost_ping": self.ping,
                 "dboost_has": self.has,
                 "dboost_call": self.call,
                 "dboost_line": self.line,
                 "dboost_exchange": self.exchange,
                 "dboost_slice": self.slice,
-                "dboost_drop": self.drop,
+                "dboost_release": self.release,
                 "dboost_discard": self.discard,
             }
         )
 
     def teardown(self, worker: Worker) -> None:
         for fit in list(self._sessions):
-            self.drop(fit)
+            self.release(fit)
         self._pool.shutdown(wait=False)
         self._unpublish()
 
-    def hello(self) -> dict[str, str]:
+    def ping(self) -> dict[str, str]:
         """Return the version of dboost."""
         return {"status": OK, "version": __version__}
 
@@ -132,7 +134,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
         n_senders : number of sessions in the round.
         """
         self._inbox.begin(fit, number)
-        reply = await self.call(fit, session, number, Session.answer_in_slices.__name__, arguments)
+        reply = await self.call(fit, session, number, Session.histogram_slices.__name__, arguments)
         if reply["status"] != OK:
             return reply
         here = SessionRef(self._worker.address, session)
@@ -240,7 +242,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 return UNKNOWN, b""
             return FAILED, pack_error(error)
 
-    def drop(self, fit: str, session: str | None = None) -> dict[str, str]:
+    def release(self, fit: str, session: str | None = None) -> dict[str, str]:
         """Release a lost session, or (None) a fit, whose remaining read tasks then fail."""
         with self._lock:
             if session is None:

@@ -11,6 +11,7 @@ may describe how the model was trained; arguments that would change the rows or 
 from __future__ import annotations
 
 import copy
+import inspect
 import numbers
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from dboost.distributed.client import client_for
 from dboost.errors import InputTypeError, ParameterError
 from dboost.estimators.parameter_checks import as_targets, check_lengths, check_pair, check_settings, outline
 from dboost.estimators.validation import EarlyStoppingPolicy
-from dboost.params import Parameters, make_parameters
+from dboost.params import Parameters, canonical, make_parameters
 from dboost.session.evaluation import named_sets
 from dboost.session.memory_budget import Budget, parse_memory_limit, reading_within
 from dboost.session.row_selection import HELD_OUT, WATCHED
@@ -117,13 +118,13 @@ class BaseGradientBoosting(BaseEstimator):
 
     def _partial_fit(self, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> Any:
         """Continue the estimator's model; the first call trains one."""
-        for name in ("checkpoint", "start_from"):
+        for name in ("checkpoint", "start_from", "init_model"):
             if self.get_params(deep=False)[name] is not None:
                 raise ParameterError(f"{name} is for fit: partial_fit goes on with the estimator's own model")
         model = getattr(self, "booster_", None)
         if model is not None:
             self._check_features(X)
-        return self._train(X, y, sample_weight, init_model=model, classes=classes)
+        return self._train(X, y, sample_weight, continued=model, classes=classes)
 
     def _train(
         self,
@@ -134,7 +135,7 @@ class BaseGradientBoosting(BaseEstimator):
         eval_set: Any = None,
         validation: tuple[Any, Any, Any, Any] = (None, None, None, None),
         *,
-        init_model: Booster | None = None,
+        continued: Booster | None = None,
         classes: Any = None,
     ) -> Any:
         """Train, or refit leaves.
@@ -145,12 +146,14 @@ class BaseGradientBoosting(BaseEstimator):
             As in `fit`.
         validation : tuple
             X_val, y_val, sample_weight_val and offset_val of `fit`.
-        init_model : Booster, optional
+        continued : Booster, optional
             The model that `partial_fit` continues.
         classes : sequence, optional
             All classes. Default: those of y.
         """
-        settings = self.get_params(deep=False)
+        constructor = inspect.signature(type(self).__init__).parameters
+        defaults = {name: parameter.default for name, parameter in constructor.items()}
+        settings = canonical(self.get_params(deep=False), defaults)
         check_settings(self)
         check_pair(self.early_stopping, *validation[:3])
         if is_path(X) or isinstance(y, str):
@@ -158,14 +161,14 @@ class BaseGradientBoosting(BaseEstimator):
         sets = _evaluation_sets(eval_set, validation, offset)
         if offset is not None and settings["scoring"] != "loss":
             raise ParameterError("scorers know nothing of offsets: with an offset, scoring must be 'loss'")
-        warm_start, own_model = self._warm_start(settings, init_model)
-        continues = own_model is not None or init_model is not None
+        warm_start, own_model = self._warm_start(settings, continued)
+        continues = own_model is not None or continued is not None
         seeds = self._seeds if continues and hasattr(self, "_seeds") else self._draw_seeds()
         given = {name: value for name, value in settings.items() if name not in _OWN} | {"loss": self._loss()}
         parameters = make_parameters(given | {"random_state": seeds.learning})
         if settings["refit_leaves"]:
             given = {"sample_weight": sample_weight, "offset": offset, "eval_set": eval_set, "X_val": validation[0]}
-            return self._refit(init_model, X, y, settings, parameters, **given)
+            return self._refit(continued, X, y, settings, parameters, **given)
         if own_model is not None and parameters.max_iter <= own_model.n_iter_:
             if parameters.max_iter == own_model.n_iter_:
                 return self
@@ -236,14 +239,14 @@ class BaseGradientBoosting(BaseEstimator):
         self.validation_score_ = policy.scores("validation", before, fitted.ensemble)
         return self
 
-    def _warm_start(self, settings: dict[str, Any], init_model: Booster | None) -> tuple[WarmStart, Booster | None]:
+    def _warm_start(self, settings: dict[str, Any], continued: Booster | None) -> tuple[WarmStart, Booster | None]:
         """The state that training starts from; with ``warm_start=True``, also the estimator's own model."""
         options = settings["continue_bins"], settings["continue_steps"]
         start_from = settings["start_from"]
         if start_from is not None and settings["warm_start"]:
             raise ParameterError("start_from and warm_start=True go on with two models: give one")
-        if init_model is not None or start_from is not None:
-            model = as_booster(start_from) if init_model is None else init_model
+        if continued is not None or start_from is not None:
+            model = as_booster(start_from) if continued is None else continued
             return WarmStart.continuation(model.ensemble, *options), None
         check_options(*options)
         own_model = self.booster_ if settings["warm_start"] and hasattr(self, "booster_") else None

@@ -28,6 +28,9 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
     categorical_l2, max_category_group, min_category_hessian, subsample, influence_trimming, max_features, monotonic_cst, \
     interaction_cst
         Parameters of the trees, see `dboost.params.Parameters`. None for `max_leaf_nodes` or `max_depth` means no limit.
+    grow_policy, min_split_gain, leaf_estimation, init_model : optional
+        Aliases of `growth` ("lossguide" or "depthwise"), `min_gain`, `step` and `start_from`. An alias replaces the default; it
+        is an error beside another value of the parameter. Default: None, not used.
     start_from, source_name, continue_bins, continue_steps, refit_leaves, checkpoint, checkpoint_every
         As in `dboost.fit`. `start_from` and `warm_start` exclude each other. With `refit_leaves`, `fit` and `partial_fit`
         add no trees but estimate the leaf values of that model (or in `partial_fit` of the estimator's own model) again.
@@ -99,10 +102,13 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
         l1_regularization: float = 0.0,
         leaf_penalty: float = 0.0,
         min_gain: float = 0.0,
+        min_split_gain: float | None = None,
         max_delta_step: float | None = None,
         growth: str = "best_first",
+        grow_policy: str | None = None,
         criterion: str = "newton",
         step: str = "leaf",
+        leaf_estimation: str | None = None,
         split_proposal: str = "global",
         max_bins: int = 255,
         subsample: float = 1.0,
@@ -125,6 +131,7 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
         eval_metric: Any = None,
         early_stopping_rounds: int | None = None,
         start_from: Any = None,
+        init_model: Any = None,
         source_name: str | None = None,
         continue_bins: str = "new",
         continue_steps: str = "damped",

@@ -207,7 +207,7 @@ def _nearest(axis: Axis, x: np.ndarray) -> np.ndarray:
     ordered = values[order[:n_present]]
     nearest = np.full(len(x), -1, np.int64)
     present = ~np.isnan(x)
-    if axis.feature.levels is not None:
+    if axis.feature.categories is not None:
         at = np.searchsorted(ordered, x[present])
         found = np.append(ordered, np.nan)[at] == x[present]
         nearest[present] = np.where(found, np.append(order[:n_present], -1)[at], -1)

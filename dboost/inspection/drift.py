@@ -87,7 +87,7 @@ class _Count:
         assert summary is not None
         truth = None if self.target is None else _target_of(table, self._ensemble.classes)
         chunk = table.chunk(0)
-        n_levels = np.array([np.inf if f.levels is None else len(f.levels) for f in self._ensemble.features])
+        n_levels = np.array([np.inf if f.categories is None else len(f.categories) for f in self._ensemble.features])
         counted: list[list[np.ndarray]] = []
         for first in range(0, table.n_rows, _CHUNK_ROWS):
             rows = np.arange(first, min(first + _CHUNK_ROWS, table.n_rows))
@@ -109,7 +109,7 @@ def _target_of(table: Table, classes: tuple[Level, ...] | None) -> np.ndarray:
         return column
     known = {level: float(code) for code, level in enumerate(classes)}
     if isinstance(column, CategoryColumn):
-        return np.array([known.get(level, len(classes)) for level in column.levels], np.float64)[column.codes]
+        return np.array([known.get(level, len(classes)) for level in column.categories], np.float64)[column.codes]
     values, codes = np.unique(column, return_inverse=True)
     return np.array([known.get(level, len(classes)) for level in values.tolist()], np.float64)[codes]
 

@@ -39,10 +39,10 @@ class Axis:
     @property
     def shown(self) -> np.ndarray:
         """The values in the user's terms: levels instead of codes, None where missing."""
-        if self.feature.levels is None:
+        if self.feature.categories is None:
             return self.values
         shown = np.empty(len(self.values), object)
-        shown[:] = [None if np.isnan(code) else self.feature.levels[int(code)] for code in self.values]
+        shown[:] = [None if np.isnan(code) else self.feature.categories[int(code)] for code in self.values]
         return shown
 
 
@@ -76,12 +76,12 @@ def axes(ensemble: Ensemble, positions: list[int], grid: Any, rows: Block | None
         if rows is not None:
             present = rows[~np.isnan(rows.block[:, j])]
             column = present.block[:, j].astype(np.float64)
-            if len(column) and feature.levels is None:
+            if len(column) and feature.categories is None:
                 deciles = _deciles(column, present.weight)
         if j in given:
             values = _as_codes(feature, given[j])
-        elif feature.levels is not None:
-            values = _levels(len(feature.levels), column, n_points)
+        elif feature.categories is not None:
+            values = _levels(len(feature.categories), column, n_points)
         elif column is not None and len(column):
             values = _of_rows(column, n_points)
         else:
@@ -122,12 +122,12 @@ def _as_codes(feature: Feature, values: Any) -> np.ndarray:
     values = list(values)
     if not values:
         raise ParameterError(f"the grid of {feature.name!r} has no values")
-    if feature.levels is None:
+    if feature.categories is None:
         try:
             return np.array(values, np.float64)
         except (TypeError, ValueError):
             raise ParameterError(f"the grid of {feature.name!r} holds something that is no number") from None
-    codes = {level: float(code) for code, level in enumerate(feature.levels)}
+    codes = {level: float(code) for code, level in enumerate(feature.categories)}
     strange = [value for value in values if not _is_missing(value) and value not in codes]
     if strange:
         raise ParameterError(f"the grid of {feature.name!r} holds {strange[0]!r}, which is none of its levels")

@@ -83,7 +83,7 @@ def lay_out_paths(ensemble: Ensemble, first_tree: int, last_tree: int, backgroun
     trees = ensemble.trees[first_tree:last_tree]
     used = np.unique(np.concatenate([np.empty(0, np.int64), *(tree.feature[tree.feature >= 0] for tree in trees)]))
     index_of = {int(column): i for i, column in enumerate(used)}
-    levels = [ensemble.features[column].levels for column in used]
+    levels = [ensemble.features[column].categories for column in used]
     n_levels = np.array([-1 if of_column is None else len(of_column) for of_column in levels], np.int64)
     splits: list[tuple[float, int, bool, int, int]] = []
     sets = [np.zeros(1, np.uint32)]
@@ -176,7 +176,7 @@ def edge_answers(tree: Tree, matrix: np.ndarray, ensemble: Ensemble, features: l
 
 def goes_left(tree: Tree, node: int, x: np.ndarray, ensemble: Ensemble) -> np.ndarray:
     """Return whether values of a split's feature go left: bool[n]."""
-    levels = ensemble.features[tree.feature[node]].levels
+    levels = ensemble.features[tree.feature[node]].categories
     if levels is None:
         return np.where(np.isnan(x), bool(tree.missing_left[node]), x <= tree.threshold[node])
     left = np.zeros(len(levels) + 1, np.bool_)

@@ -5,8 +5,8 @@ factor, or "softmax". The declaration is compared with `Loss.inverse_link` on so
 another link is refused instead of exported with a wrong one.
 
 **Categories.** Other formats represent categories by whole numbers. Levels that are such numbers already (0, 1, 7, or truth
-values) represent themselves; all other levels (text, fractions) are represented by their position in the feature's `levels`.
-Missing values are NaN.
+values) represent themselves; all other levels (text, fractions) are represented by their position in the feature's
+`categories`. Missing values are NaN.
 
 **Precision.** XGBoost and ONNX compare in float32. A float32 value represents all float64 values that round to it; so a
 threshold t becomes the float32 nearest to it, of two the lower one. If x <= t, then also float32(x) <= float32(t), so rows at a
@@ -74,7 +74,7 @@ MAX_NUMBER = 2**24 - 1
 
 def numbers_of_levels(feature: Feature) -> np.ndarray:
     """Return the number that represents each level of a categorical feature: int64[n_levels], distinct."""
-    levels = feature.levels or ()
+    levels = feature.categories or ()
     are_whole = all(not isinstance(level, str) and float(level).is_integer() and 0 <= level <= MAX_NUMBER for level in levels)
     if are_whole and len(set(levels)) == len(levels):
         return np.array([int(level) for level in levels], np.int64)
@@ -112,7 +112,7 @@ def away_from_missing(tree: Tree, node: int, feature: Feature) -> np.ndarray:
 
     Missing values and unknown levels go to the other side.
     """
-    goes_left = np.zeros(len(feature.levels or ()), bool)
+    goes_left = np.zeros(len(feature.categories or ()), bool)
     goes_left[tree.categories[node]] = True
     return np.sort(numbers_of_levels(feature)[goes_left != tree.missing_left[node]])
 

@@ -200,8 +200,8 @@ def _tree(tree: dict[str, str], features: tuple[Feature, ...], literal_columns: 
     for split, (_, codes) in _sets(tree).items():
         feature = features[column[split]]
         if int(column[split]) in literal_columns:
-            codes = np.searchsorted(np.array(feature.levels), codes)
-        check_codes(feature.name, codes, len(feature.levels or ()))
+            codes = np.searchsorted(np.array(feature.categories), codes)
+        check_codes(feature.name, codes, len(feature.categories or ()))
         sets[split] = codes
     value = np.append(np.zeros(n_splits), _numbers(tree, "leaf_value", np.float64) * factor)
     zeros, ones = np.zeros(n_leaves), np.zeros(n_leaves, np.int64)

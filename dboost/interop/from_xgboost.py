@@ -197,12 +197,12 @@ def _tree(tree: dict[str, Any], weight: np.float32, features: Sequence[Feature],
     for node, first, size in segments:
         of_feature = features[feature[node]]
         right = np.asarray(tree["categories"][first : first + size], np.int64)
-        check_codes(of_feature.name, right, len(of_feature.levels or ()))
-        sets[int(node)] = np.setdiff1d(np.arange(len(of_feature.levels or ())), right)
+        check_codes(of_feature.name, right, len(of_feature.categories or ()))
+        sets[int(node)] = np.setdiff1d(np.arange(len(of_feature.categories or ())), right)
     threshold = last_below(condition)
     for node in np.flatnonzero((left >= 0) & [features[j].is_categorical for j in feature]):
         if int(node) not in sets:  # a numeric split on the codes of a categorical column
-            codes = np.arange(len(features[feature[node]].levels or ()))
+            codes = np.arange(len(features[feature[node]].categories or ()))
             sets[int(node)] = codes[codes <= threshold[node]]
     return convert_tree(
         ImportedTree(

@@ -108,7 +108,7 @@ def _categories(features: tuple[Feature, ...]) -> dict[str, Any]:
     encoded: list[dict[str, Any]] = []
     ends, in_order = [0], list[int]()
     for feature in features:
-        levels = list(feature.levels or ())
+        levels = list(feature.categories or ())
         of_feature: dict[str, Any] = {"offsets": [], "values": []}
         if levels and all(isinstance(level, str) and level.isascii() for level in levels):
             text = [str(level).encode() for level in levels]

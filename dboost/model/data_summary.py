@@ -182,7 +182,9 @@ class Summary:
         n_classes : int or None
         """
         columns = [
-            Distribution.of_numbers(column) if feature.levels is None else Distribution.of_codes(column, len(feature.levels))
+            Distribution.of_numbers(column)
+            if feature.categories is None
+            else Distribution.of_codes(column, len(feature.categories))
             for feature, column in zip(features, values.T, strict=True)
         ]
         truth = Distribution.of_numbers(target) if n_classes is None else Distribution.of_codes(target, n_classes)

@@ -117,7 +117,7 @@ class Tree:
     feature: np.ndarray
     #: float64, for numeric splits the largest value that goes left; NaN in leaves and categorical splits.
     threshold: np.ndarray
-    #: For categorical splits int32, sorted codes of the levels that go left (indices into the feature's `levels`); else None.
+    #: For categorical splits int32, sorted codes of the categories that go left (indices into `Feature.categories`); else None.
     categories: tuple[np.ndarray | None, ...]
     #: bool, whether missing values and unknown levels go left; False in leaves.
     missing_left: np.ndarray

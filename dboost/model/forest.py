@@ -130,7 +130,7 @@ def share_out(work: Callable[[int, int], None], n_rows: int, n_trees: int, n_thr
             pass
 
 
-#: Number of numeric tests, and of categorical lookups, that take as long as one step of a traversal.
+#: Number of numeric conditions, and of categorical lookups, that take as long as one step of a traversal.
 CONDITIONS_PER_STEP = 20
 LOOKUPS_PER_STEP = 4
 #: Trees with more leaves are traversed, and so are forests whose lookup tables would have more words.
@@ -148,18 +148,18 @@ def lay_out_forest(
     forest = _Forest(trees, features)
     if (forest.n_leaves > MAX_LEAVES).any():
         return _walked(forest, precision)
-    tests = _PageTests(forest)
-    steps = tests.is_numeric.sum() / CONDITIONS_PER_STEP + len(tests.looked_up) / LOOKUPS_PER_STEP
-    n_words = int((forest.n_levels[tests.looked_up] + np.int64(1)).sum())
+    conditions = _PageConditions(forest)
+    steps = conditions.is_numeric.sum() / CONDITIONS_PER_STEP + len(conditions.looked_up) / LOOKUPS_PER_STEP
+    n_words = int((forest.n_levels[conditions.looked_up] + np.int64(1)).sum())
     if steps > forest.depth.sum() or n_words > MAX_TABLE_WORDS:
         return _walked(forest, precision)
-    return _paged(forest, tests, precision)
+    return _paged(forest, conditions, precision)
 
 
 def lay_out_pages(trees: Sequence[Tree], features: tuple[Feature, ...], precision: np.dtype) -> QuickScorerForest:
-    """Return the QuickScorer layout: pages of 32 leaves, all of whose tests are evaluated."""
+    """Return the QuickScorer layout: pages of 32 leaves, all of whose conditions are evaluated."""
     forest = _Forest(trees, features)
-    return _paged(forest, _PageTests(forest), precision)
+    return _paged(forest, _PageConditions(forest), precision)
 
 
 def lay_out_walks(trees: Sequence[Tree], features: tuple[Feature, ...], precision: np.dtype) -> TraversalForest:
@@ -212,7 +212,7 @@ class _Forest:
         is_categorical = np.array([features[column].is_categorical for column in used], np.bool_)
         self.columns = np.concatenate([used[~is_categorical], used[is_categorical]])
         self.n_numeric = int((~is_categorical).sum())
-        levels = [features[column].levels or () for column in self.columns[self.n_numeric :]]
+        levels = [features[column].categories or () for column in self.columns[self.n_numeric :]]
         self.n_levels = np.array([len(of_column) for of_column in levels], np.uint32)
         index_of = np.zeros(len(features), np.int64)
         index_of[self.columns] = np.arange(len(self.columns))
@@ -239,7 +239,7 @@ class _Forest:
         return left
 
 
-class _PageTests:
+class _PageConditions:
     """The pairs of a split and a page of which the split can exclude leaves.
 
     The pages of a tree are stored from the last to the first.
@@ -260,9 +260,9 @@ class _PageTests:
         split = np.flatnonzero(~forest.is_leaf)
         first, last = forest.leaf[split], forest.leaf[forest.right[split]]  # leaves under the left child
         first_page, last_page = first // _PAGE, (last - 1) // _PAGE
-        n_tests = last_page - first_page + 1
-        of = np.repeat(np.arange(len(split)), n_tests)
-        page = first_page[of] + np.arange(len(of)) - np.repeat(np.cumsum(n_tests) - n_tests, n_tests)
+        n_conditions = last_page - first_page + 1
+        of = np.repeat(np.arange(len(split)), n_conditions)
+        page = first_page[of] + np.arange(len(of)) - np.repeat(np.cumsum(n_conditions) - n_conditions, n_conditions)
         low, high = np.clip((first[of] - page * _PAGE, last[of] - page * _PAGE), 0, _PAGE)
         self.keep = _ALL - ((1 << high) - (1 << low))
         self.node = split[of]
@@ -280,44 +280,44 @@ class _PageTests:
         return np.divmod(np.unique(self.page[categorical] * width + column[categorical]), width)
 
 
-def _paged(forest: _Forest, tests: _PageTests, precision: np.dtype) -> QuickScorerForest:
+def _paged(forest: _Forest, conditions: _PageConditions, precision: np.dtype) -> QuickScorerForest:
     """The QuickScorer layout."""
-    numbers = np.arange(int(tests.n_pages.sum()) + 1)
-    numeric = np.flatnonzero(tests.is_numeric)
-    node = tests.node[numeric]
-    numeric = numeric[np.lexsort((forest.missing_left[node], tests.page[numeric]))]
-    node, page = tests.node[numeric], tests.page[numeric]
-    numeric_tests = np.empty(len(numeric), kernels.condition(precision))
-    numeric_tests["threshold"] = _floor(forest.threshold[node], precision)
-    numeric_tests["start"] = forest.column_index[node] * LANES
-    numeric_tests["keep"] = tests.keep[numeric]
+    numbers = np.arange(int(conditions.n_pages.sum()) + 1)
+    numeric = np.flatnonzero(conditions.is_numeric)
+    node = conditions.node[numeric]
+    numeric = numeric[np.lexsort((forest.missing_left[node], conditions.page[numeric]))]
+    node, page = conditions.node[numeric], conditions.page[numeric]
+    numeric_conditions = np.empty(len(numeric), kernels.condition(precision))
+    numeric_conditions["threshold"] = _floor(forest.threshold[node], precision)
+    numeric_conditions["start"] = forest.column_index[node] * LANES
+    numeric_conditions["keep"] = conditions.keep[numeric]
     begin = np.searchsorted(page, numbers)
 
     pages = np.empty(len(numbers) - 1, kernels.PAGE)
-    tree = np.repeat(np.arange(len(forest.n_leaves)), tests.n_pages)
-    pages["first_leaf"] = _PAGE * (tests.first_page[tree] + tests.n_pages[tree] - 1 - numbers[:-1])
+    tree = np.repeat(np.arange(len(forest.n_leaves)), conditions.n_pages)
+    pages["first_leaf"] = _PAGE * (conditions.first_page[tree] + conditions.n_pages[tree] - 1 - numbers[:-1])
     pages["begin"], pages["end"] = begin[:-1], begin[1:]
     pages["missing_left"] = begin[1:] - np.bincount(page[forest.missing_left[node]], minlength=len(numbers) - 1)
-    first_lookup = np.searchsorted(tests.lookup_page, numbers)
+    first_lookup = np.searchsorted(conditions.lookup_page, numbers)
     pages["first_lookup"], pages["last_lookup"] = first_lookup[:-1], first_lookup[1:]
 
-    lookups = np.empty(len(tests.looked_up), kernels.LOOKUP)
-    n_codes = forest.n_levels[tests.looked_up] + np.int64(1)
-    lookups["start"] = tests.looked_up * LANES
+    lookups = np.empty(len(conditions.looked_up), kernels.LOOKUP)
+    n_codes = forest.n_levels[conditions.looked_up] + np.int64(1)
+    lookups["start"] = conditions.looked_up * LANES
     lookups["table"] = starts = np.cumsum(n_codes) - n_codes
     table = np.full(int(n_codes.sum()), _ALL, np.uint32)
     width = len(forest.n_levels) + 1
-    key = tests.lookup_page * width + tests.looked_up
-    for k in np.flatnonzero(~tests.is_numeric):
-        split = int(tests.node[k])
-        i = int(np.searchsorted(key, tests.page[k] * width + forest.column_index[split] - forest.n_numeric))
+    key = conditions.lookup_page * width + conditions.looked_up
+    for k in np.flatnonzero(~conditions.is_numeric):
+        split = int(conditions.node[k])
+        i = int(np.searchsorted(key, conditions.page[k] * width + forest.column_index[split] - forest.n_numeric))
         part = table[starts[i] : starts[i] + n_codes[i]]
-        part[~forest.goes_left(split, len(part))] &= np.uint32(tests.keep[k])
+        part[~forest.goes_left(split, len(part))] &= np.uint32(conditions.keep[k])
 
     trees = np.empty(len(forest.n_leaves), kernels.QUICKSCORER_TREE)
-    trees["first_page"], trees["last_page"] = tests.first_page, tests.first_page + tests.n_pages
+    trees["first_page"], trees["last_page"] = conditions.first_page, conditions.first_page + conditions.n_pages
     trees["first_value"] = forest.first_value
-    return QuickScorerForest(forest.columns, forest.n_levels, trees, pages, numeric_tests, lookups, table, forest.values)
+    return QuickScorerForest(forest.columns, forest.n_levels, trees, pages, numeric_conditions, lookups, table, forest.values)
 
 
 def _walked(forest: _Forest, precision: np.dtype) -> TraversalForest:

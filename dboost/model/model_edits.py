@@ -33,9 +33,9 @@ def widen(model: Ensemble, features: tuple[Feature, ...]) -> Ensemble:
     """
     added: dict[int, np.ndarray] = {}
     for j, (old, new) in enumerate(zip(model.features, features, strict=True)):
-        if old.levels is None or new.levels is None or len(new.levels) == len(old.levels):
+        if old.categories is None or new.categories is None or len(new.categories) == len(old.categories):
             continue
-        added[j] = np.arange(len(old.levels), len(new.levels), dtype=np.int32)
+        added[j] = np.arange(len(old.categories), len(new.categories), dtype=np.int32)
     if not added:
         return model
     return replace(model, features=features, trees=tuple(_widened(tree, added) for tree in model.trees))

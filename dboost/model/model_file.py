@@ -208,7 +208,8 @@ def _content(ensemble: Ensemble) -> bytes:
         "best_iteration": _line(ensemble.best_iteration),
         "named": _line(ensemble.named),
         "features": _list(
-            _line({"name": f.name} if f.levels is None else {"name": f.name, "levels": f.levels}) for f in ensemble.features
+            _line({"name": f.name} if f.categories is None else {"name": f.name, "levels": f.categories})
+            for f in ensemble.features
         ),
         "parameters": _dict((key, _line(value)) for key, value in _sorted(ensemble.parameters).items()),
         "sources": _list(_line(_sorted(source)) for source in ensemble.sources),

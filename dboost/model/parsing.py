@@ -136,7 +136,7 @@ def check_trees(trees: Sequence[Tree], features: tuple[Feature, ...]) -> None:
     if sets:
         node = np.repeat(np.flatnonzero(is_set), [len(codes) for codes in sets])
         codes = np.concatenate(sets)
-        n_levels = np.array([len(f.levels or ()) for f in features])[feature[node]]
+        n_levels = np.array([len(f.categories or ()) for f in features])[feature[node]]
         wrong = (codes < 0) | (codes >= n_levels)
         wrong[1:] |= (node[1:] == node[:-1]) & (codes[1:] <= codes[:-1])
         refuse(np.isin(np.arange(len(number)), node[wrong]), "categories of a node are no ascending levels")
@@ -229,7 +229,7 @@ def _loss(value: Any, n_outputs: int, has_classes: bool) -> dict[str, Any]:
     try:
         made = losses.from_dict(loss)
     except (TypeError, ValueError) as error:
-        raise InvalidModel(f"the loss {loss['name']!r} cannot be made of what is told of it: {error}") from None
+        raise InvalidModel(f"the loss {loss['name']!r} cannot be created from its parameters: {error}") from None
     _check(made.is_classification == has_classes, f"the loss {made.name!r} and the classes do not fit")
     return loss
 
@@ -280,7 +280,7 @@ def _nodes(value: Any, features: tuple[Feature, ...]) -> Tree:
     sets = _mapping(entries["categories"], "categories", [str(node) for node in np.flatnonzero(is_set)])
     categories: list[np.ndarray | None] = [None] * n
     for node, codes in sets.items():
-        last = len(features[feature[int(node)]].levels or ()) - 1
+        last = len(features[feature[int(node)]].categories or ()) - 1
         categories[int(node)] = _integers(codes, f"categories of node {node}", 0, last, np.int32)
         _check(bool((np.diff(codes) > 0).all()), f"categories of node {node} do not ascend")
     missing_left = _integers(entries["missing_left"], "missing_left", 0, 1, np.bool_, n)

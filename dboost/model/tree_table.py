@@ -40,7 +40,7 @@ def to_frame(ensemble: Ensemble) -> pd.DataFrame:
     if ensemble.n_outputs > 1 and ensemble.classes is not None:
         classes[:] = ensemble.classes
     names = np.array([*(feature.name for feature in ensemble.features), None], object)
-    levels = [feature.levels for feature in ensemble.features]
+    levels = [feature.categories for feature in ensemble.features]
 
     def joined(name: str, dtype: type) -> np.ndarray:
         return np.concatenate([np.empty(0, dtype), *(getattr(tree, name) for tree in trees)])

@@ -81,7 +81,7 @@ class InMemoryBiteStore:
     def keep(self, partitions: Sequence[int], stays: SelectRows) -> None:
         """Drop the rows for which `stays` returns False."""
         for bite, records in self._bites.items():
-            kept = (record.some_rows(np.flatnonzero(stays(record.numbers))) for record in records)
+            kept = (record.some_rows(np.flatnonzero(stays(record.row_ids))) for record in records)
             self._bites[bite] = [record for record in kept if record.n_rows]
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class FileBiteStore:
         piece_rows = rows_that_fit(code_fields(spec.layout), self.n_rows)
         for piece in rows.pieces(spec, self._n_threads, piece_rows):
             codes, row_ids = piece.codes, np.arange(piece.first, piece.first + piece.codes.n_rows)
-            fields = piece.fields | {"narrow": codes.narrow, "numbers": row_ids}
+            fields = piece.fields | {"narrow": codes.narrow, "row_ids": row_ids}
             if len(codes.wide):
                 fields["wide"] = codes.wide
             yield bites_of(spec.seed, spec.n_bites, row_ids), fields

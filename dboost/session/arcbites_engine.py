@@ -31,7 +31,7 @@ class ArcbitesEngine:
     n_bites, n_together : int
         Number of bites (or parts) in the store, and how many of them a visit trains on together.
     spec : ShardSpec
-    loss_terms, rule, n_threads
+    loss_terms, policy, n_threads
         As in `FusedEngine`.
     """
 
@@ -41,12 +41,12 @@ class ArcbitesEngine:
         spec: ShardSpec,
         loss_terms: tuple,
         *,
-        rule: GrowthPolicy,
+        policy: GrowthPolicy,
         n_bites: int,
         n_together: int,
         n_threads: int,
     ) -> None:
-        self._store, self._spec, self._terms, self._rule = store, spec, loss_terms, rule
+        self._store, self._spec, self._terms, self._policy = store, spec, loss_terms, policy
         self._reported = 0
         sizes = [sum(record.n_rows for record in store.of(bite)) for bite in range(n_bites)]
         largest, n_features = n_together * max(sizes), len(spec.bin_layout.n_bins)
@@ -65,7 +65,7 @@ class ArcbitesEngine:
         joined = joined_bites(current)
         del current
         shard = joined.shard(self._spec, self._spread)
-        self._engine = FusedEngine(shard, self._terms, rule=self._rule, team=self.team)
+        self._engine = FusedEngine(shard, self._terms, policy=self._policy, team=self.team)
 
     def _spread(self, work: Callable[[int, int], None], n: int) -> None:
         p = self.team.n_threads
@@ -79,8 +79,8 @@ class ArcbitesEngine:
     def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
         return self._current.advance(values, terms)
 
-    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return self._current.ask(function, *arguments)
+    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return self._current.map_shards(function, *arguments)
 
     def grow(self, task: TreeTask) -> GrownTree:
         return self._current.grow(task)

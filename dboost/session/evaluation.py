@@ -6,14 +6,14 @@ memory (`InMemoryEvalSet`) or in files (`StreamedEvalSet`). `EvalSetBuilder` dec
 bit, because metrics are computed in chunks that merge exactly. (The area under the curve keeps all distinct scores in memory
 until the last merge.)
 
-**Files.** A streamed set has two block files (`storage.block_file`). ``judged`` is sealed: codes in columns, target and weight.
-``judged-scores`` changes: the raw scores, and the saved raw scores. To add a tree or to compute a metric, the threads of the
-team iterate over all blocks. Blocks are so short that the blocks of all threads fit into the memory for small sets.
+**Files.** A streamed set has two block files (`storage.block_file`). ``eval-rows`` is sealed: codes in columns, target and
+weight. ``eval-scores`` changes: the raw scores, and the saved raw scores. To add a tree or to compute a metric, the threads of
+the team iterate over all blocks. Blocks are so short that the blocks of all threads fit into the memory for small sets.
 
 **Workers.** On a cluster each session has `WorkerEvalSets`: its rows of all sets, and the number of trees in their scores.
 Missing trees are added together at the next call. With arcbites the model is truncated after a visit
 to a *mark*, a number of trees at which the scores were saved. Marks and truncations are no calls of their own. They are
-arguments of the next `judge`, so rows that are loaded later and calls that are repeated need no special handling.
+arguments of the next `evaluate`, so rows that are loaded later and calls that are repeated need no special handling.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class EvalSet(Protocol):
     def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
         """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
 
-    def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
+    def evaluate(self, metrics: Sequence[Metric]) -> dict[str, float]:
         """Return the current metrics as ``{"<set>_<metric>": value}``."""
 
     def save_state(self) -> None:
@@ -142,7 +142,7 @@ class InMemoryEvalSet:
         raw = self._raw if self._raw.ndim == 1 else self._raw[output]
         self._team.run(lambda t: add_grown_tree(self._codes, self._layout, grown, values, raw, n * t // p, n * (t + 1) // p))
 
-    def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
+    def evaluate(self, metrics: Sequence[Metric]) -> dict[str, float]:
         """Return the current metrics as ``{"<set>_<metric>": value}``."""
         by_metric = zip(metrics, self.chunks(metrics), strict=True)
         return {f"{self.name}_{metric.name}": metric.finish(chunk) for metric, chunk in by_metric}
@@ -414,8 +414,8 @@ class EvalFiles:
         folder = PrivateDirectory(root)
         try:
             files = [
-                BlockFile(folder.path / "judged", fields, n_rows, sealed=True, block_rows=block_rows),
-                BlockFile(folder.path / "judged-scores", scores, n_rows, sealed=False, block_rows=block_rows),
+                BlockFile(folder.path / "eval-rows", fields, n_rows, sealed=True, block_rows=block_rows),
+                BlockFile(folder.path / "eval-scores", scores, n_rows, sealed=False, block_rows=block_rows),
             ]
             writer = BlockWriter(files)
             names = {field.name for field in (*fields, *scores)}
@@ -511,7 +511,7 @@ class StreamedEvalSet:
 
         self._team.run(work)
 
-    def judge(self, metrics: Sequence[Metric]) -> dict[str, float]:
+    def evaluate(self, metrics: Sequence[Metric]) -> dict[str, float]:
         """Return the current metrics as ``{"<set>_<metric>": value}``."""
         by_metric = zip(metrics, self.chunks(metrics), strict=True)
         return {f"{self.name}_{metric.name}": metric.finish(chunk) for metric, chunk in by_metric}
@@ -659,10 +659,10 @@ class WorkerEvalSets:
                 kept.append(entry)
             self._sets[name] = kept
 
-    def judge(
+    def evaluate(
         self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[str]], mark: int, n_cuts: int
     ) -> dict[str, tuple[int, list[list[Any]]]] | None:
-        """See `WorkerSession.judge`."""
+        """See `WorkerSession.evaluate`."""
         for name in metrics:
             for entry in self._sets.get(name, ()):
                 entry.follow(mark, n_cuts)

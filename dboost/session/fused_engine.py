@@ -37,7 +37,7 @@ class FusedEngine:
     shard : Shard
     loss_terms : NamedTuple
         The loss's record for kernels.
-    rule : GrowthPolicy
+    policy : GrowthPolicy
     n_threads : int
     team : Team, optional
         The caller's team, which is used instead of a new one with `n_threads` threads.
@@ -48,7 +48,7 @@ class FusedEngine:
         shard: Shard,
         loss_terms: tuple,
         *,
-        rule: GrowthPolicy,
+        policy: GrowthPolicy,
         n_threads: int = 1,
         team: Team | None = None,
     ) -> None:
@@ -59,14 +59,14 @@ class FusedEngine:
             team = Team(n_threads, in_caller=is_small(shard.n_rows, len(shard.bin_layout.n_bins)))
         self.team, n_threads = team, team.n_threads
         self._by_unit = (shard.bin_layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS >= 2 * n_threads
-        self._team_buffers = _team_buffers(shard, rule, shard.spec.n_channels, n_threads, self._by_unit)
-        self._n_slots = min(rule.max_leaves, _SLOTS_ANY_ORDER) if rule.order == ANY_ORDER else rule.max_leaves
+        self._team_buffers = _team_buffers(shard, policy, shard.spec.n_channels, n_threads, self._by_unit)
+        self._n_slots = min(policy.max_leaves, _SLOTS_ANY_ORDER) if policy.order == ANY_ORDER else policy.max_leaves
         self._pool: np.ndarray | None = None
         self._packed_sums: np.ndarray | None = None
         self._packed_counts: np.ndarray | None = None
         self._paths: list[FeaturePaths | None] = [None] * n_threads
-        self._thread_scratch = [_thread_scratch(shard, rule, n_threads, self._n_slots) for _ in range(n_threads)]
-        self._nodes = [new_node_arrays(rule.max_leaves) for _ in range(n_threads)]
+        self._thread_scratch = [_thread_scratch(shard, policy, n_threads, self._n_slots) for _ in range(n_threads)]
+        self._nodes = [new_node_arrays(policy.max_leaves) for _ in range(n_threads)]
         self._scratch = [Scratch() for _ in range(n_threads)]
         self._unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]] = []
         self._categorical = True if shard.bin_layout.is_categorical.any() else None
@@ -90,7 +90,7 @@ class FusedEngine:
 
         return reduce(GradientStats.merge, self.team.run(work))
 
-    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return one result for each thread's range of rows."""
         ranges = [self._range(thread) for thread in range(self.team.n_threads)]
         is_short = getattr(function, "is_short", None)
@@ -206,10 +206,10 @@ def choose_threads(n_rows: int, n_features: int, n_threads: int) -> int:
     return 1 if is_small(n_rows, n_features) else n_threads
 
 
-def _team_buffers(shard: Shard, rule: GrowthPolicy, n_channels: int, n_threads: int, by_unit: bool) -> TeamBuffers:
+def _team_buffers(shard: Shard, policy: GrowthPolicy, n_channels: int, n_threads: int, by_unit: bool) -> TeamBuffers:
     layout, n, p = shard.bin_layout, shard.n_rows, n_threads
     n_buckets = int(layout.offset[-1])
-    n_nodes = 2 * rule.max_leaves - 1
+    n_nodes = 2 * policy.max_leaves - 1
     units = [*range(0, layout.n_tiled, TILE_COLUMNS), *range(layout.n_tiled, len(layout.first))]
     words = int(np.diff(layout.start[units]).max()) if by_unit else int(layout.start[-1])
     categorical = bool(layout.is_categorical.any())
@@ -234,8 +234,8 @@ def _starts(n: int, p: int) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(owned))).astype(np.int64)
 
 
-def _thread_scratch(shard: Shard, rule: GrowthPolicy, n_threads: int, n_slots: int) -> ThreadScratch:
-    n_nodes = 2 * rule.max_leaves - 1
+def _thread_scratch(shard: Shard, policy: GrowthPolicy, n_threads: int, n_slots: int) -> ThreadScratch:
+    n_nodes = 2 * policy.max_leaves - 1
     n_codes = int(shard.bin_layout.n_bins.max()) + 1
     scratch = np.zeros((4, n_codes))
     return ThreadScratch(
@@ -250,8 +250,8 @@ def _thread_scratch(shard: Shard, rule: GrowthPolicy, n_threads: int, n_slots: i
         keys=np.zeros(n_codes),
         order=np.zeros(n_codes, np.int64),
         goes_left=np.zeros(n_codes, np.uint8),
-        leaf_sums=np.zeros((rule.max_leaves, 2)),
-        stack=np.zeros(rule.max_leaves + 1, np.int64),
+        leaf_sums=np.zeros((policy.max_leaves, 2)),
+        stack=np.zeros(policy.max_leaves + 1, np.int64),
         best=np.zeros(SPLIT_SIZE),
         total=np.zeros(3),
     )

@@ -1,9 +1,9 @@
 """The rows of a session during the re-estimation of leaf values (see `training.leaf_refit`): one shard without features.
 
-`ask` first assigns the rows to the leaves of an iteration's trees, by their raw values. It then computes the statistics that
-`LeafEstimator` needs, as from any shard. When the new leaf values are known, `advance` adds them to the scores and recomputes
-gradients and Hessians. The state of the rows is determined by the list of these steps. Rows that are loaded later, because a
-worker was lost, replay the list.
+`map_shards` first assigns the rows to the leaves of an iteration's trees, by their raw values. It then computes the statistics
+that `LeafEstimator` needs, as from any shard. When the new leaf values are known, `advance` adds them to the scores and
+recomputes gradients and Hessians. The state of the rows is determined by the list of these steps. Rows that are loaded later,
+because a worker was lost, replay the list.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class LeafRefitRows:
         assert number == self._n_advanced - 1 and self._stats is not None
         return self._stats
 
-    def ask(self, iteration: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    def map_shards(self, iteration: int, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return ``function(shard, first, last, *arguments)`` of the rows, assigned to the leaves of an iteration's trees."""
         self._assign_leaves(iteration)
         return function(self._shard, 0, len(self._shard.target), *arguments)

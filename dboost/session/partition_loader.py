@@ -1,7 +1,7 @@
 """The partitions of one session before they become shards.
 
-A session sees only its own partitions, so loading has two steps. First, tasks read partitions into a `PartitionBatch`, in
-which categories have provisional codes. `survey` returns its `PartitionStats`: categories, kinds of columns, numbers of rows
+A session sees only its own partitions, so loading has two steps. First, tasks read partitions into a `PartitionBatch`, in which
+categories have provisional codes. `scan_partitions` returns its `PartitionStats`: categories, kinds of columns, numbers of rows
 and data errors. The client merges the statistics of all sessions and defines the features. Second, `set_features` converts the
 batch to a `Table` with the final codes. The other methods of `PartitionLoader` compute statistics of this table.
 
@@ -117,9 +117,9 @@ class PartitionLoader:
         """Store the target, weight or offset of a batch's partitions, if the user passed one array for all rows."""
         self._known(batch).attach(role, values)
 
-    def survey(self, batch: str, numbers: Sequence[int]) -> PartitionStats:
+    def scan_partitions(self, batch: str, numbers: Sequence[int]) -> PartitionStats:
         """Return statistics of the listed partitions of a batch, and drop the others, which another session has loaded, too."""
-        return self._known(batch).survey(numbers)
+        return self._known(batch).scan_partitions(numbers)
 
     def set_features(self, batch: str, features: Any, named: bool) -> None:
         """Convert a batch to a table with these features."""
@@ -204,7 +204,9 @@ class PartitionLoader:
         found = sampled(table, _all(table, drawn), numeric, self._n_threads)
         return {table.numbers[k]: (values, weights[table.numbers[k]]) for k, values in found}
 
-    def portray(self, batch: str, starts: dict[int, int], n_rows: int, seed: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    def reference_rows(
+        self, batch: str, starts: dict[int, int], n_rows: int, seed: int
+    ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """Return values and targets of the rows of the reference sample, by partition; arguments as in `sample`."""
         rows = self._table_rows(batch)
         table = rows.table
@@ -264,7 +266,7 @@ class PartitionStats:
     n_bytes: dict[int, int]  # {partition: bytes of its columns}
     #: Per feature: whether it is categorical, and the partition from which this follows; None if all values are missing.
     kinds: tuple[tuple[bool, int] | None, ...]
-    levels: tuple[tuple[Level, ...], ...]  # per feature: its categories
+    categories: tuple[tuple[Level, ...], ...]  # per feature: its categories
     target: TargetScan | None  # None without rows of positive weight
     complaints: tuple[DataIssue, ...]
     max_weight: float  # largest weight
@@ -323,7 +325,7 @@ class PartitionBatch:
         slices = self._pieces[i].slices
         return self._reader.chunk(i, slices[number], number), number + 1 < len(slices)
 
-    def survey(self, numbers: Sequence[int]) -> PartitionStats:
+    def scan_partitions(self, numbers: Sequence[int]) -> PartitionStats:
         """Return statistics of the listed partitions, and drop the others."""
         if self._survey is not None:  # repeated call
             return self._survey
@@ -348,7 +350,7 @@ class PartitionBatch:
             n_kept=dict(zip(numbers, (n for n, *_ in stats), strict=True)),
             n_bytes={i: self._spool.n_bytes(i) for i in numbers},
             kinds=self._reader.kinds(),
-            levels=self._reader.used_categories(),
+            categories=self._reader.used_categories(),
             target=reduce(merge_target_scans, targets) if targets else None,
             complaints=roles.issues,
             max_weight=max((max_weight for _, max_weight, *_ in stats), default=1.0),
@@ -373,7 +375,7 @@ class PartitionBatch:
                 here = slice(first, first + n)
                 target = roles.target
                 if isinstance(target, CategoryColumn):
-                    target = CategoryColumn(target.codes[here], target.levels)
+                    target = CategoryColumn(target.codes[here], target.categories)
                 elif target is not None:
                     target = target[here]
                 weight = None if roles.weight is None else roles.weight[here]
@@ -389,10 +391,10 @@ class PartitionBatch:
         """Return the listed partitions as a table, with categories encoded by the numbering in `features`."""
         assert self._rows is not None and self._roles is not None
         translations: list[np.ndarray | None] = []
-        for feature, levels in zip(features, self._reader.levels(), strict=True):
+        for feature, categories in zip(features, self._reader.categories(), strict=True):
             # With a closed plan the reader has used the final codes already.
-            final = feature.levels is not None and not self._plan.closed
-            translations.append(CategoryIndex(feature.name, feature.levels).translate(levels) if final else None)
+            final = feature.categories is not None and not self._plan.closed
+            translations.append(CategoryIndex(feature.name, feature.categories).translate(categories) if final else None)
         pieces = [self._pieces[i] for i in self._rows.numbers or ()]
         return Table(features, named, self._rows, self._roles, self._spool, pieces, translations, self._metadata_spool)
 
@@ -408,7 +410,7 @@ def _stats_of(
     """Return rows of positive weight, largest weight, whether all weights are 1 (or 0), and the target scan of a partition."""
     if not n:
         return 0, 0.0, True, None
-    survey = scan_target(target, weight, str(roles.target_dtype), roles.target_is_bool)
+    scan = scan_target(target, weight, str(roles.target_dtype), roles.target_is_bool)
     if weight is None:
-        return n, 1.0, True, survey
-    return int((weight > 0).sum()), float(weight.max()), bool(((weight == 1.0) | (weight == 0.0)).all()), survey
+        return n, 1.0, True, scan
+    return int((weight > 0).sum()), float(weight.max()), bool(((weight == 1.0) | (weight == 0.0)).all()), scan

@@ -110,7 +110,7 @@ class Engine(Protocol):
         terms : the loss's new record for kernels; None keeps the previous one.
         """
 
-    def ask(self, function: Callable[..., Statistic], *arguments: Any) -> list[Statistic]:
+    def map_shards(self, function: Callable[..., Statistic], *arguments: Any) -> list[Statistic]:
         """Return ``function(shard, first, last, *arguments)`` of ranges of rows that together cover all training rows.
 
         The function is defined at the top level of a module, because it is pickled for workers. It must not change the shard,
@@ -214,7 +214,7 @@ class Session(Protocol):
     def attach(self, batch: str, role: str, values: dict[int, Any], /) -> None:
         """Store the target, weight or offset of partitions, if the user passed one array for all rows."""
 
-    def survey(self, batch: str, numbers: Sequence[int], /) -> PartitionStats:
+    def scan_partitions(self, batch: str, numbers: Sequence[int], /) -> PartitionStats:
         """Return statistics of the listed partitions of a batch, and drop the others."""
 
     def set_features(self, batch: str, features: tuple[Feature, ...], named: bool, /) -> None:
@@ -249,7 +249,7 @@ class Session(Protocol):
     ) -> dict[int, tuple[list[np.ndarray], np.ndarray | None]]:
         """Return sampled values of a range of numeric columns, and their weights, by partition."""
 
-    def portray(
+    def reference_rows(
         self, batch: str, starts: dict[int, int], n_rows: int, seed: int, /
     ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """Return values and targets of the rows of the reference sample, by partition."""
@@ -268,7 +268,7 @@ class Session(Protocol):
     def hold_out_chosen(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, /) -> None:
         """Add the chosen rows of a training table to an evaluation set."""
 
-    def judged_in_files(self, batch: str, /) -> int:
+    def eval_rows_in_files(self, batch: str, /) -> int:
         """Return how many evaluation rows of a batch are in files."""
 
     def keep(self, batch: str, numbers: Sequence[int], /) -> None:
@@ -282,10 +282,10 @@ class Session(Protocol):
     def advance(self, iteration: int, values: np.ndarray, terms: tuple, /) -> tuple[GradientStats | None, float, int, int]:
         """Add leaf values to the scores; return gradient statistics, seconds, bytes read and the number of training rows."""
 
-    def answer(self, task: TreeTask | None, request: RoundRequest, /) -> tuple[RoundHistograms | None, int, float]:
+    def round_histograms(self, task: TreeTask | None, request: RoundRequest, /) -> tuple[RoundHistograms | None, int, float]:
         """Return the histograms of a round, the number of training rows, and the seconds. A task starts a new tree."""
 
-    def answer_in_slices(
+    def histogram_slices(
         self, task: TreeTask | None, request: RoundRequest, owners: Sequence[FeatureOwner], /
     ) -> tuple[RoundHistograms | None, dict[SessionRef, bytes], int, float]:
         """Do the same, but return the histograms as one packed slice for each feature owner."""
@@ -293,10 +293,10 @@ class Session(Protocol):
     def search_slices(self, here: SessionRef, arguments: bytes, slices: Sequence[bytes], /) -> tuple[BestSplits, float]:
         """Merge the slices of a feature range, and return the best splits and the seconds."""
 
-    def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...], /) -> list[Any]:
+    def map_shards(self, function: Callable[..., Any], arguments: tuple[Any, ...], /) -> list[Any]:
         """Return ``function(shard, first, last, *arguments)`` of every shard."""
 
-    def judge(
+    def evaluate(
         self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[str]], mark: int, n_cuts: int, /
     ) -> dict[str, tuple[int, list[list[Any]]]] | None:
         """Return rows and metric statistics of each evaluation set after these trees; None if earlier trees are missing."""
@@ -309,7 +309,7 @@ class Session(Protocol):
     def refit_advance(self, batch: str, number: int, step: RefitStep, /) -> tuple[int, GradientStats | None]:
         """Return the number of rows, and their gradient statistics after a step."""
 
-    def refit_ask(
+    def refit_map(
         self, batch: str, iteration: int, function: Callable[..., Any], arguments: tuple[Any, ...], /
     ) -> tuple[int, Any]:
         """Return the number of rows, and ``function(shard, first, last, *arguments)`` of them."""

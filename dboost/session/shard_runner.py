@@ -45,13 +45,13 @@ class ShardRunner(Protocol):
     def bytes_read(self) -> int: ...
 
     def advance(self, terms: tuple, values: np.ndarray) -> None:
-        """Add leaf values to the scores, recompute the gradients, and store their statistics in `extremes`."""
+        """Add leaf values to the scores, recompute the gradients, and store their statistics."""
 
     def begin(self, task: TreeTask) -> None: ...
 
     def sum_histograms(self, request: RoundRequest) -> RoundHistograms: ...
 
-    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]: ...
+    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]: ...
 
     def keep(self, numbers: Sequence[int]) -> ShardRunner | None:
         """Return a runner without the rows of other partitions; None if no rows remain."""
@@ -86,11 +86,11 @@ class InMemoryRunner:
     def sum_histograms(self, request: RoundRequest) -> RoundHistograms:
         return self.rounds.sum_histograms(request)
 
-    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         return [function(self.rounds.shard, 0, self.n_rows, *arguments)]
 
     def keep(self, numbers: Sequence[int]) -> InMemoryRunner | None:
-        kept = self.spec.are_of(self.rounds.shard.numbers(0, self.n_rows), numbers)
+        kept = self.spec.are_of(self.rounds.shard.row_ids(0, self.n_rows), numbers)
         if kept.all():
             return self
         if not kept.any():
@@ -143,8 +143,8 @@ class StreamedRunner:
     def sum_histograms(self, request: RoundRequest) -> RoundHistograms:
         return self._shard.sum_histograms(request)
 
-    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return self._shard.ask(function, *arguments)
+    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return self._shard.map_shards(function, *arguments)
 
     def keep(self, numbers: Sequence[int]) -> StreamedRunner | None:
         blocks = self._files.blocks

@@ -76,9 +76,9 @@ class StreamedEngine:
         results = self.team.run(lambda t: self.shards[t].advance(self._terms, values))
         return reduce(GradientStats.merge, [one for one in results if one is not None])
 
-    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return one result per block, or one per thread if results can be summed."""
-        return [one for results in self.team.run(lambda t: self.shards[t].ask(function, *arguments)) for one in results]
+        return [one for results in self.team.run(lambda t: self.shards[t].map_shards(function, *arguments)) for one in results]
 
     def grow(self, task: TreeTask) -> GrownTree:
         for shard in self.shards:

@@ -121,9 +121,11 @@ def loss_for(parameters: Parameters, name: str, n_classes: int = 2) -> Loss:
     ParameterError
         If a parameter does not apply to the loss.
     """
-    own = not isinstance(parameters.loss, str)
+    is_custom = not isinstance(parameters.loss, str)
     loss = (
-        parameters.loss if own else by_name(name, n_classes, **{option: getattr(parameters, option) for option in OF_ONE_LOSS})
+        parameters.loss
+        if is_custom
+        else by_name(name, n_classes, **{option: getattr(parameters, option) for option in OF_ONE_LOSS})
     )
     if loss.n_outputs == 1 and n_classes > 2:
         raise DataError(f"loss={name!r} is for two classes, but the target has {n_classes}; log_loss takes any number")
@@ -192,7 +194,7 @@ def _counted(table: Table) -> Column:
         return column
     counts, one = weight > 0, int(np.argmax(weight > 0))
     if isinstance(column, CategoryColumn):
-        return CategoryColumn(np.where(counts, column.codes, column.codes[one]), column.levels)
+        return CategoryColumn(np.where(counts, column.codes, column.codes[one]), column.categories)
     return np.where(counts, column, column[one])
 
 
@@ -204,7 +206,7 @@ def _classes(table: Table, column: Column) -> tuple[np.ndarray, tuple[Level, ...
     """Return class codes (int64), the classes in ascending order, and their dtype."""
     dtype = str(table.target_dtype)
     if isinstance(column, CategoryColumn):
-        return column.codes.astype(np.int64), column.levels, dtype
+        return column.codes.astype(np.int64), column.categories, dtype
     values, codes = np.unique(column, return_inverse=True)
     if table.target_is_bool:
         return codes, tuple(bool(v) for v in values), "bool"
@@ -223,7 +225,7 @@ MAX_CLASSES = 4096
 class TargetScan:
     """The distinct target values of some rows of positive weight, from which loss and classes are chosen."""
 
-    levels: tuple[Level, ...] | None  # for text or categories: those that occur; else None
+    categories: tuple[Level, ...] | None  # for text or categories: those that occur; else None
     distinct: np.ndarray  # float64[...], for numbers: the distinct ones, or `MAX_CLASSES` of them if there are `too_many`
     too_many: bool  # whether there are more than `MAX_CLASSES` distinct numbers
     dtype: str
@@ -236,8 +238,8 @@ def scan_target(target: Column | None, weight: np.ndarray | None, dtype: str, is
         return None
     if isinstance(target, CategoryColumn):
         codes = target.codes if weight is None else target.codes[weight > 0]
-        occurs = np.bincount(codes[codes >= 0], minlength=len(target.levels)) > 0
-        levels = tuple(level for level, there in zip(target.levels, occurs, strict=True) if there)
+        occurs = np.bincount(codes[codes >= 0], minlength=len(target.categories)) > 0
+        levels = tuple(level for level, there in zip(target.categories, occurs, strict=True) if there)
         return TargetScan(levels, np.empty(0), False, dtype, is_bool)
     values = target if weight is None else target[weight > 0]
     if not len(values):
@@ -249,10 +251,10 @@ def scan_target(target: Column | None, weight: np.ndarray | None, dtype: str, is
 
 def merge_target_scans(a: TargetScan, b: TargetScan) -> TargetScan:
     """Return the scan of the rows of both."""
-    if a.levels is not None or b.levels is not None:
+    if a.categories is not None or b.categories is not None:
         index = CategoryIndex("target")
         for one in (a, b):
-            index.translate(one.levels or ())
+            index.translate(one.categories or ())
         return TargetScan(index.finish()[0], np.empty(0), False, levels_dtype(index.finish()[0]), False)
     distinct = np.unique(np.concatenate((a.distinct, b.distinct)))
     too_many = a.too_many or b.too_many or len(distinct) > MAX_CLASSES
@@ -281,7 +283,7 @@ def merge_target_scans_to_target(scans: Sequence[TargetScan], parameters: Parame
         As `choose_target`, or if there are too many classes.
     """
     loss_name = parameters.loss_name
-    if any(target.levels is not None for target in scans):
+    if any(target.categories is not None for target in scans):
         distinct = _levels(scans)
     else:
         dtype = result_dtype(target.dtype for target in scans)
@@ -299,6 +301,6 @@ def merge_target_scans_to_target(scans: Sequence[TargetScan], parameters: Parame
 def _levels(scans: Sequence[TargetScan]) -> _Distinct:
     index = CategoryIndex("target")
     for target in scans:
-        index.translate(target.levels if target.levels is not None else ())
+        index.translate(target.categories if target.categories is not None else ())
     levels: tuple[Level, ...] = index.finish()[0]
     return _Distinct(CategoryColumn(np.arange(len(levels), dtype=np.int32), levels), levels_dtype(levels), False)

@@ -99,14 +99,14 @@ def checked_decay(decay: Any) -> float:
     return float(decay)
 
 
-def keywords_for(model: Ensemble, given: dict[str, Any], own: Loss | None = None) -> dict[str, Any]:
+def keywords_for(model: Ensemble, given: dict[str, Any], custom_loss: Loss | None = None) -> dict[str, Any]:
     """Return the keywords of a fit that continues a model: ``loss="auto"`` becomes the model's loss with its options.
 
-    own : the user's loss object, if the model has a custom loss.
+    custom_loss : the user's loss object, if the model has a custom loss.
     """
     if given.get("loss", "auto") != "auto":
         return given
-    loss = from_dict(model.loss) if own is None else own
+    loss = from_dict(model.loss) if custom_loss is None else custom_loss
     options = {name: model.loss[name] for name in loss.options if name in model.loss}
     return options | given | {"loss": loss if is_custom(loss) else loss.name}
 
@@ -254,7 +254,7 @@ def check_continues(model: Ensemble, features: tuple[Feature, ...], target: Targ
         raise DataError(f"the model to continue has {len(old)} features, the data have {len(new)}")
     for before, now in zip(old, new, strict=True):
         if before != now:
-            what = "other levels than" if before.name == now.name else f"the place of {before.name!r} in"
+            what = "other levels than" if before.name == now.name else f"the position of {before.name!r} in"
             raise DataError(f"the data do not continue the model: column {now.name!r} has {what} the model")
     if model.classes != target.classes:
         raise DataError(f"the data do not continue the model: it knows the classes {model.classes}, they {target.classes}")

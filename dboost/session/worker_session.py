@@ -216,7 +216,7 @@ class WorkerSession(PartitionLoader):
         if spec.n_bites is not None:
             store = self._bite_store(rows, batch, spec, None if fits else budget, 1)
             engine = ArcbitesEngine(
-                store, spec.shard, terms, rule=policy, n_bites=spec.n_bites, n_together=spec.n_together, n_threads=n_threads
+                store, spec.shard, terms, policy=policy, n_bites=spec.n_bites, n_together=spec.n_together, n_threads=n_threads
             )
         elif fits:
             check_rows_in_memory(rows.n_kept)
@@ -224,7 +224,7 @@ class WorkerSession(PartitionLoader):
             ((codes, target, weight, raw, _),) = self._encoded(rows, batch, spec, 1)
             shard = Shard(codes, spec.shard, target, weight, raw)
             in_ranges(shard.fill_tiles, shard.n_rows, n_threads)
-            engine = FusedEngine(shard, terms, rule=policy, n_threads=n_threads)
+            engine = FusedEngine(shard, terms, policy=policy, n_threads=n_threads)
         else:
             assert budget is not None
             memory = budget.histograms(spec.shard, rows.n_kept, n_threads)
@@ -345,7 +345,7 @@ class WorkerSession(PartitionLoader):
         merged = reduce(GradientStats.merge, stats) if stats else None
         return merged, time.perf_counter() - started, self._reported_bytes - before, self._counted_rows()
 
-    def answer(self, task: TreeTask | None, request: RoundRequest) -> tuple[RoundHistograms | None, int, float]:
+    def round_histograms(self, task: TreeTask | None, request: RoundRequest) -> tuple[RoundHistograms | None, int, float]:
         """Return the histograms of a round, the number of training rows, and the seconds. A task starts a new tree."""
         started = time.perf_counter()
 
@@ -358,11 +358,11 @@ class WorkerSession(PartitionLoader):
         merged = reduce(RoundHistograms.merge, histograms).compact() if histograms else None
         return merged, self._counted_rows(), time.perf_counter() - started
 
-    def answer_in_slices(
+    def histogram_slices(
         self, task: TreeTask | None, request: RoundRequest, owners: Sequence[FeatureOwner]
     ) -> tuple[RoundHistograms | None, dict[SessionRef, bytes], int, float]:
         """Do the same, but return the histograms as one packed slice for each feature owner."""
-        result, n_rows, seconds = self.answer(task, request)
+        result, n_rows, seconds = self.round_histograms(task, request)
         started = time.perf_counter()
         slices: dict[SessionRef, bytes] = {}
         if request.pairs:
@@ -378,7 +378,7 @@ class WorkerSession(PartitionLoader):
     def search_slices(self, here: SessionRef, arguments: bytes, slices: Sequence[bytes]) -> tuple[BestSplits, float]:
         """Sum the slices of this session's features, and return their best splits and the seconds.
 
-        arguments : those of `answer_in_slices`, packed.
+        arguments : those of `histogram_slices`, packed.
         """
         started = time.perf_counter()
         task, request, owners = unpack(arguments)
@@ -395,9 +395,9 @@ class WorkerSession(PartitionLoader):
         assert self._split_finder is not None
         return self._split_finder.find_best_splits(request.pairs, histograms), time.perf_counter() - started
 
-    def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
+    def map_shards(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
         """Return ``function(shard, first, last, *arguments)`` of every shard."""
-        return [result for results in self._each(lambda runner: runner.ask(function, *arguments)) for result in results]
+        return [result for results in self._each(lambda runner: runner.map_shards(function, *arguments)) for result in results]
 
     @property
     def n_rows(self) -> int:
@@ -441,11 +441,11 @@ class WorkerSession(PartitionLoader):
         if chosen is not None:  # otherwise a repeated call
             self._eval_sets.add(batch, self._table_rows(batch), name, spec, size, with_block=with_block, chosen=chosen)
 
-    def judged_in_files(self, batch: str) -> int:
+    def eval_rows_in_files(self, batch: str) -> int:
         """Return how many evaluation rows of a batch are in files."""
         return self._eval_sets.in_files(batch)
 
-    def judge(
+    def evaluate(
         self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[str]], mark: int, n_cuts: int
     ) -> dict[str, tuple[int, list[list[Any]]]] | None:
         """Return, by set, the number of rows and the statistics of the metrics after the given trees.
@@ -456,7 +456,7 @@ class WorkerSession(PartitionLoader):
         mark : number of trees to which the model was truncated last, or may be truncated next; -1 for never.
         n_cuts : how often the model has been truncated.
         """
-        return self._eval_sets.judge(first, trees, metrics, mark, n_cuts)
+        return self._eval_sets.evaluate(first, trees, metrics, mark, n_cuts)
 
     # Re-estimation of leaf values.
 
@@ -483,12 +483,12 @@ class WorkerSession(PartitionLoader):
         rows = self._known_rows(batch)
         return (0, None) if rows is None else (rows.n_rows, rows.advance(number, step))
 
-    def refit_ask(
+    def refit_map(
         self, batch: str, iteration: int, function: Callable[..., Any], arguments: tuple[Any, ...]
     ) -> tuple[int, Any]:
-        """Return the number of rows and the result of `LeafRefitRows.ask`, None without rows."""
+        """Return the number of rows and the result of `LeafRefitRows.map_shards`, None without rows."""
         rows = self._known_rows(batch)
-        return (0, None) if rows is None else (rows.n_rows, rows.ask(iteration, function, *arguments))
+        return (0, None) if rows is None else (rows.n_rows, rows.map_shards(iteration, function, *arguments))
 
     def _known_rows(self, batch: str) -> LeafRefitRows | None:
         if batch not in self._refits:

@@ -10,7 +10,7 @@ are kept, cut back, or lost with a worker: the next visit adds what is in the mo
 the order of the trees, which gives exactly the sums that the model's prediction computes.
 
 **Bites in files**, for data that do not fit in memory. Two block files (`storage.block_file`) hold all bites of a process:
-``bites`` the fields that never change (codes in columns, target, weight, the rows' numbers), which is sealed, and ``scores``
+``bites`` the fields that never change (codes in columns, target, weight, the row ids), which is sealed, and ``scores``
 the raw scores as of each bite's last visit. A bite starts with a block of its own and has as many as it needs, so it is read,
 and its scores are written, sequentially. Blocks are small enough that the buffers of all bites fit in memory while they are
 filled in one pass over the table.
@@ -43,10 +43,10 @@ _ROWS_AT_A_TIME = 1 << 20
 RunInRanges = Callable[[Callable[[int, int], None], int], object]
 
 
-def bites_of(seed: int, n_bites: int, numbers: np.ndarray) -> np.ndarray:
-    """Return the bite of each row: int64[n] of 0…n_bites-1, from the rows' global numbers (int64[n])."""
+def bites_of(seed: int, n_bites: int, row_ids: np.ndarray) -> np.ndarray:
+    """Return the bite of each row: int64[n] of 0…n_bites-1, from the global row ids (int64[n])."""
     # The upper half of the hash as a fraction of n_bites.
-    return ((hash_rows(derive_seed(seed, BITES), numbers) >> np.uint64(32)) * np.uint64(n_bites) >> np.uint64(32)).astype(
+    return ((hash_rows(derive_seed(seed, BITES), row_ids) >> np.uint64(32)) * np.uint64(n_bites) >> np.uint64(32)).astype(
         np.int64
     )
 
@@ -55,8 +55,8 @@ def bite_sizes(seed: int, n_bites: int, n_rows: int, first: int = 0) -> np.ndarr
     """Return the number of rows of each bite, for `n_rows` rows numbered from `first` on: int64[n_bites]."""
     sizes, last = np.zeros(n_bites, np.int64), first + n_rows
     for begin in range(first, last, _ROWS_AT_A_TIME):
-        numbers = np.arange(begin, min(begin + _ROWS_AT_A_TIME, last))
-        sizes += np.bincount(bites_of(seed, n_bites, numbers), minlength=n_bites)
+        row_ids = np.arange(begin, min(begin + _ROWS_AT_A_TIME, last))
+        sizes += np.bincount(bites_of(seed, n_bites, row_ids), minlength=n_bites)
     return sizes
 
 
@@ -83,8 +83,8 @@ class InMemoryBite:
     weight : float64[n_rows] or None
     raw : float64[n_rows] or float64[n_outputs, n_rows]
         Scores at the start of the last visit.
-    numbers : int64[n_rows]
-        The rows' global numbers.
+    row_ids : int64[n_rows]
+        The global row ids.
     n_seen : int
         Iterations that these scores include.
     """
@@ -93,7 +93,7 @@ class InMemoryBite:
     target: np.ndarray
     weight: np.ndarray | None
     raw: np.ndarray
-    numbers: np.ndarray
+    row_ids: np.ndarray
     n_seen: int = 0
 
     @property
@@ -122,7 +122,7 @@ class InMemoryBite:
 
     def shard(self, spec: ShardSpec, spread: RunInRanges) -> Shard:
         """Return a shard of these rows, which takes over their scores."""
-        shard = Shard(self.codes, spec, self.target, self.weight, self.raw, numbers=self.numbers)
+        shard = Shard(self.codes, spec, self.target, self.weight, self.raw, row_ids=self.row_ids)
         spread(shard.fill_tiles, shard.n_rows)
         return shard
 
@@ -133,11 +133,11 @@ class InMemoryBite:
         )
         weight = None if self.weight is None else self.weight[rows]
         raw = np.ascontiguousarray(self.raw[..., rows])
-        return InMemoryBite(codes, self.target[rows], weight, raw, self.numbers[rows], self.n_seen)
+        return InMemoryBite(codes, self.target[rows], weight, raw, self.row_ids[rows], self.n_seen)
 
     def divided(self, seed: int, n_bites: int) -> Iterator[tuple[np.ndarray, InMemoryBite]]:
         """Yield for each bite which of these rows belong to it (int64[...]), and a copy of them, which may be empty."""
-        bites = bites_of(seed, n_bites, self.numbers)
+        bites = bites_of(seed, n_bites, self.row_ids)
         order = np.argsort(bites, kind="stable")
         ends = np.cumsum(np.bincount(bites, minlength=n_bites))
         for first, last in zip((0, *ends[:-1]), ends, strict=True):
@@ -156,7 +156,7 @@ def joined_bites(parts: Sequence[InMemoryBite]) -> InMemoryBite:
         np.concatenate([part.target for part in parts]),
         np.concatenate(weights) if weights else None,
         np.concatenate([part.raw for part in parts], axis=-1),
-        np.concatenate([part.numbers for part in parts]),
+        np.concatenate([part.row_ids for part in parts]),
         parts[0].n_seen,
     )
 
@@ -190,7 +190,7 @@ class BiteFiles:
         self._layout, self._n_outputs, self._filling_bytes = layout, n_outputs, filling_bytes
         codes = empty_binned_columns(layout, 0)
         wide = [Field("wide", "<u2", (len(codes.wide),))] if len(codes.wide) else []
-        fields = [Field("narrow", "<u1", (len(codes.narrow),)), *wide, Field("target", "<f8"), Field("numbers", "<i8")]
+        fields = [Field("narrow", "<u1", (len(codes.narrow),)), *wide, Field("target", "<f8"), Field("row_ids", "<i8")]
         fields += [Field("weight", "<f8")] if weighted else []
         scores = [Field("raw", "<f8", () if n_outputs == 1 else (n_outputs,))]
         per_row = sum(field.n_bytes(1) for field in (*fields, *scores))
@@ -263,7 +263,7 @@ class BiteFiles:
         codes = empty_binned_columns(self._layout, n)
         found: dict[str, np.ndarray] = {"narrow": codes.narrow, "wide": codes.wide}
         found |= {name: np.empty(n) for name in ("target", *(["weight"] if self._weighted else []))}
-        found["numbers"] = np.empty(n, np.int64)
+        found["row_ids"] = np.empty(n, np.int64)
         found["raw"] = np.empty(n if self._n_outputs == 1 else (self._n_outputs, n))
         rows, scores = self._rows.buffer(), self._scores.buffer()
         for block, rows_here in self._blocks_of(bite, share):
@@ -271,7 +271,7 @@ class BiteFiles:
             self._scores.read(block, scores)
             for name, values in self._views(block, rows, scores).items():
                 found[name][..., rows_here] = values[..., : rows_here.stop - rows_here.start]
-        return InMemoryBite(codes, found["target"], found.get("weight"), found["raw"], found["numbers"], n_seen)
+        return InMemoryBite(codes, found["target"], found.get("weight"), found["raw"], found["row_ids"], n_seen)
 
     def write_scores(self, bite: int, share: BlockRange, raw: np.ndarray) -> None:
         """Write the scores (float64[n_rows] or float64[n_outputs, n_rows]) of a block range at the start of a visit."""
@@ -284,8 +284,8 @@ class BiteFiles:
     def some(self, folder: Path, sizes: np.ndarray, wanted: Callable[[np.ndarray], np.ndarray]) -> BiteFiles:
         """Make new files with some of the rows of each bite, in their current state.
 
-        sizes : int64[n_bites], number of rows of each; wanted : returns which rows to take (bool[n]), given their global
-        numbers.
+        sizes : int64[n_bites], number of rows of each; wanted : returns which rows to take (bool[n]), given the
+        global row ids.
         """
         found = BiteFiles(folder, self._layout, self._n_outputs, self._weighted, sizes, filling_bytes=self._filling_bytes)
 
@@ -297,7 +297,7 @@ class BiteFiles:
                     self._scores.read(block, scores)
                     n = rows_here.stop - rows_here.start
                     views = {name: values[..., :n] for name, values in self._views(block, rows, scores).items()}
-                    some = np.flatnonzero(wanted(views["numbers"]))
+                    some = np.flatnonzero(wanted(views["row_ids"]))
                     yield np.full(len(some), bite), {name: values[..., some] for name, values in views.items()}
 
         found.write(pieces())

@@ -62,7 +62,7 @@ class BlockStore:
         return self.codes, self.rows, self.state
 
     def ranges_of(self, block: int) -> list[tuple[int, int]]:
-        """Return the global numbers of a block's rows, as runs (first, length)."""
+        """Return the global row ids of a block, as runs (first, length)."""
         first = block * self.state.block_rows
         last = first + self.state.rows_of(block)
         found = []
@@ -156,7 +156,7 @@ class BlockShard(Shard):
 
     @property
     def _ranges(self) -> list[tuple[int, int]]:  # type: ignore[override]
-        """Computed only when the rows' numbers are needed."""
+        """Computed only when row ids are needed."""
         return self._blocks.ranges_of(self._block)
 
 

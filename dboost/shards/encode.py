@@ -306,7 +306,7 @@ def some_rows(chunk: Chunk, rows: slice | np.ndarray) -> Chunk:
 
 def _chunk_rows(column: Column | None, rows: slice | np.ndarray) -> Column | None:
     if isinstance(column, CategoryColumn):
-        return CategoryColumn(column.codes[rows], column.levels)
+        return CategoryColumn(column.codes[rows], column.categories)
     return None if column is None else column[rows]
 
 

@@ -65,11 +65,11 @@ class Shard:
         Initial raw scores; the shard owns and updates them.
     ranges : int64[n_ranges, 2], optional
         (global number of the first row, number of rows) of each run of consecutive rows; default: rows 0, 1, 2, …
-    numbers : int64[n_rows], optional
-        Instead of ranges, each row's global number: for scattered rows.
+    row_ids : int64[n_rows], optional
+        Instead of ranges, each row's global id: for scattered rows.
     """
 
-    _numbers: np.ndarray | None = None
+    _row_ids: np.ndarray | None = None
     #: Rows near the trimming threshold of the next trees; None for streamed blocks, whose rows are not kept.
     near: Near | None = None
 
@@ -82,7 +82,7 @@ class Shard:
         raw: np.ndarray,
         *,
         ranges: np.ndarray | None = None,
-        numbers: np.ndarray | None = None,
+        row_ids: np.ndarray | None = None,
     ) -> None:
         self.codes = codes
         self.spec = spec
@@ -96,8 +96,8 @@ class Shard:
         self.raw = raw
         n_rows = codes.n_rows
         self.n_rows = n_rows
-        if numbers is not None:
-            self._numbers = numbers
+        if row_ids is not None:
+            self._row_ids = row_ids
         self._ranges = [(0, n_rows)] if ranges is None else [(int(first), int(n)) for first, n in ranges]
         self.gradient = np.empty(raw.shape, np.float32)
         self.hessian = None if spec.constant_hessian else np.empty(raw.shape, np.float32)
@@ -123,8 +123,8 @@ class Shard:
             self.target[rows],
             None if self.weight is None else self.weight[rows],
             np.ascontiguousarray(self.raw[..., rows]),
-            ranges=runs_of(self._all_numbers()[rows]) if self._numbers is None else None,
-            numbers=None if self._numbers is None else self._numbers[rows],
+            ranges=runs_of(self._all_row_ids()[rows]) if self._row_ids is None else None,
+            row_ids=None if self._row_ids is None else self._row_ids[rows],
         )
         shard.gradient[...] = self.gradient[..., rows]
         if self.hessian is not None and shard.hessian is not None:
@@ -142,12 +142,12 @@ class Shard:
         stays = self.influence(output) >= least_influence
         return np.flatnonzero(stays) if rows is None else rows[stays[rows]]
 
-    def _all_numbers(self) -> np.ndarray:
+    def _all_row_ids(self) -> np.ndarray:
         return np.concatenate([np.arange(first, first + n) for first, n in self._ranges])
 
     def _sampled(self, sample: Sample) -> np.ndarray:
-        if self._numbers is not None:
-            return np.flatnonzero(hash_rows(sample.seed, self._numbers) < np.uint64(sample.threshold))
+        if self._row_ids is not None:
+            return np.flatnonzero(hash_rows(sample.seed, self._row_ids) < np.uint64(sample.threshold))
         parts, at = [], 0
         for first, n in self._ranges:
             rows = np.empty(n, np.int64)
@@ -160,10 +160,10 @@ class Shard:
         """Return the codes of all features by columns."""
         return self.codes
 
-    def numbers(self, first: int, last: int) -> np.ndarray:
-        """Return the global numbers of rows first…last-1: int64[last - first]."""
-        if self._numbers is not None:
-            return self._numbers[first:last]
+    def row_ids(self, first: int, last: int) -> np.ndarray:
+        """Return the global row ids of rows first…last-1: int64[last - first]."""
+        if self._row_ids is not None:
+            return self._row_ids[first:last]
         parts, at = [np.empty(0, np.int64)], 0
         for begin, n in self._ranges:
             parts.append(np.arange(begin + max(first - at, 0), begin + min(last - at, n)))
@@ -206,12 +206,12 @@ def _empty_bins(codes: BinnedColumns, layout: BinLayout, keeps: np.ndarray) -> B
     return bins
 
 
-def runs_of(numbers: np.ndarray) -> np.ndarray:
-    """Return rows' global numbers as runs of consecutive ones, (first, length): int64[n_runs, 2]."""
-    if not len(numbers):
+def runs_of(row_ids: np.ndarray) -> np.ndarray:
+    """Return global row ids as runs of consecutive ones, (first, length): int64[n_runs, 2]."""
+    if not len(row_ids):
         return np.empty((0, 2), np.int64)
-    begins = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 2) != 1)
-    return np.stack((numbers[begins], np.diff(begins, append=len(numbers))), axis=1)
+    begins = np.flatnonzero(np.diff(row_ids, prepend=row_ids[0] - 2) != 1)
+    return np.stack((row_ids[begins], np.diff(begins, append=len(row_ids))), axis=1)
 
 
 def _aligned_zeros(shape: tuple[int, ...]) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Map-reduce functions over a shard: statistics that engines compute on every shard and merge.
 
-`Engine.ask` calls a function with a shard, a range of its rows and arguments. `reduced_by` declares how two results are merged:
-exactly, and in any order (sums of integers, minima). Where a process has many ranges of rows, their results are merged before
-they are sent; results of functions without a merge are small and are sent as they are.
+`Engine.map_shards` calls a function with a shard, a range of its rows and arguments. `reduced_by` declares how two results are
+merged: exactly, and in any order (sums of integers, minima). Where a process has many ranges of rows, their results are merged
+before they are sent; results of functions without a merge are small and are sent as they are.
 
 *Residuals.* `leaf_digits`, `leaf_keys`, `leaf_next` and `leaf_clipped` compute statistics of the residuals y - F by leaf of the
 tree grown last, with the scores before that tree, over the rows that took part in it; `size_digits`, `size_keys` and
@@ -277,7 +277,7 @@ def row_fingerprint(shard: Shard, first: int, last: int) -> np.ndarray:
     sums, codes = np.zeros(2 + n_features, np.uint64), shard.columns()
     for start in range(first, last, _ROWS_AT_A_TIME):
         rows = slice(start, min(start + _ROWS_AT_A_TIME, last))
-        number = random_numbers(shard.numbers(rows.start, rows.stop))
+        number = random_numbers(shard.row_ids(rows.start, rows.stop))
         sums[0] += (number * (shard.target[rows] + 0.0).view(np.uint64)).sum()
         if shard.weight is not None:
             sums[1] += (number * shard.weight[rows].view(np.uint64)).sum()
@@ -286,11 +286,11 @@ def row_fingerprint(shard: Shard, first: int, last: int) -> np.ndarray:
     return sums
 
 
-row_fingerprint.reads_codes = True  # type: ignore[attr-defined]  # see `StreamedShard.ask`
+row_fingerprint.reads_codes = True  # type: ignore[attr-defined]  # see `StreamedShard.map_shards`
 
 
 def random_numbers(rows: np.ndarray) -> np.ndarray:
-    """Return the SplitMix64 hashes of row numbers (int64[n]), made odd: uint64[n]."""
+    """Return the SplitMix64 hashes of row ids (int64[n]), made odd: uint64[n]."""
     x = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -137,7 +137,7 @@ class StreamedShard:
             found = stats if found is None else found.merge(stats)
         return found
 
-    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Call ``function(shard, first, last, *arguments)`` for every block; merge the results if the function has a `merge`.
 
         Codes are read only for functions with the attribute `reads_codes`.

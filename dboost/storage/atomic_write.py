@@ -106,6 +106,6 @@ def _file_error(verb: str, name: str, error: Exception) -> Exception:
     if isinstance(error, FileNotFoundError):
         why = str(error) if str(error).startswith("there is no folder") else "there is no such file"
         if verb == "write" and "://" in name:
-            why = "there is no such place"
+            why = "there is no such folder or bucket"
         return FileMissingError(f"cannot {verb} {name}: {why}")
     return ModelFileError(f"cannot {verb} {name}: {reason(error)}")

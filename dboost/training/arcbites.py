@@ -150,7 +150,7 @@ class _ArcbiteLoop:
         loop, k = self._loop, self._loop.loss.n_outputs
         assert loop.valued is not None
         self._engine.visit(bite, [tuple(loop.valued[i : i + k]) for i in range(0, len(loop.valued), k)])
-        loop.total_weight = merged_float(self._engine.ask(weight_of))
+        loop.total_weight = merged_float(self._engine.map_shards(weight_of))
 
     def _losses(self, bites: Sequence[int]) -> dict[int, float]:
         """Return the current mean loss of each bite's rows."""

@@ -120,5 +120,5 @@ def _without_length(source: dict[str, Any]) -> dict[str, Any]:
 
 def _digest(ensemble: Ensemble, n_rows: int) -> str:
     """Return the SHA-256 digest of the data's schema and size: names, kinds, categories, number of rows."""
-    schema = [[f.name, None if f.levels is None else [repr(level) for level in f.levels]] for f in ensemble.features]
+    schema = [[f.name, None if f.categories is None else [repr(level) for level in f.categories]] for f in ensemble.features]
     return hashlib.sha256(json.dumps([schema, n_rows]).encode()).hexdigest()

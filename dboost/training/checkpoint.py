@@ -367,7 +367,7 @@ def describe_data(loop: BoostingLoop) -> dict[str, Any]:
     sums = merged_fingerprint(loop.engine, len(binning.features)) if loop.code_sums is None else loop.code_sums
     columns: dict[str, str] = {}
     for feature, edges, code_sum in zip(binning.features, binning.edges, sums[2:], strict=True):
-        cut = [repr(level) for level in feature.levels or ()] if edges is None else [edge.hex() for edge in edges.tolist()]
+        cut = [repr(level) for level in feature.categories or ()] if edges is None else [edge.hex() for edge in edges.tolist()]
         columns[feature.name] = hashlib.sha256(json.dumps([cut, code_sum]).encode()).hexdigest()
     # The weights come first, because they change other entries (e.g. split points), which the error should not name.
     rows: dict[str, Any] = {"rows": loop.engine.n_rows, "target": sums[0], "sample_weight": sums[1]}
@@ -389,7 +389,7 @@ def in_names(stored: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:
 
 def merged_fingerprint(engine: Engine, n_features: int) -> list[int]:
     """Return the fingerprints over all rows: of target, weight, and the bin codes of each feature."""
-    answers = engine.ask(row_fingerprint)
+    answers = engine.map_shards(row_fingerprint)
     total = reduce(np.add, answers, np.zeros(n_features + 2, np.uint64))
     return [int(number) for number in total]
 

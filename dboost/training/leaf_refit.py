@@ -41,7 +41,7 @@ from dboost.trees.tree_task import GradientStats, RowSubset
 
 
 def refit_leaves(
-    model: Ensemble, table: SessionTable, *, decay: float, source_name: str | None, own: Loss | None, n_threads: int
+    model: Ensemble, table: SessionTable, *, decay: float, source_name: str | None, custom_loss: Loss | None, n_threads: int
 ) -> Ensemble:
     """Return the model with leaf values estimated from the rows of a table.
 
@@ -53,7 +53,7 @@ def refit_leaves(
     decay : float, 0 <= … < 1
     source_name : str or None
         Label of the data in the model's sources.
-    own : Loss or None
+    custom_loss : Loss or None
         The loss, if it is a custom one.
     n_threads : int
 
@@ -64,7 +64,7 @@ def refit_leaves(
     DataError
         When the data do not match the model, or scores diverge.
     """
-    parameters = parameters_of(model, own)
+    parameters = parameters_of(model, custom_loss)
     start = WarmStart(replace(model, trees=()), is_new_source=True)  # raw scores start at the model's baseline
     loading = replace(parameters[0], early_stopping_rounds=None, arcbites=None)
     rows = SessionRows(table, FitRequest(loading, n_threads, warm_start=start))
@@ -109,8 +109,8 @@ class _RefitRows:
         self._table.note_progress(f"advance {len(self._past)} of the leaf values")
         return found
 
-    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return self._checked(self._table.ask(Session.refit_ask, self._iteration, function, arguments))
+    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return self._checked(self._table.ask(Session.refit_map, self._iteration, function, arguments))
 
     def _checked(self, found: Sequence[tuple[int, Any]]) -> list[Any]:
         """Return the results of sessions with rows; raise DBoostError if rows are missing."""
@@ -166,7 +166,7 @@ def with_new_leaf_values(
     return refreshed
 
 
-def parameters_of(model: Ensemble, own: Loss | None) -> list[Parameters]:
+def parameters_of(model: Ensemble, custom_loss: Loss | None) -> list[Parameters]:
     """Return the parameters of each iteration; iterations of one source share one object.
 
     Raises
@@ -177,7 +177,7 @@ def parameters_of(model: Ensemble, own: Loss | None) -> list[Parameters]:
     found = [
         parameters
         for source in model.sources
-        for parameters in [_parameters_of(model, source, own)]
+        for parameters in [_parameters_of(model, source, custom_loss)]
         for _ in range(source["first_iteration"], source["last_iteration"] + 1)
     ]
     if not model.trees or len(found) != model.n_iterations:
@@ -185,10 +185,10 @@ def parameters_of(model: Ensemble, own: Loss | None) -> list[Parameters]:
     return found
 
 
-def _parameters_of(model: Ensemble, source: dict[str, Any], own: Loss | None) -> Parameters:
+def _parameters_of(model: Ensemble, source: dict[str, Any], custom_loss: Loss | None) -> Parameters:
     """Return the parameters of a source's trees, with damped steps."""
     stored = dict(source["parameters"]) | source.get("steps", {}) | {"loss": "auto"}
-    parameters = make_parameters(keywords_for(model, stored, own))
+    parameters = make_parameters(keywords_for(model, stored, custom_loss))
     for name, default in (("monotonic_cst", None), ("step", "leaf")):
         value = getattr(parameters, name)
         if value != default:
@@ -210,7 +210,7 @@ class _LeafSums:
 
 def _leaf_sums(rows: _RefitRows, stats: GradientStats, n_leaves: int, output: int) -> _LeafSums:
     units = [unit_for(float(largest[output]), rows.n_rows) for largest in (stats.max_gradient, stats.max_hessian)]
-    totals = reduce(np.add, rows.ask(leaf_totals, output, n_leaves, *units))
+    totals = reduce(np.add, rows.map_shards(leaf_totals, output, n_leaves, *units))
     return _LeafSums(n_leaves, totals[:, :2] / units, totals[:, 2] > 0)
 
 

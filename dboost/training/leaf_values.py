@@ -124,10 +124,10 @@ class LeafEstimator:
         if isinstance(self._loss, Huber):
             self._delta = find_size(
                 exact_level(self._loss.alpha),
-                lambda *digits: reduce(np.add, self._engine.ask(statistics.size_digits, self._rank_unit, *digits)),
-                lambda keys: reduce(np.minimum, self._engine.ask(statistics.size_next, keys)),
+                lambda *digits: reduce(np.add, self._engine.map_shards(statistics.size_digits, self._rank_unit, *digits)),
+                lambda keys: reduce(np.minimum, self._engine.map_shards(statistics.size_next, keys)),
                 lambda *digits: reduce(
-                    statistics.concatenated, self._engine.ask(statistics.size_keys, self._rank_unit, *digits)
+                    statistics.concatenated, self._engine.map_shards(statistics.size_keys, self._rank_unit, *digits)
                 ),
                 self._n_counted,
             )
@@ -159,7 +159,7 @@ class LeafEstimator:
         assert self._influence is not None
         return find_cut(
             self._influence[output],
-            lambda *digits: reduce(np.add, self._engine.ask(statistics.influence_digits, output, *digits)),
+            lambda *digits: reduce(np.add, self._engine.map_shards(statistics.influence_digits, output, *digits)),
             exact_level(fraction),
         )
 
@@ -168,23 +168,25 @@ class LeafEstimator:
         if self._parameters.criterion == "newton" or self._loss.constant_hessian:
             return grown.leaf_sums
         unit = unit_for(float(self._max_hessian[subset.output]), self._n_counted)
-        sums = reduce(np.add, self._engine.ask(statistics.loss_hessian_sums, subset, grown.n_leaves, unit))
+        sums = reduce(np.add, self._engine.map_shards(statistics.loss_hessian_sums, subset, grown.n_leaves, unit))
         return np.column_stack([grown.leaf_sums[:, 0], sums / unit])
 
     def _residual_steps(self, grown: Leaves, subset: RowSubset) -> np.ndarray:
         """Return quantiles of the leaves' residuals, or Huber's step from their medians: float64[n_leaves]."""
-        ask: Callable[..., list[Any]] = self._engine.ask
+        map_shards: Callable[..., list[Any]] = self._engine.map_shards
         steps = find_quantiles(
-            lambda *digits: reduce(np.add, ask(statistics.leaf_digits, subset, grown.n_leaves, self._rank_unit, *digits)),
-            lambda keys: reduce(np.minimum, ask(statistics.leaf_next, subset, keys)),
+            lambda *digits: reduce(
+                np.add, map_shards(statistics.leaf_digits, subset, grown.n_leaves, self._rank_unit, *digits)
+            ),
+            lambda keys: reduce(np.minimum, map_shards(statistics.leaf_next, subset, keys)),
             exact_level(self._loss.level),
             grown.n_leaves,
-            lambda *digits: reduce(statistics.concatenated, ask(statistics.leaf_keys, subset, self._rank_unit, *digits)),
+            lambda *digits: reduce(statistics.concatenated, map_shards(statistics.leaf_keys, subset, self._rank_unit, *digits)),
             self._n_counted,
         )
         if self._loss.leaf_statistic == "huber":
             unit, weight_unit = (unit_for(large * self._max_weight, self._n_counted) for large in (self._delta, 1.0))
-            sums = reduce(np.add, ask(statistics.leaf_clipped, subset, steps, self._delta, unit, weight_unit))
+            sums = reduce(np.add, map_shards(statistics.leaf_clipped, subset, steps, self._delta, unit, weight_unit))
             # A leaf without rows of the sample (or with weights that round to zero) has the value 0.
             steps = steps + np.divide(
                 sums[:, 0] / unit, sums[:, 1] / weight_unit, out=np.zeros(len(sums)), where=sums[:, 1] > 0
@@ -196,7 +198,7 @@ class LeafEstimator:
         loss = self._loss.with_delta(self._delta) if isinstance(self._loss, Huber) else self._loss
 
         def slopes(at: float) -> tuple[float, float]:
-            derivatives = self._engine.ask(statistics.line_slopes, subset, loss, steps, at)
+            derivatives = self._engine.map_shards(statistics.line_slopes, subset, loss, steps, at)
             slope, curvature = map(merged_float, zip(*derivatives, strict=True))
             return slope, curvature
 

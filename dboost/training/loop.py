@@ -1,7 +1,7 @@
 """The boosting loop.
 
     advance:  add the last trees to the raw scores; compute gradients, Hessians and loss   (engine)
-    judge:    metrics of the evaluation sets, history, callbacks, early stopping           (here)
+    evaluate: metrics of the evaluation sets, history, callbacks, early stopping           (here)
     grow:     histograms → splits → leaves → exact leaf sums                               (engine)
     values:   leaf values by the loss                                                      (`LeafEstimator`)
 
@@ -226,12 +226,12 @@ class BoostingLoop:
         fine_layout, bin_layout = self.plan.shard.layout, self.plan.shard.bin_layout
         if proposal != "tree" or (fine_layout.n_bins == bin_layout.n_bins).all():
             return task
-        mass = reduce(np.add, self.engine.ask(fine_bin_hessians, task.row_subset, float(task.scales[1])))
+        mass = reduce(np.add, self.engine.map_shards(fine_bin_hessians, task.row_subset, float(task.scales[1])))
         return replace(task, bin_merge=BinMerge.propose(mass, fine_layout, bin_layout))
 
     def _judge(self) -> dict[str, float]:
         metrics = list(self.metrics)
-        return {column: value for eval_set in self.eval_sets for column, value in eval_set.judge(metrics).items()}
+        return {column: value for eval_set in self.eval_sets for column, value in eval_set.evaluate(metrics).items()}
 
     def loss_of(self, stats: GradientStats, iteration: int) -> float:
         """Return the mean loss of the current training rows."""

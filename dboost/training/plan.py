@@ -161,8 +161,8 @@ def _check_fits(budget: Budget, spec: ShardSpec, n_rows: int, n_bites: int) -> N
     needed, available = bite_bytes(spec, n_rows, n_bites), _bytes_for_bite(budget, spec)
     if needed > available:
         raise ParameterError(
-            f"arcbites: with n_bites={n_bites} the {n_rows} rows of one place make bites that take {format_bytes(needed)}, but "
-            f"memory_limit of {format_bytes(budget.limit)} leaves {format_bytes(max(available, 0))} for one: let there be "
+            f"arcbites: with n_bites={n_bites} the {n_rows} rows of one process make bites that take {format_bytes(needed)}, "
+            f"but memory_limit of {format_bytes(budget.limit)} leaves {format_bytes(max(available, 0))} for one: let there be "
             f"{_bites_within(budget, spec, n_rows)} of them, or leave n_bites out"
         )
 
@@ -499,7 +499,7 @@ def _check_early_stopping(request: FitRequest) -> None:
     parameters = request.parameters
     holds_out = parameters.arcbites is not None and parameters.arcbites.is_watched
     if parameters.early_stopping_rounds is not None and not request.eval_sets and not holds_out:
-        raise ParameterError("early_stopping_rounds needs an eval_set to judge by")
+        raise ParameterError("early_stopping_rounds needs an eval_set")
 
 
 def _with_columns(

@@ -67,7 +67,7 @@ class TableScan:
 
     n_kept: tuple[int, ...]  # rows of positive weight in each chunk
     target: TargetScan
-    levels: tuple[Level, ...] | None  # categories of a target of text or categories, in the order of their codes
+    categories: tuple[Level, ...] | None  # of a target of text or categories, in the order of their codes
     weighted: bool  # whether some weight is neither 0 nor 1
     has_offset: bool
 
@@ -79,7 +79,7 @@ class TableScan:
 def scan_table(table: Table) -> TableScan:
     """Read the targets and weights of a table, chunk by chunk."""
     n_kept: list[int] = []
-    levels: tuple[Level, ...] | None = None
+    categories: tuple[Level, ...] | None = None
     weighted = has_offset = False
     for i, length in enumerate(table.lengths):
         if not length:
@@ -88,10 +88,10 @@ def scan_table(table: Table) -> TableScan:
         target, weight, offset = table.roles(i)
         n_kept.append(length if weight is None else int(np.count_nonzero(weight > 0)))
         if isinstance(target, CategoryColumn):
-            levels = target.levels
+            categories = target.categories
         weighted = weighted or (weight is not None and not ((weight == 0.0) | (weight == 1.0)).all())
         has_offset = has_offset or offset is not None
-    return TableScan(tuple(n_kept), scan_targets(table)[0], levels, weighted, has_offset)
+    return TableScan(tuple(n_kept), scan_targets(table)[0], categories, weighted, has_offset)
 
 
 @dataclass(eq=False)
@@ -101,7 +101,7 @@ class PreparedDataset:
     named: bool  # whether the features' names are the user's
     binning: Binning
     target: TargetScan
-    levels: tuple[Level, ...] | None  # categories of the target
+    categories: tuple[Level, ...] | None  # of the target
     codes: BlockFile
     rows: BlockFile
     settings: dict[str, Any] = field(default_factory=dict)  # parameters with which it was prepared, by name
@@ -230,7 +230,9 @@ def write_binned(
             file.remove()
         raise
     reference = ReferenceSample(*(np.concatenate(parts) for parts in zip(*sampled_rows, strict=True)))
-    return PreparedDataset(table.named, binning, scan.target, scan.levels, files["codes"], files["rows"], reference=reference)
+    return PreparedDataset(
+        table.named, binning, scan.target, scan.categories, files["codes"], files["rows"], reference=reference
+    )
 
 
 class PreparedTargets:
@@ -246,11 +248,11 @@ class PreparedTargets:
     ) -> None:
         self.data, self._target, self._continues, self._missing = data, target, continues, missing
         self._code_of: np.ndarray | None = None
-        if target.classes is not None and data.levels is not None:
+        if target.classes is not None and data.categories is not None:
             known = {level: code for code, level in enumerate(target.classes)}
-            self._code_of = np.array([known.get(level, -1) for level in data.levels], np.float64)
+            self._code_of = np.array([known.get(level, -1) for level in data.categories], np.float64)
 
-    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def map_rows(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return ``function(y, weight, offset, *arguments)`` of each block."""
         offsets = ("begun", "start") if self._continues else ("offset",)
         return [
@@ -269,8 +271,8 @@ class PreparedTargets:
         if self._code_of is not None:
             codes = self._code_of[values.astype(np.int64)]
             if (codes < 0).any():
-                assert self.data.levels is not None
-                raise unknown_class(self.data.levels[int(values[np.argmax(codes < 0)])])
+                assert self.data.categories is not None
+                raise unknown_class(self.data.categories[int(values[np.argmax(codes < 0)])])
             return codes
         if classes is not None:
             known = np.array(classes, np.float64)
@@ -381,7 +383,7 @@ class PreparedRows:
         """Do nothing: the files contain the scores."""
 
     def map_rows(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return self._rows.ask(function, *arguments)
+        return self._rows.map_rows(function, *arguments)
 
     def describe(self, seed: int) -> RowsDescription:
         data = self._data
@@ -410,7 +412,7 @@ class PreparedRows:
                 store,
                 spec.shard,
                 terms,
-                rule=plan.policy,
+                policy=plan.policy,
                 n_bites=spec.n_bites,
                 n_together=spec.n_together,
                 n_threads=n_threads,
@@ -420,7 +422,7 @@ class PreparedRows:
             codes, target, weight, raw = gather_pieces(rows, spec)
             shard = Shard(codes, spec.shard, target, weight, raw)
             in_ranges(shard.fill_tiles, shard.n_rows, n_threads)
-            return FusedEngine(shard, terms, rule=plan.policy, n_threads=n_threads)
+            return FusedEngine(shard, terms, policy=plan.policy, n_threads=n_threads)
         assert budget is not None
         memory = budget.histograms(spec.shard, data.n_rows, n_threads)
         folder = PrivateDirectory()

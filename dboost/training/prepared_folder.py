@@ -209,16 +209,16 @@ def _content(data: PreparedDataset, reference: BlockFile) -> str:
             "n_rows": data.n_rows,
             "block_rows": data.codes.block_rows,
             "named": data.named,
-            "features": [{"name": feature.name, "levels": feature.levels} for feature in data.binning.features],
+            "features": [{"name": feature.name, "levels": feature.categories} for feature in data.binning.features],
             "edges": [None if edges is None else edges.tolist() for edges in data.binning.edges],
             "target": {
-                "levels": target.levels,
+                "levels": target.categories,
                 "distinct": target.distinct.tolist(),
                 "too_many": target.too_many,
                 "dtype": target.dtype,
                 "is_bool": target.is_bool,
             },
-            "target_levels": data.levels,
+            "target_levels": data.categories,
             "settings": data.settings,
             "files": files,
         }
@@ -231,7 +231,7 @@ def _opened(folder: Path, content: dict[str, Any]) -> PreparedDataset:
     features = tuple(Feature(one["name"], _levels(one["levels"])) for one in content["features"])
     edges = tuple(None if one is None else np.array(one, np.float64) for one in content["edges"])
     target = dict(content["target"])
-    target |= {"levels": _levels(target["levels"]), "distinct": np.array(target["distinct"], np.float64)}
+    target |= {"categories": _levels(target.pop("levels")), "distinct": np.array(target["distinct"], np.float64)}
     files = {}
     for name, stored in content["files"].items():
         n_rows = stored.get("n_rows", content["n_rows"])

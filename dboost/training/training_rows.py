@@ -184,7 +184,7 @@ class SessionRows:
     def describe(self, seed: int) -> RowsDescription:
         table, (starts, n_rows) = self._table, self._starts()
         by_partition: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        for answer in table.ask_each(Session.portray, lambda numbers: ({i: starts[i] for i in numbers}, n_rows, seed)):
+        for answer in table.ask_each(Session.reference_rows, lambda numbers: ({i: starts[i] for i in numbers}, n_rows, seed)):
             by_partition |= answer
         ordered = [by_partition[i] for i in sorted(by_partition)]
         sample = ReferenceSample(np.empty((0, len(self._features))), np.empty(0))

@@ -37,7 +37,7 @@ def random_tree(rng: np.random.Generator, features: tuple[Feature, ...], n_leave
         left[i], right[i] = place[one], place[other]
         feature[i] = rng.integers(len(features))
         missing_left[i] = rng.random() < 0.5
-        levels = features[feature[i]].levels
+        levels = features[feature[i]].categories
         if levels is None:
             threshold[i] = rng.choice(POOL) if rng.random() < 0.7 else rng.normal()
         else:
@@ -87,6 +87,8 @@ def random_rows(seed: int, ensemble: Ensemble, n_rows: int, precision: type = np
         at = thresholds.astype(precision)
         around = np.concatenate([at, np.nextafter(at, precision(-np.inf)), np.nextafter(at, precision(np.inf))])
     for j, feature in enumerate(ensemble.features):
-        rows[:, j] = rng.choice(around, n_rows) if feature.levels is None else rng.integers(len(feature.levels), size=n_rows)
+        rows[:, j] = (
+            rng.choice(around, n_rows) if feature.categories is None else rng.integers(len(feature.categories), size=n_rows)
+        )
     rows[rng.random(rows.shape) < 0.2] = np.nan
     return rows

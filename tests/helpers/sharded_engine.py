@@ -36,8 +36,8 @@ class ShardedEngine:
         self._terms = loss_terms
         self._width = width
         self._scratch = Scratch()
-        self._searcher: SplitFinder | None = None
-        self.n_questions = 0
+        self._split_finder: SplitFinder | None = None
+        self.n_requests = 0
 
     @property
     def n_rows(self) -> int:
@@ -49,7 +49,7 @@ class ShardedEngine:
         parts = [advance_rows(s, self._terms, values, s.spec.loss_unit, self._scratch, 0, s.n_rows) for s in shards]
         return reduce(GradientStats.merge, parts)
 
-    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return the result of each shard."""
         return [function(rounds.shard, 0, rounds.shard.n_rows, *arguments) for rounds in self._rounds]
 
@@ -58,15 +58,16 @@ class ShardedEngine:
             rounds.begin(task)
         shard = self._rounds[0].shard
         layout = shard.bin_layout
-        grower, searcher = grow_tree(task, layout, self.n_rows, self._width), SplitFinder(task, layout, after=self._searcher)
-        self._searcher = searcher
-        question: RoundRequest = next(grower)
+        grower = grow_tree(task, layout, self.n_rows, self._width)
+        split_finder = SplitFinder(task, layout, after=self._split_finder)
+        self._split_finder = split_finder
+        request: RoundRequest = next(grower)
         while True:
-            self.n_questions += 1
-            answer = reduce(lambda a, b: a.merge(b), (rounds.sum_histograms(question) for rounds in self._rounds))
-            found = searcher.find_best_splits(question.pairs, answer.histograms)
+            self.n_requests += 1
+            merged = reduce(lambda a, b: a.merge(b), (rounds.sum_histograms(request) for rounds in self._rounds))
+            found = split_finder.find_best_splits(request.pairs, merged.histograms)
             try:
-                question = grower.send(RoundResult(found, answer.n_rows, answer.leaf_sums))
+                request = grower.send(RoundResult(found, merged.n_rows, merged.leaf_sums))
             except StopIteration as end:
                 in_fine_bins(end.value, task.bin_merge, shard.is_identity_bin_map)
                 return end.value

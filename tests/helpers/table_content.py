@@ -13,8 +13,8 @@ def plain(column: Column) -> np.ndarray:
     if not isinstance(column, CategoryColumn):
         return column.astype(np.float64)
     assert column.codes.dtype == np.int32
-    assert column.codes.size == 0 or (column.codes.min() >= -1 and column.codes.max() < len(column.levels))
-    return np.array([*column.levels, None], dtype=object)[column.codes]
+    assert column.codes.size == 0 or (column.codes.min() >= -1 and column.codes.max() < len(column.categories))
+    return np.array([*column.categories, None], dtype=object)[column.codes]
 
 
 def content(table: Table) -> pd.DataFrame:
@@ -26,7 +26,7 @@ def content(table: Table) -> pd.DataFrame:
         values = {}
         for feature, column in zip(table.features, chunk.columns, strict=True):
             assert isinstance(column, CategoryColumn) == feature.is_categorical
-            assert not isinstance(column, CategoryColumn) or column.levels == feature.levels
+            assert not isinstance(column, CategoryColumn) or column.categories == feature.categories
             values[feature.name] = plain(column)
         extra = {"<target>": chunk.target, "<weight>": chunk.weight, "<offset>": chunk.offset}
         values |= {name: plain(column) for name, column in extra.items() if column is not None}

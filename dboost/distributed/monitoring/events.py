@@ -23,7 +23,7 @@ class FitEvents:
 
     def begin(self, loss: str, n_rows: int, n_features: int) -> None:
         """Log that loading has finished. loss : name of the loss."""
-        self._connection.tell("boosting", loss=loss, rows=n_rows, features=n_features)
+        self._connection.record_event("boosting", loss=loss, rows=n_rows, features=n_features)
         self._log_rows_of_workers()
 
     def __call__(self, now: Iteration) -> None:
@@ -31,7 +31,7 @@ class FitEvents:
         scores = {name: float(value) for name, (value,) in metrics_of([record]).items()}
         phases = {phase: float(record[f"seconds_{phase}"]) for phase in PHASES}
         progress = {"iteration": now.iteration, "n_iterations": now.n_iterations, "rows": int(record["rows_kept"])}
-        self._connection.tell("iteration", **progress, seconds=float(record["seconds"]), scores=scores, **phases)
+        self._connection.record_event("iteration", **progress, seconds=float(record["seconds"]), scores=scores, **phases)
         self._log_rows_of_workers()
 
     def _log_rows_of_workers(self) -> None:
@@ -44,4 +44,4 @@ class FitEvents:
         rows: dict[str, int] = {}
         for worker, numbers in held:
             rows[worker] = rows.get(worker, 0) + sum(n_kept.get(i, 0) for i in numbers)
-        self._connection.tell("holding", rows={worker: n for worker, n in sorted(rows.items()) if n})
+        self._connection.record_event("holding", rows={worker: n for worker, n in sorted(rows.items()) if n})

@@ -19,7 +19,7 @@ from typing import Any
 from dboost.distributed.monitoring.status import PHASES, FitRegistry, FitStatus
 
 #: Methods that belong to boosting rounds; all others belong to loading.
-_ROUNDS = {"advance", "answer", "answer_in_slices", "search_slices", "ask", "judge"}
+_ROUNDS = {"advance", "round_histograms", "histogram_slices", "search_slices", "map_shards", "evaluate"}
 
 
 class WorkMeter:

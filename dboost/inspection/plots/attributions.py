@@ -52,7 +52,7 @@ def plot_summary(ensemble: Ensemble, X: Any, output: Any, background: Any, max_f
         for line, j in enumerate(order[::-1]):
             x = values[:, j]
             y = line + _spread(x)
-            rank, is_number = _ranks(block[:, j]), features[j].levels is None
+            rank, is_number = _ranks(block[:, j]), features[j].categories is None
             ax.plot(x[np.isnan(rank)], y[np.isnan(rank)], "o", color=GREY, markersize=2.2, markeredgewidth=0, alpha=0.6)
             present = ~np.isnan(rank)
             if not is_number:
@@ -154,7 +154,7 @@ def plot_dependence(ensemble: Ensemble, feature: Any, X: Any, output: Any, backg
     values, x, feature = of_features[:, j], block[:, j], ensemble.features[j]
     with canvas.style():
         present = ~np.isnan(x)
-        if feature.levels is None:
+        if feature.categories is None:
             ax = canvas.axes_for(ax)
             ax.plot(
                 x[present], values[present], "o", color=BLUE, markersize=2.4, markeredgewidth=0, alpha=0.45, rasterized=True
@@ -175,7 +175,7 @@ def plot_dependence(ensemble: Ensemble, feature: Any, X: Any, output: Any, backg
                     here, line + _spread(here), "o", color=BLUE, markersize=2.4, markeredgewidth=0, alpha=0.45, rasterized=True
                 )
             ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
-            ax.set_yticks(np.arange(len(codes)), [canvas.short(feature.levels[code]) for code in codes])
+            ax.set_yticks(np.arange(len(codes)), [canvas.short(feature.categories[code]) for code in codes])
             ax.set(xlabel=f"effect on the {canvas.plain(label)}", ylabel=canvas.plain(feature.name))
             canvas.bars(ax)
         ax.set_title(f"Shapley values of {canvas.short(feature.name)}")
@@ -185,4 +185,4 @@ def plot_dependence(ensemble: Ensemble, feature: Any, X: Any, output: Any, backg
 def _value(x: float, feature: Feature) -> str:
     if np.isnan(x):
         return "missing"
-    return canvas.number(float(x)) if feature.levels is None else canvas.short(feature.levels[int(x)], 12)
+    return canvas.number(float(x)) if feature.categories is None else canvas.short(feature.categories[int(x)], 12)

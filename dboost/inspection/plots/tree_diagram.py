@@ -65,14 +65,14 @@ def _condition(tree: Tree, node: int, features: tuple[Feature, ...]) -> str:
     or_missing = "missing or " if tree.missing_left[node] else ""
     codes = tree.categories[node]
     name = canvas.short(feature.name, 16)
-    if codes is None or feature.levels is None:
+    if codes is None or feature.categories is None:
         threshold = float(tree.threshold[node])
         return (
             f"{name} present?"
             if np.isposinf(threshold) and not or_missing
             else f"{name} {or_missing}≤ {canvas.number(threshold)}?"
         )
-    levels = [canvas.short(feature.levels[code], 10) for code in codes]
+    levels = [canvas.short(feature.categories[code], 10) for code in codes]
     first = ", ".join(levels[:2]) + (f" +{len(levels) - 2}" if len(levels) > 2 else "")
     return f"{name} {or_missing}in {first}?" if levels else f"{name} missing?"
 

@@ -287,7 +287,7 @@ def _details(context: ReportContext) -> dict[str, Any]:
     )
     splits = importance(ensemble, "count")
     features = importance(ensemble).rename("importance").to_frame().assign(splits=splits * splits.attrs["unit"] / 100)
-    levels = {feature.name: feature.levels for feature in ensemble.features}
+    levels = {feature.name: feature.categories for feature in ensemble.features}
     kinds = ["numeric" if (known := levels[name]) is None else f"categorical, {len(known)} levels" for name in features.index]
     features = features.assign(kind=kinds, splits=features["splits"].round().astype(int))
     sources = [{k: v for k, v in source.items() if not isinstance(v, dict)} for source in ensemble.sources]

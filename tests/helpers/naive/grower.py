@@ -55,17 +55,17 @@ class NaiveGrower:
 
     def grow(self, rows: list[int] | None = None) -> list[Node]:
         """All nodes, the k-th split's children at 2k + 1 and 2k + 2. rows : those to grow from; default: all."""
-        rule = self.task.policy
+        policy = self.task.policy
         self.nodes = [self._looked_at(Node(list(range(self.table.n_rows)) if rows is None else rows, 0))]
-        while len(self.nodes) < 2 * rule.max_leaves - 1:
+        while len(self.nodes) < 2 * policy.max_leaves - 1:
             open_leaves = [
                 node
                 for node in self.nodes
-                if node.children is None and node.candidate is not None and node.depth < rule.max_depth
+                if node.children is None and node.candidate is not None and node.depth < policy.max_depth
             ]
             if not open_leaves:
                 break
-            self._split(min(open_leaves, key=lambda node: self._order(node, rule)))
+            self._split(min(open_leaves, key=lambda node: self._order(node, policy)))
         return self.nodes
 
     def leaf_of(self, node: Node, row: int) -> Node:
@@ -78,9 +78,9 @@ class NaiveGrower:
         left = node.missing_left if code == self.table.n_codes[feature] - 1 else code in node.goes_left
         return self.leaf_of(node.children[0 if left else 1], row)
 
-    def _order(self, node: Node, rule: GrowthPolicy) -> tuple[float, ...]:
+    def _order(self, node: Node, policy: GrowthPolicy) -> tuple[float, ...]:
         """What comes first is split first; `min` takes the older of equals."""
-        return (node.depth, -node.gain) if rule.order == DEPTH_WISE else (-node.gain,)
+        return (node.depth, -node.gain) if policy.order == DEPTH_WISE else (-node.gain,)
 
     def _histogram(self, node: Node, feature: int) -> Histogram:
         return histogram(self.codes[feature], self.table.n_codes[feature], self.g, self.h, node.rows, self.repeat_count)
