@@ -52,7 +52,7 @@ class TreeRounds:
         LostWorkers, WorkerFailed, FitCancelled
         """
         grower = grow_tree(task, layout, n_rows, n_leaves_per_round)
-        self._split_finder = SplitFinder(task, layout, after=self._split_finder)
+        self._split_finder = SplitFinder(task, layout, after=self._split_finder, n_rows=n_rows)
         request, first_task, timing = next(grower), task, Timing()
         first: TreeTask | None = first_task
         while True:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -21,6 +20,7 @@ from dboost.trees.bin_proposal import in_fine_bins, new_proposal_buffers
 from dboost.trees.feature_sampling import FeaturePaths, new_feature_paths
 from dboost.trees.fused_grower import EXCLUDED_FRACTION, TeamBuffers, ThreadScratch, grow_whole_tree
 from dboost.trees.nodes import ANY_ORDER, GrowthPolicy, new_node_arrays
+from dboost.trees.split_finder import can_stay_packed
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
 #: Below this many cells (rows times features) one thread is faster than two.
@@ -182,20 +182,6 @@ class FusedEngine:
 
     def close(self) -> None:
         self.team.close()
-
-
-def can_stay_packed(task: TreeTask, n_rows: int, by_unit: bool) -> bool:
-    """Return whether histograms of numeric features may stay packed.
-
-    This requires that the halves of a word cannot overflow, and that the split gain has no L1 penalty, step limit or bounds.
-    Buckets with counts overflow earlier; they are flushed to histograms by channel, which exist only if threads divide rows.
-    """
-    limits, packing = task.limits, task.packing
-    most = packing.rows
-    if limits.count_channel == 2 and not by_unit:
-        most *= 2**31 // (packing.max_gradient * (packing.count_mask + 1) // 2)
-    is_plain = limits.l1 == 0.0 and limits.max_step == math.inf and limits.is_bounded == 0
-    return n_rows <= most and is_plain and task.node_bins is None
 
 
 def is_small(n_rows: int, n_features: int) -> bool:

@@ -32,8 +32,6 @@ from dboost.trees.nodes import (
     DEPTH_WISE,
     NodeArrays,
     apply_split,
-    child_stats,
-    gain_of,
     init_root,
     new_node_arrays,
     select_leaf,
@@ -253,9 +251,7 @@ class _Grower:
         """Give the children of a node their numbers and sums."""
         found = node.found
         assert found is not None
-        totals = np.empty((2, 5))
-        _child_stats(node.total, found.best, self.task.limits, self.task.direction, *totals)
-        left, right = (_Node(self.n_numbers + k, node.depth + 1, total) for k, total in enumerate(totals))
+        left, right = (_Node(self.n_numbers + k, node.depth + 1, total) for k, total in enumerate(found.children))
         self.n_numbers += 2
         node.children = left, right
         return Split(node.number, int(found.best[FEATURE]), found.goes_left, left.number, right.number)
@@ -305,8 +301,7 @@ class _Grower:
 
     def _look_at(self, node: _Node, found: SplitInfo) -> None:
         """Store a node's best split and its gain."""
-        node.found = found
-        node.gain = float(_gain(node.total, found.best, self.task.limits))
+        node.found, node.gain = found, found.gain
 
     def _number_leaves(self) -> tuple[np.ndarray, dict[int, int], int]:
         """Number the leaves from left to right: by committed node, and for every node below them by the grower's number."""
@@ -361,11 +356,6 @@ def _init_root(nodes, total):
 
 
 @kernel
-def _gain(total, best, limits):
-    return gain_of(total, best, limits)
-
-
-@kernel
 def _select_leaf(nodes, n_nodes, policy):
     return select_leaf(nodes, n_nodes, policy)
 
@@ -373,8 +363,3 @@ def _select_leaf(nodes, n_nodes, policy):
 @kernel
 def _apply_split(nodes, node, n_nodes, limits, direction):
     apply_split(nodes, node, n_nodes, limits, direction)
-
-
-@kernel
-def _child_stats(total, best, limits, direction, left, right):
-    child_stats(total, best, limits, direction, left, right)

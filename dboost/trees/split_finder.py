@@ -8,6 +8,7 @@ of the ranges' best splits. The reducer therefore needs no histograms, and a lar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,8 +30,10 @@ from dboost.kernels.splits import (
     search_bounded,
     search_categorical,
     search_numeric,
+    search_packed,
 )
 from dboost.trees.bin_proposal import new_proposal_buffers
+from dboost.trees.nodes import child_stats, gain_of
 from dboost.trees.tree_task import TreeTask
 
 
@@ -54,12 +57,15 @@ class SiblingPair:
 class SplitInfo:
     """The best split of a node.
 
-    best : float64[SPLIT_SIZE] (see `kernels.splits`); total : float64[5]; goes_left : uint8[n_codes], which bin codes of the
-    split feature go left, the last of which is "missing".
+    best : float64[SPLIT_SIZE] (see `kernels.splits`); total : float64[5]; children : float64[2, 5], the same of the left and
+    the right child; gain : of the split, -1 if it is not worth a leaf; goes_left : uint8[n_codes], which bin codes of the split
+    feature go left, the last of which is "missing".
     """
 
     best: np.ndarray
     total: np.ndarray
+    children: np.ndarray
+    gain: float
     goes_left: np.ndarray
 
     def merge(self, other: SplitInfo) -> SplitInfo:
@@ -91,10 +97,19 @@ class SplitFinder:
         Features first…last-1; default: all.
     after : SplitFinder, optional
         The finder of an earlier tree that is no longer needed: its memory is reused.
+    n_rows : int, optional
+        Number of rows over all shards. If their sums fit half a word, histograms of numeric features are stored and searched
+        as packed prefix sums, in a quarter of the time.
     """
 
     def __init__(
-        self, task: TreeTask, layout: BinLayout, first: int = 0, last: int | None = None, after: SplitFinder | None = None
+        self,
+        task: TreeTask,
+        layout: BinLayout,
+        first: int = 0,
+        last: int | None = None,
+        after: SplitFinder | None = None,
+        n_rows: int | None = None,
     ) -> None:
         self._task, self._layout = task, layout
         self._first = first
@@ -105,7 +120,17 @@ class SplitFinder:
         self._proposal_buffers = None if task.node_bins is None else new_proposal_buffers(task.node_bins)
         self._keys, self._order = np.empty(n_codes), np.empty(n_codes, np.int64)
         #: Histograms of leaves, and the slot of each node.
-        self._stored: np.ndarray = np.empty((0, 0, 0)) if after is None else after._stored
+        self._is_packed = (
+            n_rows is not None
+            and (self._first, self._last) == (0, len(layout.n_bins))
+            and not layout.is_categorical.any()
+            and can_stay_packed(task, n_rows, by_unit=False)
+        )
+        self._stored: np.ndarray = np.empty((0, 0, 0)) if after is None or self._is_packed else after._stored
+        #: The same as packed prefix sums, and their counts.
+        none = np.empty((0, 0), np.int64)
+        self._packed_sums: np.ndarray = none if after is None or not self._is_packed else after._packed_sums
+        self._packed_counts: np.ndarray = none if after is None or not self._is_packed else after._packed_counts
         self._slot_of: dict[int, int] = {}
         self._n_slots = 0
 
@@ -130,26 +155,48 @@ class SplitFinder:
             else:
                 slots[k, 1] = self._slot_of[pair.large] = self._slot_of.pop(pair.parent)
                 totals[k] = pair.totals
-        best, missing = np.empty((n, 2, SPLIT_SIZE)), np.zeros((n, 2))
-        _search_pairs(
-            histograms, self._stored, slots, self._layout, self._first, self._last, totals, self._task.limits, allowed,
-            self._task.direction, self._proposal_buffers, self._scratch, self._scratch.view(np.int64), self._keys, self._order,
-            best, missing,
-        )  # fmt: skip
+        best, children = np.empty((n, 2, SPLIT_SIZE)), np.empty((n, 2, 2, 5))
+        gains, goes_left = np.empty((n, 2)), np.zeros((n, 2, len(self._order)), np.uint8)
+        if self._is_packed:
+            counts = self._packed_counts if self._task.limits.count_channel == 2 else None
+            _search_packed_pairs(
+                histograms, self._packed_sums, counts, slots, self._layout, totals, self._task.limits, allowed,
+                self._task.direction, self._scratch, self._scratch.view(np.int64), best, children, gains, goes_left,
+            )  # fmt: skip
+        else:
+            _search_pairs(
+                histograms, self._stored, slots, self._layout, self._first, self._last, totals, self._task.limits, allowed,
+                self._task.direction, self._proposal_buffers, self._scratch, self._scratch.view(np.int64), self._keys,
+                self._order, best, children, gains, goes_left,
+            )  # fmt: skip
+        n_codes = self._layout.n_bins + 1
+        features = np.where(best[:, :, SCORE] == NO_SPLIT, -1.0, best[:, :, FEATURE]).astype(np.int64).tolist()
+        gain_of = gains.tolist()
         return [
-            self._split_info(best[k, side], totals[k, side], self._stored[slots[k, side]], missing[k, side])
+            SplitInfo(
+                best[k, side], totals[k, side], children[k, side], gain_of[k][side],
+                goes_left[k, side, : 0 if features[k][side] < 0 else n_codes[features[k][side]]],
+            )
             for k in range(n)
-            for side in range(2)
-            if slots[k, side] >= 0
-        ]
+            for side in range(2 if pairs[k].large >= 0 else 1)
+        ]  # fmt: skip
 
     def _reserve(self, n: int, shape: tuple[int, ...]) -> None:
         """Grow the buffer so that it holds the histograms of `n` more nodes."""
-        if self._n_slots + n > len(self._stored) or self._stored.shape[1:] != shape:
-            stored = np.empty((max(2 * len(self._stored), self._n_slots + n), *shape))
-            if self._n_slots:
-                stored[: self._n_slots] = self._stored[: self._n_slots]
-            self._stored = stored
+        if self._is_packed:
+            self._packed_sums = self._grown(self._packed_sums, n, shape[1:])
+            if self._task.limits.count_channel == 2:
+                self._packed_counts = self._grown(self._packed_counts, n, shape[1:])
+        else:
+            self._stored = self._grown(self._stored, n, shape)
+
+    def _grown(self, stored: np.ndarray, n: int, shape: tuple[int, ...]) -> np.ndarray:
+        if self._n_slots + n <= len(stored) and stored.shape[1:] == shape:
+            return stored
+        larger = np.empty((max(2 * len(stored), self._n_slots + n), *shape), stored.dtype)
+        if self._n_slots:
+            larger[: self._n_slots] = stored[: self._n_slots]
+        return larger
 
     def _sum(self, histogram: np.ndarray) -> np.ndarray:
         """Return a node's sums, which are those of the buckets of any one feature."""
@@ -160,33 +207,16 @@ class SplitFinder:
             total[2] = total[1]
         return total
 
-    def _split_info(self, best: np.ndarray, total: np.ndarray, histogram: np.ndarray, missing: float) -> SplitInfo:
-        """Return a node's best split with the bin codes that go left. missing : Hessian of its rows that miss the feature."""
-        layout, limits = self._layout, self._task.limits
-        if best[SCORE] == NO_SPLIT:
-            return SplitInfo(best, total, np.empty(0, np.uint8))
-        feature = int(best[FEATURE])
-        n_bins, at = int(layout.n_bins[feature]), int(layout.offset[feature]) - self.buckets.start
-        goes_left = np.zeros(n_bins + 1, np.uint8)
-        if layout.is_categorical[feature]:
-            _mark_left_categories(histogram, at, n_bins, int(best[SPLIT_BIN]), limits, self._keys, self._order, goes_left)
-        else:
-            goes_left[: int(best[SPLIT_BIN]) + 1] = 1
-            goes_left[n_bins] = int(best[MISSING_LEFT])
-        if missing == 0.0:
-            # No value was missing here: at prediction, missing values follow the larger child.
-            goes_left[n_bins] = best[LEFT_H] > total[1] - best[LEFT_H]
-        return SplitInfo(best, total, goes_left)
-
 
 @kernel
 def _search_pairs(
     histograms, stored, slots, layout, first, last, totals, limits, allowed, direction, proposal, scratch, scratch_bits, keys,
-    order, best, missing,
+    order, best, children, gains, goes_left,
 ):  # fmt: skip
     """Store the children's histograms in `slots` of `stored`, and find their best splits over some features.
 
-    The small child's histogram is given; the large child's (if its slot is not -1) replaces that of their parent.
+    The small child's histogram is given; the large child's (if its slot is not -1) replaces that of their parent. The other
+    results are those of `SplitInfo`.
     """
     base = layout.offset[first]
     for k in range(len(histograms)):
@@ -207,9 +237,24 @@ def _search_pairs(
                 node_histogram, layout, first, last, totals[k, side], limits, allowed[k, side], direction, proposal,
                 scratch, scratch_bits, keys, order, split,
             )  # fmt: skip
-            if split[SCORE] != NO_SPLIT:
-                feature = np.int64(split[FEATURE])
-                missing[k, side] = node_histogram[1, layout.offset[feature] - base + layout.n_bins[feature]]
+            gains[k, side] = -1.0
+            if split[SCORE] == NO_SPLIT:
+                continue
+            total = totals[k, side]
+            gains[k, side] = gain_of(total, split, limits)
+            child_stats(total, split, limits, direction, children[k, side, 0], children[k, side, 1])
+            feature = np.int64(split[FEATURE])
+            n_bins, at = layout.n_bins[feature], layout.offset[feature] - base
+            marks = goes_left[k, side]
+            if layout.is_categorical[feature] != 0:
+                mark_left_categories(node_histogram, at, n_bins, np.int64(split[SPLIT_BIN]), limits, keys, order, marks)
+            else:
+                for code in range(np.int64(split[SPLIT_BIN]) + 1):
+                    marks[code] = 1
+                marks[n_bins] = np.uint8(split[MISSING_LEFT])
+            if node_histogram[1, at + n_bins] == 0.0:
+                # No value was missing here: at prediction, missing values follow the larger child.
+                marks[n_bins] = 1 if split[LEFT_H] > total[1] - split[LEFT_H] else 0
 
 
 @internal
@@ -235,5 +280,72 @@ def _search_node(
 
 
 @kernel
-def _mark_left_categories(histogram, at, n_categories, split_bin, limits, keys, order, goes_left):
-    mark_left_categories(histogram, at, n_categories, split_bin, limits, keys, order, goes_left)
+def _search_packed_pairs(
+    histograms, packed_sums, packed_counts, slots, layout, totals, limits, allowed, direction, scratch, scratch_bits, best,
+    children, gains, goes_left,
+):  # fmt: skip
+    """Do the work of `_search_pairs` for all features, with packed prefix sums (see `kernels.splits.search_packed`)."""
+    n_features = len(layout.n_bins)
+    for k in range(len(histograms)):
+        small, large = slots[k]
+        for feature in range(n_features):
+            start, stop = layout.offset[feature], layout.offset[feature + 1]
+            g, h, sums = histograms[k, 0, start:stop], histograms[k, 1, start:stop], packed_sums[small, start:stop]
+            running = np.int64(0)
+            for b in range(sums.size):
+                running += (np.int64(g[b]) << np.int64(32)) + np.int64(h[b])
+                sums[b] = running
+            if large >= 0:
+                rest = packed_sums[large, start:stop]
+                for b in range(sums.size):
+                    rest[b] -= sums[b]
+            if packed_counts is not None:
+                n, counts = histograms[k, 2, start:stop], packed_counts[small, start:stop]
+                running = np.int64(0)
+                for b in range(counts.size):
+                    running += np.int64(n[b])
+                    counts[b] = running
+                if large >= 0:
+                    rest = packed_counts[large, start:stop]
+                    for b in range(counts.size):
+                        rest[b] -= counts[b]
+        for side in range(2):
+            slot = slots[k, side]
+            if slot < 0:
+                continue
+            total, split = totals[k, side], best[k, side]
+            clear_split(split)
+            for feature in range(n_features):
+                if allowed[k, side, feature]:
+                    search_packed(
+                        packed_sums, packed_counts, slot, layout.offset[feature], layout.n_bins[feature], feature, total,
+                        limits, scratch, scratch_bits, split,
+                    )  # fmt: skip
+            gains[k, side] = -1.0
+            if split[SCORE] == NO_SPLIT:
+                continue
+            gains[k, side] = gain_of(total, split, limits)
+            child_stats(total, split, limits, direction, children[k, side, 0], children[k, side, 1])
+            best_feature = np.int64(split[FEATURE])
+            n_bins, at = layout.n_bins[best_feature], layout.offset[best_feature]
+            marks = goes_left[k, side]
+            for code in range(np.int64(split[SPLIT_BIN]) + 1):
+                marks[code] = 1
+            marks[n_bins] = np.uint8(split[MISSING_LEFT])
+            if np.int32(packed_sums[slot, at + n_bins] - packed_sums[slot, at + n_bins - 1]) == 0:
+                # No value was missing here: at prediction, missing values follow the larger child.
+                marks[n_bins] = 1 if split[LEFT_H] > total[1] - split[LEFT_H] else 0
+
+
+def can_stay_packed(task: TreeTask, n_rows: int, by_unit: bool) -> bool:
+    """Return whether histograms of numeric features may stay packed.
+
+    This requires that the halves of a word cannot overflow, and that the split gain has no L1 penalty, step limit or bounds.
+    Buckets with counts overflow earlier; they are flushed to histograms by channel, which exist only if threads divide rows.
+    """
+    limits, packing = task.limits, task.packing
+    most = packing.rows
+    if limits.count_channel == 2 and not by_unit:
+        most *= 2**31 // (packing.max_gradient * (packing.count_mask + 1) // 2)
+    is_plain = limits.l1 == 0.0 and limits.max_step == math.inf and limits.is_bounded == 0
+    return n_rows <= most and is_plain and task.node_bins is None

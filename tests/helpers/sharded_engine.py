@@ -59,7 +59,7 @@ class ShardedEngine:
         shard = self._rounds[0].shard
         layout = shard.bin_layout
         grower = grow_tree(task, layout, self.n_rows, self._width)
-        split_finder = SplitFinder(task, layout, after=self._split_finder)
+        split_finder = SplitFinder(task, layout, after=self._split_finder, n_rows=self.n_rows)
         self._split_finder = split_finder
         request: RoundRequest = next(grower)
         while True:
