@@ -211,3 +211,8 @@ def rows_in_files(dask_worker: Any = None) -> int:
 def session_names(dask_worker: Any = None) -> list[str]:
     """For `Client.run`: the sessions that a worker has."""
     return [holding.session for holding in dask_worker.plugins["dboost"]._sessions.values()]
+
+
+def uses_lines(dask_scheduler: Scheduler) -> list[bool]:
+    """Run on the scheduler: whether each tree grew on lines."""
+    return [event["lines"] for _, event in dask_scheduler.get_events("dboost") if event["action"] == "tree"]

@@ -1,0 +1,198 @@
+"""Lines: messages over sockets, and fits whose rounds travel on them, beside fits by Dask's messages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+from distributed.security import Security
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dboost
+from dboost.distributed.line import Line, LineClosed, packed
+from dboost.losses import Loss
+from dboost.trees.grower import RoundHistograms
+from tests.helpers.clusters import Processes, a_table, uses_lines
+
+FRAME = a_table(2000)
+OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "progress": False}
+
+
+@pytest.fixture
+def lines() -> Iterator[tuple[Line, Line]]:
+    one, other = (Line(end) for end in socket.socketpair())
+    yield one, other
+    one.close()
+    other.close()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    contents=st.lists(st.tuples(st.binary(max_size=200), st.lists(st.integers(0, 5000), max_size=4)), min_size=1, max_size=6),
+    piece=st.integers(1, 977),
+)
+def test_messages_arrive_whole_however_they_are_cut(contents: list[tuple[bytes, list[int]]], piece: int) -> None:
+    """A reader that gets the bytes in pieces of any size finds the same messages, with aligned buffers."""
+    sender, wire = socket.socketpair()
+    feed, end = socket.socketpair()
+    out, into = Line(sender), Line(end)
+    with sender, wire, feed, end:
+        found = []
+        for number, (content, sizes) in enumerate(contents):
+            buffers = [np.arange(size, dtype=np.float64) for size in sizes]
+            out.send(number, number % 5, content, [memoryview(buffer).cast("B") for buffer in buffers])
+            wire.setblocking(False)
+            while True:
+                try:
+                    some = wire.recv(piece)
+                except BlockingIOError:
+                    break
+                feed.sendall(some)
+                message = into.poll()
+                if message is not None:
+                    found.append((message.number, message.kind, bytes(message.content)))
+                    arrays = [np.frombuffer(buffer, np.float64) for buffer in message.buffers]
+                    assert all(array.flags.aligned for array in arrays)
+                    assert all(np.array_equal(a, b) for a, b in zip(arrays, buffers, strict=True))
+        assert found == [(number, number % 5, content) for number, (content, _) in enumerate(contents)]
+
+
+def test_arrays_travel_without_a_copy_in_the_pickle(lines: tuple[Line, Line]) -> None:
+    one, other = lines
+    histograms = np.arange(300_000, dtype=np.int32).reshape(3, 2, -1)
+    content, buffers = packed((RoundHistograms(histograms, np.array([[1, 2]])), 5, 0.25))
+    assert len(content) < 2000
+    thread = threading.Thread(target=one.send, args=(7, 0, content, buffers))
+    thread.start()
+    message = other.receive()
+    thread.join()
+    answer, n_rows, seconds = message.unpack()
+    assert (message.number, n_rows, seconds) == (7, 5, 0.25)
+    assert (answer.histograms == histograms).all() and answer.histograms.dtype == np.int32
+    assert np.shares_memory(answer.histograms, np.frombuffer(message.buffers[0], np.uint8))
+
+
+def test_a_closed_end_is_noticed(lines: tuple[Line, Line]) -> None:
+    one, other = lines
+    one.send(1, 0, b"first")
+    one.shut_down()
+    assert bytes(other.receive().content) == b"first"
+    with pytest.raises(LineClosed):
+        other.receive()
+
+
+def test_an_end_that_closes_in_the_middle_of_a_message_is_noticed() -> None:
+    raw, end = socket.socketpair()
+    line = Line(end)
+    other = Line(socket.socketpair()[0])
+    with raw:
+        raw.sendall(b"\0" * 10)
+        assert line.poll() is None
+    with pytest.raises(LineClosed):
+        line.receive()
+    line.close()
+    other.close()
+
+
+def test_a_receiver_that_takes_nothing_is_given_up(lines: tuple[Line, Line]) -> None:
+    with pytest.raises(TimeoutError, match="does not receive"):
+        lines[0].send(1, 0, bytes(50_000_000), timeout=0.2)
+
+
+def fit_on(client: Client, target: str = "z", **options: Any) -> tuple[dboost.Booster, set[bool]]:
+    booster = dboost.fit(dd.from_pandas(FRAME, npartitions=6), target, client=client, **OPTIONS | options)
+    return booster, set(client.run_on_scheduler(uses_lines))
+
+
+class FailsLater(Loss):
+    """Squared error, whose gradient fails once a tree has grown."""
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return 0.5 * (raw - y) ** 2
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        if len(y) > 300 and len(np.unique(raw)) == OPTIONS["max_leaf_nodes"]:
+            raise ValueError("no gradient today")
+        return raw - y
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.ones_like(y)
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    return dboost.fit(FRAME, "z", **OPTIONS).sha256
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["tcp", "tls"])
+def test_rounds_travel_on_lines(expected: str, secure: bool) -> None:
+    security = Security.temporary() if secure else None
+    with (
+        LocalCluster(
+            n_workers=3, threads_per_worker=1, processes=False, protocol="tls://" if secure else "tcp://", security=security,
+            dashboard_address=None,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):  # fmt: skip
+        booster, on_lines = fit_on(client)
+        assert on_lines == {True}
+        assert booster.sha256 == expected
+        # The connections of Dask still work, and a second fit has lines of its own.
+        assert client.submit(sum, [1, 2]).result() == 3
+        assert fit_on(client)[0].sha256 == expected
+
+
+@pytest.mark.parametrize("why", ["inproc", "configuration"])
+def test_other_connections_use_messages(expected: str, why: str) -> None:
+    with (
+        dask.config.set({"dboost.lines": why != "configuration"}),
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None,
+            protocol="inproc://" if why == "inproc" else "tcp://",
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):  # fmt: skip
+        booster, on_lines = fit_on(client)
+        assert on_lines == {False}
+        assert booster.sha256 == expected
+
+
+def test_a_loss_that_fails_on_a_worker_is_named_on_lines(expected: str) -> None:
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=None) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        with pytest.raises(dboost.DBoostError, match="no gradient today"):
+            fit_on(client, target="y", loss=FailsLater())
+        assert fit_on(client)[0].sha256 == expected
+
+
+@pytest.mark.parametrize("lines", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("what", ["kill", "stop"])
+def test_a_worker_is_lost_in_a_round(expected: str, lines: bool, what: str) -> None:
+    """On lines and by messages, the model of a fit that loses a worker is the model of one process."""
+    with Processes(3, environment={"DASK_DBOOST__LINES": str(lines).lower()}) as cluster:
+        victim = next(iter(cluster.pids().values()))
+
+        def strike(now: dboost.Iteration) -> None:
+            if now.iteration == 2:
+                os.kill(victim, signal.SIGKILL if what == "kill" else signal.SIGSTOP)
+
+        data = dd.from_pandas(FRAME, npartitions=6)
+        dboost.fit(data, "z", client=cluster.client, **OPTIONS)  # everything is compiled
+        with cluster.impatient() if what == "stop" else contextlib.nullcontext():
+            booster = dboost.fit(data, "z", client=cluster.client, callbacks=strike, **OPTIONS)
+        assert booster.sha256 == expected
+        assert set(cluster.client.run_on_scheduler(uses_lines)) == {lines}
+        assert booster.history["workers"].tolist() == [3, 3, 2, 2]
