@@ -1,4 +1,4 @@
-"""Arcbites on a cluster: every bite is spread over the workers, and the model is that of one process, to the last bit."""
+"""Arcbites on a cluster: every bite is spread over the workers, and the model equals that of one process, to the last bit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture
 def filing(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No rows fit a limit, blocks are short, threads share every bite; in the end no file is left."""
+    """No rows fit the limit, blocks are short, threads share every bite; at the end no file is left."""
     monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
     monkeypatch.setattr(bite_files, "_LEAST_BLOCK_ROWS", 32)
     monkeypatch.setattr(bite_files, "BLOCK_ROWS", 32)
@@ -54,7 +54,7 @@ def filing(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def list_files(client: Client) -> list[Path]:
-    """Files of bites on the workers."""
+    """Return the files of bites on the workers."""
     folders = client.run(lambda dask_worker: dask_worker.local_directory).values()
     return [path for folder in folders for path in Path(folder).glob("dboost-*/bites")]
 
@@ -78,13 +78,13 @@ KINDS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
 
 @cache
 def alone(kind: str) -> dboost.Booster:
-    """A fit in this process."""
+    """Fit in this process."""
     target, columns, options = KINDS[kind]
     return fit(FRAME[[*columns, target]], target, **options)
 
 
 def check(kind: str, found: dboost.Booster) -> None:
-    """It is the fit of one process, history and all."""
+    """Assert that model and history equal those of a fit in this process."""
     expected = alone(kind)
     assert found.sha256 == expected.sha256
     kept = [column for column in expected.history if not column.startswith("seconds") and column != "bytes_read"]
@@ -135,7 +135,7 @@ def test_evaluation_sets_here_and_there(client: Client) -> None:
 
 
 def test_the_limit_says_how_many_bites(client: Client, caplog: pytest.LogCaptureFixture) -> None:
-    """As many as in one process with the same limit, which one of the workers could hold; and in files, for memory is short."""
+    """The number of bites equals that of one process with the limit of one worker; the bites are in files."""
     rng = np.random.default_rng(0)
     values = rng.integers(0, 9, (60_000, 4)).astype(np.float32)
     frame = pd.DataFrame(values, columns=["a", "b", "c", "d"])
@@ -159,7 +159,7 @@ def test_the_limit_says_how_many_bites(client: Client, caplog: pytest.LogCapture
 
 
 def test_files_go_with_the_fit(client: Client, filing: None) -> None:
-    """Also where it fails; test sets are in files as well, and are cut back there."""
+    """Files are removed also if the fit fails; test sets are in files as well, and are truncated there."""
     frame, held = FRAME[["a", "b", "e", "z"]].iloc[:1000], FRAME[["a", "b", "e", "z"]].iloc[1000:]
     options: dict[str, Any] = {
         "arcbites": ArcBites(3, early_stopping_rounds=2), "learning_rate": 0.9, "max_iter": 40, "memory_limit": "64MiB"
@@ -183,7 +183,7 @@ def test_files_go_with_the_fit(client: Client, filing: None) -> None:
 
 
 def test_what_is_continued_and_what_is_not(client: Client, filing: None) -> None:
-    """Bites in files begin with the scores of a model of other data; where arcbites stopped nothing goes on."""
+    """Bites in files start with the scores of a model of other data; a fit cannot continue where arcbites stopped."""
     old = fit(FRAME[:500], "y", features=["a", "b", "e"], max_iter=2)
     options: dict[str, Any] = {"arcbites": ArcBites(3, 1), "max_iter": 4}
     here = fit(FRAME[500:], "y", start_from=old, **options)
@@ -206,7 +206,7 @@ def test_estimators(client: Client) -> None:
 
 @pytest.mark.parametrize("when", [9, *(pytest.param(when, marks=pytest.mark.slow) for when in (3, 16))])
 def test_a_worker_is_killed_during_a_bite(when: int, killing: Processes) -> None:
-    """Its rows are read again, divided, and brought up to date in the middle of a visit, after cuts as well."""
+    """The rows of a lost worker are read again and brought up to date in the middle of a visit, also after truncation."""
     frame = FRAME[["a", "b", "c", "e", "z"]]
     options: dict[str, Any] = {"arcbites": ArcBites(3, early_stopping_rounds=2, visits=2), "max_iter": 30, "learning_rate": 0.9}
     held = frame.iloc[:400]
@@ -228,7 +228,7 @@ def test_a_worker_is_killed_during_a_bite(when: int, killing: Processes) -> None
 
 
 def warm(cluster: Processes, n_workers: int) -> None:
-    """At least so many workers, none of which has anything to compile any more: that keeps them from answering."""
+    """Ensure that there are `n_workers` workers with compiled kernels: a worker that compiles does not respond."""
     for _ in range(n_workers - len(cluster.pids())):
         cluster.add_worker()
     cluster.client.wait_for_workers(n_workers, timeout=60)
@@ -238,13 +238,13 @@ def warm(cluster: Processes, n_workers: int) -> None:
 
 @pytest.fixture(scope="module")
 def killing() -> Iterator[Processes]:
-    # A worker that dies is noticed by its connection; one that is merely busy is to be left alone.
+    # A lost worker is noticed by its connection; a worker that is merely busy must not be removed.
     with Processes(2, environment={"DASK_DBOOST__PATIENCE": "20s", "DASK_DBOOST__WORKER_TIMEOUT": "60s"}) as processes:
         yield processes
 
 
 def test_a_worker_joins_and_takes_part_in_every_bite(killing: Processes) -> None:
-    """It also evaluates its part of the rows that are held out, which the sender has dropped."""
+    """The new worker also evaluates its part of the held-out rows, and the previous worker no longer does."""
     frame = FRAME[["a", "b", "e", "y"]]
     options: dict[str, Any] = {"arcbites": ArcBites(3, 30, visits=2, early_stopping_rounds=200), "max_iter": 180}
     rows: list[list[int]] = []
@@ -255,7 +255,7 @@ def test_a_worker_joins_and_takes_part_in_every_bite(killing: Processes) -> None
             killing.client.wait_for_workers(n_before + 1, timeout=60)
         if now.iteration >= 5 and not (rows and rows[-1][0]):
             rows.append(sorted(killing.client.run(held_rows).values()))
-            time.sleep(0.2)  # it may take seconds until it is ready to take rows over
+            time.sleep(0.2)  # the new worker may need seconds until it can take rows over
 
     warm(killing, 1)
     n_before = len(killing.pids())

@@ -1,4 +1,4 @@
-"""Arcbites go on from a model and from a checkpoint, to the last bit as if nothing had happened."""
+"""Arcbites continue from a model and from a checkpoint, with the same result to the last bit as an uninterrupted fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
 pytestmark = pytest.mark.filterwarnings("ignore::dboost.DriftWarning")
 FRAME, HELD, OLD = mixed_frame(1500), mixed_frame(300, seed=1), mixed_frame(400, seed=2)
-#: So little that the bites rest in files.
+#: So small that the bites are stored in files.
 LIMIT = 64 * 10**6
 
 WAYS: dict[str, ArcBites] = {
@@ -29,7 +29,7 @@ WAYS: dict[str, ArcBites] = {
 
 
 class Killed(BaseException):
-    """Stands for a process that is gone."""
+    """Stands for a killed process."""
 
 
 def fit(target: str, frame: Any = FRAME, **options: Any) -> dboost.Booster:
@@ -46,7 +46,7 @@ def client() -> Iterator[Client]:
 
 
 def killed_until_done(target: str, moments: set[int], folder: Path, **options: Any) -> dboost.Booster:
-    """Fits that die after so many iterations in all, one after the other, until one is through."""
+    """Run fits that fail after the given numbers of iterations, one after the other, until one completes."""
     died = set()
     for _ in range(len(moments) + 1):
         n_grown = 0

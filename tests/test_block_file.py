@@ -77,7 +77,7 @@ def test_single_fields_are_read_and_written(tmp_path: Path) -> None:
     buffer = file.buffer()
     buffer[:] = 0
     assert file.read(1, buffer, [("raw", 2)]) == 4 * 8
-    assert file.read(1, buffer, ["raw", "y"]) == 64 + 128  # whole fields come with what fills them up
+    assert file.read(1, buffer, ["raw", "y"]) == 64 + 128  # whole fields include their padding
     assert not file.views(buffer, 1)["wide"].any()
     before = contents(file, 1)
     np.testing.assert_array_equal(file.views(buffer, 1)["y"], 8.0)
@@ -123,7 +123,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
-    """A limit of the file's size is met where a full disk would be: when space is reserved."""
+    """A limit of the file size fails at the same point as a full disk: when space is reserved."""
     script = textwrap.dedent(f"""
         import pathlib, resource
         from dboost.storage.block_file import BlockFile, Field, StorageError
@@ -144,7 +144,7 @@ def test_a_file_is_closed_once_by_however_many_threads(tmp_path: Path, monkeypat
 
     def meanwhile(descriptor: int) -> None:
         closed.append(descriptor)
-        file.close()  # as another thread would
+        file.close()  # as a second thread would
         close(descriptor)
 
     monkeypatch.setattr(os, "close", meanwhile)

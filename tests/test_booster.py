@@ -1,4 +1,4 @@
-"""A booster answers in the kind of the question, and stays the same model wherever it goes."""
+"""A booster returns predictions in the kind of its input, and stays the same model when it is copied, pickled or saved."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_columns_are_picked_by_name() -> None:
 def test_many_threads_at_a_time() -> None:
     frame = finite_rows(number_model(), 500)
     expected = number_model().predict(frame)
-    fresh = number_model()  # nothing is laid out yet when all threads ask at once
+    fresh = number_model()  # no prediction layout exists yet when all threads predict at once
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(fresh.predict, [frame] * 16))
     assert all(answer.equals(expected) for answer in answers)

@@ -1,4 +1,4 @@
-"""A model trained on a cluster is the model of one process, to the last bit."""
+"""A model trained on a cluster equals the model of one process, to the last bit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def client() -> Iterator[Client]:
 
 
 def divided(frame: pd.DataFrame, cuts: list[int]) -> dd.DataFrame:
-    """A lazy frame with these cuts, whose partitions do not know each other's dictionaries."""
+    """Return a lazy frame with these cuts, whose partitions have different dictionaries."""
     bounds = [0, *sorted(cuts), len(frame)]
     parts = [dask.delayed(frame.iloc[a:b]) for a, b in pairwise(bounds)]
     return dd.from_delayed(parts, meta=frame.iloc[:0], verify_meta=False)
@@ -71,7 +71,7 @@ def test_the_model_is_that_of_one_process(client: Client, kind: str) -> None:
 @given(cuts=st.lists(st.integers(0, 600), max_size=9), weighted=st.booleans())
 @settings(max_examples=12)
 def test_however_the_rows_are_divided(client: Client, cuts: list[int], weighted: bool) -> None:
-    """Empty partitions, partitions without a single row of positive weight, and fewer rows than workers among them."""
+    """Including empty partitions, partitions without rows of positive weight, and fewer rows than workers."""
     frame = FRAME.iloc[:600][["a", "b", "e", "w", "z"]].copy()
     frame.loc[frame.index < 60, "w"] = 0.0
     options: dict[str, Any] = {"sample_weight": "w"} if weighted else {}
@@ -92,7 +92,7 @@ def test_whatever_the_cluster(n_workers: int, n_threads: int) -> None:
 
 @pytest.mark.parametrize("bytes_per_owner", [1, 400_000, 10**9], ids=["each an owner", "some", "one owner"])
 def test_histograms_that_never_come_together(client: Client, bytes_per_owner: int) -> None:
-    """Scheduler and workers are in this process, so what is wide is ours to say. Some owners have nothing worth splitting."""
+    """Scheduler and workers are in this process, so the test can set the limit of wide histograms. Some owners find none."""
     rare = {f"rare {i}": np.where(np.arange(len(FRAME)) % 15 == i, np.arange(len(FRAME)), 0.0) for i in range(9)}
     frame = FRAME[["w", "t", "a", "b", "c", "d", "e"]].assign(**rare)
     options: dict[str, Any] = {"sample_weight": "w", "max_leaf_nodes": 12, "min_samples_leaf": 100}

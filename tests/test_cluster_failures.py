@@ -1,6 +1,6 @@
-"""Workers die, hang, leave and join; clients go away; the model is the same or the error says what happened.
+"""Workers die, hang, leave and join; clients are lost; the model is the same, or the error names the cause.
 
-The processes are real and are killed for real. Most tests share one cluster, whose dead workers are replaced.
+The processes are real and are killed with signals. Most tests share one cluster, whose dead workers are replaced.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def shared() -> Iterator[Processes]:
 
 @pytest.fixture
 def cluster(shared: Processes) -> Processes:
-    """Three workers that have dboost loaded."""
+    """Three workers that have imported dboost."""
     for _ in range(3 - len(shared.client.scheduler_info(n_workers=-1)["workers"])):
         shared.add_worker()
     shared.client.wait_for_workers(3, timeout=60)
@@ -61,7 +61,7 @@ def lazily(seconds: float = 0.0, n_partitions: int = 6) -> dd.DataFrame:
 
 
 def at(iteration: int, action: Callable[[], Any]) -> Callable[[dboost.Iteration], None]:
-    """A callback that does something once."""
+    """Return a callback that performs an action once."""
     done = []
 
     def callback(now: dboost.Iteration) -> None:

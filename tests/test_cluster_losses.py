@@ -1,4 +1,4 @@
-"""Every loss on a cluster: the same model as in one process, whatever conversation its leaf values need."""
+"""Every loss on a cluster gives the model of one process, whatever statistics its leaf values need."""
 
 from __future__ import annotations
 

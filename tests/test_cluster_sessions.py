@@ -1,6 +1,6 @@
-"""Workers that are restarted at their address, lost though they live, joining, or lost again and again: no row goes missing.
+"""Workers that restart at the same address, disconnect while alive, join, or fail repeatedly: no row is lost or counted twice.
 
-The workers are processes at fixed ports; they are killed and started again for real.
+The workers are processes at fixed ports; they are killed and restarted.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def shared() -> Iterator[Processes]:
 
 @pytest.fixture
 def cluster(shared: Processes) -> Processes:
-    """Three workers that have dboost loaded."""
+    """Three workers that have imported dboost."""
     for _ in range(3 - len(shared.addresses())):
         shared.add_worker()
     shared.client.wait_for_workers(3, timeout=60)
@@ -60,7 +60,7 @@ def cluster(shared: Processes) -> Processes:
 
 @pytest.fixture
 def connection(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Connection]:
-    """The connection of the fit under way."""
+    """Return the connection of the running fit."""
     found: list[Connection] = []
     begin = Connection.__init__
 
@@ -82,7 +82,7 @@ def lazily(n_partitions: int = 6, seconds: float = 0.0) -> dd.DataFrame:
 
 
 def at(iterations: int | set[int], action: Callable[[], Any]) -> Callable[[dboost.Iteration], None]:
-    """A callback that does something once in each of these iterations."""
+    """Return a callback that performs an action once in each of these iterations."""
     left = {iterations} if isinstance(iterations, int) else set(iterations)
 
     def callback(now: dboost.Iteration) -> None:
@@ -94,7 +94,7 @@ def at(iterations: int | set[int], action: Callable[[], Any]) -> Callable[[dboos
 
 
 def test_a_worker_that_is_restarted_at_its_address_is_another_worker(cluster: Processes, expected: str) -> None:
-    """It is given a partition of a neighbour that died before anybody asks it for the rows that it held."""
+    """The restarted worker receives a partition of a lost neighbour before any call asks for the rows that it held."""
     reborn, lost, _ = cluster.pids()
 
     def disaster() -> None:
@@ -141,7 +141,7 @@ def test_a_worker_is_restarted_at_its_address_while_an_evaluation_set_is_read(cl
 def test_a_session_that_was_given_up_is_not_counted_again(
     cluster: Processes, expected: str, connection: Callable[[], Connection]
 ) -> None:
-    """A connection broke, the worker is still there, and is even given the rows that it held once more."""
+    """A connection broke, the worker is still alive, and receives the rows that it held once more."""
 
     def break_off() -> None:
         for known in list(sessions()):
@@ -159,7 +159,7 @@ def test_a_session_that_was_given_up_is_not_counted_again(
 
 
 def test_rows_that_vanish_on_a_worker_are_noticed(cluster: Processes, expected: str) -> None:
-    """Whatever the reason: every advance and every tree's root count the rows."""
+    """Whatever the cause: every advance and the root of every tree compare the number of rows."""
 
     def lose_rows(dask_worker: Any = None) -> None:
         for held in dask_worker.plugins["dboost"]._sessions.values():
@@ -170,7 +170,7 @@ def test_rows_that_vanish_on_a_worker_are_noticed(cluster: Processes, expected: 
 
 
 def test_a_worker_is_lost_when_the_first_arcbite_begins(cluster: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are given its rows, and train on their own rows of that bite all the same."""
+    """The other workers receive its rows, and continue to train on their own rows of that bite."""
     options = OPTIONS | {"arcbites": dboost.ArcBites(n_bites=4, visits=2)}
     alone = dboost.fit(FRAME, "z", **options)
     visit, victims = ClusterEngine.visit, [next(iter(cluster.pids().values()))]
@@ -187,7 +187,7 @@ def test_a_worker_is_lost_when_the_first_arcbite_begins(cluster: Processes, monk
 
 @pytest.mark.parametrize("role", ["sample_weight", "offset"])
 def test_a_worker_is_lost_while_weights_are_attached(cluster: Processes, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Target and weights are arrays in the client; the first are there already."""
+    """Target and weights are arrays in the client; the target has arrived already."""
     arrays = {"target": FRAME["z"].to_numpy(), role: FRAME["w"].to_numpy()}
     features = FRAME[["a", "b", "c"]]
     alone = dboost.fit(features, **arrays, **OPTIONS)
@@ -235,7 +235,7 @@ def test_two_clients_that_register_at_the_same_time_share_one_reducer() -> None:
 
 def test_a_step_that_ends_its_workers_every_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     class Deadly(dboost.losses.Loss):
-        """Ends the process of the worker that computes its gradients, once the model has said something."""
+        """Ends the process of the worker that computes its gradients, once the raw scores of the rows differ."""
 
         def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
             return (raw - y) ** 2
@@ -330,7 +330,7 @@ def test_a_worker_that_joins_and_cannot_take_part_ends_no_fit(cluster: Processes
 
 
 def test_a_worker_of_no_concern_is_not_removed(cluster: Processes, connection: Callable[[], Connection]) -> None:
-    """It is silent because somebody else's work blocks it, and has none of our rows."""
+    """The worker does not respond because another client's task blocks it; it holds no rows of the fit."""
     left: list[set[str]] = []
 
     def look() -> None:

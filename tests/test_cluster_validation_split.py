@@ -1,4 +1,4 @@
-"""Validation rows and class weights of estimators on a cluster: those of one process, whatever holds the rows."""
+"""Validation rows and class weights of estimators on a cluster equal those of one process, however the rows are stored."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def divided(frame: pd.DataFrame, cuts: list[int]) -> dd.DataFrame:
 def test_however_the_rows_are_divided(
     client: Client, target: str, cuts: list[int], weighted: bool, size: Any, seed: int, streams: bool
 ) -> None:
-    """In memory and in files, in one process and on workers; empty partitions, and some without rows of positive weight."""
+    """In memory and in files, in one process and on workers; some partitions are empty or have no row of positive weight."""
     kind, options = KINDS[target]
     frame = FRAME.copy()
     frame.loc[frame.index < 60, "w"] = 0.0
@@ -116,7 +116,7 @@ def test_rows_change_no_sides_when_a_worker_goes(target: str) -> None:
     ids=["rows", "weights"],
 )
 def test_data_that_change_during_a_fit_are_an_error(tmp_path: Path, change: Any, complaint: str) -> None:
-    """When a worker goes, its partitions are read again; their numbers of rows decide which rows are held out."""
+    """When a worker is lost, its partitions are read again; their numbers of rows determine which rows are held out."""
     paths = [tmp_path / f"{i}.parquet" for i in range(6)]
     for i, path in enumerate(paths):
         FRAME.iloc[100 * i : 100 * (i + 1)].to_parquet(path)
@@ -143,7 +143,7 @@ def test_a_partition_with_another_number_of_rows_is_named() -> None:
 
 
 def test_later_data_may_lack_classes_also_with_a_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What rows in files are held out must mean the same classes as the model does."""
+    """The classes of held-out rows in files must have the same numbers as the model's classes."""
     some = FRAME[FRAME["t"] != "low"]
     options: dict[str, Any] = {"max_iter": 3, "early_stopping": True, "random_state": 0}
     expected = DBoostClassifier(**options).fit(FRAME[COLUMNS], FRAME["t"]).partial_fit(some[COLUMNS], some["t"])

@@ -35,7 +35,7 @@ def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def paths(tree: Tree) -> Iterator[tuple[int, ...]]:
-    """The features that a row meets on each way down."""
+    """Return the features on each path of a tree."""
     stack: list[tuple[int, tuple[int, ...]]] = [(0, ())]
     while stack:
         node, above = stack.pop()
@@ -81,7 +81,7 @@ def test_engines_choose_the_same_features(
     data=st.data(),
 )
 def test_what_a_node_may_split_by(n: int, share: float, seed: int, turns: list[int], data: st.DataObject) -> None:
-    """Step by step down a way, as the naive twin has it from the whole way at once."""
+    """Step by step along a path, as the naive counterpart computes it from the whole path at once."""
     groups = data.draw(st.none() | st.lists(st.sets(st.integers(0, n - 1), min_size=1), min_size=1, max_size=5))
     constraints, allowed, way = feature_constraints_of(share, groups, n, seed), np.ones(n, np.uint8), []
     if constraints is None:
@@ -121,7 +121,7 @@ def test_engines_obey_the_same_directions(
 
 
 def test_a_share_of_the_features_is_taken_at_every_node() -> None:
-    """The right number of features, all equally often, different ones in different nodes and trees."""
+    """The right number of features, all with equal frequency, different ones in different nodes and trees."""
     table = make_table([9] * 10, 400, 3)
     roots = []
     for seed in range(300):
@@ -134,7 +134,7 @@ def test_a_share_of_the_features_is_taken_at_every_node() -> None:
         )
         roots.append(int(problem.whole(1)[0].feature[0]))
     counts = np.bincount(roots, minlength=10)
-    # Of ten features three are looked at: the best one is seen in 30 % of the trees and then taken; eight never win more.
+    # Of ten features three are sampled: the best one is sampled for 30 % of the trees and wins there; eight never win more.
     best = np.sort(counts)[::-1]
     assert best[0] == pytest.approx(90, abs=40)
     assert (best[:6] > 0).all()

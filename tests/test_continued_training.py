@@ -1,4 +1,4 @@
-"""A model goes on with data that came later, and tells which trees came from which data."""
+"""Incremental training: a fit starts from a model, and the model records which trees came from which data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 pytestmark = pytest.mark.filterwarnings("ignore::dboost.DriftWarning")
 OLD = mixed_frame(600, seed=0)
 NEW = mixed_frame(400, seed=1)
-#: A town that nobody has heard of, and numbers beyond all that were seen.
+#: A category that was not in the training data, and numbers outside the range of the training data.
 STRANGE = NEW.assign(town=NEW["town"].replace("Gent", "Arlon"), x=NEW["x"] * 100, age=NEW["age"] + 1000)
 
 
@@ -257,7 +257,7 @@ def test_how_to_continue_needs_a_model(name: str, value: str, tmp_path: Path) ->
     default = {"continue_bins": "new", "continue_steps": "damped"}
     plain = dboost.fit(NEW, "late", max_iter=1)
     assert dboost.fit(NEW, "late", max_iter=1, **default) == plain, "defaults are no demand"
-    # Estimators and streams keep the parameter for the calls that have a model.
+    # Estimators and `partial_fit` store the parameter for calls that start from a model.
     (X, y), later = ((frame[["x", "age"]], frame["late"]) for frame in (OLD, NEW))
     model = dboost.DBoostClassifier(max_iter=2, random_state=0, **{name: value}).partial_fit(X, y).partial_fit(*later)
     begun, continued = dboost.continue_on([(X, y), later], max_iter=2, **{name: value})

@@ -1,4 +1,4 @@
-"""A loss of the user's own: it trains like a built-in one, is checked, and is found again by its name."""
+"""A loss defined by the user: it trains like a built-in loss, is validated, and is found again by its name."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_it_is_minimised() -> None:
     assert history["train_loss"].iloc[-1] == pytest.approx(LogCosh(0.5).value(Y, booster.predict(X)).mean(), rel=1e-6)
     assert history["eval_LogCosh"].iloc[-1] == pytest.approx(history["train_loss"].iloc[-1])
     assert booster.ensemble.loss == {"name": "LogCosh", "scale": 0.5}
-    # The best constant: no slope is left.
+    # At the best constant the gradient is zero.
     assert LogCosh(0.5).gradient(Y, np.full(N, booster.ensemble.baseline[0])).sum() == pytest.approx(0, abs=1e-9)
 
 
@@ -201,7 +201,7 @@ def test_mistakes_are_noticed_on_first_use(loss: Loss, complaint: str) -> None:
 
 
 class Charbonnier(Loss):
-    """sqrt(1 + u²) - 1, which bends within 1 wherever targets are."""
+    """sqrt(1 + u²) - 1, whose curvature is concentrated within 1 of the target."""
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return np.hypot(1.0, raw - y) - 1.0
@@ -232,7 +232,7 @@ def test_a_right_loss_is_believed_wherever_targets_are(scale: float) -> None:
 
 
 def test_losses_beyond_their_unit_do_not_warn() -> None:
-    """Offsets far from the targets make losses of up to 1e305."""
+    """Offsets far from the targets give losses up to 1e305."""
     offset = np.where(np.arange(N) % 2, 1e305, 0.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

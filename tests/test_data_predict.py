@@ -1,4 +1,4 @@
-"""Predictions come out in the kind of table that went in, and blocks hold what the table holds."""
+"""Predictions have the kind of the input table, and feature blocks contain the values of the table."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def words(block: np.ndarray) -> np.ndarray:
 
 
 class Shape:
-    """Checks each block it is given; a callable object like a bound method of a model."""
+    """Checks each block; a callable object like a bound method of a model."""
 
     def __call__(self, block: np.ndarray) -> np.ndarray:
         assert block.flags.c_contiguous
@@ -249,7 +249,7 @@ def test_dask_frames_keep_their_divisions() -> None:
 
 
 class Heavy:
-    """A model of which we count how often it is pickled."""
+    """A model that counts how often it is pickled."""
 
     pickles: ClassVar[collections.Counter[str]] = collections.Counter()
 
@@ -307,7 +307,7 @@ def test_paths(tmp_path: Path) -> None:
 
 
 def test_plans_travel() -> None:
-    """Readers on other machines get the plan, the features and the predictor's answer type by pickle."""
+    """Readers on other machines receive the plan, the features and the predictor's output type by pickle."""
     from dboost.data.partition import read_partition
     from dboost.data.read_plan import make_read_plan
 

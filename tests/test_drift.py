@@ -1,4 +1,4 @@
-"""Data that look different from those that a model has learned from: noticed where they do, and only there."""
+"""Drift: data that differ from the training data are detected, and other data are not."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def client() -> Iterator[Client]:
         yield client
 
 
-# The numbers.
+# The statistics.
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=8))
@@ -146,7 +146,7 @@ def test_a_summary_is_of_all_rows_of_a_small_table(model: dboost.Booster) -> Non
 def test_the_file_is_the_same_wherever_the_rows_are(
     target: str, kind: str, client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(portrait, "ROWS", 300)  # so that some rows are drawn
+    monkeypatch.setattr(portrait, "ROWS", 300)  # so that rows are sampled
     options: dict[str, Any] = {"features": FEATURES, "max_iter": 3}
     if kind == "bites":
         options |= {"arcbites": dboost.ArcBites(n_bites=3, trees_per_visit=1)}
@@ -177,7 +177,7 @@ def test_early_stopping_and_callbacks_summarise_what_is_kept() -> None:
     assert (summary.scores[0].low, summary.scores[0].high) == (scores.min(), scores.max())
 
 
-# Asking.
+# `Booster.drift`.
 
 
 def test_what_drifted_comes_first(model: dboost.Booster) -> None:
@@ -285,7 +285,7 @@ def test_data_of_the_same_kind_are_not_warned_of(model: dboost.Booster, n: int) 
         dboost.fit(X[400:], X[400:, 0] > 0, start_from=sure, max_iter=1)
 
 
-# The file.
+# The model file.
 
 
 @pytest.mark.parametrize(

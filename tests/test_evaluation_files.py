@@ -1,4 +1,4 @@
-"""Evaluation sets that are large beside a memory limit wait in files, and say what they say in memory."""
+"""Evaluation sets that are large beside a memory limit are stored in files, with the results of sets in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FRAME, OTHER = mixed_frame(400), mixed_frame(300, seed=1)
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Nothing may wait in memory, blocks are short, and temporary files go to a folder that is empty in the end.
+    """Evaluation sets go to files, blocks are short, and temporary files go to a folder that is empty at the end.
 
     Holds the names of the sets that were evaluated from files.
     """
@@ -43,7 +43,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
 
 
 def same(target: str, sets: Any, **options: Any) -> dboost.Booster:
-    """Train with and without a limit; the models and what was said of the sets are equal."""
+    """Train with and without a limit; assert that the models and the metrics of the sets are equal."""
     settings = {"features": FEATURES, "max_iter": 4, "random_state": 1, "progress": False} | options
     kept = dboost.fit(FRAME, target, eval_set=sets, **settings)
     filed = dboost.fit(FRAME, target, eval_set=sets, memory_limit="64MiB", **settings)

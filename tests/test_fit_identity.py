@@ -40,7 +40,7 @@ def numeric(target: str = "y") -> pd.DataFrame:
 
 
 def as_kind(kind: str, frame: pd.DataFrame, target: str, folder: Path) -> tuple[Any, Any]:
-    """The same rows as another kind of table: (data, target)."""
+    """Return the same rows as another kind of table: (data, target)."""
     X, y = frame.drop(columns=target), frame[target]
     if kind == "pandas":
         return frame, target
@@ -132,7 +132,7 @@ def test_the_order_of_levels_and_of_eval_sets_levels_does_not_matter(target: str
 
 
 def test_many_rows_in_many_stripes() -> None:
-    """Enough rows for every thread to have several stripes, and for packed buckets to be flushed."""
+    """Enough rows for several stripes per thread, and for flushes of packed buckets."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(70_000, 3)).astype(np.float32)
     y = X[:, 0] + np.abs(X[:, 1]) + rng.normal(size=70_000)
@@ -154,7 +154,7 @@ def test_wide_tables_whose_columns_are_shared_out() -> None:
 
 
 def rows_of(booster: dboost.Booster) -> dict[str, Any]:
-    """What a model is without its counts of rows."""
+    """Return a model without its counts of rows."""
     e = booster.ensemble
     return {
         "baseline": e.baseline.tolist(),
@@ -168,7 +168,7 @@ def rows_of(booster: dboost.Booster) -> dict[str, Any]:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_rows_of_weight_zero_shape_nothing(target: str) -> None:
-    """Rows of weight zero with values, levels and gaps that no other row has: the same file as without them."""
+    """Rows of weight zero with values, categories and gaps that no other row has: the same file as without them."""
     strange = mixed_frame(80, seed=9).assign(
         x=1e6, size=np.float32(-1e6), age=1000, rooms=np.nan, town="nowhere", kind="odd", w=0.0
     )
@@ -181,7 +181,7 @@ def test_rows_of_weight_zero_shape_nothing(target: str) -> None:
 
 
 def test_targets_of_weight_zero_shape_nothing() -> None:
-    """Neither which loss "auto" means, nor which classes there are."""
+    """Rows of weight zero determine neither the loss that "auto" selects nor the classes."""
     X, w = np.arange(60.0)[:, None], np.repeat([1.0, 0.0], [50, 10])
     for strange, y in ((7.5, np.arange(60) % 2.0), (2, np.arange(60) % 2), ("other", np.array(["no", "yes"] * 30, object))):
         with_them = y.copy()
@@ -219,7 +219,7 @@ def test_weights_of_one_are_no_weights(target: str, min_samples_leaf: int) -> No
 def test_a_row_of_whole_weight_is_so_many_rows(
     target: str, seed: int, n_rows: int, max_weight: int, options: dict[str, Any]
 ) -> None:
-    """The same splits and predictions, to the last bit; only numbers of rows differ."""
+    """The same splits and predictions, to the last bit; only the numbers of rows differ."""
     frame = mixed_frame(n_rows, seed)
     weight = np.random.default_rng(seed).integers(0, max_weight + 1, n_rows)
     weight[:3] = 1, 2, max_weight
@@ -241,7 +241,7 @@ def test_a_row_of_whole_weight_is_so_many_rows(
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_fractions_and_heavy_rows_are_weights_too(target: str) -> None:
-    """Weights that are no whole numbers, or large ones: the same model but for rounding, and for any partitions."""
+    """Fractional or large weights: the same model except for rounding, and the same for any partitions."""
     X = np.random.default_rng(3).normal(size=(500, 2))
     frame = pd.DataFrame(X, columns=["a", "b"]).assign(**{target: FRAME[target][:500]})
     frame["w"] = np.random.default_rng(4).integers(1, 4, 500) * 1.0
@@ -276,7 +276,7 @@ def test_saving_and_loading_changes_nothing(target: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_predictions_are_the_scores_of_training(target: str, weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the last bit: the same thresholds, the same order of additions, the same side for what is missing."""
+    """To the last bit: the same thresholds, the same order of additions, the same side for missing values."""
     shards: list[Shard] = []
 
     class Remembered(Shard):
@@ -310,7 +310,7 @@ def test_predictions_of_arrays_are_the_scores_of_training(dtype: type, monkeypat
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_scores_of_held_out_rows_are_those_of_the_finished_model(target: str) -> None:
-    """Levels never seen in training and gaps in columns that had none go where the model sends them."""
+    """Categories unseen in training, and gaps in columns that had none, go to the side that the model defines."""
     held_out = HELD_OUT.assign(town=HELD_OUT["town"].where(HELD_OUT["age"] > 30, "Oudenaarde"))
     held_out.loc[::7, "x"] = np.nan
     booster = fit(FRAME, target, features=FEATURES, eval_set=held_out, max_iter=25)
@@ -323,7 +323,7 @@ def test_scores_of_held_out_rows_are_those_of_the_finished_model(target: str) ->
     assert judged == pytest.approx(float(loss.value(y, raw).mean()), rel=1e-12)
 
 
-# Chance.
+# Random seeds.
 
 
 def test_the_seed_matters_only_where_there_is_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:

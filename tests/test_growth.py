@@ -39,7 +39,7 @@ TERMS = SquaredError().terms()
 
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small tables are left to one thread, were it not for this."""
+    """Without this, small tables are processed by one thread."""
     monkeypatch.setattr(in_process, "SMALL", 0)
 
 
@@ -62,7 +62,7 @@ class Problem:
     ) -> None:
         self.table, self.parameters = table, parameters
         rng = np.random.default_rng(seed)
-        # Gradients that some of the features explain, and noise; few distinct ones make ties.
+        # Gradients that depend on some of the features, with noise; few distinct values make ties.
         signal = sum(np.sin(table.codes[f] * (f + 1)) for f in range(min(3, len(table.codes))))
         gradient = signal + rng.normal(size=table.n_rows)
         if levels:
@@ -72,7 +72,7 @@ class Problem:
         if with_hessian:
             self.hessian = (rng.integers(1, 4, table.n_rows) if levels else rng.random(table.n_rows)).astype(np.float32)
         self.repeat_count = times
-        # The second derivative of these rows is too small for them to take part.
+        # The second derivatives of these rows are too small for them to be used.
         least = 0
         if trimmed and self.hessian is not None:
             least = int(np.sort(self.hessian)[int(trimmed * table.n_rows)].view(np.int32))
@@ -91,7 +91,7 @@ class Problem:
         self.task = self._task()
 
     def _task(self) -> TreeTask:
-        """Return the task as the trainer would make it."""
+        """Return the task as training would make it."""
         parameters, packing = self.parameters, self.precision.packing
         n = self.table.n_rows if self.repeat_count is None else int(self.repeat_count.sum())
         max_g = float(np.abs(self.gradient).max())
@@ -149,10 +149,10 @@ class Problem:
             engine.close()
 
     def whole(self, n_threads: int) -> tuple[Tree, np.ndarray]:
-        """The tree by the compiled grower, and each row's leaf."""
+        """Return the tree by the compiled grower, and the leaf of each row."""
         with self.in_process(n_threads) as engine:
             first = self.finished(engine.grow(self.task))
-            again = self.finished(engine.grow(self.task))  # nothing is left over from the last tree
+            again = self.finished(engine.grow(self.task))  # nothing is left from the previous tree
             assert_equal(again, first)
             return first, np.concatenate(engine.map_shards(_leaves)).astype(np.int64)
 
@@ -201,7 +201,7 @@ def _leaves(shard: Shard, first: int, last: int) -> np.ndarray:
 
 
 def assert_equal(found: Tree, expected: Tree) -> None:
-    """Every array, to the last bit."""
+    """Assert that all arrays are equal, to the last bit."""
     for field in fields(Tree):
         a, b = getattr(found, field.name), getattr(expected, field.name)
         if field.name == "categories":
@@ -318,7 +318,7 @@ def test_rows_of_little_influence_sit_out_of_several_stripes(n_columns: int, tri
         assert np.array_equal(found, leaf)
 
 
-#: Tables of several tiles: with four or more for two threads, threads share out tiles instead of rows.
+#: Tables of several tiles: with four or more for two threads, threads divide the tiles instead of the rows.
 MANY_COLUMNS = {
     "numeric": ([20, 40, 17] * 44, [False] * 132),
     "everything": ([20, 40, 17] * 44 + [3] * 20 + [300, 12, 400], [False] * 132 + [True] * 20 + [False, True, True]),
@@ -346,7 +346,7 @@ def test_wide_tables(kind: str, with_hessian: bool) -> None:
 )
 @pytest.mark.parametrize("n_columns", [3, 130], ids=["narrow", "wide"])
 def test_many_rows(n_columns: int, limits: tuple[int, float]) -> None:
-    """More rows than packed buckets hold between flushes, and than a stripe has: threads against one shard and many."""
+    """More rows than packed buckets hold between flushes, and than a stripe has: threads against one shard and several."""
     n_rows = 150_000 if n_columns == 3 else 20_000
     table = make_table([20, 255, 4][:n_columns] if n_columns == 3 else [20] * n_columns, n_rows, missing=0.3)
     parameters = Parameters(max_leaf_nodes=20, min_samples_leaf=limits[0], l1_regularization=limits[1])
@@ -368,7 +368,7 @@ def test_many_rows(n_columns: int, limits: tuple[int, float]) -> None:
 
 @pytest.mark.parametrize("max_weight", [None, 3])
 def test_histograms_with_counts_stay_packed_as_long_as_sums_fit(max_weight: int | None) -> None:
-    """At the last row whose sums fit half a word all gradients and Hessians are as large as can be, and beyond it."""
+    """With the most rows whose sums fit half a word all gradients and Hessians have their maximum, and with one row more."""
     times = None if max_weight is None else np.full(300_000, max_weight, np.uint8)
     packing = precision_of(Parameters(min_samples_leaf=2), False, max_weight or 1).packing
     most = 64 * packing.rows
@@ -383,7 +383,7 @@ def test_histograms_with_counts_stay_packed_as_long_as_sums_fit(max_weight: int 
             times=None if times is None else times[:n_rows],
         )
         problem.gradient[:] = 1.0
-        problem.gradient[table.codes[0] == 0] = -1.0  # the root's sum may be as small as minus all, a child's as large
+        problem.gradient[table.codes[0] == 0] = -1.0  # the root's sum may be as small as minus the total, a child's as large
         problem.hessian = np.ones(n_rows, np.float32)
         problem.task = problem._task()
         with problem.in_process(2) as engine:
@@ -396,7 +396,7 @@ def test_histograms_with_counts_stay_packed_as_long_as_sums_fit(max_weight: int 
 
 @pytest.mark.parametrize("with_hessian", [False, True])
 def test_trees_without_limits_open_few_leaves_at_a_time(with_hessian: bool) -> None:
-    """With no limit on leaves, the pool of 64 histograms is enough for any tree, chains too."""
+    """Without a limit on leaves, the pool of 64 histograms suffices for any tree, chains too."""
     n_rows = 3000
     table = make_table([255, 255, 255], n_rows, 1, missing=0.0)
     parameters = Parameters(max_leaf_nodes=None, min_samples_leaf=1, min_hessian=0.0, l2_regularization=0.0)
@@ -438,7 +438,7 @@ def test_leaves_keep_what_parameters_promise(problem: Problem) -> None:
     parameters, leaves = problem.parameters, tree.feature < 0
     if tree.n_leaves > 1:
         assert tree.count[leaves].min() >= parameters.min_samples_leaf
-        # Hessians are quantised: a sum is off by at most half a unit a row.
+        # Hessians are quantised: a sum has an error of at most half a unit a row.
         slack = 0.0 if problem.hessian is None else 0.5 * problem.n_rows / problem.task.scales[1]
         assert tree.cover[leaves].min() >= parameters.min_hessian - slack - 1e-9
         assert tree.gain[~leaves].min() > parameters.min_gain * (1 - 1e-12)

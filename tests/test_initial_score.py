@@ -1,4 +1,4 @@
-"""Where scores start is a conversation: the same to the last bit however the rows are divided, and by whom."""
+"""The initial score is the same to the last bit for any partitioning of the rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def targets(loss: Loss, n: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def in_parts(y: np.ndarray, weight: np.ndarray | None, borders: list[int]) -> Ask:
-    """The conversation with rows in several places, some of which may hold none."""
+    """Return an `Ask` over several parts of the rows, some of which may be empty."""
     pieces = [slice(*pair) for pair in pairwise([0, *sorted(min(b, len(y)) for b in borders), len(y)])]
     return lambda function, *arguments: [
         function(y[piece], None if weight is None else weight[piece], None, *arguments) for piece in pieces
@@ -66,7 +66,7 @@ def test_a_mean_and_shares() -> None:
 
 
 def seen(shard: Shard, first: int, last: int, factor: int) -> tuple[int, int]:
-    """What a question from a test would be told."""
+    """Return a result that the test can verify: the number of rows, and a sum over targets."""
     return last - first, factor * int(shard.target[first:last].sum())
 
 

@@ -1,4 +1,4 @@
-"""Whatever was minimised, the model can be asked what it learned."""
+"""Model interpretation works with every loss."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_pictures_and_the_report_know_the_scale(loss: str) -> None:
 
 
 def test_a_model_learned_by_several_fits_is_one_model() -> None:
-    """Trees of a warm start count like any others."""
+    """Trees of a warm start count like all others."""
     frame = mixed_frame(300)
     X, y = frame[FEATURES[:3]], frame["y"]
     estimator = dboost.DBoostRegressor(max_iter=4, warm_start=True, min_samples_leaf=5).fit(X, y)

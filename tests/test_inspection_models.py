@@ -1,4 +1,4 @@
-"""However a model came about, it can be asked what it learned, drawn, and reported."""
+"""Model interpretation, plots and the report work with a model from every kind of fit or import."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 5, "min_samples_leaf":
 
 
 class LogCosh(dboost.losses.Loss):
-    """A loss of the user's own."""
+    """A custom loss."""
 
     name = "log_cosh"
 

@@ -84,7 +84,7 @@ def train(name: str, folder: Path) -> None:
 
 
 def train_interpreted(names: Iterable[str], folder: Path) -> None:
-    """The same in a process that compiles nothing."""
+    """Call `train` in a process that compiles nothing."""
     code = "import pathlib, sys; from tests.test_kernels_interpreted import train\n"
     code += "for name in sys.argv[2:]: train(name, pathlib.Path(sys.argv[1]))"
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}

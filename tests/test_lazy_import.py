@@ -1,4 +1,4 @@
-"""What is imported when: libraries that nobody needs yet stay out."""
+"""Libraries are imported only when they are needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system."""
+"""Freed memory is returned to the system."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_what_was_freed_is_given_back() -> None:
     if giving_back._trim() is None:
         pytest.skip("this C library cannot be asked")
     process = psutil.Process()
-    # Too small to be mapped one by one, and every hundredth stays: the library can return nothing from the end.
+    # Too small to be mapped individually, and every hundredth is kept: the library can return nothing from the end of the heap.
     arrays = [np.ones(12_000) for _ in range(1000)]
     kept = arrays[::100]
     full = process.memory_info().rss
@@ -45,7 +45,7 @@ def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Library:
-    """A C library that writes down how it was told to allocate."""
+    """A C library that records the settings of its allocator."""
 
     def __init__(self) -> None:
         self.told: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Model files: whole or not at all, the same for the same model, and never believed."""
+"""Model files: complete or absent, the same for the same model, and validated before use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.helpers.forests import random_ensemble
 SMALL = random_ensemble(1, n_iterations=2, n_leaves=4)
 
 
-#: A town of three goes left to a leaf, or right to a question about a number.
+#: A category goes left to a leaf, or right to a split by a number.
 SPLIT, LEAF = 2, 1
 BY_HAND = Ensemble(
     features=(Feature("size"), Feature("town", ("Bonn", "Gent", "Lyon"))),
@@ -91,7 +91,7 @@ def test_every_bit_of_a_number_comes_back(values: list[float], losses: list[floa
     )  # fmt: skip
     ensemble = replace(SMALL, trees=(tree,), metrics={"train_loss": tuple(losses)})
     back = storage.loads(storage.dumps(ensemble))
-    # There is one NaN only: its sign and payload are not numbers.
+    # There is only one NaN: its sign and payload are not stored.
     canonical = np.array([np.nan if np.isnan(value) else value for value in values])
     assert back.trees[0].value.tobytes() == canonical.tobytes()
     assert same(back.metrics["train_loss"], tuple(losses))
@@ -190,7 +190,7 @@ def test_a_newer_format_is_refused() -> None:
 
 
 def forged(change: Callable[[dict[str, Any]], Any]) -> bytes:
-    """A file that was edited by somebody who knows how to compute the checksum."""
+    """A file with changed contents and a correct checksum."""
     *first, _, content = storage.dumps(BY_HAND).split(b"\n", 4)
     entries = json.loads(b"{" + content)
     change(entries)
@@ -200,7 +200,7 @@ def forged(change: Callable[[dict[str, Any]], Any]) -> bytes:
 
 
 def put(*path: Any) -> Callable[[dict[str, Any]], None]:
-    """A change: set what the path leads to, to the last argument."""
+    """Return a change that sets the item at the path to the last argument."""
 
     def change(entries: Any) -> None:
         *way, last, value = path
@@ -308,7 +308,7 @@ def test_types_that_cannot_hold_the_classes_are_refused(dtype: Any, classes: lis
         storage.loads(forged(lambda entries: entries.update(classes=classes, classes_dtype=dtype, loss={"name": "log_loss"})))
 
 
-#: What is worth a try in place of anything.
+#: Values to put in place of any other.
 HOSTILE = st.one_of(
     st.none(),
     st.booleans(),
@@ -326,14 +326,14 @@ HOSTILE = st.one_of(
 
 
 def places(entries: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Ways to everything in nested lists and mappings."""
+    """Return the paths to all items in nested lists and mappings."""
     inner = entries.items() if isinstance(entries, dict) else enumerate(entries) if isinstance(entries, list) else ()
     return [place for key, value in inner for place in [(*way, key), *places(value, (*way, key))]]
 
 
 @cache
 def learned() -> Booster:
-    """With everything that a fit writes."""
+    """A model with everything that a fit writes."""
     frame = mixed_frame(200)[[*FEATURES, "grade"]]
     return dboost.fit(
         frame, "grade", max_iter=2, max_leaf_nodes=3, max_bins=5, eval_set=frame, early_stopping_rounds=2, source_name="first",

@@ -86,7 +86,7 @@ def test_a_newer_format_is_refused() -> None:
 
 
 def forged(content: bytes) -> bytes:
-    """A file by somebody who knows how to compute the checksum."""
+    """A file with changed contents and a correct checksum."""
     packed = zlib.compress(content)
     return b"dboost arrays, version 1\n" + hashlib.sha256(packed).hexdigest().encode() + b"\n" + packed
 
@@ -101,7 +101,7 @@ def test_a_forgery_without_a_change_is_read() -> None:
 
 @given(st.data())
 def test_whatever_is_forged_is_refused_or_valid(data: Any) -> None:
-    """A changed byte with a right checksum: an error, or a model that is saved and read like any other."""
+    """A changed byte with a correct checksum: an error, or a model that is saved and read like any other."""
     content = bytearray(contents())
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -138,7 +138,7 @@ def test_what_is_not_compressed_is_refused() -> None:
 
 
 def test_a_bomb_is_refused_before_it_fills_the_memory() -> None:
-    """Some kilobytes that would become 96 MiB: of a header, or of one-leaf trees."""
+    """A few kilobytes that would expand to 96 MiB: of a header, or of one-leaf trees."""
     text = json.dumps({"trees": 1 << 24}).encode()
     endless, many = (1 << 26).to_bytes(8, "little"), len(text).to_bytes(8, "little") + text
     for beginning, rest in ((endless, b" " * (1 << 20)), (many, b"\1" * (1 << 20))):
@@ -164,7 +164,7 @@ def test_what_is_cut_or_lengthened_after_it_is_packed_is_refused() -> None:
 
 
 def test_models_that_hardly_take_room_are_written_so_that_they_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trees of one leaf each, all alike, compress to a fortieth: more than a reader allows of a file that is not small."""
+    """Equal trees of one leaf compress to a fortieth: more than a reader allows of a file that is not small."""
     leaf = random_ensemble(0, n_iterations=1, n_leaves=1).trees[0]
     model = replace(SMALL, trees=(leaf,) * 2000)
     compressed = storage.dumps_compact(model)
@@ -177,7 +177,7 @@ def test_models_that_hardly_take_room_are_written_so_that_they_can_be_read(monke
 
 
 def test_files_of_version_1_keep_loading() -> None:
-    """Written by the first release of the format: what they hold may never change its meaning."""
+    """Written by the first version of the format: the meaning of their contents may never change."""
     of_json = (FILES / "model-1.json").read_bytes()
     of_arrays = base64.b64decode((FILES / "model-1.dboost.base64").read_text())
     expected = json.loads((FILES / "model-1.predictions.json").read_text())

@@ -1,4 +1,4 @@
-"""Models of XGBoost and LightGBM as ours: they predict what they did there, and what cannot be carried is refused."""
+"""Imported models of XGBoost and LightGBM predict what the originals do, and unsupported models are rejected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUIET = {"nthread": 1, "verbosity": 0, "max_depth": 4, "max_cat_to_onehot": 2}
 
 
 def table(seed: int = 0, n: int = 600) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Features with text as categories of ASCII, and the targets."""
+    """Return features with text as categories of ASCII, and the targets."""
     frame = mixed_frame(n, seed)
     X = frame[FEATURES].copy()
     X["town"] = pd.Categorical(
@@ -57,7 +57,7 @@ def answers(booster: Booster, X: Any) -> np.ndarray:
 
 
 def through_file(booster: Booster) -> Booster:
-    """The model once more: what was imported can be saved and is valid."""
+    """Save and load the model: what was imported can be saved and is valid."""
     return Booster(storage.loads(storage.dumps(booster.ensemble)))
 
 
@@ -103,7 +103,7 @@ def test_xgboosts_other_boosters() -> None:
 
 
 def test_float64_rows_are_decided_as_xgboost_decides() -> None:
-    """Rows right at the places where rounding to float32 changes sides."""
+    """Rows at the values where rounding to float32 changes the side of a split."""
     bounds = np.array([0.1, 1.0, -1.0, 1 + 2.0**-23, 1e-45, 16_777_216.0, 3.4e38], np.float32)
     last = last_below(bounds)
     with np.errstate(over="ignore"):

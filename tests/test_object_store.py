@@ -190,7 +190,7 @@ def test_access_denied_is_said_of_the_place(store: fsspec.AbstractFileSystem, mo
         dboost.load("s3://lake/model.json")
     with pytest.raises(DataError, match="cannot read s3://lake/rows: access is denied"):
         dboost.fit("s3://lake/rows", "y")
-    # Whoever may not look at the bucket may still be allowed to write into it.
+    # A user who may not list the bucket may still be allowed to write into it.
     assert remote.missing_bucket(store, "lake/model.json") is None
 
 
@@ -210,7 +210,7 @@ def test_addresses_are_shown_without_what_is_secret() -> None:
 
 
 def test_a_file_that_has_come_since_the_folder_was_looked_at(empty: fsspec.AbstractFileSystem) -> None:
-    empty.ls("lake")  # kept by this process
+    empty.ls("lake")  # held by this process
     other = type(empty)(skip_instance_cache=True)
     booster = dboost.fit(ROWS, "y", max_iter=1, progress=False)
     other.pipe_file("lake/late.json", dboost.model.model_file.dumps(booster.ensemble))

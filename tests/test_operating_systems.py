@@ -1,4 +1,4 @@
-"""Systems that lack what Linux has give the same models, from rows in memory and in files."""
+"""Without the system calls that only Linux has, models are the same, from rows in memory and in files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.test_kernels_interpreted import train
 
-#: Taken away after other libraries have been imported, which look for some of it themselves.
+#: Names are removed after other libraries have been imported, which need some of them.
 HIDE = """
 import ctypes, errno, os, sys
 from pathlib import Path

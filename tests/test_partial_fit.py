@@ -1,4 +1,4 @@
-"""`partial_fit` of the estimators, and models that follow a stream."""
+"""`partial_fit` of the estimators: models that are updated with a stream."""
 
 from __future__ import annotations
 

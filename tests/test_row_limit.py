@@ -1,4 +1,4 @@
-"""More rows than a shard in memory can number are refused with a way out: streaming them, or more workers."""
+"""More rows than a shard in memory can number raise an error that names a solution: streaming, or more workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_in_one_process_they_are_streamed(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
     assert saved(dboost.fit(FRAME, "y", memory_limit="64MiB", **OPTIONS)) == expected
     light = FRAME.assign(w=(FRAME.index < 299) * 1.0)
-    dboost.fit(light, "y", sample_weight="w", **OPTIONS)  # rows that count for nothing have no number
+    dboost.fit(light, "y", sample_weight="w", **OPTIONS)  # rows of weight zero have no number
 
 
 def test_on_a_cluster_more_workers_number_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def test_a_sample_makes_another_model_and_random_state_decides_which() -> None:
 
 @pytest.mark.parametrize("share", [0.2, 0.6])
 def test_samples_do_what_they_do_elsewhere(share: float) -> None:
-    """Held-out error beside XGBoost's with the same trees and the same share of rows."""
+    """The test error compared with XGBoost's, with the same trees and the same fraction of rows."""
     rng = np.random.default_rng(0)
     X, test = rng.normal(size=(3000, 5)), rng.normal(size=(5000, 5))
     y = X[:, 0] + np.abs(X[:, 1]) + rng.normal(size=3000)
@@ -142,7 +142,7 @@ def test_what_is_no_share(wrong: Any) -> None:
 
 @pytest.mark.parametrize("loss", ["huber", "absolute_error", "poisson", "poisson by gradients", "line search"])
 def test_leaves_are_worth_what_the_sampled_rows_say(loss: str) -> None:
-    """The naive twin: rows drawn by the same hash, leaf by leaf, for every kind of step."""
+    """The naive counterpart: rows sampled by the same hash, leaf by leaf, for every kind of step."""
     rng = np.random.default_rng(8)
     n, alpha = 2000, 0.8
     X = rng.normal(size=(n, 3))
@@ -178,7 +178,7 @@ def test_leaves_are_worth_what_the_sampled_rows_say(loss: str) -> None:
                 expected.append((y - np.exp(raw))[here].mean())
             else:
                 expected.append((y - np.exp(raw))[here].sum() / np.exp(raw[here]).sum())
-        if loss == "line search":  # one multiplier for all leaves: at it, the sampled rows' slope is 0
+        if loss == "line search":  # one multiplier for all leaves, at which the sampled rows' slope is 0
             direction = np.array(expected)[leaves[rows, iteration - 1]]
             rho = values[0] / (0.5 * expected[0])
             slope = ((np.exp(raw[rows] + rho * direction) - y[rows]) * direction).sum()

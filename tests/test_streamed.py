@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def both(frame: Any, target: Any, **settings: Any) -> tuple[dboost.Booster, dboost.Booster]:
-    """The model of rows in memory, and of rows in files."""
+    """Return the model of rows in memory, and of rows in files."""
     settings = {"max_iter": 4, "random_state": 3, "progress": False} | settings
     return dboost.fit(frame, target, **settings), dboost.fit(frame, target, memory_limit=LIMIT, **settings)
 
@@ -86,7 +86,7 @@ def test_however_rows_are_divided(folder: Path, n: int, at: list[int], block: in
 
 
 def test_many_columns_and_wide_ones(folder: Path) -> None:
-    """More than one tile, columns that share a byte, and one of more than 255 categories."""
+    """More than one tile, columns that share a byte, and a category with more than 255 levels."""
     rng = np.random.default_rng(0)
     frame = mixed_frame(700)
     for k in range(40):
@@ -143,7 +143,7 @@ def test_a_limit_that_holds_the_rows_leaves_them_in_memory() -> None:
 
 @pytest.mark.parametrize("target", ["y", "late", "grade"])
 def test_targets_in_files_too(folder: Path, target: str) -> None:
-    """Of a lazy frame nothing is kept in memory for all rows."""
+    """A lazy frame leaves nothing in memory for all rows."""
     frame = mixed_frame(300)
     features = ["x", "town", "kind"]
     options = {"features": features, "sample_weight": "w", "offset": "rooms" if target == "y" else None, "max_iter": 2}

@@ -41,7 +41,7 @@ CHILD = """
 
 
 def child(code: str, folder: Path) -> subprocess.Popen[str]:
-    """A process that runs the code after the beginning."""
+    """Start a process that runs the code after START."""
     whole = textwrap.dedent(CHILD) + textwrap.dedent(code)
     return subprocess.Popen(
         [sys.executable, "-c", whole, str(folder)],
@@ -75,7 +75,7 @@ def at(iteration: int, action: Callable[[], Any]) -> Callable[[dboost.Iteration]
 
 
 def the(folder: Path, name: str) -> Path:
-    """A file of the fit under way."""
+    """Return a file of the running fit."""
     (found,) = folder.glob(f"dboost-*/{name}")
     return found
 
@@ -146,7 +146,7 @@ def test_an_evaluation_set_that_fails_leaves_nothing(folder: Path) -> None:
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    """A small file system of its own where mounting is permitted; else a limit on the size of files."""
+    """A small file system where mounting is permitted; otherwise a limit on the size of files."""
     folder = tmp_path / "small"
     folder.mkdir()
     mounted = (
@@ -207,7 +207,7 @@ def test_the_files_of_a_killed_fit_go_with_the_next(tmp_path: Path, monkeypatch:
     assert (left / "codes").stat().st_size > 0
     deadline = time.monotonic() + 60
     with dask.config.set({"temporary-directory": str(tmp_path)}):
-        while left.exists() and time.monotonic() < deadline:  # the system may take a moment to let go of a lock
+        while left.exists() and time.monotonic() < deadline:  # the system may take a moment to release a lock
             dboost.fit(X[:50], Y[:50], max_iter=1)
     assert list(tmp_path.iterdir()) == []
 

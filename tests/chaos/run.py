@@ -1,11 +1,11 @@
-"""Job after job: fits, faults, and what must be true in the end.
+"""Job after job: fits, faults, and checks at the end.
 
-1. A fit gives the file, the history and the sources of a fit in one process, or an error of dboost that names what went wrong.
-2. A fit that gets no further for `HANG` seconds hangs.
-3. In the end, within `LEAK` seconds, neither scheduler nor workers hold anything of a fit, in memory or in files.
+1. A fit gives the file, the history and the sources of a fit in one process, or an error of dboost that names the cause.
+2. A fit without progress for `HANG` seconds hangs.
+3. At the end, within `LEAK` seconds, neither scheduler nor workers hold anything of a fit, in memory or in files.
 4. All workers are back.
 
-A job that breaks one of these is a `Violation`: parameters, faults and logs are printed, and the next job gets a new cluster.
+A job that violates one of these is a `Violation`: parameters, faults and logs are printed, and the next job gets a new cluster.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.cluster import ClientProcess, Cluster, Setting
-from tests.chaos.faults import Fault, Mischief, draw_faults
+from tests.chaos.faults import Fault, FaultRunner, draw_faults
 from tests.chaos.fits import Outcome, Spec, checkpoint_of, draw, fit, write_table
 from tests.chaos.inside import held, known
 
@@ -72,7 +72,7 @@ class Violation:
 
 @dataclass
 class Summary:
-    """What a run has seen."""
+    """Counters of a run."""
 
     seed: int
     jobs: int = 0
@@ -136,7 +136,7 @@ class Run:
         self._end_cluster()
 
     def go(self, seconds: float, first: int = 0, most_violations: int = 12) -> Summary:
-        """Jobs from number `first` on, until the time is over."""
+        """Run jobs from number `first` on, until the time is over."""
         until = time.monotonic() + seconds
         number = first
         while time.monotonic() < until and len(self.summary.violations) < most_violations:
@@ -146,20 +146,20 @@ class Run:
         return self.summary
 
     def specs(self, number: int) -> list[Spec]:
-        """The fits of a job."""
+        """Return the fits of a job."""
         chance = random.Random(f"{self.seed}/{number}/fits")
         chosen = chance.sample(range(self._n_specs), 2 if chance.random() < 0.3 else 1)
         return [draw(random.Random(f"{self.seed}/spec/{k}")) for k in chosen]
 
     def plan(self, number: int) -> tuple[Setting, list[Spec], list[Fault]]:
-        """The cluster of a job, its fits, and what goes wrong: all that follows from the seed."""
+        """Return the cluster of a job, its fits and its faults: all follow from the seed."""
         setting = Setting.draw(random.Random(f"{self.seed}/round/{number // ROUND}"), self._patience)
         specs = self.specs(number)
         chance = random.Random(f"{self.seed}/{number}/faults")
         return setting, specs, [] if self._calm else draw_faults(chance, specs, setting.n_workers)
 
     def expect(self, spec: Spec, file: str | None = None) -> Outcome:
-        """What a fit must come to; file : what is claimed instead of the digest of its file."""
+        """Return the expected result of a fit; file : a digest to expect instead of that of its file."""
         if spec.expects not in self._expected:
             write_table(spec, self._tables)
             found = fit(spec, self._tables)
@@ -175,7 +175,7 @@ class Run:
         _Job(self, number, cluster, specs, expected, faults).carry_out()
         self.summary.jobs += 1
 
-    # How it is done.
+    # Steps of a job.
 
     def _cluster_for(self, number: int, setting: Setting) -> Cluster:
         if self._cluster is None or self._round != number // ROUND:
@@ -188,7 +188,7 @@ class Run:
         return self._cluster
 
     def _warm_up(self, cluster: Cluster) -> None:
-        """Have kernels compiled that were never used on this machine: that takes so long that a fit would seem to hang."""
+        """Compile kernels that were never used on this machine, which takes so long that a fit would seem to hang."""
         if cluster.setting.streams in self._warm:
             return
         self._warm.add(cluster.setting.streams)
@@ -210,7 +210,7 @@ class Run:
         print(f"{time.monotonic() - self._began:7.1f} s  {line}", flush=True)
 
     def violation(self, kind: str, text: str, job: _Job) -> None:
-        """Note a violation, print what is known, and give the cluster up."""
+        """Note a violation, print the available information, and end the cluster."""
         cluster = job.cluster
         if kind in ("hang", "leak", "workers missing"):
             cluster.print_stacks()
@@ -238,7 +238,7 @@ class Run:
 
 
 class _Job:
-    """Some fits at once, and what is done to them."""
+    """Run some fits at once, with their faults."""
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class _Job:
             Fitting(f"{number}.{k}", spec, of, client)
             for k, (spec, of, client) in enumerate(zip(specs, expected, clients, strict=True))
         ]
-        self.mischief = Mischief(cluster, faults, self._kill_client)
+        self.mischief = FaultRunner(cluster, faults, self._kill_client)
         self._most_read: dict[tuple[str, str], int] = {}
 
     def carry_out(self) -> None:
@@ -312,7 +312,7 @@ class _Job:
         time.sleep(0.01)
 
     def _see_reading(self, event: dict[str, Any]) -> None:
-        """Before the first iteration it is progress when more partitions of a table have been read than ever before."""
+        """Before the first iteration, reading more partitions of a table than before counts as progress."""
         if event.get("action") != "reading":
             return
         table = str(event["fit"]), str(event["table"])
@@ -367,7 +367,7 @@ class _Job:
             self.run._say(f"    error: {text}")
 
     def _kill_client(self) -> bool:
-        """Kill a client. A fit that is written down is begun again by another one."""
+        """Kill a client. Another one resumes a fit with a checkpoint."""
         running = [one for one in self.fittings if one.result is None]
         if not running:
             return False
@@ -382,7 +382,7 @@ class _Job:
             one.result = "client killed"
         return True
 
-    # Afterwards.
+    # After a job.
 
     def _recover(self) -> None:
         n_before = len(self.run.summary.violations)
@@ -405,7 +405,7 @@ class _Job:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _missing(self, seconds: float) -> str:
-        """Which workers are not back; those that end by themselves meanwhile are started anew."""
+        """Return the workers that are not back; those that end by themselves meanwhile are restarted."""
         until = time.monotonic() + seconds
         while True:
             self.mischief.step()
@@ -418,7 +418,7 @@ class _Job:
             time.sleep(0.2)
 
     def _left(self) -> str:
-        """What is still held of fits, in words."""
+        """Describe what is still held of fits."""
         cluster = self.cluster
         told = cluster.within(10.0, lambda: cluster.monitor.run_on_scheduler(known))
         if told is None:
@@ -436,7 +436,7 @@ class _Job:
 
 
 def _private(folder: Path, *, alive: bool) -> list[Path]:
-    """Private directories of dboost under a worker's folder, of processes that live or that are gone."""
+    """Return private directories of dboost under a worker's folder, of live and of lost processes."""
     found = []
     for parent, names, _ in os.walk(folder):
         for name in list(names):
@@ -449,7 +449,7 @@ def _private(folder: Path, *, alive: bool) -> list[Path]:
 
 
 def _plainly(text: str) -> str:
-    """A message without what is different every time."""
+    """Return a message without the parts that differ every time."""
     text = re.sub(r"tcp://[\d.]+:\d+", "tcp://…", text.splitlines()[0])
     text = re.sub(r"/[\w./-]*/(?=[\w.-]+)", "…/", text)
     return re.sub(r"\b[0-9a-f]{12,}\b|\d+", "#", text)[:200]
@@ -466,7 +466,7 @@ def temporary_folder() -> Path:
 
 
 def keep_going(seed: int, minutes: float, *, folder: Path | None = None, most: int = 12, **options: Any) -> Summary:
-    """A run from the first job on; the folder stays when there was a violation."""
+    """Run from the first job on; the folder is kept after a violation."""
     home = temporary_folder() if folder is None else folder
     with Run(seed, home, **options) as run:
         try:
