@@ -239,7 +239,7 @@ def test_the_model_is_cut_back_to_what_the_test_set_found_best() -> None:
     best, n = np.inf, 0
     for _, visit in history.groupby("visit"):
         assert visit["bite"].nunique() == 1
-        assert visit["iteration"].tolist() == list(range(n + 1, n + 1 + len(visit))), "goes on where the model was cut"
+        assert visit["iteration"].tolist() == list(range(n + 1, n + 1 + len(visit))), "continues where the model was truncated"
         since = visit[score].expanding().min().clip(upper=best)
         improved = (visit[score] < since.shift(fill_value=best)).to_numpy()
         last = int(np.flatnonzero(improved).max(initial=-1))
@@ -297,7 +297,7 @@ def test_max_iter_is_the_total() -> None:
     assert fit(arcbites=ArcBites(5, 4, visits=None), max_iter=13).n_iter_ == 13
     booster = fit(arcbites=ArcBites(5), eval_set=HELD_OUT, max_iter=13)
     assert len(booster.history) == 13
-    assert booster.history["bite"].nunique() == 1, "nothing told the first bite to stop"
+    assert booster.history["bite"].nunique() == 1, "no early stopping in the first bite"
 
 
 def test_rows_are_held_out_where_no_test_set_is_given() -> None:
@@ -431,8 +431,8 @@ def test_a_checkpoint_knows_how_many_bites_a_limit_made(tmp_path: Any) -> None:
     """Another number of bites divides the rows differently: the existing trees would be added to rows of other bites."""
     options = FEW_BINS | {"arcbites": ArcBites(trees_per_visit=1, visits=None), "checkpoint": tmp_path, "checkpoint_every": 1}
     rows = cut(ROWS, range(500, 12_000, 500))
-    begun = fit(rows, "y", memory_limit="500KiB", **options | {"max_iter": 3})
-    n_bites = begun.ensemble.parameters["arcbites"]["n_bites"]
+    first = fit(rows, "y", memory_limit="500KiB", **options | {"max_iter": 3})
+    n_bites = first.ensemble.parameters["arcbites"]["n_bites"]
     for other in ("350KiB", None):
         with pytest.raises(
             ParameterError, match=rf"is of another fit .* there were {n_bites} arcbites, now there are [0-9]+ \("
@@ -447,10 +447,10 @@ def test_a_checkpoint_knows_how_many_bites_a_limit_made(tmp_path: Any) -> None:
 def test_the_warning_of_drift_tells_how_steps_are_damped(steps: str) -> None:
     old = fit(ROWS, "y", **FEW_BINS)
     drifted = ROWS.assign(a=ROWS["a"] + 5)
-    with pytest.warns(dboost.DriftWarning) as told:
+    with pytest.warns(dboost.DriftWarning) as caught:
         options = {"max_iter": 3, "continue_steps": steps, "arcbites": ArcBites(trees_per_visit=1)}
         dboost.fit(drifted, "y", start_from=old, **options)
-    (warning,) = told
+    (warning,) = caught
     assert ("steps are not damped" in str(warning.message)) == (steps == "full")
     assert ("steps are damped: learning_rate" in str(warning.message)) == (steps == "damped")
 

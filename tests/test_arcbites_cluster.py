@@ -26,7 +26,7 @@ from dboost.session.memory_budget import Budget
 from dboost.shards import arcbite_rows as bite_files
 from tests.helpers.clusters import Processes, a_table, held_rows, threads_cluster
 from tests.test_cluster import divided
-from tests.test_cluster_failures import at, somebody
+from tests.test_cluster_failures import any_worker_pid, at
 
 FRAME = a_table(1500)
 SETTINGS: dict[str, Any] = {"max_iter": 14, "max_leaf_nodes": 7, "progress": False, "learning_rate": 0.4}
@@ -215,7 +215,7 @@ def test_a_worker_is_killed_during_a_bite(when: int, killing: Processes) -> None
     assert len(expected.history) > 16
     warm(killing, 2)
     grown = iter(range(1, 999))
-    kill = at(when, lambda: os.kill(somebody(killing), signal.SIGKILL))
+    kill = at(when, lambda: os.kill(any_worker_pid(killing), signal.SIGKILL))
 
     def callback(now: dboost.Iteration) -> None:
         kill(dboost.Iteration(next(grown), now.n_iterations, now.record, now.model))

@@ -74,8 +74,8 @@ def test_killed_fits_resume(target: str, way: str, tmp_path: Path) -> None:
     whole = fit(target, **options)
     booster = killed_until_done(target, {3, 5, 6, 9}, tmp_path, **options)
     assert saved(booster) == saved(whole)
-    told = ["seconds", "bytes_read"]
-    assert booster.history.drop(columns=told).equals(whole.history.drop(columns=told))
+    measured = ["seconds", "bytes_read"]
+    assert booster.history.drop(columns=measured).equals(whole.history.drop(columns=measured))
     assert saved(fit(target, checkpoint=tmp_path, **options)) == saved(whole), "once more"
     longer = fit(target, checkpoint=tmp_path, **options | {"max_iter": 20})
     assert saved(longer) == saved(fit(target, **options | {"max_iter": 20}))

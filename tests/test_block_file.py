@@ -133,8 +133,8 @@ def test_a_file_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
         except StorageError as error:
             print(error)
     """)
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert "there is no room for its 8 MiB" in told
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "there is no room for its 8 MiB" in printed
     assert list(tmp_path.iterdir()) == []
 
 

@@ -153,7 +153,7 @@ def test_the_current_client_is_used_for_lazy_data_only(client: Client) -> None:
         assert after > before
         with dask.config.set(scheduler="threads"):
             in_process(lazy, "y")
-        assert len(client.get_events("dboost")) == after, "somebody who asks for threads gets threads"
+        assert len(client.get_events("dboost")) == after, "a client that sets the number of threads gets it"
 
 
 def test_a_fit_inside_a_task(client: Client) -> None:

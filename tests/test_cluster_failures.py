@@ -72,13 +72,13 @@ def at(iteration: int, action: Callable[[], Any]) -> Callable[[dboost.Iteration]
     return callback
 
 
-def somebody(cluster: Processes) -> int:
+def any_worker_pid(cluster: Processes) -> int:
     return random.choice(list(cluster.pids().values()))
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.004, 0.015], ids=["between trees", "in a round", "later"])
 def test_a_worker_is_killed_while_training(cluster: Processes, expected: str, delay: float) -> None:
-    victim = somebody(cluster)
+    victim = any_worker_pid(cluster)
     kill = at(5, lambda: after(delay, lambda: os.kill(victim, signal.SIGKILL)))
     booster = dboost.fit(lazily(), "z", client=cluster.client, callbacks=kill, **OPTIONS)
     assert booster.sha256 == expected
@@ -86,7 +86,7 @@ def test_a_worker_is_killed_while_training(cluster: Processes, expected: str, de
 
 
 def test_a_worker_is_killed_while_loading(cluster: Processes, expected: str) -> None:
-    victim = somebody(cluster)
+    victim = any_worker_pid(cluster)
     after(0.5, lambda: os.kill(victim, signal.SIGKILL))
     assert dboost.fit(lazily(0.4), "z", client=cluster.client, **OPTIONS).sha256 == expected
 
@@ -104,7 +104,7 @@ def test_two_of_three_are_killed_and_held_out_rows_with_them(cluster: Processes)
 
 
 def test_a_stopped_worker_is_given_up(cluster: Processes, expected: str) -> None:
-    victim = somebody(cluster)
+    victim = any_worker_pid(cluster)
     stop = at(5, lambda: os.kill(victim, signal.SIGSTOP))
     with cluster.impatient():
         assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=stop, **OPTIONS).sha256 == expected
@@ -114,7 +114,7 @@ def test_a_stopped_worker_is_given_up(cluster: Processes, expected: str) -> None
 
 
 def test_a_worker_stopped_while_loading_is_given_up(cluster: Processes, expected: str) -> None:
-    victim = somebody(cluster)
+    victim = any_worker_pid(cluster)
     after(0.3, lambda: os.kill(victim, signal.SIGSTOP))
     with cluster.impatient():
         assert dboost.fit(lazily(0.3), "z", client=cluster.client, **OPTIONS).sha256 == expected

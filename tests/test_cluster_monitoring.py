@@ -233,9 +233,9 @@ def shown(board: FitRegistry) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.text("fit", max_size=1), st.booleans(), st.text(max_size=3), ANYTHING)))
-def test_no_event_spoils_the_page(told: list[Any]) -> None:
+def test_no_event_spoils_the_page(events: list[Any]) -> None:
     board = FitRegistry()
-    for event, fit, changes, name, value in told:
+    for event, fit, changes, name, value in events:
         board.see(event | {"fit": fit}, 1.0)
         fields = sorted(set(event) | {"fit"})
         changed = event | {"fit": fit} | {fields[len(name) % len(fields)]: value}
@@ -260,7 +260,7 @@ def test_events_that_make_no_sense_change_nothing(event: dict[str, Any], caplog:
 
 
 def test_malformed_events_do_not_end_the_page(client: Client) -> None:
-    name = "of somebody else <b>"
+    name = "of another client <b>"
     dboost.fit(dd.from_pandas(FRAME, npartitions=3), "z", client=client, **OPTIONS)  # the page exists from then on
     client.log_event("dboost", {"action": "began", "fit": name})
     for event in (
@@ -293,19 +293,19 @@ def test_a_curve_stays_short() -> None:
 
 def test_messages_do_not_grow_with_the_rows(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers send only sums while trees grow: rows stay where they were loaded."""
-    told: list[int] = []
+    sizes: list[int] = []
     result_of = reducer.result_of
 
     async def weighed(address: str, call: Any) -> bytes:
         result = await result_of(address, call)
-        told.append(len(result))
+        sizes.append(len(result))
         return result
 
     def bytes_of(n_rows: int) -> int:
         lazy = dd.from_pandas(a_table(n_rows)[["a", "b", "z"]], npartitions=4)
         options = OPTIONS | {"max_bins": 16}
-        dboost.fit(lazy, "z", client=client, callbacks=lambda now: told.clear() if now.iteration == 1 else None, **options)
-        return sum(told)
+        dboost.fit(lazy, "z", client=client, callbacks=lambda now: sizes.clear() if now.iteration == 1 else None, **options)
+        return sum(sizes)
 
     monkeypatch.setattr(reducer, "result_of", weighed)
     few, many = bytes_of(2_000), bytes_of(40_000)

@@ -124,14 +124,14 @@ def test_a_worker_is_restarted_at_its_address_while_an_evaluation_set_is_read(cl
     thread.start()
     read = Connection.record_event
 
-    def told(self: Connection, action: str, **what: Any) -> None:
+    def noted_event(self: Connection, action: str, **what: Any) -> None:
         if action == "reading" and "evaluation" in what["table"]:
             began.set()
         read(self, action, **what)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dboost.distributed.read_tasks._EVENT_INTERVAL", 0.0)
-        patch.setattr(Connection, "record_event", told)
+        patch.setattr(Connection, "record_event", noted_event)
         booster = dboost.fit(lazily(), "z", eval_set=held, client=cluster.client, **OPTIONS)
     thread.join()
     assert booster.sha256 == alone.sha256
@@ -148,8 +148,8 @@ def test_a_session_that_was_given_up_is_not_counted_again(
             connection().abandon([known])
 
     def sessions() -> set[Any]:
-        told = cluster.client.run(session_names)
-        return {holder.SessionRef(worker, name) for worker, names in told.items() for name in names}
+        names_by_worker = cluster.client.run(session_names)
+        return {holder.SessionRef(worker, name) for worker, names in names_by_worker.items() for name in names}
 
     rows: dict[str, int] = {}
     callbacks = [at(5, break_off), at(8, lambda: rows.update(cluster.client.run(held_rows)))]
@@ -278,8 +278,8 @@ def test_a_source_that_gives_other_rows_the_second_time_is_refused(cluster: Proc
     lazy = dd.from_pandas(FRAME, npartitions=6)
     table = lazy.map_partitions(unstable, meta=lazy._meta)
     kill = at(5, lambda: os.kill(next(iter(cluster.pids().values())), signal.SIGKILL))
-    told = "rows where it had" if what == "rows" else "other values"
-    with pytest.raises(dboost.DataError, match=rf"partition \d of the training data was read again .*{told}"):
+    difference = "rows where it had" if what == "rows" else "other values"
+    with pytest.raises(dboost.DataError, match=rf"partition \d of the training data was read again .*{difference}"):
         dboost.fit(table, "z", client=cluster.client, callbacks=kill, **OPTIONS)
 
 

@@ -77,10 +77,10 @@ def test_engines_choose_the_same_features(
     n=st.integers(1, 12),
     share=st.sampled_from([0.01, 0.3, 0.5, 0.99, 1.0]),
     seed=st.integers(0, 2**64 - 1),
-    turns=st.lists(st.integers(0, 1), max_size=4),
+    sides=st.lists(st.integers(0, 1), max_size=4),
     data=st.data(),
 )
-def test_what_a_node_may_split_by(n: int, share: float, seed: int, turns: list[int], data: st.DataObject) -> None:
+def test_what_a_node_may_split_by(n: int, share: float, seed: int, sides: list[int], data: st.DataObject) -> None:
     """Step by step along a path, as the naive counterpart computes it from the whole path at once."""
     groups = data.draw(st.none() | st.lists(st.sets(st.integers(0, n - 1), min_size=1), min_size=1, max_size=5))
     constraints, allowed, way = feature_constraints_of(share, groups, n, seed), np.ones(n, np.uint8), []
@@ -90,7 +90,7 @@ def test_what_a_node_may_split_by(n: int, share: float, seed: int, turns: list[i
     mark_root(constraints, allowed, paths)
     found = set(np.flatnonzero(paths.open[0]).tolist())
     assert found == naive.open_features(n, groups, share, seed, [])
-    for side in turns:
+    for side in sides:
         if not found:
             break
         feature = data.draw(st.sampled_from(sorted(found)))

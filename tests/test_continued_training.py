@@ -260,11 +260,11 @@ def test_how_to_continue_needs_a_model(name: str, value: str, tmp_path: Path) ->
     # Estimators and `partial_fit` store the parameter for calls that start from a model.
     (X, y), later = ((frame[["x", "age"]], frame["late"]) for frame in (OLD, NEW))
     model = dboost.DBoostClassifier(max_iter=2, random_state=0, **{name: value}).partial_fit(X, y).partial_fit(*later)
-    begun, continued = dboost.continue_on([(X, y), later], max_iter=2, **{name: value})
-    assert begun == dboost.fit(X, y, max_iter=2)
-    assert continued == dboost.fit(*later, max_iter=2, start_from=begun, **{name: value})
-    assert continued == model.booster_ != dboost.fit(*later, max_iter=2, start_from=begun)
+    first, continued = dboost.continue_on([(X, y), later], max_iter=2, **{name: value})
+    assert first == dboost.fit(X, y, max_iter=2)
+    assert continued == dboost.fit(*later, max_iter=2, start_from=first, **{name: value})
+    assert continued == model.booster_ != dboost.fit(*later, max_iter=2, start_from=first)
     warm = dboost.DBoostClassifier(max_iter=1, warm_start=True, random_state=0, **{name: value}).fit(X, y)
-    assert warm.set_params(max_iter=2).fit(X, y).booster_ == begun
+    assert warm.set_params(max_iter=2).fit(X, y).booster_ == first
     with pytest.raises(ParameterError, match=f"{name}='no' must be"):
         next(dboost.continue_on([(X, y), later], **{name: "no"}))

@@ -91,7 +91,7 @@ def variables(stage: Stage) -> dict[str, str]:
 def test_the_image_is_small_and_runs_as_nobody() -> None:
     general, (build, final) = stages()
     assert (build.base, final.base) == ("${BASE} AS build", "${BASE}")
-    assert re.fullmatch(r"python:3\.\d+-slim", general["BASE"]), "a plain name that whoever builds may change"
+    assert re.fullmatch(r"python:3\.\d+-slim", general["BASE"]), "a plain name that a build argument may replace"
     assert final.of("USER") == ["65532:65532"]
     assert final.of("RUN") == []
     assert final.of("COPY") == ["--from=build /opt/dboost /opt/dboost"]

@@ -70,13 +70,13 @@ def test_chance_is_the_chi_square_quantile() -> None:
 @pytest.mark.parametrize("values", [5, 10**9])
 def test_samples_of_one_population_do_not_drift(n: int, values: int) -> None:
     rng = np.random.default_rng(n)
-    told = []
+    results = []
     for _ in range(200):
         before, after = rng.integers(0, values, 1500).astype(float), rng.integers(0, values, n).astype(float)
         for known in (Distribution.of_numbers(before), Distribution.of_codes(before % 50, 50)):
             found = known.compare(known.tally(after if known.cuts is not None else after % 50))
-            told.append(found["drift"])
-    assert "strong" not in told and told.count("moderate") <= 2
+            results.append(found["drift"])
+    assert "strong" not in results and results.count("moderate") <= 2
 
 
 def test_the_distance_is_kolmogorovs_on_the_grid() -> None:
@@ -255,17 +255,17 @@ def continued(data: Any, model: Any, **options: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         dboost.fit(data, "grade", start_from=model, max_iter=1, **options)
-    told = [one for one in caught if issubclass(one.category, DriftWarning)]
-    assert all(one.filename == __file__ for one in told), "it points to the user's line"
-    return [str(one.message) for one in told]
+    warned = [one for one in caught if issubclass(one.category, DriftWarning)]
+    assert all(one.filename == __file__ for one in warned), "it points to the user's line"
+    return [str(one.message) for one in warned]
 
 
 def test_drifted_data_are_warned_of_once(model: dboost.Booster, client: Client) -> None:
-    (told,) = continued(STRANGE, model)
-    assert all(name in told for name in ("'x'", "'town'", "'age'")) and "'size'" not in told
-    assert "learning_rate 0.0" in told and "l2_regularization 30" in told
-    assert continued(cut(STRANGE, [500]), model, client=client) == [told]
-    assert continued(cut(STRANGE, [500]), model, memory_limit=64 * 10**6) == [told]
+    (message,) = continued(STRANGE, model)
+    assert all(name in message for name in ("'x'", "'town'", "'age'")) and "'size'" not in message
+    assert "learning_rate 0.0" in message and "l2_regularization 30" in message
+    assert continued(cut(STRANGE, [500]), model, client=client) == [message]
+    assert continued(cut(STRANGE, [500]), model, memory_limit=64 * 10**6) == [message]
     assert "steps are not damped" in continued(STRANGE, model, continue_steps="full")[0]
     with warnings.catch_warnings():
         warnings.simplefilter("error", DriftWarning)

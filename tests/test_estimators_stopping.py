@@ -88,14 +88,14 @@ def test_it_stops_and_keeps_the_best(Estimator: Any, scoring: str | None, size: 
     X, y = data_for(Estimator)
     if scoring == "named":
         scoring = "neg_mean_absolute_error" if Estimator is DBoostRegressor else "roc_auc_ovr"
-    judge: Any = scoring
+    scorer: Any = scoring
     if scoring == "callable":
         metric = mean_absolute_error if Estimator is DBoostRegressor else lambda a, b: 1 - accuracy_score(a, b)
-        judge = lambda model, X, y: -metric(y, model.predict(X))  # noqa: E731
+        scorer = lambda model, X, y: -metric(y, model.predict(X))  # noqa: E731
     # The score of the training rows grows until they are fitted exactly, so `tol` requires a minimal improvement.
     tol = 1e-7 if size else 0.02
     model = Estimator(
-        early_stopping=True, scoring=judge, validation_fraction=size, n_iter_no_change=5, max_iter=300, tol=tol, random_state=0
+        early_stopping=True, scoring=scorer, validation_fraction=size, n_iter_no_change=5, max_iter=300, tol=tol, random_state=0
     ).fit(X, y)  # fmt: skip
     history = model.booster_.history
     name = "validation" if size else "train"

@@ -286,13 +286,13 @@ AMOUNTS = np.abs(Y)
 EXTREME: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
     "targets": (1e200 * AMOUNTS, {}),
     "targets times weights": (1e305 * AMOUNTS, {"sample_weight": 1e12 * (AMOUNTS + 1)}),
-    "targets that are judged": (
+    "targets of the evaluation set": (
         AMOUNTS,
         {"eval_set": (X, 1e200 * AMOUNTS), "eval_metric": ["mean_squared_error", "mean_absolute_error"]},
     ),
     "offsets": (AMOUNTS, {"offset": np.where(ROWS % 2, 1e307, 0.0)}),
     "steps": (AMOUNTS, {"learning_rate": 1e300, "eval_set": (X, AMOUNTS)}),
-    "scores that are judged": (AMOUNTS, {"offset": ROWS * 0.0, "eval_set": (X, AMOUNTS, None, ROWS - 1e10)}),
+    "scores of the evaluation set": (AMOUNTS, {"offset": ROWS * 0.0, "eval_set": (X, AMOUNTS, None, ROWS - 1e10)}),
 }
 
 

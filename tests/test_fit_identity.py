@@ -319,8 +319,8 @@ def test_scores_of_held_out_rows_are_those_of_the_finished_model(target: str) ->
     y = held_out[target].to_numpy()
     if target != "y":
         y = np.searchsorted(booster.classes_, y).astype(np.float64)
-    judged = booster.history[f"eval_{loss.name}"].iloc[-1]
-    assert judged == pytest.approx(float(loss.value(y, raw).mean()), rel=1e-12)
+    recorded = booster.history[f"eval_{loss.name}"].iloc[-1]
+    assert recorded == pytest.approx(float(loss.value(y, raw).mean()), rel=1e-12)
 
 
 # Random seeds.

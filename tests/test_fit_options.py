@@ -421,20 +421,20 @@ def test_early_stopping_looks_at_the_last_metric_of_the_last_set() -> None:
 
 
 def test_callbacks_are_told_and_may_stop() -> None:
-    told: list[dboost.Iteration] = []
+    iterations: list[dboost.Iteration] = []
     models: list[dboost.Booster] = []
 
     def callback(iteration: dboost.Iteration) -> bool:
-        told.append(iteration)
+        iterations.append(iteration)
         models.append(dboost.Booster(iteration.model()))
         return iteration.iteration == 3
 
     booster = fit(callbacks=[callback, lambda iteration: None], eval_set=HELD_OUT)
-    assert [i.iteration for i in told] == [1, 2, 3]
-    assert all(i.n_iterations == 5 for i in told)
+    assert [i.iteration for i in iterations] == [1, 2, 3]
+    assert all(i.n_iterations == 5 for i in iterations)
     assert booster.n_iter_ == 3
     assert booster.best_iteration is None
-    assert [i.record["eval_squared_error"] for i in told] == booster.history["eval_squared_error"].tolist()
+    assert [i.record["eval_squared_error"] for i in iterations] == booster.history["eval_squared_error"].tolist()
     for k, model in enumerate(models, 1):
         assert model.n_iter_ == k
         assert np.array_equal(model.predict(HELD_OUT), booster.predict(HELD_OUT, iteration_range=(0, k)))

@@ -196,7 +196,7 @@ class Problem:
 
 
 def _leaves(shard: Shard, first: int, last: int) -> np.ndarray:
-    """Return the leaf of each row; called by `Engine.map_shards`."""
+    """Return the leaf of each row; called by `Engine.ask`."""
     return shard.leaf[first:last]
 
 

@@ -83,8 +83,8 @@ def test_an_engine_asks_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
     terms = SquaredError().terms()
     alone = FusedEngine(shard(slice(None)), terms, policy=policy, n_threads=3)
     cut = ShardedEngine([shard(slice(0, 40)), shard(slice(40, 101))], terms)
-    for engine, n_answers in ((alone, 3), (cut, 2)):
-        told = engine.map_shards(seen, 2)
-        assert len(told) == n_answers
-        assert [sum(of) for of in zip(*told, strict=True)] == [101, 101 * 100]
+    for engine, n_results in ((alone, 3), (cut, 2)):
+        results = engine.map_shards(seen, 2)
+        assert len(results) == n_results
+        assert [sum(of) for of in zip(*results, strict=True)] == [101, 101 * 100]
         engine.close()

@@ -159,9 +159,9 @@ from pathlib import Path
 from numba import types
 from dboost.kernels.cache_files import KernelFiles
 folder, number, start = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-for turn in range(40):
-    files = KernelFiles(folder, f"kernel-{turn}", "stamp")
-    while time.time() < start + turn * 0.02:
+for attempt in range(40):
+    files = KernelFiles(folder, f"kernel-{attempt}", "stamp")
+    while time.time() < start + attempt * 0.02:
         pass
     files.save(((types.Array(types.float64, number, "C"),), "machine", "function"), number)
 """
@@ -178,8 +178,8 @@ def test_processes_that_keep_kernels_at_the_same_time_keep_all_of_them(tmp_path:
         for number in numbers
     ]
     assert [process.wait(120) for process in processes] == [0] * len(processes)
-    for turn in range(40):
-        files = KernelFiles(str(tmp_path), f"kernel-{turn}", "stamp")
+    for attempt in range(40):
+        files = KernelFiles(str(tmp_path), f"kernel-{attempt}", "stamp")
         for number in numbers:
             assert files.load(((types.Array(types.float64, number, "C"),), "machine", "function")) == number
 

@@ -48,10 +48,10 @@ class Library:
     """A C library that records the settings of its allocator."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, int]] = []
+        self.options: list[tuple[int, int]] = []
 
     def mallopt(self, option: int, value: int) -> None:
-        self.told.append((option, value))
+        self.options.append((option, value))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_the_allocator_is_changed_only_where_that_is_asked_for(
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     with dask.config.set(given):
         keep_freed_memory()
-    assert len(library.told) == times
+    assert len(library.options) == times
 
 
 def test_the_allocator_takes_what_it_is_told() -> None:

@@ -145,8 +145,8 @@ def test_xgboost_reads_frames_as_they_are(tmp_path: Path) -> None:
     booster.to_xgboost_json(tmp_path / "model.json")
     model = xgboost.Booster(model_file=tmp_path / "model.json")
     test["kind"] = test["kind"].cat.remove_unused_categories()  # XGBoost rejects categories unknown to the model
-    for turn in (1, -1):  # whatever codes the frame itself has for its categories
-        frame = test.assign(town=pd.Categorical(test["town"], sorted(test["town"].dropna().unique())[::turn]))[
+    for step in (1, -1):  # whatever codes the frame itself has for its categories
+        frame = test.assign(town=pd.Categorical(test["town"], sorted(test["town"].dropna().unique())[::step]))[
             model.feature_names
         ]
         found = model.predict(xgboost.DMatrix(frame, enable_categorical=True))

@@ -273,13 +273,13 @@ def test_boosting_goes_on_from_what_was_begun_elsewhere(library: str, target: st
             "grade": {"objective": "multi:softprob", "num_class": 3},
         }
         rows = xgboost.DMatrix(X, y[target], enable_categorical=True)
-        begun = dboost.from_xgboost(xgboost.train(QUIET | objective[target], rows, 4))
+        first = dboost.from_xgboost(xgboost.train(QUIET | objective[target], rows, 4))
     else:
         objective = {"y": {}, "late": {"objective": "binary"}, "grade": {"objective": "multiclass", "num_class": 3}}
-        begun = dboost.from_lightgbm(lightgbm.train(SMALL | objective[target], lightgbm.Dataset(X, y[target]), 4))
-    longer = dboost.fit(new, of_new[target], start_from=begun, max_iter=6)
-    assert longer.n_iter_ == begun.n_iter_ + 6 and longer.sources[0]["label"].lower() == library
-    raw = begun.predict(new, raw_score=True)
+        first = dboost.from_lightgbm(lightgbm.train(SMALL | objective[target], lightgbm.Dataset(X, y[target]), 4))
+    longer = dboost.fit(new, of_new[target], start_from=first, max_iter=6)
+    assert longer.n_iter_ == first.n_iter_ + 6 and longer.sources[0]["label"].lower() == library
+    raw = first.predict(new, raw_score=True)
     np.testing.assert_allclose(longer.predict(new, raw_score=True, iteration_range=(0, 4)), raw, rtol=1e-12)
     losses = longer.history["train_loss"].to_numpy()
     assert losses[-1] < losses[4]

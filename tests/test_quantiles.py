@@ -84,8 +84,8 @@ def quantiles(
     # Values are collected once few are left, or not if there are too many of them: the result is the same to the bit.
     for room in (FEW, 3):
         asked.n_passes, asked.room = 0, room
-        told = find_quantiles(asked.count, asked.above, exact_level(level), n_groups, asked.collect, len(values))
-        np.testing.assert_array_equal(told, found)
+        collected = find_quantiles(asked.count, asked.above, exact_level(level), n_groups, asked.collect, len(values))
+        np.testing.assert_array_equal(collected, found)
         assert asked.n_passes <= MOST_PASSES + 1
         if room == FEW:
             assert asked.n_passes <= 4  # two bytes, the rest, and the next larger numbers

@@ -167,8 +167,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
             """,
             folder,
         )
-        told, errors = process.communicate(timeout=300)
-        assert "there is no room for its" in told, errors
+        out, errors = process.communicate(timeout=300)
+        assert "there is no room for its" in out, errors
         assert list(folder.iterdir()) == []
     finally:
         if mounted:
@@ -192,8 +192,8 @@ def test_an_interrupt_removes_the_files(tmp_path: Path) -> None:
     assert process.stdout.readline() == "1\n"
     assert list(tmp_path.glob("dboost-*/codes"))
     process.send_signal(signal.SIGINT)
-    told, errors = process.communicate(timeout=120)
-    assert "interrupted True" in told, errors
+    out, errors = process.communicate(timeout=120)
+    assert "interrupted True" in out, errors
     assert list(tmp_path.iterdir()) == []
 
 
@@ -242,8 +242,8 @@ PEAK = """
 def test_the_peak_does_not_grow_with_the_data(tmp_path: Path) -> None:
     """32 and 128 MB of values with a limit of 24 MiB: both stay below it, plus a reserve of the allocator."""
     process = child(PEAK, tmp_path)
-    told, errors = process.communicate(timeout=900)
+    out, errors = process.communicate(timeout=900)
     assert not process.returncode, errors
-    small, large = map(float, told.split())
-    assert small < 24 + 24 and large < 24 + 24, told
-    assert large - small < 12, told
+    small, large = map(float, out.split())
+    assert small < 24 + 24 and large < 24 + 24, out
+    assert large - small < 12, out

@@ -56,8 +56,8 @@ def measure(patience: float, folder: Path | None = None) -> int:
     usual = statistics.median(rows[0][1])
     for name, whole, gaps in rows:
         more = f"({statistics.median(whole) - usual:+.2f})"
-        told = ", ".join(f"{gap:.2f}" for gap in sorted(gaps))
-        print(f"{name:28}{statistics.median(whole):8.2f} s {more:>8}{told:>32} s")
+        listed = ", ".join(f"{gap:.2f}" for gap in sorted(gaps))
+        print(f"{name:28}{statistics.median(whole):8.2f} s {more:>8}{listed:>32} s")
     print(f"other models than expected: {wrong}")
     if folder is None:
         shutil.rmtree(home, ignore_errors=True)

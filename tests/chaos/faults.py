@@ -59,9 +59,9 @@ class Fault:
             when = f"{self.after:.2f} s after iteration {self.iteration}"
         if self.reading is not None:
             when = f"{self.after:.2f} s after the {self.reading} begins to be read"
-        told = f"worker {self.victim} {self.kind}" if "all" not in self.kind and "client" not in self.kind else self.kind
-        told += f" for {self.seconds:.1f} s" if self.seconds else ""
-        return f"{told}, {when}, back after {self.delay} s"
+        text = f"worker {self.victim} {self.kind}" if "all" not in self.kind and "client" not in self.kind else self.kind
+        text += f" for {self.seconds:.1f} s" if self.seconds else ""
+        return f"{text}, {when}, back after {self.delay} s"
 
 
 def draw_faults(chance: random.Random, specs: Sequence[Spec], n_workers: int) -> list[Fault]:
@@ -102,7 +102,7 @@ def _draw(chance: random.Random, specs: Sequence[Spec], n_workers: int) -> Fault
 class FaultRunner:
     """Carries out the faults of one job; `step` must be called continually.
 
-    told : lines with the time of everything that was done.
+    log : lines with the time of everything that was done.
     """
 
     def __init__(self, cluster: Cluster, faults: Sequence[Fault], kill_client: Callable[[], bool]) -> None:
@@ -113,7 +113,7 @@ class FaultRunner:
         self._iterations: dict[int, float] = {}
         self._own = [slot for slot in cluster.slots if slot.wanted]
         self.joined: list[Slot] = []
-        self.told: list[str] = []
+        self.log: list[str] = []
         self.counts: Counter[str] = Counter()
 
     @property
@@ -121,7 +121,7 @@ class FaultRunner:
         return time.monotonic() - self._began
 
     def note(self, what: str) -> None:
-        self.told.append(f"{self.elapsed:7.3f} s  {what}")
+        self.log.append(f"{self.elapsed:7.3f} s  {what}")
 
     def saw_iteration(self, n: int) -> None:
         self._iterations.setdefault(n, time.monotonic())
@@ -219,7 +219,7 @@ class FaultRunner:
         if slot.stopped != pid:
             return  # another process, such as its nanny, has killed it
         if fault.kind == "stopped":
-            self.note(f"worker {slot.number} goes on")
+            self.note(f"worker {slot.number} is resumed")
             slot.go_on()
             return
         self.note(f"worker {slot.number} is killed while it is stopped")

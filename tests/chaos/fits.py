@@ -45,7 +45,7 @@ class Spec:
     evaluation : "lazy", "path", "memory" or None
     validation_fraction : held out by an estimator; 0 for `dboost.fit`
     base : None, "continued" or "refitted", with a model of other rows
-    checkpoint : whether it is written down as it goes on
+    checkpoint : whether it is written during the fit
     slow, held_slow : seconds that reading a partition takes, and one of the evaluation set
     """
 
@@ -81,9 +81,9 @@ class Spec:
 
     def __str__(self) -> str:
         plain = Spec(self.rows, self.columns, self.partitions, self.seed)
-        told = [f"{self.rows} rows × {self.columns} in {self.partitions} partitions (seed {self.seed})"]
-        told += [f"{name}={value!r}" for name, value in asdict(self).items() if value != getattr(plain, name)]
-        return ", ".join(told)
+        parts = [f"{self.rows} rows × {self.columns} in {self.partitions} partitions (seed {self.seed})"]
+        parts += [f"{name}={value!r}" for name, value in asdict(self).items() if value != getattr(plain, name)]
+        return ", ".join(parts)
 
 
 def draw(chance: random.Random) -> Spec:

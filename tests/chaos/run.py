@@ -223,7 +223,7 @@ class Run:
             *(f"fit {one.name}: {one.spec}" for one in job.fittings),
             *(f"    {one.result}, iteration {one.iteration}, attempts {one.attempts}" for one in job.fittings),
             *(f"planned: {fault}" for fault in job.faults),
-            *job.mischief.told,
+            *job.faults_runner.log,
         ]
         brief = "\n".join(lines)
         with open(report, "a") as file:
@@ -255,11 +255,11 @@ class _Job:
             Fitting(f"{number}.{k}", spec, of, client)
             for k, (spec, of, client) in enumerate(zip(specs, expected, clients, strict=True))
         ]
-        self.mischief = FaultRunner(cluster, faults, self._kill_client)
+        self.faults_runner = FaultRunner(cluster, faults, self._kill_client)
         self._most_read: dict[tuple[str, str], int] = {}
 
     def carry_out(self) -> None:
-        summary, mischief, n_before = self.run.summary, self.mischief, len(self.run.summary.violations)
+        summary, faults_runner, n_before = self.run.summary, self.faults_runner, len(self.run.summary.violations)
         while not self.cluster.news.empty():
             self.cluster.news.get()
         for one in self.fittings:
@@ -274,16 +274,16 @@ class _Job:
             kind = "arcbites" if "arcbites" in one.spec.options else one.spec.base or one.spec.form
             summary.forms[f"{kind}, {one.spec.options.get('loss', 'leaves')}"] += 1
             summary.slowest = max(summary.slowest, one.seconds)
-        summary.faults.update(mischief.counts)
-        mischief.note("all fits have ended")
-        mischief.settle()
+        summary.faults.update(faults_runner.counts)
+        faults_runner.note("all fits have ended")
+        faults_runner.settle()
         self._recover()
         for name, mib in self.cluster.peaks().items():
             kind = name.split(" ")[0]
             summary.peak[kind] = max(summary.peak.get(kind, 0.0), mib)
         if len(summary.violations) == n_before:
             done = ", ".join(f"{one.result} in {one.seconds:.1f} s" for one in self.fittings)
-            self.run._say(f"    {done}; faults: {dict(mischief.counts) or 'none'}")
+            self.run._say(f"    {done}; faults: {dict(faults_runner.counts) or 'none'}")
 
     # While fits run.
 
@@ -296,9 +296,9 @@ class _Job:
         news = self.cluster.news
         while not news.empty():
             event = news.get()
-            self.mischief.saw(event)
+            self.faults_runner.saw(event)
             self._see_reading(event)
-        self.mischief.step()
+        self.faults_runner.step()
         for one in self.fittings:
             while one.result is None and not one.client.events.empty():
                 self._hear(one, one.client.events.get())
@@ -328,9 +328,9 @@ class _Job:
         one.seconds = one.progressed - one.began
         if kind == "iteration":
             if not one.iteration:
-                self.mischief.note(f"fit {one.name}: first iteration")
+                self.faults_runner.note(f"fit {one.name}: first iteration")
             one.iteration = event["n"]
-            self.mischief.saw_iteration(event["n"])
+            self.faults_runner.saw_iteration(event["n"])
         elif kind == "done":
             self._compare(one, Outcome(**event["outcome"]))
         elif kind == "error":
@@ -343,7 +343,7 @@ class _Job:
             self.run.violation("client gone", f"the process of client {one.client.number} ended", self)
 
     def _compare(self, one: Fitting, found: Outcome) -> None:
-        self.mischief.note(f"fit {one.name} is done")
+        self.faults_runner.note(f"fit {one.name} is done")
         if found == one.expected:
             one.result = "identical"
             return
@@ -354,9 +354,9 @@ class _Job:
 
     def _judge_error(self, one: Fitting, event: dict[str, Any]) -> None:
         text = f"{event['type']}: {event['text']}"
-        self.mischief.note(f"fit {one.name} raises {text}")
+        self.faults_runner.note(f"fit {one.name} raises {text}")
         one.result, one.text = "error", event["trace"]
-        if not self.mischief.counts:
+        if not self.faults_runner.counts:
             self.run.violation("error without a fault", text, self)
         elif _INTERNAL.search(event["text"]):
             self.run.violation("internal error", text, self)
@@ -376,7 +376,7 @@ class _Job:
         one.client = self.cluster.client(one.client.number)
         if one.spec.checkpoint:
             one.attempts += 1
-            self.mischief.note(f"fit {one.name} is begun again from its checkpoint")
+            self.faults_runner.note(f"fit {one.name} is resumed from its checkpoint")
             self._order(one)
         else:
             one.result = "client killed"
@@ -396,7 +396,7 @@ class _Job:
             if not left:
                 break
             time.sleep(0.3)
-            self.mischief.step()
+            self.faults_runner.step()
         if left and len(self.run.summary.violations) == n_before:
             self.run.violation("leak", f"after {LEAK:.0f} s there is still {left}", self)
         self.run.summary.litter += sum(len(_private(slot.folder, alive=False)) for slot in self.cluster.slots)
@@ -408,7 +408,7 @@ class _Job:
         """Return the workers that are not back; those that end by themselves meanwhile are restarted."""
         until = time.monotonic() + seconds
         while True:
-            self.mischief.step()
+            self.faults_runner.step()
             wanted = [slot for slot in self.cluster.slots if slot.wanted]
             roster = self.cluster.roster()
             if len(roster) == len(wanted) and all(slot.pid() is not None for slot in wanted):
@@ -420,11 +420,11 @@ class _Job:
     def _left(self) -> str:
         """Describe what is still held of fits."""
         cluster = self.cluster
-        told = cluster.within(10.0, lambda: cluster.monitor.run_on_scheduler(known))
-        if told is None:
+        found = cluster.within(10.0, lambda: cluster.monitor.run_on_scheduler(known))
+        if found is None:
             return "no answer of the scheduler"
-        if told["fits"] or told["tasks"]:
-            return f"on the scheduler {told}"
+        if found["fits"] or found["tasks"]:
+            return f"on the scheduler {found}"
         answers = cluster.within(10.0, lambda: cluster.monitor.run(held, on_error="return"))
         if answers is None:
             return "no answer of the workers"
