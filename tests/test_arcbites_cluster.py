@@ -24,9 +24,8 @@ from dboost import ArcBites, DBoostClassifier, DBoostRegressor
 from dboost.session import arcbite_store as bitten
 from dboost.session.memory_budget import Budget
 from dboost.shards import arcbite_rows as bite_files
-from tests.helpers.clusters import Processes, a_table, held_rows, threads_cluster
-from tests.test_cluster import divided
-from tests.test_cluster_failures import any_worker_pid, at
+from tests.helpers.clusters import Processes, a_table, at, held_rows, threads_cluster
+from tests.helpers.fits import cut
 
 FRAME = a_table(1500)
 SETTINGS: dict[str, Any] = {"max_iter": 14, "max_leaf_nodes": 7, "progress": False, "learning_rate": 0.4}
@@ -96,13 +95,13 @@ def check(kind: str, found: dboost.Booster) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_model_is_that_of_one_process(client: Client, kind: str) -> None:
     target, columns, options = KINDS[kind]
-    check(kind, fit(divided(FRAME[[*columns, target]], [7, 7, 400, 900]), target, client=client, **options))
+    check(kind, fit(cut(FRAME[[*columns, target]], [7, 7, 400, 900]), target, client=client, **options))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bites_in_files_of_the_workers(client: Client, filing: None, kind: str) -> None:
     target, columns, options = KINDS[kind]
-    booster = fit(divided(FRAME[[*columns, target]], [7, 7, 400, 900]), target, client=client, memory_limit="64MiB", **options)
+    booster = fit(cut(FRAME[[*columns, target]], [7, 7, 400, 900]), target, client=client, memory_limit="64MiB", **options)
     check(kind, booster)
     read, visits = booster.history["bytes_read"].to_numpy(), booster.history["visit"].to_numpy()
     begins = np.diff(visits, prepend=0) > 0
@@ -116,7 +115,7 @@ def test_however_the_rows_are_divided(client: Client, cuts: list[int], watched: 
     frame.loc[frame.index < 60, "w"] = 0.0
     arcbites = ArcBites(3, early_stopping_rounds=2) if watched else ArcBites(5, 2)
     options: dict[str, Any] = {"sample_weight": "w", "arcbites": arcbites, "max_iter": 10}
-    assert fit(divided(frame, cuts), "z", client=client, **options).sha256 == fit(frame, "z", **options).sha256
+    assert fit(cut(frame, cuts), "z", client=client, **options).sha256 == fit(frame, "z", **options).sha256
 
 
 def test_evaluation_sets_here_and_there(client: Client) -> None:
@@ -128,8 +127,8 @@ def test_evaluation_sets_here_and_there(client: Client) -> None:
         "max_iter": 40,
     }
     expected = fit(frame, "z", eval_set={"near": held[:200], "far": held}, **options)
-    for sets in ({"near": held[:200], "far": divided(held, [100, 300])}, {"near": divided(held[:200], [9]), "far": held}):
-        found = fit(divided(frame, [500]), "z", client=client, eval_set=sets, **options)
+    for sets in ({"near": held[:200], "far": cut(held, [100, 300])}, {"near": cut(held[:200], [9]), "far": held}):
+        found = fit(cut(frame, [500]), "z", client=client, eval_set=sets, **options)
         assert found.sha256 == expected.sha256
     assert expected.n_iter_ < len(expected.history)
 
@@ -164,11 +163,11 @@ def test_files_go_with_the_fit(client: Client, filing: None) -> None:
     options: dict[str, Any] = {
         "arcbites": ArcBites(3, early_stopping_rounds=2), "learning_rate": 0.9, "max_iter": 40, "memory_limit": "64MiB"
     }  # fmt: skip
-    sets = {"one": divided(held, [100]), "two": divided(held[:400], [300])}
+    sets = {"one": cut(held, [100]), "two": cut(held[:400], [300])}
     expected = fit(frame, "z", **options | {"eval_set": {"one": held, "two": held[:400]}, "memory_limit": None})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Budget, "retained", 0)
-        found = fit(divided(frame, [500]), "z", client=client, eval_set=sets, **options)
+        found = fit(cut(frame, [500]), "z", client=client, eval_set=sets, **options)
     assert found.sha256 == expected.sha256
     columns = ["one_log_loss", "two_log_loss"]
     pd.testing.assert_frame_equal(found.history[columns], expected.history[columns], check_exact=True)
@@ -179,7 +178,7 @@ def test_files_go_with_the_fit(client: Client, filing: None) -> None:
         raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
-        fit(divided(frame, [500]), "z", client=client, eval_set=sets, callbacks=fail, **options)
+        fit(cut(frame, [500]), "z", client=client, eval_set=sets, callbacks=fail, **options)
 
 
 def test_what_is_continued_and_what_is_not(client: Client, filing: None) -> None:
@@ -187,7 +186,7 @@ def test_what_is_continued_and_what_is_not(client: Client, filing: None) -> None
     old = fit(FRAME[:500], "y", features=["a", "b", "e"], max_iter=2)
     options: dict[str, Any] = {"arcbites": ArcBites(3, 1), "max_iter": 4}
     here = fit(FRAME[500:], "y", start_from=old, **options)
-    lazy = divided(FRAME[500:], [300])
+    lazy = cut(FRAME[500:], [300])
     there = fit(lazy, "y", start_from=old, client=client, memory_limit="64MiB", **options)
     assert there.sha256 == here.sha256
     model = DBoostRegressor(client=client, warm_start=True, memory_limit="64MiB", random_state=0, **options)
@@ -215,7 +214,7 @@ def test_a_worker_is_killed_during_a_bite(when: int, killing: Processes) -> None
     assert len(expected.history) > 16
     warm(killing, 2)
     grown = iter(range(1, 999))
-    kill = at(when, lambda: os.kill(any_worker_pid(killing), signal.SIGKILL))
+    kill = at(when, lambda: os.kill(killing.any_pid(), signal.SIGKILL))
 
     def callback(now: dboost.Iteration) -> None:
         kill(dboost.Iteration(next(grown), now.n_iterations, now.record, now.model))

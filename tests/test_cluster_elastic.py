@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import dask
@@ -14,7 +14,7 @@ from distributed import Client, LocalCluster
 
 import dboost
 from dboost.distributed.messages import pack
-from tests.helpers.clusters import a_table, held_fits, held_rows, session_names, threads_cluster
+from tests.helpers.clusters import a_table, held_fits, held_rows, session_names, threads_cluster, until
 
 FRAME = a_table(3000)[["a", "b", "e", "z"]]
 OPTIONS: dict[str, Any] = {"max_iter": 8, "max_leaf_nodes": 6, "progress": False}
@@ -110,14 +110,6 @@ def adaptive() -> Iterator[Client]:
 
 def n_workers(client: Client) -> int:
     return len(client.scheduler_info(n_workers=-1)["workers"])
-
-
-def until(condition: Callable[[], bool]) -> None:
-    for _ in range(2400):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it never came to that")
 
 
 #: The cluster that grows while data are read.

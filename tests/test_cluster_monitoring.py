@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 from urllib.request import urlopen
@@ -26,7 +25,7 @@ from dboost.distributed.monitoring.dashboard import _finite, page
 from dboost.distributed.monitoring.prometheus import Collector, WorkMeter
 from dboost.distributed.monitoring.status import _POINTS, _REMEMBERED, Curve, FitRegistry
 from dboost.losses import Loss
-from tests.helpers.clusters import a_table, threads_cluster
+from tests.helpers.clusters import a_table, threads_cluster, until
 
 FRAME = a_table(3000)[["a", "b", "e", "z"]]
 OPTIONS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 6, "progress": False}
@@ -44,15 +43,6 @@ def client() -> Iterator[Client]:
 def fetch(client: Client, path: str) -> str:
     with urlopen(client.dashboard_link.removesuffix("/status") + path, timeout=120) as answer:
         return str(answer.read().decode())
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for events, which arrive after a delay."""
-    for _ in range(2400):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it never came to that")
 
 
 def worker_totals(dask_worker: Any = None) -> dict[str, float]:

@@ -31,7 +31,7 @@ from dboost.distributed import worker_plugin as holder
 from dboost.distributed.cluster_engine import ClusterEngine
 from dboost.distributed.connection import Connection
 from dboost.distributed.reducer import Reducer
-from tests.helpers.clusters import Processes, a_table, held_fits, held_rows, scheduler_plugin, session_names
+from tests.helpers.clusters import SABOTAGE, Processes, a_table, at, held_fits, held_rows, scheduler_plugin, session_names
 
 FRAME = a_table(4000, seed=1)[["a", "b", "c", "e", "w", "z"]]
 OPTIONS: dict[str, Any] = {"max_iter": 15, "progress": False, "max_leaf_nodes": 8}
@@ -51,9 +51,7 @@ def shared() -> Iterator[Processes]:
 @pytest.fixture
 def cluster(shared: Processes) -> Processes:
     """Three workers that have imported dboost."""
-    for _ in range(3 - len(shared.addresses())):
-        shared.add_worker()
-    shared.client.wait_for_workers(3, timeout=60)
+    shared.ensure_workers(3)
     dboost.fit(lazily(), "z", client=shared.client, **OPTIONS | {"max_iter": 1})
     return shared
 
@@ -79,18 +77,6 @@ def lazily(n_partitions: int = 6, seconds: float = 0.0) -> dd.DataFrame:
 
     lazy = dd.from_pandas(FRAME, npartitions=n_partitions)
     return lazy.map_partitions(slowly, meta=lazy._meta) if seconds else lazy
-
-
-def at(iterations: int | set[int], action: Callable[[], Any]) -> Callable[[dboost.Iteration], None]:
-    """Return a callback that performs an action once in each of these iterations."""
-    left = {iterations} if isinstance(iterations, int) else set(iterations)
-
-    def callback(now: dboost.Iteration) -> None:
-        if now.iteration in left:
-            left.remove(now.iteration)
-            action()
-
-    return callback
 
 
 def test_a_worker_that_is_restarted_at_its_address_is_another_worker(cluster: Processes, expected: str) -> None:
@@ -306,8 +292,6 @@ def test_a_worker_above_its_share_of_memory_has_a_limit_all_the_same() -> None:
 
 @pytest.mark.parametrize("sabotage", ["no dboost", "another version"])
 def test_a_worker_that_joins_and_cannot_take_part_ends_no_fit(cluster: Processes, expected: str, sabotage: str) -> None:
-    from tests.test_cluster_failures import SABOTAGE
-
     code = f"{SABOTAGE[sabotage]}; from distributed.cli.dask_worker import main; main()"
     started: list[subprocess.Popen[bytes]] = []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from dboost.data import open_table
 from dboost.session.memory_budget import Budget
 from dboost.session.row_selection import NumberedRows
 from dboost.shards import shard_spec as blocks
-from tests.helpers.clusters import a_table, threads_cluster
+from tests.helpers.clusters import a_table, at, threads_cluster
 
 FRAME = a_table(700)
 COLUMNS = ["a", "b", "e"]
@@ -82,17 +82,6 @@ def test_however_the_rows_are_divided(
     assert bool(streams and (together.booster_.history["bytes_read"] > 0).all()) is streams
 
 
-def once(iteration: int, action: Callable[[], Any]) -> Callable[[dboost.Iteration], None]:
-    done = []
-
-    def callback(now: dboost.Iteration) -> None:
-        if now.iteration == iteration and not done:
-            done.append(True)
-            action()
-
-    return callback
-
-
 @pytest.mark.parametrize("target", KINDS)
 def test_rows_change_no_sides_when_a_worker_goes(target: str) -> None:
     kind, options = KINDS[target]
@@ -100,7 +89,7 @@ def test_rows_change_no_sides_when_a_worker_goes(target: str) -> None:
     alone = kind(**options).fit(FRAME[COLUMNS], FRAME[target], FRAME["w"])
     lazy = dd.from_pandas(FRAME, npartitions=6)
     with threads_cluster(3, 1) as client:
-        leave = once(3, lambda: client.retire_workers([next(iter(client.scheduler_info(n_workers=-1)["workers"]))]))
+        leave = at(3, lambda: client.retire_workers([next(iter(client.scheduler_info(n_workers=-1)["workers"]))]))
         model = kind(client=client, callbacks=[leave], **options).fit(lazy[COLUMNS], lazy[target], lazy["w"])
         assert len(client.scheduler_info(n_workers=-1)["workers"]) == 2
     assert model.booster_.sha256 == alone.booster_.sha256
@@ -129,7 +118,7 @@ def test_data_that_change_during_a_fit_are_an_error(tmp_path: Path, change: Any,
                 change(pd.read_parquet(path)).to_parquet(path)
             client.retire_workers([next(iter(client.scheduler_info(n_workers=-1)["workers"]))])
 
-        model = DBoostRegressor(max_iter=9, early_stopping=True, client=client, callbacks=[once(3, disturb)])
+        model = DBoostRegressor(max_iter=9, early_stopping=True, client=client, callbacks=[at(3, disturb)])
         with pytest.raises(dboost.DataError, match=complaint):
             model.fit(lazy[COLUMNS], lazy["y"], lazy["w"])
 

@@ -21,9 +21,9 @@ from dboost.params import Parameters
 from dboost.session import fused_engine as in_process
 from dboost.trees.feature_sampling import feature_constraints_of, mark_children, mark_root, new_feature_paths
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+from tests.helpers.growth import PARAMETERS, PLAIN, Problem, assert_equal
 from tests.helpers.naive import bounded as naive
 from tests.helpers.tables import CodedTable, make_table
-from tests.test_growth import PARAMETERS, PLAIN, Problem, assert_equal
 
 FRAME = mixed_frame()
 SETTINGS: dict[str, Any] = {"features": FEATURES, "max_iter": 6, "max_leaf_nodes": 8, "min_samples_leaf": 5}

@@ -24,7 +24,7 @@ from dboost.model import compact_file
 from dboost.model import model_file as storage
 from tests.helpers.fits import FEATURES, mixed_frame
 from tests.helpers.forests import random_ensemble
-from tests.test_model_file import BY_HAND, SMALL, same
+from tests.helpers.small_models import BY_HAND, SMALL, same
 
 FILES = Path(__file__).parent / "files"
 

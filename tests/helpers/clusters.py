@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -71,6 +72,16 @@ class Processes:
         """See `impatient`."""
         return impatient(self.client)
 
+    def ensure_workers(self, n_workers: int) -> None:
+        """Replace workers that a test has killed."""
+        for _ in range(n_workers - len(self.addresses())):
+            self.add_worker()
+        self.client.wait_for_workers(n_workers, timeout=60)
+
+    def any_pid(self) -> int:
+        """Return the process id of a random worker."""
+        return random.choice(list(self.pids().values()))
+
     def addresses(self) -> set[str]:
         """Return the addresses of the workers that the scheduler knows."""
         return set(self.client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.workers)))
@@ -124,6 +135,13 @@ class Processes:
                 os.kill(pid, signal.SIGKILL)
 
 
+#: Code that makes a worker unable to take part in a fit.
+SABOTAGE = {
+    "no dboost": "import sys; sys.modules['dboost'] = None",
+    "another version": "import dboost.version; dboost.version.__version__ = '0.0.1'",
+}
+
+
 @contextlib.contextmanager
 def impatient(client: Client, patience: str = "1500ms") -> Iterator[None]:
     """Within the context, use a short liveness timeout: for tests that stop workers after all have imported and compiled."""
@@ -146,6 +164,27 @@ def stream_everything() -> None:
     Budget.holds_rows = lambda *_: False  # type: ignore[method-assign, assignment]
     Budget.retained = 0  # type: ignore[method-assign, assignment]
     blocks.BLOCK_ROWS = 256
+
+
+def at(iterations: int | set[int], action: Callable[[], Any]) -> Callable[[Any], None]:
+    """Return a callback of `dboost.fit` that performs an action once in each of these iterations."""
+    left = {iterations} if isinstance(iterations, int) else set(iterations)
+
+    def callback(now: Any) -> None:
+        if now.iteration in left:
+            left.remove(now.iteration)
+            action()
+
+    return callback
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds, at most two minutes."""
+    for _ in range(2400):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("the condition does not hold after two minutes")
 
 
 def after(seconds: float, action: Callable[[], Any]) -> threading.Thread:
