@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
@@ -27,6 +27,7 @@ from dboost.training.fit import fit_table
 from dboost.training.plan import FitRequest
 from dboost.training.validation_split import held_out_rows_of
 from dboost.trees.tree_task import VISITS, derive_seed, hash_rows
+from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
 FRAME, HELD_OUT = mixed_frame(900), mixed_frame(300, seed=1)
@@ -212,7 +213,7 @@ def test_parts_are_put_together_anew_in_every_cycle() -> None:
     | st.builds(ArcBites, n_bites=st.integers(1, 4), trees_per_visit=st.just(2), visits=st.none(), parts=st.integers(2, 3)),
     given_set=st.booleans(),
 )
-@settings(max_examples=20)
+@examples(20)
 def test_partitions_and_threads_do_not_matter(
     cuts: list[int], n_threads: int, target: str, weighted: bool, arcbites: ArcBites, given_set: bool
 ) -> None:

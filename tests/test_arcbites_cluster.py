@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
@@ -25,6 +25,7 @@ from dboost.session import arcbite_store as bitten
 from dboost.session.memory_budget import Budget
 from dboost.shards import arcbite_rows as bite_files
 from tests.helpers.clusters import Processes, a_table, at, held_rows, threads_cluster
+from tests.helpers.examples import examples
 from tests.helpers.fits import cut
 
 FRAME = a_table(1500)
@@ -109,7 +110,7 @@ def test_bites_in_files_of_the_workers(client: Client, filing: None, kind: str) 
 
 
 @given(cuts=st.lists(st.integers(0, 500), max_size=6), watched=st.booleans())
-@settings(max_examples=6)
+@examples(6)
 def test_however_the_rows_are_divided(client: Client, cuts: list[int], watched: bool) -> None:
     frame = FRAME.iloc[:500][["a", "b", "e", "w", "z"]].copy()
     frame.loc[frame.index < 60, "w"] = 0.0
@@ -242,6 +243,7 @@ def killing() -> Iterator[Processes]:
         yield processes
 
 
+@pytest.mark.slow
 def test_a_worker_joins_and_takes_part_in_every_bite(killing: Processes) -> None:
     """The new worker also evaluates its part of the held-out rows, and the previous worker no longer does."""
     frame = FRAME[["a", "b", "e", "y"]]

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.kernels.checksum import checksum
 from dboost.storage.block_file import BlockFile, Field, StorageError
+from tests.helpers.examples import examples
 
 FIELDS = [Field("tiles", "<u8", (2,), (4,)), Field("wide", "<u2", (3,)), Field("y", "<f8"), Field("raw", "<f8", (3,))]
 
@@ -36,7 +37,7 @@ def fill(file: BlockFile, seed: int = 0) -> None:
         file.write(block, buffer)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(n_rows=st.integers(0, 100), block_rows=st.sampled_from([1, 7, 32, 128]), sealed=st.booleans())
 def test_blocks_come_back(tmp_path_factory: pytest.TempPathFactory, n_rows: int, block_rows: int, sealed: bool) -> None:
     path = tmp_path_factory.mktemp("store") / "rows"

@@ -63,8 +63,14 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("target", ["late", "grade"])
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        pytest.param(target, kind, marks=pytest.mark.slow if kind in slow else ())
+        for target, slow in (("late", {"trimming"}), ("grade", {"trimming", "a sample of rows", "weights and offsets"}))
+        for kind in KINDS
+    ],
+)
 def test_killed_between_any_two_iterations(kind: str, target: str, tmp_path: Path) -> None:
     options = KINDS[kind]
     whole = fit(target, **options)

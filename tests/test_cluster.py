@@ -15,11 +15,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
 from tests.helpers.clusters import a_table, held_fits, held_rows, scheduler_plugin, threads_cluster
+from tests.helpers.examples import examples
 
 FRAME = a_table(3000)
 NUMBERS = FRAME[["a", "b", "c", "d"]].to_numpy()
@@ -54,12 +55,13 @@ KINDS = {
     "depth-wise": ("y", ["a", "b", "c", "d", "e"], {"growth": "depth_wise", "max_depth": 4}),
     "a sample of rows": ("z", ["a", "b", "c", "e", "w"], {"sample_weight": "w", "subsample": 0.5}),
     "samples of features": ("t", ["a", "b", "c", "d", "e"], {"max_features": 0.5}),
+    "monotonic": ("y", ["a", "b", "c", "e"], {"monotonic_cst": {"a": 1, "b": -1}}),
     "constraints": ("y", ["a", "b", "c", "e"], {"monotonic_cst": {"a": 1, "b": -1}, "interaction_cst": [["a", "e"]]}),
     "count": ("y", ["a", "e"], {"loss": "poisson"}),
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow if k == "constraints" else ()) for k in KINDS])
 def test_the_model_is_that_of_one_process(client: Client, kind: str) -> None:
     target, columns, options = KINDS[kind]
     frame = FRAME[[*columns, target]].assign(**{target: FRAME[target].abs()} if kind == "count" else {})
@@ -69,7 +71,7 @@ def test_the_model_is_that_of_one_process(client: Client, kind: str) -> None:
 
 
 @given(cuts=st.lists(st.integers(0, 600), max_size=9), weighted=st.booleans())
-@settings(max_examples=12)
+@examples(12)
 def test_however_the_rows_are_divided(client: Client, cuts: list[int], weighted: bool) -> None:
     """Including empty partitions, partitions without rows of positive weight, and fewer rows than workers."""
     frame = FRAME.iloc[:600][["a", "b", "e", "w", "z"]].copy()
@@ -79,7 +81,7 @@ def test_however_the_rows_are_divided(client: Client, cuts: list[int], weighted:
     assert booster.sha256 == in_process(frame, "z", max_iter=4, **options).sha256
 
 
-@pytest.mark.parametrize(("n_workers", "n_threads"), [(1, 1), (2, 1), (4, 2)])
+@pytest.mark.parametrize(("n_workers", "n_threads"), [(1, 1), pytest.param(2, 1, marks=pytest.mark.slow), (4, 2)])
 def test_whatever_the_cluster(n_workers: int, n_threads: int) -> None:
     big = a_table(30_000)[["a", "b", "c", "d", "e", "z"]]  # enough for a shard per thread
     big = pd.concat(

@@ -68,7 +68,14 @@ def lazily(seconds: float = 0.0, n_partitions: int = 6) -> dd.DataFrame:
     return lazy.map_partitions(slowly, meta=lazy._meta) if seconds else lazy
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.004, 0.015], ids=["between trees", "in a round", "later"])
+@pytest.mark.parametrize(
+    "delay",
+    [
+        pytest.param(0.0, id="between trees", marks=pytest.mark.slow),
+        pytest.param(0.004, id="in a round"),
+        pytest.param(0.015, id="later", marks=pytest.mark.slow),
+    ],
+)
 def test_a_worker_is_killed_while_training(cluster: Processes, expected: str, delay: float) -> None:
     victim = cluster.any_pid()
     kill = at(5, lambda: after(delay, lambda: os.kill(victim, signal.SIGKILL)))
@@ -105,6 +112,7 @@ def test_a_stopped_worker_is_given_up(cluster: Processes, expected: str) -> None
     os.kill(victim, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_worker_stopped_while_loading_is_given_up(cluster: Processes, expected: str) -> None:
     victim = cluster.any_pid()
     after(0.3, lambda: os.kill(victim, signal.SIGSTOP))

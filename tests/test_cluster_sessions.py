@@ -171,7 +171,7 @@ def test_a_worker_is_lost_when_the_first_arcbite_begins(cluster: Processes, monk
     assert dboost.fit(lazily(12), "z", client=cluster.client, **options).sha256 == alone.sha256
 
 
-@pytest.mark.parametrize("role", ["sample_weight", "offset"])
+@pytest.mark.parametrize("role", ["sample_weight", pytest.param("offset", marks=pytest.mark.slow)])
 def test_a_worker_is_lost_while_weights_are_attached(cluster: Processes, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Target and weights are arrays in the client; the target has arrived already."""
     arrays = {"target": FRAME["z"].to_numpy(), role: FRAME["w"].to_numpy()}
@@ -250,7 +250,7 @@ def test_any_number_of_losses_is_survived_as_long_as_iterations_are_completed(
     assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=restart, **OPTIONS).sha256 == expected
 
 
-@pytest.mark.parametrize("what", ["rows", "values"])
+@pytest.mark.parametrize("what", [pytest.param("rows", marks=pytest.mark.slow), "values"])
 def test_a_source_that_gives_other_rows_the_second_time_is_refused(cluster: Processes, what: str, tmp_path: Path) -> None:
     def unstable(frame: pd.DataFrame, partition_info: Any = None) -> pd.DataFrame:
         number = (partition_info or {"number": -1})["number"]
@@ -290,7 +290,7 @@ def test_a_worker_above_its_share_of_memory_has_a_limit_all_the_same() -> None:
     assert spare(2000).limit == spare(960).limit == 100
 
 
-@pytest.mark.parametrize("sabotage", ["no dboost", "another version"])
+@pytest.mark.parametrize("sabotage", ["no dboost", pytest.param("another version", marks=pytest.mark.slow)])
 def test_a_worker_that_joins_and_cannot_take_part_ends_no_fit(cluster: Processes, expected: str, sabotage: str) -> None:
     code = f"{SABOTAGE[sabotage]}; from distributed.cli.dask_worker import main; main()"
     started: list[subprocess.Popen[bytes]] = []

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
@@ -23,6 +23,7 @@ from dboost.session.memory_budget import Budget
 from dboost.session.row_selection import NumberedRows
 from dboost.shards import shard_spec as blocks
 from tests.helpers.clusters import a_table, at, threads_cluster
+from tests.helpers.examples import examples
 
 FRAME = a_table(700)
 COLUMNS = ["a", "b", "e"]
@@ -52,7 +53,7 @@ def divided(frame: pd.DataFrame, cuts: list[int]) -> dd.DataFrame:
     seed=st.integers(0, 2**32 - 1),
     streams=st.booleans(),
 )
-@settings(max_examples=8)
+@examples(8)
 def test_however_the_rows_are_divided(
     client: Client, target: str, cuts: list[int], weighted: bool, size: Any, seed: int, streams: bool
 ) -> None:

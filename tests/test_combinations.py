@@ -410,11 +410,11 @@ def _kind(message: str) -> str:
     return re.sub(r"'[^']*'|/\S*|[\d.,]+(e[+-]?\d+)?", "…", message)[:70]
 
 
-def examine(n_draws: int, client: Client | None = None) -> None:
+def examine(n_draws: int, client: Client | None = None, derandomize: bool = False) -> None:
     """Draw that many calls, print the results, and check that enough of them fit."""
     outcomes: Counter[str] = Counter()
 
-    @settings(max_examples=n_draws, print_blob=True)
+    @settings(max_examples=n_draws, print_blob=True, derandomize=derandomize or settings().derandomize)
     @given(draws(again=AGAIN if client is None else ()))
     def one(draw: Draw) -> None:
         outcome = attempt(draw, client)
@@ -438,7 +438,8 @@ def number(default: int) -> int:
 
 
 def test_calls_fit_or_are_refused() -> None:
-    examine(25)
+    """Few calls, the same every time: most of them compile kernels of their own, which are found in the cache afterwards."""
+    examine(6, derandomize=True)
 
 
 @pytest.mark.slow

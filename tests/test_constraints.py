@@ -9,7 +9,7 @@ from typing import Any
 import lightgbm
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.ensemble import HistGradientBoostingRegressor
 
@@ -20,8 +20,9 @@ from dboost.model.ensemble import Tree
 from dboost.params import Parameters
 from dboost.session import fused_engine as in_process
 from dboost.trees.feature_sampling import feature_constraints_of, mark_children, mark_root, new_feature_paths
+from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
-from tests.helpers.growth import PARAMETERS, PLAIN, Problem, assert_equal
+from tests.helpers.growth import EVERY_KERNEL, PLAIN, Problem, assert_equal, tree_parameters
 from tests.helpers.naive import bounded as naive
 from tests.helpers.tables import CodedTable, make_table
 
@@ -49,18 +50,16 @@ def paths(tree: Tree) -> Iterator[tuple[int, ...]]:
 # One tree.
 
 
-@given(
-    table=PLAIN,
-    parameters=PARAMETERS,
-    seed=st.integers(0, 2**32),
-    with_hessian=st.booleans(),
-    share=st.sampled_from([0.1, 0.5, 1.0]),
-    data=st.data(),
-)
-@settings(max_examples=30)
+@EVERY_KERNEL
+@given(table=PLAIN, seed=st.integers(0, 2**32), share=st.sampled_from([0.1, 0.5, 1.0]), data=st.data())
+@examples(30)
 def test_engines_choose_the_same_features(
-    table: CodedTable, parameters: Parameters, seed: int, with_hessian: bool, share: float, data: st.DataObject
+    every_kernel: bool, table: CodedTable, seed: int, share: float, data: st.DataObject
 ) -> None:
+    parameters, with_hessian = (
+        data.draw(tree_parameters(every_kernel)),
+        data.draw(st.booleans() if every_kernel else st.just(True)),
+    )
     n = len(table.codes)
     groups = data.draw(st.none() | st.lists(st.sets(st.integers(0, n - 1), min_size=1), min_size=1, max_size=5))
     constraints = feature_constraints_of(share, groups, n, seed)
@@ -101,11 +100,14 @@ def test_what_a_node_may_split_by(n: int, share: float, seed: int, sides: list[i
         paths.path_hash[0], paths.active[0] = paths.path_hash[1 + side], paths.active[1 + side]
 
 
-@given(table=PLAIN, parameters=PARAMETERS, seed=st.integers(0, 2**32), with_hessian=st.booleans(), data=st.data())
-@settings(max_examples=30)
-def test_engines_obey_the_same_directions(
-    table: CodedTable, parameters: Parameters, seed: int, with_hessian: bool, data: st.DataObject
-) -> None:
+@EVERY_KERNEL
+@given(table=PLAIN, seed=st.integers(0, 2**32), data=st.data())
+@examples(30)
+def test_engines_obey_the_same_directions(every_kernel: bool, table: CodedTable, seed: int, data: st.DataObject) -> None:
+    parameters, with_hessian = (
+        data.draw(tree_parameters(every_kernel)),
+        data.draw(st.booleans() if every_kernel else st.just(True)),
+    )
     n = len(table.codes)
     direction = np.array(data.draw(st.lists(st.sampled_from([-1, 0, 1]), min_size=n, max_size=n)), np.int8)
     problem = Problem(table, parameters, seed, with_hessian=with_hessian, direction=direction)
@@ -157,7 +159,7 @@ def test_a_share_of_the_features_is_taken_at_every_node() -> None:
         ]
     ),
 )
-@settings(max_examples=20)
+@examples(20)
 def test_partitions_and_threads_do_not_matter(cuts: list[int], n_threads: int, target: str, options: dict[str, Any]) -> None:
     if target == "grade":
         options = {name: value for name, value in options.items() if name != "monotonic_cst"}

@@ -11,12 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
 from dboost import DataError, InputTypeError, ParameterError
 from tests.helpers.clusters import threads_cluster
+from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
 pytestmark = pytest.mark.filterwarnings("ignore::dboost.DriftWarning")
@@ -69,7 +70,7 @@ def test_new_levels_are_appended_and_old_trees_take_them_for_missing() -> None:
 
 
 @given(at=st.lists(st.integers(0, 400), max_size=5), n_threads=st.integers(1, 3), target=st.sampled_from(TARGETS))
-@settings(max_examples=10)
+@examples(10)
 def test_the_model_is_the_same_for_any_partitioning(at: list[int], n_threads: int, target: str) -> None:
     old = first(target)
     options: dict[str, Any] = {"start_from": old, "max_iter": 4, "sample_weight": "w", "subsample": 0.7}

@@ -9,7 +9,7 @@ import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.inspection import partial_dependence as sklearns
@@ -20,6 +20,7 @@ from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.inspection.dependence import Traversal
 from dboost.model.ensemble import Tree
 from dboost.schema import Feature
+from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TOWNS, cut, mixed_frame
 from tests.helpers.forests import random_ensemble, random_rows
 from tests.helpers.naive.shapley import expected_when_known
@@ -29,7 +30,7 @@ FRAME = mixed_frame(40)
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 2, 9]), st.sampled_from([1, 3]), st.sets(st.integers(0, 4), min_size=1))
-@settings(max_examples=40)
+@examples(40)
 def test_traversal_by_definition(seed: int, n_leaves: int, n_outputs: int, targets: set[int]) -> None:
     ensemble = random_ensemble(seed, 2, n_leaves, n_outputs)
     rows = random_rows(seed + 1, ensemble, 4)

@@ -13,7 +13,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2, ks_2samp
 
@@ -24,6 +24,7 @@ from dboost.model import model_file as storage
 from dboost.model.data_summary import GROUPS, LEVELS, Distribution, Summary
 from dboost.session import reference_sample as portrait
 from tests.helpers.clusters import threads_cluster
+from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
 OLD, NEW = mixed_frame(2000), mixed_frame(1000, seed=1)
@@ -45,7 +46,7 @@ def client() -> Iterator[Client]:
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=8))
-@settings(max_examples=50, deadline=None)
+@examples(50, deadline=None)
 def test_the_index_is_that_of_a_naive_twin(counts: list[tuple[int, int]]) -> None:
     used = [(p, q) for p, q in counts if p or q]
     n, m = sum(p for p, _ in used), sum(q for _, q in used)

@@ -12,14 +12,16 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import dboost
 from dboost.session import fused_engine as in_process
 from dboost.session import worker_session as loading
 from dboost.shards.shard import Shard
+from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, NUMERIC, TARGETS, cut, mixed_frame, saved
+from tests.helpers.growth import EVERY_KERNEL
 
 FRAME, HELD_OUT = mixed_frame(), mixed_frame(250, seed=1)
 SETTINGS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 8, "min_samples_leaf": 5}
@@ -99,7 +101,7 @@ def test_every_kind_of_table_with_categories(kind: str, tmp_path: Path) -> None:
     weighted=st.booleans(),
     watched=st.booleans(),
 )
-@settings(max_examples=40)
+@examples(40)
 def test_partitions_and_threads_do_not_matter(
     cuts: list[int], n_threads: int, target: str, weighted: bool, watched: bool
 ) -> None:
@@ -200,6 +202,7 @@ def test_weights_of_one_are_no_weights(target: str, min_samples_leaf: int) -> No
     assert saved(found) == expected
 
 
+@EVERY_KERNEL
 @given(
     target=st.sampled_from(TARGETS),
     seed=st.integers(0, 2**32),
@@ -215,11 +218,13 @@ def test_weights_of_one_are_no_weights(target: str, min_samples_leaf: int) -> No
         }
     ),
 )
-@settings(max_examples=25)
+@examples(25)
 def test_a_row_of_whole_weight_is_so_many_rows(
-    target: str, seed: int, n_rows: int, max_weight: int, options: dict[str, Any]
+    every_kernel: bool, target: str, seed: int, n_rows: int, max_weight: int, options: dict[str, Any]
 ) -> None:
     """The same splits and predictions, to the last bit; only the numbers of rows differ."""
+    if not every_kernel:
+        options = options | {"max_leaf_nodes": options["max_leaf_nodes"] or 100}
     frame = mixed_frame(n_rows, seed)
     weight = np.random.default_rng(seed).integers(0, max_weight + 1, n_rows)
     weight[:3] = 1, 2, max_weight

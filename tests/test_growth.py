@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.kernels.histograms import TILE_COLUMNS
@@ -14,7 +14,8 @@ from dboost.session import fused_engine as in_process
 from dboost.training.plan import Precision, precision_of
 from dboost.trees.grower import RoundHistograms
 from dboost.trees.nodes import ANY_ORDER
-from tests.helpers.growth import PARAMETERS, PLAIN, Problem, assert_equal
+from tests.helpers.examples import examples
+from tests.helpers.growth import EVERY_KERNEL, PLAIN, Problem, assert_equal, tree_parameters
 from tests.helpers.tables import CodedTable, make_table
 
 
@@ -34,20 +35,23 @@ def mixed_tables(draw: st.DrawFn) -> CodedTable:
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> Problem:
-    table = draw(st.one_of(PLAIN, mixed_tables()))
+def problems(draw: st.DrawFn, every_kernel: bool = False) -> Problem:
+    is_plain = draw(st.booleans())
+    table = draw(PLAIN if is_plain else mixed_tables())
     return Problem(
         table,
-        draw(PARAMETERS),
+        draw(tree_parameters(every_kernel)),
         draw(st.integers(0, 2**32)),
-        with_hessian=draw(st.booleans()),
+        with_hessian=(not is_plain and not every_kernel) or draw(st.booleans()),
         levels=draw(st.sampled_from([0, 0, 4, 16])),
     )
 
 
-@given(problem=problems(), n_threads=st.integers(1, 3), data=st.data())
-@settings(max_examples=150)
-def test_three_ways_to_grow_are_one(problem: Problem, n_threads: int, data: st.DataObject) -> None:
+@EVERY_KERNEL
+@given(n_threads=st.integers(1, 3), data=st.data())
+@examples(150)
+def test_three_ways_to_grow_are_one(every_kernel: bool, n_threads: int, data: st.DataObject) -> None:
+    problem = data.draw(problems(every_kernel))
     expected, leaf = problem.naive()
     tree, found = problem.whole(n_threads)
     assert_equal(tree, expected)
@@ -58,39 +62,38 @@ def test_three_ways_to_grow_are_one(problem: Problem, n_threads: int, data: st.D
     assert found.tolist() == leaf.tolist()
 
 
-@given(
-    table=PLAIN,
-    parameters=PARAMETERS,
-    seed=st.integers(0, 2**32),
-    with_hessian=st.booleans(),
-    max_weight=st.sampled_from([2, 3, 16]),
-)
-@settings(max_examples=40)
+@EVERY_KERNEL
+@given(table=PLAIN, seed=st.integers(0, 2**32), max_weight=st.sampled_from([2, 3, 16]), data=st.data())
+@examples(40)
 def test_rows_that_count_several_times(
-    table: CodedTable, parameters: Parameters, seed: int, with_hessian: bool, max_weight: int
+    every_kernel: bool, table: CodedTable, seed: int, max_weight: int, data: st.DataObject
 ) -> None:
+    with_hessian = not every_kernel or data.draw(st.booleans())
     times = np.random.default_rng(seed).integers(1, max_weight + 1, table.n_rows).astype(np.uint8)
-    problem = Problem(table, parameters, seed, with_hessian=with_hessian, times=times)
+    problem = Problem(table, data.draw(tree_parameters(every_kernel)), seed, with_hessian=with_hessian, times=times)
     expected, leaf = problem.naive()
     for tree, found in (problem.whole(1), problem.whole(2), problem.by_rounds([50, 120], 4)[:2]):
         assert_equal(tree, expected)
         assert found.tolist() == leaf.tolist()
 
 
+@EVERY_KERNEL
 @given(
-    table=st.one_of(PLAIN, mixed_tables()),
-    parameters=PARAMETERS,
     seed=st.integers(0, 2**32),
     levels=st.sampled_from([0, 4]),
     trimmed=st.sampled_from([0.01, 0.1, 0.2, 0.5, 0.9]),
-    weighed=st.booleans(),
+    data=st.data(),
 )
-@settings(max_examples=60)
+@examples(60)
 def test_rows_of_little_influence_sit_out(
-    table: CodedTable, parameters: Parameters, seed: int, levels: int, trimmed: float, weighed: bool
+    every_kernel: bool, seed: int, levels: int, trimmed: float, data: st.DataObject
 ) -> None:
+    table = data.draw(st.one_of(PLAIN, mixed_tables()) if every_kernel else PLAIN)
+    weighed = every_kernel and data.draw(st.booleans())
     times = np.random.default_rng(seed).integers(1, 4, table.n_rows).astype(np.uint8) if weighed else None
-    problem = Problem(table, parameters, seed, with_hessian=True, levels=levels, times=times, trimmed=trimmed)
+    problem = Problem(
+        table, data.draw(tree_parameters(every_kernel)), seed, with_hessian=True, levels=levels, times=times, trimmed=trimmed
+    )
     expected, leaf = problem.naive()
     for tree, found in (problem.whole(1), problem.whole(3), problem.by_rounds([50, 120], 4)[:2]):
         assert_equal(tree, expected)
@@ -205,7 +208,7 @@ def test_trees_without_limits_open_few_leaves_at_a_time(with_hessian: bool) -> N
 
 
 @given(problem=problems(), width=st.integers(2, 100))
-@settings(max_examples=30)
+@examples(30)
 def test_splitting_more_leaves_per_round_takes_fewer_rounds(problem: Problem, width: int) -> None:
     tree, _, few = problem.by_rounds([], width)
     _, _, many = problem.by_rounds([], 1)
@@ -222,9 +225,11 @@ def test_questions_are_about_as_many_as_levels() -> None:
     assert n_requests < 40
 
 
-@given(problem=problems())
-@settings(max_examples=40)
-def test_leaves_keep_what_parameters_promise(problem: Problem) -> None:
+@EVERY_KERNEL
+@given(data=st.data())
+@examples(40)
+def test_leaves_keep_what_parameters_promise(every_kernel: bool, data: st.DataObject) -> None:
+    problem = data.draw(problems(every_kernel))
     tree, leaf = problem.whole(1)
     parameters, leaves = problem.parameters, tree.feature < 0
     if tree.n_leaves > 1:

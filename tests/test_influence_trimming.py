@@ -174,8 +174,19 @@ def test_little_is_lost() -> None:
     assert kept_rows.iloc[-1] < 0.75 * half
 
 
-@pytest.mark.parametrize("settings", [{}, {"criterion": "gradient"}, {"subsample": 0.7}, {"sample_weight": "w"}], ids=str)
-@pytest.mark.parametrize("y", [TWO, THREE], ids=["two", "three"])
+@pytest.mark.parametrize(
+    ("y", "settings"),
+    [
+        pytest.param(TWO, {}, id="two"),
+        pytest.param(TWO, {"criterion": "gradient"}, id="two, gradients"),
+        pytest.param(THREE, {"sample_weight": "w"}, id="three, weights"),
+        pytest.param(TWO, {"sample_weight": "w"}, id="two, weights", marks=pytest.mark.slow),
+        pytest.param(TWO, {"subsample": 0.7}, id="two, sampled", marks=pytest.mark.slow),
+        pytest.param(THREE, {}, id="three", marks=pytest.mark.slow),
+        pytest.param(THREE, {"criterion": "gradient"}, id="three, gradients", marks=pytest.mark.slow),
+        pytest.param(THREE, {"subsample": 0.7}, id="three, sampled", marks=pytest.mark.slow),
+    ],
+)
 def test_partitions_and_threads_make_no_difference(y: np.ndarray, settings: dict[str, Any]) -> None:
     frame = pd.DataFrame(X, columns=list("abcd")).assign(y=y, w=np.random.default_rng(1).integers(0, 9, N) / 8)
     common: dict[str, Any] = {

@@ -93,7 +93,16 @@ MAKERS: list[tuple[Callable[..., Booster], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("maker", "target"), MAKERS, ids=[f"{maker.__name__}-{target}" for maker, target in MAKERS])
+SLOW = [(continued, "y"), (streamed, "grade"), (imported, "late")]
+
+
+@pytest.mark.parametrize(
+    ("maker", "target"),
+    [
+        pytest.param(maker, target, id=f"{maker.__name__}-{target}", marks=pytest.mark.slow if (maker, target) in SLOW else ())
+        for maker, target in MAKERS
+    ],
+)
 def test_every_model_can_be_reported_and_drawn(
     maker: Callable[..., Booster], target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
@@ -19,6 +19,7 @@ from dboost import Booster, losses
 from dboost.errors import DBoostError, ParameterError
 from dboost.interop.export import nearest_float32, numbers_of_levels
 from dboost.schema import Feature
+from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, mixed_frame
 from tests.helpers.foreign import by_onnx, by_treelite, by_xgboost
 from tests.helpers.forests import random_ensemble, random_rows
@@ -86,7 +87,7 @@ def test_every_loss_with_its_link(name: str, models: Callable[[str], Booster], t
     st.booleans(),
     st.sampled_from([0.0, 0.5, 1.0]),
 )
-@settings(max_examples=15)
+@examples(15)
 def test_any_forest_and_any_float32_row(
     tmp_path_factory: pytest.TempPathFactory, seed: int, n_leaves: int, n_outputs: int, with_categories: bool, lean: float
 ) -> None:

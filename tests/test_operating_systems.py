@@ -42,7 +42,12 @@ WINDOWS = f"{OLD_MACOS} pread pwrite geteuid getuid fchmod chown getpgid killpg"
 
 
 @pytest.mark.parametrize(
-    ("names", "module"), [(MACOS, ""), (OLD_MACOS, ""), (WINDOWS, "fcntl")], ids=["mac", "old mac", "windows"]
+    ("names", "module"),
+    [
+        pytest.param(MACOS, "", id="mac", marks=pytest.mark.slow),
+        pytest.param(OLD_MACOS, "", id="old mac", marks=pytest.mark.slow),
+        pytest.param(WINDOWS, "fcntl", id="windows"),
+    ],
 )
 def test_fits_need_none_of_what_other_systems_lack(tmp_path: Path, names: str, module: str) -> None:
     for folder in ("here", "there", "temporary"):

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import xgboost
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
@@ -16,8 +16,9 @@ from dboost.errors import ParameterError
 from dboost.params import Parameters
 from dboost.session import fused_engine as in_process
 from dboost.trees.tree_task import Sample
+from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
-from tests.helpers.growth import PARAMETERS, PLAIN, Problem, assert_equal
+from tests.helpers.growth import EVERY_KERNEL, PLAIN, Problem, assert_equal, tree_parameters
 from tests.helpers.tables import CodedTable, make_table
 
 FRAME = mixed_frame()
@@ -29,18 +30,17 @@ def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_process, "SMALL", 0)
 
 
-@given(
-    table=PLAIN,
-    parameters=PARAMETERS,
-    seed=st.integers(0, 2**32),
-    share=st.sampled_from([0.01, 0.3, 0.5, 0.9]),
-    with_hessian=st.booleans(),
-)
-@settings(max_examples=30)
+@EVERY_KERNEL
+@given(table=PLAIN, seed=st.integers(0, 2**32), share=st.sampled_from([0.01, 0.3, 0.5, 0.9]), data=st.data())
+@examples(30)
 def test_three_ways_to_grow_from_a_sample_are_one(
-    table: CodedTable, parameters: Parameters, seed: int, share: float, with_hessian: bool
+    every_kernel: bool, table: CodedTable, seed: int, share: float, data: st.DataObject
 ) -> None:
     """The naive tree is grown from the sampled rows alone; every row, sampled or not, gets its leaf."""
+    parameters, with_hessian = (
+        data.draw(tree_parameters(every_kernel)),
+        data.draw(st.booleans() if every_kernel else st.just(True)),
+    )
     sample = Sample.of(share, seed, 3)
     problem = Problem(table, parameters, seed, with_hessian=with_hessian, sample=sample)
     expected, leaf = problem.naive()
@@ -81,7 +81,7 @@ def test_samples_differ_between_iterations_and_seeds_and_are_fair() -> None:
     target=st.sampled_from(TARGETS),
     weighted=st.booleans(),
 )
-@settings(max_examples=12)
+@examples(12)
 def test_partitions_and_threads_do_not_matter(cuts: list[int], n_threads: int, target: str, weighted: bool) -> None:
     options = SETTINGS | {"subsample": 0.6} | ({"sample_weight": "w"} if weighted else {})
     expected = dboost.fit(FRAME, target, n_threads=1, **options)

@@ -11,7 +11,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
@@ -19,6 +19,7 @@ from dboost import Booster
 from dboost.errors import DataError, ParameterError
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
+from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame
 from tests.helpers.forests import random_ensemble, random_rows, random_tree
 from tests.helpers.naive import shapley as naive
@@ -42,7 +43,7 @@ def values_of(ensemble: Ensemble, rows: np.ndarray, **how: Any) -> np.ndarray:
     st.sampled_from([0.0, 0.5]),
     st.sampled_from([np.float32, np.float64]),
 )
-@settings(max_examples=30)
+@examples(30)
 def test_path_dependent_values_by_definition(seed: int, n_leaves: int, n_outputs: int, lean: float, precision: type) -> None:
     ensemble = random_ensemble(seed, 2, n_leaves, n_outputs, lean=lean)
     rows = random_rows(seed + 1, ensemble, 3, precision)
@@ -57,7 +58,7 @@ def test_path_dependent_values_by_definition(seed: int, n_leaves: int, n_outputs
 
 
 @given(seeds, st.sampled_from([1, 2, 5, 12]), st.integers(1, 6))
-@settings(max_examples=20)
+@examples(20)
 def test_interventional_values_by_definition(seed: int, n_leaves: int, n_background: int) -> None:
     ensemble = random_ensemble(seed, 2, n_leaves)
     rows, background = random_rows(seed + 1, ensemble, 2), random_rows(seed + 2, ensemble, n_background)

@@ -210,8 +210,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-#: All cases with one proposal, some with the others; the rest are slow tests.
-OFTEN = {(case, "tree") for case in CASES} | {(case, other) for case in ("weights", "constrained") for other in PROPOSALS}
+#: Some cases with one proposal, one with the others; the rest are slow tests.
+OFTEN = {(case, "tree") for case in ("numbers", "classes", "weights", "constrained")} | {("weights", p) for p in PROPOSALS}
 PAIRS = [
     pytest.param(case, proposal, marks=() if (case, proposal) in OFTEN else pytest.mark.slow)
     for case in CASES
@@ -234,8 +234,11 @@ def test_rows_threads_and_workers_do_not_matter(client: Client, case: str, propo
     assert saved(dboost.fit(parts, target, client=client, eval_set=remote, **settings)) == saved(alone)
 
 
-@pytest.mark.parametrize("proposal", ["tree", "node", "exact"])
-@pytest.mark.parametrize("subsample", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("subsample", "proposal"),
+    [(1.0, "tree"), (1.0, "node"), (1.0, "exact"), (0.5, "tree")]
+    + [pytest.param(0.5, proposal, marks=pytest.mark.slow) for proposal in ("node", "exact")],
+)
 def test_what_was_trained_is_what_is_predicted(proposal: str, subsample: float) -> None:
     """Thresholds of finished trees divide the rows as their bins did, also rows that were left out and evaluation rows."""
     train, test = FRAME[:1000], FRAME[1000:]

@@ -9,7 +9,7 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import dboost
@@ -17,6 +17,7 @@ from dboost.session import streamed_engine
 from dboost.session.memory_budget import Budget, parse_memory_limit
 from dboost.shards import shard_spec as blocks
 from dboost.shards.block_store import BlockStore
+from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
 
 LIMIT = "64MiB"
@@ -37,7 +38,7 @@ def both(frame: Any, target: Any, **settings: Any) -> tuple[dboost.Booster, dboo
     return dboost.fit(frame, target, **settings), dboost.fit(frame, target, memory_limit=LIMIT, **settings)
 
 
-OPTIONS: list[tuple[str, dict[str, Any]]] = [
+OPTIONS: list[Any] = [
     ("y", {}),
     ("late", {}),
     ("grade", {"max_iter": 2}),
@@ -46,14 +47,14 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("y", {"loss": "absolute_error"}),
     ("y", {"loss": "huber", "sample_weight": "w"}),
     ("y", {"loss": "quantile", "quantile": 0.9, "offset": "x"}),
-    ("late", {"loss": "poisson", "step": "line_search"}),
+    pytest.param("late", {"loss": "poisson", "step": "line_search"}, marks=pytest.mark.slow),
     ("late", {"criterion": "gradient", "sample_weight": "w"}),
-    ("grade", {"criterion": "gradient", "max_iter": 2}),
+    pytest.param("grade", {"criterion": "gradient", "max_iter": 2}, marks=pytest.mark.slow),
     ("late", {"influence_trimming": 0.2}),
-    ("late", {"criterion": "gradient", "influence_trimming": 0.2}),
-    ("grade", {"influence_trimming": 0.1, "subsample": 0.8, "max_iter": 2}),
+    pytest.param("late", {"criterion": "gradient", "influence_trimming": 0.2}, marks=pytest.mark.slow),
+    pytest.param("grade", {"influence_trimming": 0.1, "subsample": 0.8, "max_iter": 2}, marks=pytest.mark.slow),
     ("y", {"growth": "depth_wise", "max_leaf_nodes": 12}),
-    ("y", {"max_depth": 3, "max_leaf_nodes": None, "max_features": 0.5}),
+    pytest.param("y", {"max_depth": 3, "max_leaf_nodes": None, "max_features": 0.5}, marks=pytest.mark.slow),
     ("y", {"max_leaf_nodes": None, "min_samples_leaf": 2, "max_iter": 2}),
     ("late", {"monotonic_cst": {"x": 1}, "interaction_cst": [["x", "size"], ["age", "town"]]}),
 ]
@@ -68,7 +69,7 @@ def test_the_model_is_that_of_rows_in_memory(folder: Path, target: str, options:
     assert list(folder.iterdir()) == []
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     n=st.integers(40, 400),
     at=st.lists(st.integers(0, 400), max_size=4),

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from dboost.data.binning import Binning
@@ -200,22 +201,39 @@ def assert_equal(found: Tree, expected: Tree) -> None:
             assert a.tobytes() == b.tobytes(), (field.name, a, b)
 
 
-PARAMETERS = st.builds(
-    Parameters,
-    max_leaf_nodes=st.sampled_from([None, 2, 3, 8, 31]),
-    max_depth=st.sampled_from([None, None, 1, 3]),
-    min_samples_leaf=st.sampled_from([1, 2, 5, 20]),
-    min_hessian=st.sampled_from([0.0, 1.0, 5.0]),
-    l2_regularization=st.sampled_from([0.0, 1.0, 10.0]),
-    l1_regularization=st.sampled_from([0.0, 0.0, 2.0]),
-    leaf_penalty=st.sampled_from([0.0, 0.0, 0.5]),
-    min_gain=st.sampled_from([0.0, 0.0, 0.25]),
-    max_delta_step=st.sampled_from([None, None, 0.3]),
-    growth=st.sampled_from(["best_first", "depth_wise"]),
-    categorical_smoothing=st.sampled_from([0.0, 10.0]),
-    categorical_l2=st.sampled_from([0.0, 10.0]),
-    max_category_group=st.sampled_from([1, 32]),
-    min_category_hessian=st.sampled_from([0.0, 1.0, 3.0]),
+#: Every combination of the kernel's optional arguments is compiled on its own, which takes seconds: the fast tests use the
+#: combinations that most fits use (fewer than 257 leaves, packed histograms with counts).
+EVERY_KERNEL = pytest.mark.parametrize(
+    "every_kernel", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["usual kernels", "every kernel"]
 )
 #: Numeric one-byte columns only, or all kinds of columns: each has a kernel of its own.
 PLAIN = tables(wide=False, categorical=False)
+
+
+def tree_parameters(every_kernel: bool) -> st.SearchStrategy[Parameters]:
+    """Draw parameters of a tree; with `every_kernel` also those that most fits do not use."""
+    more: dict[str, st.SearchStrategy[Any]] = {
+        "max_leaf_nodes": st.sampled_from([2, 3, 8, 31]),
+        "min_samples_leaf": st.sampled_from([2, 5, 20]),
+    }
+    if every_kernel:
+        more = {
+            "max_leaf_nodes": st.sampled_from([None, 2, 3, 8, 31]),
+            "min_samples_leaf": st.sampled_from([1, 2, 5, 20]),
+            "l1_regularization": st.sampled_from([0.0, 0.0, 2.0]),
+            "max_delta_step": st.sampled_from([None, None, 0.3]),
+        }
+    return st.builds(
+        Parameters,
+        max_depth=st.sampled_from([None, None, 1, 3]),
+        min_hessian=st.sampled_from([0.0, 1.0, 5.0]),
+        l2_regularization=st.sampled_from([0.0, 1.0, 10.0]),
+        leaf_penalty=st.sampled_from([0.0, 0.0, 0.5]),
+        min_gain=st.sampled_from([0.0, 0.0, 0.25]),
+        growth=st.sampled_from(["best_first", "depth_wise"]),
+        categorical_smoothing=st.sampled_from([0.0, 10.0]),
+        categorical_l2=st.sampled_from([0.0, 10.0]),
+        max_category_group=st.sampled_from([1, 32]),
+        min_category_hessian=st.sampled_from([0.0, 1.0, 3.0]),
+        **more,
+    )
