@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost import ArcBites, DBoostClassifier, DBoostRegressor
-from dboost.session import arcbite_store as bitten
+from dboost.session import arcbite_store
 from dboost.session.memory_budget import Budget
-from dboost.shards import arcbite_rows as bite_files
+from dboost.shards import arcbite_rows
 from tests.helpers.clusters import Processes, a_table, at, held_rows, threads_cluster
 from tests.helpers.examples import examples
 from tests.helpers.fits import cut
@@ -42,9 +42,9 @@ def client() -> Iterator[Client]:
 def filing(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No rows fit the limit, blocks are short, threads share every bite; at the end no file is left."""
     monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(bite_files, "_LEAST_BLOCK_ROWS", 32)
-    monkeypatch.setattr(bite_files, "BLOCK_ROWS", 32)
-    monkeypatch.setattr(bitten, "is_small", lambda *_: False)
+    monkeypatch.setattr(arcbite_rows, "_LEAST_BLOCK_ROWS", 32)
+    monkeypatch.setattr(arcbite_rows, "BLOCK_ROWS", 32)
+    monkeypatch.setattr(arcbite_store, "is_small", lambda *_: False)
     yield
     for _ in range(6000):  # a thread of the worker removes them after the fit
         if not list_files(client):

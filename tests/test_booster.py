@@ -22,7 +22,7 @@ from dboost import losses
 from dboost.booster import Booster, load
 from dboost.errors import DataError, ModelFileError, ParameterError
 from dboost.losses.base import Loss
-from dboost.model import model_file as storage
+from dboost.model import model_file
 from dboost.model.ensemble import Ensemble
 from tests.helpers.forests import random_ensemble, random_rows
 from tests.helpers.naive import trees as naive
@@ -252,7 +252,7 @@ def test_pickle_is_small_and_the_same() -> None:
     pickled = pickle.dumps(booster)
     booster.predict(rows)
     assert pickle.dumps(booster) == pickled, "what was laid out for prediction does not travel"
-    assert len(pickled) < len(storage.dumps(booster.ensemble)) + 2_000
+    assert len(pickled) < len(model_file.dumps(booster.ensemble)) + 2_000
     back = pickle.loads(pickled)
     assert back == booster and back is not booster and hash(back) == hash(booster)
     assert back.history.equals(booster.history) and back.timings == {"train": 1.5}

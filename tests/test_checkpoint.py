@@ -27,10 +27,10 @@ import dboost
 from dboost import DataError, ModelFileError, ParameterError
 from dboost.session.fused_engine import FusedEngine
 from dboost.session.memory_budget import Budget
-from dboost.shards import shard_spec as blocks
+from dboost.shards import shard_spec
 from dboost.shards.statistics import random_numbers, row_fingerprint
-from dboost.storage import atomic_write as files
-from dboost.training import checkpoint as identity_of
+from dboost.storage import atomic_write
+from dboost.training import checkpoint
 from tests.helpers.clusters import Processes, threads_cluster
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 from tests.helpers.tables import make_table
@@ -117,7 +117,7 @@ def test_a_continued_fit_resumes(target: str, tmp_path: Path) -> None:
 def test_rows_in_files_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = mixed_frame(3000)
     booster = None
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 256)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 256)
     for n, limit, streams in ((5, None, False), (9, "64MB", True), (12, 10**10, False)):
         monkeypatch.setattr(Budget, "holds_rows", lambda *_, fits=not streams: fits)
         booster = fit("y", frame, max_iter=n, checkpoint=tmp_path, checkpoint_every=2, memory_limit=limit)
@@ -145,7 +145,7 @@ def test_a_finished_fit_is_returned_and_can_be_longer(tmp_path: Path, monkeypatc
 def test_killed_around_any_write(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also between the write of a file of trees and of the state that names it."""
     expected = saved(fit(subsample=0.7))
-    write = files.write_whole
+    write = atomic_write.write_whole
     for fatal in count():
         folder, calls = tmp_path / str(fatal), count()
 
@@ -160,7 +160,7 @@ def test_killed_around_any_write(moment: str, tmp_path: Path, monkeypatch: pytes
         options: dict[str, Any] = {"subsample": 0.7, "checkpoint": folder, "checkpoint_every": 4}
         try:
             with monkeypatch.context() as patched:
-                patched.setattr(files, "write_whole", sometimes)
+                patched.setattr(atomic_write, "write_whole", sometimes)
                 fit(**options)
         except Killed:
             assert saved(fit(**options)) == expected
@@ -278,8 +278,8 @@ def test_no_wording_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     written = (tmp_path / "state.json").read_bytes()
     identity = json.loads(b"{" + written.partition(b"\n")[2])["identity"]
     assert all(" " not in key for part in ("asked", "data") for key in identity[part])
-    for name in identity_of.CALLED:
-        monkeypatch.setitem(identity_of.CALLED, name, f"other words for {name}")
+    for name in checkpoint.CALLED:
+        monkeypatch.setitem(checkpoint.CALLED, name, f"other words for {name}")
     assert fit(max_iter=5, **options).n_iter_ == 5
     with pytest.raises(DataError, match="other words for sample_weight differs"):
         fit(frame=FRAME.assign(w=3 * FRAME["w"]), max_iter=6, **options)

@@ -27,7 +27,7 @@ from distributed.core import Status
 
 import dboost
 from dboost.distributed import connection as attempts
-from dboost.distributed import worker_plugin as holder
+from dboost.distributed import worker_plugin
 from dboost.distributed.cluster_engine import ClusterEngine
 from dboost.distributed.connection import Connection
 from dboost.distributed.reducer import Reducer
@@ -135,7 +135,7 @@ def test_a_session_that_was_given_up_is_not_counted_again(
 
     def sessions() -> set[Any]:
         names_by_worker = cluster.client.run(session_names)
-        return {holder.SessionRef(worker, name) for worker, names in names_by_worker.items() for name in names}
+        return {worker_plugin.SessionRef(worker, name) for worker, names in names_by_worker.items() for name in names}
 
     rows: dict[str, int] = {}
     callbacks = [at(5, break_off), at(8, lambda: rows.update(cluster.client.run(held_rows)))]
@@ -284,7 +284,9 @@ def test_workers_that_are_all_paused_are_named() -> None:
 def test_a_worker_above_its_share_of_memory_has_a_limit_all_the_same() -> None:
     def spare(used: int) -> Any:
         memory = SimpleNamespace(memory_limit=1600, memory_target_fraction=0.6, memory_spill_fraction=0.7)
-        return holder._spare(SimpleNamespace(memory_manager=memory, monitor=SimpleNamespace(get_process_memory=lambda: used)))
+        return worker_plugin._spare(
+            SimpleNamespace(memory_manager=memory, monitor=SimpleNamespace(get_process_memory=lambda: used))
+        )
 
     assert spare(160).limit == 800
     assert spare(2000).limit == spare(960).limit == 100

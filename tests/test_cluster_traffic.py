@@ -18,8 +18,7 @@ from distributed import Client
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
-from dboost.distributed import connection
-from dboost.distributed import read_tasks as source
+from dboost.distributed import connection, read_tasks
 from dboost.distributed.connection import Connection
 from tests.helpers.clusters import threads_cluster
 
@@ -53,7 +52,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the sizes of what the client packed."""
     sizes: list[int] = []
-    for module in (source, connection):
+    for module in (read_tasks, connection):
         pack = module.pack
 
         def counting(message: Any, pack: Any = pack) -> bytes:

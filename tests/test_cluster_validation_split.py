@@ -21,7 +21,7 @@ from dboost import DBoostClassifier, DBoostRegressor
 from dboost.data import open_table
 from dboost.session.memory_budget import Budget
 from dboost.session.row_selection import NumberedRows
-from dboost.shards import shard_spec as blocks
+from dboost.shards import shard_spec
 from tests.helpers.clusters import a_table, at, threads_cluster
 from tests.helpers.examples import examples
 
@@ -71,7 +71,7 @@ def test_however_the_rows_are_divided(
         if streams:
             patch.setattr(Budget, "holds_rows", lambda *_: False)
             patch.setattr(Budget, "retained", 0)
-            patch.setattr(blocks, "BLOCK_ROWS", 128)
+            patch.setattr(shard_spec, "BLOCK_ROWS", 128)
             options["memory_limit"] = "64MiB"
         together = kind(client=client, **options).fit(lazy[COLUMNS], lazy[target], **given_weight)
         with dask.config.set(scheduler="synchronous"):

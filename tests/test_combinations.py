@@ -34,9 +34,9 @@ from hypothesis import event, given, settings
 
 import dboost
 from dboost import Booster, DBoostError
-from dboost.session import fused_engine as in_process
+from dboost.session import fused_engine
 from dboost.session.memory_budget import Budget
-from dboost.shards import shard_spec as blocks
+from dboost.shards import shard_spec
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.combinations import AGAIN, CATEGORICAL, EMPTY, Draw, draws
 from tests.helpers.fits import cut, saved
@@ -52,8 +52,8 @@ class Killed(BaseException):
 @pytest.fixture(autouse=True)
 def small_things(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use several threads for small tables, and short blocks in files."""
-    monkeypatch.setattr(in_process, "SMALL", 0)
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 32)
+    monkeypatch.setattr(fused_engine, "SMALL", 0)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 32)
 
 
 @pytest.fixture(scope="module")

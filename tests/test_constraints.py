@@ -18,7 +18,7 @@ from dboost import DBoostClassifier, DBoostRegressor
 from dboost.errors import ParameterError
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
-from dboost.session import fused_engine as in_process
+from dboost.session import fused_engine
 from dboost.trees.feature_sampling import feature_constraints_of, mark_children, mark_root, new_feature_paths
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {"features": FEATURES, "max_iter": 6, "max_leaf_nodes
 
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_process, "SMALL", 0)
+    monkeypatch.setattr(fused_engine, "SMALL", 0)
 
 
 def paths(tree: Tree) -> Iterator[tuple[int, ...]]:

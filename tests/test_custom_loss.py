@@ -12,8 +12,7 @@ import pytest
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
-from dboost.losses import Loss, register
-from dboost.losses import custom_loss as own
+from dboost.losses import Loss, custom_loss, register
 from tests.helpers.fits import cut, saved
 
 rng = np.random.default_rng(0)
@@ -113,7 +112,7 @@ def test_a_loaded_model_says_what_is_missing(tmp_path: Any, monkeypatch: pytest.
     booster = dboost.fit(X, COUNTS, loss=OwnPoisson(), max_iter=2)
     booster.save(tmp_path / "model.json")
     assert np.array_equal(dboost.load(tmp_path / "model.json").predict(X), booster.predict(X))
-    monkeypatch.setattr(own, "_KNOWN", {})
+    monkeypatch.setattr(custom_loss, "_KNOWN", {})
     loaded = dboost.load(tmp_path / "model.json")
     assert np.array_equal(loaded.predict(X, raw_score=True), booster.predict(X, raw_score=True))
     with pytest.raises(dboost.ParameterError, match="loss 'my_counts', which is not known here: call"):
@@ -222,9 +221,9 @@ class WrongCharbonnier(Charbonnier):
 @pytest.mark.filterwarnings("error")
 def test_a_right_loss_is_believed_wherever_targets_are(scale: float) -> None:
     target = np.abs(Y) * scale
-    assert own.check_derivatives(Charbonnier(), target) is None
+    assert custom_loss.check_derivatives(Charbonnier(), target) is None
     if scale <= 1e12:
-        wrong = own.check_derivatives(WrongCharbonnier(), target)
+        wrong = custom_loss.check_derivatives(WrongCharbonnier(), target)
         assert wrong is not None and wrong.startswith("hessian of loss 'WrongCharbonnier' is not the derivative")
     if scale <= 1e9:
         booster = dboost.fit(X, target + scale, loss=Charbonnier(), max_iter=2)

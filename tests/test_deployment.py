@@ -26,7 +26,7 @@ import pytest
 pytest.importorskip("kubernetes_validate")
 
 import dboost
-from dboost.model import model_file as storage
+from dboost.model import model_file
 from tests.helpers.clusters import ROOT, a_table
 from tests.helpers.manifests import Manifest, pods, read, the
 from tests.helpers.object_store import SECRET, served
@@ -205,7 +205,7 @@ def test_train_killed_and_resumed_then_continued_then_nothing_new(machine: Machi
     arrive(2400, 2700, "part-3.parquet")
     said = finish(job)
     assert f"iteration {parameters['train']['max_iter']}/" in said and "iteration 1/" not in said
-    assert model() == storage.dumps(first.ensemble)
+    assert model() == model_file.dumps(first.ensemble)
     assert not checkpointed()
 
     arrive(2700, 3000, "part-4.parquet")
@@ -215,7 +215,7 @@ def test_train_killed_and_resumed_then_continued_then_nothing_new(machine: Machi
     client.send_signal(signal.SIGTERM)  # as before a node is removed
     client.wait(timeout=60)
     finish(nightly)
-    assert model() == storage.dumps(second.ensemble)
+    assert model() == model_file.dumps(second.ensemble)
 
     before = objects()
     assert "nothing new" in finish(nightly)

@@ -19,10 +19,10 @@ from scipy.stats import chi2, ks_2samp
 
 import dboost
 from dboost import DataError, DriftWarning, ModelFileError, ParameterError
-from dboost.metrics import stability as drift
-from dboost.model import model_file as storage
+from dboost.metrics import stability
+from dboost.model import model_file
 from dboost.model.data_summary import GROUPS, LEVELS, Distribution, Summary
-from dboost.session import reference_sample as portrait
+from dboost.session import reference_sample
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
@@ -56,15 +56,15 @@ def test_the_index_is_that_of_a_naive_twin(counts: list[tuple[int, int]]) -> Non
             a, b = (p + 0.5) / (n + 0.5 * len(used)), (q + 0.5) / (m + 0.5 * len(used))
             expected += (b - a) * math.log(b / a)
     before, after = (np.array(column, np.int64) for column in zip(*counts, strict=True))
-    assert drift.stability_index(before, after) == pytest.approx(expected, rel=1e-12)
-    assert drift.stability_index(after, before) == pytest.approx(expected, rel=1e-12)
+    assert stability.stability_index(before, after) == pytest.approx(expected, rel=1e-12)
+    assert stability.stability_index(after, before) == pytest.approx(expected, rel=1e-12)
 
 
 def test_chance_is_the_chi_square_quantile() -> None:
     for groups in (2, 5, 20, 100):
         before, after = np.full(groups, 50), np.full(groups, 7)
         expected = chi2.ppf(0.999, groups - 1) * (1 / before.sum() + 1 / after.sum())
-        assert drift.chance(before, after) == pytest.approx(expected, rel=0.08 if groups == 2 else 0.02)
+        assert stability.chance(before, after) == pytest.approx(expected, rel=0.08 if groups == 2 else 0.02)
 
 
 @pytest.mark.parametrize("n", [20, 100, 1000])
@@ -127,7 +127,7 @@ def test_a_distribution_survives_json(values: np.ndarray) -> None:
 
 
 def test_a_summary_is_of_all_rows_of_a_small_table(model: dboost.Booster) -> None:
-    summary = portrait.summary_of(model.ensemble)
+    summary = reference_sample.summary_of(model.ensemble)
     assert summary is not None
     scores = np.asarray(model.predict(OLD, raw_score=True))
     for j, name in enumerate(FEATURES):
@@ -138,7 +138,7 @@ def test_a_summary_is_of_all_rows_of_a_small_table(model: dboost.Booster) -> Non
         assert (summary.scores[k].low, summary.scores[k].high) == (scores[:, k].min(), scores[:, k].max())
     assert summary.target.counts[:-1].tolist() == OLD["grade"].value_counts().loc[model.classes_].tolist()
     assert "summary" not in model.sources[0]
-    per_feature = len(storage.dumps(model.ensemble)) / len(FEATURES)
+    per_feature = len(model_file.dumps(model.ensemble)) / len(FEATURES)
     assert len(json.dumps(model.ensemble.sources[0]["summary"])) / (len(FEATURES) + 4) < 1000 < per_feature
 
 
@@ -147,7 +147,7 @@ def test_a_summary_is_of_all_rows_of_a_small_table(model: dboost.Booster) -> Non
 def test_the_file_is_the_same_wherever_the_rows_are(
     target: str, kind: str, client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(portrait, "ROWS", 300)  # so that rows are sampled
+    monkeypatch.setattr(reference_sample, "ROWS", 300)  # so that rows are sampled
     options: dict[str, Any] = {"features": FEATURES, "max_iter": 3}
     if kind == "bites":
         options |= {"arcbites": dboost.ArcBites(n_bites=3, trees_per_visit=1)}
@@ -172,7 +172,7 @@ def test_the_file_is_the_same_wherever_the_rows_are(
 def test_early_stopping_and_callbacks_summarise_what_is_kept() -> None:
     booster = dboost.fit(OLD, "late", features=FEATURES, max_iter=40, eval_set=NEW, early_stopping_rounds=2, learning_rate=0.9)
     assert booster.n_iter_ < len(booster.history)
-    summary = portrait.summary_of(booster.ensemble)
+    summary = reference_sample.summary_of(booster.ensemble)
     assert summary is not None
     scores = np.asarray(booster.predict(OLD, raw_score=True))
     assert (summary.scores[0].low, summary.scores[0].high) == (scores.min(), scores.max())
@@ -312,21 +312,21 @@ def test_a_forged_summary_is_refused(model: dboost.Booster, damage: Any) -> None
 
 def test_the_schema_knows_it(model: dboost.Booster) -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    stored = json.loads(storage.dumps(model.ensemble))
-    jsonschema.validate(stored, storage.schema())
+    stored = json.loads(model_file.dumps(model.ensemble))
+    jsonschema.validate(stored, model_file.schema())
     del stored["sources"][0]["summary"]["target"]["codes"]
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(stored, storage.schema())
+        jsonschema.validate(stored, model_file.schema())
 
 
 def test_any_flipped_bit_of_it_is_noticed(model: dboost.Booster) -> None:
-    data = storage.dumps(model.ensemble)
+    data = model_file.dumps(model.ensemble)
     first, last = data.index(b'"summary"'), data.index(b'"metrics"')
     rng = np.random.default_rng(0)
     for at in rng.integers(first, last, 100).tolist():
         for damaged in (data[:at] + bytes([data[at] ^ (1 << int(rng.integers(8)))]) + data[at + 1 :], data[:at]):
             with pytest.raises(ModelFileError):
-                storage.loads(damaged)
+                model_file.loads(damaged)
 
 
 def test_both_forms_of_file_keep_it(model: dboost.Booster, tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import pytest
 from distributed import Client
 
 import dboost
-from dboost.distributed import worker_plugin as holder
+from dboost.distributed import worker_plugin
 from dboost.session.memory_budget import Budget
-from dboost.shards import shard_spec as blocks
+from dboost.shards import shard_spec
 from tests.helpers.clusters import held_fits, threads_cluster
 from tests.helpers.fits import NUMERIC, cut, mixed_frame
 
@@ -35,7 +35,7 @@ def client() -> Iterator[Client]:
 def filing(client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Evaluation sets go to files with short blocks; at the end no file is left. Asserts that the log mentions the files."""
     monkeypatch.setattr(Budget, "retained", 0)
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
     caplog.set_level(logging.INFO, "dboost")
     yield
     assert any("rows of evaluation set" in record.getMessage() for record in caplog.get_records("call"))
@@ -131,7 +131,7 @@ def test_without_a_limit_it_is_dasks(client: Client, filing: None) -> None:
     assert there.sha256 == here.sha256
     assert set(counts) == {300}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(holder, "_spare", lambda worker: None)
+        patch.setattr(worker_plugin, "_spare", lambda worker: None)
         dboost.fit(lazy[0], "late", eval_set=lazy[1], client=client, callbacks=count, **OPTIONS)
     assert counts[-1] == 0
 
@@ -140,7 +140,7 @@ def test_sets_share_the_room_that_there_is_in_memory(client: Client, monkeypatch
     """A worker has memory for about a set and a half of them: the second one goes to files."""
     row_bytes = len(FEATURES) + 32
     monkeypatch.setattr(Budget, "retained", 160 * row_bytes)
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
     lazy = dd.from_pandas(OTHER[:200], npartitions=2)
     same(client, "late", {"first": lazy, "second": lazy}, 200)
     assert left(client) == []

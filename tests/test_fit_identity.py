@@ -16,8 +16,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.session import fused_engine as in_process
-from dboost.session import worker_session as loading
+from dboost.session import fused_engine, worker_session
 from dboost.shards.shard import Shard
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, NUMERIC, TARGETS, cut, mixed_frame, saved
@@ -29,7 +28,7 @@ SETTINGS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 8, "min_samples_lea
 
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_process, "SMALL", 0)
+    monkeypatch.setattr(fused_engine, "SMALL", 0)
 
 
 def fit(data: Any, target: Any, **changed: Any) -> dboost.Booster:
@@ -289,7 +288,7 @@ def test_predictions_are_the_scores_of_training(target: str, weighted: bool, mon
             super().__init__(*arguments, **options)
             shards.append(self)
 
-    monkeypatch.setattr(loading, "Shard", Remembered)
+    monkeypatch.setattr(worker_session, "Shard", Remembered)
     weight = {"sample_weight": "w"} if weighted else {}
     booster = fit(FRAME, target, features=FEATURES, max_iter=30, **weight)
     rows = FRAME[FRAME["w"] > 0] if weighted else FRAME
@@ -306,7 +305,7 @@ def test_predictions_of_arrays_are_the_scores_of_training(dtype: type, monkeypat
             super().__init__(*arguments, **options)
             shards.append(self)
 
-    monkeypatch.setattr(loading, "Shard", Remembered)
+    monkeypatch.setattr(worker_session, "Shard", Remembered)
     X = (np.random.default_rng(0).normal(size=(2000, 4)) * 100).astype(dtype)
     booster = fit(X, X.astype(float) @ [1.0, -1.0, 0.5, 0.0], max_iter=20)
     for rows in (X, X.astype(np.float64), pd.DataFrame(X)):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dboost.kernels.histograms import TILE_COLUMNS
 from dboost.kernels.rows import STRIPE
 from dboost.params import Parameters
-from dboost.session import fused_engine as in_process
+from dboost.session import fused_engine
 from dboost.training.plan import Precision, precision_of
 from dboost.trees.grower import RoundHistograms
 from dboost.trees.nodes import ANY_ORDER
@@ -22,7 +22,7 @@ from tests.helpers.tables import CodedTable, make_table
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without this, small tables are processed by one thread."""
-    monkeypatch.setattr(in_process, "SMALL", 0)
+    monkeypatch.setattr(fused_engine, "SMALL", 0)
 
 
 @st.composite

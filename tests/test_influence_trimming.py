@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.kernels import quantile_keys as ranks
+from dboost.kernels import quantile_keys
 from dboost.kernels.quantile_keys import FIRST_SHIFT, LANES, N_DIGITS, count_influence, count_near
 from dboost.metrics.influence_cut import find_cut
 from dboost.shards.rows_near_cut import Near
 from tests.helpers.compiled import compiled
 from tests.helpers.fits import cut, saved
 
-add_influence = compiled(ranks.add_influence)
+add_influence = compiled(quantile_keys.add_influence)
 
 
 def kept(influence: np.ndarray, share: float, times: np.ndarray | None = None, cuts: tuple[int, ...] = ()) -> np.ndarray:

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from dboost.kernels import histograms as kernels
+from dboost.kernels import histograms
 from dboost.kernels.histograms import COLUMN_STRIDE, PAIR, TRIPLE, WEIGHED, Packing
 from tests.helpers.compiled import compiled
 from tests.helpers.naive.histograms import histogram as naive_histogram
 from tests.helpers.naive.rows import record
 from tests.helpers.tables import CodedTable, make_table, tables
 
-add_tile = compiled(kernels.add_tile)
-add_wide = compiled(kernels.add_wide)
+add_tile = compiled(histograms.add_tile)
+add_wide = compiled(histograms.add_wide)
 
 PACKINGS = pytest.mark.parametrize("packing", [PAIR, TRIPLE], ids=["pair", "triple"])
 
@@ -85,11 +85,11 @@ def sum_up(tiles, wide_codes, records, repeat_count, layout, packing, first, las
         packed[k] = 0
     pending = flushed = np.int64(0)
     for k in range(pieces.size - 1):
-        pending, flushed = kernels.add_records(
+        pending, flushed = histograms.add_records(
             tiles, wide_codes, records[pieces[k] : pieces[k + 1]], repeat_count, layout, packing, first, last, packed,
             histogram, pending, flushed, scratch,
         )  # fmt: skip
-    kernels.flush(layout, packing, first, last, layout.start[first], packed, histogram, flushed == 0, scratch)
+    histograms.flush(layout, packing, first, last, layout.start[first], packed, histogram, flushed == 0, scratch)
     return flushed
 
 
@@ -179,13 +179,13 @@ def keep_packed(tiles, wide_codes, records, layout, packing, packed, histogram, 
     for k in range(packed.size):
         packed[k] = 0
     last = layout.first.size - 1
-    _, flushed = kernels.add_records(
+    _, flushed = histograms.add_records(
         tiles, wide_codes, records, None, layout, packing, 0, last, packed, histogram, np.int64(0), np.int64(0), scratch
     )
-    kernels.accumulate(layout, packing, 0, last, np.int64(0), packed, words, packed_counts, 1, clear, scratch)
+    histograms.accumulate(layout, packing, 0, last, np.int64(0), packed, words, packed_counts, 1, clear, scratch)
     if packed_counts is not None:
         if flushed:
-            kernels.accumulate_channels(layout, 0, last, histogram, words, packed_counts, 1)
+            histograms.accumulate_channels(layout, 0, last, histogram, words, packed_counts, 1)
 
 
 @given(

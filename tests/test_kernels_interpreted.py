@@ -15,7 +15,7 @@ import pytest
 
 import dboost
 from dboost.session.memory_budget import Budget
-from dboost.shards import shard_spec as blocks
+from dboost.shards import shard_spec
 
 N_ROWS = 300
 FITS: dict[str, dict[str, Any]] = {
@@ -74,7 +74,7 @@ def train(name: str, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if "memory_limit" in options:  # the limit is too small for the rows, and blocks are short
             patch.setattr(Budget, "holds_rows", lambda *_: False)
-            patch.setattr(blocks, "BLOCK_ROWS", 64)
+            patch.setattr(shard_spec, "BLOCK_ROWS", 64)
         model = dboost.fit(data, target, **({"max_iter": 3, "max_leaf_nodes": 6} | options))
     assert (model.history["bytes_read"] > 0).all() == ("memory_limit" in options)
     model.save(folder / f"{name}.dboost")

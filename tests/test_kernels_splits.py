@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from dboost.kernels import splits as bounded
+from dboost.kernels import splits
 from dboost.kernels import splits as kernels
 from dboost.kernels import splits as levels
 from dboost.kernels import splits as packed
@@ -193,7 +193,7 @@ def test_packed_prefix_sums_give_the_same_split(histograms: list[Histogram], lim
 @njit(error_model="numpy")
 def search_within(channels, at, n_bins, way, total, limits, best):
     kernels.clear_split(best)
-    bounded.search_bounded(channels, at, n_bins, 0, way, total, limits, best)
+    splits.search_bounded(channels, at, n_bins, 0, way, total, limits, best)
 
 
 @given(

@@ -14,7 +14,7 @@ import pytest
 import dboost
 from dboost.cli import ledger, main
 from dboost.data.paths import find_files
-from dboost.storage import atomic_write as files
+from dboost.storage import atomic_write
 
 COMMAND = ("train", "data", "--target", "y", "--output", "model.json", "--only-new", "--quiet")
 
@@ -90,7 +90,7 @@ def test_killed_at_any_write_each_file_is_learned_once(learned: list[list[str]],
             n_written += 1
             if n_written == nth and before:
                 raise Killed
-            files.write_whole(path, data)
+            atomic_write.write_whole(path, data)
             if n_written == nth:
                 raise Killed
 

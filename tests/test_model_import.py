@@ -14,7 +14,7 @@ import dboost
 from dboost import Booster
 from dboost.errors import ModelFileError, ParameterError
 from dboost.interop.from_xgboost import last_below
-from dboost.model import model_file as storage
+from dboost.model import model_file
 from tests.helpers.fits import FEATURES, mixed_frame
 
 xgboost = pytest.importorskip("xgboost")
@@ -58,7 +58,7 @@ def answers(booster: Booster, X: Any) -> np.ndarray:
 
 def through_file(booster: Booster) -> Booster:
     """Save and load the model: what was imported can be saved and is valid."""
-    return Booster(storage.loads(storage.dumps(booster.ensemble)))
+    return Booster(model_file.loads(model_file.dumps(booster.ensemble)))
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

@@ -19,7 +19,7 @@ from dboost.data import ReadOptions, open_table, paths
 from dboost.data.frame import as_frame
 from dboost.data.paths import open_path
 from dboost.session.memory_budget import Budget
-from dboost.shards import shard_spec as blocks
+from dboost.shards import shard_spec
 from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
 
 SHARE = 4096
@@ -31,7 +31,7 @@ def sliced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The columns of a partition may take 4 KiB, and rows go to files."""
     monkeypatch.setattr(Budget, "chunk", property(lambda _: SHARE))
     monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
     with dask.config.set({"temporary-directory": str(tmp_path / "temporary")}):
         yield
     assert not (tmp_path / "temporary").exists() or not list((tmp_path / "temporary").iterdir())

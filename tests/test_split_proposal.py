@@ -19,7 +19,7 @@ import dboost
 from dboost.data import binning
 from dboost.errors import DataError, ParameterError
 from dboost.kernels.split_candidates import quantile_fine_bins
-from dboost.session import fused_engine as in_process
+from dboost.session import fused_engine
 from dboost.shards.bin_layout import plan_layout
 from dboost.shards.shard import BinnedColumns, Shard
 from dboost.shards.statistics import fine_bin_hessians, merge_into_bins
@@ -36,7 +36,7 @@ FRAME = mixed_frame(1500)
 
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_process, "SMALL", 0)
+    monkeypatch.setattr(fused_engine, "SMALL", 0)
 
 
 @pytest.fixture(scope="module")

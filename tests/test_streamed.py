@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost.session import streamed_engine
 from dboost.session.memory_budget import Budget, parse_memory_limit
-from dboost.shards import shard_spec as blocks
+from dboost.shards import shard_spec
 from dboost.shards.block_store import BlockStore
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
@@ -27,7 +27,7 @@ LIMIT = "64MiB"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Every limit is too small for the rows, blocks are short, and temporary files go here."""
     monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
     with dask.config.set({"temporary-directory": str(tmp_path / "temporary")}):
         yield tmp_path / "temporary"
 
@@ -80,7 +80,7 @@ def test_however_rows_are_divided(folder: Path, n: int, at: list[int], block: in
     frame = mixed_frame(n, seed=n)
     options = {"features": NUMERIC, "sample_weight": "w", "subsample": 0.7, "max_leaf_nodes": 6, "min_samples_leaf": 3}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "BLOCK_ROWS", block)
+        patch.setattr(shard_spec, "BLOCK_ROWS", block)
         kept = dboost.fit(frame, "y", max_iter=2, **options)
         streamed = dboost.fit(cut(frame, at), "y", max_iter=2, n_threads=n_threads, memory_limit=LIMIT, **options)
     assert saved(kept) == saved(streamed)

@@ -15,10 +15,10 @@ import pytest
 from distributed import Client
 
 import dboost
-from dboost.distributed import worker_plugin as holder
+from dboost.distributed import worker_plugin
 from dboost.session.memory_budget import Budget
 from dboost.session.partition_loader import PartitionBatch
-from dboost.shards import shard_spec as blocks
+from dboost.shards import shard_spec
 from tests.helpers.clusters import Processes, a_table, held_rows, rows_in_files, stream_everything, threads_cluster
 
 FRAME = a_table(3000)
@@ -35,7 +35,7 @@ def client() -> Iterator[Client]:
 def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stream everything in this process, until the end of the test."""
     monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 128)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 128)
 
 
 def lazily(n_partitions: int = 5) -> dd.DataFrame:
@@ -80,7 +80,7 @@ def test_without_a_limit_rows_keep_to_what_dask_lets_workers_have(
     assert (booster.history["bytes_read"] > 0).all()
     assert "3000 rows do not fit what Dask lets their workers have and are streamed from files" in caplog.text
     for spare in (None, Budget(1000)):  # unlimited; not enough for a tree's histograms, which are allocated nevertheless
-        monkeypatch.setattr(holder, "_spare", lambda worker, spare=spare: spare)
+        monkeypatch.setattr(worker_plugin, "_spare", lambda worker, spare=spare: spare)
         booster = dboost.fit(lazily(), "y", client=client, **OPTIONS)
         assert booster.sha256 == expected
         assert (booster.history["bytes_read"] == 0).all()

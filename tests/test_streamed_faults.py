@@ -19,7 +19,7 @@ import pytest
 import dboost
 from dboost.session.memory_budget import Budget
 from dboost.session.streamed_engine import StreamedEngine
-from dboost.shards import shard_spec as blocks
+from dboost.shards import shard_spec
 
 ROOT = Path(__file__).parent.parent
 RNG = np.random.default_rng(0)
@@ -55,7 +55,7 @@ def child(code: str, folder: Path) -> subprocess.Popen[str]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 1024)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 1024)
     place = tmp_path / "temporary"
     place.mkdir()
     with dask.config.set({"temporary-directory": str(place)}):

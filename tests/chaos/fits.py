@@ -252,12 +252,12 @@ def fit(spec: Spec, folder: Path, client: Any = None, callback: Callable[[Any], 
 
 
 def outcome_of(booster: Any) -> Outcome:
-    from dboost.model import model_file as storage
+    from dboost.model import model_file
 
     history = booster.history
     kept = [name for name in history if not name.startswith("seconds") and name not in ("bytes_read", "workers")]
     return Outcome(
-        hashlib.sha256(storage.dumps(booster.ensemble)).hexdigest()[:16],
+        hashlib.sha256(model_file.dumps(booster.ensemble)).hexdigest()[:16],
         hashlib.sha256(history[kept].to_csv().encode()).hexdigest()[:16],
         repr(booster.sources),
     )

@@ -75,12 +75,12 @@ def _pause(worker: Any, fraction: Any) -> None:
 def stream() -> None:
     """No memory limit is large enough for rows in memory: all are in files."""
     from dboost.session.memory_budget import Budget
-    from dboost.shards import shard_spec as blocks
+    from dboost.shards import shard_spec
     from tests.chaos.fits import BLOCK_ROWS
 
     Budget.holds_rows = lambda *_: False  # type: ignore[method-assign, assignment]
     Budget.retained = 0  # type: ignore[method-assign, assignment]
-    blocks.BLOCK_ROWS = BLOCK_ROWS
+    shard_spec.BLOCK_ROWS = BLOCK_ROWS
 
 
 def _end_with(parent: int) -> None:

@@ -20,7 +20,7 @@ import pandas as pd
 from distributed import Client, LocalCluster, Scheduler
 
 from dboost.session.memory_budget import Budget
-from dboost.shards import shard_spec as blocks
+from dboost.shards import shard_spec
 
 ROOT = Path(__file__).parent.parent.parent
 #: On a busy machine a worker that imports or compiles looks as if it were stopped. Tests that stop workers set a shorter
@@ -163,7 +163,7 @@ def stream_everything() -> None:
     """Run on workers: every memory limit is too small for their rows, also those of evaluation sets, and blocks are short."""
     Budget.holds_rows = lambda *_: False  # type: ignore[method-assign, assignment]
     Budget.retained = 0  # type: ignore[method-assign, assignment]
-    blocks.BLOCK_ROWS = 256
+    shard_spec.BLOCK_ROWS = 256
 
 
 def at(iterations: int | set[int], action: Callable[[], Any]) -> Callable[[Any], None]:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from dboost import Booster
-from dboost.model import model_file as storage
+from dboost.model import model_file
 
 TOWNS = ["Gent", "Liège", "Mons", "Namur", "Oostende", "Brugge", "Aalst"]
 
@@ -62,4 +62,4 @@ def cut(frame: pd.DataFrame, at: Sequence[int]) -> dd.DataFrame:
 def saved(booster: Booster, *, named: bool | None = None) -> bytes:
     """Return the bytes of the model's file; `named` overrides whether the columns had names."""
     ensemble = booster.ensemble if named is None else replace(booster.ensemble, named=named)
-    return storage.dumps(ensemble)
+    return model_file.dumps(ensemble)
