@@ -39,8 +39,8 @@ from benchmarks.engines import settings_of
 from benchmarks.limits import Limits, measure
 from benchmarks.workloads import MAIN, WORKLOADS, Workload, load
 from dboost.session.fused_engine import FusedEngine
-from dboost.shards import shard_grower as rounds
-from dboost.trees import split_finder as search
+from dboost.shards import shard_grower
+from dboost.trees import split_finder
 from dboost.trees.tree_task import GrownTree, TreeTask
 from tests.helpers.sharded_engine import ShardedEngine
 
@@ -149,16 +149,18 @@ class _Clock:
         if self._pieces is None:
             self._pieces = ShardedEngine([shard], engine._terms, width=1)
         names = {
-            (rounds, "_quantise"): ("quantise", lambda *_: (0, n * (of_row + 8))),
+            (shard_grower, "_quantise"): ("quantise", lambda *_: (0, n * (of_row + 8))),
             # A record is read and written, a code is read.
-            (rounds, "_split"): ("split rows", lambda codes, left, source, *_: (0, len(source) * 17)),
-            (rounds, "_add_up"): (
+            (shard_grower, "_split"): ("split rows", lambda codes, left, source, *_: (0, len(source) * 17)),
+            (shard_grower, "_add_up"): (
                 "histograms", lambda tiles, wide, records, *_: (len(records) * len(shard.bin_layout.n_bins), 0),
             ),
-            (rounds, "_label"): ("leaves", lambda records, *_: (0, len(records) * 9)),
-            (rounds, "_sum_leaves"): ("leaves", lambda *_: (0, n * (of_row + 1))),
+            (shard_grower, "_label"): ("leaves", lambda records, *_: (0, len(records) * 9)),
+            (shard_grower, "_sum_leaves"): ("leaves", lambda *_: (0, n * (of_row + 1))),
             # The small children's histograms are read and kept, their siblings' (all but the root's) read and written.
-            (search, "_search_pairs"): ("search", lambda h, stored, slots, *_: (0, 16 * h[0].size * int((slots >= 0).sum()))),
+            (split_finder, "_search_pairs"): (
+                "search", lambda h, stored, slots, *_: (0, 16 * h[0].size * int((slots >= 0).sum())),
+            ),
         }  # fmt: skip
         with ExitStack() as patches:
             for (module, name), how in names.items():

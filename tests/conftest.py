@@ -1,4 +1,4 @@
-"""What all tests share: how hypothesis searches, and a word where the real tables are missing."""
+"""Settings of hypothesis for all tests, and notes in the report of pytest."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
-# No deadline: the first example compiles a kernel. In continuous integration the examples are the same every time.
-settings.register_profile("developer", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("developer"), derandomize=True, print_blob=True)
+# No deadline: the first example compiles a kernel. Continuous integration draws three times as many examples (see
+# `tests.helpers.examples` for tests with a number of their own), the same ones every time.
+settings.register_profile("developer", deadline=None, max_examples=33, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("developer"), max_examples=100, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
 
@@ -28,12 +29,12 @@ def pytest_internalerror(excrepr: object) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """What went wrong first in pytest itself, or in a process of its, is told last: what follows from it fills the screen."""
+    """Print the first internal error of pytest or of one of its processes at the end, where later errors do not hide it."""
     if _internal_errors and not hasattr(config, "workerinput"):
         print("the first internal error:", *_internal_errors[0].splitlines()[-20:], sep="\n")
 
 
-# A shell that starts the tests in the background makes them ignore ^C, and with them every process that they start. Tests
-# that interrupt would then wait for ever; with Python's own handler they, and their children, hear it again.
+# A shell that starts the tests in the background makes them and their child processes ignore SIGINT. Tests that interrupt
+# a process would then never end; with Python's own handler the signal has its usual effect.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
@@ -19,7 +19,7 @@ from dboost.data import ReadOptions, open_table
 from dboost.kernels.rows import select_rows
 from dboost.model.ensemble import Ensemble
 from dboost.params import make_parameters, read_arcbites
-from dboost.session import fused_engine as in_process
+from dboost.session import fused_engine
 from dboost.session.warm_start import WarmStart
 from dboost.shards.arcbite_rows import bite_sizes, bites_of
 from dboost.training.arcbites import order_of_visits
@@ -27,6 +27,7 @@ from dboost.training.fit import fit_table
 from dboost.training.plan import FitRequest
 from dboost.training.validation_split import held_out_rows_of
 from dboost.trees.tree_task import VISITS, derive_seed, hash_rows
+from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
 FRAME, HELD_OUT = mixed_frame(900), mixed_frame(300, seed=1)
@@ -35,7 +36,7 @@ SETTINGS: dict[str, Any] = {"max_iter": 12, "max_leaf_nodes": 6, "min_samples_le
 
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_process, "SMALL", 0)
+    monkeypatch.setattr(fused_engine, "SMALL", 0)
 
 
 def fit(data: Any = FRAME, target: Any = "y", **changed: Any) -> dboost.Booster:
@@ -43,7 +44,7 @@ def fit(data: Any = FRAME, target: Any = "y", **changed: Any) -> dboost.Booster:
     return dboost.fit(data, target, **(SETTINGS | named | changed))
 
 
-# Which row belongs to which bite.
+# The assignment of rows to bites.
 
 
 @given(seed=st.integers(0, 2**63), first=st.integers(0, 2**40), share=st.floats(0.0, 1.0, exclude_max=True))
@@ -60,7 +61,7 @@ def test_every_row_is_in_one_bite_whoever_asks(seed: int, n_bites: int, n_rows: 
     bites = bites_of(seed, n_bites, numbers)
     assert ((bites >= 0) & (bites < n_bites)).all()
     assert bites.tolist() == [int(bites_of(seed, n_bites, numbers[i : i + 1])[0]) for i in range(n_rows)]
-    # The naive twin: the hash's upper half as a fraction.
+    # The naive counterpart: the upper half of the hash as a fraction.
     assert bites.tolist() == [int(h >> 32) * n_bites >> 32 for h in hash_rows(derive_seed(seed, 3), numbers).tolist()]
     assert bite_sizes(seed, n_bites, n_rows).tolist() == np.bincount(bites, minlength=n_bites).tolist()
 
@@ -103,11 +104,11 @@ def test_the_order_of_visits() -> None:
     )
 
 
-# The naive twin.
+# The naive counterpart of a fit.
 
 
 def discrete(n: int, seed: int = 0) -> tuple[pd.DataFrame, np.ndarray]:
-    """Features of few values, all of which every subset has: so the bins are the same for all subsets."""
+    """Features of few values, all of which occur in every subset, so that the bins are the same for all subsets."""
     rng = np.random.default_rng(seed)
     frame = pd.DataFrame(
         {"a": rng.integers(8, size=n), "b": rng.integers(5, size=n), "c": rng.integers(12, size=n)}, dtype=float
@@ -121,7 +122,7 @@ def discrete(n: int, seed: int = 0) -> tuple[pd.DataFrame, np.ndarray]:
 )
 @pytest.mark.parametrize("order", ["cyclic", "random"])
 def test_naive_twin(loss: str, order: str) -> None:
-    """A fit on the rows of one bite after another, each going on from the model so far (whose scores are predicted)."""
+    """Fit the rows of one bite after another; each fit starts from the model so far, whose scores are predicted."""
     frame, y = discrete(700)
     if loss == "poisson":
         y = np.abs(y)
@@ -147,7 +148,7 @@ def test_naive_twin(loss: str, order: str) -> None:
             np.testing.assert_array_equal(a.threshold, b.threshold)
             np.testing.assert_allclose(a.value, b.value, rtol=1e-9, atol=1e-12)
             assert a.count.tolist() == b.count.tolist(), "grown from the rows of this bite and no others"
-        if loss != "huber":  # whose δ is the bite's own
+        if loss != "huber":  # whose δ is that of the bite
             last = found.history["train_loss"].iloc[2 * n - 1]
             assert last == pytest.approx(twin.history[-1]["train_loss"], rel=1e-9)
 
@@ -161,7 +162,7 @@ def test_a_single_bite_is_all_rows() -> None:
 
 
 def test_a_revisited_bite_has_the_scores_of_the_model() -> None:
-    """What is said of a bite's loss is what its predictions say."""
+    """The history's loss of a bite equals the loss of the model's predictions."""
     X, y = FRAME[FEATURES], FRAME["y"].to_numpy()
     booster = fit(X, y, arcbites=ArcBites(3, 2, visits=None, order="random"), max_iter=20)
     bites = bites_of(0, 3, np.arange(len(y)))
@@ -193,7 +194,7 @@ def test_parts_are_put_together_anew_in_every_cycle() -> None:
     assert len({frozenset(cycle) for cycle in cycles}) > 1, "in other company"
 
 
-# The model does not depend on how the rows are divided.
+# The model does not depend on the partitioning of the rows.
 
 
 @given(
@@ -212,7 +213,7 @@ def test_parts_are_put_together_anew_in_every_cycle() -> None:
     | st.builds(ArcBites, n_bites=st.integers(1, 4), trees_per_visit=st.just(2), visits=st.none(), parts=st.integers(2, 3)),
     given_set=st.booleans(),
 )
-@settings(max_examples=20)
+@examples(20)
 def test_partitions_and_threads_do_not_matter(
     cuts: list[int], n_threads: int, target: str, weighted: bool, arcbites: ArcBites, given_set: bool
 ) -> None:
@@ -228,7 +229,7 @@ def test_partitions_and_threads_do_not_matter(
     pd.testing.assert_frame_equal(found.history[kept], expected.history[kept], check_exact=True)
 
 
-# The test set decides.
+# Early stopping by the test set.
 
 
 def test_the_model_is_cut_back_to_what_the_test_set_found_best() -> None:
@@ -239,7 +240,7 @@ def test_the_model_is_cut_back_to_what_the_test_set_found_best() -> None:
     best, n = np.inf, 0
     for _, visit in history.groupby("visit"):
         assert visit["bite"].nunique() == 1
-        assert visit["iteration"].tolist() == list(range(n + 1, n + 1 + len(visit))), "goes on where the model was cut"
+        assert visit["iteration"].tolist() == list(range(n + 1, n + 1 + len(visit))), "continues where the model was truncated"
         since = visit[score].expanding().min().clip(upper=best)
         improved = (visit[score] < since.shift(fill_value=best)).to_numpy()
         last = int(np.flatnonzero(improved).max(initial=-1))
@@ -248,13 +249,13 @@ def test_the_model_is_cut_back_to_what_the_test_set_found_best() -> None:
     assert n == booster.n_iter_
     assert booster.ensemble.metrics[score][-1] == best
     assert len(booster.ensemble.metrics[score]) == n
-    # What the rows of the test set were told is what the model says of them.
+    # The scores recorded for the rows of the test set equal the model's predictions.
     for predicted, said in zip(booster.staged_predict(HELD_OUT), booster.ensemble.metrics[score], strict=True):
         assert said == pytest.approx(((np.asarray(predicted) - HELD_OUT["y"]) ** 2).mean() / 2, rel=1e-9)
 
 
 def test_a_visit_that_helps_nothing_leaves_no_trace() -> None:
-    """The last visits of a fit that ends after a whole cycle in vain: without them the model is the same."""
+    """The last visits of a fit that ends after a whole cycle without improvement do not change the model."""
     common = {"eval_set": HELD_OUT, "max_iter": 400, "learning_rate": 0.5}
     arcbites = ArcBites(3, early_stopping_rounds=3, visits=None)
     booster = fit(arcbites=arcbites, **common)
@@ -297,7 +298,7 @@ def test_max_iter_is_the_total() -> None:
     assert fit(arcbites=ArcBites(5, 4, visits=None), max_iter=13).n_iter_ == 13
     booster = fit(arcbites=ArcBites(5), eval_set=HELD_OUT, max_iter=13)
     assert len(booster.history) == 13
-    assert booster.history["bite"].nunique() == 1, "nothing told the first bite to stop"
+    assert booster.history["bite"].nunique() == 1, "no early stopping in the first bite"
 
 
 def test_rows_are_held_out_where_no_test_set_is_given() -> None:
@@ -351,11 +352,11 @@ def test_bites_learn_what_all_rows_would_teach() -> None:
     assert everything < by_bites < everything + 0.3 * (one_bite - everything)
 
 
-# In files.
+# Bites in files.
 
 
 def many_rows(n: int = 12_000) -> pd.DataFrame:
-    """Numbers, a category of more levels than a byte has, two weights; sorted, so that partitions differ."""
+    """Numbers, a category with more than 255 levels, two weights; sorted, so that partitions differ."""
     rng = np.random.default_rng(3)
     frame = pd.DataFrame(rng.normal(size=(n, 3)), columns=["a", "b", "c"])
     frame["level"] = pd.Categorical.from_codes(rng.integers(300, size=n), [f"l{i}" for i in range(300)])
@@ -409,7 +410,7 @@ def test_prepared_data(tmp_path: Any) -> None:
 
 
 def test_a_limit_says_how_many_bites(tmp_path: Any) -> None:
-    """So many that one fits; the same number whatever the threads; and nothing is left of the files."""
+    """The limit determines the number of bites, whatever the number of threads; no file is left."""
     import dask
 
     options = FEW_BINS | {"arcbites": ArcBites(trees_per_visit=1)}
@@ -428,11 +429,11 @@ def test_a_limit_says_how_many_bites(tmp_path: Any) -> None:
 
 
 def test_a_checkpoint_knows_how_many_bites_a_limit_made(tmp_path: Any) -> None:
-    """Another number divides the rows in another way: the trees that are there would be told of rows they never saw."""
+    """Another number of bites divides the rows differently: the existing trees would be added to rows of other bites."""
     options = FEW_BINS | {"arcbites": ArcBites(trees_per_visit=1, visits=None), "checkpoint": tmp_path, "checkpoint_every": 1}
     rows = cut(ROWS, range(500, 12_000, 500))
-    begun = fit(rows, "y", memory_limit="500KiB", **options | {"max_iter": 3})
-    n_bites = begun.ensemble.parameters["arcbites"]["n_bites"]
+    first = fit(rows, "y", memory_limit="500KiB", **options | {"max_iter": 3})
+    n_bites = first.ensemble.parameters["arcbites"]["n_bites"]
     for other in ("350KiB", None):
         with pytest.raises(
             ParameterError, match=rf"is of another fit .* there were {n_bites} arcbites, now there are [0-9]+ \("
@@ -447,10 +448,10 @@ def test_a_checkpoint_knows_how_many_bites_a_limit_made(tmp_path: Any) -> None:
 def test_the_warning_of_drift_tells_how_steps_are_damped(steps: str) -> None:
     old = fit(ROWS, "y", **FEW_BINS)
     drifted = ROWS.assign(a=ROWS["a"] + 5)
-    with pytest.warns(dboost.DriftWarning) as told:
+    with pytest.warns(dboost.DriftWarning) as caught:
         options = {"max_iter": 3, "continue_steps": steps, "arcbites": ArcBites(trees_per_visit=1)}
         dboost.fit(drifted, "y", start_from=old, **options)
-    (warning,) = told
+    (warning,) = caught
     assert ("steps are not damped" in str(warning.message)) == (steps == "full")
     assert ("steps are damped: learning_rate" in str(warning.message)) == (steps == "damped")
 
@@ -473,7 +474,7 @@ def test_a_bite_that_was_altered_on_the_disk_is_an_error(tmp_path: Any) -> None:
         assert list(tmp_path.rglob("*")) == []
 
 
-# What users may write.
+# Arguments of `ArcBites`.
 
 
 def test_a_model_says_how_it_was_trained() -> None:

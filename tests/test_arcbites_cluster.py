@@ -1,4 +1,4 @@
-"""Arcbites on a cluster: every bite is spread over the workers, and the model is that of one process, to the last bit."""
+"""Arcbites on a cluster: every bite is spread over the workers, and the model equals that of one process, to the last bit."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
 from dboost import ArcBites, DBoostClassifier, DBoostRegressor
-from dboost.session import arcbite_store as bitten
+from dboost.session import arcbite_store
 from dboost.session.memory_budget import Budget
-from dboost.shards import arcbite_rows as bite_files
-from tests.helpers.clusters import Processes, a_table, held_rows, threads_cluster
-from tests.test_cluster import divided
-from tests.test_cluster_failures import at, somebody
+from dboost.shards import arcbite_rows
+from tests.helpers.clusters import Processes, a_table, at, held_rows, threads_cluster
+from tests.helpers.examples import examples
+from tests.helpers.fits import cut
 
 FRAME = a_table(1500)
 SETTINGS: dict[str, Any] = {"max_iter": 14, "max_leaf_nodes": 7, "progress": False, "learning_rate": 0.4}
@@ -40,11 +40,11 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture
 def filing(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No rows fit a limit, blocks are short, threads share every bite; in the end no file is left."""
+    """No rows fit the limit, blocks are short, threads share every bite; at the end no file is left."""
     monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(bite_files, "_LEAST_BLOCK_ROWS", 32)
-    monkeypatch.setattr(bite_files, "BLOCK_ROWS", 32)
-    monkeypatch.setattr(bitten, "is_small", lambda *_: False)
+    monkeypatch.setattr(arcbite_rows, "_LEAST_BLOCK_ROWS", 32)
+    monkeypatch.setattr(arcbite_rows, "BLOCK_ROWS", 32)
+    monkeypatch.setattr(arcbite_store, "is_small", lambda *_: False)
     yield
     for _ in range(6000):  # a thread of the worker removes them after the fit
         if not list_files(client):
@@ -54,7 +54,7 @@ def filing(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def list_files(client: Client) -> list[Path]:
-    """Files of bites on the workers."""
+    """Return the files of bites on the workers."""
     folders = client.run(lambda dask_worker: dask_worker.local_directory).values()
     return [path for folder in folders for path in Path(folder).glob("dboost-*/bites")]
 
@@ -78,13 +78,13 @@ KINDS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
 
 @cache
 def alone(kind: str) -> dboost.Booster:
-    """A fit in this process."""
+    """Fit in this process."""
     target, columns, options = KINDS[kind]
     return fit(FRAME[[*columns, target]], target, **options)
 
 
 def check(kind: str, found: dboost.Booster) -> None:
-    """It is the fit of one process, history and all."""
+    """Assert that model and history equal those of a fit in this process."""
     expected = alone(kind)
     assert found.sha256 == expected.sha256
     kept = [column for column in expected.history if not column.startswith("seconds") and column != "bytes_read"]
@@ -96,13 +96,13 @@ def check(kind: str, found: dboost.Booster) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_model_is_that_of_one_process(client: Client, kind: str) -> None:
     target, columns, options = KINDS[kind]
-    check(kind, fit(divided(FRAME[[*columns, target]], [7, 7, 400, 900]), target, client=client, **options))
+    check(kind, fit(cut(FRAME[[*columns, target]], [7, 7, 400, 900]), target, client=client, **options))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bites_in_files_of_the_workers(client: Client, filing: None, kind: str) -> None:
     target, columns, options = KINDS[kind]
-    booster = fit(divided(FRAME[[*columns, target]], [7, 7, 400, 900]), target, client=client, memory_limit="64MiB", **options)
+    booster = fit(cut(FRAME[[*columns, target]], [7, 7, 400, 900]), target, client=client, memory_limit="64MiB", **options)
     check(kind, booster)
     read, visits = booster.history["bytes_read"].to_numpy(), booster.history["visit"].to_numpy()
     begins = np.diff(visits, prepend=0) > 0
@@ -110,13 +110,13 @@ def test_bites_in_files_of_the_workers(client: Client, filing: None, kind: str) 
 
 
 @given(cuts=st.lists(st.integers(0, 500), max_size=6), watched=st.booleans())
-@settings(max_examples=6)
+@examples(6)
 def test_however_the_rows_are_divided(client: Client, cuts: list[int], watched: bool) -> None:
     frame = FRAME.iloc[:500][["a", "b", "e", "w", "z"]].copy()
     frame.loc[frame.index < 60, "w"] = 0.0
     arcbites = ArcBites(3, early_stopping_rounds=2) if watched else ArcBites(5, 2)
     options: dict[str, Any] = {"sample_weight": "w", "arcbites": arcbites, "max_iter": 10}
-    assert fit(divided(frame, cuts), "z", client=client, **options).sha256 == fit(frame, "z", **options).sha256
+    assert fit(cut(frame, cuts), "z", client=client, **options).sha256 == fit(frame, "z", **options).sha256
 
 
 def test_evaluation_sets_here_and_there(client: Client) -> None:
@@ -128,14 +128,14 @@ def test_evaluation_sets_here_and_there(client: Client) -> None:
         "max_iter": 40,
     }
     expected = fit(frame, "z", eval_set={"near": held[:200], "far": held}, **options)
-    for sets in ({"near": held[:200], "far": divided(held, [100, 300])}, {"near": divided(held[:200], [9]), "far": held}):
-        found = fit(divided(frame, [500]), "z", client=client, eval_set=sets, **options)
+    for sets in ({"near": held[:200], "far": cut(held, [100, 300])}, {"near": cut(held[:200], [9]), "far": held}):
+        found = fit(cut(frame, [500]), "z", client=client, eval_set=sets, **options)
         assert found.sha256 == expected.sha256
     assert expected.n_iter_ < len(expected.history)
 
 
 def test_the_limit_says_how_many_bites(client: Client, caplog: pytest.LogCaptureFixture) -> None:
-    """As many as in one process with the same limit, which one of the workers could hold; and in files, for memory is short."""
+    """The number of bites equals that of one process with the limit of one worker; the bites are in files."""
     rng = np.random.default_rng(0)
     values = rng.integers(0, 9, (60_000, 4)).astype(np.float32)
     frame = pd.DataFrame(values, columns=["a", "b", "c", "d"])
@@ -159,16 +159,16 @@ def test_the_limit_says_how_many_bites(client: Client, caplog: pytest.LogCapture
 
 
 def test_files_go_with_the_fit(client: Client, filing: None) -> None:
-    """Also where it fails; test sets are in files as well, and are cut back there."""
+    """Files are removed also if the fit fails; test sets are in files as well, and are truncated there."""
     frame, held = FRAME[["a", "b", "e", "z"]].iloc[:1000], FRAME[["a", "b", "e", "z"]].iloc[1000:]
     options: dict[str, Any] = {
         "arcbites": ArcBites(3, early_stopping_rounds=2), "learning_rate": 0.9, "max_iter": 40, "memory_limit": "64MiB"
     }  # fmt: skip
-    sets = {"one": divided(held, [100]), "two": divided(held[:400], [300])}
+    sets = {"one": cut(held, [100]), "two": cut(held[:400], [300])}
     expected = fit(frame, "z", **options | {"eval_set": {"one": held, "two": held[:400]}, "memory_limit": None})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Budget, "retained", 0)
-        found = fit(divided(frame, [500]), "z", client=client, eval_set=sets, **options)
+        found = fit(cut(frame, [500]), "z", client=client, eval_set=sets, **options)
     assert found.sha256 == expected.sha256
     columns = ["one_log_loss", "two_log_loss"]
     pd.testing.assert_frame_equal(found.history[columns], expected.history[columns], check_exact=True)
@@ -179,15 +179,15 @@ def test_files_go_with_the_fit(client: Client, filing: None) -> None:
         raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
-        fit(divided(frame, [500]), "z", client=client, eval_set=sets, callbacks=fail, **options)
+        fit(cut(frame, [500]), "z", client=client, eval_set=sets, callbacks=fail, **options)
 
 
 def test_what_is_continued_and_what_is_not(client: Client, filing: None) -> None:
-    """Bites in files begin with the scores of a model of other data; where arcbites stopped nothing goes on."""
+    """Bites in files start with the scores of a model of other data; a fit cannot continue where arcbites stopped."""
     old = fit(FRAME[:500], "y", features=["a", "b", "e"], max_iter=2)
     options: dict[str, Any] = {"arcbites": ArcBites(3, 1), "max_iter": 4}
     here = fit(FRAME[500:], "y", start_from=old, **options)
-    lazy = divided(FRAME[500:], [300])
+    lazy = cut(FRAME[500:], [300])
     there = fit(lazy, "y", start_from=old, client=client, memory_limit="64MiB", **options)
     assert there.sha256 == here.sha256
     model = DBoostRegressor(client=client, warm_start=True, memory_limit="64MiB", random_state=0, **options)
@@ -206,7 +206,7 @@ def test_estimators(client: Client) -> None:
 
 @pytest.mark.parametrize("when", [9, *(pytest.param(when, marks=pytest.mark.slow) for when in (3, 16))])
 def test_a_worker_is_killed_during_a_bite(when: int, killing: Processes) -> None:
-    """Its rows are read again, divided, and brought up to date in the middle of a visit, after cuts as well."""
+    """The rows of a lost worker are read again and brought up to date in the middle of a visit, also after truncation."""
     frame = FRAME[["a", "b", "c", "e", "z"]]
     options: dict[str, Any] = {"arcbites": ArcBites(3, early_stopping_rounds=2, visits=2), "max_iter": 30, "learning_rate": 0.9}
     held = frame.iloc[:400]
@@ -215,7 +215,7 @@ def test_a_worker_is_killed_during_a_bite(when: int, killing: Processes) -> None
     assert len(expected.history) > 16
     warm(killing, 2)
     grown = iter(range(1, 999))
-    kill = at(when, lambda: os.kill(somebody(killing), signal.SIGKILL))
+    kill = at(when, lambda: os.kill(killing.any_pid(), signal.SIGKILL))
 
     def callback(now: dboost.Iteration) -> None:
         kill(dboost.Iteration(next(grown), now.n_iterations, now.record, now.model))
@@ -228,7 +228,7 @@ def test_a_worker_is_killed_during_a_bite(when: int, killing: Processes) -> None
 
 
 def warm(cluster: Processes, n_workers: int) -> None:
-    """At least so many workers, none of which has anything to compile any more: that keeps them from answering."""
+    """Ensure that there are `n_workers` workers with compiled kernels: a worker that compiles does not respond."""
     for _ in range(n_workers - len(cluster.pids())):
         cluster.add_worker()
     cluster.client.wait_for_workers(n_workers, timeout=60)
@@ -238,13 +238,14 @@ def warm(cluster: Processes, n_workers: int) -> None:
 
 @pytest.fixture(scope="module")
 def killing() -> Iterator[Processes]:
-    # A worker that dies is noticed by its connection; one that is merely busy is to be left alone.
+    # A lost worker is noticed by its connection; a worker that is merely busy must not be removed.
     with Processes(2, environment={"DASK_DBOOST__PATIENCE": "20s", "DASK_DBOOST__WORKER_TIMEOUT": "60s"}) as processes:
         yield processes
 
 
+@pytest.mark.slow
 def test_a_worker_joins_and_takes_part_in_every_bite(killing: Processes) -> None:
-    """It also evaluates its part of the rows that are held out, which the sender has dropped."""
+    """The new worker also evaluates its part of the held-out rows, and the previous worker no longer does."""
     frame = FRAME[["a", "b", "e", "y"]]
     options: dict[str, Any] = {"arcbites": ArcBites(3, 30, visits=2, early_stopping_rounds=200), "max_iter": 180}
     rows: list[list[int]] = []
@@ -255,7 +256,7 @@ def test_a_worker_joins_and_takes_part_in_every_bite(killing: Processes) -> None
             killing.client.wait_for_workers(n_before + 1, timeout=60)
         if now.iteration >= 5 and not (rows and rows[-1][0]):
             rows.append(sorted(killing.client.run(held_rows).values()))
-            time.sleep(0.2)  # it may take seconds until it is ready to take rows over
+            time.sleep(0.2)  # the new worker may need seconds until it can take rows over
 
     warm(killing, 1)
     n_before = len(killing.pids())

@@ -1,4 +1,4 @@
-"""Arcbites go on from a model and from a checkpoint, to the last bit as if nothing had happened."""
+"""Arcbites continue from a model and from a checkpoint, with the same result to the last bit as an uninterrupted fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
 pytestmark = pytest.mark.filterwarnings("ignore::dboost.DriftWarning")
 FRAME, HELD, OLD = mixed_frame(1500), mixed_frame(300, seed=1), mixed_frame(400, seed=2)
-#: So little that the bites rest in files.
+#: So small that the bites are stored in files.
 LIMIT = 64 * 10**6
 
 WAYS: dict[str, ArcBites] = {
@@ -29,7 +29,7 @@ WAYS: dict[str, ArcBites] = {
 
 
 class Killed(BaseException):
-    """Stands for a process that is gone."""
+    """Stands for a killed process."""
 
 
 def fit(target: str, frame: Any = FRAME, **options: Any) -> dboost.Booster:
@@ -46,7 +46,7 @@ def client() -> Iterator[Client]:
 
 
 def killed_until_done(target: str, moments: set[int], folder: Path, **options: Any) -> dboost.Booster:
-    """Fits that die after so many iterations in all, one after the other, until one is through."""
+    """Run fits that fail after the given numbers of iterations, one after the other, until one completes."""
     died = set()
     for _ in range(len(moments) + 1):
         n_grown = 0
@@ -74,8 +74,8 @@ def test_killed_fits_resume(target: str, way: str, tmp_path: Path) -> None:
     whole = fit(target, **options)
     booster = killed_until_done(target, {3, 5, 6, 9}, tmp_path, **options)
     assert saved(booster) == saved(whole)
-    told = ["seconds", "bytes_read"]
-    assert booster.history.drop(columns=told).equals(whole.history.drop(columns=told))
+    measured = ["seconds", "bytes_read"]
+    assert booster.history.drop(columns=measured).equals(whole.history.drop(columns=measured))
     assert saved(fit(target, checkpoint=tmp_path, **options)) == saved(whole), "once more"
     longer = fit(target, checkpoint=tmp_path, **options | {"max_iter": 20})
     assert saved(longer) == saved(fit(target, **options | {"max_iter": 20}))

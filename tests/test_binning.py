@@ -67,7 +67,7 @@ def test_proposals_of_many_values(counts: list[int], seed: int, data: st.DataObj
 
 @given(counts=COUNTS, seed=st.integers(0, 2**32))
 def test_bins_are_about_equally_heavy(counts: list[int], seed: int) -> None:
-    """No bin of several values weighs much more than its share, whatever heavy values there are."""
+    """No bin of several values has much more than its fraction of the weight, whatever the heavy values."""
     rng = np.random.default_rng(seed)
     n_distinct, max_bins = 2000, 64
     heavy = np.ones(n_distinct, np.int64)
@@ -160,7 +160,7 @@ def frame(n: int, seed: int = 0) -> pd.DataFrame:
 
 @given(cuts=st.lists(st.integers(0, 500), max_size=6), seed=st.integers(0, 100), weighted=st.booleans())
 def test_binning_and_codes_do_not_depend_on_partitions(cuts: list[int], seed: int, weighted: bool) -> None:
-    """Sampled (half of the rows are) and encoded by two threads, some rows of weight zero."""
+    """Half of the rows are sampled; two threads encode them; some rows have weight zero."""
     import dask.dataframe as dd
 
     data = frame(500)
@@ -188,7 +188,7 @@ def test_binning_and_codes_do_not_depend_on_partitions(cuts: list[int], seed: in
     for a, b in zip(whole.edges, parts.edges, strict=True):
         assert (a is None and b is None) or a.tobytes() == b.tobytes()
     assert np.array_equal(whole_codes.narrow, parts_codes.narrow)
-    # And they are the naive codes of the rows that count.
+    # The codes equal the naive codes of the rows with positive weight.
     rows = np.arange(500) if weight is None else np.flatnonzero(data["w"] > 0)
     for feature, column in enumerate(["single", "double", "whole", "gaps"]):
         edges = whole.edges[feature]

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.kernels.checksum import checksum
 from dboost.storage.block_file import BlockFile, Field, StorageError
+from tests.helpers.examples import examples
 
 FIELDS = [Field("tiles", "<u8", (2,), (4,)), Field("wide", "<u2", (3,)), Field("y", "<f8"), Field("raw", "<f8", (3,))]
 
@@ -36,7 +37,7 @@ def fill(file: BlockFile, seed: int = 0) -> None:
         file.write(block, buffer)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(n_rows=st.integers(0, 100), block_rows=st.sampled_from([1, 7, 32, 128]), sealed=st.booleans())
 def test_blocks_come_back(tmp_path_factory: pytest.TempPathFactory, n_rows: int, block_rows: int, sealed: bool) -> None:
     path = tmp_path_factory.mktemp("store") / "rows"
@@ -77,7 +78,7 @@ def test_single_fields_are_read_and_written(tmp_path: Path) -> None:
     buffer = file.buffer()
     buffer[:] = 0
     assert file.read(1, buffer, [("raw", 2)]) == 4 * 8
-    assert file.read(1, buffer, ["raw", "y"]) == 64 + 128  # whole fields come with what fills them up
+    assert file.read(1, buffer, ["raw", "y"]) == 64 + 128  # whole fields include their padding
     assert not file.views(buffer, 1)["wide"].any()
     before = contents(file, 1)
     np.testing.assert_array_equal(file.views(buffer, 1)["y"], 8.0)
@@ -123,7 +124,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
-    """A limit of the file's size is met where a full disk would be: when space is reserved."""
+    """A limit of the file size fails at the same point as a full disk: when space is reserved."""
     script = textwrap.dedent(f"""
         import pathlib, resource
         from dboost.storage.block_file import BlockFile, Field, StorageError
@@ -133,8 +134,8 @@ def test_a_file_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
         except StorageError as error:
             print(error)
     """)
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert "there is no room for its 8 MiB" in told
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "there is no room for its 8 MiB" in printed
     assert list(tmp_path.iterdir()) == []
 
 
@@ -144,7 +145,7 @@ def test_a_file_is_closed_once_by_however_many_threads(tmp_path: Path, monkeypat
 
     def meanwhile(descriptor: int) -> None:
         closed.append(descriptor)
-        file.close()  # as another thread would
+        file.close()  # as a second thread would
         close(descriptor)
 
     monkeypatch.setattr(os, "close", meanwhile)

@@ -1,4 +1,4 @@
-"""A booster answers in the kind of the question, and stays the same model wherever it goes."""
+"""A booster returns predictions in the kind of its input, and stays the same model when it is copied, pickled or saved."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dboost import losses
 from dboost.booster import Booster, load
 from dboost.errors import DataError, ModelFileError, ParameterError
 from dboost.losses.base import Loss
-from dboost.model import model_file as storage
+from dboost.model import model_file
 from dboost.model.ensemble import Ensemble
 from tests.helpers.forests import random_ensemble, random_rows
 from tests.helpers.naive import trees as naive
@@ -239,7 +239,7 @@ def test_columns_are_picked_by_name() -> None:
 def test_many_threads_at_a_time() -> None:
     frame = finite_rows(number_model(), 500)
     expected = number_model().predict(frame)
-    fresh = number_model()  # nothing is laid out yet when all threads ask at once
+    fresh = number_model()  # no prediction layout exists yet when all threads predict at once
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(fresh.predict, [frame] * 16))
     assert all(answer.equals(expected) for answer in answers)
@@ -252,7 +252,7 @@ def test_pickle_is_small_and_the_same() -> None:
     pickled = pickle.dumps(booster)
     booster.predict(rows)
     assert pickle.dumps(booster) == pickled, "what was laid out for prediction does not travel"
-    assert len(pickled) < len(storage.dumps(booster.ensemble)) + 2_000
+    assert len(pickled) < len(model_file.dumps(booster.ensemble)) + 2_000
     back = pickle.loads(pickled)
     assert back == booster and back is not booster and hash(back) == hash(booster)
     assert back.history.equals(booster.history) and back.timings == {"train": 1.5}

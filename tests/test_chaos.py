@@ -1,4 +1,4 @@
-"""Random fits on clusters of processes that are killed, stopped, paused and started anew; see `tests.chaos`."""
+"""Random fits on clusters of processes that are killed, stopped, paused and restarted; see `tests.chaos`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_what_happens_follows_from_the_seed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_minutes_of_chaos(tmp_path: Path) -> None:
-    """Another seed every time; it is in the output, and so is what else is needed to see the same again."""
+    """The seed differs every time; the output contains it and the command that reproduces a failure."""
     summary = keep_going(int(time.time()), minutes=5, folder=tmp_path)
     assert not summary.violations, str(summary)
     assert summary.jobs > 0 and summary.fits["identical"] > 0 and summary.faults.total() > 0
@@ -35,7 +35,7 @@ def test_minutes_of_chaos(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_wrong_model_would_be_noticed(tmp_path: Path) -> None:
-    """And reported, with the line that shows it again."""
+    """A violation is reported with the command that reproduces it."""
     with Run(1, tmp_path, calm=True) as run:
         for spec in run.specs(0):
             run.expect(spec, "something else")

@@ -1,4 +1,4 @@
-"""Killed at any moment, a fit goes on where it was: the same model, to the last bit, as if it had never stopped."""
+"""A fit that is killed at any moment resumes from its checkpoint and gives the same model, to the last bit."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ import dboost
 from dboost import DataError, ModelFileError, ParameterError
 from dboost.session.fused_engine import FusedEngine
 from dboost.session.memory_budget import Budget
-from dboost.shards import shard_spec as blocks
+from dboost.shards import shard_spec
 from dboost.shards.statistics import random_numbers, row_fingerprint
-from dboost.storage import atomic_write as files
-from dboost.training import checkpoint as identity_of
+from dboost.storage import atomic_write
+from dboost.training import checkpoint
 from tests.helpers.clusters import Processes, threads_cluster
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 from tests.helpers.tables import make_table
@@ -41,7 +41,7 @@ HELD = mixed_frame(150, seed=1)
 
 
 class Killed(BaseException):
-    """Stands for a process that is gone."""
+    """Stands for a killed process."""
 
 
 def fit(target: str = "late", frame: Any = FRAME, **options: Any) -> dboost.Booster:
@@ -63,8 +63,14 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("target", ["late", "grade"])
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        pytest.param(target, kind, marks=pytest.mark.slow if kind in slow else ())
+        for target, slow in (("late", {"trimming"}), ("grade", {"trimming", "a sample of rows", "weights and offsets"}))
+        for kind in KINDS
+    ],
+)
 def test_killed_between_any_two_iterations(kind: str, target: str, tmp_path: Path) -> None:
     options = KINDS[kind]
     whole = fit(target, **options)
@@ -111,7 +117,7 @@ def test_a_continued_fit_resumes(target: str, tmp_path: Path) -> None:
 def test_rows_in_files_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = mixed_frame(3000)
     booster = None
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 256)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 256)
     for n, limit, streams in ((5, None, False), (9, "64MB", True), (12, 10**10, False)):
         monkeypatch.setattr(Budget, "holds_rows", lambda *_, fits=not streams: fits)
         booster = fit("y", frame, max_iter=n, checkpoint=tmp_path, checkpoint_every=2, memory_limit=limit)
@@ -137,9 +143,9 @@ def test_a_finished_fit_is_returned_and_can_be_longer(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_killed_around_any_write(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between a file of trees and the state that names it, too."""
+    """Also between the write of a file of trees and of the state that names it."""
     expected = saved(fit(subsample=0.7))
-    write = files.write_whole
+    write = atomic_write.write_whole
     for fatal in count():
         folder, calls = tmp_path / str(fatal), count()
 
@@ -154,7 +160,7 @@ def test_killed_around_any_write(moment: str, tmp_path: Path, monkeypatch: pytes
         options: dict[str, Any] = {"subsample": 0.7, "checkpoint": folder, "checkpoint_every": 4}
         try:
             with monkeypatch.context() as patched:
-                patched.setattr(files, "write_whole", sometimes)
+                patched.setattr(atomic_write, "write_whole", sometimes)
                 fit(**options)
         except Killed:
             assert saved(fit(**options)) == expected
@@ -232,14 +238,14 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 
 def simple(first: int, last: int) -> pd.DataFrame:
-    """The rows of the checkpoint in tests/files."""
+    """Return the rows of the checkpoint in tests/files."""
     i = np.arange(first, last)
     towns = np.array(["Gent", "Mons", "Namur"])[i % 3]
     return pd.DataFrame({"x": i % 17 / 4, "town": towns, "w": 1 + i % 2, "y": (i % 17) * (i % 3) / 8})
 
 
 def test_checkpoints_of_version_1_keep_resuming(tmp_path: Path) -> None:
-    """Written by the first release of the format, which had the words of messages for names."""
+    """A checkpoint of the first version of the format, whose fields have other names."""
     shutil.copytree(ROOT / "tests/files/checkpoint-1", tmp_path, dirs_exist_ok=True)
     options: dict[str, Any] = {
         "sample_weight": "w", "eval_set": {"held": simple(120, 180)}, "early_stopping_rounds": 5, "max_leaf_nodes": 4,
@@ -272,8 +278,8 @@ def test_no_wording_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     written = (tmp_path / "state.json").read_bytes()
     identity = json.loads(b"{" + written.partition(b"\n")[2])["identity"]
     assert all(" " not in key for part in ("asked", "data") for key in identity[part])
-    for name in identity_of.CALLED:
-        monkeypatch.setitem(identity_of.CALLED, name, f"other words for {name}")
+    for name in checkpoint.CALLED:
+        monkeypatch.setitem(checkpoint.CALLED, name, f"other words for {name}")
     assert fit(max_iter=5, **options).n_iter_ == 5
     with pytest.raises(DataError, match="other words for sample_weight differs"):
         fit(frame=FRAME.assign(w=3 * FRAME["w"]), max_iter=6, **options)
@@ -322,7 +328,7 @@ def client() -> Iterator[Client]:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_here_and_on_a_cluster_are_one_fit(client: Client, target: str, tmp_path: Path) -> None:
-    """Begun in one process, gone on with on a cluster in other partitions, ended in one process again."""
+    """Started in one process, resumed on a cluster with other partitions, completed in one process."""
     options: dict[str, Any] = {"checkpoint": tmp_path, "checkpoint_every": 2, "sample_weight": "w", "subsample": 0.7}
     options |= {"eval_set": {"held": HELD}, "early_stopping_rounds": 4}
     fit(target, max_iter=3, **options)
@@ -352,7 +358,7 @@ booster.save(sys.argv[1] + "/model.json")
 
 
 def killed_until_done(folder: Path, moments: list[float], *arguments: str) -> int:
-    """Run the program again and again, killing it -9 so many seconds after its first iteration; how often it died."""
+    """Run the program again and again, and kill it that many seconds after its first iteration; return the number of kills."""
     n_died = 0
     for moment in [*moments, None]:
         child = subprocess.Popen(
@@ -413,7 +419,7 @@ print("killed", n_killed, "of", n_tries)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["all rows", "arcbites"])
 def test_killed_at_twenty_random_moments(kind: str, tmp_path: Path) -> None:
-    """Processes that are copies of one which has everything loaded, so that they die while they train and write."""
+    """Processes are forked from one that has imported and compiled everything: they are killed while they train and write."""
     seed = str(int.from_bytes(os.urandom(4), "big"))
     program = [sys.executable, "-c", FORKS, str(tmp_path), seed, kind]
     done = subprocess.run(program, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The command line: what it understands, what it refuses, and what it leaves behind."""
+"""The command line: arguments, errors, exit status and files."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_outputs_are_checked_before_the_work(tmp_path: Path) -> None:
 
 
 def status_of(*arguments: str) -> int:
-    """The exit status of a command, whether argparse or `main` decides it."""
+    """Return the exit status of a command, whether argparse or `main` determines it."""
     try:
         return main(list(map(str, arguments)))
     except SystemExit as exit:
@@ -186,7 +186,7 @@ def test_help_and_version(capsys: Any) -> None:
     assert capsys.readouterr().out.startswith("dboost 0.")
 
 
-# Real runs.
+# Complete runs.
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +256,7 @@ def test_quiet_says_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_evaluation_rows_stop_the_training(here: Path, table: pd.DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--eval", "rows.csv", "--set", "max_iter=300", "--set", "early_stopping_rounds=5"]
-    # Rows the model has not seen, with another meaning: soon nothing improves.
+    # Evaluation rows whose target depends on the features in another way: soon the loss no longer improves.
     table.assign(price=table["price"].sample(frac=1, random_state=0).to_numpy()).to_csv("rows.csv", index=False)
     assert status_of(*TRAIN, *arguments) == 0
     said = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A model trained on a cluster is the model of one process, to the last bit."""
+"""A model trained on a cluster equals the model of one process, to the last bit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
 from tests.helpers.clusters import a_table, held_fits, held_rows, scheduler_plugin, threads_cluster
+from tests.helpers.examples import examples
 
 FRAME = a_table(3000)
 NUMBERS = FRAME[["a", "b", "c", "d"]].to_numpy()
@@ -32,7 +33,7 @@ def client() -> Iterator[Client]:
 
 
 def divided(frame: pd.DataFrame, cuts: list[int]) -> dd.DataFrame:
-    """A lazy frame with these cuts, whose partitions do not know each other's dictionaries."""
+    """Return a lazy frame with these cuts, whose partitions have different dictionaries."""
     bounds = [0, *sorted(cuts), len(frame)]
     parts = [dask.delayed(frame.iloc[a:b]) for a, b in pairwise(bounds)]
     return dd.from_delayed(parts, meta=frame.iloc[:0], verify_meta=False)
@@ -54,12 +55,13 @@ KINDS = {
     "depth-wise": ("y", ["a", "b", "c", "d", "e"], {"growth": "depth_wise", "max_depth": 4}),
     "a sample of rows": ("z", ["a", "b", "c", "e", "w"], {"sample_weight": "w", "subsample": 0.5}),
     "samples of features": ("t", ["a", "b", "c", "d", "e"], {"max_features": 0.5}),
+    "monotonic": ("y", ["a", "b", "c", "e"], {"monotonic_cst": {"a": 1, "b": -1}}),
     "constraints": ("y", ["a", "b", "c", "e"], {"monotonic_cst": {"a": 1, "b": -1}, "interaction_cst": [["a", "e"]]}),
     "count": ("y", ["a", "e"], {"loss": "poisson"}),
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow if k == "constraints" else ()) for k in KINDS])
 def test_the_model_is_that_of_one_process(client: Client, kind: str) -> None:
     target, columns, options = KINDS[kind]
     frame = FRAME[[*columns, target]].assign(**{target: FRAME[target].abs()} if kind == "count" else {})
@@ -69,9 +71,9 @@ def test_the_model_is_that_of_one_process(client: Client, kind: str) -> None:
 
 
 @given(cuts=st.lists(st.integers(0, 600), max_size=9), weighted=st.booleans())
-@settings(max_examples=12)
+@examples(12)
 def test_however_the_rows_are_divided(client: Client, cuts: list[int], weighted: bool) -> None:
-    """Empty partitions, partitions without a single row of positive weight, and fewer rows than workers among them."""
+    """Including empty partitions, partitions without rows of positive weight, and fewer rows than workers."""
     frame = FRAME.iloc[:600][["a", "b", "e", "w", "z"]].copy()
     frame.loc[frame.index < 60, "w"] = 0.0
     options: dict[str, Any] = {"sample_weight": "w"} if weighted else {}
@@ -79,7 +81,7 @@ def test_however_the_rows_are_divided(client: Client, cuts: list[int], weighted:
     assert booster.sha256 == in_process(frame, "z", max_iter=4, **options).sha256
 
 
-@pytest.mark.parametrize(("n_workers", "n_threads"), [(1, 1), (2, 1), (4, 2)])
+@pytest.mark.parametrize(("n_workers", "n_threads"), [(1, 1), pytest.param(2, 1, marks=pytest.mark.slow), (4, 2)])
 def test_whatever_the_cluster(n_workers: int, n_threads: int) -> None:
     big = a_table(30_000)[["a", "b", "c", "d", "e", "z"]]  # enough for a shard per thread
     big = pd.concat(
@@ -92,7 +94,7 @@ def test_whatever_the_cluster(n_workers: int, n_threads: int) -> None:
 
 @pytest.mark.parametrize("bytes_per_owner", [1, 400_000, 10**9], ids=["each an owner", "some", "one owner"])
 def test_histograms_that_never_come_together(client: Client, bytes_per_owner: int) -> None:
-    """Scheduler and workers are in this process, so what is wide is ours to say. Some owners have nothing worth splitting."""
+    """Scheduler and workers are in this process, so the test can set the limit of wide histograms. Some owners find none."""
     rare = {f"rare {i}": np.where(np.arange(len(FRAME)) % 15 == i, np.arange(len(FRAME)), 0.0) for i in range(9)}
     frame = FRAME[["w", "t", "a", "b", "c", "d", "e"]].assign(**rare)
     options: dict[str, Any] = {"sample_weight": "w", "max_leaf_nodes": 12, "min_samples_leaf": 100}
@@ -153,7 +155,7 @@ def test_the_current_client_is_used_for_lazy_data_only(client: Client) -> None:
         assert after > before
         with dask.config.set(scheduler="threads"):
             in_process(lazy, "y")
-        assert len(client.get_events("dboost")) == after, "somebody who asks for threads gets threads"
+        assert len(client.get_events("dboost")) == after, "a client that sets the number of threads gets it"
 
 
 def test_a_fit_inside_a_task(client: Client) -> None:

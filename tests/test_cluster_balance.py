@@ -1,4 +1,4 @@
-"""Workers hold rows in proportion to their threads, however partitions were read."""
+"""Workers hold rows in proportion to their threads, whichever worker read the partitions."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def client() -> Iterator[Client]:
 
 
 def no_stealing() -> Any:
-    """Dask itself would even out some of what is to be uneven here."""
+    """Switch off Dask's own balancing, which would reduce the imbalance that the tests need."""
     return dask.config.set({"distributed.scheduler.work-stealing": False})
 
 
 def fit(client: Client | None, data: Any, target: Any, **options: Any) -> tuple[str, list[int]]:
-    """The model's digest, and the rows of every worker in its first iteration."""
+    """Return the model's digest, and the rows of every worker in its first iteration."""
     rows: list[list[int]] = []
 
     def look(now: dboost.Iteration) -> None:
@@ -65,7 +65,7 @@ READS: list[int] = []
 
 
 def read(bounds: tuple[int, int]) -> pd.DataFrame:
-    """In this module, so that workers in this process find the list where tests look at it."""
+    """Defined in this module, so that workers in this process use the list that the tests read."""
     READS.append(bounds[0])
     return FRAME[["a", "e", "y"]].iloc[slice(*bounds)]
 
@@ -147,7 +147,7 @@ def test_unequal_partitions_are_read_once(client: Client) -> None:
 
 def test_persisted_partitions_stay_unless_that_is_gross(client: Client) -> None:
     one, two, three = client.scheduler_info(n_workers=-1)["workers"]
-    where = [one] * 5 + [two] * 4 + [three] * 3  # the fullest has 1.25 times its share
+    where = [one] * 5 + [two] * 4 + [three] * 3  # the fullest worker has 1.25 times its fraction
     parts = [
         client.submit(lambda k: FRAME[["a", "y"]].iloc[250 * k : 250 * (k + 1)], k, workers=[worker], pure=False)
         for k, worker in enumerate(where)
@@ -218,7 +218,7 @@ def test_a_spool_forgets_what_was_moved(tmp_path: Any) -> None:
         assert spool.directory is not None and len(list(spool.directory.glob("chunk-*"))) == 2
         spool.keep({2})
         assert len(list(spool.directory.glob("chunk-*"))) == 1
-        spool.put(3, [np.zeros(10)])  # there is room in memory again
+        spool.put(3, [np.zeros(10)])  # there is free memory again
         assert len(list(spool.directory.glob("chunk-*"))) == 1
         assert spool.get(2)[0][0] == 2.0
         spool.close()

@@ -1,9 +1,9 @@
-"""Clusters that shrink, grow or end by themselves: a fit has no tasks between its trees, and is not taken for idleness."""
+"""Adaptive clusters that shrink, grow or close: between two trees a fit has no tasks, and must not count as idle."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import dask
@@ -14,7 +14,7 @@ from distributed import Client, LocalCluster
 
 import dboost
 from dboost.distributed.messages import pack
-from tests.helpers.clusters import a_table, held_fits, held_rows, session_names, threads_cluster
+from tests.helpers.clusters import a_table, held_fits, held_rows, session_names, threads_cluster, until
 
 FRAME = a_table(3000)[["a", "b", "e", "z"]]
 OPTIONS: dict[str, Any] = {"max_iter": 8, "max_leaf_nodes": 6, "progress": False}
@@ -33,12 +33,12 @@ def client() -> Iterator[Client]:
 
 
 def could_close(dask_scheduler: Any = None) -> list[str]:
-    """Which workers a cluster that wants to shrink to nothing may close."""
+    """Return the workers that an adaptive cluster with a minimum of zero may close."""
     return dask_scheduler.workers_to_close(n=len(dask_scheduler.workers), attribute="address")
 
 
 def has_been_idle(dask_scheduler: Any = None) -> None:
-    """As if nobody had wanted anything of the scheduler for an hour."""
+    """Make the scheduler appear idle for an hour."""
     dask_scheduler.idle_since = time.time() - AN_HOUR
 
 
@@ -59,7 +59,7 @@ def test_workers_with_rows_are_not_chosen_to_be_closed(client: Client, expected:
     assert dboost.fit(lazy, "z", client=client, callbacks=look, **OPTIONS).sha256 == expected
     assert len(held[0]) == 3 and all(held[0].values())
     assert chosen == [[]]
-    # When the fit is over nothing is held back.
+    # After the fit no worker is protected.
     assert len(client.run_on_scheduler(could_close)) == 3
 
 
@@ -91,14 +91,14 @@ def test_a_scheduler_that_ends_when_idle_does_not_end_in_a_fit(client: Client, e
     assert dboost.fit(lazy, "z", client=client, callbacks=look, **OPTIONS).sha256 == expected
     assert len(seen) == OPTIONS["max_iter"]
     assert max(seen[1:]) < AN_HOUR, "every question that is put to the workers is a sign of life"
-    # Afterwards it is as idle as it says.
+    # Afterwards the scheduler is as idle as it reports.
     client.run_on_scheduler(has_been_idle)
     assert client.run_on_scheduler(idle_seconds) >= AN_HOUR
 
 
 @pytest.fixture
 def adaptive() -> Iterator[Client]:
-    """One worker; whether there are to be more is often thought about."""
+    """A cluster of one worker that adapts at short intervals."""
     often = {"interval": "50ms", "target-duration": "100ms", "wait-count": 2}
     with (
         dask.config.set({f"distributed.adaptive.{name}": value for name, value in often.items()}),
@@ -112,20 +112,12 @@ def n_workers(client: Client) -> int:
     return len(client.scheduler_info(n_workers=-1)["workers"])
 
 
-def until(condition: Callable[[], bool]) -> None:
-    for _ in range(2400):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it never came to that")
-
-
-#: The cluster that is to grow while data are read.
+#: The cluster that grows while data are read.
 GROWING: list[Client] = []
 
 
 def nap(frame: pd.DataFrame) -> pd.DataFrame:
-    """Read until there is another worker: how long that takes is the machine's affair. (All are threads of this process.)"""
+    """Read until there is another worker, however long the machine needs. (All workers are threads of this process.)"""
     until(lambda: n_workers(GROWING[-1]) > 1)
     time.sleep(0.2)
     return frame
@@ -139,7 +131,7 @@ def test_a_cluster_grows_while_data_are_read_and_shrinks_after_the_fit(adaptive:
     slow = dd.from_pandas(FRAME, npartitions=12).map_partitions(nap, meta=FRAME.iloc[:0])
     GROWING.append(adaptive)
     adaptive.cluster.adapt(minimum=1, maximum=3)
-    # Many times as long as the cluster's patience with workers that have no tasks.
+    # Many times as long as the cluster waits before it closes workers without tasks.
     booster = dboost.fit(slow, "z", client=adaptive, callbacks=lambda now: time.sleep(0.1), **OPTIONS)
     assert booster.sha256 == expected
     workers = booster.history["workers"]
@@ -152,11 +144,11 @@ def test_a_cluster_grows_while_trees_are_grown(adaptive: Client) -> None:
     others: list[Any] = []
 
     def look(now: dboost.Iteration) -> None:
-        if now.iteration == 2:  # work of somebody else makes the cluster larger
+        if now.iteration == 2:  # tasks of another client make the cluster larger
             adaptive.cluster.adapt(minimum=1, maximum=3)
             others.extend(adaptive.map(time.sleep, [0.2 + k / 1000 for k in range(12)]))
             until(lambda: n_workers(adaptive) == 3)
-        if now.iteration == 4:  # by now new workers are being given partitions
+        if now.iteration == 4:  # at this point new workers receive partitions
             until(lambda: sum(map(bool, adaptive.run(held_fits).values())) > 1)
         time.sleep(0.05)
 
@@ -173,7 +165,7 @@ def test_whoever_is_not_asked_at_the_moment_keeps_its_rows(client: Client, expec
 
     def look(now: dboost.Iteration) -> None:
         if now.iteration == 4:
-            # Moving rows to a newcomer asks some workers only, and meanwhile the others are as little idle as ever.
+            # Moving rows to a new worker sends calls to some workers only; the others must not count as idle meanwhile.
             fit = next(iter(client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.plugins["dboost"]._fits))))
             worker, (session, *_) = next((worker, names) for worker, names in client.run(session_names).items() if names)
             call = {"sessions": [(worker, session)], "method": "keep", "arguments": pack(("none", ()))}

@@ -1,19 +1,18 @@
-"""Workers die, hang, leave and join; clients go away; the model is the same or the error says what happened.
+"""Workers die, hang, leave and join; clients are lost; the model is the same, or the error names the cause.
 
-The processes are real and are killed for real. Most tests share one cluster, whose dead workers are replaced.
+The processes are real and are killed with signals. Most tests share one cluster, whose dead workers are replaced.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,18 @@ from distributed import Client, LocalCluster
 from distributed.security import Security
 
 import dboost
-from tests.helpers.clusters import ROOT, Processes, a_table, after, allow_no_failures, held_fits, held_rows, scheduler_plugin
+from tests.helpers.clusters import (
+    ROOT,
+    SABOTAGE,
+    Processes,
+    a_table,
+    after,
+    allow_no_failures,
+    at,
+    held_fits,
+    held_rows,
+    scheduler_plugin,
+)
 
 FRAME = a_table(4000)[["a", "b", "c", "e", "z"]]
 OPTIONS: dict[str, Any] = {"max_iter": 25, "progress": False, "max_leaf_nodes": 8}
@@ -43,10 +53,8 @@ def shared() -> Iterator[Processes]:
 
 @pytest.fixture
 def cluster(shared: Processes) -> Processes:
-    """Three workers that have dboost loaded."""
-    for _ in range(3 - len(shared.client.scheduler_info(n_workers=-1)["workers"])):
-        shared.add_worker()
-    shared.client.wait_for_workers(3, timeout=60)
+    """Three workers that have imported dboost."""
+    shared.ensure_workers(3)
     dboost.fit(lazily(), "z", client=shared.client, **OPTIONS | {"max_iter": 1})
     return shared
 
@@ -60,25 +68,16 @@ def lazily(seconds: float = 0.0, n_partitions: int = 6) -> dd.DataFrame:
     return lazy.map_partitions(slowly, meta=lazy._meta) if seconds else lazy
 
 
-def at(iteration: int, action: Callable[[], Any]) -> Callable[[dboost.Iteration], None]:
-    """A callback that does something once."""
-    done = []
-
-    def callback(now: dboost.Iteration) -> None:
-        if now.iteration == iteration and not done:
-            done.append(True)
-            action()
-
-    return callback
-
-
-def somebody(cluster: Processes) -> int:
-    return random.choice(list(cluster.pids().values()))
-
-
-@pytest.mark.parametrize("delay", [0.0, 0.004, 0.015], ids=["between trees", "in a round", "later"])
+@pytest.mark.parametrize(
+    "delay",
+    [
+        pytest.param(0.0, id="between trees", marks=pytest.mark.slow),
+        pytest.param(0.004, id="in a round"),
+        pytest.param(0.015, id="later", marks=pytest.mark.slow),
+    ],
+)
 def test_a_worker_is_killed_while_training(cluster: Processes, expected: str, delay: float) -> None:
-    victim = somebody(cluster)
+    victim = cluster.any_pid()
     kill = at(5, lambda: after(delay, lambda: os.kill(victim, signal.SIGKILL)))
     booster = dboost.fit(lazily(), "z", client=cluster.client, callbacks=kill, **OPTIONS)
     assert booster.sha256 == expected
@@ -86,7 +85,7 @@ def test_a_worker_is_killed_while_training(cluster: Processes, expected: str, de
 
 
 def test_a_worker_is_killed_while_loading(cluster: Processes, expected: str) -> None:
-    victim = somebody(cluster)
+    victim = cluster.any_pid()
     after(0.5, lambda: os.kill(victim, signal.SIGKILL))
     assert dboost.fit(lazily(0.4), "z", client=cluster.client, **OPTIONS).sha256 == expected
 
@@ -104,7 +103,7 @@ def test_two_of_three_are_killed_and_held_out_rows_with_them(cluster: Processes)
 
 
 def test_a_stopped_worker_is_given_up(cluster: Processes, expected: str) -> None:
-    victim = somebody(cluster)
+    victim = cluster.any_pid()
     stop = at(5, lambda: os.kill(victim, signal.SIGSTOP))
     with cluster.impatient():
         assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=stop, **OPTIONS).sha256 == expected
@@ -113,8 +112,9 @@ def test_a_stopped_worker_is_given_up(cluster: Processes, expected: str) -> None
     os.kill(victim, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_worker_stopped_while_loading_is_given_up(cluster: Processes, expected: str) -> None:
-    victim = somebody(cluster)
+    victim = cluster.any_pid()
     after(0.3, lambda: os.kill(victim, signal.SIGSTOP))
     with cluster.impatient():
         assert dboost.fit(lazily(0.3), "z", client=cluster.client, **OPTIONS).sha256 == expected
@@ -228,12 +228,6 @@ def test_a_client_that_vanishes_is_cleaned_up_after(cluster: Processes, tmp_path
     )
     assert done.returncode == -signal.SIGKILL
     nothing_is_held(cluster)
-
-
-SABOTAGE = {
-    "no dboost": "import sys; sys.modules['dboost'] = None",
-    "another version": "import dboost.version; dboost.version.__version__ = '0.0.1'",
-}
 
 
 @pytest.mark.parametrize(("sabotage", "message"), [("no dboost", "has no dboost"), ("another version", "has dboost 0.0.1")])

@@ -1,4 +1,4 @@
-"""Estimators and the command line on a cluster: the model is that of one process."""
+"""Estimators and the command line on a cluster: the model equals that of one process."""
 
 from __future__ import annotations
 

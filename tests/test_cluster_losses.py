@@ -1,4 +1,4 @@
-"""Every loss on a cluster: the same model as in one process, whatever conversation its leaf values need."""
+"""Every loss on a cluster gives the model of one process, whatever statistics its leaf values need."""
 
 from __future__ import annotations
 
@@ -68,8 +68,22 @@ def client() -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.parametrize("roles", [{}, {"sample_weight": "w", "offset": "o"}], ids=["plain", "weight and offset"])
-@pytest.mark.parametrize("case", CASES)
+#: With weights and offsets; the other pairs are slow tests.
+WEIGHTED = ("quantile", "gamma", "own", "TreeBoost of classes")
+SLOW = ("sampled medians", "sampled TreeBoost")
+
+
+@pytest.mark.parametrize(
+    ("case", "roles"),
+    [
+        pytest.param(case, roles, id=f"{case}, {name}", marks=() if is_fast else pytest.mark.slow)
+        for case in CASES
+        for name, roles, is_fast in (
+            ("plain", {}, case not in SLOW),
+            ("weight and offset", {"sample_weight": "w", "offset": "o"}, case in WEIGHTED),
+        )
+    ],
+)
 def test_the_model_is_that_of_one_process(client: Client, case: str, roles: dict[str, str]) -> None:
     target, options = CASES[case]
     common: dict[str, Any] = {"features": ["a", "b", "c"], "max_iter": 4, "max_leaf_nodes": 6, **options, **roles}

@@ -1,4 +1,4 @@
-"""Workers that Dask watches: a table that they could not hold trains without one of them being paused or killed."""
+"""Workers with Dask's memory monitor: a table larger than their memory is trained without pausing or killing a worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORKER_LIMIT = 600 * 2**20
 
 
 def part(k: int) -> np.ndarray:
-    """Some rows of few values, 19 MB as they come; the target in the last column."""
+    """Rows of few values, 19 MB in memory; the target is the last column."""
     rows = np.random.default_rng(k).integers(0, 100, (ROWS, FEATURES + 1)).astype(np.float64)
     rows[:, FEATURES] = rows[:, 0] * rows[:, 1] + rows[:, 2] ** 2 > 5000
     return rows
@@ -31,7 +31,7 @@ def lazily(n_parts: int) -> tuple[da.Array, da.Array]:
 
 
 def peak() -> int:
-    """Of this process's resident memory, in bytes."""
+    """Return the peak of the resident memory of this process, in bytes."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
 
@@ -39,7 +39,7 @@ def peak() -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peaks are read from /proc")
 def test_workers_under_dasks_limit_are_neither_paused_nor_killed(tmp_path: Path) -> None:
-    """Of 1.1 GB raw, a worker's half is as large as its limit: rows streamed or in bites, and others that judge."""
+    """Of 1.1 GB raw, a worker's half equals its limit: rows streamed or in bites, with evaluation sets."""
     settings = {"loss": "log_loss", "max_iter": 2, "max_leaf_nodes": 15, "progress": False}
     expected = dboost.fit(*lazily(PARTS), **settings).sha256
     with (

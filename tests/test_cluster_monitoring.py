@@ -1,11 +1,10 @@
-"""What can be watched of fits on a cluster: events, the page, Prometheus, the line of progress."""
+"""Monitoring of fits on a cluster: events, the dashboard page, Prometheus, the progress line."""
 
 from __future__ import annotations
 
 import json
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 from urllib.request import urlopen
@@ -26,7 +25,7 @@ from dboost.distributed.monitoring.dashboard import _finite, page
 from dboost.distributed.monitoring.prometheus import Collector, WorkMeter
 from dboost.distributed.monitoring.status import _POINTS, _REMEMBERED, Curve, FitRegistry
 from dboost.losses import Loss
-from tests.helpers.clusters import a_table, threads_cluster
+from tests.helpers.clusters import a_table, threads_cluster, until
 
 FRAME = a_table(3000)[["a", "b", "e", "z"]]
 OPTIONS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 6, "progress": False}
@@ -44,15 +43,6 @@ def client() -> Iterator[Client]:
 def fetch(client: Client, path: str) -> str:
     with urlopen(client.dashboard_link.removesuffix("/status") + path, timeout=120) as answer:
         return str(answer.read().decode())
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Events are on their way for a moment."""
-    for _ in range(2400):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it never came to that")
 
 
 def worker_totals(dask_worker: Any = None) -> dict[str, float]:
@@ -124,7 +114,7 @@ def test_events_say_what_the_page_shows(client: Client) -> None:
     client.subscribe_topic("dboost", lambda event: heard.append(event[1]))
     try:
         dboost.fit(dd.from_pandas(FRAME, npartitions=3), "z", client=client, **OPTIONS)
-        # The client's own events and the reducer's take different ways: the last iteration may come after the end.
+        # The client's own events and the reducer's arrive by different connections: the last iteration may come after the end.
         until(lambda: {"ended"} | set(range(1, 7)) <= {event.get("iteration", event.get("action")) for event in heard})
     finally:
         client.unsubscribe_topic("dboost")
@@ -205,7 +195,7 @@ def test_the_board_forgets() -> None:
     assert found[("dboost_workers_lost_total",)] == 3 * _REMEMBERED and found[("dboost_fits",)] == 0
 
 
-#: One event of each kind, as dboost tells them.
+#: One event of each kind, as dboost logs them.
 EVENTS: list[dict[str, Any]] = [
     {"action": "began"},
     {"action": "reading", "table": "training data", "read": 1, "partitions": 2},
@@ -225,7 +215,7 @@ ANYTHING = st.one_of(
 
 
 def shown(board: FitRegistry) -> None:
-    """All that is made of a board."""
+    """Return everything that is rendered from a registry of fits."""
     page(board, 5.0).encode()
     json.dumps([_finite(fit.as_dict()) for fit in board.fits.values()], allow_nan=False).encode()
     for (name, *_), value in samples(board).items():
@@ -233,9 +223,9 @@ def shown(board: FitRegistry) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.text("fit", max_size=1), st.booleans(), st.text(max_size=3), ANYTHING)))
-def test_no_event_spoils_the_page(told: list[Any]) -> None:
+def test_no_event_spoils_the_page(events: list[Any]) -> None:
     board = FitRegistry()
-    for event, fit, changes, name, value in told:
+    for event, fit, changes, name, value in events:
         board.see(event | {"fit": fit}, 1.0)
         fields = sorted(set(event) | {"fit"})
         changed = event | {"fit": fit} | {fields[len(name) % len(fields)]: value}
@@ -260,8 +250,8 @@ def test_events_that_make_no_sense_change_nothing(event: dict[str, Any], caplog:
 
 
 def test_malformed_events_do_not_end_the_page(client: Client) -> None:
-    name = "of somebody else <b>"
-    dboost.fit(dd.from_pandas(FRAME, npartitions=3), "z", client=client, **OPTIONS)  # there is a page from then on
+    name = "of another client <b>"
+    dboost.fit(dd.from_pandas(FRAME, npartitions=3), "z", client=client, **OPTIONS)  # the page exists from then on
     client.log_event("dboost", {"action": "began", "fit": name})
     for event in (
         "text", ["began"], {"action": "began"}, {"action": "began", "fit": 3}, {"action": "reading", "fit": name},
@@ -287,27 +277,27 @@ def test_a_curve_stays_short() -> None:
         assert curve.all()[-1] == (iteration, 1 / iteration) and len(curve.all()) <= _POINTS + 1
     steps = {b[0] - a[0] for a, b in zip(curve.points, curve.points[1:], strict=False)}
     assert len(steps) == 1 and curve.points[0][0] in steps, "evenly spaced"
-    curve.add(100, 5.0)  # cut back
+    curve.add(100, 5.0)  # truncated
     assert curve.all()[-1] == (100, 5.0) and all(x < 100 for x, _ in curve.all()[:-1])
 
 
 def test_messages_do_not_grow_with_the_rows(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What workers tell while trees grow are sums: rows stay where they are once they have been loaded."""
-    told: list[int] = []
+    """Workers send only sums while trees grow: rows stay where they were loaded."""
+    sizes: list[int] = []
     result_of = reducer.result_of
 
     async def weighed(address: str, call: Any) -> bytes:
         result = await result_of(address, call)
-        told.append(len(result))
+        sizes.append(len(result))
         return result
 
     def bytes_of(n_rows: int) -> int:
         lazy = dd.from_pandas(a_table(n_rows)[["a", "b", "z"]], npartitions=4)
         options = OPTIONS | {"max_bins": 16}
-        dboost.fit(lazy, "z", client=client, callbacks=lambda now: told.clear() if now.iteration == 1 else None, **options)
-        return sum(told)
+        dboost.fit(lazy, "z", client=client, callbacks=lambda now: sizes.clear() if now.iteration == 1 else None, **options)
+        return sum(sizes)
 
     monkeypatch.setattr(reducer, "result_of", weighed)
     few, many = bytes_of(2_000), bytes_of(40_000)
     assert 1_000 < few < 2 * many and many < 2 * few
-    assert many < 80_000  # less than two bytes a row in five iterations, of which one alone has two numbers and a class
+    assert many < 80_000  # less than two bytes a row in five iterations; in each of them a row has two numbers and a class

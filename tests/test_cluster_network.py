@@ -1,6 +1,6 @@
-"""Workers on hosts of their own: network namespaces with a slow link each, one of which is cut.
+"""Workers on separate hosts: network namespaces with a slow link each, one of which is cut.
 
-Skipped where making namespaces is not permitted.
+Skipped where creating namespaces is not permitted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 FRAME = a_table(4000)[["a", "b", "c", "e", "z"]]
 N_HOSTS = 3
-#: A network that belongs to nobody but this test.
+#: A network address range that only this test uses.
 NET = "10.213.7"
 
 
@@ -37,7 +37,7 @@ def quietly(*command: str) -> None:
 
 
 class Hosts:
-    """A bridge with namespaces behind it, each with 100 Mbit/s and 5 ms of delay."""
+    """A bridge with namespaces attached, each with 100 Mbit/s and 5 ms of delay."""
 
     def __init__(self) -> None:
         self.name = f"db{os.getpid() % 100_000}"
@@ -55,7 +55,7 @@ class Hosts:
             run("ip", "-n", space, "addr", "add", f"{NET}.{i + 2}/24", "dev", inner)
             run("ip", "-n", space, "link", "set", inner, "up")
             run("ip", "-n", space, "link", "set", "lo", "up")
-            # Where the kernel has no such queue the link is merely fast.
+            # Without this queue in the kernel the link is merely fast.
             quietly("tc", "qdisc", "add", "dev", outer, "root", "netem", "delay", "5ms", "rate", "100mbit")
         return self
 
@@ -72,7 +72,7 @@ class Hosts:
         return f"{self.name}o{i}"
 
     def cut(self, i: int) -> None:
-        """Pull the plug: nothing is closed, nothing arrives any more."""
+        """Cut the link: connections stay open, but nothing arrives any more."""
         run("ip", "link", "set", self.outer(i), "down")
 
 

@@ -1,6 +1,6 @@
-"""Workers that are restarted at their address, lost though they live, joining, or lost again and again: no row goes missing.
+"""Workers that restart at the same address, disconnect while alive, join, or fail repeatedly: no row is lost or counted twice.
 
-The workers are processes at fixed ports; they are killed and started again for real.
+The workers are processes at fixed ports; they are killed and restarted.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from distributed.core import Status
 
 import dboost
 from dboost.distributed import connection as attempts
-from dboost.distributed import worker_plugin as holder
+from dboost.distributed import worker_plugin
 from dboost.distributed.cluster_engine import ClusterEngine
 from dboost.distributed.connection import Connection
 from dboost.distributed.reducer import Reducer
-from tests.helpers.clusters import Processes, a_table, held_fits, held_rows, scheduler_plugin, session_names
+from tests.helpers.clusters import SABOTAGE, Processes, a_table, at, held_fits, held_rows, scheduler_plugin, session_names
 
 FRAME = a_table(4000, seed=1)[["a", "b", "c", "e", "w", "z"]]
 OPTIONS: dict[str, Any] = {"max_iter": 15, "progress": False, "max_leaf_nodes": 8}
@@ -50,17 +50,15 @@ def shared() -> Iterator[Processes]:
 
 @pytest.fixture
 def cluster(shared: Processes) -> Processes:
-    """Three workers that have dboost loaded."""
-    for _ in range(3 - len(shared.addresses())):
-        shared.add_worker()
-    shared.client.wait_for_workers(3, timeout=60)
+    """Three workers that have imported dboost."""
+    shared.ensure_workers(3)
     dboost.fit(lazily(), "z", client=shared.client, **OPTIONS | {"max_iter": 1})
     return shared
 
 
 @pytest.fixture
 def connection(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Connection]:
-    """The connection of the fit under way."""
+    """Return the connection of the running fit."""
     found: list[Connection] = []
     begin = Connection.__init__
 
@@ -81,20 +79,8 @@ def lazily(n_partitions: int = 6, seconds: float = 0.0) -> dd.DataFrame:
     return lazy.map_partitions(slowly, meta=lazy._meta) if seconds else lazy
 
 
-def at(iterations: int | set[int], action: Callable[[], Any]) -> Callable[[dboost.Iteration], None]:
-    """A callback that does something once in each of these iterations."""
-    left = {iterations} if isinstance(iterations, int) else set(iterations)
-
-    def callback(now: dboost.Iteration) -> None:
-        if now.iteration in left:
-            left.remove(now.iteration)
-            action()
-
-    return callback
-
-
 def test_a_worker_that_is_restarted_at_its_address_is_another_worker(cluster: Processes, expected: str) -> None:
-    """It is given a partition of a neighbour that died before anybody asks it for the rows that it held."""
+    """The restarted worker receives a partition of a lost neighbour before any call asks for the rows that it held."""
     reborn, lost, _ = cluster.pids()
 
     def disaster() -> None:
@@ -124,14 +110,14 @@ def test_a_worker_is_restarted_at_its_address_while_an_evaluation_set_is_read(cl
     thread.start()
     read = Connection.record_event
 
-    def told(self: Connection, action: str, **what: Any) -> None:
+    def noted_event(self: Connection, action: str, **what: Any) -> None:
         if action == "reading" and "evaluation" in what["table"]:
             began.set()
         read(self, action, **what)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dboost.distributed.read_tasks._EVENT_INTERVAL", 0.0)
-        patch.setattr(Connection, "record_event", told)
+        patch.setattr(Connection, "record_event", noted_event)
         booster = dboost.fit(lazily(), "z", eval_set=held, client=cluster.client, **OPTIONS)
     thread.join()
     assert booster.sha256 == alone.sha256
@@ -141,15 +127,15 @@ def test_a_worker_is_restarted_at_its_address_while_an_evaluation_set_is_read(cl
 def test_a_session_that_was_given_up_is_not_counted_again(
     cluster: Processes, expected: str, connection: Callable[[], Connection]
 ) -> None:
-    """A connection broke, the worker is still there, and is even given the rows that it held once more."""
+    """A connection broke, the worker is still alive, and receives the rows that it held once more."""
 
     def break_off() -> None:
         for known in list(sessions()):
             connection().abandon([known])
 
     def sessions() -> set[Any]:
-        told = cluster.client.run(session_names)
-        return {holder.SessionRef(worker, name) for worker, names in told.items() for name in names}
+        names_by_worker = cluster.client.run(session_names)
+        return {worker_plugin.SessionRef(worker, name) for worker, names in names_by_worker.items() for name in names}
 
     rows: dict[str, int] = {}
     callbacks = [at(5, break_off), at(8, lambda: rows.update(cluster.client.run(held_rows)))]
@@ -159,7 +145,7 @@ def test_a_session_that_was_given_up_is_not_counted_again(
 
 
 def test_rows_that_vanish_on_a_worker_are_noticed(cluster: Processes, expected: str) -> None:
-    """Whatever the reason: every advance and every tree's root count the rows."""
+    """Whatever the cause: every advance and the root of every tree compare the number of rows."""
 
     def lose_rows(dask_worker: Any = None) -> None:
         for held in dask_worker.plugins["dboost"]._sessions.values():
@@ -170,7 +156,7 @@ def test_rows_that_vanish_on_a_worker_are_noticed(cluster: Processes, expected: 
 
 
 def test_a_worker_is_lost_when_the_first_arcbite_begins(cluster: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are given its rows, and train on their own rows of that bite all the same."""
+    """The other workers receive its rows, and continue to train on their own rows of that bite."""
     options = OPTIONS | {"arcbites": dboost.ArcBites(n_bites=4, visits=2)}
     alone = dboost.fit(FRAME, "z", **options)
     visit, victims = ClusterEngine.visit, [next(iter(cluster.pids().values()))]
@@ -185,9 +171,9 @@ def test_a_worker_is_lost_when_the_first_arcbite_begins(cluster: Processes, monk
     assert dboost.fit(lazily(12), "z", client=cluster.client, **options).sha256 == alone.sha256
 
 
-@pytest.mark.parametrize("role", ["sample_weight", "offset"])
+@pytest.mark.parametrize("role", ["sample_weight", pytest.param("offset", marks=pytest.mark.slow)])
 def test_a_worker_is_lost_while_weights_are_attached(cluster: Processes, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Target and weights are arrays in the client; the first are there already."""
+    """Target and weights are arrays in the client; the target has arrived already."""
     arrays = {"target": FRAME["z"].to_numpy(), role: FRAME["w"].to_numpy()}
     features = FRAME[["a", "b", "c"]]
     alone = dboost.fit(features, **arrays, **OPTIONS)
@@ -235,7 +221,7 @@ def test_two_clients_that_register_at_the_same_time_share_one_reducer() -> None:
 
 def test_a_step_that_ends_its_workers_every_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     class Deadly(dboost.losses.Loss):
-        """Ends the process of the worker that computes its gradients, once the model has said something."""
+        """Ends the process of the worker that computes its gradients, once the raw scores of the rows differ."""
 
         def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
             return (raw - y) ** 2
@@ -264,7 +250,7 @@ def test_any_number_of_losses_is_survived_as_long_as_iterations_are_completed(
     assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=restart, **OPTIONS).sha256 == expected
 
 
-@pytest.mark.parametrize("what", ["rows", "values"])
+@pytest.mark.parametrize("what", [pytest.param("rows", marks=pytest.mark.slow), "values"])
 def test_a_source_that_gives_other_rows_the_second_time_is_refused(cluster: Processes, what: str, tmp_path: Path) -> None:
     def unstable(frame: pd.DataFrame, partition_info: Any = None) -> pd.DataFrame:
         number = (partition_info or {"number": -1})["number"]
@@ -278,8 +264,8 @@ def test_a_source_that_gives_other_rows_the_second_time_is_refused(cluster: Proc
     lazy = dd.from_pandas(FRAME, npartitions=6)
     table = lazy.map_partitions(unstable, meta=lazy._meta)
     kill = at(5, lambda: os.kill(next(iter(cluster.pids().values())), signal.SIGKILL))
-    told = "rows where it had" if what == "rows" else "other values"
-    with pytest.raises(dboost.DataError, match=rf"partition \d of the training data was read again .*{told}"):
+    difference = "rows where it had" if what == "rows" else "other values"
+    with pytest.raises(dboost.DataError, match=rf"partition \d of the training data was read again .*{difference}"):
         dboost.fit(table, "z", client=cluster.client, callbacks=kill, **OPTIONS)
 
 
@@ -298,16 +284,16 @@ def test_workers_that_are_all_paused_are_named() -> None:
 def test_a_worker_above_its_share_of_memory_has_a_limit_all_the_same() -> None:
     def spare(used: int) -> Any:
         memory = SimpleNamespace(memory_limit=1600, memory_target_fraction=0.6, memory_spill_fraction=0.7)
-        return holder._spare(SimpleNamespace(memory_manager=memory, monitor=SimpleNamespace(get_process_memory=lambda: used)))
+        return worker_plugin._spare(
+            SimpleNamespace(memory_manager=memory, monitor=SimpleNamespace(get_process_memory=lambda: used))
+        )
 
     assert spare(160).limit == 800
     assert spare(2000).limit == spare(960).limit == 100
 
 
-@pytest.mark.parametrize("sabotage", ["no dboost", "another version"])
+@pytest.mark.parametrize("sabotage", ["no dboost", pytest.param("another version", marks=pytest.mark.slow)])
 def test_a_worker_that_joins_and_cannot_take_part_ends_no_fit(cluster: Processes, expected: str, sabotage: str) -> None:
-    from tests.test_cluster_failures import SABOTAGE
-
     code = f"{SABOTAGE[sabotage]}; from distributed.cli.dask_worker import main; main()"
     started: list[subprocess.Popen[bytes]] = []
 
@@ -330,7 +316,7 @@ def test_a_worker_that_joins_and_cannot_take_part_ends_no_fit(cluster: Processes
 
 
 def test_a_worker_of_no_concern_is_not_removed(cluster: Processes, connection: Callable[[], Connection]) -> None:
-    """It is silent because somebody else's work blocks it, and has none of our rows."""
+    """The worker does not respond because another client's task blocks it; it holds no rows of the fit."""
     left: list[set[str]] = []
 
     def look() -> None:

@@ -1,4 +1,4 @@
-"""What travels: the rows of a table in memory once, and of rows that lie on workers nothing but statistics."""
+"""Network traffic: rows of a table in memory are sent once; of rows on workers only statistics are sent."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from distributed import Client
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
-from dboost.distributed import connection
-from dboost.distributed import read_tasks as source
+from dboost.distributed import connection, read_tasks
 from dboost.distributed.connection import Connection
 from tests.helpers.clusters import threads_cluster
 
 N = 40_000
-#: Answers that hold rows, but no more of them than are sampled.
+#: Calls whose results contain rows, but no more than the sample.
 SAMPLES = {"sample", "reference_rows"}
 
 
@@ -36,7 +35,7 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture
 def received(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Bytes that the client received, by method."""
+    """Return the number of bytes that the client received, by method."""
     found: Counter[str] = Counter()
     call = Connection._call
 
@@ -51,9 +50,9 @@ def received(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of what the client packed."""
+    """Return the sizes of what the client packed."""
     sizes: list[int] = []
-    for module in (source, connection):
+    for module in (read_tasks, connection):
         pack = module.pack
 
         def counting(message: Any, pack: Any = pack) -> bytes:
@@ -123,7 +122,7 @@ def tables() -> dict[str, Any]:
 def own_size(data: Any) -> int:
     if isinstance(data, np.ndarray):
         return data.nbytes + (np.ma.getmaskarray(data).nbytes if np.ma.isMaskedArray(data) else 0)
-    # Text and the codes of levels take at most what Arrow or polars, whichever wants more, has for them.
+    # Text and category codes take at most what Arrow or polars, whichever needs more, uses for them.
     return pl.from_arrow(pa.Table.from_pandas(wide(), preserve_index=False)).estimated_size() + 12 * N
 
 
@@ -163,7 +162,7 @@ def test_a_lazy_polars_frame_is_collected_once(client: Client) -> None:
 
 
 def test_tasks_hold_their_own_rows_only(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is packed is all that is sent: no task has the whole table beside its piece."""
+    """Only the packed pieces are sent: no task contains the whole table beside its piece."""
     from distributed.protocol import pickle as dask_pickle
 
     sizes: list[int] = []

@@ -1,8 +1,8 @@
-"""Validation rows and class weights of estimators on a cluster: those of one process, whatever holds the rows."""
+"""Validation rows and class weights of estimators on a cluster equal those of one process, however the rows are stored."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
@@ -21,8 +21,9 @@ from dboost import DBoostClassifier, DBoostRegressor
 from dboost.data import open_table
 from dboost.session.memory_budget import Budget
 from dboost.session.row_selection import NumberedRows
-from dboost.shards import shard_spec as blocks
-from tests.helpers.clusters import a_table, threads_cluster
+from dboost.shards import shard_spec
+from tests.helpers.clusters import a_table, at, threads_cluster
+from tests.helpers.examples import examples
 
 FRAME = a_table(700)
 COLUMNS = ["a", "b", "e"]
@@ -52,11 +53,11 @@ def divided(frame: pd.DataFrame, cuts: list[int]) -> dd.DataFrame:
     seed=st.integers(0, 2**32 - 1),
     streams=st.booleans(),
 )
-@settings(max_examples=8)
+@examples(8)
 def test_however_the_rows_are_divided(
     client: Client, target: str, cuts: list[int], weighted: bool, size: Any, seed: int, streams: bool
 ) -> None:
-    """In memory and in files, in one process and on workers; empty partitions, and some without rows of positive weight."""
+    """In memory and in files, in one process and on workers; some partitions are empty or have no row of positive weight."""
     kind, options = KINDS[target]
     frame = FRAME.copy()
     frame.loc[frame.index < 60, "w"] = 0.0
@@ -70,7 +71,7 @@ def test_however_the_rows_are_divided(
         if streams:
             patch.setattr(Budget, "holds_rows", lambda *_: False)
             patch.setattr(Budget, "retained", 0)
-            patch.setattr(blocks, "BLOCK_ROWS", 128)
+            patch.setattr(shard_spec, "BLOCK_ROWS", 128)
             options["memory_limit"] = "64MiB"
         together = kind(client=client, **options).fit(lazy[COLUMNS], lazy[target], **given_weight)
         with dask.config.set(scheduler="synchronous"):
@@ -82,17 +83,6 @@ def test_however_the_rows_are_divided(
     assert bool(streams and (together.booster_.history["bytes_read"] > 0).all()) is streams
 
 
-def once(iteration: int, action: Callable[[], Any]) -> Callable[[dboost.Iteration], None]:
-    done = []
-
-    def callback(now: dboost.Iteration) -> None:
-        if now.iteration == iteration and not done:
-            done.append(True)
-            action()
-
-    return callback
-
-
 @pytest.mark.parametrize("target", KINDS)
 def test_rows_change_no_sides_when_a_worker_goes(target: str) -> None:
     kind, options = KINDS[target]
@@ -100,7 +90,7 @@ def test_rows_change_no_sides_when_a_worker_goes(target: str) -> None:
     alone = kind(**options).fit(FRAME[COLUMNS], FRAME[target], FRAME["w"])
     lazy = dd.from_pandas(FRAME, npartitions=6)
     with threads_cluster(3, 1) as client:
-        leave = once(3, lambda: client.retire_workers([next(iter(client.scheduler_info(n_workers=-1)["workers"]))]))
+        leave = at(3, lambda: client.retire_workers([next(iter(client.scheduler_info(n_workers=-1)["workers"]))]))
         model = kind(client=client, callbacks=[leave], **options).fit(lazy[COLUMNS], lazy[target], lazy["w"])
         assert len(client.scheduler_info(n_workers=-1)["workers"]) == 2
     assert model.booster_.sha256 == alone.booster_.sha256
@@ -116,7 +106,7 @@ def test_rows_change_no_sides_when_a_worker_goes(target: str) -> None:
     ids=["rows", "weights"],
 )
 def test_data_that_change_during_a_fit_are_an_error(tmp_path: Path, change: Any, complaint: str) -> None:
-    """When a worker goes, its partitions are read again; their numbers of rows decide which rows are held out."""
+    """When a worker is lost, its partitions are read again; their numbers of rows determine which rows are held out."""
     paths = [tmp_path / f"{i}.parquet" for i in range(6)]
     for i, path in enumerate(paths):
         FRAME.iloc[100 * i : 100 * (i + 1)].to_parquet(path)
@@ -129,7 +119,7 @@ def test_data_that_change_during_a_fit_are_an_error(tmp_path: Path, change: Any,
                 change(pd.read_parquet(path)).to_parquet(path)
             client.retire_workers([next(iter(client.scheduler_info(n_workers=-1)["workers"]))])
 
-        model = DBoostRegressor(max_iter=9, early_stopping=True, client=client, callbacks=[once(3, disturb)])
+        model = DBoostRegressor(max_iter=9, early_stopping=True, client=client, callbacks=[at(3, disturb)])
         with pytest.raises(dboost.DataError, match=complaint):
             model.fit(lazy[COLUMNS], lazy["y"], lazy["w"])
 
@@ -143,7 +133,7 @@ def test_a_partition_with_another_number_of_rows_is_named() -> None:
 
 
 def test_later_data_may_lack_classes_also_with_a_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What rows in files are held out must mean the same classes as the model does."""
+    """The classes of held-out rows in files must have the same numbers as the model's classes."""
     some = FRAME[FRAME["t"] != "low"]
     options: dict[str, Any] = {"max_iter": 3, "early_stopping": True, "random_state": 0}
     expected = DBoostClassifier(**options).fit(FRAME[COLUMNS], FRAME["t"]).partial_fit(some[COLUMNS], some["t"])

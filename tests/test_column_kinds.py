@@ -1,4 +1,4 @@
-"""Columns that look alike but are not: large integers, levels that no file holds, columns without values, numbers for text."""
+"""Kinds of columns that are easily confused: large integers, unused categories, columns without values, numbers as text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::dboost.DriftWarning")
 rng = np.random.default_rng(0)
 X = pd.DataFrame({"c": rng.choice(["low", "middle", "high"], N), "x": rng.normal(size=N)})
 Y = X["x"] + 2.0 * (X["c"] == "low") + rng.normal(size=N) / 4
-#: So little that rows are streamed.
+#: So small that rows are streamed.
 LIMIT = 64 * 10**6
 WITHIN: dict[str, Any] = {"max_iter": 4}
 
@@ -45,7 +45,7 @@ def fit(data: Any, target: Any = Y, **options: Any) -> dboost.Booster:
 
 
 def comes_back(booster: dboost.Booster, folder: Path) -> bool:
-    """Whether files of both forms and a pickle give the same model back."""
+    """Return whether files of both formats and a pickle restore the same model."""
     for name in ("model.json", "model.dboost"):
         booster.save(folder / name)
     return all(
@@ -65,7 +65,7 @@ def test_integers_that_floats_cannot_tell_apart_are_one_value(
 ) -> None:
     first = 2**60 if dtype is np.int64 else 2**63 + 2**62
     ids = (first + 7 * (np.arange(N, dtype=np.uint64) % np.uint64(n_distinct))).astype(dtype)
-    # Of 40 distinct ones about two floats are left, of 800 some forty.
+    # Of 40 distinct integers about two floats remain, of 800 about forty.
     frame = pd.DataFrame({"id": ids, "x": X["x"], "y": Y + (ids.astype(float) > float(first)) * 3})
     booster = fit(frame, "y")
     edges = booster.ensemble.edges[0]
@@ -112,7 +112,7 @@ IDS = 2**60 + np.array([0, 1, 2, 3, 2, 1])
 )
 def test_integer_levels_are_exact_also_beside_missing_values(column: pd.Series) -> None:
     frame = pd.DataFrame({"id": column})
-    # Dask makes text of columns of objects.
+    # Dask converts columns of objects to text.
     for data in (frame,) if column.dtype == object else (frame, cut(frame, [3, 4])):
         with open_table(data, np.arange(7), categorical_features=["id"]) as table:
             assert table.features[0].categories == tuple(range(2**60, 2**60 + 4))
@@ -237,7 +237,8 @@ def test_a_column_of_another_kind_than_in_training_is_refused(kind: str, of_text
     ]
     if not isinstance(data, np.ndarray):
         attempts += [lambda: fit(X, eval_set=[(data, Y)])]
-    if isinstance(data, pd.DataFrame) and data["c"].dtype != object and kind != "some text among numbers":  # Dask makes it text
+    # Dask converts columns of objects to text.
+    if isinstance(data, pd.DataFrame) and data["c"].dtype != object and kind != "some text among numbers":
         lazy = dd.from_pandas(data.iloc[:200], npartitions=2)
         attempts += [
             lambda: of_text.predict(lazy).compute(),

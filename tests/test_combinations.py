@@ -1,10 +1,10 @@
-"""Every combination of table, parameters and front end either fits, and then keeps the promises, or is refused in one sentence.
+"""Every combination of table, parameters and front end either fits and keeps the guarantees, or is rejected with one sentence.
 
 `tests.helpers.combinations` draws the calls. The environment variable COMBINATIONS is the number of draws; a long run is
 
     COMBINATIONS=2000 pytest tests/test_combinations.py -m "" -s
 
-What hypothesis prints of a failure (the draw, and a blob for `@reproduce_failure`) repeats it.
+The draw and the blob for `@reproduce_failure` that hypothesis prints repeat a failure.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from hypothesis import event, given, settings
 
 import dboost
 from dboost import Booster, DBoostError
-from dboost.session import fused_engine as in_process
+from dboost.session import fused_engine
 from dboost.session.memory_budget import Budget
-from dboost.shards import shard_spec as blocks
+from dboost.shards import shard_spec
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.combinations import AGAIN, CATEGORICAL, EMPTY, Draw, draws
 from tests.helpers.fits import cut, saved
 
-#: The part of the draws that fits, in the long run (some more do).
+#: The expected fraction of draws that fit, a lower bound.
 SHARE = 0.8
 
 
 class Killed(BaseException):
-    """Stands for a process that is gone."""
+    """Stands for a killed process."""
 
 
 @pytest.fixture(autouse=True)
 def small_things(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several threads for small tables, and short blocks in files."""
-    monkeypatch.setattr(in_process, "SMALL", 0)
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 32)
+    """Use several threads for small tables, and short blocks in files."""
+    monkeypatch.setattr(fused_engine, "SMALL", 0)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 32)
 
 
 @pytest.fixture(scope="module")
@@ -66,19 +66,19 @@ def client() -> Iterator[Client]:
 
 
 def matrix(features: pd.DataFrame) -> np.ndarray:
-    """A frame as an array: of floats, if there is no text."""
+    """Return a frame as an array: of floats, if it contains no text."""
     if all(pd.api.types.is_numeric_dtype(dtype) for dtype in features.dtypes):
         return features.to_numpy(np.float64, na_value=np.nan)
     return features.to_numpy(object)
 
 
 def _fails(i: int) -> pd.DataFrame:
-    """Loading code with a mistake of its own."""
+    """A function that reads partitions and fails."""
     raise KeyError("Brugge")
 
 
 def as_front(draw: Draw, front: str, frame: pd.DataFrame, folder: Path) -> dict[str, Any]:
-    """Data, target, weight and offset as a front end hands them in."""
+    """Return data, target, weight and offset in the form that the front end expects."""
     if front in ("numpy", "dask array"):
         X = matrix(frame[draw.names])
         given = {"data": X, "target": frame.get("y"), "sample_weight": frame.get("w"), "offset": frame.get("o")}
@@ -103,7 +103,7 @@ def as_front(draw: Draw, front: str, frame: pd.DataFrame, folder: Path) -> dict[
     elif front == "arrow":
         data = pa.Table.from_pandas(frame, preserve_index=False)
         for name, kind in zip(draw.names, draw.columns, strict=True):
-            if kind == "categories of floats" and name in frame:  # what is missing is a NaN among the levels
+            if kind == "categories of floats" and name in frame:  # here missing values are a NaN among the categories
                 codes = frame[name].cat.codes.to_numpy()
                 values = pa.array([*frame[name].cat.categories, np.nan])
                 column = pa.DictionaryArray.from_arrays(pa.array(codes % len(values), pa.int8()), values)
@@ -119,7 +119,7 @@ def as_front(draw: Draw, front: str, frame: pd.DataFrame, folder: Path) -> dict[
 
 
 def watched_by(draw: Draw, front: str) -> dict[str, Any]:
-    """Evaluation sets, in the form that goes with the training data."""
+    """Return the evaluation sets, in the form that goes with the training data."""
     if draw.watched is None:
         return {}
     sets = {}
@@ -140,7 +140,7 @@ def watched_by(draw: Draw, front: str) -> dict[str, Any]:
 
 
 def earlier_model(draw: Draw, folder: Path) -> Booster:
-    """A model of other rows, to go on from."""
+    """Return a model of other rows, to start from."""
     settings = replace(draw, mistake=None).keywords()
     other = ("arcbites", "early_stopping_rounds", "eval_metric", "memory_limit")
     kept = {name: value for name, value in settings.items() if name not in other}
@@ -149,7 +149,7 @@ def earlier_model(draw: Draw, folder: Path) -> Booster:
 
 
 def call(draw: Draw, earlier: Booster | None, folder: Path, front: str | None = None, **more: Any) -> Booster:
-    """`dboost.fit` as it is drawn, with some keywords changed."""
+    """Call `dboost.fit` as drawn, with some keywords changed."""
     front = front or draw.front
     frame = draw.table()
     frame = frame if draw.mistake is None else draw.spoiled(frame)
@@ -164,7 +164,7 @@ def call(draw: Draw, earlier: Booster | None, folder: Path, front: str | None = 
             bins = "kept" if "kept" in draw.earlier else "new"
             keywords = {"start_from": earlier, "continue_bins": bins} | keywords
     keywords |= more
-    if front == "prepared" and draw.earlier != "refit_leaves":  # evaluation frames have the columns that were prepared
+    if front == "prepared" and draw.earlier != "refit_leaves":  # evaluation frames have the columns of the prepared data set
         draw = replace(draw, apart=False)
     given = as_front(draw, "pandas" if front == "prepared" else front, frame, folder)
     if front != "prepared" or draw.earlier == "refit_leaves":
@@ -180,11 +180,11 @@ def call(draw: Draw, earlier: Booster | None, folder: Path, front: str | None = 
     return dboost.fit(folder / "prepared", given["target"] if isinstance(given["target"], str) else None, **kept)
 
 
-# What must be true of a model.
+# Properties of every fitted model.
 
 
 def plain(prediction: Any) -> np.ndarray:
-    """Predictions of any kind as an array."""
+    """Return predictions of any kind as an array."""
     found = prediction.compute() if hasattr(prediction, "compute") else prediction
     found = found.to_pandas() if isinstance(found, pa.Table | pa.ChunkedArray | pa.Array) else found
     return np.asarray(found.to_numpy() if hasattr(found, "to_numpy") else found)
@@ -224,7 +224,7 @@ def check_predictions(draw: Draw, booster: Booster, folder: Path) -> None:
 
 
 def check_kinds(draw: Draw, booster: Booster, folder: Path) -> None:
-    """Text in the place of numbers is refused, and numbers in the place of text."""
+    """Text in place of numbers is rejected, and numbers in place of text."""
     kind = draw.columns[0]
     of_numbers = kind not in CATEGORICAL or kind in ("categories of numbers", "categories of floats")
     if not draw.is_named or kind in EMPTY or not draw.table()["c0"].notna().any():
@@ -257,7 +257,7 @@ def check_stored(draw: Draw, booster: Booster, folder: Path) -> None:
 
 
 def groups(draw: Draw) -> list[set[int]] | None:
-    """Features that may meet on a path."""
+    """Return the features that may occur on one path."""
     wanted, n = draw.options.get("interaction_cst"), len(draw.columns)
     if wanted is None:
         return None
@@ -317,7 +317,7 @@ def check_model(draw: Draw, booster: Booster, earlier: Booster | None, folder: P
 
 
 def check_refusal(error: DBoostError) -> None:
-    """One sentence, for people."""
+    """The message is one readable sentence."""
     text = str(error)
     assert 15 <= len(text) <= 400, text
     assert "\n" not in text and "Traceback" not in text, text
@@ -325,12 +325,12 @@ def check_refusal(error: DBoostError) -> None:
     assert len(text.split()) >= 3, text
 
 
-# The same model by another way.
+# The same model from another way of calling.
 
 
 @contextmanager
 def rows_in_files() -> Iterator[None]:
-    """Every memory limit is too small for the rows, held-out ones too."""
+    """Make every memory limit too small for the rows, also for those of evaluation sets."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Budget, "holds_rows", lambda *_: False)
         patch.setattr(Budget, "retained", 0)
@@ -338,7 +338,7 @@ def rows_in_files() -> Iterator[None]:
 
 
 def by_another_way(draw: Draw, how: str, earlier: Booster | None, folder: Path) -> Booster | None:
-    """The model again; None where that way is not open to the draw."""
+    """Return the model of the other way; None if that way is not possible for the draw."""
     refits, binned = draw.earlier == "refit_leaves", draw.front == "prepared"
     is_global = draw.options.get("split_proposal", "global") == "global"
     if how == "threads":
@@ -367,7 +367,7 @@ def by_another_way(draw: Draw, how: str, earlier: Booster | None, folder: Path) 
 
 
 def attempt(draw: Draw, client: Client | None = None) -> str:
-    """Try a call, check what comes of it, and say what that was."""
+    """Try a call, check the result, and describe it."""
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         warnings.filterwarnings("error", module="dboost")
@@ -406,15 +406,15 @@ def attempt(draw: Draw, client: Client | None = None) -> str:
 
 
 def _kind(message: str) -> str:
-    """A message without what is particular to the draw."""
+    """Return a message without the details of the draw."""
     return re.sub(r"'[^']*'|/\S*|[\d.,]+(e[+-]?\d+)?", "…", message)[:70]
 
 
-def examine(n_draws: int, client: Client | None = None) -> None:
-    """Draw so many calls, print what came of them, and see that enough of them fit."""
+def examine(n_draws: int, client: Client | None = None, derandomize: bool = False) -> None:
+    """Draw that many calls, print the results, and check that enough of them fit."""
     outcomes: Counter[str] = Counter()
 
-    @settings(max_examples=n_draws, print_blob=True)
+    @settings(max_examples=n_draws, print_blob=True, derandomize=derandomize or settings().derandomize)
     @given(draws(again=AGAIN if client is None else ()))
     def one(draw: Draw) -> None:
         outcome = attempt(draw, client)
@@ -429,7 +429,7 @@ def examine(n_draws: int, client: Client | None = None) -> None:
         for reason, count in outcomes.most_common():
             if reason != "fits":
                 print(f"{count:6d}  {reason}")
-    # Four standard deviations below the share are no accident.
+    # Four standard deviations below the expected fraction are no accident.
     assert outcomes["fits"] >= (SHARE - 4 * (SHARE * (1 - SHARE) / total) ** 0.5) * total
 
 
@@ -438,7 +438,8 @@ def number(default: int) -> int:
 
 
 def test_calls_fit_or_are_refused() -> None:
-    examine(25)
+    """Few calls, the same every time: most of them compile kernels of their own, which are found in the cache afterwards."""
+    examine(6, derandomize=True)
 
 
 @pytest.mark.slow

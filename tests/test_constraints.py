@@ -9,7 +9,7 @@ from typing import Any
 import lightgbm
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.ensemble import HistGradientBoostingRegressor
 
@@ -18,12 +18,13 @@ from dboost import DBoostClassifier, DBoostRegressor
 from dboost.errors import ParameterError
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
-from dboost.session import fused_engine as in_process
+from dboost.session import fused_engine
 from dboost.trees.feature_sampling import feature_constraints_of, mark_children, mark_root, new_feature_paths
+from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+from tests.helpers.growth import EVERY_KERNEL, PLAIN, Problem, assert_equal, tree_parameters
 from tests.helpers.naive import bounded as naive
 from tests.helpers.tables import CodedTable, make_table
-from tests.test_growth import PARAMETERS, PLAIN, Problem, assert_equal
 
 FRAME = mixed_frame()
 SETTINGS: dict[str, Any] = {"features": FEATURES, "max_iter": 6, "max_leaf_nodes": 8, "min_samples_leaf": 5}
@@ -31,11 +32,11 @@ SETTINGS: dict[str, Any] = {"features": FEATURES, "max_iter": 6, "max_leaf_nodes
 
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_process, "SMALL", 0)
+    monkeypatch.setattr(fused_engine, "SMALL", 0)
 
 
 def paths(tree: Tree) -> Iterator[tuple[int, ...]]:
-    """The features that a row meets on each way down."""
+    """Return the features on each path of a tree."""
     stack: list[tuple[int, tuple[int, ...]]] = [(0, ())]
     while stack:
         node, above = stack.pop()
@@ -49,18 +50,16 @@ def paths(tree: Tree) -> Iterator[tuple[int, ...]]:
 # One tree.
 
 
-@given(
-    table=PLAIN,
-    parameters=PARAMETERS,
-    seed=st.integers(0, 2**32),
-    with_hessian=st.booleans(),
-    share=st.sampled_from([0.1, 0.5, 1.0]),
-    data=st.data(),
-)
-@settings(max_examples=30)
+@EVERY_KERNEL
+@given(table=PLAIN, seed=st.integers(0, 2**32), share=st.sampled_from([0.1, 0.5, 1.0]), data=st.data())
+@examples(30)
 def test_engines_choose_the_same_features(
-    table: CodedTable, parameters: Parameters, seed: int, with_hessian: bool, share: float, data: st.DataObject
+    every_kernel: bool, table: CodedTable, seed: int, share: float, data: st.DataObject
 ) -> None:
+    parameters, with_hessian = (
+        data.draw(tree_parameters(every_kernel)),
+        data.draw(st.booleans() if every_kernel else st.just(True)),
+    )
     n = len(table.codes)
     groups = data.draw(st.none() | st.lists(st.sets(st.integers(0, n - 1), min_size=1), min_size=1, max_size=5))
     constraints = feature_constraints_of(share, groups, n, seed)
@@ -77,11 +76,11 @@ def test_engines_choose_the_same_features(
     n=st.integers(1, 12),
     share=st.sampled_from([0.01, 0.3, 0.5, 0.99, 1.0]),
     seed=st.integers(0, 2**64 - 1),
-    turns=st.lists(st.integers(0, 1), max_size=4),
+    sides=st.lists(st.integers(0, 1), max_size=4),
     data=st.data(),
 )
-def test_what_a_node_may_split_by(n: int, share: float, seed: int, turns: list[int], data: st.DataObject) -> None:
-    """Step by step down a way, as the naive twin has it from the whole way at once."""
+def test_what_a_node_may_split_by(n: int, share: float, seed: int, sides: list[int], data: st.DataObject) -> None:
+    """Step by step along a path, as the naive counterpart computes it from the whole path at once."""
     groups = data.draw(st.none() | st.lists(st.sets(st.integers(0, n - 1), min_size=1), min_size=1, max_size=5))
     constraints, allowed, way = feature_constraints_of(share, groups, n, seed), np.ones(n, np.uint8), []
     if constraints is None:
@@ -90,7 +89,7 @@ def test_what_a_node_may_split_by(n: int, share: float, seed: int, turns: list[i
     mark_root(constraints, allowed, paths)
     found = set(np.flatnonzero(paths.open[0]).tolist())
     assert found == naive.open_features(n, groups, share, seed, [])
-    for side in turns:
+    for side in sides:
         if not found:
             break
         feature = data.draw(st.sampled_from(sorted(found)))
@@ -101,11 +100,14 @@ def test_what_a_node_may_split_by(n: int, share: float, seed: int, turns: list[i
         paths.path_hash[0], paths.active[0] = paths.path_hash[1 + side], paths.active[1 + side]
 
 
-@given(table=PLAIN, parameters=PARAMETERS, seed=st.integers(0, 2**32), with_hessian=st.booleans(), data=st.data())
-@settings(max_examples=30)
-def test_engines_obey_the_same_directions(
-    table: CodedTable, parameters: Parameters, seed: int, with_hessian: bool, data: st.DataObject
-) -> None:
+@EVERY_KERNEL
+@given(table=PLAIN, seed=st.integers(0, 2**32), data=st.data())
+@examples(30)
+def test_engines_obey_the_same_directions(every_kernel: bool, table: CodedTable, seed: int, data: st.DataObject) -> None:
+    parameters, with_hessian = (
+        data.draw(tree_parameters(every_kernel)),
+        data.draw(st.booleans() if every_kernel else st.just(True)),
+    )
     n = len(table.codes)
     direction = np.array(data.draw(st.lists(st.sampled_from([-1, 0, 1]), min_size=n, max_size=n)), np.int8)
     problem = Problem(table, parameters, seed, with_hessian=with_hessian, direction=direction)
@@ -121,7 +123,7 @@ def test_engines_obey_the_same_directions(
 
 
 def test_a_share_of_the_features_is_taken_at_every_node() -> None:
-    """The right number of features, all equally often, different ones in different nodes and trees."""
+    """The right number of features, all with equal frequency, different ones in different nodes and trees."""
     table = make_table([9] * 10, 400, 3)
     roots = []
     for seed in range(300):
@@ -134,7 +136,7 @@ def test_a_share_of_the_features_is_taken_at_every_node() -> None:
         )
         roots.append(int(problem.whole(1)[0].feature[0]))
     counts = np.bincount(roots, minlength=10)
-    # Of ten features three are looked at: the best one is seen in 30 % of the trees and then taken; eight never win more.
+    # Of ten features three are sampled: the best one is sampled for 30 % of the trees and wins there; eight never win more.
     best = np.sort(counts)[::-1]
     assert best[0] == pytest.approx(90, abs=40)
     assert (best[:6] > 0).all()
@@ -157,7 +159,7 @@ def test_a_share_of_the_features_is_taken_at_every_node() -> None:
         ]
     ),
 )
-@settings(max_examples=20)
+@examples(20)
 def test_partitions_and_threads_do_not_matter(cuts: list[int], n_threads: int, target: str, options: dict[str, Any]) -> None:
     if target == "grade":
         options = {name: value for name, value in options.items() if name != "monotonic_cst"}

@@ -1,4 +1,4 @@
-"""A model goes on with data that came later, and tells which trees came from which data."""
+"""Incremental training: a fit starts from a model, and the model records which trees came from which data."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
 from dboost import DataError, InputTypeError, ParameterError
 from tests.helpers.clusters import threads_cluster
+from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
 pytestmark = pytest.mark.filterwarnings("ignore::dboost.DriftWarning")
 OLD = mixed_frame(600, seed=0)
 NEW = mixed_frame(400, seed=1)
-#: A town that nobody has heard of, and numbers beyond all that were seen.
+#: A category that was not in the training data, and numbers outside the range of the training data.
 STRANGE = NEW.assign(town=NEW["town"].replace("Gent", "Arlon"), x=NEW["x"] * 100, age=NEW["age"] + 1000)
 
 
@@ -69,7 +70,7 @@ def test_new_levels_are_appended_and_old_trees_take_them_for_missing() -> None:
 
 
 @given(at=st.lists(st.integers(0, 400), max_size=5), n_threads=st.integers(1, 3), target=st.sampled_from(TARGETS))
-@settings(max_examples=10)
+@examples(10)
 def test_the_model_is_the_same_for_any_partitioning(at: list[int], n_threads: int, target: str) -> None:
     old = first(target)
     options: dict[str, Any] = {"start_from": old, "max_iter": 4, "sample_weight": "w", "subsample": 0.7}
@@ -257,14 +258,14 @@ def test_how_to_continue_needs_a_model(name: str, value: str, tmp_path: Path) ->
     default = {"continue_bins": "new", "continue_steps": "damped"}
     plain = dboost.fit(NEW, "late", max_iter=1)
     assert dboost.fit(NEW, "late", max_iter=1, **default) == plain, "defaults are no demand"
-    # Estimators and streams keep the parameter for the calls that have a model.
+    # Estimators and `partial_fit` store the parameter for calls that start from a model.
     (X, y), later = ((frame[["x", "age"]], frame["late"]) for frame in (OLD, NEW))
     model = dboost.DBoostClassifier(max_iter=2, random_state=0, **{name: value}).partial_fit(X, y).partial_fit(*later)
-    begun, continued = dboost.continue_on([(X, y), later], max_iter=2, **{name: value})
-    assert begun == dboost.fit(X, y, max_iter=2)
-    assert continued == dboost.fit(*later, max_iter=2, start_from=begun, **{name: value})
-    assert continued == model.booster_ != dboost.fit(*later, max_iter=2, start_from=begun)
+    first, continued = dboost.continue_on([(X, y), later], max_iter=2, **{name: value})
+    assert first == dboost.fit(X, y, max_iter=2)
+    assert continued == dboost.fit(*later, max_iter=2, start_from=first, **{name: value})
+    assert continued == model.booster_ != dboost.fit(*later, max_iter=2, start_from=first)
     warm = dboost.DBoostClassifier(max_iter=1, warm_start=True, random_state=0, **{name: value}).fit(X, y)
-    assert warm.set_params(max_iter=2).fit(X, y).booster_ == begun
+    assert warm.set_params(max_iter=2).fit(X, y).booster_ == first
     with pytest.raises(ParameterError, match=f"{name}='no' must be"):
         next(dboost.continue_on([(X, y), later], **{name: "no"}))

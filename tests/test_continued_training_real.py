@@ -1,4 +1,4 @@
-"""Models that follow real streams: no worse than retraining on everything, and better than one that stands still."""
+"""Incremental training on real streams: no worse than retraining on everything, and better than a model that is not updated."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def test_following_a_stream(name: str) -> None:
     found = {way: losses for way, (losses, _) in measure(name, ["static", "retrained", "continued"], options).items()}
     assert found["continued"].mean() <= 1.02 * found["retrained"].mean()
     assert found["continued"].mean() < found["static"].mean()
-    # Hardly ever worse than the model that stands still; where the stream turns back, retraining is worse than that too.
+    # Almost never worse than the model that is not updated; where the stream returns to old patterns, retraining is worse too.
     worse = found["continued"] / found["static"] - 1
     assert np.sort(worse)[-2] < 0.1 and worse.max() < 0.25

@@ -1,4 +1,4 @@
-"""A loss of the user's own: it trains like a built-in one, is checked, and is found again by its name."""
+"""A loss defined by the user: it trains like a built-in loss, is validated, and is found again by its name."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
-from dboost.losses import Loss, register
-from dboost.losses import custom_loss as own
+from dboost.losses import Loss, custom_loss, register
 from tests.helpers.fits import cut, saved
 
 rng = np.random.default_rng(0)
@@ -85,7 +84,7 @@ def test_it_is_minimised() -> None:
     assert history["train_loss"].iloc[-1] == pytest.approx(LogCosh(0.5).value(Y, booster.predict(X)).mean(), rel=1e-6)
     assert history["eval_LogCosh"].iloc[-1] == pytest.approx(history["train_loss"].iloc[-1])
     assert booster.ensemble.loss == {"name": "LogCosh", "scale": 0.5}
-    # The best constant: no slope is left.
+    # At the best constant the gradient is zero.
     assert LogCosh(0.5).gradient(Y, np.full(N, booster.ensemble.baseline[0])).sum() == pytest.approx(0, abs=1e-9)
 
 
@@ -113,7 +112,7 @@ def test_a_loaded_model_says_what_is_missing(tmp_path: Any, monkeypatch: pytest.
     booster = dboost.fit(X, COUNTS, loss=OwnPoisson(), max_iter=2)
     booster.save(tmp_path / "model.json")
     assert np.array_equal(dboost.load(tmp_path / "model.json").predict(X), booster.predict(X))
-    monkeypatch.setattr(own, "_KNOWN", {})
+    monkeypatch.setattr(custom_loss, "_KNOWN", {})
     loaded = dboost.load(tmp_path / "model.json")
     assert np.array_equal(loaded.predict(X, raw_score=True), booster.predict(X, raw_score=True))
     with pytest.raises(dboost.ParameterError, match="loss 'my_counts', which is not known here: call"):
@@ -201,7 +200,7 @@ def test_mistakes_are_noticed_on_first_use(loss: Loss, complaint: str) -> None:
 
 
 class Charbonnier(Loss):
-    """sqrt(1 + u²) - 1, which bends within 1 wherever targets are."""
+    """sqrt(1 + u²) - 1, whose curvature is concentrated within 1 of the target."""
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return np.hypot(1.0, raw - y) - 1.0
@@ -222,9 +221,9 @@ class WrongCharbonnier(Charbonnier):
 @pytest.mark.filterwarnings("error")
 def test_a_right_loss_is_believed_wherever_targets_are(scale: float) -> None:
     target = np.abs(Y) * scale
-    assert own.check_derivatives(Charbonnier(), target) is None
+    assert custom_loss.check_derivatives(Charbonnier(), target) is None
     if scale <= 1e12:
-        wrong = own.check_derivatives(WrongCharbonnier(), target)
+        wrong = custom_loss.check_derivatives(WrongCharbonnier(), target)
         assert wrong is not None and wrong.startswith("hessian of loss 'WrongCharbonnier' is not the derivative")
     if scale <= 1e9:
         booster = dboost.fit(X, target + scale, loss=Charbonnier(), max_iter=2)
@@ -232,7 +231,7 @@ def test_a_right_loss_is_believed_wherever_targets_are(scale: float) -> None:
 
 
 def test_losses_beyond_their_unit_do_not_warn() -> None:
-    """Offsets far from the targets make losses of up to 1e305."""
+    """Offsets far from the targets give losses up to 1e305."""
     offset = np.where(np.arange(N) % 2, 1e305, 0.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -25,7 +25,7 @@ def test_whole_arrays_are_not_copied() -> None:
         assert chunk.matrix is matrix
         assert all(np.shares_memory(column, matrix) for column in chunk.columns)
     columns_first = open_table(np.asfortranarray(matrix), np.zeros(50)).chunk(0)
-    assert columns_first.matrix is None  # walking it by rows would be slow
+    assert columns_first.matrix is None  # a row-wise loop over it would be slow
     frame = pd.DataFrame(matrix)
     views = open_table(frame, np.zeros(50)).chunk(0).columns
     assert all(np.shares_memory(view, frame[j].to_numpy()) for j, view in enumerate(views))

@@ -1,4 +1,4 @@
-"""Dask collections are read once, in little memory, and leave nothing behind."""
+"""Dask collections are read once, with little memory, and no files are left."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_kept_chunks_do_not_keep_partitions_alive() -> None:
 
 
 def test_peak_memory_is_what_is_retained_and_a_few_partitions(tmp_path: Path) -> None:
-    """300 MB of rows, made as they are asked for, 15 MB a partition; 5 MB of them may stay."""
+    """300 MB of rows, created on request, 15 MB a partition; 5 MB of them may be retained."""
     script = """
         import resource, sys
         import dask, dask.dataframe as dd, numpy as np, pandas as pd
@@ -171,7 +171,7 @@ def test_peak_memory_is_what_is_retained_and_a_few_partitions(tmp_path: Path) ->
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), tmp_path], capture_output=True, text=True)
     grown = float(done.stdout or "nan")
-    # 16 MB of targets, 5 MB retained, and with each thread a partition (16 MB), its columns, and the next partition.
+    # 16 MB of targets, 5 MB retained, and for each thread a partition (16 MB), its columns, and the next partition.
     assert grown < 110, done.stderr
 
 

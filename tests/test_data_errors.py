@@ -1,4 +1,4 @@
-"""Every mistake in the data is one sentence that says where it is."""
+"""Every mistake in the data raises an error whose one sentence names the column, the row or the partition."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def test_columns_that_are_no_features(values: Any, message: str) -> None:
 
 
 def test_an_object_in_a_cell_is_a_type_error_too() -> None:
-    """What scikit-learn's checks expect of estimators for numbers."""
+    """What scikit-learn's checks of numeric input require."""
     matrix = X.astype(object)
     matrix[0, 0] = {"foo": "bar"}
     with pytest.raises(TypeError, match=r"argument must be .* string.* number"):

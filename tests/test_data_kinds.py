@@ -1,4 +1,4 @@
-"""Every kind of table with the same rows is the same `Table`, however it is cut."""
+"""Tables of every kind with the same rows give the same `Table`, whatever their partitions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FEATURES = (
 
 
 def cut(frame: pd.DataFrame, at: list[int]) -> dd.DataFrame:
-    """A lazy frame with partition borders where asked; equal borders make empty partitions."""
+    """Return a lazy frame with partition borders at these rows; equal borders make empty partitions."""
     borders = [0, *sorted(at), len(frame)]
     pieces = [frame.iloc[a:b] for a, b in pairwise(borders)]
     return dd.from_map(lambda piece: piece, pieces, meta=frame.iloc[:0])
@@ -84,7 +84,7 @@ KINDS = {
 
 
 class Stream:
-    """A table of a library that dboost does not know, which speaks Arrow."""
+    """A table of a library unknown to dboost that implements the Arrow interface."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table

@@ -33,7 +33,7 @@ def rows() -> pd.DataFrame:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Four files each of Parquet, CSV and compressed CSV, with some disorder around them."""
+    """Four files each of Parquet, CSV and compressed CSV, and other files that must be ignored."""
     for kind in ("parquet", "csv", "gz"):
         (tmp_path / kind).mkdir()
     for i in range(4):
@@ -106,7 +106,7 @@ def test_csv_is_cut_at_any_size(folder: Path, monkeypatch: pytest.MonkeyPatch, s
 
 
 def test_csv_types_are_judged_by_all_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first block says: integers, text, nothing. Later ones hold floats, digits in the text, and words."""
+    """In the first block the columns are integers, text and empty. Later blocks contain floats, digits as text, and words."""
     lines = ["n,code,late,y"] + ["1,a7,,0"] * 20 + ["2.5,007,,1"] * 20 + [",,word,0"] * 20
     (tmp_path / "a.csv").write_text("\n".join(lines))
     monkeypatch.setattr(paths, "BLOCK_BYTES", 40)

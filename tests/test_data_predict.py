@@ -1,4 +1,4 @@
-"""Predictions come out in the kind of table that went in, and blocks hold what the table holds."""
+"""Predictions have the kind of the input table, and feature blocks contain the values of the table."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.data import feature_block, open_table, predict_through
 from dboost.errors import DataError
 from dboost.schema import Feature
+from tests.helpers.examples import examples
 
 N = 12
 FEATURES = (Feature("b"), Feature("c", ("y", "x")), Feature("a"))
@@ -52,7 +53,7 @@ def words(block: np.ndarray) -> np.ndarray:
 
 
 class Shape:
-    """Checks each block it is given; a callable object like a bound method of a model."""
+    """Checks each block; a callable object like a bound method of a model."""
 
     def __call__(self, block: np.ndarray) -> np.ndarray:
         assert block.flags.c_contiguous
@@ -189,7 +190,7 @@ def test_arrays_and_lists_in_arrays_out() -> None:
     assert predict_through(FRAME[:0], one, features=FEATURES, named=True).shape == (0,)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.integers(0, N), max_size=6), st.integers(1, 3))
 def test_dask_arrays(at: list[int], width: int) -> None:
     features = tuple(Feature(f"f{j}") for j in range(3))
@@ -214,7 +215,7 @@ def test_dask_arrays_of_unknown_length() -> None:
     np.testing.assert_array_equal(got.compute(), one(np.arange(30.0).reshape(10, 3)[2:]))
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.lists(st.integers(0, N), max_size=6))
 def test_dask_frames(at: list[int]) -> None:
     borders = [0, *sorted(at), N]
@@ -249,7 +250,7 @@ def test_dask_frames_keep_their_divisions() -> None:
 
 
 class Heavy:
-    """A model of which we count how often it is pickled."""
+    """A model that counts how often it is pickled."""
 
     pickles: ClassVar[collections.Counter[str]] = collections.Counter()
 
@@ -307,7 +308,7 @@ def test_paths(tmp_path: Path) -> None:
 
 
 def test_plans_travel() -> None:
-    """Readers on other machines get the plan, the features and the predictor's answer type by pickle."""
+    """Readers on other machines receive the plan, the features and the predictor's output type by pickle."""
     from dboost.data.partition import read_partition
     from dboost.data.read_plan import make_read_plan
 

@@ -1,4 +1,4 @@
-"""Chunks that do not fit the allowance wait in files, which never outlive their table."""
+"""Chunks above the limit of retained bytes are stored in files, which never outlive their table."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def frame() -> dd.DataFrame:
 
 @pytest.fixture
 def temporary(tmp_path: Path) -> Path:
-    """Temporary files of Dask, and so ours, go here."""
+    """The folder for temporary files of Dask, and so of dboost."""
     folder = tmp_path / "temporary"
     with dask.config.set({"temporary-directory": str(folder)}):
         yield folder
@@ -119,7 +119,7 @@ def test_files_go_when_reading_fails(temporary: Path, error: type[BaseException]
 
 
 def test_files_go_on_interrupt(temporary: Path) -> None:
-    """A real ^C reaches the main thread, while the threads that read go on with what they have begun."""
+    """A real SIGINT reaches the main thread, while the reading threads complete their partitions."""
     script = """
         import os, signal, sys, time
         import dask, dask.dataframe as dd, numpy as np, pandas as pd
@@ -144,7 +144,7 @@ def test_files_go_on_interrupt(temporary: Path) -> None:
     assert done.stdout == "[]\n[]\n", done.stderr
 
 
-#: Holds files in a folder until it is killed, or until its input ends.
+#: Program that holds files in a folder until it is killed, or until its input ends.
 HOLDER = """
     import os, sys
     import dask, dask.array as da, numpy as np
@@ -161,7 +161,7 @@ HOLDER = """
 
 @contextmanager
 def holder(folder: Path, *pid: int) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A process that has temporary files, and their folder."""
+    """Start a process that holds temporary files; yield it and their folder."""
     command = [sys.executable, "-c", textwrap.dedent(HOLDER), str(folder), *map(str, pid)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -172,7 +172,7 @@ def holder(folder: Path, *pid: int) -> Iterator[tuple[subprocess.Popen[str], Pat
 
 @pytest.mark.parametrize("pid", [[], [1], [os.getpid()]], ids=["its own", "1", "that of a living process"])
 def test_what_a_killed_process_left_is_removed(temporary: Path, pid: list[int]) -> None:
-    """Whatever its process number says: in containers all have the same few."""
+    """Whatever its process number: in containers all processes have the same few numbers."""
     other = temporary / "dboost-notapid-1"
     other.mkdir(parents=True)
     with holder(temporary, *pid) as (process, left):
@@ -187,7 +187,7 @@ def test_what_a_killed_process_left_is_removed(temporary: Path, pid: list[int]) 
 
 
 def test_half_of_a_directory_is_removed(temporary: Path) -> None:
-    """As it is left by a process that was killed while it made or removed one."""
+    """As a process leaves it that was killed while it created or removed a directory."""
     for name, files in {"dboost-1-empty": [], "dboost-2-owned": ["owner"]}.items():
         (temporary / name).mkdir(parents=True)
         for file in files:
@@ -206,7 +206,7 @@ def test_links_are_not_followed(temporary: Path, tmp_path: Path) -> None:
 
 
 def test_several_processes_remove_and_make_at_once(temporary: Path) -> None:
-    """No directory goes while it is used, all that are stale go, and nobody fails."""
+    """No directory is removed while it is used, all stale ones are removed, and no process fails."""
     script = """
         import sys
         from pathlib import Path
@@ -256,7 +256,7 @@ def test_where_files_cannot_be_locked_nothing_is_removed(temporary: Path, monkey
         (left / "owner").write_text("")
         remove_stale()
         assert left.exists()
-    remove_stale()  # another process may have better luck with the same folder
+    remove_stale()  # another process may be able to lock files in the same folder
     assert not left.exists()
     assert spool.get(0)[0].tolist() == [0.0, 1.0, 2.0]
     spool.close()
@@ -283,7 +283,7 @@ def test_workers_remove_what_was_left_where_they_work(temporary: Path, tmp_path:
 
 
 def test_a_locked_directory_is_left_alone(temporary: Path) -> None:
-    """Its owner may run in another container, where the process number means something else."""
+    """The owner may run in another container, where the process number has another meaning."""
     spool = Spool(0)
     spool.put(0, [np.zeros(3)])
     elsewhere = temporary / "dboost-999999999-elsewhere"
@@ -369,7 +369,7 @@ def test_arrays_come_back_from_files_as_they_were(temporary: Path, array: np.nda
 
 
 def test_files_are_read_without_pythons_parser(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails at times (SystemError: AST constructor recursion depth mismatch) when several threads use it at once."""
+    """Python's parser sometimes fails (SystemError: AST constructor recursion depth mismatch) when several threads use it."""
     spool = Spool(0)
     spool.put(0, [np.arange(5)])
 

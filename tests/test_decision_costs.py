@@ -1,4 +1,4 @@
-"""Decisions by costs: the class whose expected cost is least, for every kind of table."""
+"""Decisions by costs: the class with the least expected cost, for every kind of table."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_equal_costs_say_what_is_most_likely() -> None:
 
 
 def test_a_costly_miss_lowers_the_bar() -> None:
-    """Saying False where True is right costs nine times as much: True is said from a probability of 0.1 on."""
+    """A false negative costs nine times as much as a false positive: predict True from a probability of 0.1 on."""
     assert np.array_equal(TWO.decide(X, [[0, 9], [1, 0]]), TWO.predict_proba(X)[:, 1] > 0.1)
 
 

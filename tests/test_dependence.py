@@ -1,4 +1,4 @@
-"""Dependence is what its definitions say, by traversal, average, row and group; the same for any partitioning."""
+"""Partial dependence equals its definitions by traversal, average, row and group; the same for any partitioning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.inspection import partial_dependence as sklearns
@@ -20,6 +20,7 @@ from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.inspection.dependence import Traversal
 from dboost.model.ensemble import Tree
 from dboost.schema import Feature
+from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TOWNS, cut, mixed_frame
 from tests.helpers.forests import random_ensemble, random_rows
 from tests.helpers.naive.shapley import expected_when_known
@@ -29,7 +30,7 @@ FRAME = mixed_frame(40)
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 2, 9]), st.sampled_from([1, 3]), st.sets(st.integers(0, 4), min_size=1))
-@settings(max_examples=40)
+@examples(40)
 def test_traversal_by_definition(seed: int, n_leaves: int, n_outputs: int, targets: set[int]) -> None:
     ensemble = random_ensemble(seed, 2, n_leaves, n_outputs)
     rows = random_rows(seed + 1, ensemble, 4)
@@ -58,7 +59,7 @@ def test_traversal_agrees_with_scikit_learns() -> None:
         found = booster.partial_dependence(
             features, grid=expected["grid_values"] if len(features) > 1 else expected["grid_values"][0]
         )
-        # Theirs leaves the constant out.
+        # Their values leave the constant out.
         difference = found["value"].to_numpy() - expected["average"].ravel()
         assert np.allclose(difference, ensemble.baseline[0]) or np.allclose(difference, 0)
         average = sklearns(theirs, X, features, method="brute", grid_resolution=7)["average"].ravel()
@@ -168,7 +169,7 @@ def test_a_row_of_weight_two_is_the_row_twice(kind: str) -> None:
     lazy = booster.partial_dependence(["town", "x"], cut(frame, [7, 7, 150]), sample_weight="w", **how)
     for other in (by_values, lazy):
         pd.testing.assert_frame_equal(other, found, check_exact=True)
-    # Nor do rows without weight say where to look.
+    # Rows of weight zero do not influence the grid either.
     far = frame.assign(x=np.where(frame["w"] == 0, 1000.0, frame["x"]))
     marked = booster.partial_dependence("x", far, sample_weight="w")
     assert marked["x"].max() < 10 and np.isin(marked.attrs["deciles"]["x"], far.loc[far["w"] > 0, "x"]).all()
@@ -203,7 +204,7 @@ def test_grids_without_data_meet_the_codes() -> None:
     assert len(x) == 11 and x["x"].is_monotonic_increasing and frame["x"].between(x["x"].min(), x["x"].max()).mean() > 0.9
     spread = booster.partial_dependence("x", frame, grid=5)["x"]
     assert len(spread) == 5 and set(spread) <= set(frame["x"])
-    # Most rows share a value: the others are looked at all the same.
+    # Most rows have the same value: the grid still contains other values.
     heavy = frame.assign(x=np.where(np.arange(len(frame)) % 10 < 8, 0.0, frame["x"]))
     assert len(booster.partial_dependence("x", heavy, grid=20)["x"]) > 9
     frequent = booster.partial_dependence("town", frame, grid=2)["town"]
@@ -217,7 +218,7 @@ def test_grids_without_data_meet_the_codes() -> None:
 
 def test_traversal_and_average_agree_where_features_are_independent() -> None:
     rng = np.random.default_rng(0)
-    # Every combination once: independent to the last digit.
+    # Every combination once: exactly independent.
     X = np.array(np.meshgrid(*[np.arange(6.0)] * 4)).reshape(4, -1).T
     y = X[:, 0] * X[:, 1] + np.sin(X[:, 2]) + rng.normal(size=len(X)) * 0.1
     booster = dboost.fit(X, y, max_iter=30, max_leaf_nodes=4)

@@ -1,7 +1,7 @@
-"""The commands and the environment of the manifests, started as processes of this machine, on an S3 server of loopback.
+"""The commands and the environment of the manifests, started as processes of this machine, with an S3 server on loopback.
 
-Nothing is written down here twice: arguments, variables, parameter files, ports and probes are read from the manifests. Only
-what a container has to itself is put elsewhere: the scheduler's name, ports, and the folders that are mounted.
+Arguments, variables, parameter files, ports and probes are read from the manifests. Only what differs between a container and
+a process is replaced: the scheduler's name, ports, and mounted folders.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import pytest
 pytest.importorskip("kubernetes_validate")
 
 import dboost
-from dboost.model import model_file as storage
+from dboost.model import model_file
 from tests.helpers.clusters import ROOT, a_table
 from tests.helpers.manifests import Manifest, pods, read, the
 from tests.helpers.object_store import SECRET, served
@@ -41,7 +41,7 @@ _REFERENCE = re.compile(r"\$\((\w+)\)")
 
 
 class Machine:
-    """Containers as processes. secret : what the Secret of the store holds."""
+    """Containers as processes. secret : content of the Secret for the store."""
 
     def __init__(self, folder: Path, secret: dict[str, str]) -> None:
         self._folder, self._secret = folder, secret
@@ -50,12 +50,12 @@ class Machine:
         self.logs: list[Path] = []
 
     def start(self, manifest: Manifest) -> tuple[subprocess.Popen[bytes], str]:
-        """One container of a resource; the process, and the URL of its startup probe if it has one."""
+        """Start one container of a resource; return the process, and the URL of its startup probe if it has one."""
         ((_, pod),) = pods(manifest)
         (container,) = pod["containers"]
         name = f"{container['name']}-{len(self.logs)}"
         own = {str(port["containerPort"]): _free_port() for port in container.get("ports", [])}
-        ports = own | self._ports  # the scheduler's are known to all
+        ports = own | self._ports  # all containers know the scheduler's variables
         places = {mount["mountPath"]: self._mount(name, mount, pod) for mount in container["volumeMounts"]}
 
         def here(text: str) -> str:
@@ -76,7 +76,7 @@ class Machine:
             given[variable["name"]] = name if field == "metadata.name" else variable["value"]
         given = {key: here(value) for key, value in given.items()}
         command = [_REFERENCE.sub(lambda match: given[match[1]], here(argument)) for argument in container["args"]]
-        # Only what an image has: the interpreter and the caches. A busy machine is not taken for a dead worker.
+        # Only what an image has: the interpreter and the caches. A slow worker must not be removed as dead.
         inherited = {key: os.environ[key] for key in ("NUMBA_CACHE_DIR", "LANG", "COVERAGE_PROCESS_START") if key in os.environ}
         inherited |= {
             "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
@@ -128,7 +128,7 @@ def _free_port() -> str:
 
 
 def until(what: Callable[[], Any], process: subprocess.Popen[bytes], machine: Machine, seconds: float = 500) -> None:
-    """Wait for something that a process is to bring about."""
+    """Wait for a condition that a process will fulfill."""
     deadline = time.monotonic() + seconds
     while not what():
         assert process.poll() is None, f"it ended with status {process.returncode}\n{machine.said()}"
@@ -198,24 +198,24 @@ def test_train_killed_and_resumed_then_continued_then_nothing_new(machine: Machi
     client.send_signal(signal.SIGKILL)
     client.wait()
     assert places["DBOOST_MODEL"].removeprefix("s3://") not in objects()
-    # While nobody trains, a worker's node is taken away and another one comes; a file arrives, which the next batch will have.
+    # While no fit runs, a worker's node is removed and another one is added; a file arrives for the next batch.
     workers[0][0].kill()
     worker, health = machine.start(the("Deployment", MANIFESTS, "workers"))
     until(lambda: answers(health), worker, machine)
     arrive(2400, 2700, "part-3.parquet")
     said = finish(job)
     assert f"iteration {parameters['train']['max_iter']}/" in said and "iteration 1/" not in said
-    assert model() == storage.dumps(first.ensemble)
+    assert model() == model_file.dumps(first.ensemble)
     assert not checkpointed()
 
     arrive(2700, 3000, "part-4.parquet")
     second = dboost.fit(TABLE.iloc[2400:], places["DBOOST_TARGET"], start_from=first, **_without_places(parameters["nightly"]))
     client, _ = machine.start(nightly)
     until(lambda: "iteration" in machine.logs[-1].read_text() or client.poll() is not None, client, machine)
-    client.send_signal(signal.SIGTERM)  # as before a node is taken away
+    client.send_signal(signal.SIGTERM)  # as before a node is removed
     client.wait(timeout=60)
     finish(nightly)
-    assert model() == storage.dumps(second.ensemble)
+    assert model() == model_file.dumps(second.ensemble)
 
     before = objects()
     assert "nothing new" in finish(nightly)

@@ -1,4 +1,4 @@
-"""Additive targets look additive, products multiplicative, and H finds the pair that interacts."""
+"""Additive targets give no interactions, products do, and the H-statistic finds the interacting pair."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_row_of_weight_two_is_the_row_twice() -> None:
     booster = dboost.fit(frame[[*FEATURES, "grade"]], "grade", max_iter=3)
     repeated = frame.loc[frame.index.repeat(frame["w"].astype(int))]
     for ask in (
-        # One pair, since ties of pairs may be in any order.
+        # One pair, since pairs of equal strength may come in any order.
         lambda rows, **how: booster.interaction_strength(rows, ["x", "town"], **how).set_index("class")["h"].sort_index(),
         lambda rows, **how: booster.additivity(["town", "x"], rows, **how),
     ):

@@ -1,4 +1,4 @@
-"""Names and levels are shown as they are: in tables on the terminal, in pictures and in the report."""
+"""Names and categories are displayed unchanged: in tables on the terminal, in plots and in the report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dboost.cli import main
 from dboost.inspection.report.page import ReportContext, page
 from dboost.training.callbacks import Progress
 
-#: What markup languages of terminals, pictures and pages would take for their own.
+#: Text that markup languages of terminals, plots and pages would interpret.
 NUMBERS = ["speed [km/h]", "a[/b]", "$k$", "\\frac{$", 'id="x <b>&"', ":smile: $\\alpha$"]
 KINDS = ["[red]_$q$_{", "x\\$y"]
 LEVELS = ["[/i]", "<i>$$", "_$q$_{", "\\$"]
@@ -54,7 +54,7 @@ def fitted(target: str) -> tuple[Booster, pd.DataFrame]:
 
 
 def texts(figure: Any) -> list[str]:
-    """What stands in a picture, as an SVG has it that was drawn anew."""
+    """Return the text of a figure, from an SVG drawn from it."""
     import matplotlib
 
     file = StringIO()

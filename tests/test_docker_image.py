@@ -1,6 +1,6 @@
-"""The steps of the Dockerfile, taken from it and carried out in a clean folder: no container engine is needed to know them.
+"""The steps of the Dockerfile, executed in a clean folder without a container engine.
 
-Paths of the image begin in that folder instead; ``python`` is the interpreter that runs the tests.
+Paths of the image are below that folder; ``python`` is the interpreter that runs the tests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_
 
 @dataclass
 class Stage:
-    """What is between two FROM lines."""
+    """The lines between two FROM lines."""
 
     base: str
     steps: list[tuple[str, str]] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Stage:
 
 
 def stages() -> tuple[dict[str, str], list[Stage]]:
-    """The arguments that come before the first stage, and the stages."""
+    """Return the arguments before the first stage, and the stages."""
     text = re.sub(r"\\\n", " ", DOCKERFILE.read_text(encoding="utf-8"))
     general: dict[str, str] = {}
     found: list[Stage] = []
@@ -75,7 +75,7 @@ def stages() -> tuple[dict[str, str], list[Stage]]:
 
 
 def variables(stage: Stage) -> dict[str, str]:
-    """The environment at the end of a stage, where PATH is that of this process."""
+    """Return the environment at the end of a stage, where PATH is that of this process."""
     known = {"PATH": os.environ["PATH"]}
     arguments: dict[str, str] = {}
     for name, rest in stage.steps:
@@ -91,7 +91,7 @@ def variables(stage: Stage) -> dict[str, str]:
 def test_the_image_is_small_and_runs_as_nobody() -> None:
     general, (build, final) = stages()
     assert (build.base, final.base) == ("${BASE} AS build", "${BASE}")
-    assert re.fullmatch(r"python:3\.\d+-slim", general["BASE"]), "a plain name that whoever builds may change"
+    assert re.fullmatch(r"python:3\.\d+-slim", general["BASE"]), "a plain name that a build argument may replace"
     assert final.of("USER") == ["65532:65532"]
     assert final.of("RUN") == []
     assert final.of("COPY") == ["--from=build /opt/dboost /opt/dboost"]
@@ -151,7 +151,7 @@ def test_the_steps_make_what_runs(tmp_path: Path) -> None:
             )
             assert done.returncode == 0, f"{rest}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
-    # What the second stage gets is read-only from here on.
+    # Everything that the second stage copies is read-only from here on.
     image = tmp_path / "opt" / "dboost"
     shutil.rmtree(work)
     before = _all_files(image)
@@ -179,7 +179,7 @@ def test_the_steps_make_what_runs(tmp_path: Path) -> None:
         fits = run("python", "-c", FITS)
         assert fits.returncode == 0, fits.stderr
         assert "compiling" not in fits.stderr
-        # Kernels for all processors of a level compute what those for this one do.
+        # Kernels compiled for all processors of a level give the results of those for this one.
         beside = subprocess.run([sys.executable, "-c", FITS], cwd=ROOT, capture_output=True, text=True, timeout=300)
         assert fits.stdout.splitlines() == beside.stdout.splitlines()
         assert _all_files(image) == before

@@ -1,4 +1,4 @@
-"""The documents: every Python block runs, page by page; names in the migration tables exist; the build has no warnings."""
+"""The documentation: every Python block runs, page by page; names in the migration tables exist; the build has no warnings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def named(paths: list[Path]) -> Iterator[object]:
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = page.read_text(encoding="utf-8")
-    # A module, so that classes made on the page have one.
+    # A module, so that classes defined on the page have one.
     names: dict[str, object] = {"__name__": "__main__"}
     for block in BLOCK.finditer(text):
         lines_above = text[: block.start(1)].count("\n")
@@ -60,7 +60,7 @@ def test_names_in_migration_tables_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", named(sorted((DOCS / "migration").glob("*_*.md"))))
 def test_defaults_in_migration_tables_are_true(page: Path) -> None:
-    """Third column: our default comes first, where it begins with one."""
+    """Third column: it begins with dboost's default, if it names one."""
     estimator = dboost.DBoostClassifier().get_params()
     for line in page.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
@@ -83,7 +83,7 @@ def test_the_documents_build_without_a_warning(tmp_path: Path) -> None:
 
 
 def loads_from_elsewhere(html: str) -> list[str]:
-    """What a browser would fetch from other hosts by itself (links to click on are not meant)."""
+    """Return the URLs that a browser would load from other hosts by itself (not the targets of links)."""
     found = re.findall(r"<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\bsrc=\"((?:https?:)?//[^\"]+)", html)
     found += re.findall(r"<link\b[^>]*\bhref=\"((?:https?:)?//[^\"]+)", html)
     return found + re.findall(r"@import[^;]*//[^;]+|url\([\"']?(?:https?:)?//[^)]+", html)

@@ -1,4 +1,4 @@
-"""Data that look different from those that a model has learned from: noticed where they do, and only there."""
+"""Drift: data that differ from the training data are detected, and other data are not."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2, ks_2samp
 
 import dboost
 from dboost import DataError, DriftWarning, ModelFileError, ParameterError
-from dboost.metrics import stability as drift
-from dboost.model import model_file as storage
+from dboost.metrics import stability
+from dboost.model import model_file
 from dboost.model.data_summary import GROUPS, LEVELS, Distribution, Summary
-from dboost.session import reference_sample as portrait
+from dboost.session import reference_sample
 from tests.helpers.clusters import threads_cluster
+from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
 OLD, NEW = mixed_frame(2000), mixed_frame(1000, seed=1)
@@ -41,11 +42,11 @@ def client() -> Iterator[Client]:
         yield client
 
 
-# The numbers.
+# The statistics.
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=8))
-@settings(max_examples=50, deadline=None)
+@examples(50, deadline=None)
 def test_the_index_is_that_of_a_naive_twin(counts: list[tuple[int, int]]) -> None:
     used = [(p, q) for p, q in counts if p or q]
     n, m = sum(p for p, _ in used), sum(q for _, q in used)
@@ -55,28 +56,28 @@ def test_the_index_is_that_of_a_naive_twin(counts: list[tuple[int, int]]) -> Non
             a, b = (p + 0.5) / (n + 0.5 * len(used)), (q + 0.5) / (m + 0.5 * len(used))
             expected += (b - a) * math.log(b / a)
     before, after = (np.array(column, np.int64) for column in zip(*counts, strict=True))
-    assert drift.stability_index(before, after) == pytest.approx(expected, rel=1e-12)
-    assert drift.stability_index(after, before) == pytest.approx(expected, rel=1e-12)
+    assert stability.stability_index(before, after) == pytest.approx(expected, rel=1e-12)
+    assert stability.stability_index(after, before) == pytest.approx(expected, rel=1e-12)
 
 
 def test_chance_is_the_chi_square_quantile() -> None:
     for groups in (2, 5, 20, 100):
         before, after = np.full(groups, 50), np.full(groups, 7)
         expected = chi2.ppf(0.999, groups - 1) * (1 / before.sum() + 1 / after.sum())
-        assert drift.chance(before, after) == pytest.approx(expected, rel=0.08 if groups == 2 else 0.02)
+        assert stability.chance(before, after) == pytest.approx(expected, rel=0.08 if groups == 2 else 0.02)
 
 
 @pytest.mark.parametrize("n", [20, 100, 1000])
 @pytest.mark.parametrize("values", [5, 10**9])
 def test_samples_of_one_population_do_not_drift(n: int, values: int) -> None:
     rng = np.random.default_rng(n)
-    told = []
+    results = []
     for _ in range(200):
         before, after = rng.integers(0, values, 1500).astype(float), rng.integers(0, values, n).astype(float)
         for known in (Distribution.of_numbers(before), Distribution.of_codes(before % 50, 50)):
             found = known.compare(known.tally(after if known.cuts is not None else after % 50))
-            told.append(found["drift"])
-    assert "strong" not in told and told.count("moderate") <= 2
+            results.append(found["drift"])
+    assert "strong" not in results and results.count("moderate") <= 2
 
 
 def test_the_distance_is_kolmogorovs_on_the_grid() -> None:
@@ -126,7 +127,7 @@ def test_a_distribution_survives_json(values: np.ndarray) -> None:
 
 
 def test_a_summary_is_of_all_rows_of_a_small_table(model: dboost.Booster) -> None:
-    summary = portrait.summary_of(model.ensemble)
+    summary = reference_sample.summary_of(model.ensemble)
     assert summary is not None
     scores = np.asarray(model.predict(OLD, raw_score=True))
     for j, name in enumerate(FEATURES):
@@ -137,7 +138,7 @@ def test_a_summary_is_of_all_rows_of_a_small_table(model: dboost.Booster) -> Non
         assert (summary.scores[k].low, summary.scores[k].high) == (scores[:, k].min(), scores[:, k].max())
     assert summary.target.counts[:-1].tolist() == OLD["grade"].value_counts().loc[model.classes_].tolist()
     assert "summary" not in model.sources[0]
-    per_feature = len(storage.dumps(model.ensemble)) / len(FEATURES)
+    per_feature = len(model_file.dumps(model.ensemble)) / len(FEATURES)
     assert len(json.dumps(model.ensemble.sources[0]["summary"])) / (len(FEATURES) + 4) < 1000 < per_feature
 
 
@@ -146,7 +147,7 @@ def test_a_summary_is_of_all_rows_of_a_small_table(model: dboost.Booster) -> Non
 def test_the_file_is_the_same_wherever_the_rows_are(
     target: str, kind: str, client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(portrait, "ROWS", 300)  # so that some rows are drawn
+    monkeypatch.setattr(reference_sample, "ROWS", 300)  # so that rows are sampled
     options: dict[str, Any] = {"features": FEATURES, "max_iter": 3}
     if kind == "bites":
         options |= {"arcbites": dboost.ArcBites(n_bites=3, trees_per_visit=1)}
@@ -171,13 +172,13 @@ def test_the_file_is_the_same_wherever_the_rows_are(
 def test_early_stopping_and_callbacks_summarise_what_is_kept() -> None:
     booster = dboost.fit(OLD, "late", features=FEATURES, max_iter=40, eval_set=NEW, early_stopping_rounds=2, learning_rate=0.9)
     assert booster.n_iter_ < len(booster.history)
-    summary = portrait.summary_of(booster.ensemble)
+    summary = reference_sample.summary_of(booster.ensemble)
     assert summary is not None
     scores = np.asarray(booster.predict(OLD, raw_score=True))
     assert (summary.scores[0].low, summary.scores[0].high) == (scores.min(), scores.max())
 
 
-# Asking.
+# `Booster.drift`.
 
 
 def test_what_drifted_comes_first(model: dboost.Booster) -> None:
@@ -255,17 +256,17 @@ def continued(data: Any, model: Any, **options: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         dboost.fit(data, "grade", start_from=model, max_iter=1, **options)
-    told = [one for one in caught if issubclass(one.category, DriftWarning)]
-    assert all(one.filename == __file__ for one in told), "it points to the user's line"
-    return [str(one.message) for one in told]
+    warned = [one for one in caught if issubclass(one.category, DriftWarning)]
+    assert all(one.filename == __file__ for one in warned), "it points to the user's line"
+    return [str(one.message) for one in warned]
 
 
 def test_drifted_data_are_warned_of_once(model: dboost.Booster, client: Client) -> None:
-    (told,) = continued(STRANGE, model)
-    assert all(name in told for name in ("'x'", "'town'", "'age'")) and "'size'" not in told
-    assert "learning_rate 0.0" in told and "l2_regularization 30" in told
-    assert continued(cut(STRANGE, [500]), model, client=client) == [told]
-    assert continued(cut(STRANGE, [500]), model, memory_limit=64 * 10**6) == [told]
+    (message,) = continued(STRANGE, model)
+    assert all(name in message for name in ("'x'", "'town'", "'age'")) and "'size'" not in message
+    assert "learning_rate 0.0" in message and "l2_regularization 30" in message
+    assert continued(cut(STRANGE, [500]), model, client=client) == [message]
+    assert continued(cut(STRANGE, [500]), model, memory_limit=64 * 10**6) == [message]
     assert "steps are not damped" in continued(STRANGE, model, continue_steps="full")[0]
     with warnings.catch_warnings():
         warnings.simplefilter("error", DriftWarning)
@@ -285,7 +286,7 @@ def test_data_of_the_same_kind_are_not_warned_of(model: dboost.Booster, n: int) 
         dboost.fit(X[400:], X[400:, 0] > 0, start_from=sure, max_iter=1)
 
 
-# The file.
+# The model file.
 
 
 @pytest.mark.parametrize(
@@ -311,21 +312,21 @@ def test_a_forged_summary_is_refused(model: dboost.Booster, damage: Any) -> None
 
 def test_the_schema_knows_it(model: dboost.Booster) -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    stored = json.loads(storage.dumps(model.ensemble))
-    jsonschema.validate(stored, storage.schema())
+    stored = json.loads(model_file.dumps(model.ensemble))
+    jsonschema.validate(stored, model_file.schema())
     del stored["sources"][0]["summary"]["target"]["codes"]
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(stored, storage.schema())
+        jsonschema.validate(stored, model_file.schema())
 
 
 def test_any_flipped_bit_of_it_is_noticed(model: dboost.Booster) -> None:
-    data = storage.dumps(model.ensemble)
+    data = model_file.dumps(model.ensemble)
     first, last = data.index(b'"summary"'), data.index(b'"metrics"')
     rng = np.random.default_rng(0)
     for at in rng.integers(first, last, 100).tolist():
         for damaged in (data[:at] + bytes([data[at] ^ (1 << int(rng.integers(8)))]) + data[at + 1 :], data[:at]):
             with pytest.raises(ModelFileError):
-                storage.loads(damaged)
+                model_file.loads(damaged)
 
 
 def test_both_forms_of_file_keep_it(model: dboost.Booster, tmp_path: Path) -> None:

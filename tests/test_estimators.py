@@ -1,4 +1,4 @@
-"""The estimators beside `dboost.fit`: the same learning, scikit-learn's attributes, tables of every kind."""
+"""The estimators compared with `dboost.fit`: the same models, scikit-learn's attributes, tables of every kind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_model_is_that_of_fit() -> None:
 
 
 def test_the_kind_of_task_is_the_estimators() -> None:
-    """Targets of 0 and 1 are numbers to a regressor, integers are classes to a classifier."""
+    """Targets of 0 and 1 are numbers for a regressor, integers are classes for a classifier."""
     X = np.arange(100.0)[:, None]
     assert DBoostRegressor(max_iter=2).fit(X, X[:, 0] > 50).booster_.loss.name == "squared_error"
     assert DBoostClassifier(max_iter=2).fit(X, X[:, 0] // 25).booster_.ensemble.n_outputs == 4

@@ -1,4 +1,4 @@
-"""The estimators among scikit-learn's tools: its own checks, pipelines, searches, ensembles, metadata routing."""
+"""The estimators with scikit-learn's tools: its estimator checks, pipelines, searches, ensembles, metadata routing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BOTH = pytest.mark.parametrize("Estimator", [DBoostRegressor, DBoostClassifier])
     ]
 )
 def test_scikit_learns_own_checks(estimator: Any, check: Callable[[Any], None]) -> None:
-    """Without a single expected failure."""
+    """No check is expected to fail."""
     check(estimator)
 
 
@@ -59,7 +59,7 @@ def test_pipelines_and_searches(Estimator: Any) -> None:
 
 @BOTH
 def test_the_learning_is_that_of_hist_gradient_boosting(Estimator: Any) -> None:
-    """With the same limits, and steps that make up for our factor (K - 1) / K, unseen rows are predicted as well."""
+    """With the same limits, and a learning rate that offsets dboost's factor (K - 1) / K, the test error is as small."""
     rng = np.random.default_rng(3)
     X = rng.normal(size=(4000, 5))
     y = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.3 * rng.normal(size=4000)
@@ -74,11 +74,11 @@ def test_the_learning_is_that_of_hist_gradient_boosting(Estimator: Any) -> None:
         scorer = get_scorer("neg_log_loss")
     with threadpool_limits(1):
         mine, other = (scorer(model.fit(X[:1500], y[:1500]), X[1500:], y[1500:]) for model in (ours, theirs))
-    assert mine > 1.03 * other  # scores are negative
+    assert mine > 1.03 * other  # the scores are negative
 
 
 def test_as_many_rows_of_each_class_are_held_out_as_by_hist_gradient_boosting() -> None:
-    """So the scores before the first tree agree, and the later ones, of other rows, nearly do."""
+    """The validation scores before the first tree agree, and the later ones, of other rows, nearly do."""
     frame, y = cities(3000)
     X = frame[["x", "y"]].to_numpy()
     settings: dict[str, Any] = {"early_stopping": True, "max_iter": 5, "l2_regularization": 0, "random_state": 8}

@@ -20,7 +20,7 @@ BOTH = pytest.mark.parametrize("Estimator", [DBoostRegressor, DBoostClassifier])
 
 
 def noisy(n: int = 600, seed: int = 0, *, n_classes: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Few rows and much noise: a model that soon learns by heart."""
+    """Few rows and much noise: a model that soon overfits."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n, 5))
     y = X[:, 0] + X[:, 1] ** 2 + rng.normal(scale=1.5, size=n)
@@ -32,7 +32,7 @@ def data_for(Estimator: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def split(y: np.ndarray, size: float | int, seed: int, stratify: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The rows to train on and to hold out: of each class as many as scikit-learn takes, those with the smallest hashes."""
+    """Return the rows to train on and to hold out: of each class as many as scikit-learn, those with the smallest hashes."""
     drawn = int(check_random_state(seed).randint(np.iinfo(np.uint32).max, dtype="u8"))
     classes = y if stratify else np.zeros(len(y), int)
     _, theirs = train_test_split(np.arange(len(y)), test_size=size, stratify=y if stratify else None, random_state=drawn)
@@ -88,14 +88,14 @@ def test_it_stops_and_keeps_the_best(Estimator: Any, scoring: str | None, size: 
     X, y = data_for(Estimator)
     if scoring == "named":
         scoring = "neg_mean_absolute_error" if Estimator is DBoostRegressor else "roc_auc_ovr"
-    judge: Any = scoring
+    scorer: Any = scoring
     if scoring == "callable":
         metric = mean_absolute_error if Estimator is DBoostRegressor else lambda a, b: 1 - accuracy_score(a, b)
-        judge = lambda model, X, y: -metric(y, model.predict(X))  # noqa: E731
-    # The score of the training rows grows until nothing is left to learn, so it must grow by something.
+        scorer = lambda model, X, y: -metric(y, model.predict(X))  # noqa: E731
+    # The score of the training rows grows until they are fitted exactly, so `tol` requires a minimal improvement.
     tol = 1e-7 if size else 0.02
     model = Estimator(
-        early_stopping=True, scoring=judge, validation_fraction=size, n_iter_no_change=5, max_iter=300, tol=tol, random_state=0
+        early_stopping=True, scoring=scorer, validation_fraction=size, n_iter_no_change=5, max_iter=300, tol=tol, random_state=0
     ).fit(X, y)  # fmt: skip
     history = model.booster_.history
     name = "validation" if size else "train"
@@ -103,12 +103,12 @@ def test_it_stops_and_keeps_the_best(Estimator: Any, scoring: str | None, size: 
     column = -history[f"{name}_{own}"] if scoring == "loss" else history[f"{name}_score"]
     scores = column.to_numpy()
     assert 5 < len(scores) < 300
-    # Of losses the earliest best one counts, of scores (which may be coarse) the latest.
+    # Of equal losses the earliest is the best iteration, of equal scores (which may be coarse) the latest.
     best = scores.argmax() + 1 if scoring == "loss" else len(scores) - scores[::-1].argmax()
     assert model.n_iter_ == model.booster_.n_iter_ == model.booster_.best_iteration == best
     kept = model.validation_score_ if size else model.train_score_
     np.testing.assert_array_equal(kept[1:], scores[: model.n_iter_])
-    # Nothing in the last five iterations improved, and before that there were no five in a row.
+    # None of the last five iterations improved, and before that there were no five in a row without improvement.
     marks = [0]
     for k in range(1, len(scores)):
         if scores[k] > scores[marks[-1]] + tol:
@@ -139,7 +139,7 @@ def test_scorers_see_what_the_finished_model_says(scoring: str | None) -> None:
 
 
 def test_a_scorer_may_ask_about_any_rows() -> None:
-    """Rows come as a matrix; a part of them, or a changed copy, is answered by the trees."""
+    """Scoring passes the rows as a matrix; for a subset or a changed copy the trees are evaluated."""
     X, y = noisy()
     seen = []
 
@@ -234,7 +234,7 @@ def test_evaluation_sets_judge_too() -> None:
     assert not any(column.startswith("validation") for column in history)
     assert model.n_iter_ == history["far_squared_error"].argmin() + 1
     np.testing.assert_array_equal(model.validation_score_[1:], -history["far_squared_error"][: model.n_iter_])
-    # With a validation pair, that one decides.
+    # A validation pair takes precedence.
     paired = clone(model).fit(X[:400], y[:400], eval_set=sets, X_val=X[400:500], y_val=y[400:500])
     assert paired.n_iter_ == paired.booster_.history["validation_squared_error"].argmin() + 1
 

@@ -1,4 +1,4 @@
-"""Warm starts: going on is the same, to the last bit, as never having stopped."""
+"""Warm starts give the model of an uninterrupted fit, to the last bit."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_steps_over_a_matrix_and_over_partitions() -> None:
 @pytest.mark.parametrize("scoring", ["loss", None])
 @pytest.mark.parametrize("max_iter", [6, 20, 60, 300])
 def test_steps_with_early_stopping(Estimator: Any, scoring: str | None, max_iter: int) -> None:
-    """Before the fit would stop, while it waits, and after it has stopped."""
+    """Before early stopping, during its patience, and after it."""
     X, y = data_for(Estimator)
     settings: dict[str, Any] = {"early_stopping": True, "scoring": scoring, "random_state": 1, "n_iter_no_change": 7}
     at_once = Estimator(max_iter=max_iter, **settings).fit(X, y)
@@ -100,12 +100,12 @@ def test_new_settings_hold_for_new_trees(Estimator: Any) -> None:
     assert new.parameters == old.parameters
     assert [(s["first_iteration"], s["last_iteration"]) for s in new.sources] == [(1, 6), (7, 9)]
     assert [s["parameters"]["learning_rate"] for s in new.sources] == [0.1, 0.3]
-    # The new trees begin where the old ones ended: the loss goes on from there, and is what the model says it is.
+    # The new trees start where the old ones ended: the loss continues from there, and equals that of the model's predictions.
     assert model.train_score_.shape == (10,)
     assert (np.diff(model.train_score_) > 0).all()
     if Estimator is DBoostRegressor:
         np.testing.assert_allclose(model.train_score_[-1], -0.5 * ((model.predict(X) - y) ** 2).mean(), rtol=1e-9)
-    # Back to the first settings: a third source, since the second is not gone on with.
+    # Back to the first settings: a third source, since the second is complete.
     model.set_params(max_iter=10, max_leaf_nodes=4, max_depth=None, learning_rate=0.1, max_bins=255).fit(X, y)
     assert len(model.booster_.sources) == 3
 

@@ -1,4 +1,4 @@
-"""Evaluation sets that are large beside the workers' memory limit wait in files there, and say what they say in memory."""
+"""Evaluation sets that are large beside the workers' memory limit are stored in files there, with the results of memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from distributed import Client
 
 import dboost
-from dboost.distributed import worker_plugin as holder
+from dboost.distributed import worker_plugin
 from dboost.session.memory_budget import Budget
-from dboost.shards import shard_spec as blocks
+from dboost.shards import shard_spec
 from tests.helpers.clusters import held_fits, threads_cluster
 from tests.helpers.fits import NUMERIC, cut, mixed_frame
 
@@ -33,9 +33,9 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture
 def filing(client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """No held-out row may wait in memory, and blocks are short; in the end no file is left, and it was told that there were."""
+    """Evaluation sets go to files with short blocks; at the end no file is left. Asserts that the log mentions the files."""
     monkeypatch.setattr(Budget, "retained", 0)
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
     caplog.set_level(logging.INFO, "dboost")
     yield
     assert any("rows of evaluation set" in record.getMessage() for record in caplog.get_records("call"))
@@ -43,7 +43,7 @@ def filing(client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
 
 
 def left(client: Client) -> list[str]:
-    """Files of rows on the workers, once what belongs to fits has been dropped."""
+    """Return the files of rows on the workers, once everything that belongs to fits has been released."""
     folders = client.run(lambda dask_worker: dask_worker.local_directory).values()
     found: list[str] = []
     for _ in range(6000):  # a thread of the worker removes them after the fit
@@ -56,13 +56,13 @@ def left(client: Client) -> list[str]:
 
 
 def in_files(dask_worker: Any = None) -> int:
-    """For `Client.run`: how many rows a worker evaluates from files, in all its fits."""
+    """For `Client.run`: how many evaluation rows a worker has in files, in all its fits."""
     holdings = dask_worker.plugins["dboost"]._sessions.values()
     return sum(holding.eval_rows_in_files(batch) for holding in holdings for batch in {*holding._built, *holding._batches})
 
 
 def same(client: Client, target: str, sets: Any, n_filed: int, data: Any = None, **options: Any) -> dboost.Booster:
-    """Train in memory, and with a limit on the cluster; the models and what was said of the sets are equal."""
+    """Train in memory, and with a limit on the cluster; assert that the models and the metrics of the sets are equal."""
     settings = OPTIONS | options
     here = dboost.fit(FRAME, target, eval_set=sets, **settings)
     counts: list[int] = []
@@ -131,16 +131,16 @@ def test_without_a_limit_it_is_dasks(client: Client, filing: None) -> None:
     assert there.sha256 == here.sha256
     assert set(counts) == {300}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(holder, "_spare", lambda worker: None)
+        patch.setattr(worker_plugin, "_spare", lambda worker: None)
         dboost.fit(lazy[0], "late", eval_set=lazy[1], client=client, callbacks=count, **OPTIONS)
     assert counts[-1] == 0
 
 
 def test_sets_share_the_room_that_there_is_in_memory(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker has room for about a set and a half of them: the second one goes to files."""
+    """A worker has memory for about a set and a half of them: the second one goes to files."""
     row_bytes = len(FEATURES) + 32
     monkeypatch.setattr(Budget, "retained", 160 * row_bytes)
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
     lazy = dd.from_pandas(OTHER[:200], npartitions=2)
     same(client, "late", {"first": lazy, "second": lazy}, 200)
     assert left(client) == []

@@ -1,4 +1,4 @@
-"""Evaluation sets that are large beside a memory limit wait in files, and say what they say in memory."""
+"""Evaluation sets that are large beside a memory limit are stored in files, with the results of sets in memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 import dboost
-from dboost.session import evaluation as held_out
+from dboost.session import evaluation
 from dboost.session.memory_budget import Budget
-from dboost.shards import shard_spec as blocks
+from dboost.shards import shard_spec
 from tests.helpers.fits import NUMERIC, cut, mixed_frame, saved
 
 FEATURES = [*NUMERIC, "town"]
@@ -23,27 +23,27 @@ FRAME, OTHER = mixed_frame(400), mixed_frame(300, seed=1)
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Nothing may wait in memory, blocks are short, and temporary files go to a folder that is empty in the end.
+    """Evaluation sets go to files, blocks are short, and temporary files go to a folder that is empty at the end.
 
     Holds the names of the sets that were evaluated from files.
     """
     monkeypatch.setattr(Budget, "retained", 0)
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
     names: list[str] = []
 
-    class Noted(held_out.StreamedEvalSet):
+    class Noted(evaluation.StreamedEvalSet):
         def __init__(self, name: str, *arguments: Any) -> None:
             names.append(name)
             super().__init__(name, *arguments)
 
-    monkeypatch.setattr(held_out, "StreamedEvalSet", Noted)
+    monkeypatch.setattr(evaluation, "StreamedEvalSet", Noted)
     with dask.config.set({"temporary-directory": str(tmp_path / "temporary")}):
         yield names
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def same(target: str, sets: Any, **options: Any) -> dboost.Booster:
-    """Train with and without a limit; the models and what was said of the sets are equal."""
+    """Train with and without a limit; assert that the models and the metrics of the sets are equal."""
     settings = {"features": FEATURES, "max_iter": 4, "random_state": 1, "progress": False} | options
     kept = dboost.fit(FRAME, target, eval_set=sets, **settings)
     filed = dboost.fit(FRAME, target, eval_set=sets, memory_limit="64MiB", **settings)
@@ -97,5 +97,5 @@ def test_what_is_wrong_with_a_set_is_said(made: list[str]) -> None:
 
 
 def test_small_sets_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_out.EvalFiles, "write", None)
+    monkeypatch.setattr(evaluation.EvalFiles, "write", None)
     same("late", cut(OTHER, [150]))

@@ -1,4 +1,4 @@
-"""Every example runs as it stands, in a process of its own."""
+"""Every example runs unchanged, in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every mistake in what `dboost.fit` is given is one sentence that names the column, the rows or the parameter."""
+"""Every invalid argument of `dboost.fit` raises an error whose one sentence names the column, the rows or the parameter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fit(data: Any = FRAME, target: Any = "y", **options: Any) -> dboost.Booster:
 
 
 def at(row: int, value: float, column: int | None = None) -> np.ndarray:
-    """The targets, or the matrix, with one value changed."""
+    """Return the targets, or the matrix, with one value changed."""
     changed = (Y if column is None else X).astype(np.float64)
     changed[row if column is None else (row, column)] = value
     return changed
@@ -213,7 +213,7 @@ def test_infinite_gradients_name_what_is_too_large(what: str, target: np.ndarray
 
 @pytest.mark.parametrize("loss", ["absolute_error", "poisson", "gamma", "tweedie", "log_loss"])
 def test_any_loss_of_the_model_to_continue_damps_steps(loss: str) -> None:
-    """Offsets beyond all measure leave losses whose square no float holds."""
+    """Offsets so large that the square of the loss is beyond the range of floats."""
     target = ROWS % 2 if loss == "log_loss" else np.abs(Y)
     old = fit(X, target, loss=loss)
     for sign in (1, -1):
@@ -286,20 +286,20 @@ AMOUNTS = np.abs(Y)
 EXTREME: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
     "targets": (1e200 * AMOUNTS, {}),
     "targets times weights": (1e305 * AMOUNTS, {"sample_weight": 1e12 * (AMOUNTS + 1)}),
-    "targets that are judged": (
+    "targets of the evaluation set": (
         AMOUNTS,
         {"eval_set": (X, 1e200 * AMOUNTS), "eval_metric": ["mean_squared_error", "mean_absolute_error"]},
     ),
     "offsets": (AMOUNTS, {"offset": np.where(ROWS % 2, 1e307, 0.0)}),
     "steps": (AMOUNTS, {"learning_rate": 1e300, "eval_set": (X, AMOUNTS)}),
-    "scores that are judged": (AMOUNTS, {"offset": ROWS * 0.0, "eval_set": (X, AMOUNTS, None, ROWS - 1e10)}),
+    "scores of the evaluation set": (AMOUNTS, {"offset": ROWS * 0.0, "eval_set": (X, AMOUNTS, None, ROWS - 1e10)}),
 }
 
 
 @pytest.mark.parametrize("loss", ["squared_error", "absolute_error", "huber", "poisson", "tweedie"])
 @pytest.mark.parametrize("what", EXTREME)
 def test_numbers_too_large_for_floats_are_refused_or_harmless(what: str, loss: str, tmp_path: Path) -> None:
-    """Neither a warning of NumPy nor an OverflowError of Python: a model with finite scores, or a sentence."""
+    """Neither a warning of NumPy nor an OverflowError of Python: a model with finite scores, or dboost's own error."""
     target, options = EXTREME[what]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -12,14 +12,15 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.session import fused_engine as in_process
-from dboost.session import worker_session as loading
+from dboost.session import fused_engine, worker_session
 from dboost.shards.shard import Shard
+from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, NUMERIC, TARGETS, cut, mixed_frame, saved
+from tests.helpers.growth import EVERY_KERNEL
 
 FRAME, HELD_OUT = mixed_frame(), mixed_frame(250, seed=1)
 SETTINGS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 8, "min_samples_leaf": 5}
@@ -27,7 +28,7 @@ SETTINGS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 8, "min_samples_lea
 
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_process, "SMALL", 0)
+    monkeypatch.setattr(fused_engine, "SMALL", 0)
 
 
 def fit(data: Any, target: Any, **changed: Any) -> dboost.Booster:
@@ -40,7 +41,7 @@ def numeric(target: str = "y") -> pd.DataFrame:
 
 
 def as_kind(kind: str, frame: pd.DataFrame, target: str, folder: Path) -> tuple[Any, Any]:
-    """The same rows as another kind of table: (data, target)."""
+    """Return the same rows as another kind of table: (data, target)."""
     X, y = frame.drop(columns=target), frame[target]
     if kind == "pandas":
         return frame, target
@@ -99,7 +100,7 @@ def test_every_kind_of_table_with_categories(kind: str, tmp_path: Path) -> None:
     weighted=st.booleans(),
     watched=st.booleans(),
 )
-@settings(max_examples=40)
+@examples(40)
 def test_partitions_and_threads_do_not_matter(
     cuts: list[int], n_threads: int, target: str, weighted: bool, watched: bool
 ) -> None:
@@ -132,7 +133,7 @@ def test_the_order_of_levels_and_of_eval_sets_levels_does_not_matter(target: str
 
 
 def test_many_rows_in_many_stripes() -> None:
-    """Enough rows for every thread to have several stripes, and for packed buckets to be flushed."""
+    """Enough rows for several stripes per thread, and for flushes of packed buckets."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(70_000, 3)).astype(np.float32)
     y = X[:, 0] + np.abs(X[:, 1]) + rng.normal(size=70_000)
@@ -154,7 +155,7 @@ def test_wide_tables_whose_columns_are_shared_out() -> None:
 
 
 def rows_of(booster: dboost.Booster) -> dict[str, Any]:
-    """What a model is without its counts of rows."""
+    """Return a model without its counts of rows."""
     e = booster.ensemble
     return {
         "baseline": e.baseline.tolist(),
@@ -168,7 +169,7 @@ def rows_of(booster: dboost.Booster) -> dict[str, Any]:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_rows_of_weight_zero_shape_nothing(target: str) -> None:
-    """Rows of weight zero with values, levels and gaps that no other row has: the same file as without them."""
+    """Rows of weight zero with values, categories and gaps that no other row has: the same file as without them."""
     strange = mixed_frame(80, seed=9).assign(
         x=1e6, size=np.float32(-1e6), age=1000, rooms=np.nan, town="nowhere", kind="odd", w=0.0
     )
@@ -181,7 +182,7 @@ def test_rows_of_weight_zero_shape_nothing(target: str) -> None:
 
 
 def test_targets_of_weight_zero_shape_nothing() -> None:
-    """Neither which loss "auto" means, nor which classes there are."""
+    """Rows of weight zero determine neither the loss that "auto" selects nor the classes."""
     X, w = np.arange(60.0)[:, None], np.repeat([1.0, 0.0], [50, 10])
     for strange, y in ((7.5, np.arange(60) % 2.0), (2, np.arange(60) % 2), ("other", np.array(["no", "yes"] * 30, object))):
         with_them = y.copy()
@@ -200,6 +201,7 @@ def test_weights_of_one_are_no_weights(target: str, min_samples_leaf: int) -> No
     assert saved(found) == expected
 
 
+@EVERY_KERNEL
 @given(
     target=st.sampled_from(TARGETS),
     seed=st.integers(0, 2**32),
@@ -215,11 +217,13 @@ def test_weights_of_one_are_no_weights(target: str, min_samples_leaf: int) -> No
         }
     ),
 )
-@settings(max_examples=25)
+@examples(25)
 def test_a_row_of_whole_weight_is_so_many_rows(
-    target: str, seed: int, n_rows: int, max_weight: int, options: dict[str, Any]
+    every_kernel: bool, target: str, seed: int, n_rows: int, max_weight: int, options: dict[str, Any]
 ) -> None:
-    """The same splits and predictions, to the last bit; only numbers of rows differ."""
+    """The same splits and predictions, to the last bit; only the numbers of rows differ."""
+    if not every_kernel:
+        options = options | {"max_leaf_nodes": options["max_leaf_nodes"] or 100}
     frame = mixed_frame(n_rows, seed)
     weight = np.random.default_rng(seed).integers(0, max_weight + 1, n_rows)
     weight[:3] = 1, 2, max_weight
@@ -241,7 +245,7 @@ def test_a_row_of_whole_weight_is_so_many_rows(
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_fractions_and_heavy_rows_are_weights_too(target: str) -> None:
-    """Weights that are no whole numbers, or large ones: the same model but for rounding, and for any partitions."""
+    """Fractional or large weights: the same model except for rounding, and the same for any partitions."""
     X = np.random.default_rng(3).normal(size=(500, 2))
     frame = pd.DataFrame(X, columns=["a", "b"]).assign(**{target: FRAME[target][:500]})
     frame["w"] = np.random.default_rng(4).integers(1, 4, 500) * 1.0
@@ -276,7 +280,7 @@ def test_saving_and_loading_changes_nothing(target: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_predictions_are_the_scores_of_training(target: str, weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the last bit: the same thresholds, the same order of additions, the same side for what is missing."""
+    """To the last bit: the same thresholds, the same order of additions, the same side for missing values."""
     shards: list[Shard] = []
 
     class Remembered(Shard):
@@ -284,7 +288,7 @@ def test_predictions_are_the_scores_of_training(target: str, weighted: bool, mon
             super().__init__(*arguments, **options)
             shards.append(self)
 
-    monkeypatch.setattr(loading, "Shard", Remembered)
+    monkeypatch.setattr(worker_session, "Shard", Remembered)
     weight = {"sample_weight": "w"} if weighted else {}
     booster = fit(FRAME, target, features=FEATURES, max_iter=30, **weight)
     rows = FRAME[FRAME["w"] > 0] if weighted else FRAME
@@ -301,7 +305,7 @@ def test_predictions_of_arrays_are_the_scores_of_training(dtype: type, monkeypat
             super().__init__(*arguments, **options)
             shards.append(self)
 
-    monkeypatch.setattr(loading, "Shard", Remembered)
+    monkeypatch.setattr(worker_session, "Shard", Remembered)
     X = (np.random.default_rng(0).normal(size=(2000, 4)) * 100).astype(dtype)
     booster = fit(X, X.astype(float) @ [1.0, -1.0, 0.5, 0.0], max_iter=20)
     for rows in (X, X.astype(np.float64), pd.DataFrame(X)):
@@ -310,7 +314,7 @@ def test_predictions_of_arrays_are_the_scores_of_training(dtype: type, monkeypat
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_scores_of_held_out_rows_are_those_of_the_finished_model(target: str) -> None:
-    """Levels never seen in training and gaps in columns that had none go where the model sends them."""
+    """Categories unseen in training, and gaps in columns that had none, go to the side that the model defines."""
     held_out = HELD_OUT.assign(town=HELD_OUT["town"].where(HELD_OUT["age"] > 30, "Oudenaarde"))
     held_out.loc[::7, "x"] = np.nan
     booster = fit(FRAME, target, features=FEATURES, eval_set=held_out, max_iter=25)
@@ -319,11 +323,11 @@ def test_scores_of_held_out_rows_are_those_of_the_finished_model(target: str) ->
     y = held_out[target].to_numpy()
     if target != "y":
         y = np.searchsorted(booster.classes_, y).astype(np.float64)
-    judged = booster.history[f"eval_{loss.name}"].iloc[-1]
-    assert judged == pytest.approx(float(loss.value(y, raw).mean()), rel=1e-12)
+    recorded = booster.history[f"eval_{loss.name}"].iloc[-1]
+    assert recorded == pytest.approx(float(loss.value(y, raw).mean()), rel=1e-12)
 
 
-# Chance.
+# Random seeds.
 
 
 def test_the_seed_matters_only_where_there_is_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:

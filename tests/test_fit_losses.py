@@ -51,7 +51,7 @@ def test_the_first_leaves_follow_the_formula(name: str, offset: bool) -> None:
         learning_rate=0.3, l2_regularization=2.0,
     )  # fmt: skip
     raw = booster.ensemble.baseline[0] + start
-    # The best constant leaves no slope.
+    # At the best constant the gradient is zero.
     assert (w * loss.gradient(y, raw)).sum() == pytest.approx(0, abs=1e-9 * N)
     step = booster.predict(side[:, None].astype(float), raw_score=True) - booster.ensemble.baseline[0]
     for rows in (side, ~side):
@@ -99,7 +99,7 @@ def test_a_row_of_weight_n_is_n_rows(name: str, criterion: str) -> None:
 
 @pytest.mark.parametrize(("name", "metric"), [("poisson", "mean_poisson_deviance"), ("gamma", "mean_gamma_deviance")])
 def test_beside_scikit_learn(name: str, metric: str) -> None:
-    """The same greedy trees: predictions agree closely, though bins and rounding differ."""
+    """The same greedy trees: predictions agree closely, although bins and rounding differ."""
     half, y = N // 2, TARGET[name]
     settings = {"max_iter": 40, "max_leaf_nodes": 8, "min_samples_leaf": 20, "l2_regularization": 1.0}
     peer = HistGradientBoostingRegressor(loss=name, early_stopping=False, **settings).fit(X[:half], y[:half])
@@ -150,7 +150,7 @@ def test_an_offset_that_is_the_same_for_all_rows_moves_the_first_score_only() ->
 
 
 def test_exposure() -> None:
-    """Counts over different spans of time: with the log of the span as offset, the rate is learned."""
+    """Counts over different time spans: with the log of the span as offset, the model learns the rate."""
     rng = np.random.default_rng(4)
     frame = pd.DataFrame(X, columns=list("abcd"))
     span = rng.uniform(0.1, 10, N)
@@ -267,7 +267,7 @@ def test_estimators_take_the_losses() -> None:
 
 
 def test_steps_are_bounded_where_the_raw_score_is_a_logarithm() -> None:
-    """One count of a million among zeros: a Newton step from the mean would be past any exponential."""
+    """One count of a million among zeros: a Newton step from the mean would overflow the exponential."""
     y = np.zeros(N)
     y[:40] = 1e6
     side = (y > 0)[:, None].astype(float)

@@ -1,4 +1,4 @@
-"""Every option of `dboost.fit` does what it says."""
+"""Every option of `dboost.fit` has its documented effect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def splits_and_leaves(booster: dboost.Booster) -> tuple[pd.DataFrame, pd.DataFra
     return table[table["feature"].notna()], table[table["feature"].isna()]
 
 
-# What leaves and trees must look like.
+# Shape of trees and leaves.
 
 
 @TARGETS
@@ -83,7 +83,7 @@ def test_no_limit_of_leaves() -> None:
 
 
 def test_growth_decides_which_leaf_is_split_next() -> None:
-    """Steep on one side only: best-first goes on there, depth-wise splits the flat side before."""
+    """Steep on one side only: best-first continues there, depth-wise splits the flat side first."""
     x = np.repeat(np.arange(16.0), 30)
     steep = np.repeat([0, 0, 0, 0, 10, 40, 160, 640], 60)
     frame = pd.DataFrame({"x": x, "y": steep + x % 2})
@@ -95,7 +95,7 @@ def test_growth_decides_which_leaf_is_split_next() -> None:
 
 
 def gradients(target: str) -> tuple[np.ndarray, np.ndarray]:
-    """Of all rows before the first tree."""
+    """Relative to all rows before the first tree."""
     y = FRAME[target].to_numpy(np.float64)
     if target == "y":
         return y.mean() - y, np.ones(len(y))
@@ -116,7 +116,7 @@ def gradients(target: str) -> tuple[np.ndarray, np.ndarray]:
     ids=str,
 )
 def test_leaf_values(target: str, regularized: dict[str, float]) -> None:
-    """-ν T_α(G) / (H + λ), bounded, from the rows that `apply` says are in the leaf."""
+    """-ν T_α(G) / (H + λ), bounded, from the rows that `apply` assigns to the leaf."""
     booster = fit(target, max_iter=1, max_leaf_nodes=9, **regularized)
     tree = booster.ensemble.trees[0]
     leaf = np.asarray(booster.apply(FRAME))[:, 0]
@@ -147,7 +147,7 @@ def test_gains_are_what_splits_take_off_the_loss(target: str) -> None:
 
 @TARGETS
 def test_penalties_of_leaves(target: str) -> None:
-    """A split that gains less than γ (and the least gain) is not made; γ is taken off the gains, the least gain is not."""
+    """A split that gains less than γ (and the least gain) is not made; γ is subtracted from gains, the least gain is not."""
     free = fit(target, max_iter=1, max_leaf_nodes=60)
     gains = np.sort(splits_and_leaves(free)[0]["gain"])
     price = float(gains[len(gains) // 2])
@@ -212,7 +212,7 @@ def test_max_category_group() -> None:
 
 
 def test_min_category_hessian() -> None:
-    """Rare levels stay right, unless everything is rare: 2 % of the node are never rare."""
+    """Rare categories go right, unless all are rare: a category with 2 % of the node's rows is not rare."""
     counts = towns()["town"].value_counts()
     root = of_towns(max_iter=1, min_category_hessian=60.0, max_leaf_nodes=2).iloc[0]
     assert counts[list(root["categories"])].min() >= 60
@@ -235,14 +235,14 @@ def test_categorical_l2() -> None:
 
 
 def test_categorical_smoothing() -> None:
-    """Levels are ordered by G / (H + smoothing): a single row of an extreme level comes first only without smoothing."""
+    """Categories are ordered by G / (H + smoothing): a single row of an extreme category comes first only without smoothing."""
     frame = pd.DataFrame({"town": ["rare"] * 2 + ["low"] * 100 + ["high"] * 100, "y": [9.0] * 2 + [-1.0] * 100 + [1.0] * 100})
     settings: dict[str, Any] = {
         "data": frame, "features": ["town"], "max_iter": 1, "max_leaf_nodes": 2, "min_samples_leaf": 1, "max_category_group": 1,
         "min_category_hessian": 0.0, "categorical_l2": 0.0, "l2_regularization": 0.0,
     }  # fmt: skip
     first = {s: fit(categorical_smoothing=s, **settings).to_frame()["categories"].iloc[0] for s in (0.0, 1000.0)}
-    # Of the upper end's first levels and the lower end's: ("rare",) or ("low",) without, ("high",) or ("low",) with.
+    # Of the first categories at the upper and at the lower end: ("rare",) or ("low",) without, ("high",) or ("low",) with.
     assert first == {0.0: ("low",), 1000.0: ("low",)} or first[0.0] != first[1000.0]
     lower = frame.assign(y=-frame["y"])
     first = {
@@ -300,7 +300,7 @@ def test_integer_classes_are_asked_for() -> None:
     assert dboost.fit(X, np.arange(60) % 2, loss="squared_error", max_iter=1).classes_ is None
 
 
-# Held-out rows.
+# Evaluation sets.
 
 METRICS: dict[str, Any] = {
     "log_loss": reference.log_loss,
@@ -417,24 +417,24 @@ def test_early_stopping_looks_at_the_last_metric_of_the_last_set() -> None:
     assert turned.best_iteration == int(turned.history["train_log_loss"].argmin()) + 1 != booster.best_iteration
 
 
-# Watching.
+# Callbacks and progress.
 
 
 def test_callbacks_are_told_and_may_stop() -> None:
-    told: list[dboost.Iteration] = []
+    iterations: list[dboost.Iteration] = []
     models: list[dboost.Booster] = []
 
     def callback(iteration: dboost.Iteration) -> bool:
-        told.append(iteration)
+        iterations.append(iteration)
         models.append(dboost.Booster(iteration.model()))
         return iteration.iteration == 3
 
     booster = fit(callbacks=[callback, lambda iteration: None], eval_set=HELD_OUT)
-    assert [i.iteration for i in told] == [1, 2, 3]
-    assert all(i.n_iterations == 5 for i in told)
+    assert [i.iteration for i in iterations] == [1, 2, 3]
+    assert all(i.n_iterations == 5 for i in iterations)
     assert booster.n_iter_ == 3
     assert booster.best_iteration is None
-    assert [i.record["eval_squared_error"] for i in told] == booster.history["eval_squared_error"].tolist()
+    assert [i.record["eval_squared_error"] for i in iterations] == booster.history["eval_squared_error"].tolist()
     for k, model in enumerate(models, 1):
         assert model.n_iter_ == k
         assert np.array_equal(model.predict(HELD_OUT), booster.predict(HELD_OUT, iteration_range=(0, k)))
@@ -454,7 +454,7 @@ def test_an_error_in_a_callback_comes_through() -> None:
 
 
 def test_progress_lines_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    fit(max_iter=1)  # compiled by now, and said so
+    fit(max_iter=1)  # kernels are compiled by now, and the message was printed
     capfd.readouterr()
     fit(progress=True, max_iter=40, eval_set=HELD_OUT, eval_metric=["squared_error", "mean_absolute_error"])
     out, err = capfd.readouterr()

@@ -1,4 +1,4 @@
-"""The study of Friedman's paper: its generator does what (39)-(41) say, its tables count right, and its command runs."""
+"""The study of Friedman's paper: its generator implements (39)-(41), its tables are correct, and its command runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Importance is what the splits say it is, and permuting rows finds the features that matter."""
+"""Importance equals the sums over splits, and permutation importance finds the features that matter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where scores start is a conversation: the same to the last bit however the rows are divided, and by whom."""
+"""The initial score is the same to the last bit for any partitioning of the rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, SquaredError
-from dboost.session import fused_engine as in_process
+from dboost.session import fused_engine
 from dboost.session.fused_engine import FusedEngine
 from dboost.shards.shard import Shard
 from dboost.training.initial_score import Ask, TargetStats, in_one_part, target_stats
@@ -30,7 +30,7 @@ def targets(loss: Loss, n: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def in_parts(y: np.ndarray, weight: np.ndarray | None, borders: list[int]) -> Ask:
-    """The conversation with rows in several places, some of which may hold none."""
+    """Return an `Ask` over several parts of the rows, some of which may be empty."""
     pieces = [slice(*pair) for pair in pairwise([0, *sorted(min(b, len(y)) for b in borders), len(y)])]
     return lambda function, *arguments: [
         function(y[piece], None if weight is None else weight[piece], None, *arguments) for piece in pieces
@@ -66,12 +66,12 @@ def test_a_mean_and_shares() -> None:
 
 
 def seen(shard: Shard, first: int, last: int, factor: int) -> tuple[int, int]:
-    """What a question from a test would be told."""
+    """Return a result that the test can verify: the number of rows, and a sum over targets."""
     return last - first, factor * int(shard.target[first:last].sum())
 
 
 def test_an_engine_asks_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_process, "SMALL", 0)
+    monkeypatch.setattr(fused_engine, "SMALL", 0)
     table = make_table([5, 9], 101)
     y = np.arange(101.0)
 
@@ -83,8 +83,8 @@ def test_an_engine_asks_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
     terms = SquaredError().terms()
     alone = FusedEngine(shard(slice(None)), terms, policy=policy, n_threads=3)
     cut = ShardedEngine([shard(slice(0, 40)), shard(slice(40, 101))], terms)
-    for engine, n_answers in ((alone, 3), (cut, 2)):
-        told = engine.map_shards(seen, 2)
-        assert len(told) == n_answers
-        assert [sum(of) for of in zip(*told, strict=True)] == [101, 101 * 100]
+    for engine, n_results in ((alone, 3), (cut, 2)):
+        results = engine.map_shards(seen, 2)
+        assert len(results) == n_results
+        assert [sum(of) for of in zip(*results, strict=True)] == [101, 101 * 100]
         engine.close()

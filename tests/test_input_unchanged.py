@@ -1,4 +1,4 @@
-"""What a caller hands in is what it was before."""
+"""The caller's objects are not modified."""
 
 from __future__ import annotations
 

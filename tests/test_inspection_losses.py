@@ -1,4 +1,4 @@
-"""Whatever was minimised, the model can be asked what it learned."""
+"""Model interpretation works with every loss."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def test_values_add_up_and_dependences_are_means_of_predictions(loss: str) -> No
     assert worst.attrs["score"] == pytest.approx(booster.loss.value(frame[target].to_numpy(np.float64), raw).mean(), rel=1e-6)
 
 
-@pytest.mark.parametrize("loss", ["quantile", "poisson", "exponential"])
+@pytest.mark.parametrize(
+    "loss", ["poisson", *(pytest.param(name, marks=pytest.mark.slow) for name in ("quantile", "exponential"))]
+)
 def test_pictures_and_the_report_know_the_scale(loss: str) -> None:
     pytest.importorskip("matplotlib")
     from dboost.inspection.report.page import ReportContext, page
@@ -55,7 +57,7 @@ def test_pictures_and_the_report_know_the_scale(loss: str) -> None:
 
 
 def test_a_model_learned_by_several_fits_is_one_model() -> None:
-    """Trees of a warm start count like any others."""
+    """Trees of a warm start count like all others."""
     frame = mixed_frame(300)
     X, y = frame[FEATURES[:3]], frame["y"]
     estimator = dboost.DBoostRegressor(max_iter=4, warm_start=True, min_samples_leaf=5).fit(X, y)

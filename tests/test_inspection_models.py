@@ -1,4 +1,4 @@
-"""However a model came about, it can be asked what it learned, drawn, and reported."""
+"""Model interpretation, plots and the report work with a model from every kind of fit or import."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 5, "min_samples_leaf":
 
 
 class LogCosh(dboost.losses.Loss):
-    """A loss of the user's own."""
+    """A custom loss."""
 
     name = "log_cosh"
 
@@ -93,7 +93,16 @@ MAKERS: list[tuple[Callable[..., Booster], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("maker", "target"), MAKERS, ids=[f"{maker.__name__}-{target}" for maker, target in MAKERS])
+SLOW = [(continued, "y"), (streamed, "grade"), (imported, "late")]
+
+
+@pytest.mark.parametrize(
+    ("maker", "target"),
+    [
+        pytest.param(maker, target, id=f"{maker.__name__}-{target}", marks=pytest.mark.slow if (maker, target) in SLOW else ())
+        for maker, target in MAKERS
+    ],
+)
 def test_every_model_can_be_reported_and_drawn(
     maker: Callable[..., Booster], target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

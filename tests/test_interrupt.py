@@ -1,4 +1,4 @@
-"""^C: a fit ends at once, says how far it came, keeps what it has, and leaves no noise behind."""
+"""SIGINT (^C): a fit ends at once, reports its progress, keeps its trees, and prints nothing else."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ finally:
 def interrupted(program: str, *arguments: str) -> tuple[int, float, str, str]:
     """Run a program, send SIGINT once it has printed "three".
 
-    Returns its exit status, the seconds of a processor that it still took (not those of a clock, which others use up too, when
-    the machine is busy), and its output.
+    Returns its exit status, the processor time that it used afterwards in seconds (elapsed time depends on other processes),
+    and its output.
     """
     before = processor_seconds()
     process = subprocess.Popen(
@@ -88,13 +88,13 @@ def interrupted(program: str, *arguments: str) -> tuple[int, float, str, str]:
 
 
 def processor_seconds() -> float:
-    """Of all processes that were waited for so far."""
+    """Return the processor time of all processes that were waited for so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def assert_one_clean_end(err: str) -> None:
-    """Python's own words about the one exception, and nothing from threads or at exit."""
+    """Assert that the output is Python's report of the one exception, with nothing from threads or at exit."""
     for noise in ("Exception ignored", "Exception in thread", "Fatal", "leaked", "Segmentation"):
         assert noise not in err
     assert err.count("FitInterrupted:") == 1
@@ -135,7 +135,7 @@ def test_reading_ends_at_once() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("call", ["advance", "grow"])
 def test_an_iteration_that_was_not_finished_leaves_nothing(target: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever ^C comes, the model holds whole iterations only: those that the message and the metrics tell of."""
+    """Whenever SIGINT arrives, the model contains whole iterations only: those that the message and the metrics count."""
     frame, calls = mixed_frame(300), 0
     whole = dboost.fit(frame, target, features=FEATURES, max_iter=8)
     method = getattr(FusedEngine, call)

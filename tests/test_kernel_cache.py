@@ -53,14 +53,14 @@ def kept(folder: Path) -> dict[str, bytes]:
 def test_kernels_are_kept_until_a_file_with_kernels_changes(copy: Path) -> None:
     assert use(copy) == (42, True)
     assert use(copy) == (42, False)
-    for file in (copy / "code").rglob("*.py"):  # as in an image, where times are cut to seconds
+    for file in (copy / "code").rglob("*.py"):  # as in an image, where times are truncated to seconds
         os.utime(file, (0, 0))
     assert use(copy) == (42, False)
     (copy / "code" / "dboost" / "losses" / "base.py").open("a").write("# changed\n")
     assert use(copy) == (42, True)
 
 
-#: Run first in a process, makes dboost take Numba for a version that `cache_files` was not written for.
+#: Run first in a process, makes dboost take Numba for a version that `cache_files` does not support.
 OTHER_NUMBA = "import numba; numba.version_info = numba.version_info._replace(short=(0, 69))"
 
 
@@ -68,7 +68,7 @@ def test_other_versions_of_numba_use_numbas_cache(copy: Path) -> None:
     check = OTHER_NUMBA + "\nfrom dboost import kernels; assert not kernels.KNOWN_NUMBA"
     assert use(copy, first=check) == (42, True)
     assert use(copy, first=OTHER_NUMBA) == (42, False)
-    # Numba itself looks at the file of the kernel only.
+    # Numba itself only looks at the file of the kernel.
     (copy / "code" / "dboost" / "losses" / "base.py").open("a").write("# changed\n")
     assert use(copy, first=OTHER_NUMBA) == (42, True)
     assert use(copy, first=OTHER_NUMBA) == (42, False)
@@ -144,7 +144,7 @@ def test_a_folder_that_cannot_be_written_is_read(copy: Path) -> None:
     try:
         assert subprocess.run([*seal, "touch", str(folders[-1] / "new")], capture_output=True).returncode != 0
         assert use(copy, *seal) == (42, False)
-        # What is not in it is compiled, and the folder stays as it is.
+        # Kernels that are not in it are compiled, and the folder stays unchanged.
         (copy / "code" / "dboost" / "losses" / "base.py").open("a").write("# changed\n")
         assert use(copy, *seal) == (42, True)
         assert kept(copy) == before
@@ -159,9 +159,9 @@ from pathlib import Path
 from numba import types
 from dboost.kernels.cache_files import KernelFiles
 folder, number, start = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-for turn in range(40):
-    files = KernelFiles(folder, f"kernel-{turn}", "stamp")
-    while time.time() < start + turn * 0.02:
+for attempt in range(40):
+    files = KernelFiles(folder, f"kernel-{attempt}", "stamp")
+    while time.time() < start + attempt * 0.02:
         pass
     files.save(((types.Array(types.float64, number, "C"),), "machine", "function"), number)
 """
@@ -178,8 +178,8 @@ def test_processes_that_keep_kernels_at_the_same_time_keep_all_of_them(tmp_path:
         for number in numbers
     ]
     assert [process.wait(120) for process in processes] == [0] * len(processes)
-    for turn in range(40):
-        files = KernelFiles(str(tmp_path), f"kernel-{turn}", "stamp")
+    for attempt in range(40):
+        files = KernelFiles(str(tmp_path), f"kernel-{attempt}", "stamp")
         for number in numbers:
             assert files.load(((types.Array(types.float64, number, "C"),), "machine", "function")) == number
 

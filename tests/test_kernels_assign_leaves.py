@@ -14,7 +14,7 @@ from tests.helpers.tables import make_table
 
 
 def a_tree(n_bins: np.ndarray, categorical: np.ndarray, n_leaves: int, seed: int) -> GrownTree:
-    """Splits at random, in the order of growth; leaves numbered from left to right."""
+    """Return random splits in the order of growth; leaves are numbered from left to right."""
     rng = np.random.default_rng(seed)
     nodes = new_node_arrays(n_leaves)
     n = 2 * n_leaves - 1

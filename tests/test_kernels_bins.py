@@ -1,4 +1,4 @@
-"""From values to bin codes, and from bin codes to tiles: the kernels beside naive implementations."""
+"""From values to bin codes, and from bin codes to tiles: the kernels compared with naive implementations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dboost.kernels.bins import encode_column, encode_matrix
 from tests.helpers.naive import bins as naive
 from tests.helpers.tables import CodedTable, make_table, tables
 
-#: What floats can be, and what float32 cannot.
+#: Special values of floats, and values that float32 cannot represent.
 POOL = [-1e300, -2.5, -1e-320, -0.0, 0.0, 1e-50, 0.1, 1 / 3, 1.0, 16_777_217.0, 3e38, 1e39, 1e300]
 EDGES = st.lists(st.sampled_from(POOL) | st.floats(-1e6, 1e6), max_size=254, unique=True).map(
     lambda values: np.unique(np.array(values, np.float64))
@@ -39,7 +39,7 @@ def test_codes_of_a_column(dtype: type, edges: np.ndarray) -> None:
     codes = np.empty(len(values), np.uint8)
     padded = padded_edges([edges], np.dtype(dtype))[0]
     assert encode_column(values, padded, len(edges) + 1, codes) == -1
-    # Numbers of either precision are compared with the edges as they are, not as rounded.
+    # Numbers of either precision are compared with the edges unrounded.
     assert codes.tolist() == [naive.code(float(value), edges.tolist()) for value in values]
 
 
@@ -88,7 +88,7 @@ def assert_tiles_hold_the_codes(table: CodedTable) -> None:
         expected = [naive.joint_code(table.codes[:, row], table.layout, column) for row in range(table.n_rows)]
         assert in_bytes[column // 32, :, column % 32].tolist() == expected
         assert max(expected) <= 255
-    # Bytes of columns that are not there stay 0: the histogram kernel adds them up, too.
+    # Bytes of missing columns stay 0: the histogram kernel adds them up, too.
     used = (table.layout.n_tiled - 1) % 32 + 1 if table.layout.n_tiled else 0
     assert not in_bytes[-1, :, used:].any()
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from numba import njit
 
 from dboost.kernels import exp_log32, exp_log64
-from dboost.losses import gradient_pass as passes
+from dboost.losses import gradient_pass
 from dboost.losses.gradient_pass import BLOCK
 from dboost.metrics.exact_sum import FINE, TOTAL_BITS, ExactSum, as_float, total, unit_for
 from tests.helpers.compiled import compiled
 
-add_exactly = compiled(passes.add_exactly)
+add_exactly = compiled(gradient_pass.add_exactly)
 
 
 @njit(error_model="numpy")
@@ -56,7 +56,7 @@ def log1p32(z: np.ndarray) -> np.ndarray:
 
 
 def dense(low: float, high: float) -> np.ndarray:
-    """Two million numbers in a range, its ends and the tiniest numbers around zero."""
+    """Two million numbers in a range, its ends and the smallest numbers around zero."""
     rng = np.random.default_rng(0)
     tiny = np.array([0.0, 1e-45, 1e-38, 1e-30, 1e-10, 1e-7])
     x = np.concatenate([rng.uniform(low, high, 2_000_000), [low, high], tiny, -tiny]).astype(np.float32)
@@ -81,12 +81,12 @@ def test_logarithm() -> None:
     z = dense(0, 1)
     expected = np.log1p(z.astype(np.float64))
     error = np.abs(log1p32(z) - expected)
-    assert (error <= 2.5e-7 * expected + 2e-45).all()  # the smallest float32 halved is none
+    assert (error <= 2.5e-7 * expected + 2e-45).all()  # half of the smallest float32 rounds to zero
     assert log1p32(np.zeros(1))[0] == 0.0
 
 
 def test_the_probability_of_any_score() -> None:
-    """e = exp(-|F|) serves for probabilities from 1e-38 to 1."""
+    """e = exp(-|F|) is accurate for probabilities from 1e-38 to 1."""
     score = dense(-87, 87)
     e = exp32(-np.abs(score)).astype(np.float64)
     p = np.where(score >= 0, 1, e) / (1 + e)

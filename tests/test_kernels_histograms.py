@@ -1,4 +1,4 @@
-"""Histograms: packed buckets and flushes beside sums of Python integers."""
+"""Histograms: packed buckets and flushes compared with sums of Python integers."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from dboost.kernels import histograms as kernels
+from dboost.kernels import histograms
 from dboost.kernels.histograms import COLUMN_STRIDE, PAIR, TRIPLE, WEIGHED, Packing
 from tests.helpers.compiled import compiled
 from tests.helpers.naive.histograms import histogram as naive_histogram
 from tests.helpers.naive.rows import record
 from tests.helpers.tables import CodedTable, make_table, tables
 
-add_tile = compiled(kernels.add_tile)
-add_wide = compiled(kernels.add_wide)
+add_tile = compiled(histograms.add_tile)
+add_wide = compiled(histograms.add_wide)
 
 PACKINGS = pytest.mark.parametrize("packing", [PAIR, TRIPLE], ids=["pair", "triple"])
 
 
 def random_sums(packing: Packing, n_rows: int, seed: int) -> tuple[list[int], list[int]]:
-    """Quantised gradients and Hessians, the extreme ones among them."""
+    """Quantised gradients and Hessians, including the extreme ones."""
     rng = np.random.default_rng(seed)
     g = rng.integers(-packing.max_gradient, packing.max_gradient + 1, n_rows)
     h = rng.integers(1, packing.max_hessian + 1, n_rows)
@@ -51,7 +51,7 @@ def test_one_tile(packing: Packing, n_columns: int) -> None:
     words = 1 if n_columns <= 8 else 2 if n_columns <= 16 else 4
     tile = np.ascontiguousarray(codes[:, : 8 * words]).view(np.uint64)
     g, h = random_sums(packing, n_rows, n_columns)
-    # The table's columns, those that round their number up to a multiple of four, and a fence.
+    # The table's columns, the columns that pad their number to a multiple of four, and a guard.
     buckets = np.zeros(COLUMN_STRIDE * (n_columns + 4), np.int64)
     add_tile(tile, n_columns, records_of(g, h, rows), None, buckets, packing)
     for column in range(n_columns):
@@ -80,16 +80,16 @@ def test_one_wide_column(packing: Packing) -> None:
 
 @njit(error_model="numpy")
 def sum_up(tiles, wide_codes, records, repeat_count, layout, packing, first, last, packed, histogram, scratch, pieces):
-    """Do the work of engines: clear, add piece by piece, flush the rest."""
+    """Do the work of an engine: clear, add range by range, flush the rest."""
     for k in range(packed.size):
         packed[k] = 0
     pending = flushed = np.int64(0)
     for k in range(pieces.size - 1):
-        pending, flushed = kernels.add_records(
+        pending, flushed = histograms.add_records(
             tiles, wide_codes, records[pieces[k] : pieces[k + 1]], repeat_count, layout, packing, first, last, packed,
             histogram, pending, flushed, scratch,
         )  # fmt: skip
-    kernels.flush(layout, packing, first, last, layout.start[first], packed, histogram, flushed == 0, scratch)
+    histograms.flush(layout, packing, first, last, layout.start[first], packed, histogram, flushed == 0, scratch)
     return flushed
 
 
@@ -101,13 +101,13 @@ def histogram_of(
     pieces: list[int] | None = None,
     repeat_count: np.ndarray | None = None,
 ) -> tuple[np.ndarray, int]:
-    """Return the histogram of some columns from records, and the number of rows that were flushed on the way."""
+    """Return the histogram of some columns from records, and the number of rows that were flushed meanwhile."""
     layout = table.layout
     n_columns = len(layout.first) - 1
     first, last = columns or (0, n_columns)
     shard = table.shard(np.zeros(table.n_rows), None)
     wide = shard.codes.wide if len(shard.codes.wide) else None
-    histogram = np.full((2 if packing.one == 0 else 3, int(layout.offset[-1])), 12345.0)  # from the last node
+    histogram = np.full((2 if packing.one == 0 else 3, int(layout.offset[-1])), 12345.0)  # from the previous node
     packed = np.full(int(layout.start[last] - layout.start[first]), 99, np.int64)
     scratch = np.full(max(table.n_codes), 7, np.int64)
     flushed = sum_up(
@@ -161,7 +161,7 @@ def test_rows_that_count_several_times(packing: Packing, max_weight: int) -> Non
 
 @PACKINGS
 def test_some_columns_only(packing: Packing) -> None:
-    """Each unit of work (a tile, a two-byte column) fills its own part and nothing else."""
+    """Each unit of work (a tile, a two-byte column) fills its own part of the histogram and nothing else."""
     table = make_table([40] * 33 + [3] * 8 + [400, 500], 80)
     layout, rows = table.layout, list(range(80))
     g, h = random_sums(packing, 80, 5)
@@ -179,13 +179,13 @@ def keep_packed(tiles, wide_codes, records, layout, packing, packed, histogram, 
     for k in range(packed.size):
         packed[k] = 0
     last = layout.first.size - 1
-    _, flushed = kernels.add_records(
+    _, flushed = histograms.add_records(
         tiles, wide_codes, records, None, layout, packing, 0, last, packed, histogram, np.int64(0), np.int64(0), scratch
     )
-    kernels.accumulate(layout, packing, 0, last, np.int64(0), packed, words, packed_counts, 1, clear, scratch)
+    histograms.accumulate(layout, packing, 0, last, np.int64(0), packed, words, packed_counts, 1, clear, scratch)
     if packed_counts is not None:
         if flushed:
-            kernels.accumulate_channels(layout, 0, last, histogram, words, packed_counts, 1)
+            histograms.accumulate_channels(layout, 0, last, histogram, words, packed_counts, 1)
 
 
 @given(
@@ -195,7 +195,7 @@ def keep_packed(tiles, wide_codes, records, layout, packing, packed, histogram, 
     packing=st.sampled_from([PAIR, TRIPLE, TRIPLE._replace(rows=7), WEIGHED, WEIGHED._replace(rows=7)]),
 )
 def test_prefix_sums_of_packed_buckets(table: CodedTable, seed: int, cut: int, packing: Packing) -> None:
-    """Add some rows, and then the others, as from two threads; with counts also sums that were flushed before."""
+    """Add some rows, and then the others, as two threads would; with counts also sums that were flushed before."""
     g, h = random_sums(packing, table.n_rows, seed)
     rows, layout = list(range(table.n_rows)), table.layout
     shard = table.shard(np.zeros(table.n_rows), None)
@@ -250,7 +250,7 @@ def test_flushes_come_when_fields_are_full(packing: Packing, extra: int) -> None
     whole, flushed = histogram_of(table, records, packing)
     assert flushed == (extra > 0)
     assert_histogram(whole, table, g, h, list(range(n_rows)), [0, 1, 2])
-    # In pieces, as stripes come from several threads' parts; an empty piece changes nothing.
+    # In several ranges, as stripes consist of several threads' ranges; an empty range changes nothing.
     pieces = [0, 1, 1, 1000, n_rows]
     assert np.array_equal(histogram_of(table, records, packing, pieces=pieces)[0], whole)
 

@@ -1,4 +1,4 @@
-"""Records, splits of records, exact sums, sampled rows: the kernels beside naive implementations."""
+"""Records, splits of records, exact sums, sampled rows: the kernels compared with naive implementations."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_largest_gradient_becomes_the_largest_integer(packing: Packing, maxi
     quantise(g, None, None, scale, 1.0, 0, 4, records)
     top = packing.max_gradient
     found = [naive.fields(r)[0] for r in records.tolist()]
-    assert found == [top, -top, top // 2 if found[2] == top // 2 else top // 2 + 1, 0]  # a half may go either way
+    assert found == [top, -top, top // 2 if found[2] == top // 2 else top // 2 + 1, 0]  # a half may be rounded either way
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
@@ -117,7 +117,7 @@ def test_adding_up_leaves(gradient: list[float], with_hessian: bool, with_times:
     for first, last in ((min(cut, len(g)), len(g)), (0, min(cut, len(g)))):
         add_leaves(leaf, g, h, times, None, first, last, *units, in_parts)
     assert np.array_equal(in_parts, at_once)
-    # Far finer than the histograms: the error is below a unit in the last place of the largest row's float32.
+    # Much finer than the histograms: the error is below a unit in the last place of the largest row's float32.
     for k in range(3):
         exact = math.fsum((g.astype(np.float64) * weight)[leaf == k].tolist())
         assert abs(at_once[k, 0] / units[0] - exact) <= np.abs(g).max() * weight.max() * 2.0**-40

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from dboost.kernels import splits as bounded
+from dboost.kernels import splits
 from dboost.kernels import splits as kernels
 from dboost.kernels import splits as levels
 from dboost.kernels import splits as packed
@@ -96,7 +96,7 @@ def nodes(draw: st.DrawFn) -> list[Histogram]:
 
 
 def found(histograms: list[Histogram], categorical: list[bool], limits: SplitParams, order: list[int]) -> np.ndarray:
-    """The kernels' best split of features looked at in some order."""
+    """Return the kernels' best split of features in a given order."""
     channels = np.array([sums for node in histograms for sums in node], np.float64).T.copy()
     starts = np.cumsum([0, *map(len, histograms)])
     offset = [(feature, int(starts[feature]), len(histograms[feature]) - 1) for feature in order]
@@ -123,7 +123,7 @@ def goes_left(histogram: Histogram, cut: int, limits: SplitParams) -> set[int]:
 
 
 def candidates(histograms: list[Histogram], categorical: list[bool], limits: SplitParams) -> list[naive.Candidate]:
-    """All of them, those that win ties first."""
+    """Return all of them, in the order that decides ties."""
     every = []
     for feature, (histogram, is_categorical) in enumerate(zip(histograms, categorical, strict=True)):
         kind = naive.categorical_candidates if is_categorical else naive.numeric_candidates
@@ -153,7 +153,7 @@ def test_the_best_of_all_splits(histograms: list[Histogram], limits: SplitParams
 
 @given(histograms=nodes(), limits=LIMITS)
 def test_scores_are_what_they_say(histograms: list[Histogram], limits: SplitParams) -> None:
-    """No candidate is better than the one found, in exact arithmetic, by more than rounding."""
+    """In exact arithmetic no candidate is better than the one found by more than rounding."""
     best = found(histograms, [False] * len(histograms), limits, list(range(len(histograms))))
     every = candidates(histograms, [False] * len(histograms), limits)
     if not every:
@@ -193,7 +193,7 @@ def test_packed_prefix_sums_give_the_same_split(histograms: list[Histogram], lim
 @njit(error_model="numpy")
 def search_within(channels, at, n_bins, way, total, limits, best):
     kernels.clear_split(best)
-    bounded.search_bounded(channels, at, n_bins, 0, way, total, limits, best)
+    splits.search_bounded(channels, at, n_bins, 0, way, total, limits, best)
 
 
 @given(
@@ -239,7 +239,7 @@ def test_ties_go_to_the_lowest_feature_then_missing_right_then_the_lowest_bin() 
     for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
         best = found([node, node, node], [False] * 3, limits_of(), order)
         assert (best[FEATURE], best[SPLIT_BIN], best[MISSING_LEFT]) == (0, 0, 0)
-    # Missing values alone on the right do as well as the last bin with them.
+    # Missing values alone on the right give the same gain as the last bin with them.
     node = [(-4, 2, 2), (0, 1, 1), (4, 2, 2)]
     best = found([node], [False], limits_of(), [0])
     assert (best[SPLIT_BIN], best[MISSING_LEFT]) == (0, 0)
@@ -261,7 +261,7 @@ def test_missing_values_go_where_the_loss_is_smaller() -> None:
 @pytest.mark.parametrize("max_step", [math.inf, 0.25, 2.0])
 @given(g=st.integers(-1000, 1000), h=st.integers(1, 1000), l2=st.sampled_from([0.0, 1.0, 10.0]))
 def test_a_side_is_worth_what_its_step_takes_off(l1: float, max_step: float, g: int, h: int, l2: float) -> None:
-    """The score is twice the largest fall of -t w + ½ (h + λ) w² over steps 0 ≤ w ≤ δ."""
+    """The score is twice the largest decrease of -t w + ½ (h + λ) w² over steps 0 ≤ w ≤ δ."""
     t, d = max(abs(Fraction(g)) - Fraction(l1), Fraction(0)), Fraction(h) + Fraction(l2)
     steps = [t / d * k / 20 for k in range(41)] if max_step == math.inf else [Fraction(max_step) * k / 40 for k in range(41)]
     worth = side_score(float(g), float(h), l2, l1, max_step)

@@ -45,14 +45,14 @@ FORBIDDEN: set[tuple[str, str]] = set()
 ONLY_IN = {"distributed": {"distributed"}, "matplotlib": {"inspection"}}
 #: … and the libraries that are imported where they are needed, not when a module is imported.
 LATE = {"matplotlib"}
-#: One idea a file; a name like these says there was none.
+#: A file contains one idea; names like these say nothing about it.
 NO_IDEA = {"utils", "util", "common", "helpers", "misc"}
 
 LAYER_OF = {name: layer for layer, packages in enumerate(LAYERS) for name in packages}
 
 
 def imports(module: str, source: str) -> Iterator[tuple[int, str, bool]]:
-    """All imports of a module as (line, absolute dotted name, at module level)."""
+    """Return all imports of a module as (line, absolute dotted name, at module level)."""
     tree = ast.parse(source)
     inside_functions = {
         id(inner)
@@ -74,7 +74,7 @@ def imports(module: str, source: str) -> Iterator[tuple[int, str, bool]]:
 
 
 def violations(module: str, source: str) -> list[str]:
-    """What is wrong with the imports of a module of the package, one sentence each."""
+    """Return the violations of the layer rules in a module of the package, one sentence each."""
     own = module.split(".")[1]
     if own not in LAYER_OF:
         return [f"{module}: {own!r} is not in the table of layers"]

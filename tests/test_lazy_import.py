@@ -1,4 +1,4 @@
-"""What is imported when: libraries that nobody needs yet stay out."""
+"""Libraries are imported only when they are needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from dboost import _lazy_import as late
+from dboost import _lazy_import as lazy_import
 
 ARRAYS_ONLY = """
 import sys
@@ -32,14 +32,14 @@ def test_training_on_arrays_imports_no_library_of_tables() -> None:
 
 
 def test_what_objects_are() -> None:
-    assert late.is_a(pd.Series([1]), "pandas", "DataFrame", "Series")
-    assert not late.is_a(pd.Series([1]), "pandas", "DataFrame")
-    assert late.is_a(pa.array([1]), "pyarrow", "Array")
-    assert not late.is_a(np.zeros(1), "pandas", "DataFrame", "no_such_class")
-    assert not late.is_a(pd.Series([1]), "a_library_that_nobody_imported", "Series")
-    assert late.pd.DataFrame is pd.DataFrame
-    assert late.pa.table is pa.table
-    assert late.fsspec.open is fsspec.open
+    assert lazy_import.is_a(pd.Series([1]), "pandas", "DataFrame", "Series")
+    assert not lazy_import.is_a(pd.Series([1]), "pandas", "DataFrame")
+    assert lazy_import.is_a(pa.array([1]), "pyarrow", "Array")
+    assert not lazy_import.is_a(np.zeros(1), "pandas", "DataFrame", "no_such_class")
+    assert not lazy_import.is_a(pd.Series([1]), "a_library_that_nobody_imported", "Series")
+    assert lazy_import.pd.DataFrame is pd.DataFrame
+    assert lazy_import.pa.table is pa.table
+    assert lazy_import.fsspec.open is fsspec.open
 
 
 LINEAR_ALGEBRA = """

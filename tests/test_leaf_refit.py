@@ -1,4 +1,4 @@
-"""Leaf values estimated anew: the splits stay, the values are those of the new rows."""
+"""Leaf refit: the splits stay, the leaf values are estimated from the new rows."""
 
 from __future__ import annotations
 

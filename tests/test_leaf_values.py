@@ -40,14 +40,14 @@ def fit(name: str, **settings: Any) -> dboost.Booster:
 
 @pytest.mark.parametrize("name", ["squared_error", "absolute_error", "huber", "quantile"])
 def test_treeboost_for_numbers_beside_scikit_learn(name: str) -> None:
-    """Every distinct value has a bucket of its own: the trees are the exact ones."""
+    """Every distinct value has a bin of its own: the trees are the exact ones."""
     peer = GradientBoostingRegressor(
         loss=name, alpha=0.8 if name == "quantile" else 0.9, criterion="squared_error", n_estimators=8, max_leaf_nodes=6,
         max_depth=None, min_samples_leaf=20,
     ).fit(X, TARGET[name])  # fmt: skip
     ours = fit(name, max_iter=8, **PAPER)
     apart = np.abs(peer.predict(X) - ours.predict(X))
-    # scikit-learn takes a lower median of even leaves, and ties of splits may fall otherwise.
+    # scikit-learn takes a lower median of even leaves, and may resolve ties of splits otherwise.
     assert apart.mean() < (1e-6 if name == "squared_error" else 0.04) * np.ptp(peer.predict(X))
 
 
@@ -71,7 +71,7 @@ def test_squares_have_one_criterion() -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("name", ["log_loss", "exponential", "poisson", "gamma"])
 def test_trees_of_gradients_are_those_of_a_regression_on_them(name: str, weighted: bool) -> None:
-    """The first gradients are fitted by least squares; leaves are Newton steps all the same."""
+    """The first gradients are fitted by least squares; leaves are Newton steps nevertheless."""
     weight = np.random.default_rng(1).random(N) + 0.5 if weighted else None
     booster = fit(name, max_iter=1, sample_weight=weight, learning_rate=1.0, **PAPER)
     loss, baseline = by_name(name), np.full(N, booster.ensemble.baseline[0])

@@ -1,4 +1,4 @@
-"""`dboost train --only-new`: every file is learned from once, wherever the process is killed."""
+"""`dboost train --only-new`: every file is trained on once, whenever the process is killed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 import dboost
 from dboost.cli import ledger, main
 from dboost.data.paths import find_files
-from dboost.storage import atomic_write as files
+from dboost.storage import atomic_write
 
 COMMAND = ("train", "data", "--target", "y", "--output", "model.json", "--only-new", "--quiet")
 
 
 class Killed(BaseException):
-    """What a kill looks like from inside: nothing after it is done."""
+    """Stands for a kill of the process: nothing runs after it."""
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def arrive(*numbers: int) -> None:
 
 @pytest.fixture
 def learned(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """A fit that writes into the model what it was given; a model of one file stands for what is learned from all."""
+    """A fit that writes its input into the model; a model of one file stands for training on all its files."""
     calls: list[list[str]] = []
     real = dboost.fit
 
@@ -74,7 +74,7 @@ def test_first_all_then_what_is_new_then_nothing(learned: list[list[str]], capsy
     assert capsys.readouterr().out == "nothing new at data: model.json has learned from all that is there\n"
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
     assert len(learned) == 2
-    # A file that is learned from may go.
+    # A file that was trained on may be removed.
     Path("data/part-1.parquet").unlink()
     assert main(COMMAND) == 0
     assert len(learned) == 2
@@ -82,7 +82,7 @@ def test_first_all_then_what_is_new_then_nothing(learned: list[list[str]], capsy
 
 def test_killed_at_any_write_each_file_is_learned_once(learned: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     def killed_at(nth: int, before: bool) -> bool:
-        """Run the command, killed before or after its nth write; whether there were as many."""
+        """Run the command, killed before or after its nth write; return whether there were as many writes."""
         n_written = 0
 
         def write(path: Any, data: bytes) -> None:
@@ -90,7 +90,7 @@ def test_killed_at_any_write_each_file_is_learned_once(learned: list[list[str]],
             n_written += 1
             if n_written == nth and before:
                 raise Killed
-            files.write_whole(path, data)
+            atomic_write.write_whole(path, data)
             if n_written == nth:
                 raise Killed
 
@@ -108,7 +108,7 @@ def test_killed_at_any_write_each_file_is_learned_once(learned: list[list[str]],
     for i, (nth, before) in enumerate([*moments, *moments]):
         arrive(2 * i)
         assert killed_at(nth, before), "a batch takes four writes"
-        arrive(2 * i + 1)  # while nobody was looking
+        arrive(2 * i + 1)  # between two runs
         for _ in range(3):
             assert main((*COMMAND, "--checkpoint", "kept")) == 0
         found = content()

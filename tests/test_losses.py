@@ -40,7 +40,7 @@ from dboost.training.initial_score import TargetStats, in_one_part, target_stats
 
 @dataclass(frozen=True)
 class Case:
-    """A loss, the targets it takes, and how far raw scores may go before float32 has had enough."""
+    """A loss, the targets that it accepts, and the range of raw scores in which float32 is accurate."""
 
     loss: Loss
     targets: Callable[[np.random.Generator, int], np.ndarray]
@@ -216,7 +216,7 @@ def test_a_stored_loss_comes_back(case: Case) -> None:
 
 @EVERY
 def test_the_unit_of_loss_sums_fits_the_rows(case: Case) -> None:
-    """The magnitude decides the unit of exact sums: not too large for the losses that occur, nor too small."""
+    """The magnitude determines the unit of exact sums: neither too large for the losses that occur, nor too small."""
     y, _ = case.rows(1000, seed=5)
     loss = case.loss
     start = case.start(y)
@@ -297,7 +297,7 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
 
 
 def test_a_gradient_that_is_no_number_is_noticed() -> None:
-    """NaN is larger than all numbers as bits, so it reaches the check for divergence."""
+    """As bits, NaN is larger than all numbers, so it reaches the check for divergence."""
     raw, gradient = np.array([0.0, np.nan, 1.0]), np.empty(3, np.float32)
     sums, top = np.zeros(2), np.zeros(2, np.int32)
     advance(

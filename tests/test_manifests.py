@@ -1,4 +1,4 @@
-"""The manifests are what Kubernetes and the Dask operator take, in strict mode, and keep to the rules of the house."""
+"""The manifests are valid for Kubernetes and the Dask operator in strict mode, and follow the project's own rules."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_what_kustomize_builds_is_valid(folder: str) -> None:
     found = built(folder)
     as_files = [one for name in (*PLAIN, *OPERATOR) for one in read(name)]
     for manifest in found:
-        if manifest not in as_files:  # those were looked at already
+        if manifest not in as_files:  # those were checked already
             validate(manifest)
-        # Names and labels that Kustomize adds must not come between a service and its pods.
+        # Names and labels that Kustomize adds must not separate a service from its pods.
         assert manifest["metadata"]["name"].startswith("dboost")
         for _, spec in pods(manifest):
             assert all(container["image"] == "dboost:0.1.0" for container in spec["containers"])
@@ -119,7 +119,7 @@ def test_pods_may_do_little_and_take_what_they_say(labels: dict[str, str], spec:
             if kind in container:
                 assert container[kind]["httpGet"]["path"] == "/health" and container[kind]["httpGet"]["port"] in ports
         assert ("livenessProbe" in container) == (labels["app.kubernetes.io/component"] != "client")
-        # No secret is written down: what is secret comes from the store's own variables, in a Secret that the user makes.
+        # Manifests contain no secrets: they come from the store's own variables, in a Secret that the user creates.
         assert not any("SECRET" in variable["name"] for variable in container.get("env", []))
 
 
@@ -129,7 +129,7 @@ def test_what_pods_refer_to_is_there(labels: dict[str, str], spec: dict[str, Any
     for volume in spec["volumes"]:
         assert volume.get("configMap", {"name": "dboost-places"})["name"] in maps
     for container in spec["containers"]:
-        known = {"DASK_SCHEDULER_ADDRESS", "DASK_WORKER_NAME"}  # these come from the operator
+        known = {"DASK_SCHEDULER_ADDRESS", "DASK_WORKER_NAME"}  # the operator sets these
         known |= {variable["name"] for variable in container.get("env", [])}
         for source in container["envFrom"]:
             known |= set(maps[source["configMapRef"]["name"]]) if "configMapRef" in source else set()
@@ -178,7 +178,7 @@ def test_the_parameters_are_those_of_this_version() -> None:
 
 
 def test_the_two_ways_to_a_cluster_run_the_same() -> None:
-    """Plain manifests and the operator's may differ in how a worker learns its name and the scheduler's address."""
+    """Plain manifests and the operator's may differ in how a worker receives its name and the scheduler's address."""
     plain = {spec["containers"][0]["name"]: spec for name in PLAIN for one in read(name) for _, spec in pods(one)}
     theirs = {"$(DASK_SCHEDULER_ADDRESS)": "$(DBOOST_SCHEDULER)", "$(DASK_WORKER_NAME)": "$(POD_NAME)"}
     for manifest in read(*OPERATOR):
@@ -221,10 +221,10 @@ def test_the_network_lets_the_operator_through_to_schedulers_only() -> None:
         assert policy["podSelector"]["matchLabels"].items() <= scheduler["metadata"]["labels"].items()
         (container,) = scheduler["spec"]["containers"]
         (rule,) = policy["ingress"]
-        # These two, by their names, are what the operator's controller asks.
+        # The operator's controller calls these two by their names.
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert [port["port"] for port in rule["ports"]] == [ports["tcp-comm"], ports["http-dashboard"]]
-        # A namespace and a pod of it; as two entries of the list either would do.
+        # A namespace and one of its pods; as two entries of the list each alone would match.
         (peer,) = rule["from"]
         assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "dask-operator"}
         assert peer["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "dask-kubernetes-operator"}

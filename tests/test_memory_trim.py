@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system."""
+"""Freed memory is returned to the system."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import psutil
 import pytest
 
 from dboost.errors import ParameterError
-from dboost.session import memory_trim as giving_back
+from dboost.session import memory_trim
 from dboost.session.memory_trim import TrimCounter, keep_freed_memory, trim_memory
 
 
 def test_what_was_freed_is_given_back() -> None:
-    if giving_back._trim() is None:
+    if memory_trim._trim() is None:
         pytest.skip("this C library cannot be asked")
     process = psutil.Process()
-    # Too small to be mapped one by one, and every hundredth stays: the library can return nothing from the end.
+    # Too small to be mapped individually, and every hundredth is kept: the library can return nothing from the end of the heap.
     arrays = [np.ones(12_000) for _ in range(1000)]
     kept = arrays[::100]
     full = process.memory_info().rss
@@ -32,7 +32,7 @@ def test_what_was_freed_is_given_back() -> None:
 
 def test_only_when_enough_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[None] = []
-    monkeypatch.setattr(giving_back, "trim_memory", lambda: times.append(None))
+    monkeypatch.setattr(memory_trim, "trim_memory", lambda: times.append(None))
     tally = TrimCounter()
     for expected in (0, 0, 0, 1, 1, 1, 1, 2):
         tally.add(16 * 2**20)
@@ -40,18 +40,18 @@ def test_only_when_enough_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(giving_back, "_trim", lambda: None)
+    monkeypatch.setattr(memory_trim, "_trim", lambda: None)
     trim_memory()
 
 
 class Library:
-    """A C library that writes down how it was told to allocate."""
+    """A C library that records the settings of its allocator."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, int]] = []
+        self.options: list[tuple[int, int]] = []
 
     def mallopt(self, option: int, value: int) -> None:
-        self.told.append((option, value))
+        self.options.append((option, value))
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_the_allocator_is_changed_only_where_that_is_asked_for(
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     with dask.config.set(given):
         keep_freed_memory()
-    assert len(library.told) == times
+    assert len(library.options) == times
 
 
 def test_the_allocator_takes_what_it_is_told() -> None:
-    if giving_back._trim() is None:
+    if memory_trim._trim() is None:
         pytest.skip("this C library cannot be asked")
     code = "import ctypes; from dboost.session import memory_trim as g; m = ctypes.CDLL(None).mallopt; "
     code += "print(m(g._M_TRIM_THRESHOLD, g._KEPT), m(g._M_MMAP_THRESHOLD, g._LARGE))"

@@ -1,4 +1,4 @@
-"""Models in the formats of others predict what ours do: links, classes, missing values, categories, every threshold."""
+"""Exported models predict the same: links, classes, missing values, categories, every threshold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
@@ -19,11 +19,12 @@ from dboost import Booster, losses
 from dboost.errors import DBoostError, ParameterError
 from dboost.interop.export import nearest_float32, numbers_of_levels
 from dboost.schema import Feature
+from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, mixed_frame
 from tests.helpers.foreign import by_onnx, by_treelite, by_xgboost
 from tests.helpers.forests import random_ensemble, random_rows
 
-#: Sums of that many float32 may be off by that much of their terms.
+#: Sums of that many float32 may have an error of that fraction of their terms.
 ROUNDING = 2e-6
 LOSSES: dict[str, dict[str, Any]] = {
     "squared_error": {"target": "y"},
@@ -55,7 +56,7 @@ def models() -> Callable[[str], Booster]:
 
 
 def answers(booster: Booster, X: Any) -> np.ndarray:
-    """What others are to say: predictions, or the probability of the second class, or of all."""
+    """Return what others predict: predictions, or the probability of the second class, or of all."""
     if booster.classes_ is None:
         return np.asarray(booster.predict(X))
     probabilities = np.asarray(booster.predict_proba(X))
@@ -86,7 +87,7 @@ def test_every_loss_with_its_link(name: str, models: Callable[[str], Booster], t
     st.booleans(),
     st.sampled_from([0.0, 0.5, 1.0]),
 )
-@settings(max_examples=15)
+@examples(15)
 def test_any_forest_and_any_float32_row(
     tmp_path_factory: pytest.TempPathFactory, seed: int, n_leaves: int, n_outputs: int, with_categories: bool, lean: float
 ) -> None:
@@ -121,7 +122,7 @@ def wholly(feature: Feature) -> Feature:
 @pytest.mark.parametrize("n_levels", [2, 3000])
 def test_levels_that_were_never_seen_go_with_missing_values(n_levels: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    # In every second level the target is another: a set of many runs.
+    # The target alternates between categories: a set of many ranges.
     X = np.column_stack([rng.normal(size=12_000), rng.integers(n_levels, size=12_000)])
     X[rng.random(len(X)) < 0.05, 1] = np.nan
     y = np.where(np.isnan(X[:, 1]), 3.0, X[:, 1] % 2) + X[:, 0]
@@ -144,9 +145,9 @@ def test_xgboost_reads_frames_as_they_are(tmp_path: Path) -> None:
     booster = dboost.fit(train[[*FEATURES, "y"]], "y", max_iter=5)
     booster.to_xgboost_json(tmp_path / "model.json")
     model = xgboost.Booster(model_file=tmp_path / "model.json")
-    test["kind"] = test["kind"].cat.remove_unused_categories()  # XGBoost refuses levels that a model does not know
-    for turn in (1, -1):  # whatever codes the frame itself has for its categories
-        frame = test.assign(town=pd.Categorical(test["town"], sorted(test["town"].dropna().unique())[::turn]))[
+    test["kind"] = test["kind"].cat.remove_unused_categories()  # XGBoost rejects categories unknown to the model
+    for step in (1, -1):  # whatever codes the frame itself has for its categories
+        frame = test.assign(town=pd.Categorical(test["town"], sorted(test["town"].dropna().unique())[::step]))[
             model.feature_names
         ]
         found = model.predict(xgboost.DMatrix(frame, enable_categorical=True))
@@ -155,7 +156,7 @@ def test_xgboost_reads_frames_as_they_are(tmp_path: Path) -> None:
     booster = dboost.fit(counted, counted["x"], max_iter=2)
     booster.to_xgboost_json(tmp_path / "model.json")
     model = xgboost.Booster(model_file=tmp_path / "model.json")
-    with pytest.raises(xgboost.core.XGBoostError, match="doesn't match"):  # rather than taking the code for the number
+    with pytest.raises(xgboost.core.XGBoostError, match="doesn't match"):  # instead of taking the code for the number
         model.predict(xgboost.DMatrix(counted, enable_categorical=True))
 
 
@@ -202,7 +203,7 @@ def test_the_nearest_float32_and_the_lower_of_two() -> None:
 
 
 def test_thresholds_that_are_values_of_the_data_stay_exact(tmp_path: Path) -> None:
-    """Float64 data with more values than bins: thresholds are values that occur, which float32 cannot hold."""
+    """Float64 data with more values than bins: thresholds are values of the data, which float32 cannot represent."""
     rng = np.random.default_rng(3)
     X = np.round(rng.normal(size=(4000, 3)), 2)
     booster = dboost.fit(X, X[:, 0] * X[:, 1] + X[:, 2], max_iter=20, max_bins=64)

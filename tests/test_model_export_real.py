@@ -1,4 +1,4 @@
-"""On real tables, models in the formats of others predict what ours do, and theirs as ours what they did there."""
+"""On real tables, exported models predict what dboost's do, and imported models what they did before."""
 
 from __future__ import annotations
 

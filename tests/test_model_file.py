@@ -1,4 +1,4 @@
-"""Model files: whole or not at all, the same for the same model, and never believed."""
+"""Model files: complete or absent, the same for the same model, and validated before use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,66 +21,23 @@ from hypothesis import strategies as st
 import dboost
 from dboost import Booster
 from dboost.errors import DBoostError, ModelFileError
-from dboost.model import model_file as storage
-from dboost.model.ensemble import Ensemble, Tree
+from dboost.model import model_file
+from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
-from dboost.storage import atomic_write as files
+from dboost.storage import atomic_write
 from tests.helpers.fits import FEATURES, mixed_frame
 from tests.helpers.forests import random_ensemble
-
-SMALL = random_ensemble(1, n_iterations=2, n_leaves=4)
-
-
-#: A town of three goes left to a leaf, or right to a question about a number.
-SPLIT, LEAF = 2, 1
-BY_HAND = Ensemble(
-    features=(Feature("size"), Feature("town", ("Bonn", "Gent", "Lyon"))),
-    named=True,
-    loss={"name": "squared_error"},
-    classes=None,
-    classes_dtype=None,
-    baseline=np.array([0.25]),
-    trees=(
-        Tree(
-            feature=np.array([1, -1, 0, -1, -1], np.int32),
-            threshold=np.array([np.nan, np.nan, 0.5, np.nan, np.nan]),
-            categories=(np.array([0, 2], np.int32), None, None, None, None),
-            missing_left=np.array([True, False, False, False, False]),
-            left=np.array([1, -1, 3, -1, -1], np.int32),
-            right=np.array([2, -1, 4, -1, -1], np.int32),
-            gain=np.array([2.0, 0.0, 1.0, 0.0, 0.0]),
-            cover=np.array([5.0, 2.0, 3.0, 1.0, 2.0]),
-            count=np.array([5, 2, 3, 1, 2]),
-            value=np.array([0.0, 1.0, -1.0, 0.5, -0.5]),
-        ),
-    ),
-    edges=(np.array([0.5, 1.5]), None),
-    metrics={"train_loss": (1.0,)},
-    sources=({"rows": 5},),
-)
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equal in value, type and, for numbers, in every bit."""
-    if isinstance(a, Tree | Ensemble | Feature):
-        return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
-    if isinstance(a, tuple | list):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, dict):
-        return set(a) == set(b) and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, np.ndarray):
-        return a.dtype == b.dtype and a.tobytes() == b.tobytes()
-    return type(a) is type(b) and (a == b or a != a)
+from tests.helpers.small_models import BY_HAND, LEAF, SMALL, SPLIT, same
 
 
 @given(st.integers(0, 2**32), st.integers(0, 3), st.sampled_from([1, 2, 20, 40]), st.sampled_from([1, 3]), st.booleans())
 def test_round_trip(seed: int, n_iterations: int, n_leaves: int, n_outputs: int, with_categories: bool) -> None:
     ensemble = random_ensemble(seed, n_iterations, n_leaves, n_outputs, with_categories)
-    data = storage.dumps(ensemble)
-    back = storage.loads(data)
+    data = model_file.dumps(ensemble)
+    back = model_file.loads(data)
     assert same(back, ensemble)
-    assert storage.dumps(back) == data
-    assert storage.digest(back) == storage.digest(ensemble) == json.loads(data)["sha256"]
+    assert model_file.dumps(back) == data
+    assert model_file.digest(back) == model_file.digest(ensemble) == json.loads(data)["sha256"]
 
 
 @given(st.lists(st.floats(), min_size=3, max_size=3), st.lists(st.floats(), max_size=4))
@@ -90,8 +47,8 @@ def test_every_bit_of_a_number_comes_back(values: list[float], losses: list[floa
         value=np.array(values), gain=np.array(values[::-1]), cover=np.array(values),
     )  # fmt: skip
     ensemble = replace(SMALL, trees=(tree,), metrics={"train_loss": tuple(losses)})
-    back = storage.loads(storage.dumps(ensemble))
-    # There is one NaN only: its sign and payload are not numbers.
+    back = model_file.loads(model_file.dumps(ensemble))
+    # There is only one NaN: its sign and payload are not stored.
     canonical = np.array([np.nan if np.isnan(value) else value for value in values])
     assert back.trees[0].value.tobytes() == canonical.tobytes()
     assert same(back.metrics["train_loss"], tuple(losses))
@@ -101,7 +58,7 @@ def test_every_bit_of_a_number_comes_back(values: list[float], losses: list[floa
 def test_levels_keep_their_type(levels: list[Any]) -> None:
     unique = tuple({(type(level), level): level for level in levels}.values())
     ensemble = replace(SMALL, features=(Feature("c", unique),), edges=(), trees=())
-    back = storage.loads(storage.dumps(ensemble)).features[0].categories
+    back = model_file.loads(model_file.dumps(ensemble)).features[0].categories
     assert back is not None
     assert [(type(level), level) for level in back] == [(type(level), level) for level in unique]
 
@@ -109,46 +66,46 @@ def test_levels_keep_their_type(levels: list[Any]) -> None:
 def test_names_of_any_script() -> None:
     names = ["Größe", "大きさ", 'quote " and \\', "line\nbreak", "\ud800 half a pair", "\x00", "NaN", "🌳"]
     ensemble = replace(SMALL, features=tuple(map(Feature, names)), edges=(), trees=())
-    data = storage.dumps(ensemble)
+    data = model_file.dumps(ensemble)
     assert "大きさ" in data.decode()
-    assert [feature.name for feature in storage.loads(data).features] == names
+    assert [feature.name for feature in model_file.loads(data).features] == names
 
 
 def test_order_of_parameters_does_not_matter() -> None:
     turned = replace(SMALL, parameters=dict(reversed(SMALL.parameters.items())))
     assert list(turned.parameters) != list(SMALL.parameters)
-    assert storage.dumps(turned) == storage.dumps(SMALL)
+    assert model_file.dumps(turned) == model_file.dumps(SMALL)
 
 
 def test_metrics_keep_their_order() -> None:
     metrics = {"b": (1.0,), "a": (2.0,), "c": (3.0,)}
-    assert list(storage.loads(storage.dumps(replace(SMALL, metrics=metrics))).metrics) == ["b", "a", "c"]
+    assert list(model_file.loads(model_file.dumps(replace(SMALL, metrics=metrics))).metrics) == ["b", "a", "c"]
 
 
 def test_numpy_scalars_are_numbers() -> None:
     ensemble = replace(SMALL, parameters={"a": np.int64(3), "b": np.float64(0.1), "c": np.bool_(True)})
-    assert storage.loads(storage.dumps(ensemble)).parameters == {"a": 3, "b": 0.1, "c": True}
+    assert model_file.loads(model_file.dumps(ensemble)).parameters == {"a": 3, "b": 0.1, "c": True}
     for bad in (object(), float("nan"), {1, 2}):
         with pytest.raises(ModelFileError, match="cannot be stored"):
-            storage.dumps(replace(SMALL, parameters={"a": bad}))
+            model_file.dumps(replace(SMALL, parameters={"a": bad}))
 
 
 def test_nodes_must_be_in_depth_first_order() -> None:
     tree = SMALL.trees[0]
     with pytest.raises(ModelFileError, match="tree 1: its nodes are not in depth-first order"):
-        storage.dumps(replace(SMALL, trees=(tree, replace(tree, right=tree.left))))
+        model_file.dumps(replace(SMALL, trees=(tree, replace(tree, right=tree.left))))
 
 
 def test_the_digest_is_of_what_was_learned() -> None:
-    assert storage.digest(SMALL) == storage.digest(random_ensemble(1, n_iterations=2, n_leaves=4))
+    assert model_file.digest(SMALL) == model_file.digest(random_ensemble(1, n_iterations=2, n_leaves=4))
     tree = SMALL.trees[0]
     nudged = tree.value.copy()
     nudged[-1] = np.nextafter(nudged[-1], np.inf)
-    assert storage.digest(replace(SMALL, trees=(replace(tree, value=nudged), *SMALL.trees[1:]))) != storage.digest(SMALL)
+    assert model_file.digest(replace(SMALL, trees=(replace(tree, value=nudged), *SMALL.trees[1:]))) != model_file.digest(SMALL)
 
 
 def test_a_person_can_read_it() -> None:
-    lines = storage.dumps(SMALL).decode().splitlines()
+    lines = model_file.dumps(SMALL).decode().splitlines()
     assert lines[:3] == ["{", ' "format": "dboost",', ' "version": 1,']
     assert '  {"name": "x0"},' in lines
     assert '  "learning_rate": 0.1,' in lines
@@ -156,42 +113,42 @@ def test_a_person_can_read_it() -> None:
 
 
 def test_any_flipped_bit_is_noticed() -> None:
-    data = storage.dumps(replace(SMALL, trees=SMALL.trees[:1]))
+    data = model_file.dumps(replace(SMALL, trees=SMALL.trees[:1]))
     for position in range(len(data)):
         for bit in (1, 4, 32, 128):
             damaged = bytearray(data)
             damaged[position] ^= bit
             with pytest.raises(ModelFileError, match="some file"):
-                storage.loads(bytes(damaged), "some file")
+                model_file.loads(bytes(damaged), "some file")
 
 
 def test_any_cut_and_any_addition_is_noticed() -> None:
-    data = storage.dumps(SMALL)
+    data = model_file.dumps(SMALL)
     for length in range(len(data)):
         with pytest.raises(ModelFileError, match="some file"):
-            storage.loads(data[:length], "some file")
+            model_file.loads(data[:length], "some file")
     for more in (b"\n", b"x", b" ", data):
         with pytest.raises(ModelFileError):
-            storage.loads(data + more)
+            model_file.loads(data + more)
         with pytest.raises(ModelFileError):
-            storage.loads(more + data)
+            model_file.loads(more + data)
 
 
 @given(st.binary(max_size=200))
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(ModelFileError, match="is not a dboost model"):
-        storage.loads(data)
+        model_file.loads(data)
 
 
 def test_a_newer_format_is_refused() -> None:
-    data = storage.dumps(SMALL).replace(b'"version": 1,', b'"version": 2,')
+    data = model_file.dumps(SMALL).replace(b'"version": 1,', b'"version": 2,')
     with pytest.raises(ModelFileError, match=r"model.json has format version 2.* newer dboost"):
-        storage.loads(data, "model.json")
+        model_file.loads(data, "model.json")
 
 
 def forged(change: Callable[[dict[str, Any]], Any]) -> bytes:
-    """A file that was edited by somebody who knows how to compute the checksum."""
-    *first, _, content = storage.dumps(BY_HAND).split(b"\n", 4)
+    """A file with changed contents and a correct checksum."""
+    *first, _, content = model_file.dumps(BY_HAND).split(b"\n", 4)
     entries = json.loads(b"{" + content)
     change(entries)
     content = json.dumps(entries)[1:].encode()
@@ -200,7 +157,7 @@ def forged(change: Callable[[dict[str, Any]], Any]) -> bytes:
 
 
 def put(*path: Any) -> Callable[[dict[str, Any]], None]:
-    """A change: set what the path leads to, to the last argument."""
+    """Return a change that sets the item at the path to the last argument."""
 
     def change(entries: Any) -> None:
         *way, last, value = path
@@ -212,7 +169,7 @@ def put(*path: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def test_a_forgery_without_a_change_is_read() -> None:
-    assert same(storage.loads(forged(lambda entries: None)), BY_HAND)
+    assert same(model_file.loads(forged(lambda entries: None)), BY_HAND)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +241,7 @@ def test_a_forgery_without_a_change_is_read() -> None:
 )
 def test_nonsense_with_a_right_checksum_is_refused(change: Callable[[dict[str, Any]], Any], complaint: str) -> None:
     with pytest.raises(ModelFileError, match=f"forged.json does not hold a valid model: .*({complaint})"):
-        storage.loads(forged(change), "forged.json")
+        model_file.loads(forged(change), "forged.json")
 
 
 @pytest.mark.parametrize(
@@ -305,10 +262,12 @@ def test_nonsense_with_a_right_checksum_is_refused(change: Callable[[dict[str, A
 )
 def test_types_that_cannot_hold_the_classes_are_refused(dtype: Any, classes: list[Any], complaint: str) -> None:
     with pytest.raises(ModelFileError, match=complaint):
-        storage.loads(forged(lambda entries: entries.update(classes=classes, classes_dtype=dtype, loss={"name": "log_loss"})))
+        model_file.loads(
+            forged(lambda entries: entries.update(classes=classes, classes_dtype=dtype, loss={"name": "log_loss"}))
+        )
 
 
-#: What is worth a try in place of anything.
+#: Values to put in place of any other.
 HOSTILE = st.one_of(
     st.none(),
     st.booleans(),
@@ -326,14 +285,14 @@ HOSTILE = st.one_of(
 
 
 def places(entries: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Ways to everything in nested lists and mappings."""
+    """Return the paths to all items in nested lists and mappings."""
     inner = entries.items() if isinstance(entries, dict) else enumerate(entries) if isinstance(entries, list) else ()
     return [place for key, value in inner for place in [(*way, key), *places(value, (*way, key))]]
 
 
 @cache
 def learned() -> Booster:
-    """With everything that a fit writes."""
+    """A model with everything that a fit writes."""
     frame = mixed_frame(200)[[*FEATURES, "grade"]]
     return dboost.fit(
         frame, "grade", max_iter=2, max_leaf_nodes=3, max_bins=5, eval_set=frame, early_stopping_rounds=2, source_name="first",
@@ -344,7 +303,7 @@ def learned() -> Booster:
 @pytest.mark.parametrize("compact", [False, True])
 @given(data=st.data())
 def test_whatever_is_changed_is_refused_or_can_be_used(compact: bool, data: st.DataObject) -> None:
-    _, _, _, _, content = storage.dumps(learned().ensemble).split(b"\n", 4)
+    _, _, _, _, content = model_file.dumps(learned().ensemble).split(b"\n", 4)
     entries = json.loads(b"{" + content)
     if compact:
         entries["trees"] = len(entries["trees"])
@@ -362,17 +321,17 @@ def test_whatever_is_changed_is_refused_or_can_be_used(compact: bool, data: st.D
         else:
             del at[last]
     if compact:
-        unpacked = zlib.decompress(storage.dumps_compact(learned().ensemble).split(b"\n", 2)[2])
+        unpacked = zlib.decompress(model_file.dumps_compact(learned().ensemble).split(b"\n", 2)[2])
         rest = unpacked[8 + int.from_bytes(unpacked[:8], "little") :]
         text = json.dumps(entries).encode()
         packed = zlib.compress(len(text).to_bytes(8, "little") + text + rest)
         forgery = b"dboost arrays, version 1\n" + hashlib.sha256(packed).hexdigest().encode() + b"\n" + packed
     else:
         text = json.dumps(entries)[1:].encode()
-        first = storage.dumps(BY_HAND).split(b' "sha256"')[0]
+        first = model_file.dumps(BY_HAND).split(b' "sha256"')[0]
         forgery = first + f' "sha256": "{hashlib.sha256(text).hexdigest()}",\n'.encode() + text
     try:
-        model = storage.loads(forgery)
+        model = model_file.loads(forgery)
     except ModelFileError:
         return
     booster = Booster(model)
@@ -381,33 +340,33 @@ def test_whatever_is_changed_is_refused_or_can_be_used(compact: bool, data: st.D
         assert len(booster.classes_ if booster.classes_ is not None else [None]) == len(model.output_names)
         booster._decisions(np.zeros((3, model.n_outputs)))
         repr(booster), booster.sources, booster.loss
-        storage.loads(storage.dumps(model))
+        model_file.loads(model_file.dumps(model))
     except DBoostError:
         pass
 
 
 @pytest.mark.parametrize("content", [b'"a": NaN}', b"[" * 100_000, b'"a": ' + b"[" * 100_000, b"\xff}", b"", b'"a": 1'])
 def test_broken_json_with_a_right_checksum_is_refused(content: bytes) -> None:
-    head = storage.dumps(SMALL).split(b' "sha256"')[0]
+    head = model_file.dumps(SMALL).split(b' "sha256"')[0]
     with pytest.raises(ModelFileError, match="does not hold a valid model"):
-        storage.loads(head + f' "sha256": "{hashlib.sha256(content).hexdigest()}",\n'.encode() + content)
+        model_file.loads(head + f' "sha256": "{hashlib.sha256(content).hexdigest()}",\n'.encode() + content)
 
 
 def test_save_and_load(tmp_path: Path) -> None:
     path = tmp_path / "model.json"
-    storage.save(SMALL, path)
-    assert path.read_bytes() == storage.dumps(SMALL)
-    assert same(storage.load(str(path)), SMALL)
+    model_file.save(SMALL, path)
+    assert path.read_bytes() == model_file.dumps(SMALL)
+    assert same(model_file.load(str(path)), SMALL)
     other = random_ensemble(2)
-    storage.save(other, f"file://{path}")
-    assert same(storage.load(path), other)
+    model_file.save(other, f"file://{path}")
+    assert same(model_file.load(path), other)
     assert os.listdir(tmp_path) == ["model.json"]
 
 
 def test_the_file_can_be_read_by_those_who_may(tmp_path: Path) -> None:
     plain, saved = tmp_path / "plain", tmp_path / "model.json"
     plain.write_bytes(b"")
-    storage.save(SMALL, saved)
+    model_file.save(SMALL, saved)
     assert saved.stat().st_mode == plain.stat().st_mode
 
 
@@ -415,19 +374,19 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     link = tmp_path / "latest.json"
     link.symlink_to(tmp_path / "real" / "model.json")
-    storage.save(SMALL, link)
-    assert link.is_symlink() and same(storage.load(tmp_path / "real" / "model.json"), SMALL)
+    model_file.save(SMALL, link)
+    assert link.is_symlink() and same(model_file.load(tmp_path / "real" / "model.json"), SMALL)
 
 
 def test_urls() -> None:
     url = "memory://models/a/model.json"
-    storage.save(SMALL, url)
-    assert same(storage.load(url), SMALL)
+    model_file.save(SMALL, url)
+    assert same(model_file.load(url), SMALL)
     assert fsspec.filesystem("memory").ls("/models/a", detail=False) == ["/models/a/model.json"]
     with pytest.raises(ModelFileError, match=r"cannot read memory://models/b.json: there is no such file"):
-        storage.load("memory://models/b.json")
+        model_file.load("memory://models/b.json")
     with pytest.raises(ModelFileError, match="nosuchscheme"):
-        storage.save(SMALL, "nosuchscheme://model.json")
+        model_file.save(SMALL, "nosuchscheme://model.json")
 
 
 class FailsHalfway:
@@ -453,7 +412,7 @@ def test_a_failed_save_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException
 ) -> None:
     path = tmp_path / "model.json"
-    storage.save(SMALL, path)
+    model_file.save(SMALL, path)
     before = path.read_bytes()
 
     def fail(*arguments: Any) -> None:
@@ -461,11 +420,11 @@ def test_a_failed_save_changes_nothing(
         raise error
 
     if call == "write":
-        monkeypatch.setattr(files, "open", lambda *arguments: FailsHalfway(arguments, fail), raising=False)
+        monkeypatch.setattr(atomic_write, "open", lambda *arguments: FailsHalfway(arguments, fail), raising=False)
     else:
         monkeypatch.setattr(os, call, fail)
     with pytest.raises(ModelFileError if isinstance(error, OSError) else KeyboardInterrupt) as caught:
-        storage.save(random_ensemble(2), path)
+        model_file.save(random_ensemble(2), path)
     monkeypatch.undo()
     assert isinstance(error, KeyboardInterrupt) or "model.json: No space left on device" in str(caught.value)
     assert os.listdir(tmp_path) == ["model.json"] and path.read_bytes() == before
@@ -473,14 +432,14 @@ def test_a_failed_save_changes_nothing(
 
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"there is no folder .*nowhere") as caught:
-        storage.save(SMALL, tmp_path / "nowhere" / "model.json")
+        model_file.save(SMALL, tmp_path / "nowhere" / "model.json")
     assert isinstance(caught.value, FileNotFoundError)
     with pytest.raises(ModelFileError, match="it is a folder"):
-        storage.save(SMALL, tmp_path)
+        model_file.save(SMALL, tmp_path)
     with pytest.raises(ModelFileError, match="there is no such file"):
-        storage.load(tmp_path / "model.json")
+        model_file.load(tmp_path / "model.json")
     with pytest.raises(ModelFileError, match="cannot read"):
-        storage.load(tmp_path)
+        model_file.load(tmp_path)
     assert os.listdir(tmp_path) == []
 
 
@@ -503,9 +462,9 @@ def set_at(index: int, value: Any) -> Any:
 def test_models_that_come_back_pass_the_check() -> None:
     for seed in range(20):
         ensemble = random_ensemble(seed, n_iterations=3, n_leaves=1 + seed)
-        storage.check(ensemble)
-        storage.check(replace(ensemble, trees=()))
-        assert storage.dumps(storage.loads(storage.dumps(ensemble))) == storage.dumps(ensemble)
+        model_file.check(ensemble)
+        model_file.check(replace(ensemble, trees=()))
+        assert model_file.dumps(model_file.loads(model_file.dumps(ensemble))) == model_file.dumps(ensemble)
 
 
 @pytest.mark.parametrize(
@@ -529,7 +488,7 @@ def test_models_that_come_back_pass_the_check() -> None:
 )
 def test_models_that_would_not_come_back_fail_the_check(ensemble: Ensemble, message: str) -> None:
     with pytest.raises(ModelFileError, match=f"cannot be stored: .*{message}"):
-        storage.check(ensemble)
+        model_file.check(ensemble)
 
 
 def test_sets_of_levels_are_checked() -> None:
@@ -543,5 +502,5 @@ def test_sets_of_levels_are_checked() -> None:
         wrong = tuple(None if codes is None else np.array(bad, np.int32) for codes in tree.categories)
         trees = (*ensemble.trees[:number], replace(tree, categories=wrong), *ensemble.trees[number + 1 :])
         with pytest.raises(ModelFileError, match=f"tree {number}: categories of a node are no ascending levels"):
-            storage.check(replace(ensemble, trees=trees))
-        storage.check(replace(ensemble, trees=trees), n_known=number + 1)
+            model_file.check(replace(ensemble, trees=trees))
+        model_file.check(replace(ensemble, trees=trees), n_known=number + 1)

@@ -20,11 +20,10 @@ from hypothesis import strategies as st
 import dboost
 from dboost import Booster
 from dboost.errors import ModelFileError
-from dboost.model import compact_file
-from dboost.model import model_file as storage
+from dboost.model import compact_file, model_file
 from tests.helpers.fits import FEATURES, mixed_frame
 from tests.helpers.forests import random_ensemble
-from tests.test_model_file import BY_HAND, SMALL, same
+from tests.helpers.small_models import BY_HAND, SMALL, same
 
 FILES = Path(__file__).parent / "files"
 
@@ -32,10 +31,10 @@ FILES = Path(__file__).parent / "files"
 @given(st.integers(0, 2**32), st.integers(0, 3), st.sampled_from([1, 2, 20, 40]), st.sampled_from([1, 3]), st.booleans())
 def test_round_trip(seed: int, n_iterations: int, n_leaves: int, n_outputs: int, with_categories: bool) -> None:
     ensemble = random_ensemble(seed, n_iterations, n_leaves, n_outputs, with_categories)
-    data = storage.dumps_compact(ensemble)
-    back = storage.loads(data)
+    data = model_file.dumps_compact(ensemble)
+    back = model_file.loads(data)
     assert same(back, ensemble)
-    assert storage.dumps_compact(back) == data and storage.digest(back) == storage.digest(ensemble)
+    assert model_file.dumps_compact(back) == data and model_file.digest(back) == model_file.digest(ensemble)
 
 
 def test_the_name_decides_and_the_content_is_recognised(tmp_path: Path) -> None:
@@ -54,62 +53,62 @@ def test_the_name_decides_and_the_content_is_recognised(tmp_path: Path) -> None:
 
 @given(st.data())
 def test_any_flipped_byte_is_noticed(data: Any) -> None:
-    whole = storage.dumps_compact(SMALL)
+    whole = model_file.dumps_compact(SMALL)
     position = data.draw(st.integers(0, len(whole) - 1))
     damaged = bytearray(whole)
     damaged[position] ^= data.draw(st.integers(1, 255))
     with pytest.raises(ModelFileError, match="some file"):
-        storage.loads(bytes(damaged), "some file")
+        model_file.loads(bytes(damaged), "some file")
 
 
 def test_any_flipped_bit_any_cut_and_any_addition_is_noticed() -> None:
-    whole = storage.dumps_compact(replace(SMALL, trees=SMALL.trees[:1]))
+    whole = model_file.dumps_compact(replace(SMALL, trees=SMALL.trees[:1]))
     for position in range(len(whole)):
         for bit in (1, 8, 128):
             damaged = bytearray(whole)
             damaged[position] ^= bit
             with pytest.raises(ModelFileError, match="some file"):
-                storage.loads(bytes(damaged), "some file")
+                model_file.loads(bytes(damaged), "some file")
         with pytest.raises(ModelFileError, match="some file"):
-            storage.loads(whole[:position], "some file")
+            model_file.loads(whole[:position], "some file")
     for more in (b"\n", b"x", whole):
         with pytest.raises(ModelFileError):
-            storage.loads(whole + more)
+            model_file.loads(whole + more)
 
 
 def test_a_newer_format_is_refused() -> None:
-    data = storage.dumps_compact(SMALL)
-    number = str(storage.VERSION).encode()
-    newer = data.replace(b"version " + number, b"version " + str(storage.VERSION + 1).encode(), 1)
+    data = model_file.dumps_compact(SMALL)
+    number = str(model_file.VERSION).encode()
+    newer = data.replace(b"version " + number, b"version " + str(model_file.VERSION + 1).encode(), 1)
     with pytest.raises(ModelFileError, match=r"model has format version .* newer dboost"):
-        storage.loads(newer, "model")
+        model_file.loads(newer, "model")
 
 
 def forged(content: bytes) -> bytes:
-    """A file by somebody who knows how to compute the checksum."""
+    """A file with changed contents and a correct checksum."""
     packed = zlib.compress(content)
     return b"dboost arrays, version 1\n" + hashlib.sha256(packed).hexdigest().encode() + b"\n" + packed
 
 
 def contents() -> bytes:
-    return zlib.decompress(storage.dumps_compact(BY_HAND).split(b"\n", 2)[2])
+    return zlib.decompress(model_file.dumps_compact(BY_HAND).split(b"\n", 2)[2])
 
 
 def test_a_forgery_without_a_change_is_read() -> None:
-    assert same(storage.loads(forged(contents())), BY_HAND)
+    assert same(model_file.loads(forged(contents())), BY_HAND)
 
 
 @given(st.data())
 def test_whatever_is_forged_is_refused_or_valid(data: Any) -> None:
-    """A changed byte with a right checksum: an error, or a model that is saved and read like any other."""
+    """A changed byte with a correct checksum: an error, or a model that is saved and read like any other."""
     content = bytearray(contents())
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     try:
-        model = storage.loads(forged(bytes(content)))
+        model = model_file.loads(forged(bytes(content)))
     except ModelFileError:
         return
-    assert same(storage.loads(storage.dumps_compact(model)), model)
+    assert same(model_file.loads(model_file.dumps_compact(model)), model)
     rows = np.zeros((3, len(model.features)))
     assert Booster(model)._flat.raw_scores(rows).shape == (3, 1)
 
@@ -118,27 +117,27 @@ def test_whatever_is_forged_is_refused_or_valid(data: Any) -> None:
 def test_what_is_cut_before_it_is_packed_is_refused(length: int) -> None:
     content = contents()
     with pytest.raises(ModelFileError):
-        storage.loads(forged(content[: min(length, len(content) - 1)]))
+        model_file.loads(forged(content[: min(length, len(content) - 1)]))
     with pytest.raises(ModelFileError, match="more in it"):
-        storage.loads(forged(content + b"x"))
+        model_file.loads(forged(content + b"x"))
 
 
 @pytest.mark.parametrize("header", [{}, [], {"trees": -1}, {"trees": 10**12}, {"trees": 1, "features": 3}, {"trees": True}])
 def test_headers_that_are_none(header: Any) -> None:
     text = json.dumps(header).encode()
     with pytest.raises(ModelFileError, match="does not hold a valid model"):
-        storage.loads(forged(len(text).to_bytes(8, "little") + text + b"\1\0\0\0" * 30))
+        model_file.loads(forged(len(text).to_bytes(8, "little") + text + b"\1\0\0\0" * 30))
 
 
 def test_what_is_not_compressed_is_refused() -> None:
     data = b"no zlib"
     with pytest.raises(ModelFileError, match="cannot be decompressed"):
-        storage.loads(b"dboost arrays, version 1\n" + hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
-    assert compact_file.is_compact(b"dboost arrays, version 1\n") and not compact_file.is_compact(storage.dumps(SMALL))
+        model_file.loads(b"dboost arrays, version 1\n" + hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
+    assert compact_file.is_compact(b"dboost arrays, version 1\n") and not compact_file.is_compact(model_file.dumps(SMALL))
 
 
 def test_a_bomb_is_refused_before_it_fills_the_memory() -> None:
-    """Some kilobytes that would become 96 MiB: of a header, or of one-leaf trees."""
+    """A few kilobytes that would expand to 96 MiB: of a header, or of one-leaf trees."""
     text = json.dumps({"trees": 1 << 24}).encode()
     endless, many = (1 << 26).to_bytes(8, "little"), len(text).to_bytes(8, "little") + text
     for beginning, rest in ((endless, b" " * (1 << 20)), (many, b"\1" * (1 << 20))):
@@ -149,7 +148,7 @@ def test_a_bomb_is_refused_before_it_fills_the_memory() -> None:
         tracemalloc.start()
         try:
             with pytest.raises(ModelFileError, match=r"bomb.dboost does not hold a valid model: .* decompress to more than"):
-                storage.loads(bomb, "bomb.dboost")
+                model_file.loads(bomb, "bomb.dboost")
             assert tracemalloc.get_traced_memory()[1] < 32 << 20
         finally:
             tracemalloc.stop()
@@ -160,43 +159,43 @@ def test_what_is_cut_or_lengthened_after_it_is_packed_is_refused() -> None:
     for changed, complaint in ((packed[:-3], "ends too early"), (packed + b"x", "more in it than its compressed content")):
         digest = hashlib.sha256(changed).hexdigest().encode()
         with pytest.raises(ModelFileError, match=complaint):
-            storage.loads(b"dboost arrays, version 1\n" + digest + b"\n" + changed)
+            model_file.loads(b"dboost arrays, version 1\n" + digest + b"\n" + changed)
 
 
 def test_models_that_hardly_take_room_are_written_so_that_they_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trees of one leaf each, all alike, compress to a fortieth: more than a reader allows of a file that is not small."""
+    """Equal trees of one leaf compress to a fortieth: more than a reader allows of a file that is not small."""
     leaf = random_ensemble(0, n_iterations=1, n_leaves=1).trees[0]
     model = replace(SMALL, trees=(leaf,) * 2000)
-    compressed = storage.dumps_compact(model)
+    compressed = model_file.dumps_compact(model)
     monkeypatch.setattr(compact_file, "_SMALL", 50_000)
     with pytest.raises(ModelFileError, match="decompress to more than"):
-        storage.loads(compressed)
-    data = storage.dumps_compact(model)
+        model_file.loads(compressed)
+    data = model_file.dumps_compact(model)
     assert len(data) > 2000 * 40 > 10 * len(compressed)
-    assert len(storage.loads(data).trees) == 2000
+    assert len(model_file.loads(data).trees) == 2000
 
 
 def test_files_of_version_1_keep_loading() -> None:
-    """Written by the first release of the format: what they hold may never change its meaning."""
+    """Written by the first version of the format: the meaning of their contents may never change."""
     of_json = (FILES / "model-1.json").read_bytes()
     of_arrays = base64.b64decode((FILES / "model-1.dboost.base64").read_text())
     expected = json.loads((FILES / "model-1.predictions.json").read_text())
     for data in (of_json, of_arrays):
-        booster = Booster(storage.loads(data))
+        booster = Booster(model_file.loads(data))
         assert np.asarray(booster.predict_proba(pd.DataFrame(expected["rows"]))).tolist() == expected["probabilities"]
         assert booster.history["train_loss"].tolist() == expected["train_loss"]
 
 
 def test_the_schema_says_what_is_written() -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    schema = storage.schema()
+    schema = model_file.schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
     frame = mixed_frame(200)
     fitted = dboost.fit(frame[[*FEATURES, "grade"]], "grade", max_iter=2, eval_set=frame, early_stopping_rounds=5)
     for ensemble in (SMALL, BY_HAND, random_ensemble(3, n_outputs=3), fitted.ensemble):
-        content = json.loads(storage.dumps(ensemble))
+        content = json.loads(model_file.dumps(ensemble))
         validator.validate(content)
         assert set(schema["required"]) == set(content) == set(schema["properties"])
     for change in ({"version": 99}, {"more": 1}, {"baseline": []}, {"classes": [None]}, {"trees": [{}]}):
-        assert not validator.is_valid(json.loads(storage.dumps(BY_HAND)) | change), change
+        assert not validator.is_valid(json.loads(model_file.dumps(BY_HAND)) | change), change

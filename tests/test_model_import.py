@@ -1,4 +1,4 @@
-"""Models of XGBoost and LightGBM as ours: they predict what they did there, and what cannot be carried is refused."""
+"""Imported models of XGBoost and LightGBM predict what the originals do, and unsupported models are rejected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import dboost
 from dboost import Booster
 from dboost.errors import ModelFileError, ParameterError
 from dboost.interop.from_xgboost import last_below
-from dboost.model import model_file as storage
+from dboost.model import model_file
 from tests.helpers.fits import FEATURES, mixed_frame
 
 xgboost = pytest.importorskip("xgboost")
@@ -24,7 +24,7 @@ QUIET = {"nthread": 1, "verbosity": 0, "max_depth": 4, "max_cat_to_onehot": 2}
 
 
 def table(seed: int = 0, n: int = 600) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Features with text as categories of ASCII, and the targets."""
+    """Return features with text as categories of ASCII, and the targets."""
     frame = mixed_frame(n, seed)
     X = frame[FEATURES].copy()
     X["town"] = pd.Categorical(
@@ -57,8 +57,8 @@ def answers(booster: Booster, X: Any) -> np.ndarray:
 
 
 def through_file(booster: Booster) -> Booster:
-    """The model once more: what was imported can be saved and is valid."""
-    return Booster(storage.loads(storage.dumps(booster.ensemble)))
+    """Save and load the model: what was imported can be saved and is valid."""
+    return Booster(model_file.loads(model_file.dumps(booster.ensemble)))
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -103,7 +103,7 @@ def test_xgboosts_other_boosters() -> None:
 
 
 def test_float64_rows_are_decided_as_xgboost_decides() -> None:
-    """Rows right at the places where rounding to float32 changes sides."""
+    """Rows at the values where rounding to float32 changes the side of a split."""
     bounds = np.array([0.1, 1.0, -1.0, 1 + 2.0**-23, 1e-45, 16_777_216.0, 3.4e38], np.float32)
     last = last_below(bounds)
     with np.errstate(over="ignore"):
@@ -273,13 +273,13 @@ def test_boosting_goes_on_from_what_was_begun_elsewhere(library: str, target: st
             "grade": {"objective": "multi:softprob", "num_class": 3},
         }
         rows = xgboost.DMatrix(X, y[target], enable_categorical=True)
-        begun = dboost.from_xgboost(xgboost.train(QUIET | objective[target], rows, 4))
+        first = dboost.from_xgboost(xgboost.train(QUIET | objective[target], rows, 4))
     else:
         objective = {"y": {}, "late": {"objective": "binary"}, "grade": {"objective": "multiclass", "num_class": 3}}
-        begun = dboost.from_lightgbm(lightgbm.train(SMALL | objective[target], lightgbm.Dataset(X, y[target]), 4))
-    longer = dboost.fit(new, of_new[target], start_from=begun, max_iter=6)
-    assert longer.n_iter_ == begun.n_iter_ + 6 and longer.sources[0]["label"].lower() == library
-    raw = begun.predict(new, raw_score=True)
+        first = dboost.from_lightgbm(lightgbm.train(SMALL | objective[target], lightgbm.Dataset(X, y[target]), 4))
+    longer = dboost.fit(new, of_new[target], start_from=first, max_iter=6)
+    assert longer.n_iter_ == first.n_iter_ + 6 and longer.sources[0]["label"].lower() == library
+    raw = first.predict(new, raw_score=True)
     np.testing.assert_allclose(longer.predict(new, raw_score=True, iteration_range=(0, 4)), raw, rtol=1e-12)
     losses = longer.history["train_loss"].to_numpy()
     assert losses[-1] < losses[4]

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import dboost
-from dboost import _storage_errors as remote
+from dboost import _storage_errors as storage_errors
 from dboost.cli import main
 from dboost.data.paths import open_path
 from dboost.errors import DataError, ModelFileError
@@ -175,8 +175,8 @@ def test_what_may_pass() -> None:
     inner = TimeoutError("slow")
     outer = DataError("cannot read")
     outer.__cause__ = inner
-    assert remote.is_passing(outer) and remote.is_passing(OSError(errno.EBUSY, "Slow down"))
-    assert not remote.is_passing(FileNotFoundError("gone")) and not remote.is_passing(PermissionError("no"))
+    assert storage_errors.is_passing(outer) and storage_errors.is_passing(OSError(errno.EBUSY, "Slow down"))
+    assert not storage_errors.is_passing(FileNotFoundError("gone")) and not storage_errors.is_passing(PermissionError("no"))
 
 
 def test_access_denied_is_said_of_the_place(store: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +190,8 @@ def test_access_denied_is_said_of_the_place(store: fsspec.AbstractFileSystem, mo
         dboost.load("s3://lake/model.json")
     with pytest.raises(DataError, match="cannot read s3://lake/rows: access is denied"):
         dboost.fit("s3://lake/rows", "y")
-    # Whoever may not look at the bucket may still be allowed to write into it.
-    assert remote.missing_bucket(store, "lake/model.json") is None
+    # A user who may not list the bucket may still be allowed to write into it.
+    assert storage_errors.missing_bucket(store, "lake/model.json") is None
 
 
 def test_addresses_are_shown_without_what_is_secret() -> None:
@@ -203,14 +203,14 @@ def test_addresses_are_shown_without_what_is_secret() -> None:
         "folder/a?b.csv": "folder/a?b.csv",
         "user@example/rows": "user@example/rows",
     }.items():
-        assert remote.shown(address) == shown
+        assert storage_errors.shown(address) == shown
     with pytest.raises(DataError) as error:
         open_path("ftp://me:word@127.0.0.1:1/rows.csv")
     assert "word" not in str(error.value)
 
 
 def test_a_file_that_has_come_since_the_folder_was_looked_at(empty: fsspec.AbstractFileSystem) -> None:
-    empty.ls("lake")  # kept by this process
+    empty.ls("lake")  # held by this process
     other = type(empty)(skip_instance_cache=True)
     booster = dboost.fit(ROWS, "y", max_iter=1, progress=False)
     other.pipe_file("lake/late.json", dboost.model.model_file.dumps(booster.ensemble))

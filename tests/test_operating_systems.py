@@ -1,4 +1,4 @@
-"""Systems that lack what Linux has give the same models, from rows in memory and in files."""
+"""Without the system calls that only Linux has, models are the same, from rows in memory and in files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.test_kernels_interpreted import train
 
-#: Taken away after other libraries have been imported, which look for some of it themselves.
+#: Names are removed after other libraries have been imported, which need some of them.
 HIDE = """
 import ctypes, errno, os, sys
 from pathlib import Path
@@ -42,7 +42,12 @@ WINDOWS = f"{OLD_MACOS} pread pwrite geteuid getuid fchmod chown getpgid killpg"
 
 
 @pytest.mark.parametrize(
-    ("names", "module"), [(MACOS, ""), (OLD_MACOS, ""), (WINDOWS, "fcntl")], ids=["mac", "old mac", "windows"]
+    ("names", "module"),
+    [
+        pytest.param(MACOS, "", id="mac", marks=pytest.mark.slow),
+        pytest.param(OLD_MACOS, "", id="old mac", marks=pytest.mark.slow),
+        pytest.param(WINDOWS, "fcntl", id="windows"),
+    ],
 )
 def test_fits_need_none_of_what_other_systems_lack(tmp_path: Path, names: str, module: str) -> None:
     for folder in ("here", "there", "temporary"):

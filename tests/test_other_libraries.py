@@ -1,7 +1,7 @@
-"""The same trees as scikit-learn, XGBoost and LightGBM grow, where nothing but rounding could differ.
+"""The same trees as scikit-learn, XGBoost and LightGBM grow, where only rounding can differ.
 
-Features have few distinct values, so that every library cuts between the same ones; the settings mean the same. Ours are
-sums of gradients of 13 or 15 bits: now and then, of two nearly equal splits the other one is chosen.
+Features have few distinct values, so that every library has the same candidate splits; the settings have the same meaning.
+dboost sums gradients of 13 or 15 bits: sometimes, of two nearly equal splits the other one is chosen.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def rows(seed: int, missing: float, n: int = 3000) -> tuple[np.ndarray, np.ndarr
 
 OURS: dict[str, Any] = {"learning_rate": 0.1, "max_leaf_nodes": 15, "min_samples_leaf": 20, "l2_regularization": 1.0}
 MISSING = pytest.mark.parametrize("missing", [0.0, 0.2], ids=["complete", "missing values"])
-#: Iterations, and how much of the predictions' variance must be the same.
+#: Iterations, and the fraction of the predictions' variance that must agree.
 AGREEMENT = pytest.mark.parametrize(("n_iterations", "least"), [(1, 0.999999), (20, 0.9999), (100, 0.995)])
 
 
@@ -103,7 +103,7 @@ def test_weights(l2: float) -> None:
 
 
 def test_categories() -> None:
-    """With scikit-learn's smoothing, its support of ten rows, and neither a limit nor a penalty of ours."""
+    """With scikit-learn's smoothing and its minimum of ten rows, and neither dboost's limit nor its penalty."""
     rng = np.random.default_rng(0)
     town = rng.integers(0, 12, size=(4000, 2)).astype(np.float64)
     effect = rng.normal(size=12)
@@ -140,7 +140,7 @@ def test_depth_without_a_limit_of_leaves(max_depth: int) -> None:
     ids=["alpha", "gamma", "largest step"],
 )
 def test_regularisation_means_what_it_does_in_xgboost(ours: dict[str, float], theirs: dict[str, float]) -> None:
-    """XGBoost's gains are twice the fall of the loss, so its γ counts double."""
+    """XGBoost's gains are twice the decrease of the loss, so its γ counts double."""
     (X, y, _), (test, _, _) = rows(0, 0.0), rows(1, 0.0)
     found = dboost.fit(X, y, max_iter=20, min_hessian=0.0, **(OURS | ours)).predict(test)
     expected = xgboost_predictions(X, y, test, 20, min_child_weight=20, **theirs)

@@ -1,4 +1,4 @@
-"""`partial_fit` of the estimators, and models that follow a stream."""
+"""`partial_fit` of the estimators: models that are updated with a stream."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_estimators_start_from_a_model(tmp_path: Path) -> None:
     for start_from in (old, str(tmp_path / "old.json")):
         model = DBoostClassifier(max_iter=3, random_state=0, start_from=start_from, source_name="b")
         assert model.fit(new[FEATURES], new["late"]).booster_ == expected
-        assert model.fit(new[FEATURES], new["late"]).n_iter_ == 7, "every fit goes on from the same model"
+        assert model.fit(new[FEATURES], new["late"]).n_iter_ == 7, "every fit starts from the same model"
     for wrong in ({"warm_start": True}, {"continue_bins": 1}, {"continue_steps": None}):
         with pytest.raises(ParameterError):
             DBoostClassifier(start_from=old, **wrong).fit(X, y)

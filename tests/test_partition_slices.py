@@ -1,4 +1,4 @@
-"""Partitions that are larger than what a memory limit leaves for one are taken in slices; the model stays the same."""
+"""Partitions too large for a memory limit are read in slices; the model stays the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dboost.data import ReadOptions, open_table, paths
 from dboost.data.frame import as_frame
 from dboost.data.paths import open_path
 from dboost.session.memory_budget import Budget
-from dboost.shards import shard_spec as blocks
+from dboost.shards import shard_spec
 from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
 
 SHARE = 4096
@@ -31,14 +31,14 @@ def sliced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The columns of a partition may take 4 KiB, and rows go to files."""
     monkeypatch.setattr(Budget, "chunk", property(lambda _: SHARE))
     monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
     with dask.config.set({"temporary-directory": str(tmp_path / "temporary")}):
         yield
     assert not (tmp_path / "temporary").exists() or not list((tmp_path / "temporary").iterdir())
 
 
 def weighted_frame(n: int = 700) -> pd.DataFrame:
-    """With a town, and a category, of rows that do not count only; and a stretch of rows longer than a slice that do not."""
+    """With two categories that only rows of weight zero have; more such rows in succession than a slice holds."""
     frame = mixed_frame(n)
     frame.loc[:5, ["town", "w"]] = ["Nowhere", 0.0]
     frame.loc[200:420, "w"] = 0.0
@@ -80,7 +80,7 @@ def test_models_are_continued(sliced: None) -> None:
 
 
 def test_a_table_gives_back_its_rows(sliced: None) -> None:
-    """Slices have at most the share, together they are the partition, and those without a wanted row are not read."""
+    """Slices have at most the allowed size, together they are the partition, and slices without a wanted row are not read."""
     frame = mixed_frame(500)
     with (
         open_table(cut(frame, [5]), "y", features=FEATURES) as whole,
@@ -149,7 +149,7 @@ def test_a_row_that_is_larger_than_its_share(sliced: None) -> None:
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_files_are_read_in_parts(sliced: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """As many partitions as that takes, in the order of the rows, whether a path is a file or a folder."""
+    """As many partitions as the limit requires, in the order of the rows, whether a path is a file or a folder."""
     monkeypatch.setattr(paths, "LEAST_BLOCK_BYTES", 1000)
     frame = mixed_frame(800)[[*NUMERIC, "town", "y"]]
     (tmp_path / "rows").mkdir()

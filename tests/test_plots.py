@@ -1,4 +1,4 @@
-"""Pictures show the numbers of the tables, say what their axes are, and need nothing global."""
+"""Plots show the numbers of the tables, label their axes, and change no global state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def booster(target: str) -> Booster:
 
 @pytest.fixture(autouse=True)
 def _closed() -> Iterator[None]:
-    """Where some other test imported pyplot, it keeps the figures of these tests."""
+    """If another test imported pyplot, it keeps the figures of these tests."""
     yield
     if "matplotlib.pyplot" in sys.modules:
         sys.modules["matplotlib.pyplot"].close("all")
@@ -82,7 +82,7 @@ def test_every_picture_is_drawn_and_says_what_it_shows(what: str, target: str) -
         file = BytesIO()
         figure.savefig(file, format=kind)
         assert len(file.getvalue()) > 3000
-    # Nothing is drawn off the figure.
+    # Nothing is drawn outside the figure.
     figure.canvas.draw()
     box = axes[0].get_tightbbox()
     assert box.x0 > -2 and box.y0 > -2 and box.x1 < figure.bbox.width + 2 and box.y1 < figure.bbox.height + 2

@@ -28,7 +28,7 @@ ensembles = st.builds(
 
 
 def ask_both(ensemble: Ensemble, rows: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Scores and leaves by either kernel."""
+    """Return scores and leaves by either kernel."""
     answers = {}
     for lay, kernel in ((lay_out_pages, predict_quickscorer), (lay_out_walks, predict_traversal)):
         scores = np.tile(ensemble.baseline, (len(rows), 1))

@@ -1,4 +1,4 @@
-"""Predictions that start from an offset: what training with it promised, for every kind of table."""
+"""Predictions with an offset equal those of training with it, for every kind of table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fits on prepared folders go on from models and from checkpoints: what they give is what the values themselves would give."""
+"""Fits on prepared data sets, also from models and checkpoints, give the models of fits on the original values."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 pytestmark = pytest.mark.filterwarnings("ignore::dboost.DriftWarning")
 OLD, NEW = mixed_frame(500), mixed_frame(3000, seed=1)
 STRANGE = NEW.assign(town=NEW["town"].replace("Gent", "Arlon"), x=NEW["x"] + 1)
-#: So little that rows are streamed.
+#: So small that rows are streamed.
 LIMIT = 64 * 10**6
 
 
 class Killed(BaseException):
-    """Stands for a process that is gone."""
+    """Stands for a killed process."""
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -105,7 +105,7 @@ def test_a_folder_is_for_one_model(tmp_path: Path) -> None:
 def test_a_failed_replacement_leaves_the_old_data(
     n_th: int, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The old folder steps aside, then the new one takes its name: whichever of the two fails, the old one is there."""
+    """The old folder is renamed, then the new one takes its name: whichever of the two fails, the old folder exists."""
     dboost.prepare(OLD, "y", tmp_path / "data", features=FEATURES)
     before = saved(dboost.fit(tmp_path / "data", "y", max_iter=2))
     calls: list[Any] = []

@@ -81,11 +81,11 @@ def quantiles(
     asked = Asked(values, weight, group, n_groups, cuts or [], False)
     found = find_quantiles(asked.count, asked.above, exact_level(level), n_groups)
     assert asked.n_passes <= MOST_PASSES
-    # Numbers are collected once few are left, or not if there are too many of them: the result is the same to the bit.
+    # Values are collected once few are left, or not if there are too many of them: the result is the same to the bit.
     for room in (FEW, 3):
         asked.n_passes, asked.room = 0, room
-        told = find_quantiles(asked.count, asked.above, exact_level(level), n_groups, asked.collect, len(values))
-        np.testing.assert_array_equal(told, found)
+        collected = find_quantiles(asked.count, asked.above, exact_level(level), n_groups, asked.collect, len(values))
+        np.testing.assert_array_equal(collected, found)
         assert asked.n_passes <= MOST_PASSES + 1
         if room == FEW:
             assert asked.n_passes <= 4  # two bytes, the rest, and the next larger numbers
@@ -177,7 +177,7 @@ WEIGHT = rng.integers(1, 4, N).astype(float)
 
 
 def one_tree(loss: str, weight: np.ndarray | None = None, **settings: float) -> tuple[float, float, float]:
-    """Baseline and the steps of the two leaves of a single tree, without shrinkage."""
+    """Return the baseline and the steps of the two leaves of a single tree, without shrinkage."""
     booster = dboost.fit(SIDE, Y, loss=loss, sample_weight=weight, learning_rate=1.0, max_iter=1, **settings)
     left, right = booster.predict(np.array([[0.0], [1.0]]))
     baseline = float(booster.ensemble.baseline[0])

@@ -1,4 +1,4 @@
-"""Hessians that vanish: a class of one row in ten thousand, and classes that can be told apart without doubt."""
+"""Vanishing Hessians: a class with one row in ten thousand, and classes that can be separated without error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNSAFE: dict[str, Any] = {"l2_regularization": 0.0, "min_hessian": 0.0}
 
 
 def rows(n_classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The last class is one of 0.01 %, the others are common; all depend on the features a little."""
+    """The last class has 0.01 % of the rows, the others are common; all depend weakly on the features."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(N, 4))
     rare = rng.random(N) < 1 / (1 + np.exp(10.0 - 1.2 * X[:, 0] - X[:, 1]))
@@ -33,7 +33,7 @@ def test_a_class_of_one_row_in_ten_thousand(n_classes: int, settings: dict[str, 
     assert 3e-5 < shares[-1] < 3e-4
     without = log_loss(truth, np.tile(shares, (N, 1)), labels=range(n_classes))
     found = log_loss(truth, booster.predict_proba(held_out), labels=range(n_classes))
-    # Without regularisation a handful of rows is learned by heart, which costs something, but nothing explodes.
+    # Without regularisation some rows are overfitted, which costs accuracy, but the loss stays bounded.
     assert found < (1.05 if not settings else 2.5) * without
     values = np.concatenate([tree.value for tree in booster.ensemble.trees])
     assert np.abs(values).max() <= 4.0
@@ -43,7 +43,7 @@ def test_a_class_of_one_row_in_ten_thousand(n_classes: int, settings: dict[str, 
 @pytest.mark.parametrize("loss", ["log_loss", "exponential"])
 @pytest.mark.parametrize("criterion", ["newton", "gradient"])
 def test_separable_classes_are_told_apart_ever_better(loss: str, criterion: str) -> None:
-    """Gradients and Hessians shrink together, far below what a histogram tells from zero."""
+    """Gradients and Hessians shrink together, far below the resolution of a histogram."""
     X = np.linspace(-1, 1, 400)[:, None]
     y = (X[:, 0] > 0).astype(int)
     booster = dboost.fit(X, y, loss=loss, max_iter=300, learning_rate=0.3, criterion=criterion, **UNSAFE)
@@ -51,7 +51,7 @@ def test_separable_classes_are_told_apart_ever_better(loss: str, criterion: str)
     assert np.isfinite(history).all()
     assert (np.diff(history) <= 0).all()
     assert history[-1] < 1e-12
-    # A step is about 1 before the learning rate: scores grow by rows that are sure, not by division by nothing.
+    # A step is about 1 before the learning rate: scores grow by steps of rows already fitted, without division by zero.
     assert np.abs(booster.predict(X, raw_score=True)).max() < 300 * 0.3 * 2.5
     assert (booster.predict(X) == y).all()
 

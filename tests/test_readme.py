@@ -1,4 +1,4 @@
-"""The README's Python runs as it stands."""
+"""The README's Python code runs unchanged."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""On real tables, held-out rows are predicted as well as LightGBM does at equal settings.
+"""On real tables, test rows are predicted as well as by LightGBM at equal settings.
 
-31 leaves, 100 trees, learning rate 0.1, 20 rows a leaf, λ = 1, categories as categories. What is compared is the loss itself:
-log loss, or the root of the mean squared error.
+31 leaves, 100 trees, learning rate 0.1, 20 rows a leaf, λ = 1, categories as categories. The loss itself is compared: log loss,
+or the root of the mean squared error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.real_data
 
 
 def official(table: RealTable) -> tuple[RealTable, RealTable]:
-    """The fold that adult comes with."""
+    """The official training and test sets of adult."""
     is_train = (pd.read_parquet(path("adult"), columns=["fold"])["fold"] == "train").to_numpy()
     return table.take(np.flatnonzero(is_train)), table.take(np.flatnonzero(~is_train))
 
@@ -52,7 +52,7 @@ def test_as_good_as_lightgbm_on_one_split(name: str) -> None:
     train, test = official(table) if name == "adult" else table.split(0)
     found, theirs = score(test, ours(train, test.X)), score(test, lightgbms(train, test.X))
     assert found < 1.01 * theirs
-    # And far better than knowing nothing but the mean.
+    # And far better than the mean.
     constant = np.full(len(test.y), train.y.mean())
     assert found < 0.92 * score(test, constant)
 
@@ -60,7 +60,7 @@ def test_as_good_as_lightgbm_on_one_split(name: str) -> None:
 @pytest.mark.slow
 @TABLES
 def test_as_good_as_lightgbm_on_five_splits(name: str) -> None:
-    """In pairs, a split each: the mean difference is within three standard errors of none, or ours is better."""
+    """Pairs of the same split: the mean difference is within three standard errors of zero, or dboost is better."""
     table, pairs = load(name), []
     for seed in range(5):
         train, test = table.split(seed)

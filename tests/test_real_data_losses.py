@@ -1,4 +1,4 @@
-"""More real tables: seven classes, a survey with many gaps, a stream in uneven pieces; and a class that hardly ever occurs."""
+"""More real tables: seven classes, a survey with many gaps, a stream in uneven partitions; and a very rare class."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow]
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", ["covtype", "adult"])
 def test_log_loss_is_no_worse_than_the_best_of_the_others(name: str) -> None:
-    """By half a percent: a few hundred rows more or less make as much difference. All categorical settings are the defaults."""
+    """Within half a percent: as much as a few hundred rows more or less change. All categorical settings are the defaults."""
     train, test = load(name).split(0)
     train = train.take(np.arange(40_000)) if name == "covtype" else train
     settings = Settings("log_loss", 7 if name == "covtype" else 2, trees=60, threads=1)
@@ -44,7 +44,7 @@ def test_log_loss_is_no_worse_than_the_best_of_the_others(name: str) -> None:
 @pytest.mark.real_data
 @pytest.mark.parametrize("loss", REGRESSION)
 def test_income_as_in_the_paper(loss: str) -> None:
-    """Within 0.02 of the paper's error, by leaves; LS with two leaves is an additive model, whose best is known."""
+    """Within 0.02 of the paper's error, by leaves; LS with two leaves is an additive model, whose best error is known."""
     train, test = marketing.split(Path(path("marketing")), 0)
     for n_leaves in (2, 6, 21):
         found = marketing.error(marketing.fit(train, test, n_leaves, **REGRESSION[loss]), train, test)
@@ -56,7 +56,7 @@ def test_income_as_in_the_paper(loss: str) -> None:
 
 
 def _additive(train: Any, test: Any) -> float:
-    """The error of least squares on one indicator for every answer."""
+    """Return the error of least squares on one indicator for every answer."""
     import pandas as pd
     from sklearn.linear_model import Ridge
 
@@ -80,7 +80,7 @@ def test_a_stream_in_very_uneven_pieces() -> None:
 
 
 def test_a_rare_class_does_no_harm_where_it_does_elsewhere() -> None:
-    """One row in ten thousand, noise included: LightGBM's defaults learn these rows by heart, and its log loss explodes."""
+    """One row in ten thousand, noise included: LightGBM's defaults overfit these rows, and its log loss explodes."""
     lightgbm = pytest.importorskip("lightgbm")
     X, y = rows(3, 0)
     held_out, truth = rows(3, 1)

@@ -1,4 +1,4 @@
-"""The report is one page that needs nothing else, says what is true, and fits a phone; the card fits a notebook."""
+"""The report is one self-contained page with the model's numbers that fits a phone; the card fits a notebook."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.helpers.forests import random_ensemble
 
 pytest.importorskip("matplotlib")
 FRAME = mixed_frame(200)
-#: Elements that have no end.
+#: Elements without an end tag.
 VOID = {"meta", "br", "hr", "img", "link", "use"}
 
 

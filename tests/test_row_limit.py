@@ -1,4 +1,4 @@
-"""More rows than a shard in memory can number are refused with a way out: streaming them, or more workers."""
+"""More rows than a shard in memory can number raise an error that names a solution: streaming, or more workers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 
 import dboost
 from dboost.errors import DataError
-from dboost.session import memory_budget as budget
+from dboost.session import memory_budget
 from dboost.session.memory_budget import Budget, check_rows_in_memory
-from dboost.shards import shard_spec as blocks
+from dboost.shards import shard_spec
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.fits import NUMERIC, cut, mixed_frame, saved
 
@@ -25,21 +25,21 @@ def test_the_numbers_of_rows_have_32_bits() -> None:
 
 def test_in_one_process_they_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = saved(dboost.fit(FRAME, "y", **OPTIONS))
-    monkeypatch.setattr(budget, "MOST_ROWS", 299)
+    monkeypatch.setattr(memory_budget, "MOST_ROWS", 299)
     with pytest.raises(DataError, match="300 rows"):
         dboost.fit(FRAME, "y", **OPTIONS)
     with pytest.raises(DataError, match="300 rows"):
         dboost.fit(cut(FRAME, [100]), "y", memory_limit="1GiB", **OPTIONS)
     monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
     assert saved(dboost.fit(FRAME, "y", memory_limit="64MiB", **OPTIONS)) == expected
     light = FRAME.assign(w=(FRAME.index < 299) * 1.0)
-    dboost.fit(light, "y", sample_weight="w", **OPTIONS)  # rows that count for nothing have no number
+    dboost.fit(light, "y", sample_weight="w", **OPTIONS)  # rows of weight zero have no number
 
 
 def test_on_a_cluster_more_workers_number_them(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = saved(dboost.fit(FRAME, "y", **OPTIONS))
-    monkeypatch.setattr(budget, "MOST_ROWS", 160)
+    monkeypatch.setattr(memory_budget, "MOST_ROWS", 160)
     lazy = dd.from_pandas(FRAME, npartitions=2)
     with threads_cluster(1, 1) as client, pytest.raises(DataError, match="300 rows"):
         dboost.fit(lazy, "y", client=client, **OPTIONS)

@@ -1,4 +1,4 @@
-"""Rows that are drawn by their hashes: exactly so many of each class, found from counts."""
+"""Rows that are selected by their hashes: an exact number of each class, found from counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dboost.trees.tree_task import hash_rows
 
 
 def naive(seed: int, classes: np.ndarray, sizes: list[int], there: np.ndarray) -> np.ndarray:
-    """The rows of each class with the smallest hashes, by sorting."""
+    """Return the rows of each class with the smallest hashes, by sorting."""
     order = np.argsort(hash_rows(seed, np.arange(len(classes))))
     order = order[there[order]]
     drawn = np.zeros(len(classes), bool)
@@ -27,7 +27,7 @@ def naive(seed: int, classes: np.ndarray, sizes: list[int], there: np.ndarray) -
 
 
 def found(draw: Draw, classes: np.ndarray, cuts: list[int], without: DrawnRows | None = None) -> tuple[DrawnRows, int]:
-    """What is drawn from parts that are counted each by itself, and the number of rounds."""
+    """Return the rows selected from parts that are counted separately, and the number of rounds."""
     n, rounds = len(classes), 0
     ends = [0, *sorted(min(cut, n) for cut in cuts), n]
     numbers = np.arange(n)

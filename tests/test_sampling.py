@@ -8,17 +8,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import xgboost
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
 from dboost.errors import ParameterError
 from dboost.params import Parameters
-from dboost.session import fused_engine as in_process
+from dboost.session import fused_engine
 from dboost.trees.tree_task import Sample
+from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+from tests.helpers.growth import EVERY_KERNEL, PLAIN, Problem, assert_equal, tree_parameters
 from tests.helpers.tables import CodedTable, make_table
-from tests.test_growth import PARAMETERS, PLAIN, Problem, assert_equal
 
 FRAME = mixed_frame()
 SETTINGS: dict[str, Any] = {"features": FEATURES, "max_iter": 6, "max_leaf_nodes": 8, "min_samples_leaf": 5}
@@ -26,21 +27,20 @@ SETTINGS: dict[str, Any] = {"features": FEATURES, "max_iter": 6, "max_leaf_nodes
 
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_process, "SMALL", 0)
+    monkeypatch.setattr(fused_engine, "SMALL", 0)
 
 
-@given(
-    table=PLAIN,
-    parameters=PARAMETERS,
-    seed=st.integers(0, 2**32),
-    share=st.sampled_from([0.01, 0.3, 0.5, 0.9]),
-    with_hessian=st.booleans(),
-)
-@settings(max_examples=30)
+@EVERY_KERNEL
+@given(table=PLAIN, seed=st.integers(0, 2**32), share=st.sampled_from([0.01, 0.3, 0.5, 0.9]), data=st.data())
+@examples(30)
 def test_three_ways_to_grow_from_a_sample_are_one(
-    table: CodedTable, parameters: Parameters, seed: int, share: float, with_hessian: bool
+    every_kernel: bool, table: CodedTable, seed: int, share: float, data: st.DataObject
 ) -> None:
     """The naive tree is grown from the sampled rows alone; every row, sampled or not, gets its leaf."""
+    parameters, with_hessian = (
+        data.draw(tree_parameters(every_kernel)),
+        data.draw(st.booleans() if every_kernel else st.just(True)),
+    )
     sample = Sample.of(share, seed, 3)
     problem = Problem(table, parameters, seed, with_hessian=with_hessian, sample=sample)
     expected, leaf = problem.naive()
@@ -81,7 +81,7 @@ def test_samples_differ_between_iterations_and_seeds_and_are_fair() -> None:
     target=st.sampled_from(TARGETS),
     weighted=st.booleans(),
 )
-@settings(max_examples=12)
+@examples(12)
 def test_partitions_and_threads_do_not_matter(cuts: list[int], n_threads: int, target: str, weighted: bool) -> None:
     options = SETTINGS | {"subsample": 0.6} | ({"sample_weight": "w"} if weighted else {})
     expected = dboost.fit(FRAME, target, n_threads=1, **options)
@@ -112,7 +112,7 @@ def test_a_sample_makes_another_model_and_random_state_decides_which() -> None:
 
 @pytest.mark.parametrize("share", [0.2, 0.6])
 def test_samples_do_what_they_do_elsewhere(share: float) -> None:
-    """Held-out error beside XGBoost's with the same trees and the same share of rows."""
+    """The test error compared with XGBoost's, with the same trees and the same fraction of rows."""
     rng = np.random.default_rng(0)
     X, test = rng.normal(size=(3000, 5)), rng.normal(size=(5000, 5))
     y = X[:, 0] + np.abs(X[:, 1]) + rng.normal(size=3000)
@@ -142,7 +142,7 @@ def test_what_is_no_share(wrong: Any) -> None:
 
 @pytest.mark.parametrize("loss", ["huber", "absolute_error", "poisson", "poisson by gradients", "line search"])
 def test_leaves_are_worth_what_the_sampled_rows_say(loss: str) -> None:
-    """The naive twin: rows drawn by the same hash, leaf by leaf, for every kind of step."""
+    """The naive counterpart: rows sampled by the same hash, leaf by leaf, for every kind of step."""
     rng = np.random.default_rng(8)
     n, alpha = 2000, 0.8
     X = rng.normal(size=(n, 3))
@@ -178,7 +178,7 @@ def test_leaves_are_worth_what_the_sampled_rows_say(loss: str) -> None:
                 expected.append((y - np.exp(raw))[here].mean())
             else:
                 expected.append((y - np.exp(raw))[here].sum() / np.exp(raw[here]).sum())
-        if loss == "line search":  # one multiplier for all leaves: at it, the sampled rows' slope is 0
+        if loss == "line search":  # one multiplier for all leaves, at which the sampled rows' slope is 0
             direction = np.array(expected)[leaves[rows, iteration - 1]]
             rho = values[0] / (0.5 * expected[0])
             slope = ((np.exp(raw[rows] + rho * direction) - y[rows]) * direction).sum()

@@ -11,7 +11,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
@@ -19,6 +19,7 @@ from dboost import Booster
 from dboost.errors import DataError, ParameterError
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
+from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame
 from tests.helpers.forests import random_ensemble, random_rows, random_tree
 from tests.helpers.naive import shapley as naive
@@ -27,7 +28,7 @@ seeds = st.integers(0, 2**32)
 
 
 def values_of(ensemble: Ensemble, rows: np.ndarray, **how: Any) -> np.ndarray:
-    """Shapley values of rows that are blocks already; [n, …, n_outputs] always."""
+    """Return Shapley values of blocks; always [n, …, n_outputs]."""
     from dboost.inspection.shapley import Shapley
 
     background = how.get("background")
@@ -42,7 +43,7 @@ def values_of(ensemble: Ensemble, rows: np.ndarray, **how: Any) -> np.ndarray:
     st.sampled_from([0.0, 0.5]),
     st.sampled_from([np.float32, np.float64]),
 )
-@settings(max_examples=30)
+@examples(30)
 def test_path_dependent_values_by_definition(seed: int, n_leaves: int, n_outputs: int, lean: float, precision: type) -> None:
     ensemble = random_ensemble(seed, 2, n_leaves, n_outputs, lean=lean)
     rows = random_rows(seed + 1, ensemble, 3, precision)
@@ -57,7 +58,7 @@ def test_path_dependent_values_by_definition(seed: int, n_leaves: int, n_outputs
 
 
 @given(seeds, st.sampled_from([1, 2, 5, 12]), st.integers(1, 6))
-@settings(max_examples=20)
+@examples(20)
 def test_interventional_values_by_definition(seed: int, n_leaves: int, n_background: int) -> None:
     ensemble = random_ensemble(seed, 2, n_leaves)
     rows, background = random_rows(seed + 1, ensemble, 2), random_rows(seed + 2, ensemble, n_background)
@@ -86,7 +87,7 @@ def test_values_add_up_to_raw_scores(target: str) -> None:
     assert np.array_equal(pairs, pairs.swapaxes(1, 2))
     against = np.asarray(booster.shap_values(frame, background=rows)).reshape(400, 7, -1)
     assert np.abs(against.sum(axis=1) + raw_matrix(booster, rows).mean(axis=0) - raw).max() < 1e-9
-    # A row told apart from itself by nothing.
+    # A row compared with itself has zero values.
     alone = np.asarray(booster.shap_values(frame.iloc[:1], background=frame.iloc[:1]))
     assert np.abs(alone).max() < 1e-12
 
@@ -103,7 +104,7 @@ def test_deep_chains_and_many_features() -> None:
 
 
 def test_shares_that_vanish() -> None:
-    """No Hessian on one side (it can underflow): the counts decide; no rows either: halves. Nothing becomes NaN."""
+    """No Hessian on one side (it can underflow): the counts decide; no rows either: one half each. Nothing becomes NaN."""
     tree = random_tree(np.random.default_rng(4), tuple(Feature(f"x{j}") for j in range(5)), 12)
     for cover, count in ((0.0, tree.count), (0.0, np.zeros(23, np.int64)), (np.arange(23) % 2.0, tree.count)):
         empty = Tree(**(vars(tree) | {"cover": np.broadcast_to(cover, 23), "count": count}))
@@ -172,7 +173,7 @@ def test_backgrounds_that_are_none(background: Any, complaint: str) -> None:
 
 
 def xgboost_and_the_same_trees(n_classes: int = 0) -> tuple[Any, Ensemble, np.ndarray]:
-    """A model of XGBoost's, its trees read into an ensemble, and rows with gaps."""
+    """A model of XGBoost's, its trees converted to an ensemble, and rows with gaps."""
     xgboost = pytest.importorskip("xgboost")
     rng = np.random.default_rng(0)
     X = rng.normal(size=(800, 5)).astype(np.float32)
@@ -194,7 +195,7 @@ def xgboost_and_the_same_trees(n_classes: int = 0) -> tuple[Any, Ensemble, np.nd
 
 
 def _tree(nodes: pd.DataFrame) -> Tree:
-    """XGBoost sends a value left when it is below the threshold; ours when it is at most that."""
+    """XGBoost sends a value left if it is below the threshold; dboost if it is at most the threshold."""
     row_of = {row["ID"]: row for row in nodes.to_dict("records")}
     order: list[dict[str, Any]] = []
     to_visit = [nodes["ID"].iloc[0]]
@@ -227,7 +228,7 @@ def test_the_same_as_xgboosts_on_its_trees(n_classes: int) -> None:
     rows = xgboost.DMatrix(X[:200])
     theirs = model.predict(rows, pred_contribs=True).reshape(200, -1, 6)
     ours = values_of(ensemble, X[:200])
-    assert np.abs(ours - theirs[:, :, :5].swapaxes(1, 2)).max() < 2e-5  # theirs are float32
+    assert np.abs(ours - theirs[:, :, :5].swapaxes(1, 2)).max() < 2e-5  # the others are float32
     assert np.abs(np.atleast_1d(Booster(ensemble).expected_value) - theirs[0, :, 5]).max() < 2e-5
     pairs = model.predict(rows, pred_interactions=True).reshape(200, -1, 6, 6)
     assert np.abs(values_of(ensemble, X[:200], interactions=True) - np.moveaxis(pairs[:, :, :5, :5], 1, -1)).max() < 2e-5
@@ -236,7 +237,7 @@ def test_the_same_as_xgboosts_on_its_trees(n_classes: int) -> None:
 def test_the_same_as_the_shap_packages_on_xgboosts_trees() -> None:
     shap = pytest.importorskip("shap", reason="the shap package is not installed")
     model, ensemble, X = xgboost_and_the_same_trees()
-    X = X[~np.isnan(X).any(axis=1)]  # the package's interventional values take missing background values for numbers
+    X = X[~np.isnan(X).any(axis=1)]  # the package's interventional values treat missing background values as numbers
     found = shap.TreeExplainer(model, data=X[100:150], feature_perturbation="interventional").shap_values(X[:100])
     assert np.abs(values_of(ensemble, X[:100], background=X[100:150])[:, :, 0] - found).max() < 2e-5
     found = shap.TreeExplainer(model, feature_perturbation="tree_path_dependent").shap_values(X[:100])

@@ -1,4 +1,4 @@
-"""The simulated cluster: its models are those of one process, and its clock adds up."""
+"""The simulated cluster: its models equal those of one process, and its clock adds up."""
 
 from __future__ import annotations
 

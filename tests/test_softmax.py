@@ -1,4 +1,4 @@
-"""K-class log loss: derivatives, the kernel's accuracy, and training that does not depend on how rows are divided."""
+"""K-class log loss: derivatives, the kernel's accuracy, and training that does not depend on the partitioning."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_the_loss_in_a_file() -> None:
 
 @pytest.mark.parametrize("cuts", [[], [100], [1, 2, 150, 299], [60, 120, 180, 240]])
 def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
-    """Three rounds of K trees: the same scores to the last bit, however the rows are divided."""
+    """Three rounds of K trees: the same scores to the last bit, for any partitioning."""
     n, n_classes = 300, 3
     table = make_table([7, 40, 255], n, categorical=[True, False, False])
     rng = np.random.default_rng(4)

@@ -19,7 +19,7 @@ import dboost
 from dboost.data import binning
 from dboost.errors import DataError, ParameterError
 from dboost.kernels.split_candidates import quantile_fine_bins
-from dboost.session import fused_engine as in_process
+from dboost.session import fused_engine
 from dboost.shards.bin_layout import plan_layout
 from dboost.shards.shard import BinnedColumns, Shard
 from dboost.shards.statistics import fine_bin_hessians, merge_into_bins
@@ -36,7 +36,7 @@ FRAME = mixed_frame(1500)
 
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_process, "SMALL", 0)
+    monkeypatch.setattr(fused_engine, "SMALL", 0)
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +45,11 @@ def client() -> Iterator[Client]:
         yield client
 
 
-# The rule by which fine bins become bins.
+# The rule that merges fine bins into bins.
 
 
 def naive_bins(mass: np.ndarray, most: int) -> np.ndarray:
-    """The last cell of each bin, by the rule that proposes bins for a whole table."""
+    """Return the last fine bin of each bin, by the rule that proposes bins for a whole table."""
     used = np.flatnonzero(mass > 0)
     if not len(used):
         return np.array([len(mass) - 1])
@@ -78,7 +78,7 @@ def test_a_bin_has_its_share_and_at_most_its_last_cell_more(mass: np.ndarray, mo
     assert 1 <= n <= most
     first = 0
     for end in last[:n]:
-        assert mass[first:end].sum() <= mass.sum() / most  # without its last cell
+        assert mass[first:end].sum() <= mass.sum() / most  # without its last fine bin
         first = end + 1
     assert not mass[first:].any()
 
@@ -115,7 +115,7 @@ def test_a_tree_s_bins_follow_from_the_hessians_of_its_rows(sampled: bool, weigh
             continue
         np.testing.assert_array_equal(found[layout.offset[feature] : layout.offset[feature + 1]], here)
         ends = naive_bins(here[:-1], 40)
-        ends[-1] = n_cells[feature] - 1  # rows that do not take part need a bin, too
+        ends[-1] = n_cells[feature] - 1  # rows that are left out need a bin, too
         expected = np.searchsorted(ends, codes.of(feature))
         expected[codes.of(feature) == n_cells[feature]] = 40
         np.testing.assert_array_equal(shard.bins.of(feature), expected)
@@ -125,7 +125,7 @@ def test_a_tree_s_bins_follow_from_the_hessians_of_its_rows(sampled: bool, weigh
 
 
 def rows_of_nodes(tree: pd.DataFrame, X: np.ndarray) -> dict[int, np.ndarray]:
-    """The rows that reach each node: bool[n_rows]."""
+    """Return the rows that reach each node: bool[n_rows]."""
     reached = {0: np.ones(len(X), bool)}
     for node in tree.sort_values("node").itertuples():
         if node.left >= 0:
@@ -137,7 +137,7 @@ def rows_of_nodes(tree: pd.DataFrame, X: np.ndarray) -> dict[int, np.ndarray]:
 
 @pytest.mark.parametrize("proposal", ["tree", "node", "exact"])
 def test_every_split_is_the_best_of_its_candidates(proposal: str) -> None:
-    """By a naive search of all nodes: least squares, so that masses are numbers of rows."""
+    """Return the bins by a naive search of all nodes: least squares, so that masses are numbers of rows."""
     rng = np.random.default_rng(3)
     n, most = 1200, 8
     X = rng.normal(size=(n, 3))
@@ -176,7 +176,7 @@ def test_every_split_is_the_best_of_its_candidates(proposal: str) -> None:
                         threshold = edges[j][end] if end < len(edges[j]) else np.inf
                         if f"f{j}" == node.feature and threshold == node.threshold and missing_left == node.missing_left:
                             chosen = gain
-            if chosen < 0:  # a direction of missing values that nothing depends on may be stored either way
+            if chosen < 0:  # a default direction that nothing depends on may be stored either way
                 assert not np.isnan(X[rows, int(node.feature[1:])]).any()
                 left = rows & (X[:, int(node.feature[1:])] <= node.threshold)
                 right = rows & ~left
@@ -210,8 +210,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-#: All cases with one proposal, some with the others; the rest with the slow tests.
-OFTEN = {(case, "tree") for case in CASES} | {(case, other) for case in ("weights", "constrained") for other in PROPOSALS}
+#: Some cases with one proposal, one with the others; the rest are slow tests.
+OFTEN = {(case, "tree") for case in ("numbers", "classes", "weights", "constrained")} | {("weights", p) for p in PROPOSALS}
 PAIRS = [
     pytest.param(case, proposal, marks=() if (case, proposal) in OFTEN else pytest.mark.slow)
     for case in CASES
@@ -234,10 +234,13 @@ def test_rows_threads_and_workers_do_not_matter(client: Client, case: str, propo
     assert saved(dboost.fit(parts, target, client=client, eval_set=remote, **settings)) == saved(alone)
 
 
-@pytest.mark.parametrize("proposal", ["tree", "node", "exact"])
-@pytest.mark.parametrize("subsample", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("subsample", "proposal"),
+    [(1.0, "tree"), (1.0, "node"), (1.0, "exact"), (0.5, "tree")]
+    + [pytest.param(0.5, proposal, marks=pytest.mark.slow) for proposal in ("node", "exact")],
+)
 def test_what_was_trained_is_what_is_predicted(proposal: str, subsample: float) -> None:
-    """Thresholds of finished trees divide the rows as their bins did, also rows that took no part and held-out ones."""
+    """Thresholds of finished trees divide the rows as their bins did, also rows that were left out and evaluation rows."""
     train, test = FRAME[:1000], FRAME[1000:]
     settings: dict[str, Any] = {"features": FEATURES, "subsample": subsample, "split_proposal": proposal, "max_iter": 20}
     booster = dboost.fit(train, "late", eval_set=test, progress=False, **settings)
@@ -247,7 +250,7 @@ def test_what_was_trained_is_what_is_predicted(proposal: str, subsample: float) 
 
 
 def test_finer_candidates_fit_better_where_that_matters() -> None:
-    """A narrow peak: a few bins for all rows cannot see it, bins inside the node can."""
+    """A narrow peak: a few bins for all rows do not resolve it, bins inside the node do."""
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(4000, 1))
     y = (np.abs(X[:, 0] - 0.5) < 0.01).astype(float)
@@ -266,7 +269,7 @@ def test_a_model_with_very_many_cells_keeps_its_file_small() -> None:
     booster = dboost.fit(FRAME, "y", features=FEATURES, max_iter=2, split_proposal="tree", progress=False)
     assert len(saved(booster)) < 20_000
     curve = booster.partial_dependence(["x"])
-    assert len(curve) > 2  # the grid comes from the trees then
+    assert len(curve) > 2  # then the grid comes from the trees
 
 
 # Errors.

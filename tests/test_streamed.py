@@ -9,14 +9,15 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import dboost
 from dboost.session import streamed_engine
 from dboost.session.memory_budget import Budget, parse_memory_limit
-from dboost.shards import shard_spec as blocks
+from dboost.shards import shard_spec
 from dboost.shards.block_store import BlockStore
+from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
 
 LIMIT = "64MiB"
@@ -26,18 +27,18 @@ LIMIT = "64MiB"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Every limit is too small for the rows, blocks are short, and temporary files go here."""
     monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
     with dask.config.set({"temporary-directory": str(tmp_path / "temporary")}):
         yield tmp_path / "temporary"
 
 
 def both(frame: Any, target: Any, **settings: Any) -> tuple[dboost.Booster, dboost.Booster]:
-    """The model of rows in memory, and of rows in files."""
+    """Return the model of rows in memory, and of rows in files."""
     settings = {"max_iter": 4, "random_state": 3, "progress": False} | settings
     return dboost.fit(frame, target, **settings), dboost.fit(frame, target, memory_limit=LIMIT, **settings)
 
 
-OPTIONS: list[tuple[str, dict[str, Any]]] = [
+OPTIONS: list[Any] = [
     ("y", {}),
     ("late", {}),
     ("grade", {"max_iter": 2}),
@@ -46,14 +47,14 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("y", {"loss": "absolute_error"}),
     ("y", {"loss": "huber", "sample_weight": "w"}),
     ("y", {"loss": "quantile", "quantile": 0.9, "offset": "x"}),
-    ("late", {"loss": "poisson", "step": "line_search"}),
+    pytest.param("late", {"loss": "poisson", "step": "line_search"}, marks=pytest.mark.slow),
     ("late", {"criterion": "gradient", "sample_weight": "w"}),
-    ("grade", {"criterion": "gradient", "max_iter": 2}),
+    pytest.param("grade", {"criterion": "gradient", "max_iter": 2}, marks=pytest.mark.slow),
     ("late", {"influence_trimming": 0.2}),
-    ("late", {"criterion": "gradient", "influence_trimming": 0.2}),
-    ("grade", {"influence_trimming": 0.1, "subsample": 0.8, "max_iter": 2}),
+    pytest.param("late", {"criterion": "gradient", "influence_trimming": 0.2}, marks=pytest.mark.slow),
+    pytest.param("grade", {"influence_trimming": 0.1, "subsample": 0.8, "max_iter": 2}, marks=pytest.mark.slow),
     ("y", {"growth": "depth_wise", "max_leaf_nodes": 12}),
-    ("y", {"max_depth": 3, "max_leaf_nodes": None, "max_features": 0.5}),
+    pytest.param("y", {"max_depth": 3, "max_leaf_nodes": None, "max_features": 0.5}, marks=pytest.mark.slow),
     ("y", {"max_leaf_nodes": None, "min_samples_leaf": 2, "max_iter": 2}),
     ("late", {"monotonic_cst": {"x": 1}, "interaction_cst": [["x", "size"], ["age", "town"]]}),
 ]
@@ -68,7 +69,7 @@ def test_the_model_is_that_of_rows_in_memory(folder: Path, target: str, options:
     assert list(folder.iterdir()) == []
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     n=st.integers(40, 400),
     at=st.lists(st.integers(0, 400), max_size=4),
@@ -79,14 +80,14 @@ def test_however_rows_are_divided(folder: Path, n: int, at: list[int], block: in
     frame = mixed_frame(n, seed=n)
     options = {"features": NUMERIC, "sample_weight": "w", "subsample": 0.7, "max_leaf_nodes": 6, "min_samples_leaf": 3}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "BLOCK_ROWS", block)
+        patch.setattr(shard_spec, "BLOCK_ROWS", block)
         kept = dboost.fit(frame, "y", max_iter=2, **options)
         streamed = dboost.fit(cut(frame, at), "y", max_iter=2, n_threads=n_threads, memory_limit=LIMIT, **options)
     assert saved(kept) == saved(streamed)
 
 
 def test_many_columns_and_wide_ones(folder: Path) -> None:
-    """More than one tile, columns that share a byte, and one of more than 255 categories."""
+    """More than one tile, columns that share a byte, and a category with more than 255 levels."""
     rng = np.random.default_rng(0)
     frame = mixed_frame(700)
     for k in range(40):
@@ -143,7 +144,7 @@ def test_a_limit_that_holds_the_rows_leaves_them_in_memory() -> None:
 
 @pytest.mark.parametrize("target", ["y", "late", "grade"])
 def test_targets_in_files_too(folder: Path, target: str) -> None:
-    """Of a lazy frame nothing is kept in memory for all rows."""
+    """A lazy frame leaves nothing in memory for all rows."""
     frame = mixed_frame(300)
     features = ["x", "town", "kind"]
     options = {"features": features, "sample_weight": "w", "offset": "rooms" if target == "y" else None, "max_iter": 2}

@@ -1,4 +1,4 @@
-"""Workers with a memory limit keep their rows in files; the model is the same, also when workers die or come."""
+"""Workers with a memory limit store their rows in files; the model is the same, also when workers die or join."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 from distributed import Client
 
 import dboost
-from dboost.distributed import worker_plugin as holder
+from dboost.distributed import worker_plugin
 from dboost.session.memory_budget import Budget
 from dboost.session.partition_loader import PartitionBatch
-from dboost.shards import shard_spec as blocks
+from dboost.shards import shard_spec
 from tests.helpers.clusters import Processes, a_table, held_rows, rows_in_files, stream_everything, threads_cluster
 
 FRAME = a_table(3000)
@@ -33,9 +33,9 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture
 def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same in this process, until the end of the test."""
+    """Stream everything in this process, until the end of the test."""
     monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 128)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 128)
 
 
 def lazily(n_partitions: int = 5) -> dd.DataFrame:
@@ -58,7 +58,7 @@ def test_the_model_is_that_of_rows_in_memory(client: Client, streaming: None, ta
     assert (booster.history["bytes_read"] > 0).all()
     folders = [Path(folder) for folder in client.run(lambda dask_worker: dask_worker.local_directory).values()]
     assert all(folder.is_dir() for folder in folders)
-    client.sync(client.scheduler.identity)  # what belongs to the fit is dropped by then
+    client.sync(client.scheduler.identity)  # everything that belongs to the fit is released by then
     left = [path for folder in folders for path in folder.glob("dboost-*")]
     assert left == [] or all(not any(path.glob("codes")) for path in left)
 
@@ -72,15 +72,15 @@ def test_rows_that_fit_stay_in_memory(client: Client) -> None:
 def test_without_a_limit_rows_keep_to_what_dask_lets_workers_have(
     client: Client, streaming: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that would be paused or killed streams its rows; where nobody limits it they stay in memory."""
+    """A worker with a memory limit streams its rows; without a limit they stay in memory."""
     expected = dboost.fit(FRAME, "y", **OPTIONS).sha256
     with caplog.at_level("INFO", "dboost"):
         booster = dboost.fit(lazily(), "y", client=client, **OPTIONS)
     assert booster.sha256 == expected
     assert (booster.history["bytes_read"] > 0).all()
     assert "3000 rows do not fit what Dask lets their workers have and are streamed from files" in caplog.text
-    for spare in (None, Budget(1000)):  # unlimited; not enough for a tree's histograms, so the worker does what it can
-        monkeypatch.setattr(holder, "_spare", lambda worker, spare=spare: spare)
+    for spare in (None, Budget(1000)):  # unlimited; not enough for a tree's histograms, which are allocated nevertheless
+        monkeypatch.setattr(worker_plugin, "_spare", lambda worker, spare=spare: spare)
         booster = dboost.fit(lazily(), "y", client=client, **OPTIONS)
         assert booster.sha256 == expected
         assert (booster.history["bytes_read"] == 0).all()
@@ -91,7 +91,7 @@ def test_without_a_limit_rows_keep_to_what_dask_lets_workers_have(
 
 
 def test_all_that_belongs_to_rows_is_in_files(client: Client, streaming: None) -> None:
-    """Targets of text, weights, offsets, and scores of a model that is continued; partitions without rows that count."""
+    """Targets of text, weights, offsets, and a warm start; partitions without rows of positive weight."""
     frame = FRAME.copy()
     frame["d"] = frame["d"].fillna(0.0)
     frame.loc[:700, "w"] = 0.0
@@ -114,7 +114,7 @@ def test_all_that_belongs_to_rows_is_in_files(client: Client, streaming: None) -
 
 
 def test_what_lies_on_one_worker_moves_with_all_that_belongs_to_it(client: Client, streaming: None) -> None:
-    """Target, weight and offset of a partition that goes to another worker go with it, from file to file."""
+    """Target, weight and offset of a partition that moves to another worker move with it, from file to file."""
     frame = FRAME.fillna({"d": 0.0})
     one = min(client.scheduler_info(n_workers=-1)["workers"])
     persisted = client.persist(dd.from_pandas(frame, npartitions=6), workers=[one])
@@ -132,7 +132,7 @@ def test_what_lies_on_one_worker_moves_with_all_that_belongs_to_it(client: Clien
 def test_partitions_larger_than_their_share(
     client: Client, streaming: None, monkeypatch: pytest.MonkeyPatch, target: str, options: dict[str, Any]
 ) -> None:
-    """They are taken in slices, also those that go to another worker; a model is continued by slices too."""
+    """They are read in slices, also those that move to another worker; a warm start reads slices too."""
     monkeypatch.setattr(Budget, "chunk", property(lambda _: 4096))
     frame = FRAME.fillna({"d": 0.0})
     one = min(client.scheduler_info(n_workers=-1)["workers"])
@@ -178,13 +178,13 @@ def test_too_small_a_budget_is_an_error_of_the_users(client: Client, streaming: 
 
 @pytest.fixture(scope="module")
 def dying() -> Iterator[Processes]:
-    """Workers that may be killed; each test begins with two."""
+    """Workers that may be killed; each test starts with two."""
     with Processes(2, environment={"DASK_DBOOST__PATIENCE": "20s"}) as processes:
         yield processes
 
 
 def test_workers_die_and_come(dying: Processes) -> None:
-    """One that is killed: its rows, and those it judged, are read again elsewhere; one that joins is given rows by others."""
+    """A killed worker's rows, also those of evaluation sets, are read again elsewhere; a new worker receives rows of others."""
     client, options, held = dying.client, OPTIONS | {"max_iter": 12}, FRAME[:900]
     expected = dboost.fit(FRAME, "z", eval_set=held, **options)
     client.run(stream_everything)
@@ -206,9 +206,9 @@ def test_workers_die_and_come(dying: Processes) -> None:
 
 @pytest.mark.filterwarnings("ignore:no eval_set was given")
 def test_workers_with_bites_in_files_die_and_come(dying: Processes) -> None:
-    """The same in the middle of visits: bites are divided again, and catch up; a giver writes anew what it keeps.
+    """The same in the middle of visits: bites are divided again and brought up to date; the sender rewrites the rest.
 
-    So it is with the rows that are held out of the training data: nobody judges them twice.
+    Held-out rows of the training data are moved too: none is evaluated twice.
     """
     client, arcbites = dying.client, {"arcbites": dboost.ArcBites(3, 7, visits=4, early_stopping_rounds=99), "max_iter": 84}
     expected = dboost.fit(FRAME, "z", **OPTIONS | arcbites)
@@ -229,7 +229,7 @@ def test_workers_with_bites_in_files_die_and_come(dying: Processes) -> None:
             client.wait_for_workers(2, timeout=60)
             client.run(stream_everything)
         if now.iteration > 10 and (not rows or not rows[-1][0]):
-            time.sleep(0.25)  # while the newcomer reads its part
+            time.sleep(0.25)  # while the new worker reads its partitions
             rows.append(sorted(client.run(rows_in_files).values()))
 
     booster = dboost.fit(lazily(10), "z", callbacks=replace, **options | arcbites)

@@ -19,7 +19,7 @@ import pytest
 import dboost
 from dboost.session.memory_budget import Budget
 from dboost.session.streamed_engine import StreamedEngine
-from dboost.shards import shard_spec as blocks
+from dboost.shards import shard_spec
 
 ROOT = Path(__file__).parent.parent
 RNG = np.random.default_rng(0)
@@ -41,7 +41,7 @@ CHILD = """
 
 
 def child(code: str, folder: Path) -> subprocess.Popen[str]:
-    """A process that runs the code after the beginning."""
+    """Start a process that runs the code after START."""
     whole = textwrap.dedent(CHILD) + textwrap.dedent(code)
     return subprocess.Popen(
         [sys.executable, "-c", whole, str(folder)],
@@ -55,7 +55,7 @@ def child(code: str, folder: Path) -> subprocess.Popen[str]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 1024)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 1024)
     place = tmp_path / "temporary"
     place.mkdir()
     with dask.config.set({"temporary-directory": str(place)}):
@@ -75,7 +75,7 @@ def at(iteration: int, action: Callable[[], Any]) -> Callable[[dboost.Iteration]
 
 
 def the(folder: Path, name: str) -> Path:
-    """A file of the fit under way."""
+    """Return a file of the running fit."""
     (found,) = folder.glob(f"dboost-*/{name}")
     return found
 
@@ -146,7 +146,7 @@ def test_an_evaluation_set_that_fails_leaves_nothing(folder: Path) -> None:
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    """A small file system of its own where mounting is permitted; else a limit on the size of files."""
+    """A small file system where mounting is permitted; otherwise a limit on the size of files."""
     folder = tmp_path / "small"
     folder.mkdir()
     mounted = (
@@ -167,8 +167,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
             """,
             folder,
         )
-        told, errors = process.communicate(timeout=300)
-        assert "there is no room for its" in told, errors
+        out, errors = process.communicate(timeout=300)
+        assert "there is no room for its" in out, errors
         assert list(folder.iterdir()) == []
     finally:
         if mounted:
@@ -192,8 +192,8 @@ def test_an_interrupt_removes_the_files(tmp_path: Path) -> None:
     assert process.stdout.readline() == "1\n"
     assert list(tmp_path.glob("dboost-*/codes"))
     process.send_signal(signal.SIGINT)
-    told, errors = process.communicate(timeout=120)
-    assert "interrupted True" in told, errors
+    out, errors = process.communicate(timeout=120)
+    assert "interrupted True" in out, errors
     assert list(tmp_path.iterdir()) == []
 
 
@@ -207,7 +207,7 @@ def test_the_files_of_a_killed_fit_go_with_the_next(tmp_path: Path, monkeypatch:
     assert (left / "codes").stat().st_size > 0
     deadline = time.monotonic() + 60
     with dask.config.set({"temporary-directory": str(tmp_path)}):
-        while left.exists() and time.monotonic() < deadline:  # the system may take a moment to let go of a lock
+        while left.exists() and time.monotonic() < deadline:  # the system may take a moment to release a lock
             dboost.fit(X[:50], Y[:50], max_iter=1)
     assert list(tmp_path.iterdir()) == []
 
@@ -242,8 +242,8 @@ PEAK = """
 def test_the_peak_does_not_grow_with_the_data(tmp_path: Path) -> None:
     """32 and 128 MB of values with a limit of 24 MiB: both stay below it, plus a reserve of the allocator."""
     process = child(PEAK, tmp_path)
-    told, errors = process.communicate(timeout=900)
+    out, errors = process.communicate(timeout=900)
     assert not process.returncode, errors
-    small, large = map(float, told.split())
-    assert small < 24 + 24 and large < 24 + 24, told
-    assert large - small < 12, told
+    small, large = map(float, out.split())
+    assert small < 24 + 24 and large < 24 + 24, out
+    assert large - small < 12, out

@@ -17,7 +17,7 @@ from dboost.session.thread_team import Team
 
 @njit(nogil=True)
 def in_phases(thread, n_threads, control, seen, n_phases):
-    """Each thread writes its phase; after the barrier all must have written it. Returns how often one had not."""
+    """Each thread writes its phase; after the barrier all must have written it. Return how often one had not."""
     epoch, late = np.int64(0), 0
     for phase in range(n_phases):
         seen[thread] = phase
@@ -51,7 +51,7 @@ def turn_for_ever(control):
 def test_nobody_passes_before_all_have_come(n_threads: int) -> None:
     seen = np.full(n_threads, -1)
     with Team(n_threads) as team:
-        for _ in range(3):  # the control array serves again and again
+        for _ in range(3):  # the control array is used again and again
             team.control[:] = 0
             assert team.run(lambda t: in_phases(t, n_threads, team.control, seen, 300)) == [0] * n_threads
 
@@ -69,14 +69,14 @@ def test_a_failing_thread_ends_all(failing: int) -> None:
         with pytest.raises(ZeroDivisionError, match="in one thread"):
             team.run(work)
         assert ended == [-1, -1]
-        # The team is as good as new for the next run.
+        # The team can be used for the next run.
         team.control[:] = 0
         assert team.run(lambda thread: thread) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_what_is_raised_is_the_first_error(failing: int) -> None:
-    """Not that of a thread which leaves because another one failed, though that one may come before it in the list."""
+    """Not the error of a thread that leaves because another one failed, even if it comes first in the list."""
     with Team(3) as team:
 
         def work(thread: int) -> None:
@@ -91,7 +91,7 @@ def test_what_is_raised_is_the_first_error(failing: int) -> None:
 
 @pytest.fixture
 def listening() -> Iterator[None]:
-    """Python's own handler of ^C, whatever a library may have put in its place."""
+    """Install Python's own handler of SIGINT, which a library may have replaced."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -101,7 +101,7 @@ def listening() -> Iterator[None]:
 @pytest.mark.parametrize("heard_by", ["main", "other"])
 @pytest.mark.parametrize("n_threads", [1, 2])
 def test_control_c_ends_all_at_their_next_barrier(n_threads: int, heard_by: str) -> None:
-    """Also when the system hands the signal to a thread that is not the main one."""
+    """Also when the system delivers the signal to a thread that is not the main one."""
     work = (lambda t: turn_for_ever(team.control)) if n_threads == 1 else (lambda t: wait_for_ever(team.control, 3))
     with Team(n_threads) as team:
         turn_for_ever(np.ones(CONTROL_SIZE, np.int64))  # compile
@@ -113,7 +113,7 @@ def test_control_c_ends_all_at_their_next_barrier(n_threads: int, heard_by: str)
 
         threading.Timer(0.2, interrupt).start()
         with pytest.raises(KeyboardInterrupt):
-            team.run(work)  # for ever, if the abort is not noticed
+            team.run(work)  # endless, if the abort is not noticed
         assert team.control[ABORT] == 1
 
 

@@ -1,8 +1,8 @@
-"""TreeBoost as published: the same models as scikit-learn's exact implementation grows, and blind to the scale of features.
+"""TreeBoost as published: the models of scikit-learn's exact implementation, and invariance to the scale of features.
 
 scikit-learn's `GradientBoosting*` are Algorithms 2 to 6 of the paper with trees by exact least squares. With
-``criterion="gradient"``, no regularisation and features of few values, trees here have the same candidates; what differs is
-rounding (gradients of 13 or 15 bits, residuals that lie on a border), and which of two equal splits is taken.
+``criterion="gradient"``, no regularisation and features of few values, dboost has the same candidate splits; only rounding
+differs (gradients of 13 or 15 bits, residuals on a border), and which of two equal splits is chosen.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def test_scikit_learn_grows_the_same(name: str) -> None:
     ).fit(GRID, y)
     expected = peer.predict(GRID) if y is NUMBERS else peer.decision_function(GRID)
     found = dboost.fit(GRID, y, max_iter=15, **ours, **PLAIN, **common).predict(GRID, raw_score=True)
-    if y is CLASSES:  # whatever is added to all classes' scores says nothing
+    if y is CLASSES:  # a constant added to the scores of all classes changes nothing
         expected, found = (scores - scores.mean(axis=1, keepdims=True) for scores in (expected, found))
-    # Gradients of one size make many equal splits, and quantiles between two numbers are a matter of taste.
+    # Gradients of one size give many equal splits, and a quantile between two numbers is not unique.
     assert r2_score(expected, found) > (0.99 if name in ("LAD", "quantile") else 0.999)
 
 
 @EVERY
 def test_a_monotone_transformation_of_features_changes_nothing(name: str) -> None:
-    """Splits are told by ranks, so on the rows that were trained on predictions are the same to the last bit."""
+    """Splits depend on ranks only, so on the training rows predictions are the same to the last bit."""
     stretched = np.column_stack([np.exp(X[:, 0]), X[:, 1] ** 3, np.arctan(X[:, 2]), 1e6 * X[:, 3] - 5.0])
     moved = dboost.fit(stretched, TARGET[name], loss=name, max_iter=10, n_threads=1, **OPTIONS.get(name, {}))
     assert np.array_equal(moved.predict(stretched, raw_score=True), fit(name).predict(X, raw_score=True))

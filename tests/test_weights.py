@@ -19,12 +19,12 @@ from tests.helpers.fits import cut, mixed_frame
 
 FRAME = mixed_frame(900, seed=3).drop(columns="late")
 W = FRAME["w"].to_numpy()
-# Levels that only rows of weight zero have: in part of one column, and in all such rows of another.
+# Categories that only rows of weight zero have: in part of one column, and in all such rows of another.
 FRAME.loc[np.flatnonzero(W == 0)[::3], "town"] = "Ghost"
 FRAME["kind"] = FRAME["kind"].astype(str).where(W > 0, "none")
 FEATURES = [name for name in FRAME if name not in ("y", "grade", "w")]
 X = FRAME[FEATURES]
-#: So little that rows are streamed.
+#: So small that rows are streamed.
 LIMIT = 64 * 10**6
 
 

@@ -22,7 +22,7 @@ from distributed import Client
 from benchmarks.simulation.clock import CountedLoop
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.network import Host, Line, Network, Wire
-from dboost.data import dask_collections as lazy
+from dboost.data import dask_collections
 from dboost.data.read_plan import ReadPlan
 from dboost.distributed import reducer
 from dboost.distributed.cluster_fit import fit_on_cluster, n_parts_of
@@ -221,7 +221,7 @@ class _Source(ReadTasks):
             address = addresses[i % len(addresses)]
             (bundle,) = dask.get(self._graph | {"bundle": self._bundles[i]}, ["bundle"])
             holding = simulated.workers[address].holder.worker_session(connection.fit)
-            n_rows = holding.take(batch, i, plan, lazy.in_place(bundle, self._filled))
+            n_rows = holding.take(batch, i, plan, dask_collections.in_place(bundle, self._filled))
             receipts.append(Receipt(i, n_rows, SessionRef(address, holding.session)))
         return receipts
 

@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--calm", action="store_true", help="nothing goes wrong: are the fits themselves right?")
     parser.add_argument("--costs", action="store_true", help="measure what a death and a stopped worker cost instead")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as ^C: everything that was started is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as for SIGINT: all processes are ended
     seed = int(time.time()) if given.seed is None else given.seed
     print(f"seed {seed}", flush=True)
     if given.costs:
@@ -58,4 +58,4 @@ if __name__ == "__main__":
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # threads that wait for a cluster that has been ended would keep this process
+    os._exit(code)  # threads that wait for an ended cluster would keep this process alive

@@ -1,6 +1,6 @@
 """The process of a client: ``python -m tests.chaos.client ADDRESS FOLDER``.
 
-Reads lines of JSON, each a fit to make, and prints lines of JSON that begin with ``@@``: iterations, and how each fit ended.
+Reads lines of JSON, each with a fit to run, and prints lines of JSON that begin with ``@@``: iterations, and results of fits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A scheduler, workers and clients as processes; workers in *slots* that keep their address from one process to the next.
 
-Nothing here waits for a process that may be stopped: signals are sent, and what the cluster says is asked for with a limit.
+Nothing here waits for a process that may be stopped: signals are sent, and requests to the cluster have a time limit.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Setting:
 class Process:
     """A process whose output goes to a file.
 
-    talks : its standard output is for events; hears : its standard input is for orders.
+    talks : its standard output is read for events; hears : its standard input receives orders.
     """
 
     def __init__(
@@ -111,14 +111,14 @@ class Process:
         return self.popen.poll() is None
 
     def family(self) -> list[int]:
-        """This process and those that it has started."""
+        """Return this process and its child processes."""
         found = [self.pid]
         with contextlib.suppress(psutil.Error):
             found += [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
         return found
 
     def end(self) -> None:
-        """End it and its children, whatever state they are in."""
+        """Kill it and its children, whatever state they are in."""
         for pid in self.family():
             send(pid, signal.SIGKILL)
         self.popen.wait()
@@ -129,7 +129,7 @@ class Process:
 
 
 def send(pid: int, number: int) -> bool:
-    """Send a signal; whether there was anybody to hear it."""
+    """Send a signal; return whether the process exists."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -138,7 +138,7 @@ def send(pid: int, number: int) -> bool:
 
 
 class Slot:
-    """Where a worker lives: a port, a folder, and its present process."""
+    """A worker's port, folder and present process."""
 
     def __init__(self, cluster: Cluster, number: int, fixed: bool) -> None:
         self.number, self._cluster = number, cluster
@@ -152,7 +152,7 @@ class Slot:
         self.paused = False
 
     def start(self) -> None:
-        """Start a worker; one without a nanny is there at once, where a spare one waits."""
+        """Start a worker; without a nanny a waiting spare process takes over at once."""
         self.wanted, self.stopped, self.paused = True, None, False
         if self._cluster.setting.nanny:
             self.process = self._process("distributed.cli.dask_worker")
@@ -176,7 +176,7 @@ class Slot:
         return Process(f"worker-{self.number}", command, self._cluster.folder, environment, hears=hears)
 
     def end(self) -> None:
-        """End the worker and the one that waits."""
+        """End the worker and its spare process."""
         self.wanted = False
         for process in (self.process, self.spare):
             if process is not None:
@@ -184,7 +184,7 @@ class Slot:
         self.spare = None
 
     def pid(self) -> int | None:
-        """Of the process that is Dask's worker (with a nanny, its child), once it can hear signals."""
+        """Return the id of Dask's worker process (with a nanny, its child), once it can receive signals."""
         if self.process is None or not self.process.runs:
             return None
         ready = [pid for pid in self.process.family() if (self._cluster.ready / f"ready-{pid}").exists()]
@@ -226,7 +226,7 @@ class Slot:
 
 
 class ClientProcess:
-    """The process of a client; `events` are what it says."""
+    """The process of a client; `events` are those that it prints."""
 
     def __init__(self, cluster: Cluster, number: int, tables: Path) -> None:
         command = [sys.executable, "-m", "tests.chaos.client", cluster.address, str(tables)]
@@ -312,7 +312,7 @@ class Cluster:
             self.scheduler.end()
 
     def client(self, number: int) -> ClientProcess:
-        """The client with this number, started if need be (and then not yet ready)."""
+        """Return the client with this number, started if necessary (and then not yet ready)."""
         if number not in self.clients or not self.clients[number].process.runs:
             self.clients[number] = ClientProcess(self, number, self._tables)
             self.clients[number].wait_until_ready()
@@ -325,7 +325,7 @@ class Cluster:
         return slot
 
     def supervise(self) -> list[int]:
-        """Start workers anew whose process has ended by itself; the numbers of their slots."""
+        """Restart workers whose process has ended by itself; return the numbers of their slots."""
         found = []
         for slot in self.slots:
             if slot.wanted and slot.process is not None and not slot.process.runs:
@@ -335,15 +335,15 @@ class Cluster:
         return found
 
     def roster(self) -> list[str]:
-        """Workers that the scheduler knows."""
+        """Return the workers that the scheduler knows."""
         return list(self.within(10.0, lambda: self.monitor.run_on_scheduler(_workers)) or [])
 
     def address_of(self, slot: Slot) -> str | None:
-        """Where the scheduler knows a slot's worker."""
+        """Return the scheduler's address of a slot's worker."""
         return self.within(5.0, lambda: self.monitor.run_on_scheduler(_address_in, folder=str(slot.folder)))
 
     def within(self, seconds: float, ask: Callable[[], Any]) -> Any:
-        """An answer, or None when it takes longer or fails."""
+        """Return the result of a call, or None if it takes longer or fails."""
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.later(lambda: answers.put(ask()))
         try:
@@ -352,7 +352,7 @@ class Cluster:
             return None
 
     def later(self, work: Callable[[], Any]) -> None:
-        """Have something done by a thread, which may hang for ever."""
+        """Run a function in a thread, which may never end."""
 
         def carefully() -> None:
             with contextlib.suppress(Exception):
@@ -361,7 +361,7 @@ class Cluster:
         threading.Thread(target=carefully, daemon=True).start()
 
     def print_stacks(self) -> None:
-        """Have every process print its stacks into its log."""
+        """Make every process print its stacks into its log."""
         send(self.scheduler.pid, signal.SIGUSR1)
         for client in self.clients.values():
             send(client.process.pid, signal.SIGUSR1)
@@ -375,7 +375,7 @@ class Cluster:
         return sorted(self.folder.glob("*.log"))
 
     def peaks(self) -> dict[str, float]:
-        """The largest resident memory so far of each process, in MiB."""
+        """Return the largest resident memory so far of each process, in MiB."""
         pids = {"scheduler": self.scheduler.pid} | {f"client {n}": one.process.pid for n, one in self.clients.items()}
         pids |= {f"worker {slot.number}": pid for slot in self.slots if (pid := slot.pid()) is not None}
         found = {}
@@ -387,7 +387,7 @@ class Cluster:
 
 
 def free_port() -> int:
-    """A port below those that connections are given: nobody takes it while its worker is away."""
+    """Return a port below the ephemeral ones, so that no connection takes it while its worker is away."""
     while True:
         port = random.SystemRandom().randrange(10_000, 30_000)
         with socket.socket() as one, contextlib.suppress(OSError):

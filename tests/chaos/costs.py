@@ -1,7 +1,7 @@
-"""What a death and a stopped worker cost: the longest time between two iterations, beside that of undisturbed fits.
+"""The cost of a killed and of a stopped worker: the longest time between two iterations, compared with undisturbed fits.
 
-``python -m tests.chaos --costs``. The goal: a death in the middle of a fit costs at most 2 s plus reading the lost
-partitions; a stopped worker at most twice `dboost.patience` plus 2 s. No seconds are asserted: the machine may be busy.
+``python -m tests.chaos --costs``. The goal: a kill in the middle of a fit costs at most 2 s plus reading the lost
+partitions; a stopped worker at most twice `dboost.patience` plus 2 s. No times are asserted: the machine may be busy.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ SPEC = Spec(
     slow=SECONDS_TO_READ,
 )
 AT, TIMES = 30, 3
-#: Without a word for so long, a fit is given up.
+#: A fit without an event for this many seconds is given up.
 _MOST = 180.0
 
 
 def measure(patience: float, folder: Path | None = None) -> int:
-    """Print a table of costs; returns 1 where a model was another one."""
+    """Print a table of costs; return 1 if a model differs."""
     home = temporary_folder() if folder is None else folder
     (home / "tables").mkdir(parents=True, exist_ok=True)
     write_table(SPEC, home / "tables")
@@ -45,7 +45,7 @@ def measure(patience: float, folder: Path | None = None) -> int:
     }
     rows, wrong = [], 0
     with Cluster(setting, home / f"costs-{time.time():.0f}", home / "tables") as cluster:
-        _timed(cluster, None)  # what is loaded and compiled for the first time
+        _timed(cluster, None)  # imports and compilation
         for name, fault in faults.items():
             found = [_timed(cluster, fault) for _ in range(TIMES)]
             wrong += sum(model != expected for *_, model in found)
@@ -56,8 +56,8 @@ def measure(patience: float, folder: Path | None = None) -> int:
     usual = statistics.median(rows[0][1])
     for name, whole, gaps in rows:
         more = f"({statistics.median(whole) - usual:+.2f})"
-        told = ", ".join(f"{gap:.2f}" for gap in sorted(gaps))
-        print(f"{name:28}{statistics.median(whole):8.2f} s {more:>8}{told:>32} s")
+        listed = ", ".join(f"{gap:.2f}" for gap in sorted(gaps))
+        print(f"{name:28}{statistics.median(whole):8.2f} s {more:>8}{listed:>32} s")
     print(f"other models than expected: {wrong}")
     if folder is None:
         shutil.rmtree(home, ignore_errors=True)
@@ -65,7 +65,7 @@ def measure(patience: float, folder: Path | None = None) -> int:
 
 
 def _timed(cluster: Cluster, fault: Callable[[Slot], object] | None) -> tuple[float, float, str]:
-    """Seconds of a fit, of its longest pause, and its model. All workers are there before and after it."""
+    """Return the seconds of a fit, of its longest pause, and its model. All workers are present before and after it."""
     client, slot = cluster.client(0), cluster.slots[0]
     client.order("", SPEC)
     began, pauses, before = time.time(), [0.0], None

@@ -1,14 +1,14 @@
-"""What goes wrong in a job, and when: a `Fault` is drawn from a seed, and a `Mischief` carries out those of a job.
+"""Faults of a job and their times: a `Fault` is drawn from a seed, and a `FaultRunner` carries out those of a job.
 
-killed          kill -9; started anew at the same address after `delay` seconds (never, while the job runs: `delay` None)
+killed          kill -9; restarted at the same address after `delay` seconds (not while the job runs: `delay` None)
 stopped         SIGSTOP, and SIGCONT after `seconds`
-stopped, killed the same, but killed at the end, and started anew
+stopped, killed the same, but killed at the end, and restarted
 paused          as Dask pauses a worker that is out of memory; resumed after `seconds`
-retired         by `Client.retire_workers`; started anew
-joined          another worker comes, for the rest of the job
-all killed      and all started anew at their addresses after `delay`
+retired         by `Client.retire_workers`; restarted
+joined          another worker joins, for the rest of the job
+all killed      and all restarted at their addresses after `delay`
 all paused      for `seconds`
-client killed   a fit with a checkpoint is begun again by another client, one without ends
+client killed   a fit with a checkpoint is resumed by another client, one without ends
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to whom.
+    """A fault, its victim and its time.
 
     after : seconds after the fits began; iteration : of any fit; reading : once a table whose name begins so is being read
         (then `after` counts from there)
-    victim : number of a slot among those that there are
+    victim : number of a slot among the present ones
     """
 
     kind: str
@@ -59,9 +59,9 @@ class Fault:
             when = f"{self.after:.2f} s after iteration {self.iteration}"
         if self.reading is not None:
             when = f"{self.after:.2f} s after the {self.reading} begins to be read"
-        told = f"worker {self.victim} {self.kind}" if "all" not in self.kind and "client" not in self.kind else self.kind
-        told += f" for {self.seconds:.1f} s" if self.seconds else ""
-        return f"{told}, {when}, back after {self.delay} s"
+        text = f"worker {self.victim} {self.kind}" if "all" not in self.kind and "client" not in self.kind else self.kind
+        text += f" for {self.seconds:.1f} s" if self.seconds else ""
+        return f"{text}, {when}, back after {self.delay} s"
 
 
 def draw_faults(chance: random.Random, specs: Sequence[Spec], n_workers: int) -> list[Fault]:
@@ -83,7 +83,7 @@ def _draw(chance: random.Random, specs: Sequence[Spec], n_workers: int) -> Fault
     elif kind in ("paused", "all paused"):
         seconds = 0.5 * 16 ** chance.random()
         if kind == "all paused" and chance.random() < 0.2:
-            seconds = 100.0  # longer than any fit may wait
+            seconds = 100.0  # longer than the timeout of any fit
     delay: float | None = chance.choice([0.0, 0.0, 0.0, chance.uniform(0.1, 5.0), None])
     if kind == "all killed":
         delay = chance.choice([0.0, chance.uniform(0.0, 4.0)])
@@ -99,10 +99,10 @@ def _draw(chance: random.Random, specs: Sequence[Spec], n_workers: int) -> Fault
     return Fault(kind, chance.randrange(n_workers), round(after, 3), iteration, reading, round(seconds, 2), delay)
 
 
-class Mischief:
-    """Carries out the faults of one job; `step` is to be called all the time.
+class FaultRunner:
+    """Carries out the faults of one job; `step` must be called continually.
 
-    told : lines with the time of everything that was done.
+    log : lines with the time of everything that was done.
     """
 
     def __init__(self, cluster: Cluster, faults: Sequence[Fault], kill_client: Callable[[], bool]) -> None:
@@ -113,7 +113,7 @@ class Mischief:
         self._iterations: dict[int, float] = {}
         self._own = [slot for slot in cluster.slots if slot.wanted]
         self.joined: list[Slot] = []
-        self.told: list[str] = []
+        self.log: list[str] = []
         self.counts: Counter[str] = Counter()
 
     @property
@@ -121,20 +121,20 @@ class Mischief:
         return time.monotonic() - self._began
 
     def note(self, what: str) -> None:
-        self.told.append(f"{self.elapsed:7.3f} s  {what}")
+        self.log.append(f"{self.elapsed:7.3f} s  {what}")
 
     def saw_iteration(self, n: int) -> None:
         self._iterations.setdefault(n, time.monotonic())
 
     def saw(self, event: dict[str, Any]) -> None:
-        """An event of the topic "dboost"."""
+        """Note an event of the topic "dboost"."""
         if event.get("action") == "reading":
             self._seen.setdefault(str(event.get("table")).split(" ")[0], time.monotonic())
         if event.get("action") in ("lost", "removed"):
             self.note(f"the scheduler says: worker {event.get('worker')} {event['action']} {event.get('reason', '')}")
 
     def step(self) -> None:
-        """Do what is due."""
+        """Carry out what is due."""
         now = time.monotonic()
         for chore in [chore for chore in self._chores if chore[0] <= now]:
             self._chores.remove(chore)
@@ -203,7 +203,7 @@ class Mischief:
         return "a client" if self._kill_client() else "nothing: no client fits"
 
     def _back(self, slot: Slot, delay: float | None) -> None:
-        """Start a killed worker anew; a nanny does that by itself."""
+        """Restart a killed worker; a nanny does that by itself."""
         if self._cluster.setting.nanny and slot.process is not None and slot.process.runs:
             slot.wanted = True
         elif delay is not None:
@@ -219,7 +219,7 @@ class Mischief:
         if slot.stopped != pid:
             return  # another process, such as its nanny, has killed it
         if fault.kind == "stopped":
-            self.note(f"worker {slot.number} goes on")
+            self.note(f"worker {slot.number} is resumed")
             slot.go_on()
             return
         self.note(f"worker {slot.number} is killed while it is stopped")
@@ -239,7 +239,7 @@ class Mischief:
             self._cluster.monitor.retire_workers([address])
 
     def settle(self) -> None:
-        """After the job: all stopped workers go on, all that are gone come back, those that joined leave."""
+        """After the job: resume all stopped workers, restart all lost ones, end those that joined."""
         self._waiting.clear()
         self._chores.clear()
         for slot in self.joined:

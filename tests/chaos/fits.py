@@ -1,7 +1,7 @@
-"""What is fitted: a `Spec` drawn from a seed, its tables as Parquet files, and the fit itself, on a cluster or in this process.
+"""Fits: a `Spec` drawn from a seed, its tables as Parquet files, and the fit itself, on a cluster or in this process.
 
-A fit in this process reads the same files as one table; its model, its history and the rows of its sources are expected of
-every fit on the cluster, whatever happens there.
+A fit in this process reads the same files as one table; every fit on the cluster must have its model, its history and its
+sources, whatever happens there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-#: Rows in files wait in blocks of so many where everything is streamed.
+#: Rows in files are stored in blocks of this many rows where everything is streamed.
 BLOCK_ROWS = 4096
 LOSSES: dict[str, Sequence[str]] = {
     "y": ("squared_error", "squared_error", "absolute_error", "quantile", "huber"),
@@ -45,7 +45,7 @@ class Spec:
     evaluation : "lazy", "path", "memory" or None
     validation_fraction : held out by an estimator; 0 for `dboost.fit`
     base : None, "continued" or "refitted", with a model of other rows
-    checkpoint : whether it is written down as it goes on
+    checkpoint : whether it is written during the fit
     slow, held_slow : seconds that reading a partition takes, and one of the evaluation set
     """
 
@@ -68,12 +68,12 @@ class Spec:
 
     @property
     def table(self) -> str:
-        """The folder of its files."""
+        """Return the folder of its files."""
         return f"table-{self.rows}-{self.columns}-{self.partitions}-{self.seed}"
 
     @property
     def expects(self) -> str:
-        """What its model depends on."""
+        """Return everything that its model depends on."""
         given = asdict(self)
         for name in ("slow", "held_slow", "checkpoint"):
             del given[name]
@@ -81,13 +81,13 @@ class Spec:
 
     def __str__(self) -> str:
         plain = Spec(self.rows, self.columns, self.partitions, self.seed)
-        told = [f"{self.rows} rows × {self.columns} in {self.partitions} partitions (seed {self.seed})"]
-        told += [f"{name}={value!r}" for name, value in asdict(self).items() if value != getattr(plain, name)]
-        return ", ".join(told)
+        parts = [f"{self.rows} rows × {self.columns} in {self.partitions} partitions (seed {self.seed})"]
+        parts += [f"{name}={value!r}" for name, value in asdict(self).items() if value != getattr(plain, name)]
+        return ", ".join(parts)
 
 
 def draw(chance: random.Random) -> Spec:
-    """A fit of one to some seconds."""
+    """Draw a fit of one to a few seconds."""
     form = chance.choice(["from_map"] * 4 + ["array"] * 3 + ["parquet", "path", "persisted", "memory"])
     target = chance.choice(["y", "y", "z", "t", "count"])
     loss = chance.choice(LOSSES[target])
@@ -198,7 +198,7 @@ def files_of(spec: Spec, folder: Path, name: str) -> list[str]:
 
 
 def read_slowly(path: str, columns: list[str], seconds: float) -> pd.DataFrame:
-    """A partition; called by the tasks of Dask's collections."""
+    """Return a partition; called by the tasks of Dask's collections."""
     if seconds:
         time.sleep(seconds)
     return pd.read_parquet(path, columns=columns)
@@ -213,7 +213,7 @@ def read_matrix(path: str, columns: list[str], seconds: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a fit: digests of its file and its history, and what its sources are."""
+    """The result of a fit: digests of its file and its history, and its sources."""
 
     file: str
     history: str
@@ -221,9 +221,9 @@ class Outcome:
 
 
 def fit(spec: Spec, folder: Path, client: Any = None, callback: Callable[[Any], Any] | None = None) -> Outcome:
-    """Fit, on a client's cluster or in this process, and say what came of it.
+    """Fit, on a client's cluster or in this process, and return the result.
 
-    folder : where tables, models to go on from and checkpoints are.
+    folder : where tables, models to start from and checkpoints are.
     """
     import dboost
 
@@ -252,12 +252,12 @@ def fit(spec: Spec, folder: Path, client: Any = None, callback: Callable[[Any], 
 
 
 def outcome_of(booster: Any) -> Outcome:
-    from dboost.model import model_file as storage
+    from dboost.model import model_file
 
     history = booster.history
     kept = [name for name in history if not name.startswith("seconds") and name not in ("bytes_read", "workers")]
     return Outcome(
-        hashlib.sha256(storage.dumps(booster.ensemble)).hexdigest()[:16],
+        hashlib.sha256(model_file.dumps(booster.ensemble)).hexdigest()[:16],
         hashlib.sha256(history[kept].to_csv().encode()).hexdigest()[:16],
         repr(booster.sources),
     )
@@ -269,7 +269,7 @@ def checkpoint_of(spec: Spec, folder: Path) -> Path:
 
 
 def _base(spec: Spec, folder: Path) -> Path:
-    """A model of other rows, to go on from."""
+    """Return a model of other rows, to start from."""
     import dboost
 
     options = {name: spec.options[name] for name in ("loss", "quantile") if name in spec.options}
@@ -296,7 +296,7 @@ def _roles(spec: Spec) -> dict[str, str]:
 
 
 def _given(spec: Spec, folder: Path, name: str, client: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """Data, target and other roles as `dboost.fit` wants them: lazy for a client."""
+    """Return data, target and other roles as arguments of `dboost.fit`: lazy for a client."""
     paths, features, roles = files_of(spec, folder, name), _features(spec), _roles(spec)
     columns = [*features, spec.target, *roles.values()]
     apart = spec.apart or spec.form == "array"
@@ -364,7 +364,7 @@ def _evaluation(spec: Spec, folder: Path, client: Any) -> Any:
 
 
 def _by_estimator(spec: Spec, data: Any, target: Any, roles: dict[str, Any], options: dict[str, Any]) -> Any:
-    """By an estimator of scikit-learn's kind, which chooses the rows to hold out."""
+    """Fit an estimator, which chooses the rows to hold out."""
     import dboost
 
     given = {name: value for name, value in options.items() if name not in ("eval_set", "progress")}

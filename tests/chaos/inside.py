@@ -1,10 +1,10 @@
-"""What runs in the processes of the cluster (``--preload tests.chaos.inside``): signals from outside, and questions.
+"""Code in the processes of the cluster (``--preload tests.chaos.inside``): signals from outside, and queries.
 
     SIGUSR1     print the stacks of all threads and of all tasks of the event loop
     SIGRTMIN+1  pause a worker as if its memory were nearly full
-    SIGRTMIN+2  the end of that
+    SIGRTMIN+2  resume it
 
-A worker writes ``ready-<pid>`` into the folder ``CHAOS_READY`` when it can hear them: before, they would end it.
+A worker writes ``ready-<pid>`` into the folder ``CHAOS_READY`` once it handles them: before, they would end it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAUSE, RESUME = (signal.SIGRTMIN + 1, signal.SIGRTMIN + 2) if sys.platform == "l
 
 
 def dask_setup(server: Any) -> None:
-    """Called by Dask in the scheduler's and in every worker's process, before they are known to anybody."""
+    """Called by Dask in the process of the scheduler and of every worker, before they connect to others."""
     import_all()
     signal.signal(signal.SIGUSR1, print_stacks)
     if hasattr(server, "memory_manager"):
@@ -39,7 +39,7 @@ def dask_setup(server: Any) -> None:
 
 
 def import_all() -> None:
-    """On a busy machine an import takes seconds in which the event loop does not run: not what is tested here."""
+    """On a busy machine an import takes seconds in which the event loop does not run, which these tests do not examine."""
     for name in (
         "dask.dataframe",
         "pyarrow.parquet",
@@ -51,7 +51,7 @@ def import_all() -> None:
 
 
 def print_stacks(*_: Any) -> None:
-    """All threads, and what the tasks of the event loop wait for."""
+    """Print the stacks of all threads, and of the tasks of the event loop."""
     print(f"=== stacks of process {os.getpid()} at {time.time():.3f}", file=sys.stderr)
     faulthandler.dump_traceback(sys.stderr)
     try:
@@ -73,18 +73,18 @@ def _pause(worker: Any, fraction: Any) -> None:
 
 
 def stream() -> None:
-    """No memory limit is kept by rows in memory: all are in files."""
+    """No memory limit is large enough for rows in memory: all are in files."""
     from dboost.session.memory_budget import Budget
-    from dboost.shards import shard_spec as blocks
+    from dboost.shards import shard_spec
     from tests.chaos.fits import BLOCK_ROWS
 
     Budget.holds_rows = lambda *_: False  # type: ignore[method-assign, assignment]
     Budget.retained = 0  # type: ignore[method-assign, assignment]
-    blocks.BLOCK_ROWS = BLOCK_ROWS
+    shard_spec.BLOCK_ROWS = BLOCK_ROWS
 
 
 def _end_with(parent: int) -> None:
-    """End this process when its parent is gone; workers and clients follow the scheduler."""
+    """End this process when its parent is gone; workers and clients end with the scheduler."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -94,11 +94,11 @@ def _end_with(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-# Questions, by `Client.run` and `Client.run_on_scheduler`.
+# Queries, for `Client.run` and `Client.run_on_scheduler`.
 
 
 def held(dask_worker: Any = None) -> dict[str, Any]:
-    """What a worker holds of fits, by fit."""
+    """Return what a worker holds of fits, by fit."""
     plugin = dask_worker.plugins.get("dboost")
     if plugin is None:
         return {}
@@ -106,7 +106,7 @@ def held(dask_worker: Any = None) -> dict[str, Any]:
 
 
 def known(dask_scheduler: Any = None) -> dict[str, Any]:
-    """What the scheduler knows of fits: those of the reducer, and tasks that read for them."""
+    """Return what the scheduler knows of fits: those of the reducer, and tasks that read for them."""
     plugin = dask_scheduler.plugins.get("dboost")
     fits = [] if plugin is None else list(plugin._fits)
     tasks = [str(key) for key in dask_scheduler.tasks if str(key).startswith("dboost-")]

@@ -1,11 +1,11 @@
-"""Job after job: fits, faults, and what must be true in the end.
+"""Job after job: fits, faults, and checks at the end.
 
-1. A fit gives the file, the history and the sources of a fit in one process, or an error of dboost that names what went wrong.
-2. A fit that gets no further for `HANG` seconds hangs.
-3. In the end, within `LEAK` seconds, neither scheduler nor workers hold anything of a fit, in memory or in files.
+1. A fit gives the file, the history and the sources of a fit in one process, or an error of dboost that names the cause.
+2. A fit without progress for `HANG` seconds hangs.
+3. At the end, within `LEAK` seconds, neither scheduler nor workers hold anything of a fit, in memory or in files.
 4. All workers are back.
 
-A job that breaks one of these is a `Violation`: parameters, faults and logs are printed, and the next job gets a new cluster.
+A job that violates one of these is a `Violation`: parameters, faults and logs are printed, and the next job gets a new cluster.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.cluster import ClientProcess, Cluster, Setting
-from tests.chaos.faults import Fault, Mischief, draw_faults
+from tests.chaos.faults import Fault, FaultRunner, draw_faults
 from tests.chaos.fits import Outcome, Spec, checkpoint_of, draw, fit, write_table
 from tests.chaos.inside import held, known
 
@@ -72,7 +72,7 @@ class Violation:
 
 @dataclass
 class Summary:
-    """What a run has seen."""
+    """Counters of a run."""
 
     seed: int
     jobs: int = 0
@@ -136,7 +136,7 @@ class Run:
         self._end_cluster()
 
     def go(self, seconds: float, first: int = 0, most_violations: int = 12) -> Summary:
-        """Jobs from number `first` on, until the time is over."""
+        """Run jobs from number `first` on, until the time is over."""
         until = time.monotonic() + seconds
         number = first
         while time.monotonic() < until and len(self.summary.violations) < most_violations:
@@ -146,20 +146,20 @@ class Run:
         return self.summary
 
     def specs(self, number: int) -> list[Spec]:
-        """The fits of a job."""
+        """Return the fits of a job."""
         chance = random.Random(f"{self.seed}/{number}/fits")
         chosen = chance.sample(range(self._n_specs), 2 if chance.random() < 0.3 else 1)
         return [draw(random.Random(f"{self.seed}/spec/{k}")) for k in chosen]
 
     def plan(self, number: int) -> tuple[Setting, list[Spec], list[Fault]]:
-        """The cluster of a job, its fits, and what goes wrong: all that follows from the seed."""
+        """Return the cluster of a job, its fits and its faults: all follow from the seed."""
         setting = Setting.draw(random.Random(f"{self.seed}/round/{number // ROUND}"), self._patience)
         specs = self.specs(number)
         chance = random.Random(f"{self.seed}/{number}/faults")
         return setting, specs, [] if self._calm else draw_faults(chance, specs, setting.n_workers)
 
     def expect(self, spec: Spec, file: str | None = None) -> Outcome:
-        """What a fit must come to; file : what is claimed instead of the digest of its file."""
+        """Return the expected result of a fit; file : a digest to expect instead of that of its file."""
         if spec.expects not in self._expected:
             write_table(spec, self._tables)
             found = fit(spec, self._tables)
@@ -175,7 +175,7 @@ class Run:
         _Job(self, number, cluster, specs, expected, faults).carry_out()
         self.summary.jobs += 1
 
-    # How it is done.
+    # Steps of a job.
 
     def _cluster_for(self, number: int, setting: Setting) -> Cluster:
         if self._cluster is None or self._round != number // ROUND:
@@ -188,7 +188,7 @@ class Run:
         return self._cluster
 
     def _warm_up(self, cluster: Cluster) -> None:
-        """Have kernels compiled that were never used on this machine: that takes so long that a fit would seem to hang."""
+        """Compile kernels that were never used on this machine, which takes so long that a fit would seem to hang."""
         if cluster.setting.streams in self._warm:
             return
         self._warm.add(cluster.setting.streams)
@@ -210,7 +210,7 @@ class Run:
         print(f"{time.monotonic() - self._began:7.1f} s  {line}", flush=True)
 
     def violation(self, kind: str, text: str, job: _Job) -> None:
-        """Note a violation, print what is known, and give the cluster up."""
+        """Note a violation, print the available information, and end the cluster."""
         cluster = job.cluster
         if kind in ("hang", "leak", "workers missing"):
             cluster.print_stacks()
@@ -223,7 +223,7 @@ class Run:
             *(f"fit {one.name}: {one.spec}" for one in job.fittings),
             *(f"    {one.result}, iteration {one.iteration}, attempts {one.attempts}" for one in job.fittings),
             *(f"planned: {fault}" for fault in job.faults),
-            *job.mischief.told,
+            *job.faults_runner.log,
         ]
         brief = "\n".join(lines)
         with open(report, "a") as file:
@@ -238,7 +238,7 @@ class Run:
 
 
 class _Job:
-    """Some fits at once, and what is done to them."""
+    """Run some fits at once, with their faults."""
 
     def __init__(
         self,
@@ -255,11 +255,11 @@ class _Job:
             Fitting(f"{number}.{k}", spec, of, client)
             for k, (spec, of, client) in enumerate(zip(specs, expected, clients, strict=True))
         ]
-        self.mischief = Mischief(cluster, faults, self._kill_client)
+        self.faults_runner = FaultRunner(cluster, faults, self._kill_client)
         self._most_read: dict[tuple[str, str], int] = {}
 
     def carry_out(self) -> None:
-        summary, mischief, n_before = self.run.summary, self.mischief, len(self.run.summary.violations)
+        summary, faults_runner, n_before = self.run.summary, self.faults_runner, len(self.run.summary.violations)
         while not self.cluster.news.empty():
             self.cluster.news.get()
         for one in self.fittings:
@@ -274,16 +274,16 @@ class _Job:
             kind = "arcbites" if "arcbites" in one.spec.options else one.spec.base or one.spec.form
             summary.forms[f"{kind}, {one.spec.options.get('loss', 'leaves')}"] += 1
             summary.slowest = max(summary.slowest, one.seconds)
-        summary.faults.update(mischief.counts)
-        mischief.note("all fits have ended")
-        mischief.settle()
+        summary.faults.update(faults_runner.counts)
+        faults_runner.note("all fits have ended")
+        faults_runner.settle()
         self._recover()
         for name, mib in self.cluster.peaks().items():
             kind = name.split(" ")[0]
             summary.peak[kind] = max(summary.peak.get(kind, 0.0), mib)
         if len(summary.violations) == n_before:
             done = ", ".join(f"{one.result} in {one.seconds:.1f} s" for one in self.fittings)
-            self.run._say(f"    {done}; faults: {dict(mischief.counts) or 'none'}")
+            self.run._say(f"    {done}; faults: {dict(faults_runner.counts) or 'none'}")
 
     # While fits run.
 
@@ -296,9 +296,9 @@ class _Job:
         news = self.cluster.news
         while not news.empty():
             event = news.get()
-            self.mischief.saw(event)
+            self.faults_runner.saw(event)
             self._see_reading(event)
-        self.mischief.step()
+        self.faults_runner.step()
         for one in self.fittings:
             while one.result is None and not one.client.events.empty():
                 self._hear(one, one.client.events.get())
@@ -312,7 +312,7 @@ class _Job:
         time.sleep(0.01)
 
     def _see_reading(self, event: dict[str, Any]) -> None:
-        """Before the first iteration it is progress when more partitions of a table have been read than ever before."""
+        """Before the first iteration, reading more partitions of a table than before counts as progress."""
         if event.get("action") != "reading":
             return
         table = str(event["fit"]), str(event["table"])
@@ -328,9 +328,9 @@ class _Job:
         one.seconds = one.progressed - one.began
         if kind == "iteration":
             if not one.iteration:
-                self.mischief.note(f"fit {one.name}: first iteration")
+                self.faults_runner.note(f"fit {one.name}: first iteration")
             one.iteration = event["n"]
-            self.mischief.saw_iteration(event["n"])
+            self.faults_runner.saw_iteration(event["n"])
         elif kind == "done":
             self._compare(one, Outcome(**event["outcome"]))
         elif kind == "error":
@@ -343,7 +343,7 @@ class _Job:
             self.run.violation("client gone", f"the process of client {one.client.number} ended", self)
 
     def _compare(self, one: Fitting, found: Outcome) -> None:
-        self.mischief.note(f"fit {one.name} is done")
+        self.faults_runner.note(f"fit {one.name} is done")
         if found == one.expected:
             one.result = "identical"
             return
@@ -354,9 +354,9 @@ class _Job:
 
     def _judge_error(self, one: Fitting, event: dict[str, Any]) -> None:
         text = f"{event['type']}: {event['text']}"
-        self.mischief.note(f"fit {one.name} raises {text}")
+        self.faults_runner.note(f"fit {one.name} raises {text}")
         one.result, one.text = "error", event["trace"]
-        if not self.mischief.counts:
+        if not self.faults_runner.counts:
             self.run.violation("error without a fault", text, self)
         elif _INTERNAL.search(event["text"]):
             self.run.violation("internal error", text, self)
@@ -367,7 +367,7 @@ class _Job:
             self.run._say(f"    error: {text}")
 
     def _kill_client(self) -> bool:
-        """Kill a client. A fit that is written down is begun again by another one."""
+        """Kill a client. Another one resumes a fit with a checkpoint."""
         running = [one for one in self.fittings if one.result is None]
         if not running:
             return False
@@ -376,13 +376,13 @@ class _Job:
         one.client = self.cluster.client(one.client.number)
         if one.spec.checkpoint:
             one.attempts += 1
-            self.mischief.note(f"fit {one.name} is begun again from its checkpoint")
+            self.faults_runner.note(f"fit {one.name} is resumed from its checkpoint")
             self._order(one)
         else:
             one.result = "client killed"
         return True
 
-    # Afterwards.
+    # After a job.
 
     def _recover(self) -> None:
         n_before = len(self.run.summary.violations)
@@ -396,7 +396,7 @@ class _Job:
             if not left:
                 break
             time.sleep(0.3)
-            self.mischief.step()
+            self.faults_runner.step()
         if left and len(self.run.summary.violations) == n_before:
             self.run.violation("leak", f"after {LEAK:.0f} s there is still {left}", self)
         self.run.summary.litter += sum(len(_private(slot.folder, alive=False)) for slot in self.cluster.slots)
@@ -405,10 +405,10 @@ class _Job:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _missing(self, seconds: float) -> str:
-        """Which workers are not back; those that end by themselves meanwhile are started anew."""
+        """Return the workers that are not back; those that end by themselves meanwhile are restarted."""
         until = time.monotonic() + seconds
         while True:
-            self.mischief.step()
+            self.faults_runner.step()
             wanted = [slot for slot in self.cluster.slots if slot.wanted]
             roster = self.cluster.roster()
             if len(roster) == len(wanted) and all(slot.pid() is not None for slot in wanted):
@@ -418,13 +418,13 @@ class _Job:
             time.sleep(0.2)
 
     def _left(self) -> str:
-        """What is still held of fits, in words."""
+        """Describe what is still held of fits."""
         cluster = self.cluster
-        told = cluster.within(10.0, lambda: cluster.monitor.run_on_scheduler(known))
-        if told is None:
+        found = cluster.within(10.0, lambda: cluster.monitor.run_on_scheduler(known))
+        if found is None:
             return "no answer of the scheduler"
-        if told["fits"] or told["tasks"]:
-            return f"on the scheduler {told}"
+        if found["fits"] or found["tasks"]:
+            return f"on the scheduler {found}"
         answers = cluster.within(10.0, lambda: cluster.monitor.run(held, on_error="return"))
         if answers is None:
             return "no answer of the workers"
@@ -436,7 +436,7 @@ class _Job:
 
 
 def _private(folder: Path, *, alive: bool) -> list[Path]:
-    """Private directories of dboost under a worker's folder, of processes that live or that are gone."""
+    """Return private directories of dboost under a worker's folder, of live and of lost processes."""
     found = []
     for parent, names, _ in os.walk(folder):
         for name in list(names):
@@ -449,7 +449,7 @@ def _private(folder: Path, *, alive: bool) -> list[Path]:
 
 
 def _plainly(text: str) -> str:
-    """A message without what is different every time."""
+    """Return a message without the parts that differ every time."""
     text = re.sub(r"tcp://[\d.]+:\d+", "tcp://…", text.splitlines()[0])
     text = re.sub(r"/[\w./-]*/(?=[\w.-]+)", "…/", text)
     return re.sub(r"\b[0-9a-f]{12,}\b|\d+", "#", text)[:200]
@@ -466,7 +466,7 @@ def temporary_folder() -> Path:
 
 
 def keep_going(seed: int, minutes: float, *, folder: Path | None = None, most: int = 12, **options: Any) -> Summary:
-    """A run from the first job on; the folder stays when there was a violation."""
+    """Run from the first job on; the folder is kept after a violation."""
     home = temporary_folder() if folder is None else folder
     with Run(seed, home, **options) as run:
         try:

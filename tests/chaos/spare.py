@@ -1,7 +1,7 @@
-"""A worker that waits to be needed: ``python -m tests.chaos.spare`` with the arguments of ``dask worker``.
+"""A worker process that waits: ``python -m tests.chaos.spare`` with the arguments of ``dask worker``.
 
-All is imported, so that a worker is back at its address within a fraction of a second, while its fit still loads. It becomes a
-worker when it is sent a line, and ends when there will be none.
+It has imported everything, so that a worker is back at its address within a fraction of a second, while its fit still loads. It
+becomes a worker when it receives a line, and ends at the end of its input.
 """
 
 from __future__ import annotations

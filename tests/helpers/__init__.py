@@ -1,1 +1,1 @@
-"""Helpers of the tests: tables, fits, clusters, naive counterparts of kernels, and readers of foreign files."""
+"""Helpers of the tests: tables, fits, clusters, naive counterparts of kernels, other libraries' models."""

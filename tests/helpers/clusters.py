@@ -1,9 +1,10 @@
-"""Clusters for the tests: one in this process for what is equal, one of processes for what is killed."""
+"""Clusters for the tests: of threads in this process, and of processes that tests can kill."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -19,17 +20,17 @@ import pandas as pd
 from distributed import Client, LocalCluster, Scheduler
 
 from dboost.session.memory_budget import Budget
-from dboost.shards import shard_spec as blocks
+from dboost.shards import shard_spec
 
 ROOT = Path(__file__).parent.parent.parent
-#: A machine may be busy, and a worker that imports or compiles then looks as if it were stopped: tests that stop workers ask
-#: for less patience when theirs have done that (`Processes.impatient`). And where our own functions are found.
+#: On a busy machine a worker that imports or compiles looks as if it were stopped. Tests that stop workers set a shorter
+#: timeout once theirs have imported and compiled (`Processes.impatient`). PYTHONPATH lets workers import the tests' functions.
 ENVIRONMENT = {"DASK_DBOOST__PATIENCE": "30s", "DASK_DBOOST__WORKER_TIMEOUT": "60s", "PYTHONPATH": str(ROOT)}
 
 
 @contextlib.contextmanager
 def threads_cluster(n_workers: int = 3, threads_per_worker: int = 2) -> Iterator[Client]:
-    """Scheduler and workers in this process."""
+    """A cluster with scheduler and workers in this process."""
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "10s"}),
         LocalCluster(
@@ -41,7 +42,7 @@ def threads_cluster(n_workers: int = 3, threads_per_worker: int = 2) -> Iterator
 
 
 class Processes:
-    """A scheduler and workers, each a process that a test may kill. Use as a context manager."""
+    """A scheduler and workers, each a process that a test can kill. Use as a context manager."""
 
     def __init__(self, n_workers: int, *, nanny: bool = False, environment: dict[str, str] | None = None) -> None:
         self._nanny = nanny
@@ -71,20 +72,30 @@ class Processes:
         """See `impatient`."""
         return impatient(self.client)
 
+    def ensure_workers(self, n_workers: int) -> None:
+        """Replace workers that a test has killed."""
+        for _ in range(n_workers - len(self.addresses())):
+            self.add_worker()
+        self.client.wait_for_workers(n_workers, timeout=60)
+
+    def any_pid(self) -> int:
+        """Return the process id of a random worker."""
+        return random.choice(list(self.pids().values()))
+
     def addresses(self) -> set[str]:
-        """Workers that the scheduler knows."""
+        """Return the addresses of the workers that the scheduler knows."""
         return set(self.client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.workers)))
 
     @staticmethod
     def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Until something is so; a deadline only so that nothing hangs."""
+        """Wait until a condition holds; the deadline only prevents an endless wait."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "this takes too long"
             time.sleep(0.02)
 
     def pids(self) -> dict[str, int]:
-        """Process ids of the workers by address."""
+        """Return the process ids of the workers by address."""
         return self.client.run(os.getpid)
 
     def _start(self, command: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -98,7 +109,7 @@ class Processes:
         return process
 
     def _address(self) -> str:
-        """Where the scheduler says that it listens; the rest of what it says is thrown away."""
+        """Return the address that the scheduler logs; discard the rest of its output."""
         stderr = self.scheduler.stderr
         assert stderr is not None
         for line in stderr:
@@ -124,9 +135,16 @@ class Processes:
                 os.kill(pid, signal.SIGKILL)
 
 
+#: Code that makes a worker unable to take part in a fit.
+SABOTAGE = {
+    "no dboost": "import sys; sys.modules['dboost'] = None",
+    "another version": "import dboost.version; dboost.version.__version__ = '0.0.1'",
+}
+
+
 @contextlib.contextmanager
 def impatient(client: Client, patience: str = "1500ms") -> Iterator[None]:
-    """Within, silent workers are looked for so soon: for tests that stop some, when all have imported and compiled."""
+    """Within the context, use a short liveness timeout: for tests that stop workers after all have imported and compiled."""
 
     def change(to: str) -> None:
         dask.config.set({"dboost.patience": to})
@@ -142,14 +160,35 @@ def impatient(client: Client, patience: str = "1500ms") -> Iterator[None]:
 
 
 def stream_everything() -> None:
-    """Run on workers: every memory limit is too small for their rows, those that are judged too, and blocks are short."""
+    """Run on workers: every memory limit is too small for their rows, also those of evaluation sets, and blocks are short."""
     Budget.holds_rows = lambda *_: False  # type: ignore[method-assign, assignment]
     Budget.retained = 0  # type: ignore[method-assign, assignment]
-    blocks.BLOCK_ROWS = 256
+    shard_spec.BLOCK_ROWS = 256
+
+
+def at(iterations: int | set[int], action: Callable[[], Any]) -> Callable[[Any], None]:
+    """Return a callback of `dboost.fit` that performs an action once in each of these iterations."""
+    left = {iterations} if isinstance(iterations, int) else set(iterations)
+
+    def callback(now: Any) -> None:
+        if now.iteration in left:
+            left.remove(now.iteration)
+            action()
+
+    return callback
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds, at most two minutes."""
+    for _ in range(2400):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("the condition does not hold after two minutes")
 
 
 def after(seconds: float, action: Callable[[], Any]) -> threading.Thread:
-    """Do something in a while."""
+    """Perform an action after a delay, in a thread."""
 
     def wait() -> None:
         time.sleep(seconds)
@@ -161,7 +200,7 @@ def after(seconds: float, action: Callable[[], Any]) -> threading.Thread:
 
 
 def a_table(n_rows: int, seed: int = 0) -> pd.DataFrame:
-    """Numbers with gaps, text, a weight, and targets of three kinds: y (number), z (true or not), t (three words)."""
+    """Numbers with gaps, text, a weight, and three targets: y (a number), z (a truth value), t (three classes)."""
     rng = np.random.default_rng(seed)
     values = rng.normal(size=(n_rows, 4))
     values[rng.random(values.shape) < 0.05] = np.nan
@@ -181,35 +220,35 @@ def a_table(n_rows: int, seed: int = 0) -> pd.DataFrame:
 
 
 def scheduler_plugin(dask_scheduler: Scheduler | None = None) -> dict[str, int]:
-    """For `Client.run_on_scheduler`: how many fits the reducer knows."""
+    """For `Client.run_on_scheduler`: the number of fits that the reducer knows."""
     assert dask_scheduler is not None
     plugin: Any = dask_scheduler.plugins["dboost"]
     return {"fits": len(plugin._fits)}
 
 
 def held_fits(dask_worker: Any = None) -> int:
-    """For `Client.run`: how many fits a worker holds something of."""
+    """For `Client.run`: the number of fits that have a session on the worker."""
     return len(dask_worker.plugins["dboost"]._sessions)
 
 
 def allow_no_failures(dask_scheduler: Any = None) -> None:
-    """For `Client.run_on_scheduler`: a task whose worker dies is not tried again."""
+    """For `Client.run_on_scheduler`: a task whose worker dies is not retried."""
     dask_scheduler.allowed_failures = 0
 
 
 def held_rows(dask_worker: Any = None) -> int:
-    """For `Client.run`: how many rows a worker trains on, in all its fits."""
+    """For `Client.run`: the number of rows that a worker trains on, in all its fits."""
     return sum(holding.n_rows for holding in dask_worker.plugins["dboost"]._sessions.values())
 
 
 def rows_in_files(dask_worker: Any = None) -> int:
-    """For `Client.run`: how many of these it has in files."""
+    """For `Client.run`: the number of these rows that are in files."""
     holdings = dask_worker.plugins["dboost"]._sessions.values()
     return sum(holding.in_files(batch) for holding in holdings for batch in holding._built)
 
 
 def session_names(dask_worker: Any = None) -> list[str]:
-    """For `Client.run`: the sessions that a worker has."""
+    """For `Client.run`: the names of a worker's sessions."""
     return [holding.session for holding in dask_worker.plugins["dboost"]._sessions.values()]
 
 

@@ -1,7 +1,7 @@
-"""Draws of whole calls of `dboost.fit`: a small table, its roles and any combination of parameters.
+"""Random calls of `dboost.fit`: a small table, its roles and any combination of parameters.
 
-A draw is a record of plain values, so that what hypothesis prints of a failure says all. Tables come from its seed. Most draws
-are calls that should succeed; some hold a `mistake`, which must be refused.
+A draw is a record of plain values, so that hypothesis prints a complete description of a failure. A draw's seed determines its
+table. Most draws are valid calls; some contain a `mistake`, which must raise an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dboost.losses import Loss
 
 
 class Smooth(Loss):
-    """c² (|u| / c - log(1 + |u| / c)), a loss of the user's own."""
+    """c² (|u| / c - log(1 + |u| / c)), a custom loss."""
 
     name = "smooth"
 
@@ -105,12 +105,12 @@ CATEGORICAL: dict[str, Made] = {
 COLUMNS = NUMERIC | CATEGORICAL
 #: Numeric columns that may be declared categorical.
 CODES = ("ties", "int8", "uint8", "bool", "constant", "gaps", "missing", "neighbors beyond 2**53")
-#: Columns without a value take the kind that later data give them.
+#: Columns without a value take the kind of later data.
 EMPTY = ("missing", "missing text", "missing categories", "no categories")
 
 
 def _classes(rng: np.random.Generator, signal: np.ndarray, n_classes: int) -> np.ndarray:
-    """Classes that follow the signal, every one of them in the first rows."""
+    """Classes that depend on the signal; each of them occurs in the first rows."""
     codes = np.clip(np.floor((signal + rng.normal(size=len(signal)) + 2) * n_classes / 4), 0, n_classes - 1).astype(int)
     codes[:n_classes] = np.arange(n_classes)[: len(codes)]
     return codes
@@ -187,8 +187,8 @@ OFFSETS: dict[str, Made] = {
     "extreme": lambda rng, n: np.where(rng.random(n) < 0.5, 1e305, 0.0),
 }
 FRONTS = ("pandas", "polars", "arrow", "numpy", "dask", "dask array", "parquet", "prepared")
-#: What makes the same model: other partitions, threads, rows in files, a fit that was killed, a prepared folder, targets and
-#: weights as columns or as arrays.
+#: Variations that must not change the model: other partitions, threads, rows in files, a fit that was killed, a prepared
+#: data set, targets and weights as columns or as arrays.
 AGAIN = ("partitions", "threads", "streamed", "killed", "prepared", "roles")
 WRONG: list[dict[str, Any]] = [
     {"learning_rate": 0.0},
@@ -261,7 +261,7 @@ BAD: tuple[str, ...] = (
 
 @dataclass(frozen=True)
 class Draw:
-    """One call. columns, target, weight, offset : names of what the tables above make."""
+    """One call. columns, target, weight, offset : names of the builders above."""
 
     n_rows: int
     seed: int
@@ -285,7 +285,7 @@ class Draw:
         return [f"c{j}" for j in range(len(self.columns))]
 
     def keywords(self) -> dict[str, Any]:
-        """What shapes the learning; data, roles and evaluation sets are not among them."""
+        """The parameters of training; data, roles and evaluation sets are not among them."""
         keywords = dict(self.options)
         keywords["loss"] = OWN.get(self.loss, self.loss)
         if self.arcbites is not None:
@@ -305,7 +305,7 @@ class Draw:
         return self.front not in ("numpy", "dask array")
 
     def table(self, part: int = 0, n_rows: int | None = None) -> pd.DataFrame:
-        """Features c0, c1, …, target y, weight w and offset o. part : 0 to train on, others are other rows of the same kind."""
+        """Return features c0, c1, …, target y, weight w and offset o. part : 0 to train on, others are other rows."""
         rng, n = np.random.default_rng([self.seed, part]), self.n_rows if n_rows is None else n_rows
         frame = pd.DataFrame({name: COLUMNS[kind](rng, n) for name, kind in zip(self.names, self.columns, strict=True)})
         signal = np.zeros(n)
@@ -319,7 +319,7 @@ class Draw:
         return frame
 
     def spoiled(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The training table with the mistake in it."""
+        """Return the training table with the mistake in it."""
         role, _, what = self.mistake.partition(" is ") if isinstance(self.mistake, str) else ("", "", "")
         row = self.seed % len(frame)
         column = {"target": "y", "weight": "w", "offset": "o", "a feature": "c0"}.get(role)
@@ -349,9 +349,9 @@ class Draw:
 
 @st.composite
 def draws(draw: st.DrawFn, *, again: tuple[str, ...] = AGAIN) -> Draw:
-    """Calls of `dboost.fit`. About one in seven holds a mistake, or parameters that do not go together."""
-    # One source of all choices: hypothesis copies choices of one strategy to another of its kind, and with a strategy for each
-    # parameter most calls would be nearly those before.
+    """Calls of `dboost.fit`. About one in seven contains a mistake, or an invalid combination of parameters."""
+    # One source for all choices: hypothesis copies choices of one strategy to another of its kind, and with one strategy for
+    # each parameter most calls would be nearly equal to earlier ones.
     random = draw(st.randoms(note_method_calls=False))
 
     def chance(percent: int) -> bool:

@@ -1,4 +1,4 @@
-"""Small tables with everything in them, and ways to cut and to compare, for tests of whole fits."""
+"""Small tables with columns of all kinds, and functions that partition and compare, for tests of complete fits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from dboost import Booster
-from dboost.model import model_file as storage
+from dboost.model import model_file
 
 TOWNS = ["Gent", "Liège", "Mons", "Namur", "Oostende", "Brugge", "Aalst"]
 
@@ -47,7 +47,7 @@ TARGETS = ["y", "late", "grade"]
 
 
 def cut(frame: pd.DataFrame, at: Sequence[int]) -> dd.DataFrame:
-    """A lazy frame with partition borders where asked (equal ones make empty partitions), each with dictionaries of its own."""
+    """Return a lazy frame with partition borders at these rows (equal ones make empty partitions), each with own categories."""
     borders = [0, *sorted(min(place, len(frame)) for place in at), len(frame)]
     pieces = []
     for a, b in pairwise(borders):
@@ -60,6 +60,6 @@ def cut(frame: pd.DataFrame, at: Sequence[int]) -> dd.DataFrame:
 
 
 def saved(booster: Booster, *, named: bool | None = None) -> bytes:
-    """The bytes of the model's file; `named` overrides whether the columns had names."""
+    """Return the bytes of the model's file; `named` overrides whether the columns had names."""
     ensemble = booster.ensemble if named is None else replace(booster.ensemble, named=named)
-    return storage.dumps(ensemble)
+    return model_file.dumps(ensemble)

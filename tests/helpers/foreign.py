@@ -23,7 +23,7 @@ def by_xgboost(booster: Booster, matrix: np.ndarray, folder: Path, **how: Any) -
 
 
 def by_onnx(booster: Booster, matrix: np.ndarray, folder: Path) -> list[np.ndarray]:
-    """All outputs."""
+    """Predict all outputs."""
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
     path = folder / "model.onnx"
@@ -37,6 +37,6 @@ def by_onnx(booster: Booster, matrix: np.ndarray, folder: Path) -> list[np.ndarr
 
 
 def by_treelite(booster: Booster, matrix: np.ndarray, **how: Any) -> np.ndarray:
-    """[rows, outputs]"""
+    """Predict: [rows, outputs]."""
     treelite = pytest.importorskip("treelite")
     return treelite.gtil.predict(booster.to_treelite(), matrix, nthread=1, **how)[:, 0, :]

@@ -7,7 +7,7 @@ import numpy as np
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
 
-#: Thresholds: some are no float32, some beyond its range, some at the edge of everything.
+#: Thresholds: some are not float32 values, some are beyond the range of float32, some are the extremes of float64.
 POOL = np.array([-np.inf, -1e300, -2.5, -1e-320, -0.0, 0.0, 1e-50, 0.1, 1 / 3, 1.0, 16_777_217.0, 1e38, 1e300, np.inf])
 LEVELS: tuple[tuple[object, ...], ...] = (("a", "b", "c"), tuple(range(100)), (False, True), (0.5, 1.5, 2.5, "one"))
 

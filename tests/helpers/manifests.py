@@ -1,4 +1,4 @@
-"""The Kubernetes manifests as the tests read them: as files, as Kustomize builds them, and by the schemas in strict mode."""
+"""The Kubernetes manifests for the tests: as files, as Kustomize builds them, and validated by the schemas in strict mode."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import pytest
 import yaml
 
 FOLDER = Path(__file__).parent.parent.parent / "deploy" / "kubernetes"
-#: What kubectl apply -k is given.
+#: The folders for `kubectl apply -k`.
 BUILT = ("base", "overlays/laptop", "overlays/nightly", "overlays/spot", "operator")
-#: The oldest Kubernetes that is supported, and the newest that is known here.
+#: The oldest supported and the newest known version of Kubernetes.
 VERSIONS = ("1.31", kubernetes_validate.latest_version())
 _OPERATOR = "kubernetes.dask.org/v1"
 
@@ -28,7 +28,7 @@ Manifest = dict[str, Any]
 
 
 def read(*names: str) -> list[Manifest]:
-    """All documents of files, without the patches and kustomizations."""
+    """Return all documents of files, without the patches and kustomizations."""
     return [one for name in names for one in yaml.safe_load_all((FOLDER / name).read_text(encoding="utf-8"))]
 
 
@@ -39,7 +39,7 @@ def the(kind: str, manifests: list[Manifest], name: str = "") -> Manifest:
 
 @functools.cache
 def built(folder: str) -> tuple[Manifest, ...]:
-    """What Kustomize makes of a folder."""
+    """Return what Kustomize builds from a folder."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl, which builds Kustomize's overlays, is not installed")
@@ -50,7 +50,7 @@ def built(folder: str) -> tuple[Manifest, ...]:
 
 
 def validate(manifest: Manifest) -> None:
-    """Raise jsonschema's ValidationError for what the API would refuse, or would drop without a word."""
+    """Raise jsonschema's ValidationError for what the API would reject or silently drop."""
     if manifest["apiVersion"] == _OPERATOR:
         schema = _definition(manifest["kind"])
         jsonschema.Draft202012Validator(schema).validate(manifest)
@@ -61,7 +61,7 @@ def validate(manifest: Manifest) -> None:
 
 @functools.cache
 def _definition(kind: str) -> dict[str, Any]:
-    """The operator's own schema of a kind of resource, closed to fields that it does not name."""
+    """Return the operator's own schema of a kind of resource, without additional properties."""
     assert version("dask-kubernetes")
     charts = files("dask_kubernetes") / "operator" / "deployment" / "helm" / "dask-kubernetes-operator" / "crds"
     (found,) = yaml.safe_load_all((charts / f"{kind.lower()}.yaml").read_text(encoding="utf-8"))
@@ -94,7 +94,7 @@ def _closed(schema: Any) -> Any:
 
 
 def pods(manifest: Manifest) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
-    """Labels and specification of the pods that a resource makes."""
+    """Return labels and specification of the pods that a resource creates."""
     spec = manifest.get("spec") or {}
     if manifest["kind"] in ("Deployment", "Job"):
         yield spec["template"]["metadata"]["labels"], spec["template"]["spec"]

@@ -1,4 +1,4 @@
-"""An S3 server on loopback, with the environment that a user would have; nothing leaves this machine."""
+"""An S3 server on loopback, with the environment that a user would have; no other host is contacted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEY_ID, SECRET = "AKIAOFATEST", "word-that-nobody-may-see"
 
 
 def environment(endpoint: str, nowhere: Path) -> dict[str, str]:
-    """Credentials from the usual variables, and from nowhere else."""
+    """Credentials from the usual variables, and from no other source."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": KEY_ID,
@@ -29,7 +29,7 @@ def environment(endpoint: str, nowhere: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def served(nowhere: Path) -> Iterator[dict[str, str]]:
-    """The environment of a server that holds an empty bucket, "lake"; set in this process as well."""
+    """Return the environment of a server that holds an empty bucket, "lake"; it is set in this process as well."""
     server_module = pytest.importorskip("moto.server")
     s3fs = pytest.importorskip("s3fs")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -44,7 +44,7 @@ def served(nowhere: Path) -> Iterator[dict[str, str]]:
             for name, value in variables.items():
                 patch.setenv(name, value)
             s3fs.S3FileSystem.clear_instance_cache()
-            # Servers of one process share what they hold: this one begins with nothing.
+            # Servers in one process share their content: reset it.
             urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()
             s3fs.S3FileSystem().mkdir("lake")
             yield variables

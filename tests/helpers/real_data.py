@@ -1,8 +1,8 @@
 """Real tables for tests and benchmarks, from the folder beside the checkout (``../shared/data``).
 
-They are not part of the project: `load` skips the test that asks for a table which is not there. Of each table it is
-known here which column is the target, which columns must not be used (they are only known afterwards, or are the target
-in other clothes), and how to split: a random 80 : 20 permutation, or the official fold of adult.
+They are not part of the project: `load` skips the test if the table does not exist. For each table this module states which
+column is the target, which columns must not be used (they are only known afterwards, or encode the target), and how to split:
+a random 80 : 20 permutation, or the official test set of adult.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class RealTable:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """Features and target in one frame; the target's column is called ``target``."""
+        """Return features and target in one frame; the target's column is called ``target``."""
         return self.X.assign(target=self.y)
 
 
 def path(name: str) -> Path:
-    """The Parquet file of a table; skips the calling test where it does not exist."""
+    """Return the Parquet file of a table; skip the calling test if it does not exist."""
     file = FOLDER / name / f"{name}.parquet"
     if not file.exists():
         import pytest
@@ -58,15 +58,16 @@ def path(name: str) -> Path:
 
 
 def load(name: str) -> RealTable:
-    """One of ``hflights`` (arrives over 15 minutes late?), ``adult`` (income), ``california`` (house value), ``covtype`` (which
-    of seven kinds of trees grow there) and ``elec2`` (does the price rise?)."""
+    """Return one of ``hflights`` (arrives over 15 minutes late?), ``adult`` (income), ``california`` (house value), ``covtype``
+    (which of seven kinds of trees grow there) and ``elec2`` (does the price rise?).
+    """
     known = {"hflights": _hflights, "adult": _adult, "california": _california, "covtype": _covtype, "elec2": _elec2}
     return known[name](pd.read_parquet(path(name)))
 
 
 def _hflights(table: pd.DataFrame) -> RealTable:
     table = table[table["ArrDelay"].notna()]
-    # The time of day that the timetable promised, in minutes: actual departure minus delay.
+    # The scheduled time of day in minutes: actual departure minus delay.
     actual = table["DepTime"] // 100 * 60 + table["DepTime"] % 100
     planned = (actual - table["DepDelay"]) % 1440
     X = table.drop(columns=[*AFTER_DEPARTURE, "ArrDelay"]).assign(sched_dep_min=planned)

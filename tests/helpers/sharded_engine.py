@@ -73,7 +73,7 @@ class ShardedEngine:
                 return end.value
 
     def report(self) -> dict[str, float]:
-        """Return nothing: all seconds are work."""
+        """Return nothing: no time is spent waiting."""
         return {}
 
     def close(self) -> None:

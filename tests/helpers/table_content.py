@@ -1,4 +1,4 @@
-"""What a `Table` holds, as one pandas frame: the form in which tests compare tables of different kinds and cuts."""
+"""The content of a `Table` as one pandas frame, in which tests compare tables of different kinds and partitions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dboost.data import CategoryColumn, Column, Table
 
 
 def plain(column: Column) -> np.ndarray:
-    """Values of a column: floats, or objects (None where missing) for categories."""
+    """Return the values of a column: floats, or objects (None where missing) for categories."""
     if not isinstance(column, CategoryColumn):
         return column.astype(np.float64)
     assert column.codes.dtype == np.int32
@@ -18,7 +18,7 @@ def plain(column: Column) -> np.ndarray:
 
 
 def content(table: Table) -> pd.DataFrame:
-    """All features, target, weight and offset, chunk by chunk, in order."""
+    """Return all features, target, weight and offset, chunk by chunk, in order."""
     parts = []
     for i in range(table.n_chunks):
         chunk = table.chunk(i)

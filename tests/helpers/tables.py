@@ -35,7 +35,7 @@ class CodedTable:
         return (self.layout.n_bins + 1).tolist()
 
     def stored(self) -> BinnedColumns:
-        """As a shard keeps them."""
+        """The codes as a shard stores them."""
         stored = empty_binned_columns(self.layout, self.n_rows)
         for feature, codes in enumerate(self.codes):
             stored.of(feature)[:] = codes
@@ -51,7 +51,7 @@ class CodedTable:
         n_channels: int = 3,
         rows: slice = slice(None),
     ) -> Shard:
-        """Some of the rows as a shard, with gradients and Hessians already worked out."""
+        """Return some of the rows as a shard, with gradients and Hessians already computed."""
         codes = self.stored().part(rows)
         contiguous = BinnedColumns(np.ascontiguousarray(codes.narrow), np.ascontiguousarray(codes.wide), codes.row_of)
         target = np.zeros(codes.n_rows)
@@ -79,7 +79,7 @@ class CodedTable:
 
 
 def spec_of(layout: BinLayout, **changes: Any) -> ShardSpec:
-    """What shards of a layout are made with; changes : fields by name."""
+    """Return the specification of shards of a layout; changes : fields by name."""
     fields: dict[str, Any] = {
         "layout": layout, "bin_layout": layout, "n_outputs": 1, "weighted": False, "integer_weights": False,
         "constant_hessian": False, "weights_as_hessian": False, "max_leaves": 8, "n_channels": 3, "loss_unit": 1.0,

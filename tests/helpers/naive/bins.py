@@ -9,7 +9,7 @@ from dboost.kernels.histograms import BinLayout
 
 
 def code(value: float, edges: Sequence[float]) -> int:
-    """How many edges lie below the value; missing values come after the last bin."""
+    """Return how many edges lie below the value; missing values come after the last bin."""
     if math.isnan(value):
         return len(edges) + 1
     return sum(edge < value for edge in edges)

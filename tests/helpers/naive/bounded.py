@@ -11,14 +11,14 @@ from tests.helpers.naive.splits import Candidate, Sums, added, is_allowed, minus
 
 
 def step(sums: Sums, limits: SplitParams, low: float, high: float) -> float:
-    """The step that takes most off the loss among those that are allowed."""
+    """Return the step with the largest decrease of the loss among those that are allowed."""
     d = sums[1] + limits.l2
     size = min(max(abs(sums[0]) - limits.l1, 0.0) / d, limits.max_step)
     return min(max(-size if sums[0] > 0 else size, low), high)
 
 
 def worth(sums: Sums, limits: SplitParams, low: float, high: float) -> float:
-    """What that step takes off, twice."""
+    """Return twice the decrease of the loss by that step."""
     w = step(sums, limits, low, high)
     return -w * (2.0 * sums[0] + (sums[1] + limits.l2) * w) - 2.0 * limits.l1 * abs(w)
 
@@ -26,7 +26,7 @@ def worth(sums: Sums, limits: SplitParams, low: float, high: float) -> float:
 def bounded_candidates(
     histogram: Histogram, feature: int, limits: SplitParams, way: int, low: float, high: float
 ) -> Iterator[Candidate]:
-    """Cuts from left to right, missing values on the right first; those against the direction left out."""
+    """Splits from left to right, missing values on the right first; without those against the direction."""
     n_bins = len(histogram) - 1
     total, missing = added(histogram), histogram[n_bins]
     for missing_left in (False, True) if missing[1] > 0 else (False,):

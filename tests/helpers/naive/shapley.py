@@ -11,7 +11,7 @@ from tests.helpers.naive import trees as naive
 
 
 def expected_when_known(tree: Tree, row: Sequence[float], known: frozenset[int], by: str = "cover") -> float:
-    """A tree's mean over its training rows, the row followed where the split's feature is known."""
+    """Return a tree's mean over its training rows; the row is followed where the split's feature is known."""
 
     def below(node: int) -> float:
         feature = int(tree.feature[node])
@@ -36,7 +36,7 @@ def goes_left(tree: Tree, node: int, value: float) -> bool:
 
 
 def path_dependent(ensemble: Ensemble, row: Sequence[float], output: int) -> Callable[[frozenset[int]], float]:
-    """The game that path-dependent values are the shares of."""
+    """The game whose Shapley values are the path-dependent values."""
     trees = ensemble.trees[output :: ensemble.n_outputs]
     start = float(ensemble.baseline[output])
     return lambda known: start + sum(expected_when_known(tree, row, known) for tree in trees)

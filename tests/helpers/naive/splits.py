@@ -39,7 +39,7 @@ def minus(a: Sums, b: Sums) -> Sums:
 
 
 def side_score(g: float, h: float, l2: float, l1: float, max_step: float) -> float:
-    """Return the score of a side: its leaf's step, bounded, and twice the reduction of the loss by that step."""
+    """Return the score of a side: for its bounded step, twice the reduction of the loss."""
     t = max(abs(g) - l1, 0.0)
     step = min(t / (h + l2), max_step) if h + l2 > 0 else 0.0
     return step * (2.0 * t - step * (h + l2))
