@@ -12,7 +12,6 @@ same for every loss and every `Engine`.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,8 +32,7 @@ from dboost.training.leaf_values import LeafEstimator
 from dboost.training.plan import precision_of
 from dboost.trees.bin_proposal import BinMerge
 from dboost.trees.finished_tree import TreeSnapshot, follow_sums, within_bounds
-from dboost.trees.nodes import split_params_of
-from dboost.trees.tree_task import FEATURES, GradientStats, Sample, TreeTask, derive_seed
+from dboost.trees.tree_task import FEATURES, GradientStats, Sample, TreeTask, derive_seed, split_params_of
 
 if TYPE_CHECKING:
     from dboost.training.plan import FitPlan
@@ -254,20 +252,11 @@ class BoostingLoop:
         scales = np.array([scale_g, scale_h, unit_for(max_gradient, n), exact_h])
         max_step = parameters.max_delta_step if follow_sums(parameters, self.loss) else None
         split_params = split_params_of(
-            l2=parameters.l2_regularization,
-            l1=parameters.l1_regularization,
-            max_step=math.inf if max_step is None else max_step / self.loss.step_factor,
-            min_hessian=parameters.min_hessian,
-            min_rows=parameters.min_samples_leaf,
-            count_channel=precision.count_channel,
-            least_gain=parameters.leaf_penalty + parameters.min_gain,
-            smoothing=parameters.categorical_smoothing,
-            category_l2=parameters.categorical_l2,
-            max_categories=parameters.max_category_group,
-            min_category_hessian=parameters.min_category_hessian,
+            parameters,
+            precision.count_channel,
+            scales,
+            None if max_step is None else max_step / self.loss.step_factor,
             is_bounded=self.plan.direction is not None,
-            gradient_unit=1.0 / scale_g,
-            hessian_unit=1.0 / scale_h,
         )
         allowed = np.ones(len(self.binning.features), np.uint8)
         sample = Sample.of(parameters.subsample, parameters.random_state, iteration)
