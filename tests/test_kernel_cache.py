@@ -60,6 +60,17 @@ def test_kernels_are_kept_until_a_file_with_kernels_changes(copy: Path) -> None:
     assert use(copy) == (42, True)
 
 
+def test_all_kernels_are_in_the_digest() -> None:
+    decorators = ("@kernel", "@uncounted", "@internal", "@inlined", "@any_order", "@overload", "@instruction")
+    with_kernels = {
+        file.relative_to(PACKAGE).parts[0]
+        for file in PACKAGE.rglob("*.py")
+        if any(line.startswith(decorators) for line in file.read_text().splitlines())
+    }
+    assert with_kernels == set(kernels._WITH_KERNELS)
+    assert all((PACKAGE / folder).is_dir() for folder in kernels._WITH_KERNELS)
+
+
 #: Run first in a process, makes dboost take Numba for a version that `cache_files` was not written for.
 OTHER_NUMBA = "import numba; numba.version_info = numba.version_info._replace(short=(0, 69))"
 
