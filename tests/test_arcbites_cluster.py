@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost import ArcBites, DBoostClassifier, DBoostRegressor
-from dboost.session import arcbite_store as bitten
+from dboost.session import bites as bitten
 from dboost.session.memory_budget import Budget
 from dboost.shards import arcbite_rows as bite_files
 from tests.helpers.clusters import Processes, a_table, held_rows, threads_cluster

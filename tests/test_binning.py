@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from dboost.data import binning, open_table
 from dboost.data.binning import SAMPLE_ROWS, Binning, midpoints, propose, sample_rows
 from dboost.schema import Feature
-from dboost.shards.bin_layout import plan_layout
 from dboost.shards.encode import encode_table, kept_rows, propose_binning, sampled
+from dboost.shards.shard_spec import plan_layout
 from tests.helpers.naive import bins as naive
 
 COUNTS = st.lists(st.integers(1, 50), min_size=1, max_size=60)

@@ -13,7 +13,7 @@ import pytest
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.losses import Loss, register
-from dboost.losses import custom_loss as own
+from dboost.losses import base as own
 from tests.helpers.fits import cut, saved
 
 rng = np.random.default_rng(0)

@@ -16,7 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import dboost
-from dboost.session import fused_engine as in_process
+from dboost.session import engines as in_process
 from dboost.session import worker_session as loading
 from dboost.shards.shard import Shard
 from tests.helpers.fits import FEATURES, NUMERIC, TARGETS, cut, mixed_frame, saved

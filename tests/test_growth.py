@@ -21,8 +21,8 @@ from dboost.metrics.exact_sum import unit_for
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
 from dboost.schema import Feature
-from dboost.session import fused_engine as in_process
-from dboost.session.fused_engine import FusedEngine
+from dboost.session import engines as in_process
+from dboost.session.engines import FusedEngine
 from dboost.shards.shard import Shard
 from dboost.training.plan import Precision, growth_policy_of, precision_of
 from dboost.trees.finished_tree import TreeSnapshot, leaf_values

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, SquaredError
-from dboost.session import fused_engine as in_process
-from dboost.session.fused_engine import FusedEngine
+from dboost.session import engines as in_process
+from dboost.session.engines import FusedEngine
 from dboost.shards.shard import Shard
 from dboost.training.initial_score import Ask, TargetStats, in_one_part, target_stats
 from dboost.trees.nodes import BEST_FIRST, GrowthPolicy

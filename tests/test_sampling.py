@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost.errors import ParameterError
 from dboost.params import Parameters
-from dboost.session import fused_engine as in_process
+from dboost.session import engines as in_process
 from dboost.trees.tree_task import Sample
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 from tests.helpers.tables import CodedTable, make_table

@@ -15,9 +15,8 @@ from dboost.losses import SoftmaxLogLoss, by_name, from_dict
 from dboost.metrics.exact_sum import FINE, unit_for
 from dboost.metrics.metric import LossMagnitude, ScoredRows, find_metrics
 from dboost.params import Parameters
-from dboost.session.fused_engine import FusedEngine
-from dboost.shards.advance import Scratch, advance_rows
-from dboost.shards.shard import Shard
+from dboost.session.engines import FusedEngine
+from dboost.shards.shard import Scratch, Shard, advance_rows
 from dboost.trees.finished_tree import leaf_values
 from dboost.trees.nodes import ANY_ORDER, GrowthPolicy
 from dboost.trees.tree_task import TreeTask, split_params_of

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from dboost.data import Table
-from dboost.data.categories import CategoryIndex
-from dboost.data.chunk import CategoryColumn, Column
+from dboost.data.chunk import CategoryColumn, CategoryIndex, Column
 from dboost.data.row_metadata import levels_dtype, result_dtype
 from dboost.errors import DataError, ParameterError
 from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, by_name

@@ -29,12 +29,10 @@ import numpy as np
 
 from dboost.data import Table
 from dboost.metrics.metric import LossMagnitude
-from dboost.session.arcbite_store import FileBiteStore, InMemoryBiteStore, Iterations, SessionBites
-from dboost.session.arcbites_engine import ArcbitesEngine
 from dboost.session.batch_rows import BatchRows, global_row_ids
+from dboost.session.bites import ArcbitesEngine, FileBiteStore, InMemoryBiteStore, Iterations, SessionBites
+from dboost.session.engines import FusedEngine, StreamedEngine, Team, is_small
 from dboost.session.evaluation import WorkerEvalSets
-from dboost.session.fused_engine import FusedEngine, is_small
-from dboost.session.leaf_refit_rows import LeafRefitRows
 from dboost.session.memory_budget import Budget, check_rows_in_memory, limit_that_streams
 from dboost.session.partition_loader import PartitionLoader
 from dboost.session.protocol import (
@@ -50,15 +48,19 @@ from dboost.session.protocol import (
     pack_round,
     unpack,
 )
-from dboost.session.shard_runner import InMemoryRunner, ShardRunner, StreamedRunner, streamed_runners, write_shard_files
-from dboost.session.streamed_engine import StreamedEngine
-from dboost.session.thread_team import Team
+from dboost.session.shard_runner import (
+    InMemoryRunner,
+    LeafRefitRows,
+    ShardRunner,
+    StreamedRunner,
+    streamed_runners,
+    write_shard_files,
+)
 from dboost.session.warm_start import add_trees, row_matrices, starting_scores
-from dboost.shards.advance import Scratch
 from dboost.shards.apply_trees import TreeDelta, add_iterations, leaves_of
 from dboost.shards.arcbite_rows import Bite, InMemoryBite
 from dboost.shards.encode import encode_table, in_ranges, kept_rows
-from dboost.shards.shard import BinnedColumns, Shard, runs_of
+from dboost.shards.shard import BinnedColumns, Scratch, Shard, runs_of
 from dboost.shards.shard_grower import ShardGrower
 from dboost.storage.spool import temporary_root
 from dboost.trees.grower import RoundHistograms, RoundRequest

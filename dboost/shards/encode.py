@@ -20,8 +20,8 @@ from dboost.errors import DataError
 from dboost.kernels.bins import encode_column, encode_matrix, fill_tiles
 from dboost.kernels.histograms import BinLayout
 from dboost.schema import Feature
-from dboost.shards.bin_layout import NARROW_BINS, tile_shape
 from dboost.shards.shard import BinnedColumns, empty_binned_columns
+from dboost.shards.shard_spec import NARROW_BINS, tile_shape
 
 #: Tables with fewer rows are encoded by one thread.
 _FEW_ROWS = 16_384

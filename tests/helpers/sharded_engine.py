@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.shards.advance import Scratch, advance_rows
-from dboost.shards.shard import Shard
+from dboost.shards.shard import Scratch, Shard, advance_rows
 from dboost.shards.shard_grower import ShardGrower
 from dboost.trees.bin_proposal import in_fine_bins
 from dboost.trees.grower import RoundRequest, RoundResult, grow_tree
