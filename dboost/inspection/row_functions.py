@@ -240,7 +240,7 @@ class EvaluatedRows:
         self._ensemble = ensemble
         self._loss = losses.from_dict(ensemble.loss)
         with open_table(data, target, sample_weight=sample_weight, like=ensemble.features) as table:
-            known = Target(self._loss, np.empty(0), ensemble.classes, ensemble.classes_dtype)
+            known = Target(self._loss, ensemble.classes, ensemble.classes_dtype)
             self.target = encode_like(table, known)
             self.weight = table.weight
             flat = FlatEnsemble(ensemble)

@@ -35,9 +35,6 @@ import numpy as np
 
 from dboost.kernels.quantile_keys import FIRST_SHIFT
 
-#: Largest number of passes over the rows for one set of quantiles.
-MOST_PASSES = 9
-
 #: At most this many numbers are collected.
 FEW = 16_384
 

@@ -35,7 +35,7 @@ from dboost.session.evaluation import EvalSet
 from dboost.session.protocol import Engine, Session
 from dboost.session.reference_sample import ReferenceSample, warn_of_drift, with_summary
 from dboost.session.row_selection import DigitRequest
-from dboost.session.target import Target, TargetScan, continued, merge_target_scans_to_target, target_for, target_of
+from dboost.session.target import Target, TargetScan, choose_target, continued, target_for, target_of
 from dboost.session.transport import LocalTable, NamedSet, SessionTable
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.training.arcbites import run_arcbites
@@ -389,7 +389,7 @@ def learn_target(request: FitRequest, scans: Callable[[], list[TargetScan]]) -> 
         return target_of(warm_start.model, parameters)
     if request.classes is not None:
         return target_for(request.classes, parameters)
-    return merge_target_scans_to_target(scans(), parameters)
+    return choose_target(scans(), parameters)
 
 
 def starts_of(n_kept: dict[int, int]) -> dict[int, int]:

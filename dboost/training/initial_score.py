@@ -77,11 +77,6 @@ class Sizes:
         )
 
 
-def in_one_part(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None) -> Ask:
-    """Return an `Ask` for rows in this process: float64[n] each, weight and offset may be None."""
-    return lambda function, *arguments: [function(y, weight, offset, *arguments)]
-
-
 def target_stats(loss: Loss, ask: Ask, *, continues: bool = False) -> TargetStats:
     """Compute the statistics from targets, weights and offsets of all training rows.
 

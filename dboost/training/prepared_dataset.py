@@ -126,7 +126,7 @@ class PreparedDataset:
 def propose_within(
     table: Table, n_kept: tuple[int, ...], *, max_bins: int, seed: int, n_threads: int, budget: Budget | None
 ) -> Binning:
-    """Propose split points as `shards.encode.propose_binning`, reading the sampled values of some columns at a time."""
+    """Propose split points from a sample of the rows, reading the sampled values of some columns at a time."""
     n_rows = sum(n_kept)
     sample: list[np.ndarray] = []
     weights: list[np.ndarray | None] = []

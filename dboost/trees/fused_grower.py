@@ -199,7 +199,7 @@ def grow_whole_tree(
             n_words = start_of[last_column] - base
             for k in range(n_words):
                 packed[k] = 0
-            # Packed buckets without counts never overflow (`session.engines.can_stay_packed`): no code to flush them is compiled.
+            # Packed buckets without counts never overflow (`engines.can_stay_packed`): no code to flush them is compiled.
             destination = None
             if packed_counts is not None:
                 destination = thread_histograms[thread]
