@@ -38,7 +38,7 @@ import dboost
 from benchmarks.engines import settings_of
 from benchmarks.limits import Limits, measure
 from benchmarks.workloads import MAIN, WORKLOADS, Workload, load
-from dboost.session.fused_engine import FusedEngine
+from dboost.session.engines import FusedEngine
 from dboost.shards import shard_grower
 from dboost.trees import split_finder
 from dboost.trees.tree_task import GrownTree, TreeTask

@@ -24,11 +24,10 @@ from dboost.data.predict_io import like_input, predict_from
 from dboost.distributed.client import client_for
 from dboost.errors import InputTypeError, ParameterError
 from dboost.losses import Loss
-from dboost.losses.decision_costs import cheapest, read_costs
-from dboost.model import model_edits, model_file
-from dboost.model.ensemble import Ensemble
+from dboost.losses.classification import cheapest, read_costs
+from dboost.model import model_file
+from dboost.model.ensemble import Ensemble, drop_source, to_frame, truncate
 from dboost.model.forest import FlatEnsemble
-from dboost.model.tree_table import to_frame
 from dboost.schema import Feature, Level
 from dboost.session.transport import LocalTable
 from dboost.session.warm_start import checked_decay, checked_source_name
@@ -39,16 +38,14 @@ from dboost.training.leaf_refit import refit_leaves
 if TYPE_CHECKING:
     import treelite
 
-    from dboost.inspection import dependence, drift, importance, interactions, shapley
+    from dboost.inspection import dependence, drift, importance, shapley
     from dboost.inspection.plots import attributions, effects, performance, tree_diagram
     from dboost.inspection.report import page
     from dboost.interop import export, to_onnx, to_treelite, to_xgboost
     from dboost.interop import from_lightgbm as lightgbm_import
     from dboost.interop import from_xgboost as xgboost_import
 else:  # imported at the first access: training and predicting need none of them
-    dependence, drift, importance, interactions, shapley = late(
-        "dboost.inspection", "dependence drift importance interactions shapley"
-    )
+    dependence, drift, importance, shapley = late("dboost.inspection", "dependence drift importance shapley")
     attributions, effects, performance, tree_diagram = late(
         "dboost.inspection.plots", "attributions effects performance tree_diagram"
     )
@@ -184,7 +181,7 @@ class Booster:
         return model_file.digest(self.ensemble)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the trees as a table with one row per node; see `dboost.model.tree_table.to_frame` for the columns."""
+        """Return the trees as a table with one row per node; see `dboost.model.ensemble.to_frame` for the columns."""
         return to_frame(self.ensemble)
 
     # Predictions.
@@ -365,7 +362,7 @@ class Booster:
         ParameterError
             For a number above `n_iter_` or below 0.
         """
-        return self._derived(model_edits.truncate(self.ensemble, n_iterations))
+        return self._derived(truncate(self.ensemble, n_iterations))
 
     def drop_source(self, source: int | str) -> Self:
         """Return the model without the trees of one fit.
@@ -388,7 +385,7 @@ class Booster:
         ParameterError
             For a source that does not exist, a label that is not unique, or the only source.
         """
-        return self._derived(model_edits.drop_source(self.ensemble, source))
+        return self._derived(drop_source(self.ensemble, source))
 
     def refit_leaves(
         self,
@@ -667,7 +664,7 @@ class Booster:
         DataError
             As of `predict`.
         """
-        return interactions.additivity(self.ensemble, features, data, max_rows, sample_weight)
+        return dependence.additivity(self.ensemble, features, data, max_rows, sample_weight)
 
     def interaction_strength(
         self, data: Any, features: Any = None, *, max_rows: int = 500, sample_weight: Any = None
@@ -700,7 +697,7 @@ class Booster:
         ----------
         Friedman and Popescu (2008), "Predictive learning via rule ensembles", section 8.1.
         """
-        return interactions.interaction_strength(self.ensemble, data, features, max_rows, sample_weight)
+        return dependence.interaction_strength(self.ensemble, data, features, max_rows, sample_weight)
 
     # Plots. Each takes ``ax``, the matplotlib axes to draw on (default: new ones), and returns the axes, or an array of them
     # for several panels; ``ax.figure.savefig("name.svg")`` saves the plot. They need matplotlib (``dboost[plots]``).

@@ -7,7 +7,7 @@ model is first trained, and new ones are only appended, so that codes never chan
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 #: Maximum number of categories of a feature: codes have 16 bits, and the last value means "missing".
 MAX_LEVELS = 65_535
@@ -31,15 +31,15 @@ class Feature:
     name: str
     #: Categories in the order of their codes; None for a numeric feature.
     categories: tuple[Level, ...] | None = None
+    is_categorical: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_categorical", self.categories is not None)
 
     @property
     def levels(self) -> tuple[Level, ...] | None:
         """Alias of `categories`."""
         return self.categories
-
-    @property
-    def is_categorical(self) -> bool:
-        return self.categories is not None
 
     @property
     def legal_kinds(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from dboost.data import ReadOptions, open_table
 from dboost.kernels.rows import select_rows
 from dboost.model.ensemble import Ensemble
 from dboost.params import make_parameters, read_arcbites
-from dboost.session import fused_engine
+from dboost.session import engines as fused_engine
 from dboost.session.warm_start import WarmStart
 from dboost.shards.arcbite_rows import bite_sizes, bites_of
 from dboost.training.arcbites import order_of_visits

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.data import binning, open_table
-from dboost.data.binning import SAMPLE_ROWS, Binning, midpoints, propose, sample_rows
+from dboost.data.binning import SAMPLE_ROWS, Binning, midpoints, propose, propose_all, sample_rows
 from dboost.schema import Feature
-from dboost.shards.bin_layout import plan_layout
-from dboost.shards.encode import encode_table, kept_rows, propose_binning, sampled
+from dboost.shards.encode import encode_table, kept_rows, sampled
+from dboost.shards.shard_spec import plan_layout
 from tests.helpers.naive import bins as naive
 
 COUNTS = st.lists(st.integers(1, 50), min_size=1, max_size=60)
@@ -178,7 +178,12 @@ def test_binning_and_codes_do_not_depend_on_partitions(cuts: list[int], seed: in
         for source in (data, cut):
             with open_table(source, "y", sample_weight=weight) as table:
                 kept = kept_rows(table.weight)
-                proposed = propose_binning(table, kept, max_bins=20, seed=seed, n_threads=2)
+                rows = sample_rows(table.n_rows if kept is None else len(kept), seed)
+                rows = rows if kept is None else kept[rows]
+                samples = zip(*(columns for _, columns in sampled(table, rows, n_threads=2)), strict=True)
+                columns = [np.concatenate(column) for column in samples] + [None]
+                weights = None if table.weight is None else table.weight[rows]
+                proposed = Binning(table.features, propose_all(columns, weights, 20, 2))
                 layout = plan_layout(proposed.n_bins, proposed.is_categorical)
                 codes = encode_table(table, proposed, layout, kept, 2)
                 found.append((proposed, codes))

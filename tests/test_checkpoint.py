@@ -25,7 +25,7 @@ from distributed import Client
 
 import dboost
 from dboost import DataError, ModelFileError, ParameterError
-from dboost.session.fused_engine import FusedEngine
+from dboost.session.engines import FusedEngine
 from dboost.session.memory_budget import Budget
 from dboost.shards import shard_spec
 from dboost.shards.statistics import random_numbers, row_fingerprint

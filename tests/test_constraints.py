@@ -18,7 +18,7 @@ from dboost import DBoostClassifier, DBoostRegressor
 from dboost.errors import ParameterError
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
-from dboost.session import fused_engine
+from dboost.session import engines as fused_engine
 from dboost.trees.feature_sampling import feature_constraints_of, mark_children, mark_root, new_feature_paths
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved

@@ -12,7 +12,8 @@ import pytest
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
-from dboost.losses import Loss, custom_loss, register
+from dboost.losses import Loss, register
+from dboost.losses import base as custom_loss
 from tests.helpers.fits import cut, saved
 
 rng = np.random.default_rng(0)

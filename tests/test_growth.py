@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dboost.kernels.histograms import TILE_COLUMNS
 from dboost.kernels.rows import STRIPE
 from dboost.params import Parameters
-from dboost.session import fused_engine
+from dboost.session import engines as fused_engine
 from dboost.training.plan import Precision, precision_of
 from dboost.trees.grower import RoundHistograms
 from dboost.trees.nodes import ANY_ORDER

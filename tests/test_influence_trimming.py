@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import dboost
 from dboost.kernels import quantile_keys
 from dboost.kernels.quantile_keys import FIRST_SHIFT, LANES, N_DIGITS, count_influence, count_near
-from dboost.metrics.influence_cut import find_cut
-from dboost.shards.rows_near_cut import Near
+from dboost.metrics.quantiles import find_cut
+from dboost.shards.shard import Near
 from tests.helpers.compiled import compiled
 from tests.helpers.fits import cut, saved
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, SquaredError
-from dboost.session import fused_engine
-from dboost.session.fused_engine import FusedEngine
+from dboost.session import engines as fused_engine
+from dboost.session.engines import FusedEngine
 from dboost.shards.shard import Shard
-from dboost.training.initial_score import Ask, TargetStats, in_one_part, target_stats
+from dboost.training.initial_score import Ask, TargetStats, target_stats
 from dboost.trees.nodes import BEST_FIRST, GrowthPolicy
 from tests.helpers.sharded_engine import ShardedEngine
 from tests.helpers.tables import make_table, spec_of
@@ -49,7 +49,7 @@ def test_the_start_does_not_depend_on_the_division(loss: Loss, seed: int, border
     rng = np.random.default_rng(seed)
     y = targets(loss, 60, rng)
     weight = rng.exponential(size=60) + 1e-3 if weighted else None
-    whole = target_stats(loss, in_one_part(y, weight, None))
+    whole = target_stats(loss, in_parts(y, weight, []))
     assert same(target_stats(loss, in_parts(y, weight, borders)), whole)
     assert whole.total_weight == pytest.approx(60 if weight is None else weight.sum(), rel=1e-14)
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from dboost.data import open_table
+from dboost.losses import SquaredError
 from dboost.metrics.metric import find_metrics
 from dboost.params import make_parameters
 from dboost.session.memory_budget import Budget
 from dboost.session.row_selection import Draw
-from dboost.session.target import read_target
 from dboost.training.callbacks import EarlyStopping
 from dboost.training.fit import fit_table
 from dboost.training.plan import FitRequest, stopping_rule
@@ -26,8 +26,7 @@ FRAME = mixed_frame(400)
 def test_a_rule_of_early_stopping_keeps_its_rounds() -> None:
     parameters = make_parameters({"arcbites": {"n_bites": 2, "early_stopping_rounds": 3}, "loss": "squared_error"})
     given = EarlyStopping("held_squared_error", 7, larger_is_better=False)
-    with open_table(FRAME[[*FEATURES, "y"]], "y") as table:
-        metrics = find_metrics(None, read_target(table, parameters).loss)
+    metrics = find_metrics(None, SquaredError())
     found = stopping_rule(parameters, given, [], metrics)
     assert found is not None and found.rounds == 3
     assert found.rule == ["held_squared_error", 3, False, 0.0, False]

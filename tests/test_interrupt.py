@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import dboost
-from dboost.session.fused_engine import FusedEngine
+from dboost.session.engines import FusedEngine
 from tests.helpers.fits import FEATURES, TARGETS, mixed_frame
 
 ROOT = Path(__file__).parent.parent

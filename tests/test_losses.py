@@ -35,7 +35,7 @@ from dboost.losses import (
 from dboost.losses.classification import SoftmaxLogLoss
 from dboost.losses.gradient_pass import BLOCK, advance, advance_outputs, block_terms
 from dboost.metrics.exact_sum import ExactSum, unit_for
-from dboost.training.initial_score import TargetStats, in_one_part, target_stats
+from dboost.training.initial_score import TargetStats, target_stats
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Case:
         return "-".join(map(str, stored.values()))
 
     def start(self, y: np.ndarray, weight: np.ndarray | None = None) -> TargetStats:
-        return target_stats(self.loss, in_one_part(y, weight, None))
+        return target_stats(self.loss, lambda function, *arguments: [function(y, weight, None, *arguments)])
 
     @property
     def n_outputs(self) -> int:

@@ -8,8 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dboost.kernels.predict import QuickScorerForest, TraversalForest, predict_quickscorer, predict_traversal, scratch_for
+from dboost.model import forest as layouts
 from dboost.model.ensemble import Ensemble
-from dboost.model.forest import FlatEnsemble, floor_to_float32, lay_out_forest, lay_out_pages, lay_out_walks
+from dboost.model.forest import FlatEnsemble, floor_to_float32, lay_out_forest
 from dboost.schema import Feature
 from tests.helpers.forests import random_ensemble, random_rows, random_tree
 from tests.helpers.naive import trees as naive
@@ -30,12 +31,13 @@ ensembles = st.builds(
 def ask_both(ensemble: Ensemble, rows: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return scores and leaves by either kernel."""
     answers = {}
-    for lay, kernel in ((lay_out_pages, predict_quickscorer), (lay_out_walks, predict_traversal)):
+    forest = layouts._Forest(ensemble.trees, ensemble.features)
+    pages = layouts._paged(forest, layouts._PageConditions(forest), rows.dtype)
+    for laid, kernel in ((pages, predict_quickscorer), (layouts._walked(forest, rows.dtype), predict_traversal)):
         scores = np.tile(ensemble.baseline, (len(rows), 1))
         leaves = np.full((len(rows), len(ensemble.trees)), -1, np.int32)
-        forest = lay(ensemble.trees, ensemble.features, rows.dtype)
-        room = scratch_for(forest.columns, forest.n_levels, rows.dtype)
-        kernel(*forest, rows, (0, len(rows)), (0, len(ensemble.trees)), scores, leaves, *room)
+        room = scratch_for(laid.columns, laid.n_levels, rows.dtype)
+        kernel(*laid, rows, (0, len(rows)), (0, len(ensemble.trees)), scores, leaves, *room)
         answers[kernel.__name__] = scores, leaves
     return answers
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost.kernels.quantile_keys import collect_keys, count_digits, next_keys
 from dboost.losses import Quantile
-from dboost.metrics.quantiles import FEW, MOST_PASSES, exact_level, find_quantiles, find_size, from_keys, rank_unit
+from dboost.metrics.quantiles import FEW, exact_level, find_quantiles, find_size, from_keys, rank_unit
 from dboost.shards.statistics import concatenated
 
 FLOATS = st.floats(-1e300, 1e300) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 5e-324, -5e-324])
@@ -80,13 +80,13 @@ def quantiles(
 ) -> np.ndarray:
     asked = Asked(values, weight, group, n_groups, cuts or [], False)
     found = find_quantiles(asked.count, asked.above, exact_level(level), n_groups)
-    assert asked.n_passes <= MOST_PASSES
+    assert asked.n_passes <= 9
     # Values are collected once few are left, or not if there are too many of them: the result is the same to the bit.
     for room in (FEW, 3):
         asked.n_passes, asked.room = 0, room
         collected = find_quantiles(asked.count, asked.above, exact_level(level), n_groups, asked.collect, len(values))
         np.testing.assert_array_equal(collected, found)
-        assert asked.n_passes <= MOST_PASSES + 1
+        assert asked.n_passes <= 10
         if room == FEW:
             assert asked.n_passes <= 4  # two bytes, the rest, and the next larger numbers
     return found

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost.errors import ParameterError
 from dboost.params import Parameters
-from dboost.session import fused_engine
+from dboost.session import engines as fused_engine
 from dboost.trees.tree_task import Sample
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved

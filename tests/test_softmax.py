@@ -15,12 +15,11 @@ from dboost.losses import SoftmaxLogLoss, by_name, from_dict
 from dboost.metrics.exact_sum import FINE, unit_for
 from dboost.metrics.metric import LossMagnitude, ScoredRows, find_metrics
 from dboost.params import Parameters
-from dboost.session.fused_engine import FusedEngine
-from dboost.shards.advance import Scratch, advance_rows
-from dboost.shards.shard import Shard
+from dboost.session.engines import FusedEngine
+from dboost.shards.shard import Scratch, Shard, advance_rows
 from dboost.trees.finished_tree import leaf_values
-from dboost.trees.nodes import ANY_ORDER, GrowthPolicy, split_params_of
-from dboost.trees.tree_task import TreeTask
+from dboost.trees.nodes import ANY_ORDER, GrowthPolicy
+from dboost.trees.tree_task import TreeTask, split_params_of
 from tests.helpers.sharded_engine import ShardedEngine
 from tests.helpers.tables import make_table, spec_of
 
@@ -145,6 +144,7 @@ def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
         FusedEngine(whole, loss.terms(), policy=policy, n_threads=1),
         ShardedEngine(parts, loss.terms(), width=3),
     )
+    parameters = Parameters(l2_regularization=1.0, min_hessian=0.1, min_samples_leaf=2)
     values = [np.zeros((n_classes, 1)) for _ in engines]
     for _ in range(3):
         for which, engine in enumerate(engines):
@@ -159,11 +159,7 @@ def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
                         unit_for(found.max_hessian[k], n),
                     ]
                 )
-                limits = split_params_of(
-                    l2=1.0, l1=0.0, max_step=np.inf, min_hessian=0.1, min_rows=2, count_channel=2, least_gain=0.0,
-                    smoothing=1.0, category_l2=1.0, max_categories=32, min_category_hessian=0.0,
-                    gradient_unit=1 / scales[0], hessian_unit=1 / scales[1],
-                )  # fmt: skip
+                limits = split_params_of(parameters, 2, scales)
                 grown = engine.grow(TreeTask(limits, TRIPLE, policy, scales, np.ones(3, np.uint8), k))
                 step = leaf_values(grown.leaf_sums, Parameters(), loss)
                 values[which][k, : len(step)] = step

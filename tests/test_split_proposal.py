@@ -19,9 +19,9 @@ import dboost
 from dboost.data import binning
 from dboost.errors import DataError, ParameterError
 from dboost.kernels.split_candidates import quantile_fine_bins
-from dboost.session import fused_engine
-from dboost.shards.bin_layout import plan_layout
+from dboost.session import engines as fused_engine
 from dboost.shards.shard import BinnedColumns, Shard
+from dboost.shards.shard_spec import plan_layout
 from dboost.shards.statistics import fine_bin_hessians, merge_into_bins
 from dboost.trees.bin_proposal import FINE_BINS_PER_BIN, BinMerge
 from dboost.trees.tree_task import RowSubset, Sample

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.session import streamed_engine
+from dboost.session import engines
 from dboost.session.memory_budget import Budget, parse_memory_limit
 from dboost.shards import shard_spec
 from dboost.shards.block_store import BlockStore
@@ -120,9 +120,9 @@ def test_blocks_that_stay(folder: Path, monkeypatch: pytest.MonkeyPatch, n_stayi
         found.append((n_bytes, n * n_threads * sum(file.stride for file in files.files)))
         return n if n_staying is None else n_staying
 
-    allowed = streamed_engine.blocks_that_stay
-    monkeypatch.setattr(streamed_engine, "WORTH_KEEPING", 0)
-    monkeypatch.setattr(streamed_engine, "blocks_that_stay", counted)
+    allowed = engines.blocks_that_stay
+    monkeypatch.setattr(engines, "WORTH_KEEPING", 0)
+    monkeypatch.setattr(engines, "blocks_that_stay", counted)
     kept, streamed = both(mixed_frame(500), "late", sample_weight="w", subsample=0.6, n_threads=2)
     assert saved(kept) == saved(streamed)
     read = streamed.history["bytes_read"].to_numpy()

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import dboost
+from dboost.session.engines import StreamedEngine
 from dboost.session.memory_budget import Budget
-from dboost.session.streamed_engine import StreamedEngine
 from dboost.shards import shard_spec
 
 ROOT = Path(__file__).parent.parent

@@ -7,7 +7,6 @@ scheduler are real too, and take their measured time.
 
 from __future__ import annotations
 
-import math
 import tempfile
 import uuid
 from collections.abc import Coroutine, Sequence
@@ -19,12 +18,12 @@ from unittest.mock import patch
 import dask
 from distributed import Client
 
-from benchmarks.simulation.clock import CountedLoop
+from benchmarks.simulation.clock import CountedLoop, run_on
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.network import Host, Line, Network, Wire
 from dboost.data import dask_collections
 from dboost.data.read_plan import ReadPlan
-from dboost.distributed import reducer
+from dboost.distributed import reducer, worker_calls
 from dboost.distributed.cluster_fit import fit_on_cluster, n_parts_of
 from dboost.distributed.connection import Connection
 from dboost.distributed.read_tasks import ReadTasks, Receipt
@@ -104,6 +103,7 @@ class Simulated:
     def __post_init__(self) -> None:
         self.loop = CountedLoop()
         self.loop.charge = self._charge
+        self.loop.waits_for_loop = lambda executor: executor is not None and executor not in self._of_pool
         self.wire = Wire(self.network)
         self._trains = False
         self._of_pool: dict[Any, Worker] = {}
@@ -153,7 +153,7 @@ class Simulated:
         if method in ("round_histograms", "histogram_slices"):
             task, request, *_ = unpack(packed)
             runners = holding._runners
-            return sum(self.costs.of_round(runner.rounds, task is not None, request, self.many) for runner in runners)
+            return sum(self.costs.of_round(runner.shard, task is not None, request, self.many) for runner in runners)
         return took
 
     def close(self) -> None:
@@ -233,7 +233,9 @@ def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows
     # Sums over this many rows do not fit 32 bits, so histograms are sent in 64.
     simulated.wire.scale = 2.0 if n_rows / simulated.n_workers * PAIR.max_hessian > 2**31 else 1.0
     with (
-        patch.object(reducer, "_LIGHT_BYTES", -math.inf),  # all merging is done where its seconds are measured
+        dask.config.set({"dboost.lines": False}),  # the simulated network carries Dask's messages
+        patch.object(reducer, "run_on", run_on),
+        patch.object(worker_calls, "run_on", run_on),
     ):
         request = FitRequest(parameters, 1, columns=(target, None, None), progress=False)
         client = _Client(simulated)

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 
 import dboost
-from dboost.session.thread_team import Team
+from dboost.session.engines import Team
 from dboost.shards.shard_grower import ShardGrower
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import GradientStats, TreeTask

@@ -1,4 +1,4 @@
-"""Dask collections as a list of partitions, each computed exactly once.
+"""Dask collections as a list of partitions, each computed exactly once, and lazy predictions.
 
 Data, target, weight and offset may be four collections with a common source. They become one graph, so that common tasks are
 computed once: frames are arguments of one `map_partitions` before Dask optimizes it (the optimizer then reads the union of the
@@ -8,12 +8,16 @@ drops them when the consumer returns. So one partition per thread is in memory.
 The graph runs in this process without importing `distributed`. Partitions that are persisted on a cluster are fetched one by
 one.
 
-Importing Dask takes 0.5 s, so this module, `paths` and `predict_lazily` are imported only for a collection or a path.
+For lazy predictions of Dask collections and files the model, which may take many megabytes, is one key of the graph that the
+tasks of all partitions depend on. Only the columns that the model needs are read.
+
+Importing Dask takes 0.5 s, so this module and `paths` are imported only for a collection or a path.
 """
 
 from __future__ import annotations
 
 import traceback
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,11 +25,14 @@ import dask
 import dask.array as da
 import dask.dataframe as dd
 import dask.threaded
+import numpy as np
 import pandas as pd
 from dask.core import flatten, get_dependencies, reverse_dict
 
-from dboost.data.frame import array_names, library, names_of, one_dimensional
+from dboost.data.frame import array_names, is_path, library, names_of, one_dimensional
 from dboost.data.partition import ROLES
+from dboost.data.predict_io import Predictor, like_input
+from dboost.data.read_plan import columns_like
 from dboost.errors import DataError, DBoostError, InputTypeError
 
 
@@ -192,3 +199,42 @@ def in_place(pieces: tuple[Any, ...], filled: Sequence[bool]) -> tuple[Any, Any,
     rest = iter(pieces[1:])
     target, weight, offset = (next(rest) if given else None for given in filled)
     return pieces[0], target, weight, offset
+
+
+def predict_lazily(data: Any, predictor: Predictor) -> Any:
+    """Return a lazy collection of predictions with the partitions of `data`, a Dask frame or array, or a path."""
+    if is_path(data):
+        from dboost.data.paths import open_path
+
+        data = open_path(data, predictor.features)
+    columns = columns_like(*layout(data), predictor.features, predictor.named)
+    task = dask.delayed(predictor, name=f"dboost-model-{uuid.uuid4().hex}", traverse=False)
+    if isinstance(data, da.Array):
+        return _through_array(whole_rows(data), task, predictor)
+    if predictor.named:
+        data = select(data, tuple(map(str, columns)))
+    index = data._meta.index
+    meta: Any
+    if predictor.names is None:
+        meta = pd.Series(np.empty(0, predictor.dtype), index=index[:0], dtype=predictor.dtype)
+    else:
+        meta = pd.DataFrame(np.empty((0, len(predictor.names)), predictor.dtype), index[:0], list(predictor.names))
+    return dd.map_partitions(_predict_frame, data, task, meta=meta, enforce_metadata=False)
+
+
+def _through_array(data: da.Array, task: Any, predictor: Predictor) -> da.Array:
+    if predictor.names is None:
+        shape: dict[str, Any] = {"drop_axis": 1}
+        meta = np.empty(0, predictor.dtype)
+    else:
+        shape = {"chunks": (data.chunks[0], (len(predictor.names),))}
+        meta = np.empty((0, 0), predictor.dtype)
+    return da.map_blocks(_predict_block, data, predictor=task, dtype=predictor.dtype, meta=meta, **shape)
+
+
+def _predict_block(block: Any, predictor: Predictor) -> np.ndarray:
+    return predictor.promised(block)
+
+
+def _predict_frame(frame: pd.DataFrame, predictor: Predictor) -> Any:
+    return like_input(predictor.promised(frame), frame, predictor.names)

@@ -1,7 +1,7 @@
 """Tables in memory as named columns.
 
 `as_frame` inspects a table once and returns a `Frame`: names, number of rows and access to a column in its own library's type.
-Nothing is copied or converted here; `columns.py` does that, column by column. NumPy arrays, pandas and pyarrow are recognized
+Nothing is copied or converted here; `partition.py` does that, column by column. NumPy arrays, pandas and pyarrow are recognized
 here, dataframes of every other library by narwhals.
 """
 

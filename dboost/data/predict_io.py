@@ -7,7 +7,7 @@ returned without a copy.
 
 `predict_through` applies a function to these blocks; `predict_from` also passes the offset of each row, either values or the
 name of a column beside the features. A column works for every kind of table, values only for tables in memory. Predictions
-for Dask collections and files are lazy, see `predict_lazily.py`.
+for Dask collections and files are lazy, see `dask_collections.py`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dboost._lazy_import import is_a, nw, pa, pd
-from dboost.data.categories import CategoryIndex
-from dboost.data.chunk import CategoryColumn, Column
-from dboost.data.columns import column_spec
+from dboost.data.chunk import CategoryColumn, CategoryIndex, Column
 from dboost.data.frame import as_frame, collected, is_lazy, is_path, is_plain, kind_of
 from dboost.data.partition import read_partition
-from dboost.data.read_plan import ReadPlan, columns_like
+from dboost.data.read_plan import ReadPlan, column_spec, columns_like
 from dboost.errors import DataError, DBoostError, InputTypeError
 from dboost.schema import Feature
 
@@ -97,7 +95,7 @@ def predict_through(
     """
     predictor = Predictor(function, features, named, None if names is None else tuple(names), np.dtype(dtype))
     if is_path(data) or is_lazy(data):
-        from dboost.data.predict_lazily import predict_lazily
+        from dboost.data.dask_collections import predict_lazily
 
         return predict_lazily(data, predictor)
     data = collected(data)

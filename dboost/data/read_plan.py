@@ -12,10 +12,32 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data.columns import ColumnSpec, column_spec
 from dboost.data.frame import array_names
 from dboost.errors import DataError, ParameterError
 from dboost.schema import Feature
+
+
+@dataclass(frozen=True)
+class ColumnSpec:
+    """How to read a column."""
+
+    name: str
+    #: True: numbers are categories too. False: the column must be numeric. None: the type of the column decides.
+    categorical: bool | None = None
+    #: The categories are those of a model: the column may contain any number of unknown ones, also negative ones.
+    known: bool = False
+    #: Kinds of values that the column may contain, see `Feature.legal_kinds`; empty if any kind is legal.
+    kinds: tuple[str, ...] = ()
+
+
+def column_spec(feature: Feature, *, extend_categories: bool = False) -> ColumnSpec:
+    """Return how to read the column of a known feature. extend_categories : whether new categories are added to it."""
+    return ColumnSpec(
+        feature.name,
+        feature.is_categorical,
+        known=not (extend_categories and feature.is_categorical),
+        kinds=feature.legal_kinds,
+    )
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data.categories import CategoryIndex, apply
-from dboost.data.chunk import CategoryColumn, Column
+from dboost.data.chunk import CategoryColumn, CategoryIndex, Column, apply
 from dboost.data.partition import ROLES
 from dboost.data.read_plan import ReadPlan
 from dboost.errors import DataError

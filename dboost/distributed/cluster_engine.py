@@ -22,8 +22,8 @@ from dboost.distributed.rebalance import JoinedWorkers
 from dboost.distributed.tree_rounds import check_rows
 from dboost.errors import DBoostError
 from dboost.metrics.metric import Metric
+from dboost.session.engines import Team
 from dboost.session.protocol import BiteVisit, BuildSpec, ReplayState, Session
-from dboost.session.thread_team import Team
 from dboost.shards.apply_trees import TreeDelta
 from dboost.trees.bin_proposal import in_fine_bins
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask

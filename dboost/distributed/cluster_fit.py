@@ -14,11 +14,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from distributed import Client
 
-from dboost.data.categories import CategoryIndex
+from dboost.data.chunk import CategoryIndex
 from dboost.data.frame import is_lazy, is_path
 from dboost.data.read_plan import ReadPlan
-from dboost.data.reader import disagree
 from dboost.data.row_metadata import check_max_weight, label, raise_for_issues
+from dboost.data.table import disagree
 from dboost.distributed.cluster_engine import ClusterEngine, ClusterEvalSets
 from dboost.distributed.connection import Connection
 from dboost.distributed.monitoring.events import FitEvents
@@ -32,10 +32,9 @@ from dboost.session.partition_loader import PartitionStats
 from dboost.session.protocol import BuildSpec, Engine, Session
 from dboost.session.target import TargetScan
 from dboost.session.transport import ByPartitions, NamedSet
-from dboost.training.fit import FitResult, fit
+from dboost.training.fit import FitResult, SessionRows, fit
 from dboost.training.leaf_refit import refit_leaves
 from dboost.training.plan import FitRequest
-from dboost.training.training_rows import SessionRows
 from dboost.trees.nodes import GrowthPolicy
 
 P = ParamSpec("P")

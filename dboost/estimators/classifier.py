@@ -9,8 +9,7 @@ from sklearn.base import ClassifierMixin
 
 from dboost.booster import Booster
 from dboost.errors import ParameterError
-from dboost.estimators.estimator import BaseGradientBoosting, Range
-from dboost.estimators.parameter_checks import as_targets
+from dboost.estimators.estimator import BaseGradientBoosting, Range, as_targets
 from dboost.training.callbacks import Callback
 
 

@@ -1,7 +1,8 @@
 """Base class of both estimators: from constructor arguments to a fit, and from a model to predictions.
 
 An estimator trains with `dboost.fit`'s code; with the same parameters and without early stopping the model is the same file.
-scikit-learn's conventions are added here and in `validation`: seeds, the validation pair, warm starts, attributes.
+scikit-learn's conventions are added here and in `validation`: seeds, the validation pair, warm starts, attributes. Arguments
+are checked before data are read, with the messages of scikit-learn where it has them.
 
 With ``refit_leaves=True``, `fit` and `partial_fit` add no trees but estimate the leaf values of a model again: of `start_from`,
 or in `partial_fit` of the estimator's own model. The arguments about trees and early stopping have no effect then, because they
@@ -13,11 +14,13 @@ from __future__ import annotations
 import copy
 import inspect
 import numbers
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.base import BaseEstimator
+from sklearn.exceptions import DataConversionWarning
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -26,8 +29,7 @@ from dboost.booster import Booster, as_booster
 from dboost.data import Table, open_table
 from dboost.data.frame import is_lazy, is_path
 from dboost.distributed.client import client_for
-from dboost.errors import InputTypeError, ParameterError
-from dboost.estimators.parameter_checks import as_targets, check_lengths, check_pair, check_settings, outline
+from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.estimators.validation import EarlyStoppingPolicy
 from dboost.params import Parameters, canonical, make_parameters
 from dboost.session.evaluation import named_sets
@@ -38,6 +40,103 @@ from dboost.session.warm_start import WarmStart, check_loss, check_options, chec
 from dboost.training.checkpoint import checkpoint_in
 from dboost.training.fit import available_threads, fit_table
 from dboost.training.plan import FitRequest, checked_callbacks
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool | np.bool_)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not _is_flag(value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not _is_flag(value)
+
+
+def _is_part(value: Any) -> bool:
+    return value >= 1 if _is_count(value) else _is_number(value) and 0 < value < 1
+
+
+#: The arguments that `dboost.fit` does not have: their check, and the accepted values for the message.
+_OWN_SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "early_stopping": (lambda v: _is_flag(v) or (isinstance(v, str) and v == "auto"), "'auto', True or False"),
+    "scoring": (lambda v: v is None or isinstance(v, str) or callable(v), "'loss', None, a scorer's name or a callable"),
+    "validation_fraction": (lambda v: v is None or _is_part(v), "a part of the rows below 1, a number of rows, or None"),
+    "n_iter_no_change": (lambda v: _is_count(v) and v >= 1, "an integer of at least 1"),
+    "tol": (lambda v: _is_number(v) and v >= 0, "a number of at least 0"),
+    "warm_start": (_is_flag, "True or False"),
+    "verbose": (lambda v: _is_flag(v) or (_is_count(v) and v >= 0), "an integer of at least 0"),
+}
+
+
+def check_settings(estimator: Any) -> None:
+    """Check the values of the estimator's own arguments.
+
+    Raises
+    ------
+    ParameterError
+        Naming the argument.
+    """
+    for name, (is_valid, accepted) in _OWN_SETTINGS.items():
+        value = getattr(estimator, name)
+        if not is_valid(value):
+            raise ParameterError(f"{name}={value!r} must be {accepted}")
+    if estimator.early_stopping_rounds is not None and estimator.early_stopping is True:
+        raise ParameterError(
+            "early_stopping_rounds and early_stopping=True are two rules to stop by: give one (the latter waits for "
+            "n_iter_no_change iterations)"
+        )
+
+
+def check_pair(early_stopping: Any, X_val: Any, y_val: Any, sample_weight_val: Any) -> None:
+    """Raise a ParameterError for half of a validation pair, and for a pair without early stopping."""
+    if y_val is None and X_val is not None:
+        raise ParameterError("X_val is provided, but y_val was not provided.")
+    if X_val is None and y_val is not None:
+        raise ParameterError("y_val is provided, but X_val was not provided.")
+    if X_val is None and sample_weight_val is not None:
+        raise ParameterError("sample_weight_val is provided, but X_val and y_val were not provided.")
+    if X_val is not None and not early_stopping:
+        raise ParameterError(
+            "X_val and y_val are passed to fit while at the same time early_stopping is False. When passing X_val and "
+            "y_val to fit, early_stopping should be set to either 'auto' or True."
+        )
+
+
+def check_lengths(X: Any, y: Any, sample_weight: Any) -> None:
+    """Raise a DataError if data in memory have different numbers of rows."""
+    n, n_targets, n_weights = map(_n_rows, (X, y, sample_weight))
+    if n is not None and n_targets is not None and n != n_targets:
+        raise DataError(f"Found input variables with inconsistent numbers of samples: {[n, n_targets]}")
+    if n is not None and n_weights is not None and n != n_weights:
+        raise DataError(f"sample_weight.shape == ({n_weights},), expected ({n},)!")
+
+
+def _n_rows(data: Any) -> int | None:
+    """The number of rows; None for lazy or missing data."""
+    if isinstance(data, list | tuple):
+        return len(data)
+    shape = () if is_lazy(data) else getattr(data, "shape", ())
+    return shape[0] if shape else None
+
+
+def as_targets(y: Any) -> Any:
+    """Return targets unchanged, with scikit-learn's warning if they are a table of one column."""
+    if len(getattr(y, "shape", ())) == 2 and y.shape[1] == 1:
+        warnings.warn(
+            "A column-vector y was passed when a 1d array was expected. Please change the shape of y to (n_samples,), for "
+            "example using ravel().",
+            DataConversionWarning,
+            stacklevel=3,
+        )
+    return y
+
+
+def outline(X: Any) -> Any:
+    """Return a table with the same columns: of a Dask frame its empty meta frame."""
+    return X._meta if is_lazy(X) and hasattr(X, "columns") else X
+
 
 Range = tuple[int, int]
 

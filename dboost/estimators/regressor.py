@@ -8,8 +8,7 @@ from typing import Any
 from sklearn.base import RegressorMixin
 
 from dboost.errors import ParameterError
-from dboost.estimators.estimator import BaseGradientBoosting
-from dboost.estimators.parameter_checks import as_targets
+from dboost.estimators.estimator import BaseGradientBoosting, as_targets
 from dboost.training.callbacks import Callback
 
 

@@ -1,4 +1,4 @@
-"""Partial dependence: how predictions depend on one or two features.
+"""Partial dependence: how predictions depend on one or two features, and interactions between features.
 
 Four ways to reduce a function of all features to a function of x_z, the features of interest (equations of Friedman, 2001):
 
@@ -16,13 +16,34 @@ features that are correlated with x_z.
 
 Means are quotients of exact sums over rows (`dboost.metrics.exact_sum`), the same for any partitioning. With sample weights
 they are weighted means: a row of weight 2 equals the row twice, rows of weight 0 are ignored.
+
+**Grids.** Without data, the values of a feature follow the model's split points, which are quantiles of the training rows, or
+half-way between neighbouring values if there were few of these. The middle between two split points represents the values of
+that bin, so codes like 1, 2, …, 7 are met exactly; of many bins some are chosen, evenly by rank. With data, the grid consists
+of the values themselves if there are few, else of values between the first and the last percent: half of them evenly spaced by
+rows, half evenly by distinct values. A categorical feature has all its levels, or with data the most frequent ones. Rows of
+weight 0 are ignored, and deciles are weighted.
+
+**Interactions.** If F(x) = F_z(x_z) + F_rest(x_rest), the features of z and the rest do not interact, and partial dependence
+recovers the two terms (54); if F is their product, it recovers them up to a factor (55). So the correlation, over the rows, of
+F with the sum and with the product of the two dependences measures how additive or multiplicative F is (section 8.1).
+
+Friedman's H compares variances instead of correlating: for two features,
+
+    H² = Σ_i [ F_jk(x_ij, x_ik) - F_j(x_ij) - F_k(x_ik) ]² / Σ_i F_jk(x_ij, x_ik)²,      all F centred over the rows.
+
+Here dependences are computed by weighted traversal of the trees, which needs one pass over the rows instead of one per row.
+With sample weights, means and sums are weighted: centred values are multiplied by the square roots of the weights, so that a
+product of two of them contains the weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -30,12 +51,166 @@ import numpy as np
 from dboost import losses
 from dboost._lazy_import import pd
 from dboost.errors import DataError, ParameterError
-from dboost.inspection.grids import Axis, axes, points
+from dboost.inspection.importance import importance
 from dboost.inspection.row_functions import Block, at_least_one, over_blocks, sample
 from dboost.inspection.tree_paths import Path, edge_answers, paths_of
 from dboost.metrics.exact_sum import TOTAL_BITS, total
 from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble
+from dboost.schema import Feature
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """The grid of one feature."""
+
+    feature: Feature
+    #: Position of the feature in the model.
+    position: int
+    #: float64[n], ascending for numeric features, codes for categorical ones; NaN means missing.
+    values: np.ndarray
+    #: float64[9], of a numeric feature if there are data.
+    deciles: np.ndarray | None = None
+
+    @property
+    def shown(self) -> np.ndarray:
+        """The values in the user's terms: levels instead of codes, None where missing."""
+        if self.feature.categories is None:
+            return self.values
+        shown = np.empty(len(self.values), object)
+        shown[:] = [None if np.isnan(code) else self.feature.categories[int(code)] for code in self.values]
+        return shown
+
+
+def axes(ensemble: Ensemble, positions: list[int], grid: Any, rows: Block | None) -> list[Axis]:
+    """Return the grid of each feature.
+
+    Parameters
+    ----------
+    ensemble : Ensemble
+    positions : list of int
+    grid : int, sequence, or mapping of names to sequences
+        Largest number of points, or the values themselves.
+    rows : Block or None
+        A sample of the data.
+
+    Raises
+    ------
+    ParameterError
+        Naming the feature whose grid is not usable.
+    """
+    given = _given(ensemble, positions, grid)
+    n_points = int(grid) if isinstance(grid, Integral) else 50 if len(positions) == 1 else 20
+    if n_points < 1:
+        raise ParameterError(f"grid={grid!r} must have at least one point")
+    if rows is not None and rows.weight is not None:
+        rows = rows[rows.weight > 0]
+    found = []
+    for j in positions:
+        feature = ensemble.features[j]
+        column, deciles = None, None
+        if rows is not None:
+            present = rows[~np.isnan(rows.block[:, j])]
+            column = present.block[:, j].astype(np.float64)
+            if len(column) and feature.categories is None:
+                deciles = _deciles(column, present.weight)
+        if j in given:
+            values = _as_codes(feature, given[j])
+        elif feature.categories is not None:
+            values = _levels(len(feature.categories), column, n_points)
+        elif column is not None and len(column):
+            values = _of_rows(column, n_points)
+        else:
+            values = _of_bins(_split_points(ensemble, j), n_points)
+        found.append(Axis(feature, j, values, deciles))
+    return found
+
+
+def points(on: list[Axis]) -> np.ndarray:
+    """Return all combinations of the axes' values, the last axis fastest: float64[n, n_axes]."""
+    return np.array(list(product(*(axis.values for axis in on))), np.float64).reshape(-1, len(on))
+
+
+def _deciles(column: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+    shares = np.arange(1, 10) / 10
+    if weight is None:
+        return np.quantile(column, shares)
+    return np.quantile(column, shares, weights=weight, method="inverted_cdf")
+
+
+def _given(ensemble: Ensemble, positions: list[int], grid: Any) -> dict[int, Any]:
+    """Values that the user chose, by position of the feature."""
+    if grid is None or isinstance(grid, Integral):
+        return {}
+    if isinstance(grid, Mapping):
+        by_name = {ensemble.features[j].name: j for j in positions}
+        strange = [name for name in grid if name not in by_name]
+        if strange:
+            raise ParameterError(f"grid names {strange[0]!r}, which is none of the features asked for")
+        return {by_name[name]: values for name, values in grid.items()}
+    lists = [grid] if len(positions) == 1 else list(grid)
+    if len(lists) != len(positions):
+        raise ParameterError(f"grid has {len(lists)} lists of values for {len(positions)} features")
+    return dict(zip(positions, lists, strict=True))
+
+
+def _as_codes(feature: Feature, values: Any) -> np.ndarray:
+    values = list(values)
+    if not values:
+        raise ParameterError(f"the grid of {feature.name!r} has no values")
+    if feature.categories is None:
+        try:
+            return np.array(values, np.float64)
+        except (TypeError, ValueError):
+            raise ParameterError(f"the grid of {feature.name!r} holds something that is no number") from None
+    codes = {level: float(code) for code, level in enumerate(feature.categories)}
+    strange = [value for value in values if not _is_missing(value) and value not in codes]
+    if strange:
+        raise ParameterError(f"the grid of {feature.name!r} holds {strange[0]!r}, which is none of its levels")
+    return np.array([np.nan if _is_missing(value) else codes[value] for value in values])
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)
+
+
+def _levels(n_levels: int, codes: np.ndarray | None, n_points: int) -> np.ndarray:
+    if codes is None or n_levels <= n_points:
+        return np.arange(n_levels, dtype=np.float64)
+    counts = np.bincount(codes.astype(np.int64), minlength=n_levels)
+    return np.sort(np.argsort(-counts, kind="stable")[:n_points]).astype(np.float64)
+
+
+def _of_rows(column: np.ndarray, n_points: int) -> np.ndarray:
+    distinct = np.unique(column)
+    if len(distinct) <= n_points:
+        return distinct
+    # Half of the points follow the rows and half the distinct values, so that one frequent value does not fill the grid.
+    low, high = np.quantile(column, (0.01, 0.99), method="nearest")
+    between = distinct[(distinct >= low) & (distinct <= high)]
+    n_values = n_points // 2
+    of_rows = np.quantile(column, np.linspace(0.01, 0.99, n_points - n_values), method="nearest")
+    of_values = between[np.round(np.linspace(0, len(between) - 1, n_values + 2)[1:-1]).astype(np.int64)]
+    return np.unique(np.concatenate([of_rows, of_values]))
+
+
+def _of_bins(cuts: np.ndarray, n_points: int) -> np.ndarray:
+    if not len(cuts):
+        return np.zeros(1)
+    gaps = np.diff(cuts) / 2
+    first, last = (gaps[0], gaps[-1]) if len(gaps) else (0.5, 0.5)
+    middles = np.concatenate([[cuts[0] - first], cuts[:-1] + gaps, [cuts[-1] + last]])
+    wanted = np.unique(np.round(np.linspace(0, len(middles) - 1, n_points)).astype(np.int64))
+    return np.unique(middles[wanted])
+
+
+def _split_points(ensemble: Ensemble, j: int) -> np.ndarray:
+    """Candidate split points of a feature, or the thresholds in the trees if the model does not hold candidates."""
+    edges = ensemble.edges[j] if j < len(ensemble.edges) else None
+    if edges is None:
+        edges = np.concatenate([np.empty(0), *(tree.threshold[tree.feature == j] for tree in ensemble.trees)])
+    return np.unique(edges[np.isfinite(edges)])
+
 
 KINDS = ("average", "individual", "conditional")
 SCALES = ("raw", "prediction")
@@ -268,3 +443,80 @@ def _tidy(
     if counts is not None:
         columns["count"] = np.repeat(counts, n_outputs)
     return pd.DataFrame(columns)
+
+
+#: Number of features whose pairs are computed by default.
+MOST_IMPORTANT = 10
+
+
+def additivity(ensemble: Ensemble, features: Any, data: Any, max_rows: int, weight: Any = None) -> pd.Series | pd.DataFrame:
+    """Return the additivity of features; `Booster.additivity` documents it."""
+    chosen = ensemble.feature_positions(features)
+    rest = [j for j in range(len(ensemble.features)) if j not in chosen]
+    if not rest:
+        raise ParameterError("these are all features of the model: there is no rest that they could act apart from")
+    block, weight = _rows(data, ensemble, max_rows, weight)
+    raw, traverse = FlatEnsemble(ensemble).raw_scores(block), Traversal(ensemble)
+    part, other = traverse(chosen, block), traverse(rest, block)
+    table = {}
+    for k, name in enumerate(ensemble.output_names):
+        left_over = _centred(raw[:, k] - part[:, k] - other[:, k], weight)
+        table[name] = {
+            "additive": _correlation(raw[:, k], part[:, k] + other[:, k], weight),
+            "multiplicative": _correlation(raw[:, k], part[:, k] * other[:, k], weight),
+            "h": _root_share(left_over, _centred(raw[:, k], weight)),
+        }
+    frame = pd.DataFrame(table).rename_axis(columns="class")
+    return frame if ensemble.n_outputs > 1 else frame.iloc[:, 0].rename("additivity")
+
+
+def interaction_strength(
+    ensemble: Ensemble, data: Any, features: Sequence[Any] | None, max_rows: int, weight: Any = None
+) -> pd.DataFrame:
+    """Return the H statistic of pairs; `Booster.interaction_strength` documents it."""
+    if features is None:
+        features = list(importance(ensemble).index[:MOST_IMPORTANT])
+    chosen = ensemble.feature_positions(features)
+    if len(chosen) < 2:
+        raise ParameterError("interactions are between features: name at least two")
+    block, weight = _rows(data, ensemble, max_rows, weight)
+    traverse = Traversal(ensemble)
+    alone = {j: _centred(traverse([j], block), weight) for j in chosen}
+    on_one_path = traverse.pairs
+    names, rows = [feature.name for feature in ensemble.features], []
+    for i, j in combinations(chosen, 2):
+        # Features that share no path in any tree are additive, up to rounding.
+        together = _centred(traverse([i, j], block), weight) if {i, j} in on_one_path else alone[i] + alone[j]
+        left_over = together - alone[i] - alone[j] if {i, j} in on_one_path else np.zeros_like(together)
+        for k, of_class in enumerate(ensemble.output_names):
+            h = _root_share(left_over[:, k], together[:, k])
+            rows.append({"feature_1": names[i], "feature_2": names[j], "class": of_class, "h": h})
+    frame = pd.DataFrame(rows).sort_values("h", ascending=False, kind="stable", ignore_index=True)
+    return frame if ensemble.n_outputs > 1 else frame.drop(columns="class")
+
+
+def _rows(data: Any, ensemble: Ensemble, max_rows: int, weight: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    """A sample of the rows and their weights."""
+    block = sample(data, ensemble, at_least_one("max_rows", max_rows), weight)[1]
+    if block.weight is not None and not block.weight.any():
+        raise DataError("inspect: no row that is looked at has a weight above 0")
+    return block.block, block.weight
+
+
+def _centred(values: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+    """Values [n] or [n, n_outputs] minus their mean, times the square roots of the weights."""
+    if weight is None:
+        return values - values.mean(axis=0)
+    centred = values - np.average(values, axis=0, weights=weight)
+    return centred * np.sqrt(weight).reshape(-1, *(1,) * (values.ndim - 1))
+
+
+def _correlation(a: np.ndarray, b: np.ndarray, weight: np.ndarray | None) -> float:
+    a, b = _centred(a, weight), _centred(b, weight)
+    scale = np.sqrt((a @ a) * (b @ b))
+    return float(a @ b / scale) if scale > 0 else float("nan")
+
+
+def _root_share(part: np.ndarray, whole: np.ndarray) -> float:
+    total = float(whole @ whole)
+    return float(np.sqrt(part @ part / total)) if total > 0 else float("nan")

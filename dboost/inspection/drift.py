@@ -18,9 +18,8 @@ from dboost.data.frame import is_lazy, is_path
 from dboost.errors import DataError, DBoostError, ParameterError
 from dboost.inspection.row_functions import lazy_pieces
 from dboost.model.data_summary import n_rows_of
-from dboost.model.ensemble import Ensemble
+from dboost.model.ensemble import Ensemble, number_of
 from dboost.model.forest import FlatEnsemble
-from dboost.model.model_edits import number_of
 from dboost.schema import Level
 from dboost.session.reference_sample import summary_of, values_of
 

@@ -152,7 +152,7 @@ def permutation_importance(
     used = sorted({int(j) for tree in ensemble.trees for j in tree.feature[tree.feature >= 0]})
     options = ReadOptions(n_threads)
     with open_table(data, target, sample_weight=sample_weight, like=ensemble.features, options=options) as table:
-        y = encode_like(table, Target(loss, np.empty(0), ensemble.classes, ensemble.classes_dtype))
+        y = encode_like(table, Target(loss, ensemble.classes, ensemble.classes_dtype))
         scorer = _Scorer(ensemble, table, y, scored_by, n_threads)
         score = scorer.score()
         worse = np.zeros(len(ensemble.features))

@@ -48,7 +48,8 @@ INTERPRETED = bool(getattr(numba.config, "DISABLE_JIT", 0))
 KNOWN_NUMBA = numba.version_info.short == (0, 68)
 
 _PACKAGE = Path(__file__).parent.parent
-_WITH_KERNELS = ("kernels", "losses", "growth", "engine", "shard")
+#: The packages that define kernels.
+_WITH_KERNELS = ("kernels", "losses", "shards", "trees")
 
 
 def _stamp() -> str:

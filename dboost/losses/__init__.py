@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dboost.errors import ParameterError
-from dboost.losses.base import Loss
+from dboost.losses.base import Loss, custom_from_dict, register
 from dboost.losses.classification import Exponential, LogLoss, SoftmaxLogLoss
-from dboost.losses.custom_loss import custom_from_dict, register
-from dboost.losses.deviance import Gamma, Poisson, Tweedie
+from dboost.losses.deviance import Gamma, Poisson, SquaredError, Tweedie
 from dboost.losses.quantile_losses import AbsoluteError, Huber, Quantile
-from dboost.losses.squared_error import SquaredError
 
 BUILT_IN: tuple[type[Loss], ...] = (
     SquaredError,

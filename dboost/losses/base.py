@@ -1,4 +1,4 @@
-"""The interface of a loss.
+"""The interface of a loss, and the user's own losses.
 
 A loss L(y, F) compares a target y with a raw score F. Training reads the *properties* that a loss declares (is its Hessian
 constant? how are leaf values computed? which link leads from raw score to prediction?) and never tests which loss it is; so a
@@ -6,21 +6,34 @@ new loss is one new module here and a line in the registry.
 
 Equation numbers in the losses' docstrings are those of J. Friedman, "Greedy function approximation: a gradient boosting
 machine", Ann. Statist. 29(5), 2001.
+
+**Custom losses** are subclasses of `Loss` in NumPy, registered by name, whose derivatives are checked before training. Such a
+loss is a class with `value`, `gradient` and `hessian` (arrays in, arrays out, each row independent of the others), and `link`
+and `inverse_link` if predictions are not raw scores. It must be a function of the target and the score only, so training may
+divide the rows in any way. Its attributes (numbers, text, lists of them) are stored in model files; a loaded model finds the
+class by its name, which `register` makes known.
+
+The check compares `gradient` with difference quotients of `value`, and `hessian` with those of `gradient`, on targets of the
+training data and scores around them. A few rows may disagree: at a kink of the loss, quotients are meaningless. Step lengths
+are tried in proportion to the score, and to its distance from the best score: a loss may curve within 1 where targets are in
+the billions. Rows whose scores are so large that floats have no such short steps are left out.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+
+from dboost.errors import ParameterError
 
 
 class Loss:
     """Base class of all losses, built-in or custom.
 
     A custom loss defines `value`, `gradient` and `hessian` (arrays in, arrays out, with respect to the raw score) and, if
-    predictions are not raw scores, `link` and `inverse_link`; see `losses.custom_loss`. With ``is_classification = True`` its
+    predictions are not raw scores, `link` and `inverse_link`; see `losses.base`. With ``is_classification = True`` its
     targets are 0 and 1, and `inverse_link` returns the probability of 1.
 
     Examples
@@ -73,8 +86,6 @@ class Loss:
 
         For a custom loss, a record that holds the loss itself.
         """
-        from dboost.losses.custom_loss import CustomTerms
-
         return CustomTerms(self)
 
     def best_constant(self, mean: float) -> float | None:
@@ -94,8 +105,6 @@ class Loss:
 
     def to_dict(self) -> dict[str, Any]:
         """Return name and parameters, as stored in model files."""
-        from dboost.losses.custom_loss import custom_to_dict
-
         return custom_to_dict(self)
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
@@ -117,3 +126,130 @@ class Loss:
     def inverse_link(self, raw: np.ndarray) -> np.ndarray:
         """Return the predictions of raw scores (the probability of the second class for two-class losses)."""
         return raw
+
+
+#: Number of rows that are checked, and the share of them that must agree.
+N_CHECKED = 200
+_AGREEING_SHARE = 0.95
+_PLAIN = (bool, int, float, str, type(None))
+
+_KNOWN: dict[str, type[Loss]] = {}
+
+
+class CustomTerms(NamedTuple):
+    """The record of a custom loss, in place of one for kernels: its methods are called instead."""
+
+    loss: Loss
+
+
+def register(loss: type[Loss] | Loss) -> None:
+    """Make a custom loss known by its name, so that models trained with it can be loaded and predict.
+
+    A fit does this by itself; it is needed in a process that only loads.
+
+    Parameters
+    ----------
+    loss : subclass of Loss, or an instance
+    """
+    kind = loss if isinstance(loss, type) else type(loss)
+    if not issubclass(kind, Loss):
+        raise ParameterError(f"a loss of one's own is a subclass of dboost.losses.Loss, which {kind.__name__} is not")
+    _KNOWN[kind.name] = kind
+
+
+def custom_from_dict(stored: dict[str, Any]) -> Loss:
+    """Return the custom loss that a model file names.
+
+    Raises
+    ------
+    ParameterError
+        When no class of that name is known.
+    """
+    state = dict(stored)
+    name = state.pop("name")
+    if name not in _KNOWN:
+        raise ParameterError(
+            f"the model was trained with the loss {name!r}, which is not known here: call dboost.losses.register with its "
+            "class, or load the model with dboost.load(path, loss=...); raw scores can be predicted without it"
+        )
+    loss = _KNOWN[name].__new__(_KNOWN[name])
+    vars(loss).update(state)
+    return loss
+
+
+def custom_to_dict(loss: Loss) -> dict[str, Any]:
+    """Return name and attributes.
+
+    Raises
+    ------
+    ParameterError
+        Naming an attribute that cannot be stored.
+    """
+    for name, value in vars(loss).items():
+        if not (isinstance(value, _PLAIN) or (isinstance(value, list) and all(isinstance(v, _PLAIN) for v in value))):
+            raise ParameterError(
+                f"loss {loss.name!r} cannot be stored in a model: its attribute {name!r} is a {type(value).__name__}, not a "
+                "number, text or a list of these"
+            )
+    return {"name": loss.name} | vars(loss)
+
+
+def call_custom(loss: Loss, what: str, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+    """Call a method of a custom loss for some rows: float64[n].
+
+    Raises
+    ------
+    ParameterError
+        When the method returns another shape.
+    """
+    # The arrays are those of training: a method that writes into them would change the model.
+    y, raw = y.view(), raw.view()
+    y.flags.writeable = raw.flags.writeable = False
+    result = getattr(loss, what)(y, raw)
+    if np.shape(result) != y.shape:
+        raise ParameterError(
+            f"{what} of loss {loss.name!r} returned shape {np.shape(result)} for {len(y)} rows, not ({len(y)},)"
+        )
+    return np.asarray(result, np.float64)
+
+
+@np.errstate(all="ignore")
+def check_derivatives(loss: Loss, y: np.ndarray) -> str | None:
+    """Return what is wrong with a custom loss, tested on some targets of the training data; None when nothing is."""
+    y = y[:N_CHECKED]
+    rng = np.random.default_rng(0)
+    raw = rng.normal(size=len(y)) * 2.0
+    best = np.asarray(loss.link(y), np.float64)
+    near = best + rng.normal(size=len(y))
+    raw = np.where((np.arange(len(y)) % 2 == 0) & np.isfinite(near), near, raw)
+    far = np.nan_to_num(np.maximum(np.abs(raw - best), 1.0), nan=1.0)
+    longer, shorter = 1e-5 * np.maximum(np.abs(raw), 1.0), np.maximum(1e-5 * far, 8.0 * np.spacing(np.abs(raw)))
+    methods = [("gradient", "value")] + [("hessian", "gradient")] * loss.exact_hessian
+    for derivative, function in methods:
+        derivatives = call_custom(loss, derivative, y, raw)
+        agrees = np.zeros(len(y), bool)
+        for step in (shorter, longer):
+            high, low = raw + step, raw - step
+            above, below = call_custom(loss, function, y, high), call_custom(loss, function, y, low)
+            quotient = (above - below) / (high - low)
+            noise = 1e-13 * np.maximum(np.abs(above), np.abs(below)) / step
+            agrees |= np.abs(derivatives - quotient) <= 1e-4 * (np.abs(quotient) + np.median(np.abs(quotient))) + noise + 1e-9
+        is_wrong = ~agrees & (shorter < 1e-3 * far)
+        if is_wrong.sum() > (1 - _AGREEING_SHARE) * (agrees | is_wrong).sum():
+            i = int(np.argmax(is_wrong))
+            return (
+                f"{derivative} of loss {loss.name!r} is not the derivative of its {function} by the raw score: for y={y[i]:g} "
+                f"and raw={raw[i]:g} it says {derivatives[i]:g}, the difference quotient {quotient[i]:g}"
+            )
+    hessian = call_custom(loss, "hessian", y, raw)
+    if (hessian < 0).any():
+        i = int(np.argmin(hessian))
+        return (
+            f"hessian of loss {loss.name!r} is {hessian[i]:g} for y={y[i]:g} and raw={raw[i]:g}, which must not be below 0; "
+            "a stand-in is allowed if the class says exact_hessian = False"
+        )
+    prediction = np.asarray(loss.inverse_link(raw), np.float64)
+    again = np.asarray(loss.inverse_link(loss.link(prediction)), np.float64)
+    if not np.allclose(again, prediction, rtol=1e-6, atol=1e-9, equal_nan=True):
+        return f"link and inverse_link of loss {loss.name!r} are not inverse to each other"
+    return None

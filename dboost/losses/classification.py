@@ -1,4 +1,4 @@
-"""Losses of classification: log loss of two and of K classes, and exponential loss.
+"""Losses of classification: log loss of two and of K classes, and exponential loss; decisions of lowest expected cost.
 
 **Log loss of two classes** (`LogLoss`), with F the log odds of the second class: L = log(1 + e^F) - y F (L2_TreeBoost,
 Algorithm 5). The paper writes y in {-1, 1} and F as half the log odds; F here is 2 F there, and the leaf values agree.
@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dboost.errors import ParameterError
 from dboost.kernels.exp_log32 import exp32, log1p32
 from dboost.losses.base import Loss
 from dboost.losses.gradient_pass import overloads_block_terms
@@ -278,3 +279,31 @@ class Exponential(Loss):
     def best_constant(self, mean: float) -> float:
         mean = min(max(mean, 1e-300), 1.0 - 2.0**-53)
         return float(0.5 * (np.log(mean) - np.log1p(-mean)))
+
+
+def read_costs(costs: Any, n_classes: int) -> np.ndarray:
+    """Return a matrix of costs as float64[n_classes, n_classes].
+
+    Raises
+    ------
+    ParameterError
+        When it is not a matrix of finite numbers, one row and column for each class.
+    """
+    try:
+        matrix = np.asarray(costs, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ParameterError(f"costs must be a matrix of numbers: {error}") from None
+    if matrix.shape != (n_classes, n_classes) or not np.isfinite(matrix).all():
+        raise ParameterError(
+            f"costs must be a matrix of finite numbers of shape {n_classes, n_classes}, one row and column for each class; it "
+            f"has shape {matrix.shape}"
+        )
+    return matrix
+
+
+def cheapest(probabilities: np.ndarray, costs: np.ndarray) -> np.ndarray:
+    """Return argmin over k of Σ_j costs[k, j] p_j for each row (int64[n]); of classes with equal cost, the first.
+
+    probabilities : float64[n, n_classes]; costs : float64[n_classes, n_classes].
+    """
+    return (probabilities @ costs.T).argmin(axis=1)

@@ -1,6 +1,10 @@
-"""Deviances with a logarithmic link: the raw score F is the logarithm of the expected target, μ = e^F.
+"""Squared error, and deviances with a logarithmic link.
 
-Poisson, gamma and Tweedie distributions have variances μ, μ² and μ^p with 1 < p < 2. Half their deviance is
+Squared error is ½ (y - F)²: gradient F - y, Hessian 1; the best constant and the leaf values are means (LS_Boost, Algorithm 2).
+It is half the deviance of the normal distribution.
+
+With a logarithmic link, the raw score F is the logarithm of the expected target, μ = e^F. Poisson, gamma and Tweedie
+distributions have variances μ, μ² and μ^p with 1 < p < 2. Half their deviance is
 
     poisson    y log(y / μ) - (y - μ)                                        y >= 0
     gamma      y / μ - 1 - log(y / μ)                                        y > 0
@@ -21,6 +25,53 @@ import numpy as np
 from dboost.kernels.exp_log64 import LARGEST, exp64, log64
 from dboost.losses.base import Loss
 from dboost.losses.gradient_pass import overloads_block_terms
+
+
+class SquaredErrorTerms(NamedTuple):
+    """The loss has no parameters."""
+
+    unused: float = 0.0
+
+
+@overloads_block_terms
+def _block_terms(loss, y, raw, gradient, hessian, value, scratch):
+    if getattr(loss, "instance_class", None) is SquaredErrorTerms:
+
+        def terms(loss, y, raw, gradient, hessian, value, scratch):
+            for i in range(raw.size):
+                difference = raw[i] - y[i]
+                gradient[i] = np.float32(difference)
+                value[i] = 0.5 * difference * difference
+            if hessian is not None:
+                for i in range(raw.size):
+                    hessian[i] = np.float32(1)
+
+        return terms
+
+
+class SquaredError(Loss):
+    """Squared error, halved so that its Hessian is 1."""
+
+    name = "squared_error"
+    constant_hessian = True
+
+    def terms(self) -> SquaredErrorTerms:
+        return SquaredErrorTerms()
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return 0.5 * (y - raw) ** 2
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return raw - y
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.ones_like(raw)
+
+    def best_constant(self, mean: float) -> float:
+        return mean
+
+    def magnitude(self, mean: float, largest: float) -> float:
+        return max(0.5 * largest * largest, 1e-200)
 
 
 class PoissonTerms(NamedTuple):

@@ -156,17 +156,6 @@ def lay_out_forest(
     return _paged(forest, conditions, precision)
 
 
-def lay_out_pages(trees: Sequence[Tree], features: tuple[Feature, ...], precision: np.dtype) -> QuickScorerForest:
-    """Return the QuickScorer layout: pages of 32 leaves, all of whose conditions are evaluated."""
-    forest = _Forest(trees, features)
-    return _paged(forest, _PageConditions(forest), precision)
-
-
-def lay_out_walks(trees: Sequence[Tree], features: tuple[Feature, ...], precision: np.dtype) -> TraversalForest:
-    """Return the traversal layout: nodes, of which a row visits one path."""
-    return _walked(_Forest(trees, features), precision)
-
-
 class _Forest:
     """The nodes of all trees in concatenated arrays.
 

@@ -34,17 +34,16 @@ from dboost.losses import Loss
 from dboost.metrics.metric import LossMagnitude, Metric, ScoredRows, find_metrics
 from dboost.model.forest import FlatEnsemble
 from dboost.session.batch_rows import BatchRows
+from dboost.session.engines import Team
 from dboost.session.memory_budget import Budget, MemoryReservation, reading_within
 from dboost.session.protocol import BuildSpec
 from dboost.session.target import encode_chunk
-from dboost.session.thread_team import Team
 from dboost.session.warm_start import add_block, matrix_of, row_matrix
 from dboost.shards.apply_trees import TreeDelta, add_grown_tree
-from dboost.shards.bin_layout import code_rows
 from dboost.shards.block_store import BlockWriter
 from dboost.shards.encode import encoded_pieces, kept_rows
 from dboost.shards.shard import BinnedColumns, empty_binned_columns
-from dboost.shards.shard_spec import rows_that_fit
+from dboost.shards.shard_spec import code_rows, rows_that_fit
 from dboost.storage.block_file import BlockFile, Field
 from dboost.storage.spool import PrivateDirectory
 from dboost.trees.tree_task import GrownTree

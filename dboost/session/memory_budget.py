@@ -24,8 +24,7 @@ from dboost.data import ReadOptions
 from dboost.data.binning import SAMPLE_ROWS
 from dboost.errors import DataError, ParameterError
 from dboost.params import Parameters
-from dboost.shards.bin_layout import NARROW_BINS
-from dboost.shards.shard_spec import ShardSpec
+from dboost.shards.shard_spec import NARROW_BINS, ShardSpec
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 

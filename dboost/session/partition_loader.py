@@ -22,11 +22,10 @@ import numpy as np
 
 from dboost.data import Table
 from dboost.data.binning import sample_rows
-from dboost.data.categories import CategoryIndex
-from dboost.data.chunk import CategoryColumn, Chunk, Column
+from dboost.data.chunk import CategoryColumn, CategoryIndex, Chunk, Column
 from dboost.data.read_plan import ReadPlan
-from dboost.data.reader import Reader, SpooledChunk
 from dboost.data.row_metadata import DataIssue, MetadataRows, RowMetadata, RowMetadataSpool
+from dboost.data.table import Reader, SpooledChunk
 from dboost.schema import Feature, Level
 from dboost.session.batch_rows import BatchRows
 from dboost.session.memory_budget import Budget

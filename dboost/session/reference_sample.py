@@ -69,16 +69,6 @@ def values_in(table: Table, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]
         start += length
 
 
-def draw_reference_sample(table: Table, target: np.ndarray, kept: np.ndarray | None, seed: int) -> ReferenceSample:
-    """Draw the reference sample of a table's rows of positive weight.
-
-    target : float64[n_rows], of all rows; kept : positions of the rows of positive weight, or None for all rows.
-    """
-    rows = reference_rows(table.n_rows if kept is None else len(kept), len(table.features), seed)
-    rows = rows if kept is None else kept[rows]
-    return ReferenceSample(np.concatenate([values for _, values in values_in(table, rows)]), target[rows])
-
-
 def with_summary(model: Ensemble, sample: ReferenceSample | None, n_threads: int | None = 1) -> Ensemble:
     """Return the model with a summary of the sample in the record of its last source."""
     if sample is None or not model.sources:

@@ -1,112 +1,97 @@
 """Shard runners: a range of a session's rows as one shard, with its state between calls.
 
-A session calls the same methods of both kinds: `InMemoryRunner` for a shard in memory, and `StreamedRunner` for blocks of
-files. Rows are streamed if they exceed the memory limit of the fit. The files are in the worker's local directory and are
-removed together with the last runner that uses them. A runner that is built after training has started replays the trees so
-far. A runner can drop the rows of partitions that another session has now. Both give the same sums as an uninterrupted fit.
+`InMemoryRunner` has a shard in memory, a `ShardGrower`, and `StreamedRunner` blocks of files, a `StreamedShard`; both kinds of
+shards have the same methods. Rows are streamed if they exceed the memory limit of the fit. The files are in the worker's local
+directory and are removed together with the last runner that uses them. A runner that is built after training has started
+replays the trees so far. A runner can drop the rows of partitions that another session has now. Both give the same sums as an
+uninterrupted fit.
+
+`LeafRefitRows` are the rows of a session during the re-estimation of leaf values (see `training.leaf_refit`): one shard without
+features. It assigns the rows to the leaves of an iteration's trees, by their raw values, and computes the statistics that
+`LeafEstimator` needs, as from any shard. When the new leaf values are known, `advance` adds them to the scores and recomputes
+gradients and Hessians. The state of the rows is determined by the list of these steps. Rows that are loaded later, because a
+worker was lost, replay the list.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from dboost.losses import Loss
+from dboost.model.ensemble import Ensemble
+from dboost.model.forest import FlatEnsemble
 from dboost.session.batch_rows import BatchRows, starting_pieces
-from dboost.session.protocol import BuildSpec, ReplayState
-from dboost.shards.advance import Scratch, advance_rows
+from dboost.session.protocol import BuildSpec, RefitStep, ReplayState
 from dboost.shards.apply_trees import add_grown_tree, leaves_of
-from dboost.shards.block_store import BlockStore, BlockWriter
+from dboost.shards.block_store import BlockStore, BlockWriter, StreamedShard
 from dboost.shards.encode import in_ranges, tiles_of
-from dboost.shards.shard import runs_of
+from dboost.shards.shard import Scratch, Shard, advance_rows, empty_binned_columns, runs_of
 from dboost.shards.shard_grower import ShardGrower
-from dboost.shards.shard_spec import ShardSpec, code_fields, rows_that_fit
-from dboost.shards.streamed_shard import StreamedShard
+from dboost.shards.shard_spec import ShardSpec, code_fields, plan_layout, rows_that_fit
 from dboost.storage.block_file import BlockFile
 from dboost.storage.spool import PrivateDirectory
-from dboost.trees.grower import RoundHistograms, RoundRequest
-from dboost.trees.tree_task import GradientStats, TreeTask
+from dboost.trees.tree_task import GradientStats
 
 
-class ShardRunner(Protocol):
-    """The methods of a shard that a session calls."""
+class ShardRunner(ABC):
+    """A shard with its state between calls.
 
-    batch: str
-    applied: int
-    stats: GradientStats | None
+    Parameters
+    ----------
+    shard : ShardGrower or StreamedShard
+    batch : str
+    applied : int
+        Number of the last `advance`, -1 before the first.
+    """
 
-    @property
-    def n_rows(self) -> int: ...
-
-    @property
-    def bytes_read(self) -> int: ...
-
-    def advance(self, terms: tuple, values: np.ndarray) -> None:
-        """Add leaf values to the scores, recompute the gradients, and store their statistics."""
-
-    def begin(self, task: TreeTask) -> None: ...
-
-    def sum_histograms(self, request: RoundRequest) -> RoundHistograms: ...
-
-    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]: ...
-
-    def keep(self, numbers: Sequence[int]) -> ShardRunner | None:
-        """Return a runner without the rows of other partitions; None if no rows remain."""
-
-    def close(self) -> None: ...
-
-
-@dataclass(eq=False)
-class InMemoryRunner:
-    """A shard in memory, with rows of one batch."""
-
-    rounds: ShardGrower
-    batch: str
-    spec: BuildSpec
-    n_threads: int
-    scratch: Scratch
-    applied: int = -1
-    stats: GradientStats | None = None
-    bytes_read: int = 0
+    def __init__(self, shard: ShardGrower | StreamedShard, batch: str, applied: int = -1) -> None:
+        self.shard, self.batch, self.applied = shard, batch, applied
+        self.stats: GradientStats | None = None
 
     @property
     def n_rows(self) -> int:
-        return self.rounds.shard.n_rows
+        return self.shard.n_rows
 
     def advance(self, terms: tuple, values: np.ndarray) -> None:
-        shard = self.rounds.shard
-        self.stats = advance_rows(shard, terms, values, self.spec.shard.loss_unit, self.scratch, 0, shard.n_rows)
+        """Add leaf values to the scores, recompute the gradients, and store their statistics."""
+        self.stats = self.shard.advance(terms, values)
 
-    def begin(self, task: TreeTask) -> None:
-        self.rounds.begin(task)
+    @abstractmethod
+    def keep(self, numbers: Sequence[int]) -> ShardRunner | None:
+        """Return a runner without the rows of other partitions; None if no rows remain."""
 
-    def sum_histograms(self, request: RoundRequest) -> RoundHistograms:
-        return self.rounds.sum_histograms(request)
+    def close(self) -> None:
+        """Release memory and files."""
+        self.shard.close()
 
-    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return [function(self.rounds.shard, 0, self.n_rows, *arguments)]
+
+class InMemoryRunner(ShardRunner):
+    """A shard in memory, with rows of one batch."""
+
+    shard: ShardGrower
+
+    def __init__(self, shard: Shard, batch: str, spec: BuildSpec, n_threads: int, applied: int = -1) -> None:
+        super().__init__(ShardGrower(shard), batch, applied)
+        self._spec, self._n_threads = spec, n_threads
 
     def keep(self, numbers: Sequence[int]) -> InMemoryRunner | None:
-        kept = self.spec.are_of(self.rounds.shard.row_ids(0, self.n_rows), numbers)
+        kept = self._spec.are_of(self.shard.shard.row_ids(0, self.n_rows), numbers)
         if kept.all():
             return self
         if not kept.any():
             return None
-        rows = np.flatnonzero(kept)
-        shard = self.rounds.shard.some_rows(rows)
-        in_ranges(shard.fill_tiles, shard.n_rows, self.n_threads)
-        # Drop the cached `GradientStats`: they describe the old row set, and the next `advance` recomputes them.
-        rounds = ShardGrower(shard)
-        return InMemoryRunner(rounds, self.batch, self.spec, self.n_threads, self.scratch, self.applied)
-
-    def close(self) -> None:
-        """Do nothing; the runner has no files."""
+        shard = self.shard.shard.some_rows(np.flatnonzero(kept))
+        in_ranges(shard.fill_tiles, shard.n_rows, self._n_threads)
+        # The new runner has no `GradientStats`: they describe the old row set, and the next `advance` recomputes them.
+        return InMemoryRunner(shard, self.batch, self._spec, self._n_threads, self.applied)
 
 
-class StreamedRunner:
+class StreamedRunner(ShardRunner):
     """A range of the blocks of a batch's files.
 
     Parameters
@@ -115,36 +100,14 @@ class StreamedRunner:
         Several runners may use the same files.
     first, last : int
         Range of blocks, without `last`.
-    batch : str
-    applied : int
-        Number of the last `advance`, -1 before the first.
+    batch, applied : as of `ShardRunner`
     """
 
+    shard: StreamedShard
+
     def __init__(self, files: ShardFiles, first: int, last: int, batch: str, applied: int) -> None:
+        super().__init__(StreamedShard(files.blocks, first, last), batch, applied)
         self._files, self._bounds = files, (first, last)
-        self._shard = StreamedShard(files.blocks, first, last)
-        self.batch, self.applied = batch, applied
-        self.stats: GradientStats | None = None
-
-    @property
-    def n_rows(self) -> int:
-        return self._shard.n_rows
-
-    @property
-    def bytes_read(self) -> int:
-        return self._shard.bytes_read
-
-    def advance(self, terms: tuple, values: np.ndarray) -> None:
-        self.stats = self._shard.advance(terms, values)
-
-    def begin(self, task: TreeTask) -> None:
-        self._shard.begin(task)
-
-    def sum_histograms(self, request: RoundRequest) -> RoundHistograms:
-        return self._shard.sum_histograms(request)
-
-    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return self._shard.map_shards(function, *arguments)
 
     def keep(self, numbers: Sequence[int]) -> StreamedRunner | None:
         blocks = self._files.blocks
@@ -164,7 +127,7 @@ class StreamedRunner:
         names = [field.name for file in blocks.files for field in file.fields]
         axes = {field.name: len(field.before) for file in blocks.files for field in file.fields}
         at = 0
-        for block in self._shard.walk(codes=True, rows=True, reads=[field.name for field in blocks.state.fields]):
+        for block in self.shard.walk(codes=True, rows=True, reads=[field.name for field in blocks.state.fields]):
             rows = np.flatnonzero(is_kept[at : at + block.n_rows])
             at += block.n_rows
             views = {name: block.codes.wide if name == "wide" else getattr(block, name) for name in names}
@@ -173,7 +136,7 @@ class StreamedRunner:
         return StreamedRunner(files, 0, files.blocks.n_blocks, self.batch, self.applied)
 
     def close(self) -> None:
-        self._shard.close()
+        super().close()
         self._files.close()
 
 
@@ -272,3 +235,90 @@ def streamed_runners(
     except BaseException:
         files.close()
         raise
+
+
+class LeafRefitRows:
+    """Rows whose leaf values are re-estimated.
+
+    Parameters
+    ----------
+    model : Ensemble
+    matrices : sequence of float32 or float64 [n, n_features]
+        The rows' values in consecutive blocks (see `session.warm_start.row_matrices`).
+    y : float64[n_rows]
+    weight : float64[n_rows] or None
+    raw : float64[n_rows] or float64[n_outputs, n_rows]
+        Scores before the first tree; updated in place.
+    loss : Loss
+    loss_unit : float
+        Unit of exact loss sums.
+    n_threads : int
+    """
+
+    def __init__(
+        self,
+        model: Ensemble,
+        matrices: Sequence[np.ndarray],
+        y: np.ndarray,
+        weight: np.ndarray | None,
+        raw: np.ndarray,
+        loss: Loss,
+        loss_unit: float,
+        n_threads: int,
+    ) -> None:
+        layout = plan_layout(np.ones(1, np.int64), np.zeros(1, bool))
+        spec = ShardSpec(
+            layout=layout,
+            bin_layout=layout,
+            n_outputs=model.n_outputs,
+            weighted=weight is not None,
+            integer_weights=False,
+            constant_hessian=loss.constant_hessian and weight is None,
+            weights_as_hessian=False,
+            max_leaves=max(tree.n_leaves for tree in model.trees),
+            n_channels=2,
+            loss_unit=loss_unit,
+        )
+        self._shard = Shard(
+            empty_binned_columns(layout, len(y)),
+            spec,
+            y,
+            weight,
+            raw,
+        )
+        self._flat, self._matrices, self._n_threads = FlatEnsemble(model), matrices, n_threads
+        self._loss_unit, self._scratch = loss_unit, Scratch()
+        self._n_outputs, self._iteration = model.n_outputs, -1
+        self._n_advanced = 0
+        self._stats: GradientStats | None = None
+
+    @property
+    def n_rows(self) -> int:
+        return len(self._shard.target)
+
+    def _assign_leaves(self, iteration: int) -> None:
+        """Assign each row to its leaf in each tree of an iteration; do nothing for iteration -1."""
+        if iteration == self._iteration or iteration < 0:
+            return
+        at, which = 0, (iteration, iteration + 1)
+        for matrix in self._matrices:
+            leaves = self._flat.leaves(matrix, which, self._n_threads)
+            for output in range(self._n_outputs):
+                self._shard.output_arrays(output)[2][at : at + len(matrix)] = leaves[:, output]
+            at += len(matrix)
+        self._iteration = iteration
+
+    def advance(self, number: int, step: RefitStep) -> GradientStats:
+        """Apply step `number` unless it has been applied; return the gradient statistics after it."""
+        if number == self._n_advanced:
+            self._assign_leaves(step.iteration)
+            n = len(self._shard.target)
+            self._stats = advance_rows(self._shard, step.terms, step.values, self._loss_unit, self._scratch, 0, n)
+            self._n_advanced += 1
+        assert number == self._n_advanced - 1 and self._stats is not None
+        return self._stats
+
+    def map_shards(self, iteration: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return ``function(shard, first, last, *arguments)`` of the rows, assigned to the leaves of an iteration's trees."""
+        self._assign_leaves(iteration)
+        return function(self._shard, 0, len(self._shard.target), *arguments)

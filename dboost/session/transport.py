@@ -1,7 +1,7 @@
 """A table of a fit as the coordinator uses it, and the transport for a single session in this process.
 
 A `SessionTable` calls methods of `session.protocol.Session` in all sessions and returns their results; the coordinator
-(`training.training_rows.SessionRows`) merges them. A fit in this process has one session, which `LocalTable` calls directly. On
+(`training.fit.SessionRows`) merges them. A fit in this process has one session, which `LocalTable` calls directly. On
 a cluster the calls are messages to workers, which may be lost and replaced (`distributed.partitioned_table.PartitionedTable`).
 """
 
@@ -13,13 +13,12 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from dboost.data import Table
 from dboost.schema import Feature
+from dboost.session.engines import FusedEngine, Team, choose_threads, is_small
 from dboost.session.evaluation import EvalRows, EvalSet, EvalSetBuilder, StreamedEvalSet, log_streamed_eval_set
-from dboost.session.fused_engine import FusedEngine, choose_threads, is_small
 from dboost.session.memory_budget import Budget
 from dboost.session.partition_loader import is_unit, scan_targets
 from dboost.session.protocol import BuildSpec, Engine, Session
 from dboost.session.target import TargetScan
-from dboost.session.thread_team import Team
 from dboost.session.worker_session import WorkerSession
 from dboost.trees.nodes import GrowthPolicy
 

@@ -29,12 +29,10 @@ import numpy as np
 
 from dboost.data import Table
 from dboost.metrics.metric import LossMagnitude
-from dboost.session.arcbite_store import FileBiteStore, InMemoryBiteStore, Iterations, SessionBites
-from dboost.session.arcbites_engine import ArcbitesEngine
 from dboost.session.batch_rows import BatchRows, global_row_ids
+from dboost.session.bites import ArcbitesEngine, FileBiteStore, InMemoryBiteStore, Iterations, SessionBites
+from dboost.session.engines import FusedEngine, StreamedEngine, Team, is_small
 from dboost.session.evaluation import WorkerEvalSets
-from dboost.session.fused_engine import FusedEngine, is_small
-from dboost.session.leaf_refit_rows import LeafRefitRows
 from dboost.session.memory_budget import Budget, check_rows_in_memory, limit_that_streams
 from dboost.session.partition_loader import PartitionLoader
 from dboost.session.protocol import (
@@ -50,16 +48,19 @@ from dboost.session.protocol import (
     pack_round,
     unpack,
 )
-from dboost.session.shard_runner import InMemoryRunner, ShardRunner, StreamedRunner, streamed_runners, write_shard_files
-from dboost.session.streamed_engine import StreamedEngine
-from dboost.session.thread_team import Team
+from dboost.session.shard_runner import (
+    InMemoryRunner,
+    LeafRefitRows,
+    ShardRunner,
+    StreamedRunner,
+    streamed_runners,
+    write_shard_files,
+)
 from dboost.session.warm_start import add_trees, row_matrices, starting_scores
-from dboost.shards.advance import Scratch
 from dboost.shards.apply_trees import TreeDelta, add_iterations, leaves_of
 from dboost.shards.arcbite_rows import Bite, InMemoryBite
 from dboost.shards.encode import encode_table, in_ranges, kept_rows
 from dboost.shards.shard import BinnedColumns, Shard, runs_of
-from dboost.shards.shard_grower import ShardGrower
 from dboost.storage.spool import temporary_root
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.nodes import GrowthPolicy
@@ -161,7 +162,7 @@ class WorkerSession(PartitionLoader):
         for codes, target, weight, raw, kept_range in self._encoded(rows, batch, spec):
             shard = Shard(codes, spec.shard, target, weight, raw, ranges=runs_of(row_ids[kept_range]))
             in_ranges(shard.fill_tiles, shard.n_rows, self._n_threads)
-            runner = InMemoryRunner(ShardGrower(shard), batch, spec, self._n_threads, Scratch())
+            runner = InMemoryRunner(shard, batch, spec, self._n_threads)
             _replay(runner, past)
             runners.append(runner)
         return runners
@@ -286,7 +287,7 @@ class WorkerSession(PartitionLoader):
         for runner in self._runners:
             kept = runner.keep(numbers) if runner.batch == batch else runner
             if kept is not runner:
-                self._closed_bytes_read += runner.bytes_read
+                self._closed_bytes_read += runner.shard.bytes_read
             if kept is not None:
                 runners.append(kept)
         self._runners = runners
@@ -322,7 +323,7 @@ class WorkerSession(PartitionLoader):
             in_ranges(work, n, self._n_threads)
 
         shard = bite.with_current_scores(spec.layout, self._bites.kept, spread).shard(spec.shard, spread)
-        return InMemoryRunner(ShardGrower(shard), batch, spec, self._n_threads, Scratch())
+        return InMemoryRunner(shard, batch, spec, self._n_threads)
 
     # Training.
 
@@ -341,7 +342,7 @@ class WorkerSession(PartitionLoader):
         results = self._each(lambda runner: _advance_to(runner, iteration, values, terms))
         stats = [one for one in results if one is not None]
         before, self._reported_bytes = self._reported_bytes, self._closed_bytes_read + self._bites.bytes_read
-        self._reported_bytes += sum(runner.bytes_read for runner in self._runners)
+        self._reported_bytes += sum(runner.shard.bytes_read for runner in self._runners)
         merged = reduce(GradientStats.merge, stats) if stats else None
         return merged, time.perf_counter() - started, self._reported_bytes - before, self._counted_rows()
 
@@ -351,8 +352,8 @@ class WorkerSession(PartitionLoader):
 
         def one(runner: ShardRunner) -> RoundHistograms:
             if task is not None:
-                runner.begin(task)
-            return runner.sum_histograms(request)
+                runner.shard.begin(task)
+            return runner.shard.sum_histograms(request)
 
         histograms = self._each(one)
         merged = reduce(RoundHistograms.merge, histograms).compact() if histograms else None
@@ -397,7 +398,9 @@ class WorkerSession(PartitionLoader):
 
     def map_shards(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
         """Return ``function(shard, first, last, *arguments)`` of every shard."""
-        return [result for results in self._each(lambda runner: runner.map_shards(function, *arguments)) for result in results]
+        return [
+            result for results in self._each(lambda runner: runner.shard.map_shards(function, *arguments)) for result in results
+        ]
 
     @property
     def n_rows(self) -> int:
@@ -497,7 +500,7 @@ class WorkerSession(PartitionLoader):
 
 
 def _replay(runner: InMemoryRunner, past: ReplayState) -> None:
-    shard = runner.rounds.shard
+    shard = runner.shard.shard
     # The scores of a bite already include the iterations before the visit.
     missed = past.iterations if past.visit is None else past.iterations[past.visit.n_kept :]
     add_iterations(shard.codes, shard.layout, missed, shard.raw, 0, shard.n_rows)

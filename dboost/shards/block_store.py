@@ -1,25 +1,48 @@
-"""The rows of one process in files, and a block of them in memory.
+"""The rows of one process in files, a block of them in memory, and a shard that streams blocks.
 
-Three block files (`storage.block_file`) hold the rows: ``codes`` (tiles of the histogram kernel and wide columns) and ``rows``
-(target and weight), which are sealed, and ``state`` (scores, leaves, gradients, Hessians), which changes. Each file starts with
-the process's first row; rows are divided among threads by blocks.
+**Files.** Three block files (`storage.block_file`) hold the rows: ``codes`` (tiles of the histogram kernel and wide columns)
+and ``rows`` (target and weight), which are sealed, and ``state`` (scores, leaves, gradients, Hessians), which changes. Each
+file starts with the process's first row; rows are divided among threads by blocks.
 
 A block in memory is a `Shard` like any other, only shorter. Therefore the same functions run on streamed rows, block by block,
 as on rows in memory; all results are sums of integers, maxima or minima, which do not depend on how rows are divided.
+
+**Streaming.** A `StreamedShard` is some blocks of a `BlockStore`, processed one after the other by one thread. There are two
+buffers. While the thread processes the block in one of them, a reader thread fills the other, so that disk and kernels are busy
+at the same time. Results are written back to the file before the buffer is reused.
+
+If memory allows, some blocks are *resident*: each has a buffer of its own, is read once and never written. They come first in
+every pass, while the disk reads the first of the others.
+
+A tree grows in passes (`kernels.streaming`): each request of the grower is one pass over all blocks, in which rows are routed
+to the children of the last splits and added to the histograms of the small children. The grower splits many nodes per round
+here, since a pass over the files costs more than histograms of nodes that are dropped later.
+
+Checksums of codes are verified once per tree, in the last pass that reads them: data that were damaged or altered when an
+earlier pass read them still are then, and the tree is not finished. The last pass is not always known in advance: any pass with
+fewer pairs than the one before may be the last. Only wide columns are verified in every pass, because a code that is too large
+would be added outside the histogram; each of the 256 codes of a byte has a bucket.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
 
 import numpy as np
 
-from dboost.shards.bin_layout import code_rows
+from dboost.kernels.histograms import TILE_COLUMNS, BinLayout
+from dboost.kernels.streaming import finish_leaves, finish_pairs, route, sum_pairs
 from dboost.shards.encode import codes_of
-from dboost.shards.shard import BinnedColumns, Shard, empty_binned_columns
-from dboost.shards.shard_spec import ShardSpec
+from dboost.shards.shard import BinnedColumns, Scratch, Shard, advance_rows, empty_binned_columns
+from dboost.shards.shard_spec import ShardSpec, code_rows
 from dboost.storage.block_file import BlockFile, FieldRef
+from dboost.trees.grower import RoundHistograms, RoundRequest, Split
+from dboost.trees.tree_task import GradientStats, TreeTask
 
 
 class BlockStore:
@@ -202,3 +225,256 @@ class BlockWriter:
     def finish(self) -> None:
         """Assert that all rows have arrived."""
         assert self._block == self._files[0][0].n_blocks and not self._filled, "fewer rows than were promised"
+
+
+class Halted(Exception):
+    """Another thread failed, or the user interrupted the fit."""
+
+
+class StreamedShard:
+    """Blocks first…last-1 of a block store.
+
+    Parameters
+    ----------
+    blocks : BlockStore
+    first, last : int
+        Default: all blocks.
+    n_staying : int, default 0
+        Number of blocks that are resident in memory.
+    halted : callable
+        Called between blocks; returns whether to stop.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockStore,
+        first: int = 0,
+        last: int | None = None,
+        *,
+        n_staying: int = 0,
+        halted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.blocks, self._halted = blocks, halted
+        all_blocks = range(first, blocks.n_blocks if last is None else last)
+        self._resident_blocks, self._blocks = all_blocks[:n_staying], all_blocks[n_staying:]
+        self._resident = [BlockBuffer(blocks) for _ in self._resident_blocks]
+        self.n_rows = sum(blocks.state.rows_of(block) for block in all_blocks)
+        self.layout = blocks.spec.layout
+        self.bytes_read = 0
+        self._buffers = (BlockBuffer(blocks), BlockBuffer(blocks))
+        self._scratch = Scratch()
+        self._sums = _HistogramBuffers(blocks.spec)
+        self._tree: _Tree | None = None
+
+    def walk(
+        self,
+        *,
+        codes: bool = False,
+        rows: bool = False,
+        reads: Sequence[FieldRef] = (),
+        writes: Sequence[FieldRef] = (),
+        verify: bool = True,
+    ) -> Iterator[BlockShard]:
+        """Yield the blocks one after the other, with the fields in `reads`; write the fields in `writes` after each."""
+        empty: SimpleQueue[BlockBuffer | None] = SimpleQueue()
+        full: SimpleQueue[tuple[BlockBuffer, int] | BaseException] = SimpleQueue()
+
+        def read() -> None:
+            try:
+                for block in self._blocks:
+                    buffer = empty.get()
+                    if buffer is None:
+                        return
+                    full.put((buffer, buffer.fill(block, codes=codes, rows=rows, state=reads, verify=verify)))
+            except BaseException as error:
+                full.put(error)
+
+        reader = Thread(target=read, name="dboost-read", daemon=True)
+        for buffer in self._buffers:
+            empty.put(buffer)
+        reader.start()
+        try:
+            for resident, block in zip(self._resident, self._resident_blocks, strict=True):
+                if self._halted():
+                    raise Halted
+                self.bytes_read += resident.load(block)
+                yield resident.shard(block)
+            for block in self._blocks:
+                if self._halted():
+                    raise Halted
+                found = full.get()
+                if isinstance(found, BaseException):
+                    raise found
+                buffer, n_bytes = found
+                self.bytes_read += n_bytes
+                yield buffer.shard(block)
+                if writes:
+                    self.blocks.state.write(block, buffer.state, writes)
+                empty.put(buffer)
+        finally:
+            # The reader has ended, waits for a buffer, or has one or two more blocks to read.
+            empty.put(None)
+            reader.join()
+
+    def advance(self, terms: tuple, values: np.ndarray) -> GradientStats | None:
+        """Do the work of `shards.shard.advance_rows` over all blocks; None if there are none."""
+        spec = self.blocks.spec
+        writes = ["raw", "gradient"]
+        if spec.weights_as_hessian or not spec.constant_hessian:
+            writes.append("loss_hessian" if spec.weights_as_hessian else "hessian")
+        found: GradientStats | None = None
+        for shard in self.walk(rows=True, reads=("raw", "leaf"), writes=writes):
+            stats = advance_rows(shard, terms, values, spec.loss_unit, self._scratch, 0, shard.n_rows)
+            found = stats if found is None else found.merge(stats)
+        return found
+
+    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Call ``function(shard, first, last, *arguments)`` for every block; merge the results if the function has a `merge`.
+
+        Codes are read only for functions with the attribute `reads_codes`.
+        """
+        all_fields = [field.name for field in self.blocks.state.fields]
+        blocks = self.walk(codes=getattr(function, "reads_codes", False), rows=True, reads=all_fields)
+        results = (function(shard, 0, shard.n_rows, *arguments) for shard in blocks)
+        merge = getattr(function, "merge", None)
+        if merge is None or not self.n_rows:
+            return list(results)
+        return [reduce(merge, results)]
+
+    def begin(self, task: TreeTask) -> None:
+        """Begin a tree: all rows belong to its root."""
+        self._tree = _Tree(self, task)
+
+    def sum_histograms(self, request: RoundRequest) -> RoundHistograms:
+        """Return this shard's histograms and row counts for a request, in one pass over its blocks."""
+        assert self._tree is not None
+        return self._tree.sum_histograms(request)
+
+    def close(self) -> None:
+        """Release the buffers; the files belong to the caller."""
+        self._buffers, self._resident = (), []  # type: ignore[assignment]
+        self._sums.close()
+        self._tree = None
+
+
+class _HistogramBuffers:
+    """Buffers for the histograms of the pairs of one round; they are reused."""
+
+    def __init__(self, spec: ShardSpec) -> None:
+        self._layout, self._n_channels = spec.layout, spec.n_channels
+        self._packed, self._histograms = np.empty((0, 0), np.int64), np.empty((0, 0, 0))
+
+    def take(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return packed buckets, which are 0, and histograms, which are uninitialised, for n pairs. Both are valid until the
+        next call."""
+        if n > len(self._packed):
+            self.close()
+            self._packed = np.zeros((n, int(self._layout.start[-1])), np.int64)
+            self._histograms = np.zeros((n, self._n_channels, int(self._layout.offset[-1])))
+        else:
+            self._packed[:n] = 0
+        return self._packed[:n], self._histograms[:n]
+
+    def close(self) -> None:
+        """Release the memory."""
+        self._packed, self._histograms = np.empty((0, 0), np.int64), np.empty((0, 0, 0))
+
+
+class _Tree:
+    """A growing tree: the slot of each node."""
+
+    def __init__(self, shard: StreamedShard, task: TreeTask) -> None:
+        self._shard, self._task = shard, task
+        self._slot_of = {0: 0}
+        self._n_last_pairs, self._is_verified = 0, False  # of the last pass that read codes
+        self._scratch = np.zeros(int(shard.layout.n_bins.max()) + 1, np.int64)
+        self._records = np.empty((2, shard.blocks.state.block_rows), np.uint64)
+
+    def sum_histograms(self, request: RoundRequest) -> RoundHistograms:
+        shard, task, spec = self._shard, self._task, self._shard.blocks.spec
+        layout = spec.layout
+        is_first = bool(request.pairs) and request.pairs[0].parent < 0
+        tables = _SplitTables(layout, request.splits, self._slot_of, spec.leaf_type)
+        n_slots, n_pairs = len(self._slot_of), len(request.pairs)
+        pair_of = np.full(n_slots, -1, np.int64)
+        for k, pair in enumerate(request.pairs):
+            pair_of[self._slot_of[pair.small]] = k
+        counts = np.zeros(n_slots, np.int64)
+        packed, histograms = shard._sums.take(n_pairs)
+        pending, flushed = np.zeros(n_pairs, np.int64), np.zeros(n_pairs, np.int64)
+        number_of = np.zeros(n_slots, spec.leaf_type)
+        sums = None
+        if request.leaves is not None:
+            sums = np.zeros((max(request.leaves.values()) + 1, 2))
+            for node, number in request.leaves.items():
+                number_of[self._slot_of[node]] = number
+
+        names = ["gradient", *([] if spec.constant_hessian else ["hessian"])]
+        if spec.weights_as_hessian and task.least_influence:
+            names.append("loss_hessian")
+        fields = [self._of_output(name) for name in names] + (["repeat_count"] if spec.has_repeat_count else [])
+        leaf = [self._of_output("leaf")]
+        has_wide = layout.n_tiled < len(layout.first) - 1
+        reads_codes = bool(request.splits or request.pairs) or not self._is_verified
+        self._is_verified = has_wide or sums is not None or n_pairs < self._n_last_pairs
+        self._n_last_pairs = n_pairs
+        for block in shard.walk(
+            codes=reads_codes,
+            verify=self._is_verified,
+            reads=fields if is_first else [*fields, *leaf],
+            writes=leaf if is_first or request.splits or sums is not None else (),
+        ):
+            gradient, hessian, slots = block.output_arrays(task.output)
+            rows = block.sampled_rows(*task.row_subset)
+            n = block.n_rows if rows is None else len(rows)
+            if is_first:
+                slots[:] = 0
+            if request.splits:
+                tables.apply(block, slots)
+            wide = block.codes.wide if len(block.codes.wide) else None
+            if request.splits or request.pairs:
+                sum_pairs(
+                    block.tiles, wide, slots, gradient, hessian, block.repeat_count, rows, n, task.scales, layout, task.packing,
+                    pair_of, counts, self._records, packed, histograms, pending, flushed, self._scratch,
+                )  # fmt: skip
+            if sums is not None:
+                finish_leaves(slots, gradient, hessian, block.repeat_count, rows, n, task.scales, number_of, sums)
+        finish_pairs(layout, task.packing, packed, histograms, flushed, self._scratch)
+        if is_first:
+            return RoundHistograms(histograms, np.array([[counts[0], 0]]), sums)
+        n_rows = [(counts[self._slot_of[split.left]], counts[self._slot_of[split.right]]) for split in request.splits]
+        return RoundHistograms(histograms, np.array(n_rows, np.int64).reshape(-1, 2), sums)
+
+    def _of_output(self, name: str) -> FieldRef:
+        return name if self._shard.blocks.spec.n_outputs == 1 else (name, self._task.output)
+
+
+class _SplitTables:
+    """The splits of one request, as tables indexed by a row's slot and code; assigns the new slots."""
+
+    def __init__(self, layout: BinLayout, splits: Sequence[Split], slot_of: dict[int, int], leaf_type: str) -> None:
+        column_of = np.empty(len(layout.n_bins), np.int64)
+        for column in range(len(layout.first) - 1):
+            column_of[layout.features[layout.first[column] : layout.first[column + 1]]] = column
+        before, n_slots = len(slot_of), len(slot_of) + len(splits)
+        n_codes = 256
+        for split in splits:
+            if column_of[split.feature] >= layout.n_tiled:
+                n_codes = max(n_codes, len(split.goes_left))
+        self._next_slot = np.repeat(np.arange(n_slots, dtype=leaf_type)[:, None], n_codes, axis=1)
+        self._tile, self._column = np.zeros(n_slots, np.int64), np.zeros(n_slots, np.int64)
+        for k, split in enumerate(splits):
+            slot = slot_of.pop(split.node)
+            slot_of[split.left], slot_of[split.right] = slot, before + k
+            feature, column = split.feature, int(column_of[split.feature])
+            codes = np.arange(n_codes)
+            if column < layout.n_tiled:
+                self._tile[slot], self._column[slot] = divmod(column, TILE_COLUMNS)
+                codes = codes // layout.stride[feature] % (layout.n_bins[feature] + 1)
+            else:
+                self._tile[slot], self._column[slot] = -1, column - layout.n_tiled
+                codes = np.minimum(codes, layout.n_bins[feature])
+            self._next_slot[slot] = np.where(split.goes_left[codes], slot, before + k)
+
+    def apply(self, block: BlockShard, slots: np.ndarray) -> None:
+        route(block.tiles.view(np.uint8), block.codes.wide, slots, self._tile, self._column, self._next_slot)

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 
 from dboost.data import CategoryColumn, Chunk, Column, Table
-from dboost.data.binning import FEW, Binning, distinct_values, exact_binning, padded_edges, propose_all, sample_rows
+from dboost.data.binning import FEW, Binning, distinct_values, padded_edges
 from dboost.errors import DataError
 from dboost.kernels.bins import encode_column, encode_matrix, fill_tiles
 from dboost.kernels.histograms import BinLayout
-from dboost.schema import Feature
-from dboost.shards.bin_layout import NARROW_BINS, tile_shape
 from dboost.shards.shard import BinnedColumns, empty_binned_columns
+from dboost.shards.shard_spec import NARROW_BINS, tile_shape
 
 #: Tables with fewer rows are encoded by one thread.
 _FEW_ROWS = 16_384
@@ -36,22 +35,6 @@ def kept_rows(weight: np.ndarray | None) -> np.ndarray | None:
     if weight is None or (weight > 0).all():
         return None
     return np.flatnonzero(weight > 0)
-
-
-def propose_binning(
-    table: Table, kept: np.ndarray | None, *, max_bins: int, seed: int, n_threads: int, exact: bool = False
-) -> Binning:
-    """Propose split points from a sample of the table's rows, or with `exact` one bin for each distinct value of all rows."""
-    if exact:
-        rows = np.arange(table.n_rows) if kept is None else kept
-        return exact_binning(table.features, distinct_of(table, rows))
-    n_rows = table.n_rows if kept is None else len(kept)
-    rows = sample_rows(n_rows, seed)
-    if kept is not None:
-        rows = kept[rows]
-    weight = None if table.weight is None else table.weight[rows]
-    samples = [part for _, part in sampled(table, rows, n_threads=n_threads)]
-    return propose_from(table.features, samples, weight, max_bins, n_threads)
 
 
 def distinct_of(table: Table, rows: np.ndarray) -> list[np.ndarray]:
@@ -98,19 +81,6 @@ def _columns_of(matrix: np.ndarray, rows: np.ndarray, n_threads: int) -> np.ndar
 
     in_ranges(transpose_rows, len(rows), n_threads)
     return columns
-
-
-def propose_from(
-    features: tuple[Feature, ...],
-    samples: list[list[np.ndarray]],
-    weight: np.ndarray | None,
-    max_bins: int,
-    n_threads: int,
-) -> Binning:
-    """Propose split points from sampled values: for each chunk the numeric columns, and the weights of all rows."""
-    joined = iter([np.concatenate(column) if len(column) > 1 else column[0] for column in zip(*samples, strict=True)])
-    columns = [None if feature.is_categorical else next(joined) for feature in features]
-    return Binning(features, propose_all(columns, weight, max_bins, n_threads))
 
 
 def encode_table(

@@ -1,10 +1,18 @@
-"""A shard: the rows of one thread or process, in memory.
+"""A shard: the rows of one thread or process, in memory, and the pass over them between two iterations.
 
 It holds, for some rows of the table, the bin codes of every feature, the target, the weight, the raw score, and the state of
 the current tree: gradients, Hessians, and the leaf of each row. Rows of weight zero are left out when a shard is built.
 
 A model with one output has one raw score per row, and arrays of shape [n_rows]; one with K outputs (K classes) has K of them,
 and arrays of shape [K, n_rows], so that the values of one output are contiguous for its tree.
+
+**Advance.** Between two iterations, `advance_rows` adds the last trees to the scores and computes gradients and Hessians. It
+returns the largest gradient and Hessian and exact sums of the loss, which merge over any division of the rows.
+
+**Rows near the trimming threshold** (see `metrics.quantiles`). From tree to tree the threshold of influence trimming hardly
+moves: mostly the influence of the first row that is kept has the same first digit again. So the pass that computes the
+influences records the rows that have this digit, and the other digits are found among these few rows. If the threshold is
+elsewhere, or too many rows are near it, all rows are read again: the threshold is the same.
 """
 
 from __future__ import annotations
@@ -15,16 +23,19 @@ import numpy as np
 
 from dboost.kernels.bins import fill_tiles
 from dboost.kernels.histograms import BinLayout
+from dboost.kernels.quantile_keys import LANES, N_DIGITS
 from dboost.kernels.rows import select_rows
-from dboost.shards.bin_layout import NARROW_BINS, code_rows, tile_shape
-from dboost.shards.rows_near_cut import Near
-from dboost.shards.shard_spec import ShardSpec
-from dboost.trees.tree_task import RowSubset, Sample, hash_rows
+from dboost.losses import Loss
+from dboost.losses.base import CustomTerms, call_custom
+from dboost.losses.gradient_pass import BLOCK, LARGEST, advance, advance_outputs
+from dboost.metrics.exact_sum import ExactSum
+from dboost.shards.shard_spec import NARROW_BINS, ShardSpec, code_rows, tile_shape
+from dboost.trees.tree_task import GradientStats, RowSubset, Sample, hash_rows
 
 
 @dataclass(frozen=True, eq=False)
 class BinnedColumns:
-    """The bin codes of a table: each feature is a row of `narrow` or of `wide` (see `shards.bin_layout.code_rows`)."""
+    """The bin codes of a table: each feature is a row of `narrow` or of `wide` (see `shards.shard_spec.code_rows`)."""
 
     narrow: np.ndarray  # uint8[n_narrow, n_rows]
     wide: np.ndarray  # uint16[n_wide, n_rows]
@@ -221,3 +232,125 @@ def _aligned_zeros(shape: tuple[int, ...]) -> np.ndarray:
     memory = np.zeros(n_bytes + 64, np.uint8)
     skip = -memory.ctypes.data % 64
     return memory[skip : skip + n_bytes].view(np.uint64).reshape(shape)
+
+
+class Scratch:
+    """Scratch memory for one thread's block of rows."""
+
+    def __init__(self) -> None:
+        self.terms = np.empty((2, BLOCK))
+        self.single = np.empty(BLOCK, np.float32)
+
+
+def advance_rows(
+    shard: Shard, loss_terms: tuple, values: np.ndarray, loss_unit: float, scratch: Scratch, first: int, last: int
+) -> GradientStats:
+    """Add leaf values to the scores of rows first…last-1, and compute their gradients, Hessians and loss.
+
+    Parameters
+    ----------
+    shard : Shard
+    loss_terms : NamedTuple
+        The loss's record for kernels.
+    values : float64[n_outputs, n_leaves]
+        Leaf values of each output's last tree.
+    loss_unit : float
+        Unit of the exact loss sums.
+    scratch : Scratch
+    first, last : int
+    """
+    if isinstance(loss_terms, CustomTerms):
+        return _by_methods(shard, loss_terms.loss, values[0], loss_unit, first, last)
+    sums, top = np.zeros(2), np.zeros((2, shard.n_outputs), np.int32)
+    gradient_bits = shard.gradient.view(np.int32)
+    hessian = shard.hessian if shard.loss_hessian is None else shard.loss_hessian
+    hessian_bits = None if hessian is None else hessian.view(np.int32)
+    one = shard.raw.ndim == 1
+    counts = getattr(loss_terms, "counts_influence", False)
+    influence = np.zeros((shard.n_outputs, LANES, N_DIGITS), np.int64) if counts else None
+    near = shard.near.buffer_for(first, last) if counts and shard.near is not None else NOTHING_NEAR
+    (advance if one else advance_outputs)(
+        loss_terms, shard.raw, shard.leaf, values[0] if one else values, shard.target, shard.weight, shard.gradient,
+        hessian, gradient_bits, hessian_bits, first, last, loss_unit, scratch.terms, scratch.single, sums,
+        top.ravel() if one else top, shard.repeat_count is None, shard.repeat_count,
+        influence[0] if one and influence is not None else influence, near.expected,
+        near.rows[0] if one and near.rows is not None else near.rows, near.n,
+    )  # fmt: skip
+    max_gradient, max_hessian = top.view(np.float32).astype(np.float64)
+    if hessian is None:
+        max_hessian = np.ones_like(max_hessian)
+    by_digit = None if influence is None else influence.sum(axis=1)
+    return GradientStats(max_gradient, max_hessian, float(sums[0]), float(sums[1]), by_digit)
+
+
+def _by_methods(shard: Shard, loss: Loss, values: np.ndarray, loss_unit: float, first: int, last: int) -> GradientStats:
+    """Do the same with the methods of a custom loss."""
+    raw, y = shard.raw[first:last], shard.target[first:last]
+    kept = shard.hessian if shard.loss_hessian is None else shard.loss_hessian
+    raw += values[shard.leaf[first:last]]
+    with np.errstate(all="ignore"):
+        value, gradient, hessian = (call_custom(loss, what, y, raw) for what in ("value", "gradient", "hessian"))
+        if shard.weight is not None:
+            weight = shard.weight[first:last]
+            value = value * weight
+            if shard.repeat_count is None:
+                gradient, hessian = gradient * weight, hessian * weight
+        shard.gradient[first:last] = gradient
+        if kept is not None:
+            kept[first:last] = np.maximum(hessian, 0.0)
+        in_units = np.nan_to_num(np.clip(value * loss_unit, -LARGEST, LARGEST))
+    loss_sum = ExactSum.of(in_units, 1.0)
+    tops = [0.0 if of is None or first == last else np.abs(of[first:last]).max() for of in (shard.gradient, kept)]
+    if kept is None:
+        tops[1] = 1.0
+    return GradientStats(np.array(tops[:1], np.float64), np.array(tops[1:], np.float64), loss_sum.loss_unit, loss_sum.fine)
+
+
+#: Capacity: one row in this many.
+_ROWS_PER_RECORDED_ROW = 8
+
+
+@dataclass(frozen=True, eq=False)
+class NearRows:
+    """The recorded rows of one range."""
+
+    expected: np.ndarray  # int32[n_outputs]: first digits
+    n: np.ndarray  # int64[n_outputs]: number of rows that have them
+    rows: np.ndarray | None  # int32[n_outputs, capacity]
+
+
+#: For passes that do not record rows.
+NOTHING_NEAR = NearRows(np.full(1, -1, np.int32), np.zeros(1, np.int64), None)
+
+
+class Near:
+    """The rows of a shard near the trimming thresholds of its outputs' next trees."""
+
+    def __init__(self, n_outputs: int) -> None:
+        self._expected = np.full(n_outputs, -1, np.int32)
+        self._found: dict[tuple[int, int], NearRows] = {}
+
+    def buffer_for(self, first: int, last: int) -> NearRows:
+        """Return buffers to record rows first…last-1, whose influences are about to change."""
+        for other in list(self._found):
+            if other != (first, last) and other[0] < last and first < other[1]:
+                self._found.pop(other, None)
+        before = self._found.get((first, last))
+        n_outputs = len(self._expected)
+        rows = np.empty((n_outputs, (last - first) // _ROWS_PER_RECORDED_ROW + 1), np.int32) if before is None else before.rows
+        found = NearRows(self._expected.copy(), np.zeros(n_outputs, np.int64), rows)
+        self._found[first, last] = found
+        return found
+
+    def rows(self, first: int, last: int, output: int, digit: int) -> np.ndarray | None:
+        """Return those of rows first…last-1 whose influence has this first digit, if they are known: int32[...]."""
+        found = self._found.get((first, last))
+        if found is None or found.expected[output] != digit:
+            return None
+        assert found.rows is not None
+        n = int(found.n[output])
+        return found.rows[output, :n] if n <= found.rows.shape[1] else None
+
+    def expect(self, output: int, digit: int) -> None:
+        """Record the rows that have this first digit from the next pass on."""
+        self._expected[output] = digit

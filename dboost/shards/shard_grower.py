@@ -1,4 +1,4 @@
-"""Tree growth on one shard in memory, one round at a time, for trees that grow over several shards.
+"""A shard in memory that grows trees one round at a time, for trees that grow over several shards.
 
 Between rounds the shard stores which records belong to which node. A split streams a node's records from one buffer to the
 other; a node's records stay where they are until its children are split, so a speculative split that is dropped needs no undo.
@@ -6,27 +6,33 @@ other; a node's records stay where they are until its children are split, so a s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from dboost.kernels import kernel
 from dboost.kernels.histograms import BinLayout, add_records, flush
 from dboost.kernels.rows import add_leaves, label_rows, quantise, split_records
-from dboost.shards.shard import Shard
+from dboost.shards.shard import Scratch, Shard, advance_rows
 from dboost.shards.statistics import merge_into_bins
 from dboost.trees.grower import RoundHistograms, RoundRequest, Split
-from dboost.trees.tree_task import TreeTask
+from dboost.trees.tree_task import GradientStats, TreeTask
 
 
 class ShardGrower:
-    """The state of one tree on one shard.
+    """A shard and the state of one tree on it; `block_store.StreamedShard` has the same methods.
 
     Parameters
     ----------
     shard : Shard
     """
 
+    bytes_read = 0  # from files
+
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
+        self._block = Scratch()
         self.n_channels = shard.spec.n_channels
         self._records = np.empty((2, shard.n_rows), np.uint64)
         self._packed = np.zeros(int(shard.bin_layout.start[-1]), np.int64)
@@ -34,6 +40,22 @@ class ShardGrower:
         self._range_of: dict[int, tuple[int, int, int]] = {}  # node -> (record buffer, begin, end)
         self._excluded: dict[int, tuple[int, int, int]] = {}  # the same for the rows that do not take part
         self._sampled: np.ndarray | None = None
+
+    @property
+    def n_rows(self) -> int:
+        return self.shard.n_rows
+
+    def advance(self, terms: tuple, values: np.ndarray) -> GradientStats:
+        """Do the work of `shards.shard.advance_rows` for all rows."""
+        shard = self.shard
+        return advance_rows(shard, terms, values, shard.spec.loss_unit, self._block, 0, shard.n_rows)
+
+    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Return ``[function(shard, 0, n_rows, *arguments)]``."""
+        return [function(self.shard, 0, self.n_rows, *arguments)]
+
+    def close(self) -> None:
+        """Do nothing; the shard has no files."""
 
     def begin(self, task: TreeTask) -> None:
         """Quantise gradients and Hessians: all rows that take part belong to node 0."""

@@ -8,7 +8,7 @@ before they are sent; results of functions without a merge are small and are sen
 tree grown last, with the scores before that tree, over the rows that took part in it; `size_digits`, `size_keys` and
 `size_next` those of |y - F| over all rows (see `metrics.quantiles`).
 
-*Influence.* `influence_digits` adds up second derivatives by the digits of their bits (see `metrics.influence_cut`).
+*Influence.* `influence_digits` adds up second derivatives by the digits of their bits (see `metrics.quantiles`).
 
 *Line search.* `line_slopes` computes derivatives of the loss for a step along a whole tree.
 

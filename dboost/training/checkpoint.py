@@ -41,7 +41,7 @@ from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.shards.statistics import row_fingerprint
 from dboost.storage import atomic_write as files
-from dboost.training.build_model import appended, metrics_of
+from dboost.training.loop import appended, metrics_of
 
 if TYPE_CHECKING:
     from dboost.training.loop import BoostingLoop

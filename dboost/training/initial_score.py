@@ -22,8 +22,8 @@ import numpy as np
 from dboost.errors import DataError, ParameterError
 from dboost.kernels.quantile_keys import count_digits, next_keys
 from dboost.losses import Huber, Loss, is_custom, register
+from dboost.losses.base import check_derivatives
 from dboost.losses.classification import SoftmaxLogLoss
-from dboost.losses.custom_loss import check_derivatives
 from dboost.metrics.exact_sum import ExactSum, merged_float, total, unit_for
 from dboost.metrics.quantiles import exact_level, find_quantiles, find_size, rank_unit
 from dboost.training.leaf_values import minimize_convex
@@ -75,11 +75,6 @@ class Sizes:
             self.is_whole and other.is_whole,
             self.n_counted + other.n_counted,
         )
-
-
-def in_one_part(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None) -> Ask:
-    """Return an `Ask` for rows in this process: float64[n] each, weight and offset may be None."""
-    return lambda function, *arguments: [function(y, weight, offset, *arguments)]
 
 
 def target_stats(loss: Loss, ask: Ask, *, continues: bool = False) -> TargetStats:

@@ -31,12 +31,11 @@ from dboost.session.reference_sample import with_summary
 from dboost.session.transport import SessionTable
 from dboost.session.warm_start import WarmStart, check_continues, keywords_for
 from dboost.shards.statistics import leaf_totals
-from dboost.training.fit import interruptible_reading
+from dboost.training.fit import SessionRows, interruptible_reading
 from dboost.training.initial_score import TargetStats, target_stats
 from dboost.training.leaf_values import LeafEstimator
 from dboost.training.loop import in_rows
 from dboost.training.plan import FitRequest
-from dboost.training.training_rows import SessionRows
 from dboost.trees.tree_task import GradientStats, RowSubset
 
 

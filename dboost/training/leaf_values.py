@@ -34,8 +34,7 @@ import numpy as np
 
 from dboost.losses import Huber, LogLoss, Loss, SoftmaxLogLoss
 from dboost.metrics.exact_sum import merged_float, unit_for
-from dboost.metrics.influence_cut import find_cut
-from dboost.metrics.quantiles import exact_level, find_quantiles, find_size, rank_unit
+from dboost.metrics.quantiles import exact_level, find_cut, find_quantiles, find_size, rank_unit
 from dboost.params import Parameters
 from dboost.session.protocol import Engine
 from dboost.shards import statistics

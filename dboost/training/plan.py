@@ -24,7 +24,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -45,16 +45,17 @@ from dboost.session.row_selection import HELD_OUT
 from dboost.session.target import Target
 from dboost.session.transport import NamedSet
 from dboost.session.warm_start import COLD_START, WarmStart
-from dboost.shards.bin_layout import plan_layout
-from dboost.shards.shard_spec import ShardSpec
+from dboost.shards.shard_spec import ShardSpec, plan_layout
 from dboost.training.callbacks import Callback, EarlyStopping
-from dboost.training.checkpoint import Checkpoint
 from dboost.training.initial_score import TargetStats
 from dboost.training.validation_split import MakeValidationPlan
 from dboost.trees.bin_proposal import bins_of
 from dboost.trees.feature_sampling import feature_constraints_of
 from dboost.trees.nodes import ANY_ORDER, BEST_FIRST, DEPTH_WISE, GrowthPolicy
 from dboost.trees.tree_task import FeatureConstraints
+
+if TYPE_CHECKING:
+    from dboost.training.checkpoint import Checkpoint
 
 _UNLIMITED_DEPTH = 1 << 30
 

@@ -13,7 +13,7 @@ folder: encoded targets and scores are written to other files.
 Writing takes memory for a chunk, a sample of the rows and a block. The table is read three times: for targets and weights, for
 the sample that proposes the split points (some columns at a time), and for the bin codes.
 
-`PreparedTargets` encodes the targets for the loss of a fit; `PreparedRows` implements `training_rows.TrainingRows`.
+`PreparedTargets` encodes the targets for the loss of a fit; `PreparedRows` implements `training.fit.TrainingRows`.
 """
 
 from __future__ import annotations
@@ -33,31 +33,27 @@ from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble, Range
 from dboost.params import Parameters
 from dboost.schema import Feature, Level
-from dboost.session.arcbite_store import BiteStore, FileBiteStore, InMemoryBiteStore
-from dboost.session.arcbites_engine import ArcbitesEngine
 from dboost.session.batch_rows import StartingPiece
+from dboost.session.bites import ArcbitesEngine, BiteStore, FileBiteStore, InMemoryBiteStore
+from dboost.session.engines import FusedEngine, StreamedEngine, Team, choose_threads
 from dboost.session.evaluation import EvalSet, EvalSetBuilder
-from dboost.session.fused_engine import FusedEngine, choose_threads
 from dboost.session.memory_budget import Budget, check_rows_in_memory
 from dboost.session.partition_loader import scan_targets
 from dboost.session.protocol import BuildSpec, Engine
 from dboost.session.reference_sample import ReferenceSample, reference_rows, values_of
-from dboost.session.streamed_engine import StreamedEngine
 from dboost.session.target import Target, TargetScan, check_range, unknown_class
-from dboost.session.thread_team import Team
 from dboost.session.transport import NamedSet
 from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_of
 from dboost.shards.arcbite_rows import InMemoryBite
-from dboost.shards.bin_layout import plan_layout
 from dboost.shards.block_store import BlockStore, BlockWriter
 from dboost.shards.encode import codes_of, encoded_pieces, in_ranges, kept_rows, sampled, tiles_of
 from dboost.shards.shard import BinnedColumns, Shard, empty_binned_columns
-from dboost.shards.shard_spec import code_fields, rows_that_fit
+from dboost.shards.shard_spec import code_fields, plan_layout, rows_that_fit
 from dboost.storage.block_file import BlockFile, Field
 from dboost.storage.spool import PrivateDirectory, temporary_root
 from dboost.training.callbacks import Callback
+from dboost.training.fit import Chosen, learn_target
 from dboost.training.plan import FitPlan, FitRequest, RowsDescription
-from dboost.training.training_rows import Chosen, learn_target
 from dboost.training.validation_split import ValidationPlan, needs_test_set
 
 
@@ -130,7 +126,7 @@ class PreparedDataset:
 def propose_within(
     table: Table, n_kept: tuple[int, ...], *, max_bins: int, seed: int, n_threads: int, budget: Budget | None
 ) -> Binning:
-    """Propose split points as `shards.encode.propose_binning`, reading the sampled values of some columns at a time."""
+    """Propose split points from a sample of the rows, reading the sampled values of some columns at a time."""
     n_rows = sum(n_kept)
     sample: list[np.ndarray] = []
     weights: list[np.ndarray | None] = []
@@ -351,7 +347,7 @@ class PreparedTargets:
 
 
 class PreparedRows:
-    """The rows of a prepared data set, for one fit in this process; implements `training_rows.TrainingRows`."""
+    """The rows of a prepared data set, for one fit in this process; implements `training.fit.TrainingRows`."""
 
     def __init__(self, data: PreparedDataset, request: FitRequest) -> None:
         self._data, self._request = data, request

@@ -99,7 +99,7 @@ def grow_whole_tree(
     """Grow one tree. Return the number of nodes, or -1 when the team was aborted.
 
     tiles : uint64[n_tiles, n_rows, words]; codes : uint8[n_narrow, n_rows]; wide_codes : uint16[n_wide, n_rows] or None;
-    code_row : int64[n_features], see `shards.bin_layout.code_rows`; gradient, hessian : float32[n_rows], hessian None when it
+    code_row : int64[n_features], see `shards.shard_spec.code_rows`; gradient, hessian : float32[n_rows], hessian None when it
     is 1 for all rows; repeat_count : uint8[n_rows], how often each row counts, or None (once); sampled : int64[...], rows that
     take part, ascending, or None (all); influence : int32[n_rows] or None: rows take part whose influence is not below `least`;
     leaf : uint8 or int32[n_rows], receives the leaf of each row; scales : float64[4], factors of gradients and Hessians before
@@ -199,7 +199,7 @@ def grow_whole_tree(
             n_words = start_of[last_column] - base
             for k in range(n_words):
                 packed[k] = 0
-            # Packed buckets without counts never overflow (`fused_engine.can_stay_packed`): no code to flush them is compiled.
+            # Packed buckets without counts never overflow (`engines.can_stay_packed`): no code to flush them is compiled.
             destination = None
             if packed_counts is not None:
                 destination = thread_histograms[thread]

@@ -2,7 +2,7 @@
 
 The generator does no I/O and does not depend on an engine. A `RoundRequest` carries the splits that were chosen last and the
 sibling pairs whose histograms are needed next, so a level of the tree costs one round trip. The driver of the generator
-(`session/streamed_engine.py` in this process, the reducer on a cluster) sends the request to all shards, adds up their
+(`session/engines.py` in this process, the reducer on a cluster) sends the request to all shards, adds up their
 `RoundHistograms`, passes the sums to a `SplitFinder`, and sends the best split of each node back as a `RoundResult`.
 
 **Speculation.** Strict best-first growth would need a round per split. Each request therefore splits several promising leaves

@@ -19,7 +19,6 @@ from dboost.kernels.splits import (
     LEFT_N,
     SCORE,
     SPLIT_SIZE,
-    SplitParams,
     bounded_score,
     bounded_step,
     side_score,
@@ -166,40 +165,3 @@ def child_stats(total, best, limits, direction, left, right):
                 left[4] = right[3] = middle
             else:
                 left[3] = right[4] = middle
-
-
-def split_params_of(
-    *,
-    l2: float,
-    l1: float,
-    max_step: float,
-    min_hessian: float,
-    min_rows: float,
-    count_channel: int,
-    least_gain: float,
-    smoothing: float,
-    category_l2: float,
-    max_categories: int,
-    min_category_hessian: float,
-    is_bounded: bool = False,
-    gradient_unit: float,
-    hessian_unit: float,
-) -> SplitParams:
-    """Return the split parameters in the units of one tree's quantised sums: G = unit_g * q_g and H = unit_h * q_h.
-
-    ½ G² / (H + λ) in the units of the loss is ½ unit_g² / unit_h times the same expression in quantised sums with λ / unit_h.
-    """
-    return SplitParams(
-        l2=l2 / hessian_unit,
-        l1=l1 / gradient_unit,
-        max_step=max_step * hessian_unit / gradient_unit,
-        min_hessian=min_hessian / hessian_unit,
-        min_rows=float(min_rows),
-        count_channel=count_channel,
-        threshold=2.0 * least_gain * hessian_unit / gradient_unit**2,
-        smoothing=smoothing / hessian_unit,
-        category_l2=category_l2 / hessian_unit,
-        max_categories=max_categories,
-        min_category_hessian=min_category_hessian / hessian_unit,
-        is_bounded=int(is_bounded),
-    )

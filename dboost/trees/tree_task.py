@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from dboost.kernels.histograms import Packing
 from dboost.kernels.splits import SplitParams
+from dboost.params import Parameters
 from dboost.trees.nodes import GrowthPolicy, NodeArrays
 
 
@@ -20,7 +22,7 @@ class GradientStats:
     max_hessian: np.ndarray  # float64[n_outputs]
     coarse_loss: float
     fine_loss: float
-    #: With influence trimming, Hessian sums by their first digit: int64[n_outputs, N_DIGITS], see `metrics.influence_cut`.
+    #: With influence trimming, Hessian sums by their first digit: int64[n_outputs, N_DIGITS], see `metrics.quantiles`.
     influence: np.ndarray | None = None
 
     def merge(self, other: GradientStats) -> GradientStats:
@@ -117,6 +119,33 @@ class TreeTask:
     def row_subset(self) -> RowSubset:
         """The rows that take part."""
         return RowSubset(self.sample, self.least_influence, self.output)
+
+
+def split_params_of(
+    parameters: Parameters, count_channel: int, scales: np.ndarray, max_step: float | None = None, *, is_bounded: bool = False
+) -> SplitParams:
+    """Return the split parameters in the units of a tree's quantised sums: G = unit_g * q_g and H = unit_h * q_h.
+
+    ½ G² / (H + λ) in the units of the loss is ½ unit_g² / unit_h times the same expression in quantised sums with λ / unit_h.
+
+    count_channel : see `SplitParams`; scales : see `TreeTask`; max_step : largest step of a leaf, None for no bound;
+    is_bounded : whether features are constrained to be monotonic.
+    """
+    gradient_unit, hessian_unit = 1.0 / float(scales[0]), 1.0 / float(scales[1])
+    return SplitParams(
+        l2=parameters.l2_regularization / hessian_unit,
+        l1=parameters.l1_regularization / gradient_unit,
+        max_step=math.inf if max_step is None else max_step * hessian_unit / gradient_unit,
+        min_hessian=parameters.min_hessian / hessian_unit,
+        min_rows=float(parameters.min_samples_leaf),
+        count_channel=count_channel,
+        threshold=2.0 * (parameters.leaf_penalty + parameters.min_gain) * hessian_unit / gradient_unit**2,
+        smoothing=parameters.categorical_smoothing / hessian_unit,
+        category_l2=parameters.categorical_l2 / hessian_unit,
+        max_categories=parameters.max_category_group,
+        min_category_hessian=parameters.min_category_hessian / hessian_unit,
+        is_bounded=int(is_bounded),
+    )
 
 
 class Leaves(Protocol):

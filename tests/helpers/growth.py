@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -19,12 +18,11 @@ from dboost.metrics.exact_sum import unit_for
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
 from dboost.schema import Feature
-from dboost.session.fused_engine import FusedEngine
+from dboost.session.engines import FusedEngine
 from dboost.shards.shard import Shard
 from dboost.training.plan import growth_policy_of, precision_of
 from dboost.trees.finished_tree import TreeSnapshot, leaf_values
-from dboost.trees.nodes import split_params_of
-from dboost.trees.tree_task import FeatureConstraints, GrownTree, Sample, TreeTask
+from dboost.trees.tree_task import FeatureConstraints, GrownTree, Sample, TreeTask, split_params_of
 from tests.helpers.naive.grower import NaiveGrower, leaves_of, to_tree
 from tests.helpers.sharded_engine import ShardedEngine
 from tests.helpers.tables import CodedTable, tables
@@ -88,23 +86,14 @@ class Problem:
         if self.hessian is not None:
             max_h = float(self.hessian.max())
             scale_h, unit_h = float(np.float32(packing.max_hessian / max_h)), unit_for(max_h, n)
-        limits = split_params_of(
-            l2=parameters.l2_regularization,
-            l1=parameters.l1_regularization,
-            max_step=math.inf if parameters.max_delta_step is None else parameters.max_delta_step,
-            min_hessian=parameters.min_hessian,
-            min_rows=parameters.min_samples_leaf,
-            count_channel=self.precision.count_channel,
-            least_gain=parameters.leaf_penalty + parameters.min_gain,
-            smoothing=parameters.categorical_smoothing,
-            category_l2=parameters.categorical_l2,
-            max_categories=parameters.max_category_group,
-            min_category_hessian=parameters.min_category_hessian,
-            is_bounded=self.rest["direction"] is not None,
-            gradient_unit=1.0 / scale_g,
-            hessian_unit=1.0 / scale_h,
-        )
         scales = np.array([scale_g, scale_h, unit_for(max_g, n), unit_h])
+        limits = split_params_of(
+            parameters,
+            self.precision.count_channel,
+            scales,
+            parameters.max_delta_step,
+            is_bounded=self.rest["direction"] is not None,
+        )
         return TreeTask(limits, packing, self.policy, scales, np.ones(len(self.table.codes), np.uint8), **self.rest)
 
     @property

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from dboost.shards.advance import Scratch, advance_rows
 from dboost.shards.shard import Shard
 from dboost.shards.shard_grower import ShardGrower
 from dboost.trees.bin_proposal import in_fine_bins
@@ -35,7 +34,6 @@ class ShardedEngine:
         self._rounds = [ShardGrower(shard) for shard in shards]
         self._terms = loss_terms
         self._width = width
-        self._scratch = Scratch()
         self._split_finder: SplitFinder | None = None
         self.n_requests = 0
 
@@ -45,13 +43,11 @@ class ShardedEngine:
 
     def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
         self._terms = self._terms if terms is None else terms
-        shards = [rounds.shard for rounds in self._rounds]
-        parts = [advance_rows(s, self._terms, values, s.spec.loss_unit, self._scratch, 0, s.n_rows) for s in shards]
-        return reduce(GradientStats.merge, parts)
+        return reduce(GradientStats.merge, [rounds.advance(self._terms, values) for rounds in self._rounds])
 
     def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return the result of each shard."""
-        return [function(rounds.shard, 0, rounds.shard.n_rows, *arguments) for rounds in self._rounds]
+        return [result for rounds in self._rounds for result in rounds.map_shards(function, *arguments)]
 
     def grow(self, task: TreeTask) -> GrownTree:
         for rounds in self._rounds:

@@ -9,9 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from dboost.kernels.histograms import BinLayout
-from dboost.shards.bin_layout import NARROW_BINS, plan_layout
 from dboost.shards.shard import BinnedColumns, Shard, empty_binned_columns
-from dboost.shards.shard_spec import ShardSpec
+from dboost.shards.shard_spec import NARROW_BINS, ShardSpec, plan_layout
 
 #: Numbers of bins around every border: shared columns, one byte, two bytes.
 SOME_BINS = [1, 2, 3, 7, 8, 15, 16, 17, 63, 254, 255]

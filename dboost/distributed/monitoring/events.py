@@ -9,8 +9,8 @@ from __future__ import annotations
 from dboost.distributed.connection import Connection
 from dboost.distributed.monitoring.status import PHASES
 from dboost.distributed.partitioned_table import PartitionedTable
-from dboost.training.build_model import metrics_of
 from dboost.training.callbacks import Iteration
+from dboost.training.loop import metrics_of
 
 
 class FitEvents:

@@ -13,10 +13,9 @@ import numpy as np
 from dboost import losses
 from dboost._lazy_import import pd
 from dboost.errors import DBoostError, ParameterError
-from dboost.inspection.evaluated_rows import EvaluatedRows
 from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, VERMILION
-from dboost.inspection.row_functions import at_least_one
+from dboost.inspection.row_functions import EvaluatedRows, at_least_one
 from dboost.losses import Loss
 from dboost.metrics.metric import find_metrics
 from dboost.model.ensemble import Ensemble

@@ -1,8 +1,22 @@
-"""The engine for rows in the memory of this process: one shard, a team of threads, one compiled call per tree."""
+"""The engines of this process and the team of threads that they run on.
+
+`FusedEngine` has its rows in memory: one shard, a team of threads, one compiled call per tree.
+
+`StreamedEngine` has its rows in files: one streamed shard per thread, and all threads process a request at the same time. It
+runs the generator `trees.grower.grow_tree`, as the reducer of a cluster does, but each request is a pass over the files. So it
+opens as many nodes per pass as the memory for their histograms allows. The remaining memory caches blocks.
+
+**Threads.** A `Team` runs one kernel in all its threads, which stop together. Small work runs in the calling thread. Larger
+work runs in a pool, even with one thread, while the caller waits in Python. So Ctrl+C is handled promptly: it sets the abort
+flag, and the threads return at their next barrier. The caller waits in intervals of `LOOK_UP_SECONDS`. The operating system may
+deliver a signal to any thread of the process, and Python runs the handler only when the main thread executes bytecode; a wait
+without a timeout might never return.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import reduce
 from typing import Any
 
@@ -11,17 +25,79 @@ import numpy as np
 from dboost.kernels.histograms import TILE_COLUMNS
 from dboost.kernels.rows import STRIPE
 from dboost.kernels.splits import SPLIT_SIZE
-from dboost.session.thread_team import Team
-from dboost.shards.advance import Scratch, advance_rows
+from dboost.kernels.thread_barrier import ABORT, CONTROL_SIZE
 from dboost.shards.apply_trees import leaf_finder
-from dboost.shards.shard import Shard
+from dboost.shards.block_store import BlockStore, StreamedShard
+from dboost.shards.shard import Scratch, Shard, advance_rows
 from dboost.shards.statistics import merge_into_bins
 from dboost.trees.bin_proposal import in_fine_bins, new_proposal_buffers
 from dboost.trees.feature_sampling import FeaturePaths, new_feature_paths
 from dboost.trees.fused_grower import EXCLUDED_FRACTION, TeamBuffers, ThreadScratch, grow_whole_tree
+from dboost.trees.grower import MOST_OPENED, RoundRequest, RoundResult, grow_tree
 from dboost.trees.nodes import ANY_ORDER, GrowthPolicy, new_node_arrays
-from dboost.trees.split_finder import can_stay_packed
+from dboost.trees.split_finder import SplitFinder, can_stay_packed
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
+
+LOOK_UP_SECONDS = 0.2
+
+
+class Team:
+    """A team of `n_threads` threads; use it as a context manager or call `close`.
+
+    Parameters
+    ----------
+    n_threads : int
+    in_caller : bool
+        Run in the calling thread (only with one thread), which saves two thread switches per call.
+    """
+
+    def __init__(self, n_threads: int, *, in_caller: bool = False) -> None:
+        self.n_threads = n_threads
+        self.control = np.zeros(CONTROL_SIZE, np.int64)
+        self._first_error: BaseException | None = None
+        self._pool = None if in_caller and n_threads == 1 else ThreadPoolExecutor(n_threads, "dboost")
+
+    def run(self, work: Callable[[int], Any]) -> list[Any]:
+        """Return ``[work(0), work(1), …]``, each computed in its own thread at the same time.
+
+        If one call fails, the others abort with errors of their own; the first error is raised.
+        """
+        if self._pool is None:
+            return [work(0)]
+        futures = []
+        self._first_error = None
+        try:
+            for thread in range(self.n_threads):
+                futures.append(self._pool.submit(self._guarded, work, thread))
+            while wait(futures, LOOK_UP_SECONDS).not_done:
+                pass
+            if self._first_error is not None:
+                raise self._first_error
+            return [future.result() for future in futures]
+        except BaseException:
+            self.control[ABORT] = 1
+            for future in futures:
+                future.exception()
+            raise
+
+    def _guarded(self, work: Callable[[int], Any], thread: int) -> Any:
+        try:
+            return work(thread)
+        except BaseException as error:
+            self._first_error = self._first_error or error  # before the flag that aborts the other threads
+            self.control[ABORT] = 1
+            raise
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 #: Below this many cells (rows times features) one thread is faster than two.
 SMALL = 400_000
@@ -241,3 +317,120 @@ def _thread_scratch(shard: Shard, policy: GrowthPolicy, n_threads: int, n_slots:
         best=np.zeros(SPLIT_SIZE),
         total=np.zeros(3),
     )
+
+
+#: Files smaller than this (bytes) are not cached here: the page cache of the operating system has them.
+WORTH_KEEPING = 32 * 2**20
+
+
+class StreamedEngine:
+    """Train on rows in files.
+
+    Parameters
+    ----------
+    blocks : BlockStore
+        Its files are removed by `close`.
+    loss_terms : NamedTuple
+    n_threads : int
+    histogram_bytes : int
+        Memory for the histograms of the nodes that are opened together.
+    staying_bytes : int
+        Memory for these histograms and for cached blocks.
+    release : callable
+        Called by `close`, to remove the folder of the files.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockStore,
+        loss_terms: tuple,
+        *,
+        n_threads: int,
+        histogram_bytes: int,
+        staying_bytes: int = 0,
+        release: Callable[[], None],
+    ) -> None:
+        n_threads = max(min(n_threads, blocks.n_blocks), 1)
+        self._blocks, self._terms, self._release = blocks, loss_terms, release
+        self.team = Team(n_threads)
+        n = blocks.n_blocks
+        self.width = nodes_per_pass(blocks, histogram_bytes, n_threads)
+        staying = blocks_that_stay(blocks, staying_bytes, self.width, n_threads)
+        self.shards = [
+            StreamedShard(blocks, n * t // n_threads, n * (t + 1) // n_threads, n_staying=staying, halted=self._halted)
+            for t in range(n_threads)
+        ]
+        self._split_finder: SplitFinder | None = None
+        self._reported = 0
+
+    def _halted(self) -> bool:
+        return bool(self.team.control[ABORT])
+
+    @property
+    def n_rows(self) -> int:
+        return self._blocks.n_rows
+
+    def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
+        self._terms = self._terms if terms is None else terms
+        results = self.team.run(lambda t: self.shards[t].advance(self._terms, values))
+        return reduce(GradientStats.merge, [one for one in results if one is not None])
+
+    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Return one result per block, or one per thread if results can be summed."""
+        return [one for results in self.team.run(lambda t: self.shards[t].map_shards(function, *arguments)) for one in results]
+
+    def grow(self, task: TreeTask) -> GrownTree:
+        for shard in self.shards:
+            shard.begin(task)
+        layout = self._blocks.spec.layout
+        grower = grow_tree(task, layout, self.n_rows, self.width)
+        split_finder = SplitFinder(task, layout, after=self._split_finder)
+        self._split_finder = split_finder
+        request: RoundRequest = next(grower)
+        while True:
+            merged = reduce(lambda a, b: a.merge(b), self._histograms(request))
+            found = split_finder.find_best_splits(request.pairs, merged.histograms)
+            try:
+                request = grower.send(RoundResult(found, merged.n_rows, merged.leaf_sums))
+            except StopIteration as end:
+                return end.value
+
+    def _histograms(self, request: RoundRequest) -> Sequence[Any]:
+        return self.team.run(lambda t: self.shards[t].sum_histograms(request))
+
+    def report(self) -> dict[str, float]:
+        """Return the bytes read from files since the last call."""
+        before, self._reported = self._reported, sum(shard.bytes_read for shard in self.shards)
+        return {"bytes_read": self._reported - before}
+
+    def close(self) -> None:
+        self.team.close()
+        for shard in self.shards:
+            shard.close()
+        self._blocks.close()
+        self._release()
+
+
+def nodes_per_pass(blocks: BlockStore, histogram_bytes: int, n_threads: int) -> int:
+    """Return how many nodes may be opened in one pass.
+
+    Each thread has packed buckets and a histogram for each of them, and the summed histograms of leaves are kept.
+    """
+    layout, spec = blocks.spec.layout, blocks.spec
+    histogram_bytes = 8 * spec.n_channels * int(layout.offset[-1])
+    kept = histogram_bytes * spec.max_leaves  # a lower bound: speculation keeps more histograms
+    each = n_threads * (histogram_bytes + 8 * int(layout.start[-1])) + histogram_bytes
+    return int(min(max((histogram_bytes - kept) // each, 1), max(spec.max_leaves, 1)))
+
+
+def blocks_that_stay(blocks: BlockStore, n_bytes: int, width: int, n_threads: int) -> int:
+    """Return how many blocks of each thread may stay in memory, in addition to the histograms of `width` nodes."""
+    layout, spec = blocks.spec.layout, blocks.spec
+    if sum(file.stride * file.n_blocks for file in blocks.files) < WORTH_KEEPING:
+        return 0
+    histogram_bytes = 8 * spec.n_channels * int(layout.offset[-1])
+    # `kept`: summed histograms of all opened nodes, twice while the buffer grows. `each`: a node in one pass, threads and sum.
+    kept = 2 * histogram_bytes * spec.max_leaves * (MOST_OPENED if spec.speculates else 1)
+    each = n_threads * (histogram_bytes + 8 * int(layout.start[-1])) + 2 * histogram_bytes
+    spare = n_bytes - kept - width * each
+    return max(spare, 0) // (n_threads * sum(file.stride for file in blocks.files))

@@ -1,4 +1,4 @@
-"""Stored bites: the rows of a session between visits, if the fit uses arcbites.
+"""Arcbites in a session: stored bites, and the engine that trains on one of them at a time in this process.
 
 A `BiteStore` has the rows of one batch, divided into bites: in memory, or in files if they exceed the memory limit. Which bite
 a row belongs to is a hash of its global id. So the rows of a partition that moves to another worker are found without an index.
@@ -11,6 +11,9 @@ another worker died, receive the same record when they are built.
 (`shards.arcbite_rows`), in the worker's local directory. A visit reads a bite in several ranges of blocks, one per thread; each
 becomes a shard in memory. The files contain the scores of a bite at the start of its last visit. A batch that is loaded later
 therefore needs no special state: its scores are updated at the next visit of each bite, or at once for the current bite.
+
+**In this process** `ArcbitesEngine` makes a fused engine for the bite of each visit. A visit first drops the shard and the
+buffers of the previous visit and then builds those of its own bite. So the engine needs memory for the store and for one bite.
 """
 
 from __future__ import annotations
@@ -18,17 +21,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from dboost.session.batch_rows import StartingRows
-from dboost.session.fused_engine import is_small
+from dboost.session.engines import FusedEngine, Team, choose_threads, is_small
 from dboost.session.protocol import BiteVisit, BuildSpec
 from dboost.shards.apply_trees import TreeDelta
-from dboost.shards.arcbite_rows import Bite, BiteFiles, FileBite, InMemoryBite, bite_sizes, bites_of
-from dboost.shards.shard_spec import code_fields, rows_that_fit
+from dboost.shards.arcbite_rows import Bite, BiteFiles, FileBite, InMemoryBite, bite_sizes, bites_of, joined_bites
+from dboost.shards.shard_spec import ShardSpec, code_fields, rows_that_fit
 from dboost.storage.spool import PrivateDirectory
+from dboost.trees.nodes import GrowthPolicy
+from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
 Iterations = Sequence[Sequence[TreeDelta]]
 #: Maps global row ids (int64[n]) to whether the rows are kept (bool[n]).
@@ -254,3 +259,78 @@ class FileBiteStore:
         """Remove the files."""
         self._files.close()
         self._folder.close()
+
+
+class ArcbitesEngine:
+    """Train on one bite at a time. `visit` must be called before any other method.
+
+    Parameters
+    ----------
+    store : BiteStore
+        The rows of all bites, or of their parts if several form a bite (`ArcBites.parts`); closed with the engine.
+    n_bites, n_together : int
+        Number of bites (or parts) in the store, and how many of them a visit trains on together.
+    spec : ShardSpec
+    loss_terms, policy, n_threads
+        As in `FusedEngine`.
+    """
+
+    def __init__(
+        self,
+        store: BiteStore,
+        spec: ShardSpec,
+        loss_terms: tuple,
+        *,
+        policy: GrowthPolicy,
+        n_bites: int,
+        n_together: int,
+        n_threads: int,
+    ) -> None:
+        self._store, self._spec, self._terms, self._policy = store, spec, loss_terms, policy
+        self._reported = 0
+        sizes = [sum(record.n_rows for record in store.of(bite)) for bite in range(n_bites)]
+        largest, n_features = n_together * max(sizes), len(spec.bin_layout.n_bins)
+        self.team = Team(choose_threads(largest, n_features, n_threads), in_caller=is_small(largest, n_features))
+        self._engine: FusedEngine | None = None
+
+    @property
+    def n_rows(self) -> int:
+        return self._store.n_rows
+
+    def visit(self, bite: Sequence[int], iterations: Sequence[Sequence[TreeDelta]]) -> None:
+        """Switch to the rows of a bite, with scores that include these iterations."""
+        self._engine = None
+        stored = [record for part in bite for record in self._store.of(part)]
+        current = [record.with_current_scores(self._spec.layout, iterations, self._spread) for record in stored]
+        joined = joined_bites(current)
+        del current
+        shard = joined.shard(self._spec, self._spread)
+        self._engine = FusedEngine(shard, self._terms, policy=self._policy, team=self.team)
+
+    def _spread(self, work: Callable[[int, int], None], n: int) -> None:
+        p = self.team.n_threads
+        self.team.run(lambda thread: work(n * thread // p, n * (thread + 1) // p))
+
+    @property
+    def _current(self) -> FusedEngine:
+        assert self._engine is not None
+        return self._engine
+
+    def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
+        return self._current.advance(values, terms)
+
+    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return self._current.map_shards(function, *arguments)
+
+    def grow(self, task: TreeTask) -> GrownTree:
+        return self._current.grow(task)
+
+    def report(self) -> dict[str, float]:
+        """Return the bytes read from files since the last call."""
+        before, self._reported = self._reported, self._store.bytes_read
+        return {"bytes_read": self._reported - before}
+
+    def close(self) -> None:
+        self.team.close()
+        self._engine = None
+        self._store.close()
