@@ -230,8 +230,17 @@ def test_a_client_that_vanishes_is_cleaned_up_after(cluster: Processes, tmp_path
     nothing_is_held(cluster)
 
 
-@pytest.mark.parametrize(("sabotage", "message"), [("no dboost", "has no dboost"), ("another version", "has dboost 0.0.1")])
-def test_a_worker_that_cannot_take_part_is_named(cluster: Processes, sabotage: str, message: str) -> None:
+#: What the client says of the workers of `SABOTAGE`.
+COMPLAINTS = {
+    "no dboost": "has no dboost: install",
+    "another version": "has dboost 0.0.1, this process",
+    "no library": "cannot start dboost: ModuleNotFoundError: import of numba halted",
+    "a failing plugin": r"cannot start dboost: FileNotFoundError: .*'/nowhere/at/all'",
+}
+
+
+@pytest.mark.parametrize("sabotage", SABOTAGE)
+def test_a_worker_that_cannot_take_part_is_named(cluster: Processes, sabotage: str) -> None:
     code = f"{SABOTAGE[sabotage]}; from distributed.cli.dask_worker import main; main()"
     before = set(cluster.pids())
     worker = subprocess.Popen(
@@ -242,7 +251,7 @@ def test_a_worker_that_cannot_take_part_is_named(cluster: Processes, sabotage: s
     try:
         cluster.client.wait_for_workers(len(before) + 1, timeout=60)
         (address,) = set(cluster.client.scheduler_info(n_workers=-1)["workers"]) - before
-        with pytest.raises(dboost.DBoostError, match=f"worker {address} {message}"):
+        with pytest.raises(dboost.DBoostError, match=f"worker {address} {COMPLAINTS[sabotage]}"):
             dboost.fit(lazily(), "z", client=cluster.client, **OPTIONS)
     finally:
         worker.kill()

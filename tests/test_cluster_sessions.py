@@ -292,7 +292,7 @@ def test_a_worker_above_its_share_of_memory_has_a_limit_all_the_same() -> None:
     assert spare(2000).limit == spare(960).limit == 100
 
 
-@pytest.mark.parametrize("sabotage", ["no dboost", pytest.param("another version", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sabotage", ["no dboost", "a failing plugin", pytest.param("another version", marks=pytest.mark.slow)])
 def test_a_worker_that_joins_and_cannot_take_part_ends_no_fit(cluster: Processes, expected: str, sabotage: str) -> None:
     code = f"{SABOTAGE[sabotage]}; from distributed.cli.dask_worker import main; main()"
     started: list[subprocess.Popen[bytes]] = []

@@ -117,13 +117,15 @@ def _in_task() -> bool:
     return True
 
 
-def check_version(address: str, version: str | None) -> None:
-    """Check that a worker has the same version of dboost.
+def check_version(address: str, version: str | None, reason: str | None) -> None:
+    """Check that a worker has the same version of dboost. version, reason : see `messages.WorkerVersion`.
 
     Raises
     ------
     DBoostError
     """
+    if reason is not None:
+        raise DBoostError(f"worker {address} cannot start dboost: {reason}")
     if version is None:
         raise DBoostError(f"worker {address} has no dboost: install dboost {__version__} there")
     if version != __version__:
@@ -152,7 +154,7 @@ class Connection:
     Raises
     ------
     DBoostError
-        When the scheduler or a worker has no dboost, or another version of it, naming it.
+        When the scheduler or a worker has no dboost, or another version of it, or cannot start it, naming it.
     """
 
     def __init__(self, client: Client) -> None:
@@ -177,9 +179,9 @@ class Connection:
             reply = self._call("dboost_open", client_id=client.id)
             if reply["version"] != __version__:
                 raise DBoostError(f"the scheduler at {where} has dboost {reply['version']}, this process {__version__}")
-            for address, version in reply["versions"].items():
+            for address, (version, reason) in reply["versions"].items():
                 if version != SILENT:
-                    check_version(address, version)
+                    check_version(address, version, reason)
         except BaseException:  # otherwise the scheduler would keep the fit
             self.end()
             raise
@@ -203,10 +205,10 @@ class Connection:
         """Return the usable workers, and for unusable ones the reason; workers that do not answer are in neither."""
         usable: list[str] = []
         unusable: dict[str, str] = {}
-        for address, version in self._call("dboost_workers")["versions"].items():
+        for address, (version, reason) in self._call("dboost_workers")["versions"].items():
             try:
                 if version != SILENT:
-                    check_version(address, version)
+                    check_version(address, version, reason)
                     usable.append(address)
             except DBoostError as error:
                 unusable[address] = str(error)

@@ -48,6 +48,7 @@ from dboost.distributed.messages import (
     FitCancelled,
     LostWorkers,
     WorkerFailed,
+    WorkerVersion,
     pack,
     pack_error,
 )
@@ -86,8 +87,8 @@ class Reducer(SchedulerPlugin):
         self._loop = asyncio.get_running_loop()
         self._fits: dict[str, Fit] = {}
         self._background_tasks: set[asyncio.Task[Any]] = set()
-        #: Versions of dboost by Dask's names of worker processes.
-        self._versions: dict[str, str | None] = {}
+        #: Versions of dboost, or None and the reason, by Dask's names of worker processes.
+        self._versions: dict[str, WorkerVersion] = {}
         self._numbers = itertools.count(1)  # of calls of all fits; a lower number identifies messages of abandoned calls
         self.registry = FitRegistry()
         self._unpublish = publish(self.registry)
@@ -122,7 +123,7 @@ class Reducer(SchedulerPlugin):
     # Calls of the client.
 
     async def open_fit(self, fit: str, client_id: str) -> dict[str, Any]:
-        """Start a fit; return the workers' versions of dboost (None without dboost)."""
+        """Start a fit; return the workers' versions of dboost, see `WorkerVersion`."""
         lines = None
         if uses_lines():
             lines = LineCalls(
@@ -377,12 +378,12 @@ class Reducer(SchedulerPlugin):
     async def _remove_unresponsive(self, addresses: Sequence[str]) -> list[str]:
         """Ping workers, remove those that do not answer, and return their addresses."""
         answers = await asyncio.gather(*map(self._ping, addresses))
-        hung = [address for address, answer in zip(addresses, answers, strict=True) if answer == SILENT]
+        hung = [address for address, (version, _) in zip(addresses, answers, strict=True) if version == SILENT]
         for address in hung:
             await self._remove(address)
         return hung
 
-    async def _ping_all(self, known: bool = False) -> dict[str, str | None]:
+    async def _ping_all(self, known: bool = False) -> dict[str, WorkerVersion]:
         """Return the versions of dboost of all workers. known : use the stored versions of known processes, default False."""
         identities = self._identities()
         here = {identity for _, identity in identities}
@@ -390,25 +391,25 @@ class Reducer(SchedulerPlugin):
         to_ping = [(address, identity) for address, identity in identities if not (known and identity in self._versions)]
         versions = await asyncio.gather(*(self._ping(address) for address, _ in to_ping))
         found = dict(zip(to_ping, versions, strict=True))
-        self._versions |= {identity: version for (_, identity), version in found.items() if version != SILENT}
-        return {address: self._versions.get(identity, SILENT) for address, identity in identities}
+        self._versions |= {identity: version for (_, identity), version in found.items() if version[0] != SILENT}
+        return {address: self._versions.get(identity, (SILENT, None)) for address, identity in identities}
 
-    async def _ping(self, address: str) -> str | None:
-        """Return a worker's version of dboost: None without dboost, SILENT without an answer."""
+    async def _ping(self, address: str) -> WorkerVersion:
+        """Return a worker's version of dboost; SILENT without an answer."""
 
-        async def asked() -> str | None:
+        async def asked() -> WorkerVersion:
             deadline = time.monotonic() + liveness_timeout() / 2
             while True:
                 reply = await self._scheduler.rpc(address).dboost_ping()
                 if reply is not None:
-                    return reply.get("version")
+                    return reply.get("version"), reply.get("reason")
                 if time.monotonic() > deadline:
-                    return None
+                    return None, None
                 await asyncio.sleep(_PING_INTERVAL)  # a new worker may not have started its plugins yet
 
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             return await asyncio.wait_for(asked(), liveness_timeout())
-        return SILENT
+        return SILENT, None
 
     async def _has(self, name: str, ref: SessionRef) -> bool:
         """Return whether a worker has a session; True without an answer."""

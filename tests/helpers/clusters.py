@@ -139,6 +139,10 @@ class Processes:
 SABOTAGE = {
     "no dboost": "import sys; sys.modules['dboost'] = None",
     "another version": "import dboost.version; dboost.version.__version__ = '0.0.1'",
+    "no library": "import sys; sys.modules['numba'] = None",
+    "a failing plugin": (
+        "import dboost.distributed.worker_plugin as plugin; plugin.keep_freed_memory = lambda: open('/nowhere/at/all')"
+    ),
 }
 
 
