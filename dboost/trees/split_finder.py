@@ -155,7 +155,7 @@ class SplitFinder:
             else:
                 slots[k, 1] = self._slot_of[pair.large] = self._slot_of.pop(pair.parent)
                 totals[k] = pair.totals
-        best, children = np.empty((n, 2, SPLIT_SIZE)), np.empty((n, 2, 2, 5))
+        best, children = np.zeros((n, 2, SPLIT_SIZE)), np.empty((n, 2, 2, 5))
         gains, goes_left = np.empty((n, 2)), np.zeros((n, 2, len(self._order)), np.uint8)
         if self._is_packed:
             counts = self._packed_counts if self._task.limits.count_channel == 2 else None
