@@ -129,7 +129,7 @@ def test_a_share_of_the_features_is_taken_at_every_node() -> None:
     for seed in range(300):
         problem = Problem(
             table,
-            Parameters(min_samples_leaf=1),
+            Parameters(min_samples_leaf=2),
             1,
             with_hessian=True,
             constraints=feature_constraints_of(0.25, None, 10, seed),

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -25,9 +24,8 @@ def pages() -> list[Path]:
     return sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)
 
 
-def named(paths: list[Path]) -> Iterator[object]:
-    for path in paths:
-        yield pytest.param(path, id=str(path.relative_to(DOCS)))
+def named(paths: list[Path]) -> list[object]:
+    return [pytest.param(path, id=str(path.relative_to(DOCS))) for path in paths]
 
 
 @pytest.mark.parametrize("page", named([page for page in pages() if BLOCK.search(page.read_text(encoding="utf-8"))]))

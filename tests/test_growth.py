@@ -101,7 +101,7 @@ def test_rows_of_little_influence_sit_out(
 
 
 @pytest.mark.parametrize("trimmed", [0.02, 0.4, 0.9])
-@pytest.mark.parametrize("n_columns", [3, 2 * TILE_COLUMNS + 1])
+@pytest.mark.parametrize("n_columns", [3, pytest.param(2 * TILE_COLUMNS + 1, marks=pytest.mark.slow)])
 def test_rows_of_little_influence_sit_out_of_several_stripes(n_columns: int, trimmed: float) -> None:
     table = make_table([20] * n_columns, 2 * STRIPE + 500, 0)
     problem = Problem(table, Parameters(max_leaf_nodes=31), 1, with_hessian=True, trimmed=trimmed)
@@ -160,7 +160,7 @@ def test_many_rows(n_columns: int, limits: tuple[int, float]) -> None:
     assert np.array_equal(np.bincount(leaf), expected.count[expected.feature < 0])
 
 
-@pytest.mark.parametrize("max_weight", [None, 3])
+@pytest.mark.parametrize("max_weight", [None, pytest.param(3, marks=pytest.mark.slow)])
 def test_histograms_with_counts_stay_packed_as_long_as_sums_fit(max_weight: int | None) -> None:
     """With the most rows whose sums fit half a word all gradients and Hessians have their maximum, and with one row more."""
     times = None if max_weight is None else np.full(300_000, max_weight, np.uint8)
@@ -188,7 +188,7 @@ def test_histograms_with_counts_stay_packed_as_long_as_sums_fit(max_weight: int 
         assert_equal(problem.by_rounds([], 4)[0], problem.whole(1)[0])
 
 
-@pytest.mark.parametrize("with_hessian", [False, True])
+@pytest.mark.parametrize("with_hessian", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_trees_without_limits_open_few_leaves_at_a_time(with_hessian: bool) -> None:
     """Without a limit on leaves, the pool of 64 histograms suffices for any tree, chains too."""
     n_rows = 3000
@@ -268,10 +268,10 @@ def test_a_feature_that_is_not_allowed_is_not_used() -> None:
         assert_equal(problem.by_rounds([50], 3)[0], expected)
 
 
-@pytest.mark.parametrize("with_hessian", [False, True])
+@pytest.mark.parametrize("with_hessian", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_nothing_to_split(with_hessian: bool) -> None:
     """One row, equal gradients, features of one bin: a tree of one leaf, whose value is the best constant."""
-    for table in (make_table([5, 300], 1), make_table([1, 1], 50, missing=0.0)):
+    for table in (make_table([5, 300], 1, categorical=[True, False]), make_table([1, 1], 50, missing=0.0)):
         problem = Problem(table, Parameters(), 0, with_hessian=with_hessian)
         for tree in (problem.whole(1)[0], problem.whole(2)[0], problem.by_rounds([0, 1], 4)[0]):
             assert tree.n_leaves == 1

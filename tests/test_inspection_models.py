@@ -53,9 +53,7 @@ def watched(folder: Path, target: str) -> Booster:
 
 
 def streamed(folder: Path, target: str) -> Booster:
-    from tests.test_streamed import LIMIT
-
-    return dboost.fit(of(target), target, memory_limit=LIMIT, **SMALL)
+    return dboost.fit(of(target), target, memory_limit="64MiB", **SMALL)
 
 
 def in_bites(folder: Path, target: str) -> Booster:

@@ -76,7 +76,7 @@ def test_other_versions_of_numba_use_numbas_cache(copy: Path) -> None:
 
 @pytest.mark.slow
 def test_other_versions_of_numba_train_the_same_model(tmp_path: Path) -> None:
-    fit = "import sys; from pathlib import Path; from tests.test_kernels_interpreted import train\n"
+    fit = "import sys; from pathlib import Path; from tests.helpers.option_fits import train\n"
     fit += "train('squared_error', Path(sys.argv[1]))"
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     compiled = []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_kernels_interpreted import train
+from tests.helpers.option_fits import train
 
 #: Names are removed after other libraries have been imported, which need some of them.
 HIDE = """
@@ -32,7 +32,7 @@ from dboost.session.memory_trim import keep_freed_memory, trim_memory
 dask.config.set({"dboost.keep-freed-memory": True})
 trim_memory()
 keep_freed_memory()
-from tests.test_kernels_interpreted import train
+from tests.helpers.option_fits import train
 for name in ("squared_error", "streamed"):
     train(name, Path(sys.argv[3]))
 """

@@ -9,25 +9,17 @@ import pytest
 from sklearn.metrics import log_loss
 
 import dboost
+from tests.helpers.fits import rare_class_rows
 
 N = 60_000
 UNSAFE: dict[str, Any] = {"l2_regularization": 0.0, "min_hessian": 0.0}
 
 
-def rows(n_classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The last class has 0.01 % of the rows, the others are common; all depend weakly on the features."""
-    rng = np.random.default_rng(seed)
-    X = rng.normal(size=(N, 4))
-    rare = rng.random(N) < 1 / (1 + np.exp(10.0 - 1.2 * X[:, 0] - X[:, 1]))
-    common = np.zeros(N, int) if n_classes == 2 else (X[:, 2] + rng.normal(size=N) > 0).astype(int)
-    return X, np.where(rare, n_classes - 1, common)
-
-
 @pytest.mark.parametrize("settings", [{}, UNSAFE, UNSAFE | {"criterion": "gradient"}], ids=["safe", "newton", "gradient"])
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_a_class_of_one_row_in_ten_thousand(n_classes: int, settings: dict[str, Any]) -> None:
-    X, y = rows(n_classes, 0)
-    held_out, truth = rows(n_classes, 1)
+    X, y = rare_class_rows(n_classes, 0)
+    held_out, truth = rare_class_rows(n_classes, 1)
     booster = dboost.fit(X, y, loss="log_loss", max_iter=40, max_leaf_nodes=15, **settings)
     shares = np.bincount(y) / N
     assert 3e-5 < shares[-1] < 3e-4

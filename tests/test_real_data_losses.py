@@ -14,9 +14,8 @@ from benchmarks.engines import ENGINES, USUAL, Settings
 from benchmarks.race import scores
 from examples.friedman_2001 import marketing, paper
 from examples.friedman_2001.experiments import REGRESSION
-from tests.helpers.fits import cut, saved
+from tests.helpers.fits import cut, rare_class_rows, saved
 from tests.helpers.real_data import load, path
-from tests.test_rare_classes import rows
 
 pytestmark = [pytest.mark.slow]
 
@@ -82,8 +81,8 @@ def test_a_stream_in_very_uneven_pieces() -> None:
 def test_a_rare_class_does_no_harm_where_it_does_elsewhere() -> None:
     """One row in ten thousand, noise included: LightGBM's defaults overfit these rows, and its log loss explodes."""
     lightgbm = pytest.importorskip("lightgbm")
-    X, y = rows(3, 0)
-    held_out, truth = rows(3, 1)
+    X, y = rare_class_rows(3, 0)
+    held_out, truth = rare_class_rows(3, 1)
     ours = log_loss(truth, dboost.fit(X, y, loss="log_loss", max_iter=100, progress=False).predict_proba(held_out))
     settings = {"objective": "multiclass", "num_class": 3, "verbose": -1, "num_threads": 1, "seed": 0}
     theirs = log_loss(truth, lightgbm.train(settings, lightgbm.Dataset(X, y), 100).predict(held_out))

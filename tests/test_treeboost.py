@@ -15,7 +15,7 @@ from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegress
 from sklearn.metrics import r2_score
 
 import dboost
-from tests.test_fit_losses import OPTIONS, TARGET, X, fit
+from tests.helpers.loss_fits import OPTIONS, TARGET, X, fit
 
 EVERY = pytest.mark.parametrize("name", TARGET)
 PLAIN: dict[str, Any] = {"criterion": "gradient", "l2_regularization": 0.0, "min_hessian": 0.0, "n_threads": 1}

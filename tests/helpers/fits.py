@@ -63,3 +63,12 @@ def saved(booster: Booster, *, named: bool | None = None) -> bytes:
     """Return the bytes of the model's file; `named` overrides whether the columns had names."""
     ensemble = booster.ensemble if named is None else replace(booster.ensemble, named=named)
     return model_file.dumps(ensemble)
+
+
+def rare_class_rows(n_classes: int, seed: int, n: int = 60_000) -> tuple[np.ndarray, np.ndarray]:
+    """The last class has 0.01 % of the rows, the others are common; all depend weakly on the features."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 4))
+    rare = rng.random(n) < 1 / (1 + np.exp(10.0 - 1.2 * X[:, 0] - X[:, 1]))
+    common = np.zeros(n, int) if n_classes == 2 else (X[:, 2] + rng.normal(size=n) > 0).astype(int)
+    return X, np.where(rare, n_classes - 1, common)
