@@ -116,6 +116,7 @@ def test_blocks_that_stay(folder: Path, monkeypatch: pytest.MonkeyPatch, n_stayi
     found: list[tuple[int, int]] = []
 
     def counted(files: BlockStore, n_bytes: int, width: int, n_threads: int) -> int:
+        assert width > 10  # nodes that are opened in one pass
         n = allowed(files, n_bytes, width, n_threads)
         found.append((n_bytes, n * n_threads * sum(file.stride for file in files.files)))
         return n if n_staying is None else n_staying

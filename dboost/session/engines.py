@@ -411,8 +411,8 @@ class StreamedEngine:
         self._release()
 
 
-def nodes_per_pass(blocks: BlockStore, histogram_bytes: int, n_threads: int) -> int:
-    """Return how many nodes may be opened in one pass.
+def nodes_per_pass(blocks: BlockStore, n_bytes: int, n_threads: int) -> int:
+    """Return how many nodes may be opened in one pass, with `n_bytes` of memory for histograms.
 
     Each thread has packed buckets and a histogram for each of them, and the summed histograms of leaves are kept.
     """
@@ -420,7 +420,7 @@ def nodes_per_pass(blocks: BlockStore, histogram_bytes: int, n_threads: int) -> 
     histogram_bytes = 8 * spec.n_channels * int(layout.offset[-1])
     kept = histogram_bytes * spec.max_leaves  # a lower bound: speculation keeps more histograms
     each = n_threads * (histogram_bytes + 8 * int(layout.start[-1])) + histogram_bytes
-    return int(min(max((histogram_bytes - kept) // each, 1), max(spec.max_leaves, 1)))
+    return int(min(max((n_bytes - kept) // each, 1), max(spec.max_leaves, 1)))
 
 
 def blocks_that_stay(blocks: BlockStore, n_bytes: int, width: int, n_threads: int) -> int:
