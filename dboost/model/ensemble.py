@@ -154,10 +154,15 @@ class Tree:
     @property
     def depth(self) -> int:
         """Number of splits on the longest path; 0 for a single leaf."""
-        level = np.zeros(self.n_nodes, np.int32)
+        return int(self.depths.max())
+
+    @property
+    def depths(self) -> np.ndarray:
+        """Number of splits above each node: int64[n_nodes]."""
+        depths = np.zeros(self.n_nodes, np.int64)
         for node in np.flatnonzero(self.feature >= 0):
-            level[self.left[node]] = level[self.right[node]] = level[node] + 1
-        return int(level.max())
+            depths[[self.left[node], self.right[node]]] = depths[node] + 1
+        return depths
 
 
 def widen(model: Ensemble, features: tuple[Feature, ...]) -> Ensemble:
@@ -320,7 +325,7 @@ def to_frame(ensemble: Ensemble) -> pd.DataFrame:
             "iteration": tree_of_node // ensemble.n_outputs + 1,
             "class": classes[tree_of_node % ensemble.n_outputs],
             "node": np.concatenate([np.empty(0, np.int64), *map(np.arange, sizes)]),
-            "depth": np.concatenate([np.empty(0, np.int64), *map(_depths, trees)]),
+            "depth": np.concatenate([np.empty(0, np.int64), *(tree.depths for tree in trees)]),
             "feature": names[joined("feature", np.int64)].tolist(),
             "threshold": joined("threshold", np.float64),
             "categories": pd.Series(categories, dtype=object),
@@ -333,10 +338,3 @@ def to_frame(ensemble: Ensemble) -> pd.DataFrame:
             "value": joined("value", np.float64),
         }
     )
-
-
-def _depths(tree: Tree) -> np.ndarray:
-    depths = np.zeros(tree.n_nodes, np.int64)
-    for node in np.flatnonzero(tree.feature >= 0):
-        depths[[tree.left[node], tree.right[node]]] = depths[node] + 1
-    return depths

@@ -28,7 +28,7 @@ def plot_tree(ensemble: Ensemble, i: int, ax: Any) -> Any:
 
 
 def _draw(tree: Tree, features: tuple[Feature, ...], title: str, ax: Any) -> Any:
-    depth = _depths(tree)
+    depth = tree.depths
     height = _heights(tree)
     deepest = max(1, int(depth.max()))
     with canvas.style():
@@ -75,13 +75,6 @@ def _condition(tree: Tree, node: int, features: tuple[Feature, ...]) -> str:
     levels = [canvas.short(feature.categories[code], 10) for code in codes]
     first = ", ".join(levels[:2]) + (f" +{len(levels) - 2}" if len(levels) > 2 else "")
     return f"{name} {or_missing}in {first}?" if levels else f"{name} missing?"
-
-
-def _depths(tree: Tree) -> np.ndarray:
-    depths = np.zeros(tree.n_nodes, np.int64)
-    for node in np.flatnonzero(tree.feature >= 0):
-        depths[[tree.left[node], tree.right[node]]] = depths[node] + 1
-    return depths
 
 
 def _heights(tree: Tree) -> np.ndarray:
