@@ -1,14 +1,16 @@
 """Whole fits on a Dask cluster, beside xgboost.dask and lightgbm.dask, and the cost of dboost's rounds.
 
-    python -m benchmarks.cluster [--rows 1000000] [--trees 100] [--workers 2] [--rounds 3] [--deaths 3] [--quick]
-                                 [--output FILE.json]
+    python -m benchmarks.cluster [--rows 2000 100000 1000000] [--trees 100] [--workers 2] [--rounds 3] [--deaths 3]
+                                 [--settings default|equal] [--quick] [--output FILE.json]
 
 Scheduler and workers are separate processes on this machine, with one thread each; every fit has a new cluster, so that the
 workers' peak memory is that of the fit. A fit is timed from a persisted frame to a model in the client. The engines alternate,
-and ratios are within a round.
+and ratios are within a round. By default every library has its own settings; with "equal" all have the same (31 leaves, at
+least one row a leaf, learning rate 0.1).
 
-The second part measures dboost's rounds: their number per tree, the seconds of their parts, the bytes that are sent, and the
-processor time of the scheduler's process.
+The second part tells where the milliseconds of dboost's iterations go: computing on the workers, merging and split search in
+the scheduler, messages, the rest in the client; beside the same fit in one process with as many threads. Also the number of
+rounds per tree, the bytes that are sent, and the processor time of the scheduler's process.
 
 The last part kills a worker with SIGKILL in the middle of a fit, several times. The cost of a death is the length of the
 iteration in which it happens, minus that of a usual one (detection, reading the worker's rows again, applying all trees to
@@ -42,33 +44,43 @@ from rich.table import Table
 from benchmarks import workloads
 from benchmarks.workloads import Workload
 
-Fit = Callable[[Client, Any, int], None]
+Fit = Callable[[Client, Any, int, dict[str, Any]], Any]
 
 
-def fit_dboost(client: Client, frame: Any, trees: int) -> None:
+#: Settings of each library, beside the number of trees.
+EQUAL: dict[str, dict[str, Any]] = {
+    "dboost": {"min_samples_leaf": 1},
+    "xgboost": {
+        "grow_policy": "lossguide", "max_leaves": 31, "max_depth": 0, "eta": 0.1, "max_bin": 255, "min_child_weight": 1.0,
+        "lambda": 1.0,
+    },
+    "lightgbm": {
+        "num_leaves": 31, "learning_rate": 0.1, "max_bin": 255, "min_child_samples": 1, "min_child_weight": 1.0,
+        "reg_lambda": 1.0,
+    },
+}  # fmt: skip
+SETTINGS: dict[str, dict[str, dict[str, Any]]] = {"default": {"dboost": {}, "xgboost": {}, "lightgbm": {}}, "equal": EQUAL}
+
+
+def fit_dboost(client: Client, frame: Any, trees: int, settings: dict[str, Any]) -> Any:
     import dboost
 
-    dboost.fit(frame, "y", client=client, max_iter=trees, min_samples_leaf=1, loss="log_loss", progress=False)
+    return dboost.fit(frame, "y", client=client, max_iter=trees, loss="log_loss", progress=False, **settings)
 
 
-def fit_xgboost(client: Client, frame: Any, trees: int) -> None:
+def fit_xgboost(client: Client, frame: Any, trees: int, settings: dict[str, Any]) -> None:
     import xgboost.dask as xdask
 
-    data = xdask.DaskQuantileDMatrix(client, frame.drop(columns="y"), frame["y"], max_bin=255)
-    settings = {
-        "objective": "binary:logistic", "tree_method": "hist", "grow_policy": "lossguide", "max_leaves": 31, "max_depth": 0,
-        "eta": 0.1, "max_bin": 255, "min_child_weight": 1.0, "lambda": 1.0, "nthread": 1,
-    }  # fmt: skip
-    xdask.train(client, settings, data, num_boost_round=trees)
+    data = xdask.DaskQuantileDMatrix(client, frame.drop(columns="y"), frame["y"], max_bin=settings.get("max_bin", 256))
+    options = {"objective": "binary:logistic", "tree_method": "hist", "nthread": 1} | settings
+    xdask.train(client, options, data, num_boost_round=trees)
 
 
-def fit_lightgbm(client: Client, frame: Any, trees: int) -> None:
+def fit_lightgbm(client: Client, frame: Any, trees: int, settings: dict[str, Any]) -> None:
     import lightgbm as lgb
 
-    lgb.DaskLGBMClassifier(
-        client=client, n_estimators=trees, num_leaves=31, learning_rate=0.1, max_bin=255, min_child_samples=1,
-        min_child_weight=1.0, reg_lambda=1.0, n_jobs=1, verbose=-1,
-    ).fit(frame.drop(columns="y"), frame["y"])  # fmt: skip
+    model = lgb.DaskLGBMClassifier(client=client, n_estimators=trees, n_jobs=1, verbose=-1, **settings)
+    model.fit(frame.drop(columns="y"), frame["y"])
 
 
 ENGINES: dict[str, Fit] = {"dboost": fit_dboost, "xgboost": fit_xgboost, "lightgbm": fit_lightgbm}
@@ -133,7 +145,7 @@ def frame_of(client: Client, workload: Workload, n_partitions: int) -> Any:
 
 
 def race(
-    workload: Workload, engines: Sequence[str], *, workers: int, rounds: int, say: Callable[[str], None]
+    workload: Workload, engines: Sequence[str], *, settings: str, workers: int, rounds: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Return seconds and peak memory of every engine in every round."""
     found: dict[str, Any] = {engine: {"seconds": [], "peak_mib": []} for engine in engines}
@@ -141,9 +153,9 @@ def race(
         for engine in engines if i % 2 == 0 else reversed(engines):
             with cluster(workers) as client:
                 frame = frame_of(client, workload, 2 * workers)
-                ENGINES[engine](client, frame, 2)  # imports and compilation
+                ENGINES[engine](client, frame, 2, SETTINGS[settings][engine])  # imports and compilation
                 began = time.perf_counter()
-                ENGINES[engine](client, frame, workload.trees)
+                ENGINES[engine](client, frame, workload.trees, SETTINGS[settings][engine])
                 seconds = time.perf_counter() - began
                 peak = max(client.run(_peak_mib).values())
             found[engine]["seconds"].append(seconds)
@@ -152,35 +164,50 @@ def race(
     return found
 
 
-def rounds_of(workload: Workload, *, workers: int) -> dict[str, float]:
-    """Return the cost of the rounds of one dboost fit: figures per tree and per round."""
+def rounds_of(workload: Workload, *, settings: str, workers: int) -> dict[str, float]:
+    """Return where the time of one dboost fit goes: medians per iteration, and means per round."""
+    import dboost
+
+    ours = SETTINGS[settings]["dboost"]
     with cluster(workers) as client:
         frame = frame_of(client, workload, 2 * workers)
-        fit_dboost(client, frame, 2)
+        fit_dboost(client, frame, 2, ours)
         before = client.run_on_scheduler(_cpu_seconds)
-        fit_dboost(client, frame, workload.trees)
+        began = time.perf_counter()
+        booster = fit_dboost(client, frame, workload.trees, ours)
+        whole = time.perf_counter() - began
         cpu = client.run_on_scheduler(_cpu_seconds) - before
         trees = [event for _, event in client.get_events("dboost") if event["action"] == "tree"][-workload.trees :]
+    table = workloads.load(workload)
+    here = {"max_iter": workload.trees, "loss": "log_loss", "progress": False, "n_threads": workers} | ours
+    dboost.fit(table.X, table.y, **here | {"max_iter": 2})
+    began = time.perf_counter()
+    alone = dboost.fit(table.X, table.y, **here)
+    whole_alone = time.perf_counter() - began
+    parts = booster.history[["seconds", "seconds_compute", "seconds_reduce", "seconds_wait"]].iloc[1:]
+    rest = parts["seconds"] - parts.iloc[:, 1:].sum(axis=1)
+    milliseconds = dict(zip(("iteration", "computing", "merging and search", "messages"), 1000 * parts.median(), strict=True))
     n_rounds = sum(tree["n_rounds"] for tree in trees)
-    of_round = {
-        f"{part} ms a round": 1000 * sum(tree[part] for tree in trees) / n_rounds for part in ("compute", "reduce", "wait")
-    }
     return {
+        **{f"{name} ms": value for name, value in milliseconds.items()},
+        "client ms": 1000 * rest.median(),
+        "iteration in one process ms": 1000 * alone.history["seconds"].iloc[1:].median(),
+        "whole fit ÷ one process": whole / whole_alone,
         "rounds a tree": n_rounds / len(trees),
-        **of_round,
+        **{f"{part} ms a round": 1000 * sum(tree[part] for tree in trees) / n_rounds for part in ("compute", "reduce", "wait")},
         "scheduler CPU ms a round": 1000 * cpu / n_rounds,
         "MiB a tree": sum(tree["n_bytes"] for tree in trees) / len(trees) / 2**20,
     }
 
 
-def deaths_of(workload: Workload, *, workers: int, deaths: int) -> dict[str, float]:
+def deaths_of(workload: Workload, *, settings: str, workers: int, deaths: int) -> dict[str, float]:
     """Measure the cost of killing a worker in the middle of a fit; each fit has a new cluster."""
     undisturbed, lost, whole = [], [], []
     for victim in (False, True) * deaths:
         with cluster(workers) as client:
             frame = frame_of(client, workload, 2 * workers)
-            fit_dboost(client, frame, 2)
-            seconds, lengths = _fit_with_a_death(client, frame, workload.trees, kill=victim)
+            fit_dboost(client, frame, 2, SETTINGS[settings]["dboost"])
+            seconds, lengths = _fit_with_a_death(client, frame, workload.trees, SETTINGS[settings]["dboost"], kill=victim)
             if not victim:
                 undisturbed.append(seconds)
                 continue
@@ -194,10 +221,10 @@ def deaths_of(workload: Workload, *, workers: int, deaths: int) -> dict[str, flo
     }
 
 
-def _fit_with_a_death(client: Client, frame: Any, trees: int, *, kill: bool) -> tuple[float, list[float]]:
+def _fit_with_a_death(
+    client: Client, frame: Any, trees: int, settings: dict[str, Any], *, kill: bool
+) -> tuple[float, list[float]]:
     """Return the seconds of a fit and of its iterations; optionally kill the first worker in the middle."""
-    import dboost
-
     victim = min(client.run(os.getpid).values())
     ends: list[float] = []
 
@@ -207,33 +234,13 @@ def _fit_with_a_death(client: Client, frame: Any, trees: int, *, kill: bool) -> 
             os.kill(victim, signal.SIGKILL)
 
     began = time.perf_counter()
-    dboost.fit(frame, "y", client=client, max_iter=trees, min_samples_leaf=1, loss="log_loss", progress=False, callbacks=[look])
+    fit_dboost(client, frame, trees, settings | {"callbacks": [look]})
     seconds = time.perf_counter() - began
     return seconds, [after - before for before, after in pairwise(ends)]
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster", description="Compare whole fits on a Dask cluster.")
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--features", type=int, default=28)
-    parser.add_argument("--trees", type=int, default=100)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--engines", default="dboost,xgboost,lightgbm", help="separated by commas")
-    parser.add_argument("--deaths", type=int, default=3, help="fits in which a worker is killed; 0: none")
-    parser.add_argument("--quick", action="store_true", help="a tiny table, to see that everything runs")
-    parser.add_argument("--output", metavar="FILE.json")
-    options = parser.parse_args(argv)
-    if options.quick:
-        options.rows, options.features, options.trees, options.rounds = 20_000, 12, 5, 1
-        options.deaths = min(options.deaths, 1)
-    workload = Workload("cluster", options.rows, options.features, "binary", options.trees)
-    engines = options.engines.split(",")
-    console = Console()
-    found = race(workload, engines, workers=options.workers, rounds=options.rounds, say=lambda text: console.print(text))
-    table = Table(
-        title=f"{options.rows:,} × {options.features}, {options.trees} trees, {options.workers} workers of one thread"
-    )
+def _table_of(found: dict[str, Any], engines: Sequence[str], workload: Workload, n_workers: int) -> Table:
+    table = Table(title=f"{workload.rows:,} × {workload.features}, {workload.trees} trees, {n_workers} workers of one thread")
     for column in ("", "seconds", "× dboost", "peak MiB a worker"):
         table.add_column(column, justify="left" if not column else "right")
     for engine in engines:
@@ -242,15 +249,40 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
         seconds = f"{statistics.median(found[engine]['seconds']):.2f}"
         table.add_row(engine, seconds, "" if engine == "dboost" else spread, f"{max(found[engine]['peak_mib']):.0f}")
-    console.print(table)
-    if "dboost" in engines:
-        found["rounds"] = rounds_of(workload, workers=options.workers)
-        for name, value in found["rounds"].items():
+    return table
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster", description="Compare whole fits on a Dask cluster.")
+    parser.add_argument("--rows", type=int, nargs="+", default=[2_000, 100_000, 1_000_000])
+    parser.add_argument("--features", type=int, default=28)
+    parser.add_argument("--trees", type=int, default=100)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--settings", choices=sorted(SETTINGS), default="default", help="each library's own, or equal ones")
+    parser.add_argument("--engines", default="dboost,xgboost,lightgbm", help="separated by commas")
+    parser.add_argument("--deaths", type=int, default=3, help="fits of the largest table in which a worker is killed; 0: none")
+    parser.add_argument("--quick", action="store_true", help="a tiny table, to see that everything runs")
+    parser.add_argument("--output", metavar="FILE.json")
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.rows, options.features, options.trees, options.rounds = [20_000], 12, 5, 1
+        options.deaths = min(options.deaths, 1)
+    engines = options.engines.split(",")
+    console = Console()
+    found: dict[str, Any] = {}
+    for n_rows in options.rows:
+        workload = Workload("cluster", n_rows, options.features, "binary", options.trees)
+        where = {"settings": options.settings, "workers": options.workers}
+        of_size = race(workload, engines, **where, rounds=options.rounds, say=lambda text: console.print(text))
+        console.print(_table_of(of_size, engines, workload, options.workers))
+        if "dboost" in engines:
+            of_size["rounds"] = rounds_of(workload, **where)
+        if "dboost" in engines and options.deaths and options.workers > 1 and n_rows == max(options.rows):
+            of_size["deaths"] = deaths_of(workload, **where, deaths=options.deaths)
+        for name, value in (of_size.get("rounds", {}) | of_size.get("deaths", {})).items():
             console.print(f"{name}: {value:.2f}")
-    if "dboost" in engines and options.deaths and options.workers > 1:
-        found["deaths"] = deaths_of(workload, workers=options.workers, deaths=options.deaths)
-        for name, value in found["deaths"].items():
-            console.print(f"{name}: {value:.2f}")
+        found[str(n_rows)] = of_size
     if options.output:
         Path(options.output).write_text(json.dumps(found, indent=1), encoding="utf-8")
     return found
