@@ -14,13 +14,14 @@ from dboost.errors import ParameterError
 READERS: dict[str, Callable[[], object]] = {
     "patience": config.liveness_timeout,
     "worker-timeout": config.worker_timeout,
+    "lines": config.uses_lines,
     "gather-bytes": config.gather_bytes,
     "owner-bytes": config.owner_bytes,
     "imbalance": lambda: config.imbalance(persisted=False),
     "imbalance-persisted": lambda: config.imbalance(persisted=True),
     "keep-freed-memory": config.keep_freed_memory,
 }
-DEFAULTS = [10.0, 60.0, 3 * 2**20, 4 * 2**20, 1.2, 1.5, False]
+DEFAULTS = [10.0, 60.0, True, 3 * 2**20, 4 * 2**20, 1.2, 1.5, False]
 
 
 def test_every_key_has_a_default_and_a_reader() -> None:
@@ -55,7 +56,7 @@ def test_sizes(given: object, n_bytes: int) -> None:
         *(("gather-bytes", given) for given in ("much", None, [], "-3B")),
         *(("owner-bytes", given) for given in ("0B", True)),
         *(("imbalance", given) for given in ("much", 0.5, None, "nan")),
-        *(("keep-freed-memory", given) for given in ("yes", 1, None)),
+        *((key, given) for key in ("keep-freed-memory", "lines") for given in ("yes", 1, None)),
     ],
 )
 def test_invalid_values_are_refused_by_key(key: str, given: object) -> None:
