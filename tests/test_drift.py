@@ -19,8 +19,7 @@ from scipy.stats import chi2, ks_2samp
 
 import dboost
 from dboost import DataError, DriftWarning, ModelFileError, ParameterError
-from dboost.metrics import stability
-from dboost.model import model_file
+from dboost.model import data_summary, model_file
 from dboost.model.data_summary import GROUPS, LEVELS, Distribution, Summary
 from dboost.session import reference_sample
 from tests.helpers.clusters import threads_cluster
@@ -56,15 +55,15 @@ def test_the_index_is_that_of_a_naive_twin(counts: list[tuple[int, int]]) -> Non
             a, b = (p + 0.5) / (n + 0.5 * len(used)), (q + 0.5) / (m + 0.5 * len(used))
             expected += (b - a) * math.log(b / a)
     before, after = (np.array(column, np.int64) for column in zip(*counts, strict=True))
-    assert stability.stability_index(before, after) == pytest.approx(expected, rel=1e-12)
-    assert stability.stability_index(after, before) == pytest.approx(expected, rel=1e-12)
+    assert data_summary.stability_index(before, after) == pytest.approx(expected, rel=1e-12)
+    assert data_summary.stability_index(after, before) == pytest.approx(expected, rel=1e-12)
 
 
 def test_chance_is_the_chi_square_quantile() -> None:
     for groups in (2, 5, 20, 100):
         before, after = np.full(groups, 50), np.full(groups, 7)
         expected = chi2.ppf(0.999, groups - 1) * (1 / before.sum() + 1 / after.sum())
-        assert stability.chance(before, after) == pytest.approx(expected, rel=0.08 if groups == 2 else 0.02)
+        assert data_summary.chance(before, after) == pytest.approx(expected, rel=0.08 if groups == 2 else 0.02)
 
 
 @pytest.mark.parametrize("n", [20, 100, 1000])

@@ -21,8 +21,7 @@ import numpy as np
 from dboost.data import CategoryColumn, Chunk, Table
 from dboost.data.binning import sample_rows
 from dboost.errors import DriftWarning
-from dboost.metrics.stability import STRONG
-from dboost.model.data_summary import Summary
+from dboost.model.data_summary import STRONG, Summary
 from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble
 from dboost.params import Parameters
