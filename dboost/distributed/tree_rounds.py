@@ -53,16 +53,16 @@ class TreeRounds:
         """
         grower = grow_tree(task, layout, n_rows, n_leaves_per_round)
         self._split_finder = SplitFinder(task, layout, after=self._split_finder, n_rows=n_rows)
-        request, first_task, timing = next(grower), task, Timing()
-        first: TreeTask | None = first_task
+        request, timing = next(grower), Timing()
+        new_task: TreeTask | None = task  # sent with the first request
         while True:
             began = time.perf_counter()
             sums = RoundSums(self._buffer_for(request, task, layout))
             method = Session.histogram_slices if owners else Session.round_histograms
-            packed = pack_round((first, request, owners) if owners else (first, request))
+            packed = pack_round((new_task, request, owners) if owners else (new_task, request))
             before = calls.n_bytes
             answers = calls.call(method.__name__, dict.fromkeys(refs, packed), sums.add_best if owners else sums.add)
-            if first is not None:
+            if new_task is not None:
                 check_rows({ref: n for ref, (n, _) in answers.items()}, rows_of)
             replied = time.perf_counter()
             found = sums.best if owners else self._split_finder.find_best_splits(request.pairs, sums.histograms)
@@ -77,7 +77,7 @@ class TreeRounds:
             timing += Timing(1, compute, reducing, elapsed - compute - reducing, calls.n_bytes - before)
             if grown is not None:
                 return grown.copy(), timing
-            first = None
+            new_task = None
 
     def _buffer_for(self, request: RoundRequest, task: TreeTask, layout: BinLayout) -> np.ndarray:
         """Return an array for the sums of a round: float64[n_pairs, n_channels, n_buckets]."""
