@@ -161,6 +161,9 @@ class _Clock:
             (split_finder, "_search_pairs"): (
                 "search", lambda h, stored, slots, *_: (0, 16 * h[0].size * int((slots >= 0).sum())),
             ),
+            (split_finder, "_search_packed_pairs"): (
+                "search", lambda h, sums, counts, slots, *_: (0, 16 * h[0].size * int((slots >= 0).sum())),
+            ),
         }  # fmt: skip
         with ExitStack() as patches:
             for (module, name), how in names.items():

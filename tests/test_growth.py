@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dboost.distributed.line import Message, packed
+from dboost.distributed.tree_rounds import RoundSums
 from dboost.kernels.histograms import TILE_COLUMNS
 from dboost.kernels.rows import STRIPE
 from dboost.params import Parameters
@@ -308,11 +310,13 @@ def test_answers_travel_in_half_the_bytes_where_they_fit_and_add_up(largest: int
     histograms = rng.integers(-1000, 1000, (3, 2, 40)).astype(float)
     histograms[2, 1, 39] = largest
     answer = RoundHistograms(histograms, np.array([[4, 5]]), np.array([[1.0, 2.0]]))
-    sent = answer.compact()
+    sent = answer.compact(np.empty(1000, np.int32))
     assert sent.histograms.dtype == (np.int32 if narrow else np.float64)
     assert np.array_equal(sent.histograms, histograms)
     other = RoundHistograms(np.ones((3, 2, 40), np.int32), np.array([[1, 1]]), np.array([[0.5, 0.0]]))
-    total = RoundHistograms.total([sent, other])
-    assert total.histograms.dtype == np.float64
-    assert np.array_equal(total.histograms, histograms + 1)
-    assert total.n_rows.tolist() == [[5, 6]] and total.leaf_sums is not None and total.leaf_sums.tolist() == [[1.5, 2.0]]
+    sums = RoundSums(np.empty((3, 2, 40)))
+    for part in (sent, other):
+        content, buffers = packed((part, 5, 0.0))
+        sums.add(Message(1, 0, memoryview(content), buffers))
+    assert np.array_equal(sums.histograms, histograms + 1)
+    assert sums.n_rows.tolist() == [[5, 6]] and sums.leaf_sums is not None and sums.leaf_sums.tolist() == [[1.5, 2.0]]

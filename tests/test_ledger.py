@@ -185,7 +185,7 @@ class TestRefused:
         assert main(COMMAND) == 0
         Path("data").rename("moved")
         assert "has learned from" in self.said(capsys, "train", "moved", *COMMAND[2:])
-        assert "--start-from has no place" in self.said(capsys, *COMMAND, "--start-from", "model.json")
+        assert "cannot be combined with --start-from" in self.said(capsys, *COMMAND, "--start-from", "model.json")
 
     @pytest.mark.parametrize("text", ["{", "{}", "[]", '{"format": "dboost ledger", "version": 2}', "\xff"])
     def test_a_damaged_ledger(self, capsys: pytest.CaptureFixture[str], text: str) -> None:

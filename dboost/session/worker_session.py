@@ -98,6 +98,7 @@ class WorkerSession(PartitionLoader):
         self._built: set[str] = set()
         self._spec: BuildSpec | None = None
         self._split_finder: SplitFinder | None = None
+        self._narrow = np.empty(0, np.int32)  # receives the histograms of a round for sending
         self._bites = SessionBites()
         self._pool = ThreadPoolExecutor(n_threads, "dboost")
         self._team = Team(n_threads)
@@ -356,7 +357,12 @@ class WorkerSession(PartitionLoader):
             return runner.shard.sum_histograms(request)
 
         histograms = self._each(one)
-        merged = reduce(RoundHistograms.merge, histograms).compact() if histograms else None
+        merged = None
+        if histograms:
+            merged = reduce(RoundHistograms.merge, histograms)
+            if merged.histograms.size > self._narrow.size:
+                self._narrow = np.empty(max(merged.histograms.size, 2 * self._narrow.size), np.int32)
+            merged = merged.compact(self._narrow)
         return merged, self._counted_rows(), time.perf_counter() - started
 
     def histogram_slices(

@@ -37,6 +37,7 @@ class ShardGrower:
         self._records = np.empty((2, shard.n_rows), np.uint64)
         self._packed = np.zeros(int(shard.bin_layout.start[-1]), np.int64)
         self._scratch = np.zeros(int(shard.bin_layout.n_bins.max()) + 1, np.int64)
+        self._histograms = np.empty(0)
         self._range_of: dict[int, tuple[int, int, int]] = {}  # node -> (record buffer, begin, end)
         self._excluded: dict[int, tuple[int, int, int]] = {}  # the same for the rows that do not take part
         self._sampled: np.ndarray | None = None
@@ -84,7 +85,7 @@ class ShardGrower:
             counts[k] = self._split(self._range_of, split)
             if self._excluded:
                 self._split(self._excluded, split)
-        histograms = np.zeros((len(request.pairs), self.n_channels, int(layout.offset[-1])))
+        histograms = self._zeros(len(request.pairs), int(layout.offset[-1]))
         wide = self.shard.bins.wide if len(self.shard.bins.wide) else None
         for k, pair in enumerate(request.pairs):
             side, begin, end = self._range_of[pair.small]
@@ -94,6 +95,18 @@ class ShardGrower:
             )  # fmt: skip
         sums = None if request.leaves is None else self._finish_leaves(request.leaves)
         return RoundHistograms(histograms, counts, sums)
+
+    def _zeros(self, n_pairs: int, n_buckets: int) -> np.ndarray:
+        """Return zeros for the histograms of a round: float64[n_pairs, n_channels, n_buckets], valid until the next round.
+
+        The buffer is kept, because new memory for every round would cost more page faults than the work on few rows.
+        """
+        size = n_pairs * self.n_channels * n_buckets
+        if size > self._histograms.size:
+            self._histograms = np.empty(max(size, 2 * self._histograms.size))
+        histograms = self._histograms[:size]
+        histograms[:] = 0.0
+        return histograms.reshape(n_pairs, self.n_channels, n_buckets)
 
     def _split(self, ranges: dict[int, tuple[int, int, int]], split: Split) -> tuple[int, int]:
         """Move a node's records to its children; return how many went left and right."""

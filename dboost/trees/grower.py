@@ -19,7 +19,7 @@ histogram of the other one is the parent's minus that.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,23 +89,15 @@ class RoundHistograms:
         sums = None if self.leaf_sums is None or other.leaf_sums is None else self.leaf_sums + other.leaf_sums
         return RoundHistograms(self.histograms + other.histograms, self.n_rows + other.n_rows, sums)
 
-    def compact(self) -> RoundHistograms:
-        """Return the same sums as int32 for sending, half the bytes, where all of them fit."""
-        narrow = np.empty(self.histograms.shape, np.int32)
-        return (
-            RoundHistograms(narrow, self.n_rows, self.leaf_sums) if _narrow(self.histograms.ravel(), narrow.ravel()) else self
-        )
+    def compact(self, buffer: np.ndarray) -> RoundHistograms:
+        """Return the same sums as int32 for sending, half the bytes, where all of them fit.
 
-    @staticmethod
-    def total(parts: Sequence[RoundHistograms]) -> RoundHistograms:
-        """Add up received sums as float64."""
-        first, *others = parts
-        histograms, n_rows, sums = first.histograms.astype(np.float64), first.n_rows, first.leaf_sums
-        for other in others:
-            histograms += other.histograms
-            n_rows = n_rows + other.n_rows
-            sums = None if sums is None or other.leaf_sums is None else sums + other.leaf_sums
-        return RoundHistograms(histograms, n_rows, sums)
+        buffer : int32[...], which receives them; it must have room for all sums.
+        """
+        narrow = buffer[: self.histograms.size]
+        if not _narrow(self.histograms.ravel(), narrow):
+            return self
+        return RoundHistograms(narrow.reshape(self.histograms.shape), self.n_rows, self.leaf_sums)
 
 
 @dataclass(frozen=True, eq=False)
