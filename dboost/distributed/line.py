@@ -83,7 +83,6 @@ class Line:
         self._view = memoryview(self._header)  # what is being received: the header, or the body
         self._n_received = 0
         self._in_header = True
-        self.is_closed = False
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -196,14 +195,12 @@ class Line:
 
     def shut_down(self) -> None:
         """End the connection; a thread that waits at either end raises an error. May be called by any thread."""
-        self.is_closed = True
         with contextlib.suppress(OSError):
             # Not `SSLSocket.shutdown`, which is not safe while another thread receives.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Release the socket; called by the thread that uses the line."""
-        self.is_closed = True
         self._socket.close()
 
 

@@ -99,6 +99,8 @@ class LineCalls:
     check : LivenessCheck
     loop : asyncio.AbstractEventLoop
         The event loop of the scheduler, which runs `check`.
+    numbers : iterator of int
+        Numbers of calls, shared by all fits.
     """
 
     def __init__(
@@ -303,6 +305,9 @@ async def accept_line(comm: Any) -> Line | None:
     if not can_detach(comm):
         return None
     await comm.write({"status": OK})
+    deadline = time.monotonic() + liveness_timeout()
     while comm.stream is not None and comm.stream.writing():
-        await asyncio.sleep(0)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{comm.peer_address} does not receive the reply that opens a line")
+        await asyncio.sleep(0.001)
     return None if comm.stream is None else detach(comm)
