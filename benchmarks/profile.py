@@ -168,7 +168,7 @@ class _Clock:
         with ExitStack() as patches:
             for (module, name), how in names.items():
                 patches.enter_context(patch.object(module, name, self._clocked(getattr(module, name), *how)))
-            self._pieces.grow(task)
+            next(self._pieces.grow([task]))
         nothing = np.zeros((shard.n_outputs, int(shard.leaf.max()) + 1))
         raw = shard.raw.copy()
         start = time.process_time()

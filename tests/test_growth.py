@@ -183,7 +183,7 @@ def test_histograms_with_counts_stay_packed_as_long_as_sums_fit(max_weight: int 
         problem.hessian = np.ones(n_rows, np.float32)
         problem.task = problem._task()
         with problem.in_process(2) as engine:
-            tree = problem.finished(engine.grow(problem.task))
+            tree = problem.finished(next(engine.grow([problem.task])))
             assert (engine._packed_counts is None) == (n_rows > most)
         assert_equal(problem.by_rounds([n_rows // 3], 4)[0], tree)
         problem.gradient[:] = 1.0
@@ -314,9 +314,10 @@ def test_answers_travel_in_half_the_bytes_where_they_fit_and_add_up(largest: int
     assert sent.histograms.dtype == (np.int32 if narrow else np.float64)
     assert np.array_equal(sent.histograms, histograms)
     other = RoundHistograms(np.ones((3, 2, 40), np.int32), np.array([[1, 1]]), np.array([[0.5, 0.0]]))
-    sums = RoundSums(np.empty((3, 2, 40)))
+    sums = RoundSums({1: np.empty((3, 2, 40))})
     for part in (sent, other):
-        content, buffers = packed((part, 5, 0.0))
+        content, buffers = packed(({1: part}, 5, 0.0))
         sums.add(Message(1, 0, memoryview(content), buffers))
-    assert np.array_equal(sums.histograms, histograms + 1)
-    assert sums.n_rows.tolist() == [[5, 6]] and sums.leaf_sums is not None and sums.leaf_sums.tolist() == [[1.5, 2.0]]
+    found = sums.trees[1]
+    assert np.array_equal(found.histograms, histograms + 1)
+    assert found.n_rows.tolist() == [[5, 6]] and found.leaf_sums is not None and found.leaf_sums.tolist() == [[1.5, 2.0]]

@@ -160,7 +160,7 @@ def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
                     ]
                 )
                 limits = split_params_of(parameters, 2, scales)
-                grown = engine.grow(TreeTask(limits, TRIPLE, policy, scales, np.ones(3, np.uint8), k))
+                grown = next(engine.grow([TreeTask(limits, TRIPLE, policy, scales, np.ones(3, np.uint8), k)]))
                 step = leaf_values(grown.leaf_sums, Parameters(), loss)
                 values[which][k, : len(step)] = step
         np.testing.assert_array_equal(values[0], values[1])

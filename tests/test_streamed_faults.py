@@ -111,11 +111,11 @@ def test_codes_that_change_under_the_last_tree(
     """Between two passes over the files; checksums are verified when the codes are read for the last time."""
     n_asked, answers = [0], StreamedEngine._histograms
 
-    def altered(engine: StreamedEngine, question: Any) -> Any:
+    def altered(engine: StreamedEngine, output: int, question: Any) -> Any:
         if n_asked[0] == after:
             flip(the(folder, "codes"))
         n_asked[0] += 1
-        return answers(engine, question)
+        return answers(engine, output, question)
 
     monkeypatch.setattr(StreamedEngine, "_histograms", altered)
     with pytest.raises(dboost.DBoostError, match="codes is damaged: block 0 is not what was written"):

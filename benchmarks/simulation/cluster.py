@@ -151,9 +151,13 @@ class Simulated:
         if method == "advance":
             return holding.n_rows * self.many * self.costs.advance
         if method in ("round_histograms", "histogram_slices"):
-            task, request, *_ = unpack(packed)
-            runners = holding._runners
-            return sum(self.costs.of_round(runner.shard, task is not None, request, self.many) for runner in runners)
+            first, second = unpack(packed)
+            tasks, requests = (first, second) if method == "round_histograms" else (second.tasks, first)
+            return sum(
+                self.costs.of_round(runner.shard, bool(tasks), output, request, self.many)
+                for runner in holding._runners
+                for output, request in requests.items()
+            )
         return took
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -40,25 +41,20 @@ class Costs:
     advance: float
     pair: float
 
-    def of_round(self, rounds: ShardGrower, begins: bool, request: RoundRequest, many: float) -> float:
-        """Return the seconds of a round request, when each real row stands for `many`."""
-        n_split, n_cells, n_pairs, n_settled = _work(rounds, request)
+    def of_round(self, rounds: ShardGrower, begins: bool, output: int, request: RoundRequest, many: float) -> float:
+        """Return the seconds of a round request to one tree, when each real row stands for `many`."""
+        n_split, n_cells, n_pairs, n_settled = _work(rounds, output, request)
         fixed = n_pairs * self.pair
         rows = n_split * self.split + n_cells * self.cell + n_settled * self.settle
         return fixed + many * (rows + (rounds.shard.n_rows * self.begin if begins else 0.0))
 
 
-def _work(rounds: ShardGrower, request: RoundRequest) -> tuple[int, int, int, int]:
+def _work(rounds: ShardGrower, output: int, request: RoundRequest) -> tuple[int, int, int, int]:
     """Return the work of a request: rows to split, values to add up, histograms, rows of leaves. Call it after the request."""
-    n_split = sum(_length(rounds, split.node) for split in request.splits)
-    n_rows = sum(_length(rounds, pair.small) for pair in request.pairs)
+    n_rows_of = np.diff(rounds.trees[output].ranges[:, 1:], axis=1)[:, 0]
+    n_split, n_rows = int(n_rows_of[request.splits[:, 0]].sum()), int(n_rows_of[request.nodes].sum())
     n_settled = 0 if request.leaves is None else rounds.shard.n_rows
-    return n_split, n_rows * len(rounds.shard.layout.n_bins), len(request.pairs), n_settled
-
-
-def _length(rounds: ShardGrower, node: int) -> int:
-    _, begin, end = rounds._range_of[node]
-    return end - begin
+    return n_split, n_rows * len(rounds.shard.layout.n_bins), len(request.nodes), n_settled
 
 
 class _Clocked(ShardGrower):
@@ -69,22 +65,24 @@ class _Clocked(ShardGrower):
         self.begins: list[float] = []
         self.parts: list[tuple[float, ...]] = []
 
-    def begin(self, task: TreeTask) -> None:
+    def begin(self, tasks: Sequence[TreeTask]) -> None:
         began = time.perf_counter()
-        super().begin(task)
+        super().begin(tasks)
         self.begins.append(time.perf_counter() - began)
 
-    def sum_histograms(self, request: RoundRequest) -> RoundHistograms:
-        moved = self._part(RoundRequest(splits=request.splits))
-        added = self._part(RoundRequest(pairs=request.pairs))
-        sums = None if request.leaves is None else self._part(RoundRequest(leaves=request.leaves)).leaf_sums
-        is_root = bool(request.pairs) and request.pairs[0].parent < 0
-        return RoundHistograms(added.histograms, added.n_rows if is_root else moved.n_rows, sums)
+    def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
+        nothing = RoundRequest(request.splits[:0], request.goes_left[:0], request.nodes[:0])
+        moved = self._part(output, nothing._replace(splits=request.splits, goes_left=request.goes_left))
+        added = self._part(output, nothing._replace(nodes=request.nodes))
+        sums = None
+        if request.leaves is not None:
+            sums = self._part(output, nothing._replace(leaves=request.leaves)).leaf_sums
+        return RoundHistograms(added.histograms, added.n_rows if request.is_first else moved.n_rows, sums)
 
-    def _part(self, request: RoundRequest) -> RoundHistograms:
+    def _part(self, output: int, request: RoundRequest) -> RoundHistograms:
         began = time.perf_counter()
-        histograms = super().sum_histograms(request)
-        self.parts.append((*_work(self, request), time.perf_counter() - began))
+        histograms = super().sum_histograms(output, request)
+        self.parts.append((*_work(self, output, request), time.perf_counter() - began))
         return histograms
 
 

@@ -9,24 +9,28 @@ that has already answered repeats its answer. So the loss of a worker does not c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from dboost.distributed.connection import Connection
-from dboost.distributed.messages import LostWorkers, Timing, pack
+from dboost.distributed.messages import LostWorkers, Timing
 from dboost.distributed.partitioned_table import PartitionedTable
 from dboost.distributed.rebalance import JoinedWorkers
-from dboost.distributed.tree_rounds import check_rows
+from dboost.distributed.tree_rounds import GrowOrder, check_rows
 from dboost.errors import DBoostError
 from dboost.metrics.metric import Metric
 from dboost.session.engines import Team
 from dboost.session.protocol import BiteVisit, BuildSpec, ReplayState, Session
 from dboost.shards.apply_trees import TreeDelta
+from dboost.shards.shard_grower import BYTES_PER_ROW
 from dboost.trees.bin_proposal import in_fine_bins
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
+
+#: Bytes that trees which grow at the same time may use in a process, if the fit has no `memory_limit`.
+_TREE_BYTES = 128 * 2**20
 
 
 class ClusterEngine:
@@ -57,6 +61,7 @@ class ClusterEngine:
         #: Whether the bins that trees are grown with are the fine bins that finished trees refer to, for each feature.
         self._is_identity_bin_map = spec.layout.n_bins == self._layout.n_bins
         self._terms = spec.target.loss.terms()
+        self._tree_bytes = _TREE_BYTES if spec.budget is None else spec.budget.limit // 16
         self._iterations: list[tuple[TreeDelta, ...]] = []
         self._pending: list[TreeDelta] = []
         self._n_advanced = 0
@@ -121,19 +126,40 @@ class ClusterEngine:
         self.timing += Timing(1, compute, 0.0, time.perf_counter() - began - compute)
         return reduce(GradientStats.merge, (stats for stats, *_ in answers if stats is not None))
 
-    def grow(self, task: TreeTask) -> GrownTree:
-        """Grow one tree from the current gradients and Hessians."""
-        n_leaves_per_round = task.policy.max_leaves if self.streams else leaves_per_round(task.policy.max_leaves)
+    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
+        """Grow trees from the current gradients and Hessians; several of them share rounds if the memory suffices."""
+        together = self._trees_together(tasks)
+        for first in range(0, len(tasks), together):
+            yield from self._grow(tuple(tasks[first : first + together]))
 
-        def ask() -> tuple[GrownTree, Timing]:
-            order = pack((task, self._layout, self.n_rows, n_leaves_per_round, self._training.rows_of_sessions()))
+    def _grow(self, tasks: tuple[TreeTask, ...]) -> list[GrownTree]:
+        max_leaves = tasks[0].policy.max_leaves
+        n_leaves_per_round = max_leaves if self.streams else leaves_per_round(max_leaves)
+
+        def ask() -> tuple[list[GrownTree], Timing]:
+            order = GrowOrder(tasks, self._layout, self.n_rows, n_leaves_per_round, self._training.rows_of_sessions())
             return self.connection.grow(self._training.sessions, order)
 
-        grown, timing = self._with_recovery("grow", ask)
+        trees, timing = self._with_recovery("grow", ask)
         self.timing += timing
-        in_fine_bins(grown, task.bin_merge, self._is_identity_bin_map)
-        self._pending.append(TreeDelta(grown, np.zeros(grown.n_leaves), task.output))
-        return grown
+        for task, grown in zip(tasks, trees, strict=True):
+            in_fine_bins(grown, task.bin_merge, self._is_identity_bin_map)
+            self._pending.append(TreeDelta(grown, np.zeros(grown.n_leaves), task.output))
+        return trees
+
+    def _trees_together(self, tasks: Sequence[TreeTask]) -> int:
+        """Return how many trees may grow at the same time.
+
+        Each needs records of the rows in the sessions, and histograms in the scheduler's process. Trees with bins of their own
+        grow alone, because a shard has one set of bins; so do trees over files, each of which has its own passes.
+        """
+        if self.streams or any(task.bin_merge is not None for task in tasks):
+            return 1
+        of_rows = BYTES_PER_ROW * max(self._training.rows_of_sessions().values())
+        of_histograms = 16 * int(self._layout.offset[-1]) * 2 * tasks[0].policy.max_leaves
+        most = max(self._tree_bytes // max(of_rows, of_histograms), 1)
+        n_groups = -(-len(tasks) // most)
+        return -(-len(tasks) // n_groups)
 
     def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return one result for each shard."""

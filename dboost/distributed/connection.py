@@ -23,6 +23,7 @@ from dboost.config import liveness_timeout, uses_lines, worker_timeout
 from dboost.distributed.line import Line
 from dboost.distributed.messages import CANCELLED, FAILED, LOST, OK, SILENT, LostWorkers, Timing, pack
 from dboost.distributed.reducer import Reducer
+from dboost.distributed.tree_rounds import GrowOrder
 from dboost.distributed.worker_calls import open_line
 from dboost.errors import DBoostError, InputTypeError
 from dboost.session.protocol import SessionRef, pack_round, session_refs, unpack
@@ -248,10 +249,10 @@ class Connection:
         reply = self._call("dboost_move", batch=batch, plan=plan, moves=moves, lost=self.lost_sessions)
         return self._results(reply)
 
-    def grow(self, refs: Sequence[SessionRef], order: bytes) -> tuple[GrownTree, Timing]:
-        """Grow a tree. order : packed (TreeTask, BinLayout, n_rows, leaves per round, {session: rows}). Raises like `ask`."""
+    def grow(self, refs: Sequence[SessionRef], order: GrowOrder) -> tuple[list[GrownTree], Timing]:
+        """Grow trees. Raises like `ask`."""
         self._check_not_lost(refs)
-        return unpack(self._call("dboost_grow", sessions=list(refs), order=order)["tree"])
+        return unpack(self._call("dboost_grow", sessions=list(refs), order=pack(order))["trees"])
 
     def remove_unresponsive(self) -> tuple[list[str], dict[str, tuple[int, int]]]:
         """Remove unresponsive workers that this fit waits for.

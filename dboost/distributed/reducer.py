@@ -47,6 +47,7 @@ from dboost.distributed.messages import (
     UNSUPPORTED,
     FitCancelled,
     LostWorkers,
+    Timing,
     WorkerFailed,
     WorkerVersion,
     pack,
@@ -56,7 +57,7 @@ from dboost.distributed.monitoring.dashboard import show
 from dboost.distributed.monitoring.prometheus import publish
 from dboost.distributed.monitoring.status import FitRegistry
 from dboost.distributed.plugin_factory import WorkerPluginFactory
-from dboost.distributed.tree_rounds import TreeRounds
+from dboost.distributed.tree_rounds import GrowOrder, TreeRounds
 from dboost.distributed.worker_calls import LineCalls, MessageCalls, WorkerCalls, accept_line, open_worker_line, run_on
 from dboost.session.memory_trim import keep_freed_memory
 from dboost.session.protocol import SessionRef, pack_round, session_refs, unpack
@@ -151,7 +152,7 @@ class Reducer(SchedulerPlugin):
         return await self._outcome(self._move(fit, batch, plan, moves, list(lost)))
 
     async def grow(self, fit: str, sessions: Sequence[Any], order: bytes) -> dict[str, Any]:
-        """Grow one tree. order : packed (TreeTask, BinLayout, n_rows, leaves per round, {session: rows})."""
+        """Grow trees. order : packed `GrowOrder`."""
         return await self._outcome(self._in_thread(fit, self._grow, session_refs(sessions), order))
 
     async def line(self, comm: Any, fit: str) -> Any:
@@ -449,20 +450,27 @@ class Reducer(SchedulerPlugin):
 
     def _grow(self, name: str, refs: list[SessionRef], order: bytes) -> dict[str, Any]:
         """See `grow`; in the thread of the fit."""
-        task, layout, n_rows, n_leaves_per_round, rows_of = unpack(order)
+        asked: GrowOrder = unpack(order)
         fit = self._fit(name)
         self._use(fit, refs)
-        owners = choose_owners(refs, task, layout, n_leaves_per_round)
+        owners = choose_owners(refs, asked.tasks[0], asked.layout, asked.n_leaves_per_round)
         calls: WorkerCalls
         if owners:
             calls = MessageCalls(partial(self._exchange, name), self._loop)
         else:
             calls = self._lines(name, fit, refs) or MessageCalls(partial(self._call, name), self._loop)
-        grown, timing = fit.rounds.grow(calls, refs, task, layout, n_rows, n_leaves_per_round, rows_of, owners)
-        event = {"action": "tree", "fit": name, "workers": len(refs), "leaves": grown.n_leaves, "owners": len(owners)}
-        event |= {"lines": isinstance(calls, LineCalls)} | asdict(timing)
-        self._loop.call_soon_threadsafe(self._scheduler.log_event, NAME, event)
-        return {"tree": pack((grown, timing))}
+        grown, timing = fit.rounds.grow(calls, refs, asked, owners)
+        how = {
+            "action": "tree",
+            "fit": name,
+            "workers": len(refs),
+            "owners": len(owners),
+            "lines": isinstance(calls, LineCalls),
+        }
+        for k, tree in enumerate(grown):  # the first one has the times of all
+            event = {**how, "leaves": tree.n_leaves, **asdict(Timing() if k else timing)}
+            self._loop.call_soon_threadsafe(self._scheduler.log_event, NAME, event)
+        return {"trees": pack((grown, timing))}
 
     def _lines(self, name: str, fit: Fit, refs: Sequence[SessionRef]) -> LineCalls | None:
         """Return lines to these sessions, opening those that are missing; None if a connection does not allow one.

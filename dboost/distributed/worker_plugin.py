@@ -35,6 +35,7 @@ from dboost.session.protocol import SESSION_METHODS, MissingPartitions, Session,
 from dboost.session.worker_session import WorkerSession
 from dboost.storage.spool import remove_stale, temporary_root
 from dboost.trees.grower import RoundHistograms
+from dboost.trees.split_finder import BestSplits
 from dboost.version import __version__
 
 #: Number of threads, i.e. of fits whose calls may run on a worker at the same time.
@@ -144,7 +145,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
         lost = [owner for owner, arrived in zip(owners, sent, strict=True) if not arrived]
         if lost:
             return {"status": LOST, "sessions": lost}
-        found = None
+        found: dict[int, BestSplits] = {}
         if here in slices:
             received = await self._inbox.all_of(fit, number, n_senders)
             reply = await self.call(

@@ -322,8 +322,8 @@ class ArcbitesEngine:
     def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         return self._current.map_shards(function, *arguments)
 
-    def grow(self, task: TreeTask) -> GrownTree:
-        return self._current.grow(task)
+    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
+        return self._current.grow(tasks)
 
     def report(self) -> dict[str, float]:
         """Return the bytes read from files since the last call."""

@@ -15,7 +15,7 @@ without a timeout might never return.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import reduce
 from typing import Any
@@ -190,8 +190,11 @@ class FusedEngine:
         n, p = self.shard.n_rows, self.team.n_threads
         return n * thread // p, n * (thread + 1) // p
 
-    def grow(self, task: TreeTask) -> GrownTree:
-        """Grow one tree from the current gradients and Hessians."""
+    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
+        """Grow one tree after the other."""
+        return map(self._grow, tasks)
+
+    def _grow(self, task: TreeTask) -> GrownTree:
         self._route()
         team, shard = self.team, self.shard
         gradient, hessian, leaf = shard.output_arrays(task.output)
@@ -379,24 +382,28 @@ class StreamedEngine:
         """Return one result per block, or one per thread if results can be summed."""
         return [one for results in self.team.run(lambda t: self.shards[t].map_shards(function, *arguments)) for one in results]
 
-    def grow(self, task: TreeTask) -> GrownTree:
+    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
+        """Grow one tree after the other."""
+        return map(self._grow, tasks)
+
+    def _grow(self, task: TreeTask) -> GrownTree:
         for shard in self.shards:
-            shard.begin(task)
+            shard.begin([task])
         layout = self._blocks.spec.layout
         grower = grow_tree(task, layout, self.n_rows, self.width)
         split_finder = SplitFinder(task, layout, after=self._split_finder)
         self._split_finder = split_finder
-        request: RoundRequest = next(grower)
+        request, pairs = next(grower)
         while True:
-            merged = reduce(lambda a, b: a.merge(b), self._histograms(request))
-            found = split_finder.find_best_splits(request.pairs, merged.histograms)
+            merged = reduce(lambda a, b: a.merge(b), self._histograms(task.output, request))
+            found = split_finder.find_best_splits(pairs, merged.histograms)
             try:
-                request = grower.send(RoundResult(found, merged.n_rows, merged.leaf_sums))
+                request, pairs = grower.send(RoundResult(found, merged.n_rows, merged.leaf_sums))
             except StopIteration as end:
                 return end.value
 
-    def _histograms(self, request: RoundRequest) -> Sequence[Any]:
-        return self.team.run(lambda t: self.shards[t].sum_histograms(request))
+    def _histograms(self, output: int, request: RoundRequest) -> Sequence[Any]:
+        return self.team.run(lambda t: self.shards[t].sum_histograms(output, request))
 
     def report(self) -> dict[str, float]:
         """Return the bytes read from files since the last call."""

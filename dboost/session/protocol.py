@@ -11,7 +11,7 @@ transports take the name of the method from this protocol, so mypy checks the ca
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dboost.session.partition_loader import Numbered, PartitionStats
     from dboost.session.row_selection import DigitRequest, RowAssignment
     from dboost.trees.grower import RoundHistograms, RoundRequest
-    from dboost.trees.split_finder import BestSplits
+    from dboost.trees.split_finder import BestSplits, SiblingPair
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,8 +118,11 @@ class Engine(Protocol):
         them: merge them by sums of integers, minima or maxima.
         """
 
-    def grow(self, task: TreeTask) -> GrownTree:
-        """Grow a tree from the current gradients and Hessians of one output."""
+    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
+        """Grow a tree for each task, from the current gradients and Hessians of its output; each task has another output.
+
+        A tree is valid until the next one is requested. An engine may grow several trees together.
+        """
 
     def report(self) -> dict[str, float]:
         """Return statistics of the time since the last call (such as bytes read) for the history. The model has none."""
@@ -169,6 +172,15 @@ class FeatureOwner:
 
     def buckets(self, layout: BinLayout) -> slice:
         return slice(int(layout.offset[self.first]), int(layout.offset[self.last]))
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureSearch:
+    """What the feature owners search in a round."""
+
+    tasks: tuple[TreeTask, ...]  # of the trees that start
+    pairs: dict[int, tuple[SiblingPair, ...]]  # by output
+    owners: tuple[FeatureOwner, ...]
 
 
 def pack_round(message: Any) -> bytes:
@@ -282,16 +294,24 @@ class Session(Protocol):
     def advance(self, iteration: int, values: np.ndarray, terms: tuple, /) -> tuple[GradientStats | None, float, int, int]:
         """Add leaf values to the scores; return gradient statistics, seconds, bytes read and the number of training rows."""
 
-    def round_histograms(self, task: TreeTask | None, request: RoundRequest, /) -> tuple[RoundHistograms | None, int, float]:
-        """Return the histograms of a round, the number of training rows, and the seconds. A task starts a new tree."""
+    def round_histograms(
+        self, tasks: Sequence[TreeTask], requests: dict[int, RoundRequest], /
+    ) -> tuple[dict[int, RoundHistograms], int, float]:
+        """Return the histograms of a round by output, the number of training rows, and the seconds.
+
+        tasks : trees to start, which replace all earlier ones; empty to continue.
+        requests : by the output of the tree.
+        """
 
     def histogram_slices(
-        self, task: TreeTask | None, request: RoundRequest, owners: Sequence[FeatureOwner], /
-    ) -> tuple[RoundHistograms | None, dict[SessionRef, bytes], int, float]:
+        self, requests: dict[int, RoundRequest], search: FeatureSearch, /
+    ) -> tuple[dict[int, RoundHistograms], dict[SessionRef, bytes], int, float]:
         """Do the same, but return the histograms as one packed slice for each feature owner."""
 
-    def search_slices(self, here: SessionRef, arguments: bytes, slices: Sequence[bytes], /) -> tuple[BestSplits, float]:
-        """Merge the slices of a feature range, and return the best splits and the seconds."""
+    def search_slices(
+        self, here: SessionRef, arguments: bytes, slices: Sequence[bytes], /
+    ) -> tuple[dict[int, BestSplits], float]:
+        """Merge the slices of a feature range, and return the best splits by output, and the seconds."""
 
     def map_shards(self, function: Callable[..., Any], arguments: tuple[Any, ...], /) -> list[Any]:
         """Return ``function(shard, first, last, *arguments)`` of every shard."""

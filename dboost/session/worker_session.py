@@ -39,7 +39,7 @@ from dboost.session.protocol import (
     BiteVisit,
     BuildSpec,
     Engine,
-    FeatureOwner,
+    FeatureSearch,
     MissingPartitions,
     RefitOrder,
     RefitStep,
@@ -97,7 +97,7 @@ class WorkerSession(PartitionLoader):
         self._runners: list[ShardRunner] = []
         self._built: set[str] = set()
         self._spec: BuildSpec | None = None
-        self._split_finder: SplitFinder | None = None
+        self._split_finders: dict[int, SplitFinder] = {}  # of own features, by output
         self._narrow = np.empty(0, np.int32)  # receives the histograms of a round for sending
         self._bites = SessionBites()
         self._pool = ThreadPoolExecutor(n_threads, "dboost")
@@ -347,60 +347,75 @@ class WorkerSession(PartitionLoader):
         merged = reduce(GradientStats.merge, stats) if stats else None
         return merged, time.perf_counter() - started, self._reported_bytes - before, self._counted_rows()
 
-    def round_histograms(self, task: TreeTask | None, request: RoundRequest) -> tuple[RoundHistograms | None, int, float]:
-        """Return the histograms of a round, the number of training rows, and the seconds. A task starts a new tree."""
+    def round_histograms(
+        self, tasks: Sequence[TreeTask], requests: dict[int, RoundRequest]
+    ) -> tuple[dict[int, RoundHistograms], int, float]:
+        """Return the histograms of a round by output, the number of training rows, and the seconds; none without rows.
+
+        tasks : trees to start, which replace all earlier ones; empty to continue.
+        """
         started = time.perf_counter()
+        if tasks:
+            self._each(lambda runner: runner.shard.begin(tasks))
+        results: dict[int, RoundHistograms] = {}
+        free = self._narrow_for(requests) if self._runners else self._narrow
+        for output, request in requests.items() if self._runners else ():
+            parts = self._each(partial(_sum_histograms, output=output, request=request))
+            results[output] = one = reduce(RoundHistograms.merge, parts).compact(free)
+            free = free[one.histograms.size :]
+        return results, self._counted_rows(), time.perf_counter() - started
 
-        def one(runner: ShardRunner) -> RoundHistograms:
-            if task is not None:
-                runner.shard.begin(task)
-            return runner.shard.sum_histograms(request)
-
-        histograms = self._each(one)
-        merged = None
-        if histograms:
-            merged = reduce(RoundHistograms.merge, histograms)
-            if merged.histograms.size > self._narrow.size:
-                self._narrow = np.empty(max(merged.histograms.size, 2 * self._narrow.size), np.int32)
-            merged = merged.compact(self._narrow)
-        return merged, self._counted_rows(), time.perf_counter() - started
+    def _narrow_for(self, requests: dict[int, RoundRequest]) -> np.ndarray:
+        """Return a buffer for the histograms of a round as int32[...]."""
+        assert self._spec is not None
+        of_node = self._spec.shard.n_channels * int(self._spec.shard.bin_layout.offset[-1])
+        size = of_node * sum(len(request.nodes) for request in requests.values())
+        if size > self._narrow.size:
+            self._narrow = np.empty(max(size, 2 * self._narrow.size), np.int32)
+        return self._narrow
 
     def histogram_slices(
-        self, task: TreeTask | None, request: RoundRequest, owners: Sequence[FeatureOwner]
-    ) -> tuple[RoundHistograms | None, dict[SessionRef, bytes], int, float]:
-        """Do the same, but return the histograms as one packed slice for each feature owner."""
-        result, n_rows, seconds = self.round_histograms(task, request)
+        self, requests: dict[int, RoundRequest], search: FeatureSearch
+    ) -> tuple[dict[int, RoundHistograms], dict[SessionRef, bytes], int, float]:
+        """Do the same, but return the histograms as one packed slice for each feature owner, if there are any."""
+        results, n_rows, seconds = self.round_histograms(search.tasks, requests)
         started = time.perf_counter()
         slices: dict[SessionRef, bytes] = {}
-        if request.pairs:
-            for owner in owners:
-                piece = None
-                if result is not None and self._spec is not None:
-                    piece = np.ascontiguousarray(result.histograms[:, :, owner.buckets(self._spec.shard.bin_layout)])
-                slices[owner.ref] = pack_round(piece)
-        if result is not None:
-            result = replace(result, histograms=np.empty(0))
-        return result, slices, n_rows, seconds + time.perf_counter() - started
+        if any(len(request.nodes) for request in requests.values()):
+            for owner in search.owners:
+                pieces = {}
+                if self._spec is not None:
+                    buckets = owner.buckets(self._spec.shard.bin_layout)
+                    pieces = {k: np.ascontiguousarray(one.histograms[:, :, buckets]) for k, one in results.items()}
+                slices[owner.ref] = pack_round(pieces)
+        results = {output: replace(one, histograms=np.empty(0)) for output, one in results.items()}
+        return results, slices, n_rows, seconds + time.perf_counter() - started
 
-    def search_slices(self, here: SessionRef, arguments: bytes, slices: Sequence[bytes]) -> tuple[BestSplits, float]:
-        """Sum the slices of this session's features, and return their best splits and the seconds.
+    def search_slices(self, here: SessionRef, arguments: bytes, slices: Sequence[bytes]) -> tuple[dict[int, BestSplits], float]:
+        """Sum the slices of this session's features, and return their best splits by output, and the seconds.
 
         arguments : those of `histogram_slices`, packed.
         """
         started = time.perf_counter()
-        task, request, owners = unpack(arguments)
+        search: FeatureSearch = unpack(arguments)[1]
         assert self._spec is not None
-        if task is not None:
-            features = next(owner for owner in owners if owner.ref == here)
-            self._split_finder = SplitFinder(
-                task, self._spec.shard.bin_layout, features.first, features.last, after=self._split_finder
-            )
-        arrays = [array for array in map(unpack, slices) if array is not None]
-        histograms = arrays[0].astype(np.float64)
-        for array in arrays[1:]:
-            histograms += array
-        assert self._split_finder is not None
-        return self._split_finder.find_best_splits(request.pairs, histograms), time.perf_counter() - started
+        if search.tasks:
+            features = next(owner for owner in search.owners if owner.ref == here)
+            layout = self._spec.shard.bin_layout
+            free: list[SplitFinder | None] = [*self._split_finders.values(), *[None] * len(search.tasks)]
+            self._split_finders = {
+                task.output: SplitFinder(task, layout, features.first, features.last, after=earlier)
+                for task, earlier in zip(search.tasks, free, strict=False)
+            }
+        sums: dict[int, np.ndarray] = {}
+        for pieces in map(unpack, slices):
+            for output, piece in pieces.items():
+                if output in sums:
+                    sums[output] += piece
+                else:
+                    sums[output] = piece.astype(np.float64)
+        found = {k: self._split_finders[k].find_best_splits(pairs, sums[k]) for k, pairs in search.pairs.items()}
+        return found, time.perf_counter() - started
 
     def map_shards(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
         """Return ``function(shard, first, last, *arguments)`` of every shard."""
@@ -516,6 +531,10 @@ def _replay(runner: InMemoryRunner, past: ReplayState) -> None:
         runner.applied = past.applied
     for tree in past.pending:
         shard.output_arrays(tree.output)[2][:] = leaves_of(shard.codes, shard.layout, tree.grown)
+
+
+def _sum_histograms(runner: ShardRunner, output: int, request: RoundRequest) -> RoundHistograms:
+    return runner.shard.sum_histograms(output, request)
 
 
 def _advance_to(runner: ShardRunner, iteration: int, values: np.ndarray, terms: tuple) -> GradientStats | None:

@@ -41,7 +41,7 @@ from dboost.shards.encode import codes_of
 from dboost.shards.shard import BinnedColumns, Scratch, Shard, advance_rows, empty_binned_columns
 from dboost.shards.shard_spec import ShardSpec, code_rows
 from dboost.storage.block_file import BlockFile, FieldRef
-from dboost.trees.grower import RoundHistograms, RoundRequest, Split
+from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import GradientStats, TreeTask
 
 
@@ -264,7 +264,8 @@ class StreamedShard:
         self._buffers = (BlockBuffer(blocks), BlockBuffer(blocks))
         self._scratch = Scratch()
         self._sums = _HistogramBuffers(blocks.spec)
-        self._tree: _Tree | None = None
+        self._trees: dict[int, _Tree] = {}  # growing trees, by output
+        self._records = np.empty((2, blocks.state.block_rows), np.uint64)  # scratch
 
     def walk(
         self,
@@ -341,20 +342,22 @@ class StreamedShard:
             return list(results)
         return [reduce(merge, results)]
 
-    def begin(self, task: TreeTask) -> None:
-        """Begin a tree: all rows belong to its root."""
-        self._tree = _Tree(self, task)
+    def begin(self, tasks: Sequence[TreeTask]) -> None:
+        """Begin trees of different outputs: all rows belong to their roots."""
+        self._trees = {task.output: _Tree(self, task) for task in tasks}
 
-    def sum_histograms(self, request: RoundRequest) -> RoundHistograms:
-        """Return this shard's histograms and row counts for a request, in one pass over its blocks."""
-        assert self._tree is not None
-        return self._tree.sum_histograms(request)
+    def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
+        """Return this shard's histograms and row counts for a request to one tree, in one pass over the blocks.
+
+        They are valid until the next request.
+        """
+        return self._trees[output].sum_histograms(request)
 
     def close(self) -> None:
         """Release the buffers; the files belong to the caller."""
         self._buffers, self._resident = (), []  # type: ignore[assignment]
         self._sums.close()
-        self._tree = None
+        self._trees = {}
 
 
 class _HistogramBuffers:
@@ -386,27 +389,26 @@ class _Tree:
     def __init__(self, shard: StreamedShard, task: TreeTask) -> None:
         self._shard, self._task = shard, task
         self._slot_of = {0: 0}
-        self._n_last_pairs, self._is_verified = 0, False  # of the last pass that read codes
+        self._n_last_nodes, self._is_verified = 0, False  # of the last pass that read codes
         self._scratch = np.zeros(int(shard.layout.n_bins.max()) + 1, np.int64)
-        self._records = np.empty((2, shard.blocks.state.block_rows), np.uint64)
 
     def sum_histograms(self, request: RoundRequest) -> RoundHistograms:
         shard, task, spec = self._shard, self._task, self._shard.blocks.spec
         layout = spec.layout
-        is_first = bool(request.pairs) and request.pairs[0].parent < 0
-        tables = _SplitTables(layout, request.splits, self._slot_of, spec.leaf_type)
-        n_slots, n_pairs = len(self._slot_of), len(request.pairs)
-        pair_of = np.full(n_slots, -1, np.int64)
-        for k, pair in enumerate(request.pairs):
-            pair_of[self._slot_of[pair.small]] = k
+        is_first, splits = request.is_first, request.splits.tolist()
+        tables = _SplitTables(layout, splits, request.goes_left, self._slot_of, spec.leaf_type)
+        n_slots, n_nodes = len(self._slot_of), len(request.nodes)
+        position_of = np.full(n_slots, -1, np.int64)
+        for k, node in enumerate(request.nodes.tolist()):
+            position_of[self._slot_of[node]] = k
         counts = np.zeros(n_slots, np.int64)
-        packed, histograms = shard._sums.take(n_pairs)
-        pending, flushed = np.zeros(n_pairs, np.int64), np.zeros(n_pairs, np.int64)
+        packed, histograms = shard._sums.take(n_nodes)
+        pending, flushed = np.zeros(n_nodes, np.int64), np.zeros(n_nodes, np.int64)
         number_of = np.zeros(n_slots, spec.leaf_type)
         sums = None
         if request.leaves is not None:
-            sums = np.zeros((max(request.leaves.values()) + 1, 2))
-            for node, number in request.leaves.items():
+            sums = np.zeros((int(request.leaves[:, 1].max()) + 1, 2))
+            for node, number in request.leaves.tolist():
                 number_of[self._slot_of[node]] = number
 
         names = ["gradient", *([] if spec.constant_hessian else ["hessian"])]
@@ -415,34 +417,34 @@ class _Tree:
         fields = [self._of_output(name) for name in names] + (["repeat_count"] if spec.has_repeat_count else [])
         leaf = [self._of_output("leaf")]
         has_wide = layout.n_tiled < len(layout.first) - 1
-        reads_codes = bool(request.splits or request.pairs) or not self._is_verified
-        self._is_verified = has_wide or sums is not None or n_pairs < self._n_last_pairs
-        self._n_last_pairs = n_pairs
+        reads_codes = bool(splits or n_nodes) or not self._is_verified
+        self._is_verified = has_wide or sums is not None or n_nodes < self._n_last_nodes
+        self._n_last_nodes = n_nodes
         for block in shard.walk(
             codes=reads_codes,
             verify=self._is_verified,
             reads=fields if is_first else [*fields, *leaf],
-            writes=leaf if is_first or request.splits or sums is not None else (),
+            writes=leaf if is_first or splits or sums is not None else (),
         ):
             gradient, hessian, slots = block.output_arrays(task.output)
             rows = block.sampled_rows(*task.row_subset)
             n = block.n_rows if rows is None else len(rows)
             if is_first:
                 slots[:] = 0
-            if request.splits:
+            if splits:
                 tables.apply(block, slots)
             wide = block.codes.wide if len(block.codes.wide) else None
-            if request.splits or request.pairs:
+            if splits or n_nodes:
                 sum_pairs(
                     block.tiles, wide, slots, gradient, hessian, block.repeat_count, rows, n, task.scales, layout, task.packing,
-                    pair_of, counts, self._records, packed, histograms, pending, flushed, self._scratch,
+                    position_of, counts, shard._records, packed, histograms, pending, flushed, self._scratch,
                 )  # fmt: skip
             if sums is not None:
                 finish_leaves(slots, gradient, hessian, block.repeat_count, rows, n, task.scales, number_of, sums)
         finish_pairs(layout, task.packing, packed, histograms, flushed, self._scratch)
         if is_first:
             return RoundHistograms(histograms, np.array([[counts[0], 0]]), sums)
-        n_rows = [(counts[self._slot_of[split.left]], counts[self._slot_of[split.right]]) for split in request.splits]
+        n_rows = [(counts[self._slot_of[left]], counts[self._slot_of[right]]) for _, _, left, right in splits]
         return RoundHistograms(histograms, np.array(n_rows, np.int64).reshape(-1, 2), sums)
 
     def _of_output(self, name: str) -> FieldRef:
@@ -452,21 +454,23 @@ class _Tree:
 class _SplitTables:
     """The splits of one request, as tables indexed by a row's slot and code; assigns the new slots."""
 
-    def __init__(self, layout: BinLayout, splits: Sequence[Split], slot_of: dict[int, int], leaf_type: str) -> None:
+    def __init__(
+        self, layout: BinLayout, splits: list[list[int]], goes_left: np.ndarray, slot_of: dict[int, int], leaf_type: str
+    ) -> None:
         column_of = np.empty(len(layout.n_bins), np.int64)
         for column in range(len(layout.first) - 1):
             column_of[layout.features[layout.first[column] : layout.first[column + 1]]] = column
         before, n_slots = len(slot_of), len(slot_of) + len(splits)
         n_codes = 256
-        for split in splits:
-            if column_of[split.feature] >= layout.n_tiled:
-                n_codes = max(n_codes, len(split.goes_left))
+        for _, feature, _, _ in splits:
+            if column_of[feature] >= layout.n_tiled:
+                n_codes = max(n_codes, int(layout.n_bins[feature]) + 1)
         self._next_slot = np.repeat(np.arange(n_slots, dtype=leaf_type)[:, None], n_codes, axis=1)
         self._tile, self._column = np.zeros(n_slots, np.int64), np.zeros(n_slots, np.int64)
-        for k, split in enumerate(splits):
-            slot = slot_of.pop(split.node)
-            slot_of[split.left], slot_of[split.right] = slot, before + k
-            feature, column = split.feature, int(column_of[split.feature])
+        for k, (node, feature, left, right) in enumerate(splits):
+            slot = slot_of.pop(node)
+            slot_of[left], slot_of[right] = slot, before + k
+            column = int(column_of[feature])
             codes = np.arange(n_codes)
             if column < layout.n_tiled:
                 self._tile[slot], self._column[slot] = divmod(column, TILE_COLUMNS)
@@ -474,7 +478,7 @@ class _SplitTables:
             else:
                 self._tile[slot], self._column[slot] = -1, column - layout.n_tiled
                 codes = np.minimum(codes, layout.n_bins[feature])
-            self._next_slot[slot] = np.where(split.goes_left[codes], slot, before + k)
+            self._next_slot[slot] = np.where(goes_left[k, codes], slot, before + k)
 
     def apply(self, block: BlockShard, slots: np.ndarray) -> None:
         route(block.tiles.view(np.uint8), block.codes.wide, slots, self._tile, self._column, self._next_slot)

@@ -2,11 +2,14 @@
 
 Between rounds the shard stores which records belong to which node. A split streams a node's records from one buffer to the
 other; a node's records stay where they are until its children are split, so a speculative split that is dropped needs no undo.
+
+Several trees may grow at the same time, one for each output: the trees of an iteration, whose rounds are shared. Each has
+records of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,12 +19,15 @@ from dboost.kernels.histograms import BinLayout, add_records, flush
 from dboost.kernels.rows import add_leaves, label_rows, quantise, split_records
 from dboost.shards.shard import Scratch, Shard, advance_rows
 from dboost.shards.statistics import merge_into_bins
-from dboost.trees.grower import RoundHistograms, RoundRequest, Split
+from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import GradientStats, TreeTask
+
+#: Bytes that a growing tree needs for each row: two records, and its number if rows are sampled.
+BYTES_PER_ROW = 24
 
 
 class ShardGrower:
-    """A shard and the state of one tree on it; `block_store.StreamedShard` has the same methods.
+    """A shard and the state of the trees that grow on it; `block_store.StreamedShard` has the same methods.
 
     Parameters
     ----------
@@ -34,13 +40,11 @@ class ShardGrower:
         self.shard = shard
         self._block = Scratch()
         self.n_channels = shard.spec.n_channels
-        self._records = np.empty((2, shard.n_rows), np.uint64)
         self._packed = np.zeros(int(shard.bin_layout.start[-1]), np.int64)
         self._scratch = np.zeros(int(shard.bin_layout.n_bins.max()) + 1, np.int64)
         self._histograms = np.empty(0)
-        self._range_of: dict[int, tuple[int, int, int]] = {}  # node -> (record buffer, begin, end)
-        self._excluded: dict[int, tuple[int, int, int]] = {}  # the same for the rows that do not take part
-        self._sampled: np.ndarray | None = None
+        self._records: list[np.ndarray] = []
+        self.trees: dict[int, GrowingTree] = {}
 
     @property
     def n_rows(self) -> int:
@@ -58,75 +62,107 @@ class ShardGrower:
     def close(self) -> None:
         """Do nothing; the shard has no files."""
 
-    def begin(self, task: TreeTask) -> None:
-        """Quantise gradients and Hessians: all rows that take part belong to node 0."""
-        self._task = task
-        if task.bin_merge is not None:
-            merge_into_bins(self.shard, task.bin_merge, 0, self.shard.n_rows)
-        gradient, hessian, _ = self.shard.output_arrays(task.output)
-        self._sampled = self.shard.sampled_rows(*task.row_subset)
-        n = self.shard.n_rows if self._sampled is None else len(self._sampled)
-        _quantise(gradient, hessian, self._sampled, n, task.scales, self._records[0])
-        self._range_of, self._excluded = {0: (0, 0, n)}, {}
-        if n < self.shard.n_rows:
-            # The other rows do not take part but need their leaf in the end: their records are split along with the rest,
-            # behind them in the same buffers.
-            assert self._sampled is not None
-            self._records[0, n:] = np.delete(np.arange(self.shard.n_rows, dtype=np.uint64), self._sampled)
-            self._excluded = {0: (0, n, self.shard.n_rows)}
+    def begin(self, tasks: Sequence[TreeTask]) -> None:
+        """Begin trees of different outputs: all rows that take part belong to their roots. Earlier trees are dropped."""
+        while len(self._records) < len(tasks):
+            self._records.append(np.empty((2, self.shard.n_rows), np.uint64))
+        self.trees = {task.output: GrowingTree(self.shard, task, self._records[k]) for k, task in enumerate(tasks)}
 
-    def sum_histograms(self, request: RoundRequest) -> RoundHistograms:
-        """Apply a request to this shard: return its histograms and row counts."""
-        layout = self.shard.bin_layout
-        counts = np.zeros((len(request.splits), 2), np.int64)
-        if request.pairs and request.pairs[0].parent < 0:
-            counts = np.array([[self._range_of[0][2], 0]])  # the number of rows
-        for k, split in enumerate(request.splits):
-            counts[k] = self._split(self._range_of, split)
-            if self._excluded:
-                self._split(self._excluded, split)
-        histograms = self._zeros(len(request.pairs), int(layout.offset[-1]))
-        wide = self.shard.bins.wide if len(self.shard.bins.wide) else None
-        for k, pair in enumerate(request.pairs):
-            side, begin, end = self._range_of[pair.small]
+    def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
+        """Apply a request to one tree: return its histograms, valid until the next request, and row counts."""
+        tree, shard = self.trees[output], self.shard
+        counts = np.array([[tree.n_sampled, 0]]) if request.is_first else tree.split(request)
+        histograms = self._zeros(len(request.nodes), int(shard.bin_layout.offset[-1]))
+        if len(request.nodes):
+            wide = shard.bins.wide if len(shard.bins.wide) else None
             _add_up(
-                self.shard.tiles, wide, self._records[side, begin:end], self.shard.repeat_count, layout, self._task.packing,
-                self._packed, histograms[k], self._scratch,
+                shard.tiles, wide, tree.records, tree.ranges, request.nodes, shard.repeat_count, shard.bin_layout,
+                tree.task.packing, self._packed, histograms, self._scratch,
             )  # fmt: skip
-        sums = None if request.leaves is None else self._finish_leaves(request.leaves)
+        sums = None if request.leaves is None else tree.finish_leaves(request.leaves)
         return RoundHistograms(histograms, counts, sums)
 
-    def _zeros(self, n_pairs: int, n_buckets: int) -> np.ndarray:
-        """Return zeros for the histograms of a round: float64[n_pairs, n_channels, n_buckets], valid until the next round.
+    def _zeros(self, n_nodes: int, n_buckets: int) -> np.ndarray:
+        """Return zeros for the histograms of a round: float64[n_nodes, n_channels, n_buckets].
 
         The buffer is kept, because new memory for every round would cost more page faults than the work on few rows.
         """
-        size = n_pairs * self.n_channels * n_buckets
+        size = n_nodes * self.n_channels * n_buckets
         if size > self._histograms.size:
             self._histograms = np.empty(max(size, 2 * self._histograms.size))
         histograms = self._histograms[:size]
         histograms[:] = 0.0
-        return histograms.reshape(n_pairs, self.n_channels, n_buckets)
+        return histograms.reshape(n_nodes, self.n_channels, n_buckets)
 
-    def _split(self, ranges: dict[int, tuple[int, int, int]], split: Split) -> tuple[int, int]:
-        """Move a node's records to its children; return how many went left and right."""
-        side, begin, end = ranges[split.node]
-        codes = self.shard.bins.of(split.feature)
-        middle = begin + _split(codes, split.goes_left, self._records[side, begin:end], self._records[1 - side, begin:end])
-        ranges[split.left] = (1 - side, begin, middle)
-        ranges[split.right] = (1 - side, middle, end)
-        return middle - begin, end - middle
 
-    def _finish_leaves(self, leaves: dict[int, int]) -> np.ndarray:
-        gradient, hessian, leaf = self.shard.output_arrays(self._task.output)
-        for node, label in leaves.items():
-            for ranges in (self._range_of, self._excluded) if self._excluded else (self._range_of,):
-                side, begin, end = ranges[node]
-                _label(self._records[side, begin:end], leaf, label)
-        sums = np.zeros((max(leaves.values()) + 1, 2))
-        n = self.shard.n_rows if self._sampled is None else len(self._sampled)
-        _sum_leaves(leaf, gradient, hessian, self.shard.repeat_count, self._sampled, n, self._task.scales, sums)
+class GrowingTree:
+    """Which records belong to which node of a tree.
+
+    Parameters
+    ----------
+    shard : Shard
+    task : TreeTask
+        Gradients and Hessians are quantised by its scales; with `bin_merge` the shard's bins become those of the tree.
+    records : uint64[2, n_rows]
+        Receives the records.
+    """
+
+    def __init__(self, shard: Shard, task: TreeTask, records: np.ndarray) -> None:
+        self.task, self.records = task, records
+        self._shard = shard
+        if task.bin_merge is not None:
+            merge_into_bins(shard, task.bin_merge, 0, shard.n_rows)
+        gradient, hessian, _ = shard.output_arrays(task.output)
+        self._sampled = shard.sampled_rows(*task.row_subset)
+        self.n_sampled = n = shard.n_rows if self._sampled is None else len(self._sampled)
+        _quantise(gradient, hessian, self._sampled, n, task.scales, records[0])
+        #: Record buffer, begin and end of each node; the same for the rows that do not take part.
+        self.ranges = np.zeros((2 * task.policy.max_leaves, 3), np.int64)
+        self.ranges[0] = 0, 0, n
+        self._excluded: np.ndarray | None = None
+        if n < shard.n_rows:
+            # The other rows do not take part but need their leaf in the end: their records are split along with the rest,
+            # behind them in the same buffers.
+            assert self._sampled is not None
+            records[0, n:] = np.delete(np.arange(shard.n_rows, dtype=np.uint64), self._sampled)
+            self._excluded = self.ranges.copy()
+            self._excluded[0] = 0, n, shard.n_rows
+
+    def split(self, request: RoundRequest) -> np.ndarray:
+        """Move the records of split nodes to their children; return how many went left and right: int64[n_splits, 2]."""
+        counts = np.zeros((len(request.splits), 2), np.int64)
+        if not len(counts):
+            return counts
+        n_numbers = int(request.splits[:, 2:].max()) + 1
+        self.ranges = _with_room(self.ranges, n_numbers)
+        bins = self._shard.bins
+        _split(bins.narrow, bins.wide, bins.row_of, self.records, self.ranges, request.splits, request.goes_left, counts)
+        if self._excluded is not None:
+            self._excluded = _with_room(self._excluded, n_numbers)
+            _split(
+                bins.narrow, bins.wide, bins.row_of, self.records, self._excluded, request.splits, request.goes_left,
+                np.empty_like(counts),
+            )  # fmt: skip
+        return counts
+
+    def finish_leaves(self, leaves: np.ndarray) -> np.ndarray:
+        """Number the leaves of all rows; return exact sums of gradients and Hessians by leaf."""
+        shard = self._shard
+        gradient, hessian, leaf = shard.output_arrays(self.task.output)
+        for ranges in (self.ranges,) if self._excluded is None else (self.ranges, self._excluded):
+            _label(self.records, ranges, leaves, leaf)
+        sums = np.zeros((int(leaves[:, 1].max()) + 1, 2))
+        _sum_leaves(leaf, gradient, hessian, shard.repeat_count, self._sampled, self.n_sampled, self.task.scales, sums)
         return sums
+
+
+def _with_room(ranges: np.ndarray, n_numbers: int) -> np.ndarray:
+    """Return the ranges of nodes with room for `n_numbers` of them."""
+    if n_numbers <= len(ranges):
+        return ranges
+    larger = np.zeros((max(n_numbers, 2 * len(ranges)), 3), np.int64)
+    larger[: len(ranges)] = ranges
+    return larger
 
 
 @kernel
@@ -135,26 +171,47 @@ def _quantise(gradient, hessian, rows, n, scales, records):
 
 
 @kernel
-def _split(codes, goes_left, source, target):
-    return split_records(codes, goes_left, source, target)
+def _split(narrow, wide, row_of, records, ranges, splits, goes_left, counts):
+    """Apply splits (see `RoundRequest`) to the records of their nodes."""
+    for k in range(len(splits)):
+        node, row = splits[k, 0], row_of[splits[k, 1]]
+        side, begin, end = ranges[node]
+        source, target = records[side, begin:end], records[1 - side, begin:end]
+        if row >= 0:
+            n_left = split_records(narrow[row], goes_left[k], source, target)
+        else:
+            n_left = split_records(wide[-1 - row], goes_left[k], source, target)
+        middle = begin + n_left
+        left, right = splits[k, 2], splits[k, 3]
+        ranges[left, 0], ranges[left, 1], ranges[left, 2] = 1 - side, begin, middle
+        ranges[right, 0], ranges[right, 1], ranges[right, 2] = 1 - side, middle, end
+        counts[k, 0], counts[k, 1] = n_left, end - middle
 
 
 @kernel
-def _add_up(tiles, wide_codes, records, repeat_count, layout: BinLayout, packing, packed, histogram, scratch):
-    """Sum records into a histogram (float64[n_channels, n_buckets])."""
-    for k in range(packed.size):
-        packed[k] = 0
+def _add_up(
+    tiles, wide_codes, records, ranges, nodes, repeat_count, layout: BinLayout, packing, packed, histograms, scratch
+):  # fmt: skip
+    """Sum the records of nodes into histograms (float64[n_nodes, n_channels, n_buckets])."""
     n_columns = layout.first.size - 1
-    _, flushed = add_records(
-        tiles, wide_codes, records, repeat_count, layout, packing, np.int64(0), np.int64(n_columns), packed, histogram,
-        np.int64(0), np.int64(0), scratch,
-    )  # fmt: skip
-    flush(layout, packing, np.int64(0), np.int64(n_columns), np.int64(0), packed, histogram, flushed == 0, scratch)
+    for k in range(len(nodes)):
+        side, begin, end = ranges[nodes[k]]
+        for word in range(packed.size):
+            packed[word] = 0
+        histogram = histograms[k]
+        _, flushed = add_records(
+            tiles, wide_codes, records[side, begin:end], repeat_count, layout, packing, np.int64(0), np.int64(n_columns),
+            packed, histogram, np.int64(0), np.int64(0), scratch,
+        )  # fmt: skip
+        flush(layout, packing, np.int64(0), np.int64(n_columns), np.int64(0), packed, histogram, flushed == 0, scratch)
 
 
 @kernel
-def _label(records, leaf, label):
-    label_rows(records, leaf, label)
+def _label(records, ranges, leaves, leaf):
+    """Set the number of the leaf of every record of the listed nodes."""
+    for k in range(len(leaves)):
+        side, begin, end = ranges[leaves[k, 0]]
+        label_rows(records[side, begin:end], leaf, leaves[k, 1])
 
 
 @kernel

@@ -37,7 +37,7 @@ from dboost.training.leaf_values import LeafEstimator
 from dboost.training.plan import precision_of
 from dboost.trees.bin_proposal import BinMerge
 from dboost.trees.finished_tree import TreeSnapshot, follow_sums, within_bounds
-from dboost.trees.tree_task import FEATURES, GradientStats, Sample, TreeTask, derive_seed, split_params_of
+from dboost.trees.tree_task import FEATURES, GradientStats, GrownTree, Sample, TreeTask, derive_seed, split_params_of
 
 if TYPE_CHECKING:
     from dboost.training.plan import FitPlan
@@ -180,7 +180,11 @@ class BoostingLoop:
         began = time.perf_counter() if began is None else began
         iteration, n_iterations = self.n_done + 1, self.n_iterations
         n_sampled: list[int] = []
-        values = [self._add_tree(stats, iteration, output, n_sampled) for output in range(self.loss.n_outputs)]
+        tasks = [self._with_bins(self._task(stats, iteration, output)) for output in range(self.loss.n_outputs)]
+        values = []
+        for task, grown in zip(tasks, self.engine.grow(tasks), strict=True):
+            n_sampled.append(int(grown.n_rows[0]))
+            values.append(self._add_tree(task, grown, iteration))
         record: dict[str, Any] = {
             "iteration": iteration,
             **self.visit_columns,
@@ -204,11 +208,8 @@ class BoostingLoop:
             self.checkpoint.note(self)
         return stats, has_waited, is_ended
 
-    def _add_tree(self, stats: GradientStats, iteration: int, output: int, n_sampled: list[int]) -> np.ndarray:
-        """Grow one output's next tree and return its leaf values; append the number of sampled rows to `n_sampled`."""
-        task = self._with_bins(self._task(stats, iteration, output))
-        grown = self.engine.grow(task)
-        n_sampled.append(int(grown.n_rows[0]))
+    def _add_tree(self, task: TreeTask, grown: GrownTree, iteration: int) -> np.ndarray:
+        """Add one output's tree to the model and the evaluation sets; return its leaf values."""
         values = self.steps.values(grown, task.row_subset)
         if self.plan.direction is not None:
             within_bounds(values, grown, self.parameters.learning_rate * task.scales[1] / task.scales[0])
@@ -216,9 +217,9 @@ class BoostingLoop:
             raise _diverged(iteration)
         self.snapshots.append(TreeSnapshot.of(grown, values, _gain_unit(task)))
         if self.valued is not None:
-            self.valued.append(TreeDelta(grown.copy(), values, output))
+            self.valued.append(TreeDelta(grown.copy(), values, task.output))
         for eval_set in self.eval_sets:
-            eval_set.add(grown, values, output)
+            eval_set.add(grown, values, task.output)
         return values
 
     def _with_bins(self, task: TreeTask) -> TreeTask:

@@ -3,7 +3,8 @@
 The generator does no I/O and does not depend on an engine. A `RoundRequest` carries the splits that were chosen last and the
 sibling pairs whose histograms are needed next, so a level of the tree costs one round trip. The driver of the generator
 (`session/engines.py` in this process, the reducer on a cluster) sends the request to all shards, adds up their
-`RoundHistograms`, passes the sums to a `SplitFinder`, and sends the best split of each node back as a `RoundResult`.
+`RoundHistograms`, passes the sums and the sibling pairs to a `SplitFinder`, and sends the best split of each node back as a
+`RoundResult`.
 
 **Speculation.** Strict best-first growth would need a round per split. Each request therefore splits several promising leaves
 at once, and the grower afterwards replays best-first order over the results: it *commits* a split when that split is the best
@@ -19,8 +20,9 @@ histogram of the other one is the parent's minus that.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,30 +45,32 @@ from dboost.trees.tree_task import GrownTree, TreeTask
 MOST_OPENED = 4
 
 
-@dataclass(frozen=True, eq=False)
-class Split:
-    """Move the rows of `node` whose bin code of `feature` is marked in `goes_left` (uint8[n_codes]) to `left`, others to
-    `right`."""
-
-    node: int
-    feature: int
-    goes_left: np.ndarray
-    left: int
-    right: int
-
-
-@dataclass(frozen=True, eq=False)
-class RoundRequest:
-    """Apply these splits, then add up the histograms of the small children of these pairs.
+class RoundRequest(NamedTuple):
+    """Apply these splits, then add up the histograms of these nodes: of the root, or of the small child of each pair.
 
     With `leaves`, end the tree: number the leaves and add up their gradients and Hessians exactly. Node numbers are the
-    grower's own. leaves : {node: number of the leaf}. Rows whose node was split speculatively are in its descendants, all of
-    which are listed.
+    grower's own.
+
+    splits : int64[n_splits, 4], each a node, a feature, and the numbers of the left and the right child.
+    goes_left : uint8[n_splits, n_codes], whether the rows of a split's node with a bin code go left.
+    nodes : int64[n_nodes]
+    leaves : int64[n, 2], each a node and the number of its leaf. Rows whose node was split speculatively are in its
+        descendants, all of which are listed.
     """
 
-    splits: tuple[Split, ...] = ()
-    pairs: tuple[SiblingPair, ...] = ()
-    leaves: dict[int, int] | None = None
+    splits: np.ndarray
+    goes_left: np.ndarray
+    nodes: np.ndarray
+    leaves: np.ndarray | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first round of the tree, which adds up the root."""
+        return len(self.nodes) == 1 and int(self.nodes[0]) == 0
+
+
+#: What the generator yields: a request to the shards, and the pairs whose best splits it needs.
+Round = tuple[RoundRequest, tuple[SiblingPair, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +79,7 @@ class RoundHistograms:
 
     All sums are integers, in the smallest type that holds them (see `compact`) or as float64.
 
-    histograms : float64[len(pairs), n_channels, n_buckets]; n_rows : int64[len(splits), 2], rows that went left and right, or
+    histograms : float64[n_nodes, n_channels, n_buckets]; n_rows : int64[n_splits, 2], rows that went left and right, or
     in the root's round its number of rows and 0; leaf_sums : float64[n_leaves, 2], integers in units of 1 / scales[2:] (with
     `leaves`).
     """
@@ -90,14 +94,13 @@ class RoundHistograms:
         return RoundHistograms(self.histograms + other.histograms, self.n_rows + other.n_rows, sums)
 
     def compact(self, buffer: np.ndarray) -> RoundHistograms:
-        """Return the same sums as int32 for sending, half the bytes, where all of them fit.
+        """Return a copy for sending, as int32 where all sums fit: half the bytes.
 
         buffer : int32[...], which receives them; it must have room for all sums.
         """
-        narrow = buffer[: self.histograms.size]
-        if not _narrow(self.histograms.ravel(), narrow):
-            return self
-        return RoundHistograms(narrow.reshape(self.histograms.shape), self.n_rows, self.leaf_sums)
+        narrow = buffer[: self.histograms.size].reshape(self.histograms.shape)
+        fits = _narrow(self.histograms.ravel(), narrow.ravel())
+        return RoundHistograms(narrow if fits else self.histograms.copy(), self.n_rows, self.leaf_sums)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +129,8 @@ class _Node:
 
 def grow_tree(
     task: TreeTask, layout: BinLayout, n_rows: int, leaves_per_round: int
-) -> Generator[RoundRequest, RoundResult, GrownTree]:
-    """Return the generator that grows a tree: it yields requests, is sent results, and returns the tree.
+) -> Generator[Round, RoundResult, GrownTree]:
+    """Return the generator that grows a tree: it yields rounds, is sent results, and returns the tree.
 
     Parameters
     ----------
@@ -149,32 +152,34 @@ class _Grower:
         self.n_numbers = 1
         self.committed: list[_Node] = []  # committed nodes, by their number in `nodes`
         self.n_rows = n_rows
+        self.n_codes = int(layout.n_bins.max()) + 1
 
-    def run(self) -> Generator[RoundRequest, RoundResult, GrownTree]:
-        result = yield RoundRequest(pairs=(SiblingPair(-1, 0, -1, None, self._open_root()),))
+    def run(self) -> Generator[Round, RoundResult, GrownTree]:
+        result = yield self._request([], [0]), (SiblingPair(-1, 0, -1, None, self._open_root()),)
         root = _Node(0, 0, result.found[0].total, n_rows=int(result.n_rows[0, 0]))
         _init_root(self.nodes, root.total)
         self._look_at(root, result.found[0])
         self.committed.append(root)
         self._note(0)
-        final_splits: list[Split] = []  # splits whose children are leaves and need no histograms
+        final_splits: list[_Node] = []  # nodes whose children are leaves and need no histograms
         while True:
             blocking_leaf = self._commit(final_splits)
             if blocking_leaf is None:
                 break
             opened = self._choose(blocking_leaf)
-            splits = [self._split(node) for node in opened]
-            result = yield RoundRequest(tuple(splits), tuple(self._sibling_pair(node) for node in opened))
+            for node in opened:
+                self._split(node)
+            pairs = tuple(self._sibling_pair(node) for node in opened)
+            result = yield self._request(opened, [pair.small for pair in pairs]), pairs
             for k, node in enumerate(opened):
                 self._count(node, result.n_rows[k])
                 for child, found in zip(self._by_size(node), result.found[2 * k : 2 * k + 2], strict=True):
                     self._look_at(child, found)
         leaf_of, labels, n_leaves = self._number_leaves()
-        result = yield RoundRequest(tuple(final_splits), (), labels)
+        result = yield self._request(final_splits, [], labels), ()
         assert result.leaf_sums is not None
-        by_number = {node.number: node for node in self.committed}
-        for split, counts in zip(final_splits, result.n_rows, strict=True):
-            self._count(by_number[split.node], counts)
+        for node, counts in zip(final_splits, result.n_rows, strict=True):
+            self._count(node, counts)
         for number, node in enumerate(self.committed):
             if self.nodes.child[number] >= 0:
                 assert node.found is not None
@@ -189,7 +194,22 @@ class _Grower:
             left_codes=self._left_codes(),
         )
 
-    def _commit(self, final_splits: list[Split]) -> _Node | None:
+    def _request(
+        self, split: Sequence[_Node], summed: Sequence[int], leaves: Sequence[tuple[int, int]] | None = None
+    ) -> RoundRequest:
+        """Return the request that splits some nodes and adds up others."""
+        splits = np.empty((len(split), 4), np.int64)
+        goes_left = np.zeros((len(split), self.n_codes), np.uint8)
+        for k, node in enumerate(split):
+            found, children = node.found, node.children
+            assert found is not None and children is not None
+            splits[k] = node.number, found.best[FEATURE], children[0].number, children[1].number
+            goes_left[k, : len(found.goes_left)] = found.goes_left
+        return RoundRequest(
+            splits, goes_left, np.array(summed, np.int64), None if leaves is None else np.array(leaves, np.int64)
+        )
+
+    def _commit(self, final_splits: list[_Node]) -> _Node | None:
         """Replay best-first growth over the known splits; return the leaf that must be split next, or None at the end."""
         policy, nodes = self.task.policy, self.nodes
         last = 2 * policy.max_leaves - 1
@@ -202,7 +222,8 @@ class _Grower:
             if node.children is None:
                 if not is_final:
                     return node
-                final_splits.append(self._split(node))
+                self._split(node)
+                final_splits.append(node)
             assert node.children is not None
             left = self.n_committed
             _apply_split(nodes, number, left, self.task.limits, self.task.direction)
@@ -239,14 +260,12 @@ class _Grower:
         n_extra = min(self.leaves_per_round - 1, MOST_OPENED * policy.max_leaves - self.n_numbers // 2)
         return [first, *likely[: max(n_extra, 0)]]
 
-    def _split(self, node: _Node) -> Split:
+    def _split(self, node: _Node) -> None:
         """Give the children of a node their numbers and sums."""
-        found = node.found
-        assert found is not None
-        left, right = (_Node(self.n_numbers + k, node.depth + 1, total) for k, total in enumerate(found.children))
+        assert node.found is not None
+        left, right = (_Node(self.n_numbers + k, node.depth + 1, total) for k, total in enumerate(node.found.children))
         self.n_numbers += 2
         node.children = left, right
-        return Split(node.number, int(found.best[FEATURE]), found.goes_left, left.number, right.number)
 
     def _by_size(self, node: _Node) -> tuple[_Node, _Node]:
         """Return the smaller child and the larger one."""
@@ -295,10 +314,10 @@ class _Grower:
         """Store a node's best split and its gain."""
         node.found, node.gain = found, found.gain
 
-    def _number_leaves(self) -> tuple[np.ndarray, dict[int, int], int]:
+    def _number_leaves(self) -> tuple[np.ndarray, list[tuple[int, int]], int]:
         """Number the leaves from left to right: by committed node, and for every node below them by the grower's number."""
         leaf_of = np.zeros(self.n_committed, np.int64)
-        labels: dict[int, int] = {}
+        labels: list[tuple[int, int]] = []
         stack, n_leaves = [0], 0
         while stack:
             number = stack.pop()
@@ -311,7 +330,7 @@ class _Grower:
             while below:
                 node = below.pop()
                 if node.children is None:
-                    labels[node.number] = n_leaves
+                    labels.append((node.number, n_leaves))
                 else:
                     below += node.children
             n_leaves += 1

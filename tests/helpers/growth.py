@@ -129,8 +129,8 @@ class Problem:
     def whole(self, n_threads: int) -> tuple[Tree, np.ndarray]:
         """Return the tree by the compiled grower, and the leaf of each row."""
         with self.in_process(n_threads) as engine:
-            first = self.finished(engine.grow(self.task))
-            again = self.finished(engine.grow(self.task))  # nothing is left from the previous tree
+            first = self.finished(next(engine.grow([self.task])))
+            again = self.finished(next(engine.grow([self.task])))  # nothing is left from the previous tree
             assert_equal(again, first)
             return first, np.concatenate(engine.map_shards(_leaves)).astype(np.int64)
 
@@ -149,9 +149,9 @@ class Problem:
             for a, b in pairwise(borders)
         ]
         engine = ShardedEngine(shards, TERMS, width=width)
-        tree = self.finished(engine.grow(self.task))
+        tree = self.finished(next(engine.grow([self.task])))
         n_requests = engine.n_requests
-        assert_equal(self.finished(engine.grow(self.task)), tree)
+        assert_equal(self.finished(next(engine.grow([self.task]))), tree)
         return tree, np.concatenate([shard.leaf for shard in shards]).astype(np.int64), n_requests
 
     def naive(self) -> tuple[Tree, np.ndarray]:

@@ -5,7 +5,7 @@ It proves that a model does not depend on how rows are divided; the engine of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from dboost.shards.shard import Shard
 from dboost.shards.shard_grower import ShardGrower
 from dboost.trees.bin_proposal import in_fine_bins
-from dboost.trees.grower import RoundRequest, RoundResult, grow_tree
+from dboost.trees.grower import RoundResult, grow_tree
 from dboost.trees.split_finder import SplitFinder
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
@@ -49,21 +49,24 @@ class ShardedEngine:
         """Return the result of each shard."""
         return [result for rounds in self._rounds for result in rounds.map_shards(function, *arguments)]
 
-    def grow(self, task: TreeTask) -> GrownTree:
+    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
+        return map(self._grow, tasks)
+
+    def _grow(self, task: TreeTask) -> GrownTree:
         for rounds in self._rounds:
-            rounds.begin(task)
+            rounds.begin([task])
         shard = self._rounds[0].shard
         layout = shard.bin_layout
         grower = grow_tree(task, layout, self.n_rows, self._width)
         split_finder = SplitFinder(task, layout, after=self._split_finder, n_rows=self.n_rows)
         self._split_finder = split_finder
-        request: RoundRequest = next(grower)
+        request, pairs = next(grower)
         while True:
             self.n_requests += 1
-            merged = reduce(lambda a, b: a.merge(b), (rounds.sum_histograms(request) for rounds in self._rounds))
-            found = split_finder.find_best_splits(request.pairs, merged.histograms)
+            merged = reduce(lambda a, b: a.merge(b), (rounds.sum_histograms(task.output, request) for rounds in self._rounds))
+            found = split_finder.find_best_splits(pairs, merged.histograms)
             try:
-                request = grower.send(RoundResult(found, merged.n_rows, merged.leaf_sums))
+                request, pairs = grower.send(RoundResult(found, merged.n_rows, merged.leaf_sums))
             except StopIteration as end:
                 in_fine_bins(end.value, task.bin_merge, shard.is_identity_bin_map)
                 return end.value
