@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,8 +37,7 @@ from dboost.trees.nodes import child_stats, gain_of
 from dboost.trees.tree_task import TreeTask
 
 
-@dataclass(frozen=True, eq=False)
-class SiblingPair:
+class SiblingPair(NamedTuple):
     """A split node whose children need their best splits: `small` is added up, `large` is the parent minus that.
 
     totals : float64[2, 5], sums of gradients, Hessians and rows of the small and the large child, and the bounds of their
@@ -53,8 +52,7 @@ class SiblingPair:
     open: np.ndarray | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class SplitInfo:
+class SplitInfo(NamedTuple):
     """The best split of a node.
 
     best : float64[SPLIT_SIZE] (see `kernels.splits`); total : float64[5]; children : float64[2, 5], the same of the left and
@@ -133,6 +131,7 @@ class SplitFinder:
         self._packed_counts: np.ndarray = none if after is None or not self._is_packed else after._packed_counts
         self._slot_of: dict[int, int] = {}
         self._n_slots = 0
+        self._allowed = np.empty((0, 2, len(task.allowed)), np.uint8)
 
     def find_best_splits(self, pairs: Sequence[SiblingPair], histograms: np.ndarray) -> BestSplits:
         """Return the best splits of the pairs' children: small, large, small, large, …
@@ -144,10 +143,13 @@ class SplitFinder:
             return []
         slots = np.full((n, 2), -1)  # the large child takes its parent's slot
         totals = np.zeros((n, 2, 5))
-        allowed = np.empty((n, 2, len(self._task.allowed)), np.uint8)
+        if n > len(self._allowed):
+            self._allowed = np.tile(self._task.allowed, (2 * n, 2, 1))
+        allowed = self._allowed[:n]
         self._reserve(n, histograms.shape[1:])
         for k, pair in enumerate(pairs):
-            allowed[k] = self._task.allowed if pair.open is None else pair.open
+            if pair.open is not None:
+                allowed[k] = pair.open
             slots[k, 0] = self._slot_of[pair.small] = self._n_slots
             self._n_slots += 1
             if pair.totals is None:
@@ -170,16 +172,15 @@ class SplitFinder:
                 self._order, best, children, gains, goes_left,
             )  # fmt: skip
         n_codes = self._layout.n_bins + 1
-        features = np.where(best[:, :, SCORE] == NO_SPLIT, -1.0, best[:, :, FEATURE]).astype(np.int64).tolist()
         gain_of = gains.tolist()
-        return [
-            SplitInfo(
-                best[k, side], totals[k, side], children[k, side], gain_of[k][side],
-                goes_left[k, side, : 0 if features[k][side] < 0 else n_codes[features[k][side]]],
-            )
-            for k in range(n)
-            for side in range(2 if pairs[k].large >= 0 else 1)
-        ]  # fmt: skip
+        found = []
+        for k, pair in enumerate(pairs):
+            for side in range(2 if pair.large >= 0 else 1):
+                split = best[k, side]
+                n_marks = 0 if split[SCORE] == NO_SPLIT else n_codes[int(split[FEATURE])]
+                marks = goes_left[k, side, :n_marks]
+                found.append(SplitInfo(split, totals[k, side], children[k, side], gain_of[k][side], marks))
+        return found
 
     def _reserve(self, n: int, shape: tuple[int, ...]) -> None:
         """Grow the buffer so that it holds the histograms of `n` more nodes."""
