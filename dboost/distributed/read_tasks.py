@@ -143,10 +143,9 @@ class ReadTasks:
     def read(
         self, connection: Connection, batch: str, numbers: Sequence[int], plan: ReadPlan, workers: Sequence[str] | None = None
     ) -> list[Receipt]:
-        """Read partitions into a batch, preferably on the given workers.
+        """Read partitions into a batch, on the given workers while there are any of them, else on all.
 
         Workers without dboost, or with another version, are excluded. If there are any, tasks are restricted to the others.
-        Otherwise `workers` is a preference only, because any worker may leave at any time.
 
         Raises
         ------
@@ -155,8 +154,9 @@ class ReadTasks:
         """
         for _ in range(_MAX_SUBMISSIONS):
             usable, unusable = connection.usable()
-            bound = {"workers": usable, "allow_other_workers": False} if unusable and usable else {}
-            restrictions = bound or ({} if workers is None else {"workers": list(workers), "allow_other_workers": True})
+            wanted = [address for address in workers or () if address in usable] or (usable if unusable else [])
+            # A preference would not do: idle workers steal tasks from workers that are only preferred.
+            restrictions = {"workers": wanted, "allow_other_workers": False} if wanted else {}
             try:
                 return self._read(connection, batch, numbers, plan, restrictions)
             except _SubmitAgain:
@@ -183,7 +183,7 @@ class ReadTasks:
         futures = connection.client.get(graph, list(keys.values()), sync=False, priority=_PRIORITY, **restrictions)
         try:
             events = _ReadEvents(connection, batch.rpartition("/")[0], len(numbers))
-            bound = [] if restrictions.get("allow_other_workers", True) else list(restrictions["workers"])
+            bound = restrictions.get("workers", [])
             return _receipts(connection, dict(zip(futures, numbers, strict=True)), events, bound)
         except _ReadFailed as unread:
             failure = self._failure(connection, unread.number, unread.error)

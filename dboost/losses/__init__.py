@@ -1,4 +1,4 @@
-"""Registry of losses by name. A new loss is a module in this package, and its class in the tuple below."""
+"""Registry of losses by name. A new loss is a module here, its class in the tuple below, and its name in `params.LOSSES`."""
 
 from __future__ import annotations
 
