@@ -186,6 +186,7 @@ def test_access_denied_is_said_of_the_place(store: fsspec.AbstractFileSystem, mo
     monkeypatch.setattr(type(store), "cat_file", refuse)
     monkeypatch.setattr(type(store), "exists", refuse)
     monkeypatch.setattr(type(store), "info", refuse)
+    type(store).clear_instance_cache()  # fsspec sets methods of an instance when it is made
     with pytest.raises(ModelFileError, match=r"cannot read s3://lake/model\.json: access is denied"):
         dboost.load("s3://lake/model.json")
     with pytest.raises(DataError, match="cannot read s3://lake/rows: access is denied"):
