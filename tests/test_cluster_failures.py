@@ -6,6 +6,7 @@ The processes are real and are killed with signals. Most tests share one cluster
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -13,10 +14,12 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import dask.dataframe as dd
+import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client, LocalCluster
@@ -155,6 +158,26 @@ def test_a_worker_that_joins_is_given_rows(cluster: Processes, expected: str) ->
     assert sum(before.values()) == sum(latest.values()) == len(FRAME)
     assert latest[newcomer] > len(FRAME) / 8
     cluster.client.retire_workers([newcomer])
+
+
+@pytest.mark.slow
+def test_two_of_32_workers_are_killed() -> None:
+    """Partitions of random lengths, some of them empty, on as many processes as a small rack has."""
+    frame = a_table(20_000)[["a", "b", "c", "e", "z"]]
+    cuts = np.sort(np.random.default_rng(5).integers(0, len(frame) + 1, 99))
+    parts = [frame.iloc[a:b] for a, b in pairwise([0, *cuts.tolist(), len(frame)])]
+    options = OPTIONS | {"max_iter": 5, "max_leaf_nodes": 31}
+    with Processes(2) as cluster:
+        for _ in range(30):
+            cluster.add_worker()
+        cluster.client.wait_for_workers(32, timeout=300)
+        victims = random.sample(list(cluster.pids().values()), 2)
+        kill = [at(3 + k, lambda pid=victim: os.kill(pid, signal.SIGKILL)) for k, victim in enumerate(victims)]
+        data = dd.from_map(lambda k: parts[k], range(len(parts)), meta=frame.iloc[:0])
+        booster = dboost.fit(data, "z", client=cluster.client, callbacks=kill, **options)
+    assert booster.sha256 == dboost.fit(frame, "z", **options).sha256
+    workers = booster.history["workers"]
+    assert workers.iloc[0] > 24 and workers.iloc[-1] <= workers.iloc[0] - 2
 
 
 def test_a_partition_that_kills_its_workers_is_named(cluster: Processes) -> None:
