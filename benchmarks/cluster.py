@@ -1,12 +1,12 @@
 """Whole fits on a Dask cluster, beside xgboost.dask and lightgbm.dask, and the cost of dboost's rounds.
 
-    python -m benchmarks.cluster [--rows 2000 100000 1000000] [--trees 100] [--workers 2] [--rounds 3] [--deaths 3]
-                                 [--settings default|equal] [--quick] [--output FILE.json]
+    python -m benchmarks.cluster [--rows 2000 100000 1000000] [--trees 100] [--workers 2] [--link 1gbit] [--rounds 3]
+                                 [--deaths 3] [--settings default|equal] [--quick] [--output FILE.json]
 
-Scheduler and workers are separate processes on this machine, with one thread each; every fit has a new cluster, so that the
-workers' peak memory is that of the fit. A fit is timed from a persisted frame to a model in the client. The engines alternate,
-and ratios are within a round. By default every library has its own settings; with "equal" all have the same (31 leaves, at
-least one row a leaf, learning rate 0.1).
+Scheduler and workers are separate processes on this machine, with one thread each; with ``--link`` each of them is in a network
+namespace of its own whose link has this rate. Every fit has a new cluster, so that the workers' peak memory is that of the fit.
+A fit is timed from a persisted frame to a model in the client. The engines alternate, and ratios are within a round. By default
+every library has its own settings; with "equal" all have the same (31 leaves, at least one row a leaf, learning rate 0.1).
 
 The second part tells where the milliseconds of dboost's iterations go: computing on the workers, merging and split search in
 the scheduler, messages, the rest in the client; beside the same fit in one process with as many threads. Also the number of
@@ -30,7 +30,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from rich.table import Table
 
 from benchmarks import workloads
 from benchmarks.workloads import Workload
+from tests.helpers.hosts import Hosts
 
 Fit = Callable[[Client, Any, int, dict[str, Any]], Any]
 
@@ -87,14 +88,30 @@ ENGINES: dict[str, Fit] = {"dboost": fit_dboost, "xgboost": fit_xgboost, "lightg
 
 
 @contextmanager
-def cluster(n_workers: int) -> Iterator[Client]:
-    """A scheduler and single-threaded workers as processes."""
-    processes = [_start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")]
+def cluster(n_workers: int, link: str | None = None) -> Iterator[Client]:
+    """A scheduler and single-threaded workers as processes.
+
+    link : rate of the link of each process, for example "1gbit"; default: all processes use the loopback device.
+    """
+    with ExitStack() as stack:
+        hosts = None if link is None else stack.enter_context(Hosts(n_workers + 1, link))
+        yield stack.enter_context(_processes(n_workers, hosts))
+
+
+@contextmanager
+def _processes(n_workers: int, hosts: Hosts | None) -> Iterator[Client]:
+    def place(i: int) -> tuple[list[str], str]:
+        """Return the command prefix and the address of a process."""
+        return ([], "127.0.0.1") if hosts is None else (hosts.inside(i), hosts.address(i))
+
+    inside, host = place(n_workers)
+    processes = [_start(inside, "dask_scheduler", "--host", host, "--port", "0", "--no-dashboard")]
     try:
         address = _address(processes[0])
-        processes += [
-            _start("dask_worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard") for _ in range(n_workers)
-        ]
+        for i in range(n_workers):
+            inside, host = place(i)
+            options = ["--host", host, "--nthreads", "1", "--no-nanny", "--no-dashboard"]
+            processes.append(_start(inside, "dask_worker", address, *options))
         with Client(address) as client:
             client.wait_for_workers(n_workers, timeout=120)
             yield client
@@ -105,11 +122,11 @@ def cluster(n_workers: int) -> Iterator[Client]:
             process.wait()
 
 
-def _start(command: str, *arguments: str) -> subprocess.Popen[bytes]:
+def _start(inside: Sequence[str], command: str, *arguments: str) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE if command == "dask_scheduler" else subprocess.DEVNULL
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
     return subprocess.Popen(
-        [sys.executable, "-m", f"distributed.cli.{command}", *arguments],
+        [*inside, sys.executable, "-m", f"distributed.cli.{command}", *arguments],
         stdout=subprocess.DEVNULL,
         stderr=pipe,
         env=environment,
@@ -145,13 +162,20 @@ def frame_of(client: Client, workload: Workload, n_partitions: int) -> Any:
 
 
 def race(
-    workload: Workload, engines: Sequence[str], *, settings: str, workers: int, rounds: int, say: Callable[[str], None]
+    workload: Workload,
+    engines: Sequence[str],
+    *,
+    settings: str,
+    workers: int,
+    link: str | None = None,
+    rounds: int,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Return seconds and peak memory of every engine in every round."""
     found: dict[str, Any] = {engine: {"seconds": [], "peak_mib": []} for engine in engines}
     for i in range(rounds):
         for engine in engines if i % 2 == 0 else reversed(engines):
-            with cluster(workers) as client:
+            with cluster(workers, link) as client:
                 frame = frame_of(client, workload, 2 * workers)
                 ENGINES[engine](client, frame, 2, SETTINGS[settings][engine])  # imports and compilation
                 began = time.perf_counter()
@@ -164,12 +188,12 @@ def race(
     return found
 
 
-def rounds_of(workload: Workload, *, settings: str, workers: int) -> dict[str, float]:
+def rounds_of(workload: Workload, *, settings: str, workers: int, link: str | None = None) -> dict[str, float]:
     """Return where the time of one dboost fit goes: medians per iteration, and means per round."""
     import dboost
 
     ours = SETTINGS[settings]["dboost"]
-    with cluster(workers) as client:
+    with cluster(workers, link) as client:
         frame = frame_of(client, workload, 2 * workers)
         fit_dboost(client, frame, 2, ours)
         before = client.run_on_scheduler(_cpu_seconds)
@@ -200,11 +224,11 @@ def rounds_of(workload: Workload, *, settings: str, workers: int) -> dict[str, f
     }
 
 
-def deaths_of(workload: Workload, *, settings: str, workers: int, deaths: int) -> dict[str, float]:
+def deaths_of(workload: Workload, *, settings: str, workers: int, link: str | None = None, deaths: int) -> dict[str, float]:
     """Measure the cost of killing a worker in the middle of a fit; each fit has a new cluster."""
     undisturbed, lost, whole = [], [], []
     for victim in (False, True) * deaths:
-        with cluster(workers) as client:
+        with cluster(workers, link) as client:
             frame = frame_of(client, workload, 2 * workers)
             fit_dboost(client, frame, 2, SETTINGS[settings]["dboost"])
             seconds, lengths = _fit_with_a_death(client, frame, workload.trees, SETTINGS[settings]["dboost"], kill=victim)
@@ -258,6 +282,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--features", type=int, default=28)
     parser.add_argument("--trees", type=int, default=100)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--link", metavar="1gbit", help="rate of the link of each process; default: all use the loopback device"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--settings", choices=sorted(SETTINGS), default="default", help="each library's own, or equal ones")
     parser.add_argument("--engines", default="dboost,xgboost,lightgbm", help="separated by commas")
@@ -273,7 +300,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for n_rows in options.rows:
         workload = Workload("cluster", n_rows, options.features, "binary", options.trees)
-        where = {"settings": options.settings, "workers": options.workers}
+        where = {"settings": options.settings, "workers": options.workers, "link": options.link}
         of_size = race(workload, engines, **where, rounds=options.rounds, say=lambda text: console.print(text))
         console.print(_table_of(of_size, engines, workload, options.workers))
         if "dboost" in engines:

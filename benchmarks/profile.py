@@ -102,7 +102,7 @@ class _Clock:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Return a context in which fits are profiled."""
-        grow, advance, map_shards = FusedEngine.grow, FusedEngine.advance, FusedEngine.map_shards
+        grow, advance, map_shards = FusedEngine._grow, FusedEngine.advance, FusedEngine.map_shards
 
         def clocked_grow(engine: FusedEngine, task: TreeTask) -> GrownTree:
             start = time.process_time()
@@ -127,7 +127,7 @@ class _Clock:
             self._asked += time.process_time() - start
             return found
 
-        with patch.multiple(FusedEngine, grow=clocked_grow, advance=clocked_advance, map_shards=clocked_map_shards):
+        with patch.multiple(FusedEngine, _grow=clocked_grow, advance=clocked_advance, map_shards=clocked_map_shards):
             yield
 
     def mark(self, _: object) -> None:
@@ -151,11 +151,14 @@ class _Clock:
         names = {
             (shard_grower, "_quantise"): ("quantise", lambda *_: (0, n * (of_row + 8))),
             # A record is read and written, a code is read.
-            (shard_grower, "_split"): ("split rows", lambda codes, left, source, *_: (0, len(source) * 17)),
-            (shard_grower, "_add_up"): (
-                "histograms", lambda tiles, wide, records, *_: (len(records) * len(shard.bin_layout.n_bins), 0),
+            (shard_grower, "_split"): (
+                "split rows", lambda narrow, wide, row_of, records, ranges, splits, *_: (0, 17 * _length(ranges, splits[:, 0])),
             ),
-            (shard_grower, "_label"): ("leaves", lambda records, *_: (0, len(records) * 9)),
+            (shard_grower, "_add_up"): (
+                "histograms",
+                lambda tiles, wide, records, ranges, nodes, *_: (_length(ranges, nodes) * len(shard.bin_layout.n_bins), 0),
+            ),
+            (shard_grower, "_label"): ("leaves", lambda records, ranges, leaves, *_: (0, 9 * _length(ranges, leaves[:, 0]))),
             (shard_grower, "_sum_leaves"): ("leaves", lambda *_: (0, n * (of_row + 1))),
             # The small children's histograms are read and kept, their siblings' (all but the root's) read and written.
             (split_finder, "_search_pairs"): (
@@ -193,6 +196,11 @@ class _Clock:
             return found
 
         return call
+
+
+def _length(ranges: np.ndarray, nodes: np.ndarray) -> int:
+    """Return the number of records of some nodes; see `shard_grower.GrowingTree.ranges`."""
+    return int((ranges[nodes, 2] - ranges[nodes, 1]).sum())
 
 
 @njit

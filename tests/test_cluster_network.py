@@ -5,9 +5,7 @@ Skipped where creating namespaces is not permitted.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -19,97 +17,34 @@ from distributed import Client
 
 import dboost
 from tests.helpers.clusters import ENVIRONMENT, a_table, impatient
+from tests.helpers.hosts import Hosts, NoHosts
 
 pytestmark = pytest.mark.slow
 
 FRAME = a_table(4000)[["a", "b", "c", "e", "z"]]
 N_HOSTS = 3
-#: A network address range that only this test uses.
-NET = "10.213.7"
-
-
-def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
-
-
-def quietly(*command: str) -> None:
-    subprocess.run(command, check=False, capture_output=True)
-
-
-class Hosts:
-    """A bridge with namespaces attached, each with 100 Mbit/s and 5 ms of delay."""
-
-    def __init__(self) -> None:
-        self.name = f"db{os.getpid() % 100_000}"
-
-    def __enter__(self) -> Hosts:
-        run("ip", "link", "add", self.name, "type", "bridge")
-        run("ip", "addr", "add", f"{NET}.1/24", "dev", self.name)
-        run("ip", "link", "set", self.name, "up")
-        for i in range(N_HOSTS):
-            space, outer, inner = self.space(i), self.outer(i), f"{self.name}i{i}"
-            run("ip", "netns", "add", space)
-            run("ip", "link", "add", outer, "type", "veth", "peer", "name", inner)
-            run("ip", "link", "set", outer, "master", self.name, "up")
-            run("ip", "link", "set", inner, "netns", space)
-            run("ip", "-n", space, "addr", "add", f"{NET}.{i + 2}/24", "dev", inner)
-            run("ip", "-n", space, "link", "set", inner, "up")
-            run("ip", "-n", space, "link", "set", "lo", "up")
-            # Without this queue in the kernel the link is merely fast.
-            quietly("tc", "qdisc", "add", "dev", outer, "root", "netem", "delay", "5ms", "rate", "100mbit")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for i in range(N_HOSTS):
-            quietly("ip", "netns", "del", self.space(i))
-            quietly("ip", "link", "del", self.outer(i))
-        quietly("ip", "link", "del", self.name)
-
-    def space(self, i: int) -> str:
-        return f"{self.name}n{i}"
-
-    def outer(self, i: int) -> str:
-        return f"{self.name}o{i}"
-
-    def cut(self, i: int) -> None:
-        """Cut the link: connections stay open, but nothing arrives any more."""
-        run("ip", "link", "set", self.outer(i), "down")
 
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
-    if not (shutil.which("ip") and shutil.which("tc")):
-        pytest.skip("the commands ip and tc are not here")
-    hosts = Hosts()
     try:
-        hosts.__enter__()
-    except subprocess.CalledProcessError as error:
-        hosts.__exit__()
-        pytest.skip(f"network namespaces are not permitted here: {error.stderr.decode().strip()}")
-    with contextlib.ExitStack() as stack:
-        stack.push(hosts)
-        yield hosts
+        with Hosts(N_HOSTS, "100mbit") as hosts:
+            yield hosts
+    except NoHosts as reason:
+        pytest.skip(str(reason))
 
 
 @pytest.fixture
 def client(hosts: Hosts) -> Iterator[Client]:
     environment = os.environ | ENVIRONMENT
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment}
-    address = f"tcp://{NET}.1:18786"
-    command = [
-        sys.executable,
-        "-m",
-        "distributed.cli.dask_scheduler",
-        "--host",
-        f"{NET}.1",
-        "--port",
-        "18786",
-        "--no-dashboard",
-    ]
+    address = f"tcp://{hosts.bridge_address}:18786"
+    options = ["--host", hosts.bridge_address, "--port", "18786", "--no-dashboard"]
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", *options]
     processes = [subprocess.Popen(command, **silent)]  # type: ignore[call-overload]
     for i in range(N_HOSTS):
-        inside = ["ip", "netns", "exec", hosts.space(i), sys.executable, "-m", "distributed.cli.dask_worker", address]
-        options = ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--host", f"{NET}.{i + 2}"]
+        inside = [*hosts.inside(i), sys.executable, "-m", "distributed.cli.dask_worker", address]
+        options = ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--host", hosts.address(i)]
         processes.append(subprocess.Popen([*inside, *options], **silent))  # type: ignore[call-overload]
     try:
         with Client(address, set_as_default=False, timeout="30s") as client:
