@@ -12,12 +12,13 @@ import dask.dataframe as dd
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
 from dboost.distributed import cluster_engine
 from tests.helpers.clusters import Processes, a_table, rows_in_files, stream_everything
+from tests.helpers.examples import examples
 
 FRAME = a_table(3000)[["a", "b", "c", "d", "e", "w"]].assign(
     grade=lambda frame: (np.abs(np.nan_to_num(frame["a"]) * 2 + frame["c"].fillna(0)) * 1.3).clip(0, 4).astype(int)
@@ -58,7 +59,7 @@ def test_an_iteration_takes_the_rounds_of_its_deepest_tree(client: Client, lines
     assert max(rounds) <= 7  # of a tree with 7 leaves
 
 
-@settings(max_examples=8, deadline=None)
+@examples(12)
 @given(
     together=st.integers(1, 5), subsample=st.sampled_from([1.0, 0.5]), trim=st.sampled_from([None, 0.1]),
     seed=st.integers(0, 3), columns=st.sampled_from([1.0, 0.6]),
