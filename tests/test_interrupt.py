@@ -133,7 +133,7 @@ def test_reading_ends_at_once() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("call", ["advance", "grow"])
+@pytest.mark.parametrize("call", ["advance", "_grow"], ids=["advance", "grow"])
 def test_an_iteration_that_was_not_finished_leaves_nothing(target: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever SIGINT arrives, the model contains whole iterations only: those that the message and the metrics count."""
     frame, calls = mixed_frame(300), 0
@@ -143,7 +143,7 @@ def test_an_iteration_that_was_not_finished_leaves_nothing(target: str, call: st
     def sometimes(self: FusedEngine, *arguments: object) -> object:
         nonlocal calls
         calls += 1
-        if calls == 12 if call == "grow" and target == "grade" else calls == 5:
+        if calls == 12 if call == "_grow" and target == "grade" else calls == 5:
             raise KeyboardInterrupt
         return method(self, *arguments)
 
@@ -151,7 +151,7 @@ def test_an_iteration_that_was_not_finished_leaves_nothing(target: str, call: st
     with pytest.raises(dboost.FitInterrupted, match=r"interrupted after [34] of 8 iterations") as caught:
         dboost.fit(frame, target, features=FEATURES, max_iter=8)
     stopped = caught.value
-    assert stopped.iterations == (4 if call == "grow" and target != "grade" else 3)
+    assert stopped.iterations == (4 if call == "_grow" and target != "grade" else 3)
     booster = dboost.Booster(stopped.ensemble)
     assert booster.n_iter_ == len(booster.history) == stopped.iterations
     found = np.asarray(booster.predict(frame, raw_score=True))
