@@ -41,6 +41,11 @@ def owner_bytes() -> int:
     return int(_number("owner-bytes", parse_bytes, lambda n: n > 0, 'a size, such as "4MiB"'))
 
 
+def fan_in() -> int:
+    """Number of sessions from which a process collects answers in a round; more form a tree."""
+    return int(_number("fan-in", int, lambda n: n >= 2, "a whole number from 2 on"))
+
+
 def imbalance(persisted: bool) -> float:
     """How many times its fair share of the rows a worker may hold before partitions move."""
     key = "imbalance-persisted" if persisted else "imbalance"

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.distributed.line import Message, packed
-from dboost.distributed.tree_rounds import RoundSums
+from dboost.distributed.round_sums import RoundSums, SumMemory
 from dboost.kernels.histograms import TILE_COLUMNS
 from dboost.kernels.rows import STRIPE
 from dboost.params import Parameters
 from dboost.session import engines as fused_engine
+from dboost.session.protocol import SessionRef
 from dboost.training.plan import Precision, precision_of
 from dboost.trees.grower import RoundHistograms
 from dboost.trees.nodes import ANY_ORDER
@@ -314,10 +315,10 @@ def test_answers_travel_in_half_the_bytes_where_they_fit_and_add_up(largest: int
     assert sent.histograms.dtype == (np.int32 if narrow else np.float64)
     assert np.array_equal(sent.histograms, histograms)
     other = RoundHistograms(np.ones((3, 2, 40), np.int32), np.array([[1, 1]]), np.array([[0.5, 0.0]]))
-    sums = RoundSums({1: np.empty((3, 2, 40))})
+    sums = RoundSums(SumMemory())
     for part in (sent, other):
         content, buffers = packed(({1: part}, 5, 0.0))
-        sums.add(Message(1, 0, memoryview(content), buffers))
+        sums.add(SessionRef("tcp://a", "one"), Message(1, 0, memoryview(content), buffers))
     found = sums.trees[1]
     assert np.array_equal(found.histograms, histograms + 1)
     assert found.n_rows.tolist() == [[5, 6]] and found.leaf_sums is not None and found.leaf_sums.tolist() == [[1.5, 2.0]]

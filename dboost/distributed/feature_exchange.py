@@ -4,8 +4,9 @@ For wide tables the histograms of all workers are too large for one process to r
 each. In a round every worker sends each owner the owner's slice of its histograms. An owner adds the slices, finds the best
 splits of its features, and sends only these to the reducer. Owners keep the histograms of leaves for the next round.
 
-The number of owners depends on the bytes W·H of a round's histograms over W workers: below `config.gather_bytes` the
-scheduler's process gathers them, else there is one owner for each `config.owner_bytes`.
+The number of owners depends on the bytes H of a worker's histograms in a round: below `config.gather_bytes` over the workers
+from which a process collects answers (`config.fan_in`) they are added up on the way to the scheduler's process, else there is
+one owner for each `config.owner_bytes` of W·H over W workers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dboost.config import gather_bytes, owner_bytes
+from dboost.config import fan_in, gather_bytes, owner_bytes
 from dboost.kernels.histograms import BinLayout
 from dboost.session.protocol import FeatureOwner, SessionRef
 from dboost.trees.tree_task import TreeTask
@@ -24,11 +25,11 @@ from dboost.trees.tree_task import TreeTask
 def choose_owners(refs: Sequence[SessionRef], task: TreeTask, layout: BinLayout, n_leaves_per_round: int) -> list[FeatureOwner]:
     """Return the feature owners; empty if the scheduler's process gathers the histograms."""
     n_channels = 3 if task.limits.count_channel == 2 else 2
-    n_bytes = len(refs) * n_leaves_per_round * n_channels * int(layout.offset[-1]) * 4
+    of_worker = n_leaves_per_round * n_channels * int(layout.offset[-1]) * 4
     n_features = len(layout.n_bins)
-    if n_bytes < gather_bytes() or len(refs) == 1:
+    if min(len(refs), fan_in()) * of_worker < gather_bytes() or len(refs) == 1:
         return []
-    n_owners = min(-(-n_bytes // owner_bytes()), len(refs), n_features)
+    n_owners = min(-(-len(refs) * of_worker // owner_bytes()), len(refs), n_features)
     # Ranges with similar numbers of buckets.
     targets = layout.offset[-1] * np.arange(1, n_owners) / n_owners
     inner = np.clip(np.searchsorted(layout.offset, targets), 1, n_features - 1)

@@ -93,7 +93,12 @@ class Line:
         return bool(self._received) or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0)
 
     def send(
-        self, number: int, kind: int, content: bytes, buffers: Sequence[memoryview] = (), timeout: float | None = None
+        self,
+        number: int,
+        kind: int,
+        content: bytes | memoryview,
+        buffers: Sequence[memoryview] = (),
+        timeout: float | None = None,
     ) -> None:
         """Send a message.
 

@@ -31,7 +31,7 @@ from distributed import Scheduler
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from dboost.config import liveness_timeout, uses_lines
+from dboost.config import fan_in, liveness_timeout, uses_lines
 from dboost.distributed.feature_exchange import choose_owners
 from dboost.distributed.line import Line
 from dboost.distributed.messages import (
@@ -57,8 +57,19 @@ from dboost.distributed.monitoring.dashboard import show
 from dboost.distributed.monitoring.prometheus import publish
 from dboost.distributed.monitoring.status import FitRegistry
 from dboost.distributed.plugin_factory import WorkerPluginFactory
+from dboost.distributed.relay import answers_of
 from dboost.distributed.tree_rounds import GrowOrder, TreeRounds
-from dboost.distributed.worker_calls import LineCalls, MessageCalls, WorkerCalls, accept_line, open_worker_line, run_on
+from dboost.distributed.worker_calls import (
+    FitCalls,
+    FitGuard,
+    MessageCalls,
+    WorkerCalls,
+    accept_line,
+    flat,
+    open_worker_line,
+    run_on,
+    tree_of,
+)
 from dboost.session.memory_trim import keep_freed_memory
 from dboost.session.protocol import SessionRef, pack_round, session_refs, unpack
 from dboost.version import __version__
@@ -127,13 +138,13 @@ class Reducer(SchedulerPlugin):
         """Start a fit; return the workers' versions of dboost, see `WorkerVersion`."""
         lines = None
         if uses_lines():
-            lines = LineCalls(
+            guard = FitGuard(
                 lambda worker: worker in self._scheduler.workers,
                 lambda: fit not in self._fits,
                 partial(self._lost_among, fit),
                 self._loop,
-                self._numbers,
             )
+            lines = FitCalls(guard, self._numbers)
         self._fits[fit] = Fit(client_id, lines)
         self._scheduler.idle_since = None
         self._scheduler.log_event(NAME, {"action": "began", "fit": fit})
@@ -289,13 +300,17 @@ class Reducer(SchedulerPlugin):
     def _ask(self, name: str, refs: Sequence[SessionRef], method: str, arguments: Any) -> dict[str, Any]:
         """See `ask`; in the thread of the fit."""
         each = isinstance(arguments, list | tuple)
-        packed = dict(zip(refs, arguments, strict=True)) if each else dict.fromkeys(refs, arguments)
         fit = self._fit(name)
         self._use(fit, refs)
-        calls: WorkerCalls = MessageCalls(partial(self._call, name), self._loop)
-        if fit.lines is not None and not fit.lines.missing(refs):
+        branches = flat(refs) if each else tree_of(tuple(refs), fan_in())
+        calls: WorkerCalls
+        if fit.lines is not None and not fit.lines.missing(branch.ref for branch in branches):
             calls = fit.lines
-        results = calls.call(method, packed, lambda message: bytes(message.content))
+        else:
+            calls, branches = MessageCalls(partial(self._call, name), self._loop), flat(refs)
+        results: dict[SessionRef, bytes] = {}
+        packed = dict(zip(branches, arguments, strict=True)) if each else dict.fromkeys(branches, arguments)
+        calls.call(method, packed, lambda ref, message: results.update(answers_of(ref, message, branches)))
         return {"results": [results[ref] for ref in refs], "workers": self._identities()}
 
     async def _call(self, name: str, method: str, arguments: Mapping[SessionRef, bytes]) -> dict[SessionRef, bytes]:
@@ -454,25 +469,28 @@ class Reducer(SchedulerPlugin):
         fit = self._fit(name)
         self._use(fit, refs)
         owners = choose_owners(refs, asked.tasks[0], asked.layout, asked.n_leaves_per_round)
+        branches = tree_of(tuple(refs), fan_in())
+        lines = None if owners else self._lines(name, fit, [branch.ref for branch in branches])
         calls: WorkerCalls
-        if owners:
-            calls = MessageCalls(partial(self._exchange, name), self._loop)
+        if lines is not None:
+            calls = lines
         else:
-            calls = self._lines(name, fit, refs) or MessageCalls(partial(self._call, name), self._loop)
-        grown, timing = fit.rounds.grow(calls, refs, asked, owners)
+            calls, branches = MessageCalls(partial(self._exchange if owners else self._call, name), self._loop), flat(refs)
+        grown, timing = fit.rounds.grow(calls, branches, asked, owners)
         how = {
             "action": "tree",
             "fit": name,
             "workers": len(refs),
             "owners": len(owners),
-            "lines": isinstance(calls, LineCalls),
+            "lines": lines is not None,
+            "branches": len(branches),
         }
         for k, tree in enumerate(grown):  # the first one has the times of all
             event = {**how, "leaves": tree.n_leaves, **asdict(Timing() if k else timing)}
             self._loop.call_soon_threadsafe(self._scheduler.log_event, NAME, event)
         return {"trees": pack((grown, timing))}
 
-    def _lines(self, name: str, fit: Fit, refs: Sequence[SessionRef]) -> LineCalls | None:
+    def _lines(self, name: str, fit: Fit, refs: Sequence[SessionRef]) -> FitCalls | None:
         """Return lines to these sessions, opening those that are missing; None if a connection does not allow one.
 
         Raises
@@ -528,7 +546,7 @@ class Fit:
     """State of a running fit in the scheduler."""
 
     client: str
-    lines: LineCalls | None  # None if connections do not allow lines
+    lines: FitCalls | None  # None if connections do not allow lines
     workers: frozenset[str] = frozenset()  # all workers that the fit has called and that are still present
     cancelled: bool = False
     #: Futures of pending `wait_for_replies` calls. Resolved when all replies arrived, one failed, the fit changed, or the
@@ -553,6 +571,7 @@ class Fit:
             self.client_line.shut_down()
         if self.lines is not None:
             self.thread.submit(self.lines.close)
+        self.thread.submit(self.rounds.close)
         self.thread.shutdown(wait=False)
 
 

@@ -8,21 +8,19 @@ the scheduler nothing.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from dboost.distributed.line import Message
 from dboost.distributed.messages import LostWorkers, Timing
-from dboost.distributed.worker_calls import WorkerCalls
-from dboost.kernels import kernel
+from dboost.distributed.round_sums import RoundSums, SumMemory
+from dboost.distributed.worker_calls import Branch, WorkerCalls
 from dboost.kernels.histograms import BinLayout
 from dboost.session.protocol import FeatureOwner, FeatureSearch, Session, SessionRef, pack_round
-from dboost.trees.grower import Round, RoundHistograms, RoundResult, grow_tree
-from dboost.trees.split_finder import BestSplits, SplitFinder, merge_best_splits
+from dboost.trees.grower import Round, RoundResult, grow_tree
+from dboost.trees.split_finder import BestSplits, SplitFinder
 from dboost.trees.tree_task import GrownTree, TreeTask
 
 
@@ -44,17 +42,22 @@ class GrowOrder:
 
 
 class TreeRounds:
-    """Grows the trees of a fit. Keeps the memory of histograms from one tree to the next."""
+    """Grows the trees of a fit. Keeps the memory of histograms from one tree to the next.
+
+    Trees that share rounds are searched in parallel, because the workers wait meanwhile.
+    """
 
     def __init__(self) -> None:
         self._split_finders: list[SplitFinder] = []
-        self._sums = np.empty(0)
+        self._memory = SumMemory()
+        self._threads: ThreadPoolExecutor | None = None
 
     def grow(
-        self, calls: WorkerCalls, refs: Sequence[SessionRef], order: GrowOrder, owners: Sequence[FeatureOwner]
+        self, calls: WorkerCalls, branches: Sequence[Branch], order: GrowOrder, owners: Sequence[FeatureOwner]
     ) -> tuple[list[GrownTree], Timing]:
         """Grow the trees of an order, in the order of its tasks.
 
+        branches : of the tree of all sessions (see `relay`).
         owners : sessions that search ranges of features; empty if the histograms are gathered here.
 
         Raises
@@ -69,36 +72,53 @@ class TreeRounds:
         while rounds:
             began = time.perf_counter()
             requests = {output: request for output, (request, _) in rounds.items()}
-            sums = RoundSums(self._buffers_for(rounds, tasks[0], layout))
+            sums = RoundSums(self._memory)
             before = calls.n_bytes
             if owners:
                 search = FeatureSearch(
                     new_tasks, {output: pairs for output, (_, pairs) in rounds.items() if pairs}, tuple(owners)
                 )
                 method, packed = Session.histogram_slices.__name__, pack_round((requests, search))
-                answers = calls.call(method, dict.fromkeys(refs, packed), sums.add_best)
+                calls.call(method, dict.fromkeys(branches, packed), sums.add_best)
             else:
                 method, packed = Session.round_histograms.__name__, pack_round((new_tasks, requests))
-                answers = calls.call(method, dict.fromkeys(refs, packed), sums.add)
+                calls.call(method, dict.fromkeys(branches, packed), sums.add)
             if new_tasks:
-                check_rows({ref: n for ref, (n, _) in answers.items()}, order.rows_of)
+                check_rows(sums.rows, order.rows_of)
                 new_tasks = ()
             replied = time.perf_counter()
-            for output, (_, pairs) in list(rounds.items()):
+            best = sums.best if owners else self._find_best_splits(finders, rounds, sums)
+            for output in list(rounds):
                 of_tree = sums.trees[output]
-                best = sums.best.get(output, [])
-                if not owners:
-                    best = finders[output].find_best_splits(pairs, of_tree.histograms)
                 try:
-                    rounds[output] = growers[output].send(RoundResult(best, of_tree.n_rows, of_tree.leaf_sums))
+                    result = RoundResult(best.get(output, []), of_tree.n_rows, of_tree.leaf_sums)
+                    rounds[output] = growers[output].send(result)
                 except StopIteration as end:
                     grown[output] = end.value.copy()
                     del rounds[output]
             reducing = sums.seconds + time.perf_counter() - replied
-            compute = max(seconds for _, seconds in answers.values())
-            elapsed = time.perf_counter() - began
-            timing += Timing(1, compute, reducing, elapsed - compute - reducing, calls.n_bytes - before)
+            waiting = time.perf_counter() - began - sums.compute - reducing
+            timing += Timing(1, sums.compute, reducing, waiting, calls.n_bytes - before)
         return [grown[task.output] for task in tasks], timing
+
+    def close(self) -> None:
+        """Release the threads."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+    def _find_best_splits(
+        self, finders: Mapping[int, SplitFinder], rounds: Mapping[int, Round], sums: RoundSums
+    ) -> dict[int, BestSplits]:
+        """Return the best splits of the nodes of a round, by output."""
+
+        def search(output: int) -> BestSplits:
+            return finders[output].find_best_splits(rounds[output][1], sums.trees[output].histograms)
+
+        if len(rounds) == 1:
+            return {output: search(output) for output in rounds}
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(min(len(finders), os.cpu_count() or 1), "dboost-search")
+        return dict(zip(rounds, self._threads.map(search, rounds), strict=True))
 
     def _new_finders(self, order: GrowOrder) -> dict[int, SplitFinder]:
         """Return a split finder for each tree, with the memory of earlier ones."""
@@ -109,84 +129,12 @@ class TreeRounds:
         ]
         return {task.output: finder for task, finder in zip(order.tasks, self._split_finders, strict=True)}
 
-    def _buffers_for(self, rounds: Mapping[int, Round], task: TreeTask, layout: BinLayout) -> dict[int, np.ndarray]:
-        """Return arrays for the sums of a round by output: float64[n_nodes, n_channels, n_buckets]."""
-        of_node = 3 if task.limits.count_channel == 2 else 2, int(layout.offset[-1])
-        n_nodes = {output: len(request.nodes) for output, (request, _) in rounds.items()}
-        size = sum(n_nodes.values()) * of_node[0] * of_node[1]
-        if size > self._sums.size:
-            self._sums = np.empty(max(size, 2 * self._sums.size))
-        sums = self._sums[:size].reshape(-1, *of_node)
-        ends = np.cumsum([0, *n_nodes.values()]).tolist()
-        return {output: sums[ends[k] : ends[k + 1]] for k, output in enumerate(n_nodes)}
-
-
-class TreeSums:
-    """The sums of a round's answers for one tree. buffer : for the histograms."""
-
-    def __init__(self, buffer: np.ndarray) -> None:
-        self.histograms = buffer
-        self.n_rows = np.zeros((0, 2), np.int64)
-        self.leaf_sums: np.ndarray | None = None
-        self._is_empty = True
-
-    def add(self, answer: RoundHistograms) -> None:
-        """Add an answer of a session; its arrays may be views of a buffer that the next message reuses."""
-        if answer.histograms.size:
-            _add_up(answer.histograms.ravel(), self.histograms.ravel(), self._is_empty)
-        self.n_rows = answer.n_rows.copy() if self._is_empty else self.n_rows + answer.n_rows
-        if answer.leaf_sums is not None:
-            self.leaf_sums = answer.leaf_sums.copy() if self.leaf_sums is None else self.leaf_sums + answer.leaf_sums
-        self._is_empty = False
-
-
-class RoundSums:
-    """The sums of a round's answers. buffers : for the histograms of each tree, by output."""
-
-    def __init__(self, buffers: Mapping[int, np.ndarray]) -> None:
-        self.trees = {output: TreeSums(buffer) for output, buffer in buffers.items()}
-        self.best: dict[int, BestSplits] = {}
-        self.seconds = 0.0
-
-    def add(self, message: Message) -> tuple[int, float]:
-        """Add an answer of `Session.round_histograms`; return the session's number of training rows, and its seconds."""
-        began = time.perf_counter()
-        answers, n_rows, seconds = message.unpack()
-        self._add(answers)
-        self.seconds += time.perf_counter() - began
-        return n_rows, seconds
-
-    def add_best(self, message: Message) -> tuple[int, float]:
-        """Add an answer of the exchange among feature owners; see `add`."""
-        began = time.perf_counter()
-        answers, found, n_rows, seconds = message.unpack()
-        self._add(answers)
-        for output, best in found.items():
-            self.best[output] = merge_best_splits([self.best[output], best]) if output in self.best else best
-        self.seconds += time.perf_counter() - began
-        return n_rows, seconds
-
-    def _add(self, answers: Mapping[int, RoundHistograms]) -> None:
-        for output, answer in answers.items():
-            self.trees[output].add(answer)
-
 
 def check_rows(n_rows: Mapping[SessionRef, int], expected: Mapping[SessionRef, int]) -> None:
-    """Raise `LostWorkers` for sessions whose number of rows differs from the client's records.
+    """Raise `LostWorkers` for sessions whose number of rows differs from the client's records, or that have not answered.
 
     Losses are detected by the names of sessions; this is a second, independent check.
     """
-    wrong = [ref for ref, n in n_rows.items() if n != expected.get(ref, 0)]
+    wrong = [ref for ref in {**n_rows, **expected} if n_rows.get(ref, 0) != expected.get(ref, 0)]
     if wrong:
         raise LostWorkers(wrong)
-
-
-@kernel
-def _add_up(part: Any, sums: Any, is_first: Any) -> None:
-    """Add integers (int32 or float64) to float64 sums."""
-    if is_first:
-        for k in range(part.size):
-            sums[k] = part[k]
-    else:
-        for k in range(part.size):
-            sums[k] += part[k]

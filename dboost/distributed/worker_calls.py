@@ -5,9 +5,14 @@ lines (`distributed.line`), `MessageCalls` by Dask's messages, for connections w
 loop. Both are used by the thread of a fit in the scheduler's process, not by the event loop, and both end in one of four
 ways: with all answers, with the error of a worker, with the lost sessions, or because the fit was cancelled.
 
+**Trees of sessions.** Beyond `dboost.fan-in` sessions, lines lead to some of them only, each of which passes a call on to
+others, and answers for all of them (`distributed.relay`): no process exchanges messages with more than that many others. A
+`Branch` is a session with those below it. Workers that pass calls on use `LineCalls`, too.
+
 **Liveness on lines.** The thread waits for all lines at once. A worker that dies closes its line, which is noticed at once. If
-nothing arrives for the liveness timeout, the workers that have not answered are pinged by Dask's messages, and removed if they
-do not answer (`LivenessCheck`). `Fit.wake` interrupts the waiting when Dask reports a lost worker or the fit is cancelled.
+nothing arrives for the liveness timeout, the workers that have not answered, and those below them, are pinged by Dask's
+messages, and removed if they do not answer (`LivenessCheck`). `Fit.wake` interrupts the waiting when Dask reports a lost worker
+or the fit is cancelled.
 
 After a call that failed, the other workers still answer. The number of a message tells such answers from those of later calls.
 """
@@ -21,21 +26,22 @@ import itertools
 import selectors
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from distributed.comm import connect
 
 from dboost.config import liveness_timeout
 from dboost.distributed.line import Line, Message, can_detach, detach
-from dboost.distributed.messages import FAILED, OK, STALE, UNKNOWN, UNSUPPORTED, FitCancelled, LostWorkers, WorkerFailed
-from dboost.session.protocol import SESSION_METHODS, SessionRef
+from dboost.distributed.messages import FAILED, LOST, OK, STALE, UNKNOWN, UNSUPPORTED, FitCancelled, LostWorkers, WorkerFailed
+from dboost.session.protocol import SESSION_METHODS, SessionRef, pack_round, unpack
 
 Result = TypeVar("Result")
 
 #: Numbers of methods and statuses in the headers of messages.
 METHODS = sorted(SESSION_METHODS)
-STATUSES = [OK, FAILED, UNKNOWN, STALE]
+STATUSES = [OK, FAILED, UNKNOWN, STALE, LOST]
 
 #: Seconds between two checks whether the event loop still runs.
 _LOOP_CHECK = 1.0
@@ -45,20 +51,63 @@ _LOOP_CHECK = 1.0
 LivenessCheck = Callable[[Sequence[SessionRef]], Coroutine[Any, Any, list[SessionRef]]]
 
 
+class Branch(NamedTuple):
+    """A session, and those whose answers it collects. passed_on : the latter as sent to it, empty if there are none."""
+
+    ref: SessionRef
+    below: tuple[SessionRef, ...] = ()
+    passed_on: bytes = b""
+
+
+@lru_cache(maxsize=64)
+def tree_of(refs: tuple[SessionRef, ...], fan_in: int) -> tuple[Branch, ...]:
+    """Return at most `fan_in` branches with all of these sessions, each of which has branches in the same way.
+
+    Sessions of one host are neighbours in the tree if their addresses are.
+    """
+    n_groups = min(fan_in, len(refs))
+    bounds = [len(refs) * k // n_groups for k in range(n_groups + 1)] if refs else []
+    groups = [(refs[a], refs[a + 1 : b]) for a, b in itertools.pairwise(bounds)]
+    return tuple(Branch(first, rest, pack_round((rest, fan_in)) if rest else b"") for first, rest in groups)
+
+
+def _refs_of(branches: Iterable[Branch]) -> list[SessionRef]:
+    return [ref for branch in branches for ref in (branch.ref, *branch.below)]
+
+
+def flat(refs: Iterable[SessionRef]) -> tuple[Branch, ...]:
+    """Return branches of one session each."""
+    return tuple(Branch(ref) for ref in refs)
+
+
 class WorkerCalls(Protocol):
     """Call methods of sessions; used by the thread of a fit."""
 
     n_bytes: int  # of all answers so far
 
-    def call(
-        self, method: str, arguments: Mapping[SessionRef, bytes], decode: Callable[[Message], Any]
-    ) -> dict[SessionRef, Any]:
-        """Call a method with packed arguments for each session; return the decoded answers.
+    def call(self, method: str, arguments: Mapping[Branch, bytes], decode: Callable[[SessionRef, Message], None]) -> None:
+        """Call a method with packed arguments for each branch; `decode` receives each answer, which it must copy.
 
         Raises
         ------
         LostWorkers, WorkerFailed, FitCancelled
         """
+
+
+class Guard(Protocol):
+    """Says when a call on lines must end early."""
+
+    def fileno(self) -> int:
+        """Readable when the waiting must be interrupted."""
+
+    def clear(self) -> None:
+        """Make it unreadable again."""
+
+    def check(self, refs: Sequence[SessionRef]) -> None:
+        """Raise FitCancelled if the call must end, LostWorkers if some of these sessions are gone."""
+
+    def check_silent(self, refs: Sequence[SessionRef]) -> None:
+        """Raise the same after the liveness timeout, if these sessions will not answer."""
 
 
 class Waker:
@@ -87,8 +136,8 @@ class Waker:
         self._sender.close()
 
 
-class LineCalls:
-    """The lines of a fit.
+class FitGuard:
+    """Guards the calls of a fit in the scheduler.
 
     Parameters
     ----------
@@ -99,8 +148,6 @@ class LineCalls:
     check : LivenessCheck
     loop : asyncio.AbstractEventLoop
         The event loop of the scheduler, which runs `check`.
-    numbers : iterator of int
-        Numbers of calls, shared by all fits.
     """
 
     def __init__(
@@ -109,17 +156,46 @@ class LineCalls:
         is_cancelled: Callable[[], bool],
         check: LivenessCheck,
         loop: asyncio.AbstractEventLoop,
-        numbers: itertools.count[int],
     ) -> None:
         self._is_present, self._is_cancelled, self._check, self._loop = is_present, is_cancelled, check, loop
-        self._numbers = numbers
+        self.waker = Waker()
+
+    def fileno(self) -> int:
+        return self.waker.fileno()
+
+    def clear(self) -> None:
+        self.waker.clear()
+
+    def check(self, refs: Sequence[SessionRef]) -> None:
+        if self._is_cancelled():
+            raise FitCancelled
+        lost = [ref for ref in refs if not self._is_present(ref.worker)]
+        if lost:
+            raise LostWorkers(lost)
+
+    def check_silent(self, refs: Sequence[SessionRef]) -> None:
+        lost = run_on(self._loop, self._check(refs))
+        self.check(refs)
+        if lost:
+            raise LostWorkers(lost)
+
+
+class LineCalls:
+    """Calls on lines.
+
+    Parameters
+    ----------
+    guard : Guard
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
         self._lines: dict[SessionRef, Line] = {}
         self._selector = selectors.DefaultSelector()
-        self._waker = Waker()
-        self._selector.register(self._waker, selectors.EVENT_READ, None)
+        self._selector.register(guard, selectors.EVENT_READ, None)
         self.n_bytes = 0
 
-    def missing(self, refs: Sequence[SessionRef]) -> list[SessionRef]:
+    def missing(self, refs: Iterable[SessionRef]) -> list[SessionRef]:
         """Return the sessions without a line."""
         return [ref for ref in refs if ref not in self._lines]
 
@@ -127,35 +203,47 @@ class LineCalls:
         self._lines[ref] = line
         self._selector.register(line, selectors.EVENT_READ, ref)
 
-    def wake(self) -> None:
-        """Interrupt a call, because a worker was lost or the fit was cancelled; called by any thread."""
-        self._waker.wake()
+    def send(self, number: int, method: int, arguments: Mapping[Branch, bytes | memoryview]) -> None:
+        """Send the requests of a call. number : of the call, ascending; method : its index in `METHODS`.
 
-    def call(
-        self, method: str, arguments: Mapping[SessionRef, bytes], decode: Callable[[Message], Any]
-    ) -> dict[SessionRef, Any]:
-        """See `WorkerCalls`."""
-        number, kind, timeout = next(self._numbers), METHODS.index(method), liveness_timeout()
-        self._raise_if_ended(arguments)
-        lost = [ref for ref, packed in arguments.items() if not self._send(ref, number, kind, packed, timeout)]
+        Raises
+        ------
+        LostWorkers, FitCancelled
+        """
+        timeout = liveness_timeout()
+        self._guard.check(_refs_of(arguments))
+        lost = []
+        for branch, packed in arguments.items():
+            passed_on = [memoryview(branch.passed_on)] if branch.below else []
+            try:
+                self._lines[branch.ref].send(number, method, packed, passed_on, timeout=timeout)
+            except KeyError:
+                lost.append(branch.ref)
+            except OSError:
+                self._drop(branch.ref)
+                lost.append(branch.ref)
         if lost:
             raise LostWorkers(lost)
-        answers: dict[SessionRef, Any] = {}
-        pending = dict.fromkeys(arguments)
+
+    def receive(self, number: int, branches: Iterable[Branch], decode: Callable[[SessionRef, Message], None]) -> None:
+        """Wait for the answers of a call; see `WorkerCalls.call`."""
+        timeout = liveness_timeout()
+        pending = {branch.ref: branch for branch in branches}
+        refs = _refs_of(branches)
         deadline = time.monotonic() + timeout
         while pending:
             ready = [ref for ref in pending if self._lines[ref].has_received]
             if not ready:
                 ready = [key.data for key, _ in self._selector.select(max(deadline - time.monotonic(), 0.0))]
                 if not ready and time.monotonic() >= deadline:
-                    self._check_silent(list(pending))
+                    self._guard.check_silent(_refs_of(pending.values()))
                     deadline = time.monotonic() + timeout
                     continue
             deadline = time.monotonic() + timeout
             for ref in ready:
                 if ref is None:
-                    self._waker.clear()
-                    self._raise_if_ended(arguments)
+                    self._guard.clear()
+                    self._guard.check(refs)
                     continue
                 message = self._poll(ref)
                 while message is not None and message.number < number:  # of an abandoned call
@@ -163,19 +251,11 @@ class LineCalls:
                 if message is None or ref not in pending:
                     continue
                 self.n_bytes += len(message.content) + sum(map(len, message.buffers))
-                answers[ref] = self._decoded(ref, message, decode)
-                del pending[ref]
-            if self._closed(pending):
-                raise LostWorkers(self._closed(arguments))
-        return answers
-
-    def _send(self, ref: SessionRef, number: int, kind: int, packed: bytes, timeout: float) -> bool:
-        try:
-            self._lines[ref].send(number, kind, packed, timeout=timeout)
-        except OSError:
-            self._drop(ref)
-            return False
-        return True
+                self._check_status(pending.pop(ref), message)
+                decode(ref, message)
+            lost = self.missing(pending)
+            if lost:
+                raise LostWorkers(lost)
 
     def _poll(self, ref: SessionRef) -> Message | None:
         line = self._lines.get(ref)
@@ -187,36 +267,24 @@ class LineCalls:
             self._drop(ref)
             return None
 
-    def _closed(self, refs: Any) -> list[SessionRef]:
-        return [ref for ref in refs if ref not in self._lines]
-
-    def _decoded(self, ref: SessionRef, message: Message, decode: Callable[[Message], Any]) -> Any:
+    @staticmethod
+    def _check_status(branch: Branch, message: Message) -> None:
+        """Raise the error that a session reports, its own or that of one below it."""
         status = STATUSES[message.kind]
         if status in (UNKNOWN, STALE):
-            raise LostWorkers([ref])
+            raise LostWorkers([branch.ref])
+        if status == LOST:
+            raise LostWorkers(unpack(message.content))
         if status == FAILED:
-            raise WorkerFailed(ref.worker, bytes(message.content))
-        return decode(message)
-
-    def _raise_if_ended(self, refs: Any) -> None:
-        if self._is_cancelled():
-            raise FitCancelled
-        lost = [ref for ref in refs if ref not in self._lines or not self._is_present(ref.worker)]
-        if lost:
-            raise LostWorkers(lost)
-
-    def _check_silent(self, refs: list[SessionRef]) -> None:
-        lost = run_on(self._loop, self._check(refs))
-        self._raise_if_ended(refs)
-        if lost:
-            raise LostWorkers(lost)
+            worker, error = unpack(message.content) if branch.below else (branch.ref.worker, bytes(message.content))
+            raise WorkerFailed(worker, error)
 
     def _drop(self, ref: SessionRef) -> None:
         line = self._lines.pop(ref)
         self._selector.unregister(line)
         line.close()
 
-    def release(self, refs: Sequence[SessionRef]) -> None:
+    def release(self, refs: Iterable[SessionRef]) -> None:
         """Close the lines of lost sessions."""
         for ref in refs:
             if ref in self._lines:
@@ -226,6 +294,27 @@ class LineCalls:
         """Close all lines; no call may be running."""
         self.release(list(self._lines))
         self._selector.close()
+
+
+class FitCalls(LineCalls):
+    """The lines of a fit in the scheduler. numbers : of calls, shared by all fits."""
+
+    def __init__(self, guard: FitGuard, numbers: itertools.count[int]) -> None:
+        super().__init__(guard)
+        self._waker, self._numbers = guard.waker, numbers
+
+    def call(self, method: str, arguments: Mapping[Branch, bytes], decode: Callable[[SessionRef, Message], None]) -> None:
+        """See `WorkerCalls`."""
+        number = next(self._numbers)
+        self.send(number, METHODS.index(method), arguments)
+        self.receive(number, arguments, decode)
+
+    def wake(self) -> None:
+        """Interrupt a call, because a worker was lost or the fit was cancelled; called by any thread."""
+        self._waker.wake()
+
+    def close(self) -> None:
+        super().close()
         self._waker.close()
 
 
@@ -240,13 +329,12 @@ class MessageCalls:
         self._fan_out, self._loop = fan_out, loop
         self.n_bytes = 0
 
-    def call(
-        self, method: str, arguments: Mapping[SessionRef, bytes], decode: Callable[[Message], Any]
-    ) -> dict[SessionRef, Any]:
-        """See `WorkerCalls`."""
-        contents = run_on(self._loop, self._fan_out(method, arguments))
+    def call(self, method: str, arguments: Mapping[Branch, bytes], decode: Callable[[SessionRef, Message], None]) -> None:
+        """See `WorkerCalls`; the branches have one session each."""
+        contents = run_on(self._loop, self._fan_out(method, {branch.ref: packed for branch, packed in arguments.items()}))
         self.n_bytes += sum(map(len, contents.values()))
-        return {ref: decode(Message(0, 0, memoryview(content), [])) for ref, content in contents.items()}
+        for ref, content in contents.items():
+            decode(ref, Message(0, 0, memoryview(content), []))
 
 
 def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result]) -> Result:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dboost.distributed.feature_exchange import Inbox
-from dboost.distributed.line import Line, packed
+from dboost.distributed.line import Line, Message, packed
 from dboost.distributed.messages import FAILED, LOST, NAME, OK, STALE, UNKNOWN, UNSUPPORTED, pack, pack_error
 from dboost.distributed.monitoring.prometheus import WorkMeter, publish
 from dboost.distributed.partition_mover import PartitionMover
-from dboost.distributed.worker_calls import METHODS, STATUSES, accept_line
+from dboost.distributed.relay import Relay
+from dboost.distributed.worker_calls import METHODS, STATUSES, accept_line, open_worker_line, run_on
+from dboost.errors import DBoostError
 from dboost.session.memory_budget import Budget
 from dboost.session.memory_trim import keep_freed_memory, trim_memory
 from dboost.session.protocol import SESSION_METHODS, MissingPartitions, Session, SessionRef, pack_round, unpack
@@ -65,8 +68,8 @@ class DBoostWorkerPlugin(WorkerPlugin):
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(_FITS_AT_A_TIME, "dboost-calls")
         self._inbox = Inbox()
-        #: Lines of sessions, by fit and name of the session.
-        self._lines: dict[tuple[str, str], Line] = {}
+        #: Fit and session of each line on which calls arrive.
+        self._lines: dict[Line, tuple[str, str]] = {}
         self._mover = PartitionMover(worker, self, self._pool)
         self.meter = WorkMeter()
         self._unpublish = publish(self.meter)
@@ -183,25 +186,50 @@ class DBoostWorkerPlugin(WorkerPlugin):
         line = await accept_line(comm)
         if line is None:
             return {"status": UNSUPPORTED}
-        self._lines[fit, session] = line
-        threading.Thread(target=self._serve, args=(line, fit, session), name="dboost-line", daemon=True).start()
+        self._lines[line] = fit, session
+        relay = Relay(
+            line, SessionRef(self._worker.address, session), partial(self._open_lines, fit, asyncio.get_running_loop())
+        )
+        threading.Thread(target=self._serve, args=(line, relay, fit, session), name="dboost-line", daemon=True).start()
         return Status.dont_reply
 
-    def _serve(self, line: Line, fit: str, session: str) -> None:
+    def _serve(self, line: Line, relay: Relay, fit: str, session: str) -> None:
         """Answer the calls on a line until either end closes it."""
         try:
             while True:
-                message = line.receive()
-                method = METHODS[message.kind]
-                status, answer = self._execute(fit, session, message.number, method, message.content)
-                content, buffers = packed(answer) if status == OK and method in _OF_ROUNDS else (answer, [])
-                line.send(message.number, STATUSES.index(status), content, buffers)
+                message = relay.receive()
+                line.send(message.number, *self.answer(relay, fit, session, message))
         except OSError:
             pass  # the reducer notices it, too
         finally:
-            if self._lines.get((fit, session)) is line:
-                del self._lines[fit, session]
-            line.close()
+            del self._lines[line]
+            relay.close()
+
+    def answer(self, relay: Relay, fit: str, session: str, message: Message) -> tuple[int, bytes, list[memoryview]]:
+        """Return number of the status, content and buffers of the answer to a call on a line."""
+        method = METHODS[message.kind]
+        execute = partial(self._execute, fit, session, message.number, method, message.content)
+        is_relayed = bool(message.buffers)
+        status, answer = relay.call(message, execute) if is_relayed else execute()
+        is_packed = not is_relayed and (status != OK or method not in _OF_ROUNDS)
+        return STATUSES.index(status), *((answer, []) if is_packed else packed(answer))
+
+    def _open_lines(
+        self, fit: str, loop: asyncio.AbstractEventLoop, refs: Sequence[SessionRef]
+    ) -> dict[SessionRef, Line | BaseException]:
+        """Open lines to sessions of other workers; called by threads of lines."""
+
+        async def opened() -> list[Line | BaseException | None]:
+            arguments = self._worker.connection_args
+            return await asyncio.gather(*(open_worker_line(fit, ref, arguments) for ref in refs), return_exceptions=True)
+
+        here = self._worker.address
+        return {
+            ref: DBoostError(f"worker {here} cannot open a line to {ref.worker}: see dboost.lines in Dask's configuration")
+            if line is None
+            else line
+            for ref, line in zip(refs, run_on(loop, opened()), strict=True)
+        }
 
     def _call(self, fit: str, session: str, number: int, method: str, arguments: bytes) -> dict[str, Any]:
         status, answer = self._execute(fit, session, number, method, arguments)
@@ -253,7 +281,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
             worker_session = self._sessions.pop(fit, None)
             self.meter.forget(fit)
         self._inbox.drop(fit)
-        for (of_fit, name), line in list(self._lines.items()):
+        for line, (of_fit, name) in list(self._lines.items()):
             if of_fit == fit and session in (None, name):
                 line.shut_down()
         if worker_session is not None:
