@@ -43,7 +43,7 @@ def owner_bytes() -> int:
 
 def fan_in() -> int:
     """Number of sessions from which a process collects answers in a round; more form a tree."""
-    return int(_number("fan-in", int, lambda n: n >= 2, "a whole number from 2 on"))
+    return int(_number("fan-in", int, lambda n: n >= 2 and n == int(n), "a whole number from 2 on"))
 
 
 def imbalance(persisted: bool) -> float:

@@ -99,6 +99,7 @@ def test_the_model_is_that_of_one_process(client: Client, kind: str) -> None:
     check(kind, fit(cut(FRAME[[*columns, target]], [7, 7, 400, 900]), target, client=client, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_bites_in_files_of_the_workers(client: Client, filing: None, kind: str) -> None:
     target, columns, options = KINDS[kind]
@@ -204,6 +205,7 @@ def test_estimators(client: Client) -> None:
     assert model.set_params(client=client).fit(X, y).booster_.sha256 == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", [9, *(pytest.param(when, marks=pytest.mark.slow) for when in (3, 16))])
 def test_a_worker_is_killed_during_a_bite(when: int, killing: Processes) -> None:
     """The rows of a lost worker are read again and brought up to date in the middle of a visit, also after truncation."""

@@ -36,6 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [["W5"], pytest.param(["W1b", "W5"], marks=pytest.mark.slow)], ids=" ".join)
 def test_the_race(names: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, picture = folder / "report.json", folder / "race.svg"
@@ -153,6 +154,7 @@ def cells(drawn: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in drawn.splitlines() if "│" in line]
 
 
+@pytest.mark.slow
 def test_scaling(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = folder / "scaling.svg"
     scaling.main(["--quick", "--trees", "3", "--sweeps", "threads,classes", "--plot", str(picture)])

@@ -412,6 +412,7 @@ def test_a_run_that_fails(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert not (here / "model.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupting_says_how_far_it_came(here: Path, number: int, status: int) -> None:
     command = [sys.executable, "-m", "dboost", *TRAIN, "--set", "max_iter=1000000"]

@@ -180,6 +180,7 @@ def test_a_worker_that_is_lost_while_rows_are_moved(client: Client, monkeypatch:
         assert other.run(batches_left) == dict.fromkeys(other.run(batches_left), 0)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_while_rows_are_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     silent: list[Any] = []
     ping = DBoostWorkerPlugin.ping

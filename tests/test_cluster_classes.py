@@ -107,6 +107,7 @@ def test_arcbites(client: Client) -> None:
     assert on_cluster(client, **options)[0] == in_process(**options)
 
 
+@pytest.mark.slow
 def test_rows_in_files() -> None:
     """Each tree has its own passes over the files."""
     files: list[Any] = []
@@ -122,6 +123,7 @@ def test_rows_in_files() -> None:
     assert all(event["n_rounds"] for event in events)
 
 
+@pytest.mark.slow
 def test_a_worker_is_killed() -> None:
     with Processes(3) as cluster:
         victim = next(iter(cluster.pids().values()))

@@ -140,6 +140,7 @@ def test_a_cluster_grows_while_data_are_read_and_shrinks_after_the_fit(adaptive:
     until(lambda: n_workers(adaptive) == 1)
 
 
+@pytest.mark.slow
 def test_a_cluster_grows_while_trees_are_grown(adaptive: Client) -> None:
     others: list[Any] = []
 

@@ -87,12 +87,14 @@ def test_a_worker_is_killed_while_training(cluster: Processes, expected: str, de
     assert len(cluster.client.scheduler_info(n_workers=-1)["workers"]) == 2
 
 
+@pytest.mark.slow
 def test_a_worker_is_killed_while_loading(cluster: Processes, expected: str) -> None:
     victim = cluster.any_pid()
     after(0.5, lambda: os.kill(victim, signal.SIGKILL))
     assert dboost.fit(lazily(0.4), "z", client=cluster.client, **OPTIONS).sha256 == expected
 
 
+@pytest.mark.slow
 def test_two_of_three_are_killed_and_held_out_rows_with_them(cluster: Processes) -> None:
     held = FRAME.iloc[:1000]
     options = OPTIONS | {"eval_metric": ["roc_auc", "log_loss"]}
@@ -105,6 +107,7 @@ def test_two_of_three_are_killed_and_held_out_rows_with_them(cluster: Processes)
     assert booster.sha256 == alone.sha256
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_given_up(cluster: Processes, expected: str) -> None:
     victim = cluster.any_pid()
     stop = at(5, lambda: os.kill(victim, signal.SIGSTOP))
@@ -124,12 +127,14 @@ def test_a_worker_stopped_while_loading_is_given_up(cluster: Processes, expected
     os.kill(victim, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_worker_is_retired(cluster: Processes, expected: str) -> None:
     address = next(iter(cluster.pids()))
     retire = at(5, lambda: cluster.client.retire_workers([address]))
     assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=retire, **OPTIONS).sha256 == expected
 
 
+@pytest.mark.slow
 def test_all_workers_die_and_another_one_comes(cluster: Processes, expected: str) -> None:
     def disaster() -> None:
         for pid in cluster.pids().values():
@@ -139,6 +144,7 @@ def test_all_workers_die_and_another_one_comes(cluster: Processes, expected: str
     assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=at(5, disaster), **OPTIONS).sha256 == expected
 
 
+@pytest.mark.slow
 def test_a_worker_that_joins_is_given_rows(cluster: Processes, expected: str) -> None:
     before: dict[str, int] = {}
     latest: dict[str, int] = {}
@@ -192,6 +198,7 @@ def test_a_partition_that_kills_its_workers_is_named(cluster: Processes) -> None
         dboost.fit(lazy.map_partitions(deadly, meta=lazy._meta), "z", client=cluster.client, **OPTIONS)
 
 
+@pytest.mark.slow
 def test_two_fits_at_once_one_of_them_cancelled(cluster: Processes, expected: str) -> None:
     results: dict[str, Any] = {}
 
@@ -229,6 +236,7 @@ def nothing_is_held(cluster: Processes) -> None:
     raise AssertionError(f"{held} fits are still held")
 
 
+@pytest.mark.slow
 def test_a_client_that_vanishes_is_cleaned_up_after(cluster: Processes, tmp_path: Path) -> None:
     script = tmp_path / "client.py"
     script.write_text(
@@ -262,6 +270,7 @@ COMPLAINTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sabotage", SABOTAGE)
 def test_a_worker_that_cannot_take_part_is_named(cluster: Processes, sabotage: str) -> None:
     code = f"{SABOTAGE[sabotage]}; from distributed.cli.dask_worker import main; main()"
@@ -283,6 +292,7 @@ def test_a_worker_that_cannot_take_part_is_named(cluster: Processes, sabotage: s
             time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_the_scheduler_dies() -> None:
     with Processes(1) as processes:
         kill = at(5, lambda: processes.scheduler.kill())
@@ -290,6 +300,7 @@ def test_the_scheduler_dies() -> None:
             dboost.fit(lazily(), "z", client=processes.client, callbacks=kill, **OPTIONS)
 
 
+@pytest.mark.slow
 def test_over_encrypted_connections(expected: str) -> None:
     with (
         LocalCluster(

@@ -40,6 +40,7 @@ CASES: dict[str, tuple[type, str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
 @pytest.mark.parametrize("case", CASES)
 def test_an_estimator_learns_the_same(client: Client, case: str, weighted: bool) -> None:

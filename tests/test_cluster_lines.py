@@ -179,7 +179,7 @@ def test_a_loss_that_fails_on_a_worker_is_named_on_lines(expected: str) -> None:
 
 
 @pytest.mark.parametrize("lines", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("what", ["kill", "stop"])
+@pytest.mark.parametrize("what", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
 def test_a_worker_is_lost_in_a_round(expected: str, lines: bool, what: str) -> None:
     """On lines and by messages, the model of a fit that loses a worker is the model of one process."""
     with Processes(3, environment={"DASK_DBOOST__LINES": str(lines).lower()}) as cluster:

@@ -58,11 +58,11 @@ def test_sums_that_do_not_fit_32_bits_are_passed_on_as_they_are() -> None:
     large, small = np.full((1, 2, 3), 2**31 - 1, np.int32), np.full((2, 2, 3), 7, np.int32)
     for worker in "ab":
         answers = {0: RoundHistograms(large, np.array([[3, 4]])), 1: RoundHistograms(small, np.array([[1, 0]]))}
-        sums.add_answer(answers, {SessionRef(worker, worker): 7}, 0.5)
+        sums.add_answer(SessionRef(worker, worker), answers, [7], 0.5)
     merged = sums.merged(np.empty(18, np.int32))
     assert merged[0].histograms.dtype == np.float64 and (merged[0].histograms == 2**32 - 2).all()
     assert merged[1].histograms.dtype == np.int32 and (merged[1].histograms == 14).all()
-    assert merged[0].n_rows.tolist() == [[6, 8]] and sums.rows == {SessionRef(worker, worker): 7 for worker in "ab"}
+    assert merged[0].n_rows.tolist() == [[6, 8]] and sums.rows == {SessionRef(worker, worker): [7] for worker in "ab"}
 
 
 def fit(client: Client, **options: Any) -> dboost.Booster:

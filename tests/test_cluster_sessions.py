@@ -95,6 +95,7 @@ def test_a_worker_that_is_restarted_at_its_address_is_another_worker(cluster: Pr
     assert sum(rows.values()) == len(FRAME)
 
 
+@pytest.mark.slow
 def test_a_worker_is_restarted_at_its_address_while_an_evaluation_set_is_read(cluster: Processes) -> None:
     held = lazily(4, seconds=0.3)
     alone = dboost.fit(FRAME, "z", eval_set=FRAME, **OPTIONS)
@@ -124,6 +125,7 @@ def test_a_worker_is_restarted_at_its_address_while_an_evaluation_set_is_read(cl
     assert [source["rows"] for source in booster.sources] == [len(FRAME)]
 
 
+@pytest.mark.slow
 def test_a_session_that_was_given_up_is_not_counted_again(
     cluster: Processes, expected: str, connection: Callable[[], Connection]
 ) -> None:
@@ -171,6 +173,7 @@ def test_a_worker_is_lost_when_the_first_arcbite_begins(cluster: Processes, monk
     assert dboost.fit(lazily(12), "z", client=cluster.client, **options).sha256 == alone.sha256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["sample_weight", pytest.param("offset", marks=pytest.mark.slow)])
 def test_a_worker_is_lost_while_weights_are_attached(cluster: Processes, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Target and weights are arrays in the client; the target has arrived already."""
@@ -194,6 +197,7 @@ def test_a_worker_is_lost_while_weights_are_attached(cluster: Processes, role: s
     assert seen and booster.sha256 == alone.sha256
 
 
+@pytest.mark.slow
 def test_two_clients_that_register_at_the_same_time_share_one_reducer() -> None:
     async def race(dask_scheduler: Any = None) -> list[bool]:
         register = dask_scheduler.register_scheduler_plugin
@@ -219,6 +223,7 @@ def test_two_clients_that_register_at_the_same_time_share_one_reducer() -> None:
         processes.wait_for(lambda: not any(processes.client.run(held_fits).values()))
 
 
+@pytest.mark.slow
 def test_a_step_that_ends_its_workers_every_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     class Deadly(dboost.losses.Loss):
         """Ends the process of the worker that computes its gradients, once the raw scores of the rows differ."""
@@ -242,6 +247,7 @@ def test_a_step_that_ends_its_workers_every_time_is_given_up(monkeypatch: pytest
         processes.wait_for(lambda: not any(processes.client.run(held_fits).values()))
 
 
+@pytest.mark.slow
 def test_any_number_of_losses_is_survived_as_long_as_iterations_are_completed(
     cluster: Processes, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +275,7 @@ def test_a_source_that_gives_other_rows_the_second_time_is_refused(cluster: Proc
         dboost.fit(table, "z", client=cluster.client, callbacks=kill, **OPTIONS)
 
 
+@pytest.mark.slow
 def test_workers_that_are_all_paused_are_named() -> None:
     def pause(dask_worker: Any = None) -> None:
         dask_worker.status = Status.paused
@@ -292,6 +299,7 @@ def test_a_worker_above_its_share_of_memory_has_a_limit_all_the_same() -> None:
     assert spare(2000).limit == spare(960).limit == 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sabotage", ["no dboost", "a failing plugin", pytest.param("another version", marks=pytest.mark.slow)])
 def test_a_worker_that_joins_and_cannot_take_part_ends_no_fit(cluster: Processes, expected: str, sabotage: str) -> None:
     code = f"{SABOTAGE[sabotage]}; from distributed.cli.dask_worker import main; main()"
@@ -315,6 +323,7 @@ def test_a_worker_that_joins_and_cannot_take_part_ends_no_fit(cluster: Processes
     cluster.wait_for(lambda: len(cluster.addresses()) == 2)
 
 
+@pytest.mark.slow
 def test_a_worker_of_no_concern_is_not_removed(cluster: Processes, connection: Callable[[], Connection]) -> None:
     """The worker does not respond because another client's task blocks it; it holds no rows of the fit."""
     left: list[set[str]] = []
@@ -349,6 +358,7 @@ def test_a_scheduler_of_another_version_keeps_nothing(cluster: Processes) -> Non
         cluster.client.run_on_scheduler(change, version)
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_does_not_hold_up_the_first_fit(expected: str) -> None:
     with Processes(2, environment={"DASK_DBOOST__PATIENCE": "3s"}) as processes:
         pid = next(iter(processes.pids().values()))

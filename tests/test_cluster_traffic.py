@@ -73,6 +73,7 @@ CASES: dict[str, tuple[type, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_client_receives_no_more_of_more_rows(client: Client, received: Counter[str], case: str) -> None:
     kind, options = CASES[case]

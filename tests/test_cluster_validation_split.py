@@ -83,6 +83,7 @@ def test_however_the_rows_are_divided(
     assert bool(streams and (together.booster_.history["bytes_read"] > 0).all()) is streams
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", KINDS)
 def test_rows_change_no_sides_when_a_worker_goes(target: str) -> None:
     kind, options = KINDS[target]
@@ -97,6 +98,7 @@ def test_rows_change_no_sides_when_a_worker_goes(target: str) -> None:
     assert np.array_equal(model.validation_score_, alone.validation_score_)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [

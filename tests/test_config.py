@@ -15,13 +15,14 @@ READERS: dict[str, Callable[[], object]] = {
     "patience": config.liveness_timeout,
     "worker-timeout": config.worker_timeout,
     "lines": config.uses_lines,
+    "fan-in": config.fan_in,
     "gather-bytes": config.gather_bytes,
     "owner-bytes": config.owner_bytes,
     "imbalance": lambda: config.imbalance(persisted=False),
     "imbalance-persisted": lambda: config.imbalance(persisted=True),
     "keep-freed-memory": config.keep_freed_memory,
 }
-DEFAULTS = [10.0, 60.0, True, 3 * 2**20, 4 * 2**20, 1.2, 1.5, False]
+DEFAULTS = [10.0, 60.0, True, 8, 3 * 2**20, 4 * 2**20, 1.2, 1.5, False]
 
 
 def test_every_key_has_a_default_and_a_reader() -> None:
@@ -55,6 +56,7 @@ def test_sizes(given: object, n_bytes: int) -> None:
         *(("worker-timeout", given) for given in ("10min", "soon", "", None, [], "0s", "-3s")),
         *(("gather-bytes", given) for given in ("much", None, [], "-3B")),
         *(("owner-bytes", given) for given in ("0B", True)),
+        *(("fan-in", given) for given in (1, 0, "many", None)),
         *(("imbalance", given) for given in ("much", 0.5, None, "nan")),
         *((key, given) for key in ("keep-freed-memory", "lines") for given in ("yes", 1, None)),
     ],

@@ -218,6 +218,7 @@ def test_predictions_are_monotonic(loss: str, growth: str) -> None:
     assert falls["free"] > 0
 
 
+@pytest.mark.slow
 def test_constrained_models_are_as_good_as_elsewhere() -> None:
     X, y = wave(4000, 1)
     test, truth = wave(4000, 2)

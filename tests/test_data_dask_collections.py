@@ -147,6 +147,7 @@ def test_kept_chunks_do_not_keep_partitions_alive() -> None:
     assert base.nbytes <= 8 * 500
 
 
+@pytest.mark.slow
 def test_peak_memory_is_what_is_retained_and_a_few_partitions(tmp_path: Path) -> None:
     """300 MB of rows, created on request, 15 MB a partition; 5 MB of them may be retained."""
     script = """
@@ -175,6 +176,7 @@ def test_peak_memory_is_what_is_retained_and_a_few_partitions(tmp_path: Path) ->
     assert grown < 110, done.stderr
 
 
+@pytest.mark.slow
 def test_distributed_is_not_imported() -> None:
     script = """
         import sys

@@ -118,6 +118,7 @@ def test_files_go_when_reading_fails(temporary: Path, error: type[BaseException]
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_files_go_on_interrupt(temporary: Path) -> None:
     """A real SIGINT reaches the main thread, while the reading threads complete their partitions."""
     script = """
@@ -170,6 +171,7 @@ def holder(folder: Path, *pid: int) -> Iterator[tuple[subprocess.Popen[str], Pat
             process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pid", [[], [1], [os.getpid()]], ids=["its own", "1", "that of a living process"])
 def test_what_a_killed_process_left_is_removed(temporary: Path, pid: list[int]) -> None:
     """Whatever its process number: in containers all processes have the same few numbers."""
@@ -317,6 +319,7 @@ def test_no_place_for_temporary_files(tmp_path: Path) -> None:
         open_table(frame(), "y", options=ReadOptions(retain_bytes=0))
 
 
+@pytest.mark.slow
 def test_a_full_disk_names_the_directory(tmp_path: Path) -> None:
     script = """
         import resource, signal, sys

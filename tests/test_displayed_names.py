@@ -63,6 +63,7 @@ def texts(figure: Any) -> list[str]:
     return [html.unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", file.getvalue())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "mine"), [("number $y$", True), ("three</title>", False)])
 def test_pictures_show_names_as_they_are(target: str, mine: bool) -> None:
     figures = pytest.importorskip("matplotlib.figure")
@@ -98,6 +99,7 @@ def test_pictures_show_names_as_they_are(target: str, mine: bool) -> None:
         assert "[red]_$q$_{: _$q$_{" in panels.replace("…", "") or "[red]_$q$_{" in panels
 
 
+@pytest.mark.slow
 def test_the_report_shows_names_as_they_are() -> None:
     pytest.importorskip("matplotlib")
     target = "three</title>"

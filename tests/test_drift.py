@@ -141,6 +141,7 @@ def test_a_summary_is_of_all_rows_of_a_small_table(model: dboost.Booster) -> Non
     assert len(json.dumps(model.ensemble.sources[0]["summary"])) / (len(FEATURES) + 4) < 1000 < per_feature
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", ["partitions", "cluster", "files", "bites", "files with weights"])
 def test_the_file_is_the_same_wherever_the_rows_are(

@@ -64,6 +64,7 @@ def test_steps_over_a_matrix_and_over_partitions() -> None:
         )
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("scoring", ["loss", None])
 @pytest.mark.parametrize("max_iter", [6, 20, 60, 300])

@@ -56,6 +56,7 @@ def test_wins_and_excess() -> None:
     np.testing.assert_allclose(found.error, [2.0, 5.5 / 3])
 
 
+@pytest.mark.slow
 def test_the_command_writes_tables_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     settings = ["--quick", "--targets", "2", "--only", "slash", "importance", "--output"]

@@ -191,6 +191,7 @@ def test_histograms_with_counts_stay_packed_as_long_as_sums_fit(max_weight: int 
         assert_equal(problem.by_rounds([], 4)[0], problem.whole(1)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_hessian", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_trees_without_limits_open_few_leaves_at_a_time(with_hessian: bool) -> None:
     """Without a limit on leaves, the pool of 64 histograms suffices for any tree, chains too."""

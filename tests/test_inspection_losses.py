@@ -41,6 +41,7 @@ def test_values_add_up_and_dependences_are_means_of_predictions(loss: str) -> No
     assert worst.attrs["score"] == pytest.approx(booster.loss.value(frame[target].to_numpy(np.float64), raw).mean(), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss", ["poisson", *(pytest.param(name, marks=pytest.mark.slow) for name in ("quantile", "exponential"))]
 )

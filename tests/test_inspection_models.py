@@ -94,6 +94,7 @@ MAKERS: list[tuple[Callable[..., Booster], str]] = [
 SLOW = [(continued, "y"), (streamed, "grade"), (imported, "late")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("maker", "target"),
     [

@@ -101,6 +101,7 @@ def assert_one_clean_end(err: str) -> None:
     assert err.strip().splitlines()[-1].startswith("dboost.errors.FitInterrupted: interrupted")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n_rows", "n_threads"),
     [(200_000, 2), (200_000, 1), (3_000, 1)],
@@ -116,6 +117,7 @@ def test_training_ends_at_once(n_rows: int, n_threads: int) -> None:
     assert " of 1000000 iterations" in err
 
 
+@pytest.mark.slow
 def test_what_was_learned_is_usable(tmp_path: Path) -> None:
     program = TRAIN.format(n_rows=100_000, n_threads=2) + CAUGHT
     status, seconds, out, err = interrupted(program, str(tmp_path / "model.json"))
@@ -124,6 +126,7 @@ def test_what_was_learned_is_usable(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_reading_ends_at_once() -> None:
     status, _, out, err = interrupted(LOAD)
     assert int(out) < 200, "reading all 400 parts takes a minute, which a busy machine does not make shorter"

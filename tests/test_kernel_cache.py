@@ -49,6 +49,7 @@ def kept(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in (folder / "cache").rglob("*.nb?")}
 
 
+@pytest.mark.slow
 @known_numba
 def test_kernels_are_kept_until_a_file_with_kernels_changes(copy: Path) -> None:
     assert use(copy) == (42, True)
@@ -64,6 +65,7 @@ def test_kernels_are_kept_until_a_file_with_kernels_changes(copy: Path) -> None:
 OTHER_NUMBA = "import numba; numba.version_info = numba.version_info._replace(short=(0, 69))"
 
 
+@pytest.mark.slow
 def test_other_versions_of_numba_use_numbas_cache(copy: Path) -> None:
     check = OTHER_NUMBA + "\nfrom dboost import kernels; assert not kernels.KNOWN_NUMBA"
     assert use(copy, first=check) == (42, True)
@@ -127,6 +129,7 @@ def test_cached_kernels_load_without_what_numba_compiles_with_and_new_kernels_us
     assert said(USED) == "40 False\n80 1\n"
 
 
+@pytest.mark.slow
 @known_numba
 def test_a_folder_that_cannot_be_written_is_read(copy: Path) -> None:
     assert use(copy) == (42, True)
@@ -167,6 +170,7 @@ for attempt in range(40):
 """
 
 
+@pytest.mark.slow
 @known_numba
 def test_processes_that_keep_kernels_at_the_same_time_keep_all_of_them(tmp_path: Path) -> None:
     """Workers of a cluster compile at the same time; with an index that each of them writes, entries get lost or mixed up."""

@@ -9,6 +9,7 @@ import fsspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pytest
 
 from dboost import _lazy_import as lazy_import
 
@@ -56,6 +57,7 @@ print("scipy.linalg" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_linear_algebra_is_imported_by_the_kernels_of_others_only() -> None:
     done = subprocess.run([sys.executable, "-c", LINEAR_ALGEBRA], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["False", "[[4.0, 0.0], [0.0, 4.0]] 0.5", "True"]

@@ -161,6 +161,7 @@ def test_partitions_and_threads_make_no_difference(name: str, step: str, weighte
     )
 
 
+@pytest.mark.slow
 def test_a_tree_that_separates_all_rows_is_not_multiplied_without_end() -> None:
     side = np.repeat([0.0, 1.0], 50)
     for criterion in ("newton", "gradient"):

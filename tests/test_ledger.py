@@ -80,6 +80,7 @@ def test_first_all_then_what_is_new_then_nothing(learned: list[list[str]], capsy
     assert len(learned) == 2
 
 
+@pytest.mark.slow
 def test_killed_at_any_write_each_file_is_learned_once(learned: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     def killed_at(nth: int, before: bool) -> bool:
         """Run the command, killed before or after its nth write; return whether there were as many writes."""

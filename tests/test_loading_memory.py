@@ -67,6 +67,7 @@ def test_lazy_partitions(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "temporary files are gone"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param("float32", marks=pytest.mark.slow), "float64"])
 def test_arrays_are_not_copied(kind: str, tmp_path: Path) -> None:
     n_parts = 10
@@ -86,6 +87,7 @@ def test_arrays_are_not_copied(kind: str, tmp_path: Path) -> None:
     assert found < kept + 40, f"{found:.0f} MiB where {kept:.0f} are kept"
 
 
+@pytest.mark.slow
 def test_held_out_rows_cost_their_codes_only(tmp_path: Path) -> None:
     program = f"""
         train, test = lazy(4), lazy({PARTS // 4})

@@ -45,6 +45,7 @@ def test_files_are_valid(name: str) -> None:
         validate(manifest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", BUILT)
 def test_what_kustomize_builds_is_valid(folder: str) -> None:
     found = built(folder)

@@ -22,6 +22,7 @@ def table_of(name: str) -> RealTable:
     return RealTable(name, table.drop(columns="Cover_Type"), table["Cover_Type"].astype(np.int64), True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adult", "california", "covtype"])
 def test_every_format_agrees(name: str, tmp_path: Path) -> None:
     train, test = table_of(name).take(np.arange(20_000)).split(0)
@@ -38,6 +39,7 @@ def test_every_format_agrees(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(by_xgboost(booster, matrix, tmp_path), of_second, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adult", "california", "covtype"])
 def test_imports_agree(name: str) -> None:
     xgboost, lightgbm = pytest.importorskip("xgboost"), pytest.importorskip("lightgbm")

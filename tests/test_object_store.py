@@ -47,6 +47,7 @@ def empty(store: fsspec.AbstractFileSystem) -> Iterator[fsspec.AbstractFileSyste
         store.rm(name)
 
 
+@pytest.mark.slow
 def test_a_model_from_a_store_is_the_model_from_a_folder(
     empty: fsspec.AbstractFileSystem, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,6 +41,7 @@ OLD_MACOS = f"{MACOS} preadv pwritev"
 WINDOWS = f"{OLD_MACOS} pread pwrite geteuid getuid fchmod chown getpgid killpg"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "module"),
     [

@@ -69,7 +69,7 @@ DRAW = {
 }
 
 
-@pytest.mark.parametrize("target", ["y", pytest.param("late", marks=pytest.mark.slow), "grade"])
+@pytest.mark.parametrize("target", [*(pytest.param(target, marks=pytest.mark.slow) for target in ("y", "late")), "grade"])
 @pytest.mark.parametrize("what", DRAW)
 def test_every_picture_is_drawn_and_says_what_it_shows(what: str, target: str) -> None:
     axes = axes_of(DRAW[what](booster(target), target))

@@ -144,6 +144,7 @@ dboost.prepare(mixed_frame(300, seed=5), "y", sys.argv[1], features=FEATURES)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_th", [1, 2])
 def test_a_process_killed_between_two_renames_leaves_the_old_data(n_th: int, tmp_path: Path) -> None:
     dboost.prepare(OLD, "y", tmp_path / "data", features=FEATURES)

@@ -46,6 +46,7 @@ def score(test: RealTable, predictions: np.ndarray) -> float:
     return float(measure(test.y, predictions))
 
 
+@pytest.mark.slow
 @TABLES
 def test_as_good_as_lightgbm_on_one_split(name: str) -> None:
     table = load(name)

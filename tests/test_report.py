@@ -111,6 +111,7 @@ def test_the_page_says_what_is_true(target: str) -> None:
         assert f"{accuracy:.4g}" in text and "Calibration" in text and "Lift" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["y", "late"])
 def test_weights_reach_what_is_said_of_rows(target: str) -> None:
     weight = np.random.default_rng(1).integers(0, 3, len(FRAME))
@@ -153,6 +154,7 @@ def test_names_cannot_break_out_of_the_page() -> None:
         assert "<script" not in html and "</svg><b>" not in html
 
 
+@pytest.mark.slow
 def test_dask_rows_and_a_model_without_splits(tmp_path: Path) -> None:
     booster("y").report(tmp_path / "lazy.html", cut(FRAME, [60, 60]), "y")
     lazy, whole = (tmp_path / "lazy.html").read_text(encoding="utf-8"), with_rows("y")

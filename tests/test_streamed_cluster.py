@@ -171,6 +171,7 @@ def test_bad_rows_are_named_where_they_wait_in_files(client: Client, change: dic
         dboost.fit(dd.from_pandas(frame, npartitions=5), "y", sample_weight="w", client=client, memory_limit="64MiB", **OPTIONS)
 
 
+@pytest.mark.slow
 def test_too_small_a_budget_is_an_error_of_the_users(client: Client, streaming: None) -> None:
     with pytest.raises(dboost.ParameterError, match=r"memory_limit of 20 KiB is too small for trees of 8 leaves"):
         dboost.fit(lazily(200), "y", client=client, memory_limit="20KiB", **OPTIONS)
@@ -183,6 +184,7 @@ def dying() -> Iterator[Processes]:
         yield processes
 
 
+@pytest.mark.slow
 def test_workers_die_and_come(dying: Processes) -> None:
     """A killed worker's rows, also those of evaluation sets, are read again elsewhere; a new worker receives rows of others."""
     client, options, held = dying.client, OPTIONS | {"max_iter": 12}, FRAME[:900]
@@ -204,6 +206,7 @@ def test_workers_die_and_come(dying: Processes) -> None:
     assert (booster.history["bytes_read"] > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no eval_set was given")
 def test_workers_with_bites_in_files_die_and_come(dying: Processes) -> None:
     """The same in the middle of visits: bites are divided again and brought up to date; the sender rewrites the rest.

@@ -2,15 +2,21 @@
 
 A worker reads its partition as a loading task would, and keeps its few rows in a `DBoostWorkerPlugin` of its own. Its work on
 them is real; the simulated time of that work is computed for the many rows for which they stand. Merging and decisions in the
-scheduler are real too, and take their measured time.
+scheduler and in relays are real too, and take their measured time. Calls on lines (`SimulatedCalls`) and Dask's messages travel
+on the same simulated network.
 """
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import itertools
 import tempfile
+import time
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -23,16 +29,22 @@ from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.network import Host, Line, Network, Wire
 from dboost.data import dask_collections
 from dboost.data.read_plan import ReadPlan
-from dboost.distributed import reducer, worker_calls
+from dboost.distributed import reducer, relay, worker_calls
 from dboost.distributed.cluster_fit import fit_on_cluster, n_parts_of
 from dboost.distributed.connection import Connection
+from dboost.distributed.line import Message
 from dboost.distributed.read_tasks import ReadTasks, Receipt
+from dboost.distributed.relay import Relay
+from dboost.distributed.worker_calls import METHODS, Branch
 from dboost.distributed.worker_plugin import DBoostWorkerPlugin
 from dboost.kernels.histograms import PAIR
 from dboost.session.protocol import SessionRef, unpack
 from dboost.session.worker_session import WorkerSession
 from dboost.training.fit import FitResult
 from dboost.training.plan import FitRequest
+
+#: Bins of a feature.
+_N_BINS = 255
 
 
 class Worker:
@@ -48,6 +60,30 @@ class Worker:
         self._simulated = simulated
         self.holder = DBoostWorkerPlugin()
         self.holder.setup(self)  # type: ignore[arg-type]
+        self.holder._execute = partial(self._execute, self.holder._execute)  # type: ignore[method-assign]
+        self.line = object()  # the executor of calls on lines
+        self._relays: dict[SessionRef, Relay] = {}
+        self._surplus = 0.0
+
+    def _execute(self, execute: Any, fit: str, session: str, number: int, method: str, arguments: Any) -> Any:
+        """Execute a call, and note its simulated seconds above the real ones."""
+        began = time.perf_counter()
+        answer = execute(fit, session, number, method, arguments)
+        took = time.perf_counter() - began
+        self._surplus += self._simulated.seconds_of(self.holder._sessions.get(fit), number, method, arguments, took) - took
+        return answer
+
+    def surplus(self) -> float:
+        """Return the simulated seconds above the real ones since the last call."""
+        surplus, self._surplus = self._surplus, 0.0
+        return surplus
+
+    def answer(self, ref: SessionRef, message: Message) -> tuple[int, bytes, list[memoryview]]:
+        """Answer a call on a line."""
+        if ref not in self._relays:
+            self._relays[ref] = Relay(SimulatedLine(self._simulated, self.address), ref, lambda refs: {})  # type: ignore[arg-type]
+        (fit,) = (fit for fit, session in self.holder._sessions.items() if session.session == ref.session)
+        return self.holder.answer(self._relays[ref], fit, ref.session, message)
 
     def rpc(self, address: str) -> Line:
         return self._simulated.line(self.address, address)
@@ -82,6 +118,8 @@ class Simulated:
     ----------
     many : float
         Number of rows for which each real row stands.
+    lines : bool
+        Whether rounds travel on lines, or else as Dask's messages.
     seconds : float
         Simulated time of growing trees and advancing, from the client's request to the result.
     computing : dict of int to float
@@ -94,6 +132,7 @@ class Simulated:
     network: Network
     costs: Costs
     many: float = 1.0
+    lines: bool = True
     workers: dict[str, Worker] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
@@ -103,14 +142,15 @@ class Simulated:
     def __post_init__(self) -> None:
         self.loop = CountedLoop()
         self.loop.charge = self._charge
-        self.loop.waits_for_loop = lambda executor: executor is not None and executor not in self._of_pool
+        self.loop.waits_for_loop = lambda executor: executor is not None and executor not in self._pools
         self.wire = Wire(self.network)
         self._trains = False
-        self._of_pool: dict[Any, Worker] = {}
+        self._of_executor: dict[Any, Worker] = {}
         for k in range(self.n_workers):
             worker = Worker(f"worker-{k:04d}", self)
             self.workers[worker.address] = worker
-            self._of_pool[worker.holder._pool] = worker
+            self._of_executor |= {worker.holder._pool: worker, worker.line: worker}
+        self._pools = {worker.holder._pool for worker in self.workers.values()}
         self.scheduler = Scheduler(self)
 
     def line(self, sender: str, receiver: str) -> Line:
@@ -124,27 +164,40 @@ class Simulated:
         """Run a coroutine in simulated time."""
         return self.loop.run_until_complete(work)
 
+    def width(self, branch: Branch, buffers: Sequence[memoryview]) -> float:
+        """Return the factor of the bytes of a branch's histograms, whose real rows are too few to need wide numbers."""
+        return 2.0 if buffers and is_wide(self.n_rows_of(branch)) else 1.0
+
     async def train(self, call: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine that counts as training."""
         began = self.loop.time()
         self._trains = True
+        gc.disable()  # this process has the objects of all workers, so a collection would take long
         try:
             return await call
         finally:
+            gc.enable()
             self._trains = False
             self.seconds += self.loop.time() - began
 
     def _charge(self, executor: Any, function: Any, arguments: tuple[Any, ...], took: float) -> float:
-        worker = self._of_pool.get(executor)
-        if worker is None:
-            self.deciding += took if self._trains else 0.0
-            return took
-        fit, _, number, method, packed = arguments
-        holding = worker.holder._sessions.get(fit)
+        worker = self._of_executor.get(executor)
+        if worker is not None:
+            return max(took + worker.surplus(), 0.0)
+        self.deciding += took if self._trains else 0.0
+        return took
+
+    def seconds_of(self, holding: WorkerSession | None, number: int, method: str, packed: bytes, took: float) -> float:
+        """Return the simulated seconds of a call, which took some real ones."""
         seconds = took if holding is None else self._of_rows(holding, method, packed, took)
         if self._trains:
             self.computing[number] = max(self.computing.get(number, 0.0), seconds)
         return seconds
+
+    def n_rows_of(self, branch: Branch) -> float:
+        """Return how many rows a branch of sessions has."""
+        held = (self.workers[ref.worker].holder._sessions.values() for ref in (branch.ref, *branch.below))
+        return self.many * sum(session.n_rows for sessions in held for session in sessions)
 
     def _of_rows(self, holding: WorkerSession, method: str, packed: bytes, took: float) -> float:
         """Return the cost of a method for a worker with many rows."""
@@ -164,6 +217,92 @@ class Simulated:
         for worker in self.workers.values():
             worker.holder.teardown(worker)  # type: ignore[arg-type]
         self.loop.close()
+
+
+def is_wide(n_rows: float) -> bool:
+    """Return whether the sums of a bucket over this many rows, in bins of equal weight, need more than 32 bits."""
+    return n_rows / _N_BINS * PAIR.max_hessian > 2**31
+
+
+class SimulatedLine:
+    """A line, as a relay sees it: the calls on it arrive through `Worker.answer`."""
+
+    has_received = False
+
+    def __init__(self, simulated: Simulated, address: str) -> None:
+        self.simulated, self.address = simulated, address
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class SimulatedCalls:
+    """Takes the place of `LineCalls`: lines of the simulated network, which never break."""
+
+    def __init__(self, simulated: Simulated, address: str) -> None:
+        self._simulated, self._address = simulated, address
+        self._calls: dict[SessionRef, asyncio.Future[tuple[int, bytes, list[memoryview]]]] = {}
+        self.n_bytes = 0
+
+    def missing(self, refs: Iterable[SessionRef]) -> list[SessionRef]:
+        return []
+
+    def send(self, number: int, method: int, arguments: Mapping[Branch, bytes]) -> None:
+        async def start() -> None:
+            for branch, content in arguments.items():
+                self._calls[branch.ref] = asyncio.ensure_future(self._call(branch, number, method, bytes(content)))
+
+        run_on(self._simulated.loop, start())
+
+    async def _call(self, branch: Branch, number: int, method: int, content: bytes) -> tuple[int, bytes, list[memoryview]]:
+        simulated, costs = self._simulated, self._simulated.costs
+        here, there = simulated.host(self._address), simulated.host(branch.ref.worker)
+        worker = simulated.workers[branch.ref.worker]
+        size = len(content) + len(branch.passed_on)
+        await simulated.wire.send(here, there, size, costs.message + size * costs.byte)
+        passed_on = [memoryview(branch.passed_on)] if branch.below else []
+        message = Message(number, method, memoryview(content), passed_on)
+        status, reply, buffers = await simulated.loop.run_in_executor(worker.line, worker.answer, branch.ref, message)
+        size = len(reply) + int(sum(map(len, buffers)) * simulated.width(branch, buffers))
+        await simulated.wire.send(there, here, size, costs.message + size * costs.byte)
+        self.n_bytes += size
+        return status, reply, buffers
+
+    def receive(self, number: int, branches: Iterable[Branch], decode: Callable[[SessionRef, Message], None]) -> None:
+        pending = {branch.ref: branch for branch in branches}
+
+        async def some() -> list[SessionRef]:
+            await asyncio.wait([self._calls[ref] for ref in pending], return_when=asyncio.FIRST_COMPLETED)
+            return [ref for ref in pending if self._calls[ref].done()]
+
+        while pending:
+            for ref in run_on(self._simulated.loop, some()):
+                status, reply, buffers = self._calls.pop(ref).result()
+                message = Message(number, status, memoryview(reply), buffers)
+                worker_calls.LineCalls._check_status(pending.pop(ref), message)
+                decode(ref, message)
+
+    def release(self, refs: Iterable[SessionRef]) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class SimulatedFitCalls(SimulatedCalls):
+    """Takes the place of `FitCalls`."""
+
+    def __init__(self, simulated: Simulated, numbers: itertools.count[int]) -> None:
+        super().__init__(simulated, "scheduler")
+        self._numbers = numbers
+
+    def call(self, method: str, arguments: Mapping[Branch, bytes], decode: Callable[[SessionRef, Message], None]) -> None:
+        number = next(self._numbers)
+        self.send(number, METHODS.index(method), arguments)
+        self.receive(number, arguments, decode)
+
+    def wake(self) -> None:
+        """Do nothing: nothing is lost."""
 
 
 class _Client(Client):
@@ -234,10 +373,13 @@ def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows
     """Train as if the data had `n_rows` rows; adds the seconds of training to `simulated`."""
     real = sum(map(len, data.partitions)) if hasattr(data, "partitions") else len(data)
     simulated.many = n_rows / real
-    # Sums over this many rows do not fit 32 bits, so histograms are sent in 64.
-    simulated.wire.scale = 2.0 if n_rows / simulated.n_workers * PAIR.max_hessian > 2**31 else 1.0
+    # Slices of histograms that do not fit 32 bits are sent in 64.
+    simulated.wire.scale = 2.0 if is_wide(n_rows / simulated.n_workers) else 1.0
     with (
-        dask.config.set({"dboost.lines": False}),  # the simulated network carries Dask's messages
+        dask.config.set({"dboost.lines": simulated.lines}),
+        patch.object(Connection, "open_line", lambda self: None),
+        patch.object(reducer, "FitCalls", lambda guard, numbers: SimulatedFitCalls(simulated, numbers)),
+        patch.object(relay, "LineCalls", lambda guard: SimulatedCalls(simulated, guard._line.address)),
         patch.object(reducer, "run_on", run_on),
         patch.object(worker_calls, "run_on", run_on),
     ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 
 import dboost
+from dboost.distributed.line import Line
 from dboost.session.engines import Team
 from dboost.shards.shard_grower import ShardGrower
 from dboost.trees.grower import RoundHistograms, RoundRequest
@@ -32,6 +35,8 @@ class Costs:
         Of a row: to quantise its gradient; to add it to its leaf's sums; to apply a tree and compute new gradients.
     pair : float
         To start and return the histogram of one sibling pair, independent of the rows.
+    message, byte : float
+        Of a message on a line, at either end, and of each of its bytes.
     """
 
     cell: float
@@ -40,6 +45,8 @@ class Costs:
     settle: float
     advance: float
     pair: float
+    message: float = 2e-5
+    byte: float = 2e-10
 
     def of_round(self, rounds: ShardGrower, begins: bool, output: int, request: RoundRequest, many: float) -> float:
         """Return the seconds of a round request to one tree, when each real row stands for `many`."""
@@ -125,4 +132,28 @@ def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:
     split = np.median((seconds / np.maximum(n_split, 1))[n_split > n_rows / 4])
     settle = np.median(seconds[n_settled > 0]) / n_rows
     begin, advance = (float(np.median(told)) / n_rows for told in (clock.clocked.begins, clock.advances))
-    return Costs(*map(float, (cell, split, begin, settle, advance, pair)))
+    return Costs(*map(float, (cell, split, begin, settle, advance, pair, *measure_line())))
+
+
+def measure_line(n_messages: int = 300) -> tuple[float, float]:
+    """Return the processor time of a message at one end of a line, and that of a byte."""
+    seconds = []
+    sizes = (1000, 500_000)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = socket.create_connection(server.getsockname())
+        there, _ = server.accept()
+    for end in (here, there):
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    one, other = Line(here), Line(there)
+    for size in sizes:
+        content = [memoryview(bytes(size))]
+        sender = threading.Thread(target=lambda: [one.send(k, 0, b"", content) for k in range(n_messages)])  # noqa: B023
+        sender.start()
+        began = time.thread_time()
+        for _ in range(n_messages):
+            other.receive()
+        seconds.append((time.thread_time() - began) / n_messages)
+        sender.join()
+    one.close(), other.close()
+    byte = max(seconds[1] - seconds[0], 0.0) / (sizes[1] - sizes[0])
+    return seconds[0], byte

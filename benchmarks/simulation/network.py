@@ -54,26 +54,29 @@ class Wire:
     def host(self, address: str) -> Host:
         return self.hosts.setdefault(address, Host(address))
 
-    async def handle(self, host: Host) -> None:
-        """Spend the time of a host's loop for a message."""
+    async def handle(self, host: Host, seconds: float) -> None:
+        """Spend the time of a host for a message."""
         now = asyncio.get_running_loop().time()
-        host.loop_free = max(host.loop_free, now) + self.network.handling
+        host.loop_free = max(host.loop_free, now) + seconds
         host.n_messages += 1
-        host.handled += self.network.handling
+        host.handled += seconds
         await asyncio.sleep(host.loop_free - now)
 
     async def carry(self, sender: Host, receiver: Host, content: Any) -> None:
-        """Wait until a message has arrived and been handled."""
-        await self.handle(sender)
+        """Wait until a message of Dask has arrived and been handled."""
+        await self.send(sender, receiver, _ENVELOPE + _size(content) * self.scale, self.network.handling)
+
+    async def send(self, sender: Host, receiver: Host, size: float, handling: float) -> None:
+        """Wait until some bytes have arrived; both ends spend `handling` seconds on them."""
+        await self.handle(sender, handling)
         now = asyncio.get_running_loop().time()
-        size = _ENVELOPE + _size(content) * self.scale
         begin = max(now, sender.out_free)
         sender.out_free = begin + size / self.network.bandwidth
         there = max(begin + self.network.latency, receiver.in_free) + size / self.network.bandwidth
         receiver.in_free = there
         receiver.received += size
         await asyncio.sleep(there - now)
-        await self.handle(receiver)
+        await self.handle(receiver, handling)
 
     def rpc(self, sender: Host, receiver: Host, handlers: dict[str, Callable[..., Any]]) -> Line:
         return Line(self, sender, receiver, handlers)

@@ -101,16 +101,17 @@ class Relay:
                     raise line
         return self._branches
 
-    def _summed(self, message: Message, answer: Any) -> tuple[Any, dict[SessionRef, int], float]:
+    def _summed(self, message: Message, answer: Any) -> tuple[Any, list[int], float]:
         """Add the answers of the branches to the own one."""
         histograms, n_rows, seconds = answer
         sums = RoundSums(self._memory)
-        sums.add_answer(histograms, {self._here: n_rows}, seconds)
+        sums.add_answer(self._here, histograms, [n_rows], seconds)
         self._calls.receive(message.number, self._branches, sums.add)
         size = sum(tree.histograms.size for tree in sums.trees.values())
         if size > self._narrow.size:
             self._narrow = np.empty(max(size, 2 * self._narrow.size), np.int32)
-        return sums.merged(self._narrow), sums.rows, sums.compute
+        rows = [n for ref in (self._here, *(branch.ref for branch in self._branches)) for n in sums.rows[ref]]
+        return sums.merged(self._narrow), rows, sums.compute
 
     def close(self) -> None:
         """Close all lines."""

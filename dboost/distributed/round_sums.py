@@ -62,7 +62,8 @@ class RoundSums:
     trees : {output: TreeSums}
     best : {output: BestSplits}
         Merged over the feature owners.
-    rows : {SessionRef: number of training rows}
+    rows : {SessionRef: list of int}
+        Numbers of training rows of a session and of those below it, in their order.
     compute : float
         Seconds of the slowest session.
     seconds : float
@@ -74,7 +75,7 @@ class RoundSums:
         self._memory = memory
         self.trees: dict[int, TreeSums] = {}
         self.best: dict[int, BestSplits] = {}
-        self.rows: dict[SessionRef, int] = {}
+        self.rows: dict[SessionRef, list[int]] = {}
         self.compute = 0.0
         self.seconds = 0.0
 
@@ -82,25 +83,25 @@ class RoundSums:
         """Add an answer of `Session.round_histograms`, or the sum of several (`distributed.relay`)."""
         began = time.perf_counter()
         answers, n_rows, seconds = message.unpack()
-        self.add_answer(answers, n_rows if isinstance(n_rows, dict) else {ref: n_rows}, seconds)
+        self.add_answer(ref, answers, n_rows if isinstance(n_rows, list) else [n_rows], seconds)
         self.seconds += time.perf_counter() - began
 
     def add_best(self, ref: SessionRef, message: Message) -> None:
         """Add an answer of the exchange among feature owners; see `add`."""
         began = time.perf_counter()
         answers, found, n_rows, seconds = message.unpack()
-        self.add_answer(answers, {ref: n_rows}, seconds)
+        self.add_answer(ref, answers, [n_rows], seconds)
         for output, best in found.items():
             self.best[output] = merge_best_splits([self.best[output], best]) if output in self.best else best
         self.seconds += time.perf_counter() - began
 
-    def add_answer(self, answers: Mapping[int, RoundHistograms], rows: Mapping[SessionRef, int], seconds: float) -> None:
-        """Add the histograms and the numbers of rows of some sessions. A session without rows answers without histograms."""
+    def add_answer(self, ref: SessionRef, answers: Mapping[int, RoundHistograms], rows: list[int], seconds: float) -> None:
+        """Add the histograms and the numbers of rows of a session and of those below it; there are none without rows."""
         for output, answer in answers.items():
             if output not in self.trees:
                 self.trees[output] = TreeSums(self._memory.take(answer.histograms.shape))
             self.trees[output].add(answer)
-        self.rows.update(rows)
+        self.rows[ref] = rows
         self.compute = max(self.compute, seconds)
 
     def merged(self, narrow: np.ndarray) -> dict[int, RoundHistograms]:

@@ -84,7 +84,9 @@ class TreeRounds:
                 method, packed = Session.round_histograms.__name__, pack_round((new_tasks, requests))
                 calls.call(method, dict.fromkeys(branches, packed), sums.add)
             if new_tasks:
-                check_rows(sums.rows, order.rows_of)
+                refs = [ref for branch in branches for ref in (branch.ref, *branch.below)]
+                n_rows = [n for branch in branches for n in sums.rows[branch.ref]]
+                check_rows(dict(zip(refs, n_rows, strict=True)), order.rows_of)
                 new_tasks = ()
             replied = time.perf_counter()
             best = sums.best if owners else self._find_best_splits(finders, rounds, sums)
