@@ -46,6 +46,11 @@ def fan_in() -> int:
     return int(_number("fan-in", int, lambda n: n >= 2 and n == int(n), "a whole number from 2 on"))
 
 
+def metric_rows() -> int:
+    """Rows of an evaluation set that may come to the client for a metric that is a function of all rows."""
+    return int(_number("metric-rows", float, lambda n: n >= 0, "a number of rows"))
+
+
 def imbalance(persisted: bool) -> float:
     """How many times its fair share of the rows a worker may hold before partitions move."""
     key = "imbalance-persisted" if persisted else "imbalance"

@@ -20,9 +20,10 @@ READERS: dict[str, Callable[[], object]] = {
     "owner-bytes": config.owner_bytes,
     "imbalance": lambda: config.imbalance(persisted=False),
     "imbalance-persisted": lambda: config.imbalance(persisted=True),
+    "metric-rows": config.metric_rows,
     "keep-freed-memory": config.keep_freed_memory,
 }
-DEFAULTS = [10.0, 60.0, True, 8, 3 * 2**20, 4 * 2**20, 1.2, 1.5, False]
+DEFAULTS = [10.0, 60.0, True, 8, 3 * 2**20, 4 * 2**20, 1.2, 1.5, 10_000_000, False]
 
 
 def test_every_key_has_a_default_and_a_reader() -> None:

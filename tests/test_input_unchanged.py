@@ -10,7 +10,7 @@ import pytest
 
 from dboost.data import open_table
 from dboost.losses import SquaredError
-from dboost.metrics.metric import find_metrics
+from dboost.metrics.named import find_metrics
 from dboost.params import make_parameters
 from dboost.session.memory_budget import Budget
 from dboost.session.row_selection import Draw

@@ -17,7 +17,8 @@ from dboost.errors import ParameterError
 from dboost.losses import LogLoss, Loss, SquaredError
 from dboost.losses.classification import SoftmaxLogLoss
 from dboost.metrics.exact_sum import FINE, ExactSum, unit_for
-from dboost.metrics.metric import LossMagnitude, Metric, ScoredRows, find_metrics
+from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
+from dboost.metrics.named import ALIASES, find_metrics
 
 
 @given(
@@ -64,11 +65,20 @@ SKLEARN: dict[str, Callable[..., float]] = {
     "accuracy": lambda y, p, w: reference.accuracy_score(y, p > 0.5, sample_weight=w),
     "brier_score": lambda y, p, w: reference.brier_score_loss(y, p, sample_weight=w),
     "roc_auc": lambda y, p, w: reference.roc_auc_score(y, p, sample_weight=w),
+    "mean_absolute_percentage_error": lambda y, p, w: reference.mean_absolute_percentage_error(y, p, sample_weight=w),
+    "r2": lambda y, p, w: reference.r2_score(y, p, sample_weight=w),
+    "average_precision": lambda y, p, w: reference.average_precision_score(y, p, sample_weight=w),
+    "f1": lambda y, p, w: reference.f1_score(y, p > 0.5, sample_weight=w),
+    "balanced_accuracy": lambda y, p, w: reference.balanced_accuracy_score(y, p > 0.5, sample_weight=w),
+    "zero_one_loss": lambda y, p, w: reference.zero_one_loss(y, p > 0.5, sample_weight=w),
 }
 OF_LOSS: list[tuple[Loss, list[str]]] = [
     (SquaredError(), ["squared_error", "mean_squared_error", "root_mean_squared_error", "mean_absolute_error"]),
     (LogLoss(), ["log_loss", "accuracy", "brier_score", "roc_auc"]),
+    (SquaredError(), ["mean_absolute_percentage_error", "r2"]),
+    (LogLoss(), ["average_precision", "f1", "balanced_accuracy", "zero_one_loss"]),
 ]
+SINCE = {name for _, names in OF_LOSS[2:] for name in names}
 CASES = pytest.mark.parametrize(
     ("loss", "name"), [(loss, name) for loss, names in OF_LOSS for name in names], ids=lambda v: v if isinstance(v, str) else ""
 )
@@ -98,7 +108,7 @@ def part(whole: ScoredRows, first: int, last: int) -> ScoredRows:
     return ScoredRows(whole.target[first:last], whole.raw[first:last], weight, whole.loss, whole.size)
 
 
-def value(metric: Metric, whole: ScoredRows, cuts: list[int]) -> float:
+def value(metric: MetricReduction, whole: ScoredRows, cuts: list[int]) -> float:
     borders = [0, *sorted(min(cut, len(whole.target)) for cut in cuts), len(whole.target)]
     parts = [metric.chunk(part(whole, a, b)) for a, b in pairwise(borders)]
     return metric.finish(reduce(metric.merge, parts))
@@ -111,7 +121,7 @@ def test_metrics_are_scikit_learns(loss: Loss, name: str, n: int, seed: int, wei
     (metric,) = find_metrics(name, loss)
     expected = SKLEARN[name](whole.target, loss.inverse_link(whole.raw), whole.weight)
     assert metric.name == name
-    assert value(metric, whole, []) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert value(metric, whole, []) == pytest.approx(expected, rel=1e-12 if name in SINCE else 1e-9, abs=1e-12)
 
 
 @CASES
@@ -142,7 +152,9 @@ def test_metrics_of_targets_of_any_scale(name: str, scale: float) -> None:
 def test_direction() -> None:
     for loss, names in OF_LOSS:
         for metric in find_metrics(names, loss):
-            assert metric.larger_is_better == (metric.name in ("accuracy", "roc_auc"))
+            assert metric.greater_is_better == (
+                metric.name in ("accuracy", "roc_auc", "average_precision", "f1", "balanced_accuracy", "r2")
+            )
 
 
 def test_the_area_under_the_curve_of_one_class_is_no_number() -> None:
@@ -161,7 +173,7 @@ def test_names() -> None:
 @pytest.mark.parametrize(
     ("wanted", "loss", "message"),
     [
-        ("auc", LogLoss(), r"eval_metric 'auc' does not go with loss 'log_loss'; choose from log_loss, accuracy"),
+        ("area", LogLoss(), r"eval_metric 'area' does not go with loss 'log_loss'; choose from log_loss, accuracy"),
         ("roc_auc", SquaredError(), "'roc_auc' does not go with loss 'squared_error'; choose from squared_error, mean_sq"),
         (["accuracy", "mean_squared_error"], LogLoss(), "'mean_squared_error' does not go with loss 'log_loss'"),
         (3, SquaredError(), "eval_metric 3 does not go with"),
@@ -173,13 +185,23 @@ def test_unknown_metrics(wanted: object, loss: Loss, message: str) -> None:
         find_metrics(wanted, loss)
 
 
+OF_CLASSES: dict[str, Callable[..., float]] = {
+    "roc_auc": lambda y, p, w: reference.roc_auc_score(y, p, sample_weight=w, multi_class="ovr", average="weighted"),
+    "f1": lambda y, p, w: reference.f1_score(y, p.argmax(axis=1), sample_weight=w, average="macro"),
+    "f1_macro": lambda y, p, w: reference.f1_score(y, p.argmax(axis=1), sample_weight=w, average="macro"),
+    "f1_weighted": lambda y, p, w: reference.f1_score(y, p.argmax(axis=1), sample_weight=w, average="weighted"),
+    "balanced_accuracy": lambda y, p, w: reference.balanced_accuracy_score(y, p.argmax(axis=1), sample_weight=w),
+    "error": lambda y, p, w: reference.zero_one_loss(y, p.argmax(axis=1), sample_weight=w),
+}
+
+
 @given(
     n=st.integers(3, 100),
     seed=st.integers(0, 2**32),
     weighted=st.booleans(),
     cuts=st.lists(st.integers(0, 100), max_size=4),
 )
-@pytest.mark.parametrize("name", ["log_loss", "accuracy"])
+@pytest.mark.parametrize("name", ["log_loss", "accuracy", *OF_CLASSES])
 def test_metrics_of_several_classes(name: str, n: int, seed: int, weighted: bool, cuts: list[int]) -> None:
     rng = np.random.default_rng(seed)
     loss = SoftmaxLogLoss(3)
@@ -188,9 +210,42 @@ def test_metrics_of_several_classes(name: str, n: int, seed: int, weighted: bool
     weight = rng.random(n) + 0.1 if weighted else None
     whole = ScoredRows(target, raw, weight, loss, LossMagnitude(loss.magnitude(0.0, 0.0), 1.0, 2.0, n))
     (metric,) = find_metrics(name, loss)
-    if name == "log_loss":
+    if name in OF_CLASSES:
+        expected = OF_CLASSES[name](target, loss.inverse_link(raw), weight)
+    elif name == "log_loss":
         expected = reference.log_loss(target, loss.inverse_link(raw), sample_weight=weight, labels=[0, 1, 2])
     else:
         expected = reference.accuracy_score(target, raw.argmax(axis=1), sample_weight=weight)
     assert value(metric, whole, []) == pytest.approx(expected, rel=1e-9)
     assert value(metric, whole, cuts) == value(metric, whole, [])
+
+
+@pytest.mark.parametrize("loss", [SquaredError(), LogLoss(), SoftmaxLogLoss(3)], ids=lambda loss: loss.name)
+def test_short_names_are_other_names(loss: Loss) -> None:
+    known = [name for name in ALIASES if name not in ("rmse", "mse", "mae", "mape") or not loss.is_classification]
+    for name in known:
+        if not loss.is_classification and name not in ("rmse", "mse", "mae", "mape"):
+            continue
+        if loss.n_outputs == 3 and name == "aucpr":
+            continue
+        (short,), (long,) = find_metrics(name, loss), find_metrics(ALIASES[name], loss)
+        assert (short.name, short.spec) == (name, name)
+        assert (short.chunk, short.merge, short.finish) == (long.chunk, long.merge, long.finish) or name == "logloss"
+        assert short.greater_is_better == long.greater_is_better
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e3, 1e9])
+def test_r2_of_targets_far_from_zero(mean: float) -> None:
+    rng = np.random.default_rng(0)
+    y = np.round(rng.normal(size=400), 6) + mean
+    raw = y + rng.normal(size=400)
+    whole = ScoredRows(y, raw, rng.random(400), SquaredError(), LossMagnitude(9.0, 9.0, 1.0, 400))
+    (metric,) = find_metrics("r2", SquaredError())
+    expected = reference.r2_score(y, raw, sample_weight=whole.weight)
+    assert value(metric, whole, [3, 77]) == value(metric, whole, []) == pytest.approx(expected, rel=1e-9)
+
+
+def test_r2_of_one_value_is_scikit_learns() -> None:
+    for raw in (np.full(5, 2.0), np.arange(5.0)):
+        whole = ScoredRows(np.full(5, 2.0), raw, None, SquaredError(), LossMagnitude(9.0, 9.0, 1.0, 5))
+        assert value(find_metrics("r2", SquaredError())[0], whole, [2]) == reference.r2_score(whole.target, raw)

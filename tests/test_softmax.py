@@ -13,7 +13,8 @@ import dboost
 from dboost.kernels.histograms import TRIPLE
 from dboost.losses import SoftmaxLogLoss, by_name, from_dict
 from dboost.metrics.exact_sum import FINE, unit_for
-from dboost.metrics.metric import LossMagnitude, ScoredRows, find_metrics
+from dboost.metrics.metric import LossMagnitude, ScoredRows
+from dboost.metrics.named import find_metrics
 from dboost.params import Parameters
 from dboost.session.engines import FusedEngine
 from dboost.shards.shard import Scratch, Shard, advance_rows
@@ -246,5 +247,5 @@ def test_accuracy_counts_the_largest_score() -> None:
     )
     (metric,) = find_metrics("accuracy", SoftmaxLogLoss(3))
     assert metric.finish(metric.merge(metric.chunk(rows), metric.chunk(rows))) == pytest.approx(4 / 6)
-    with pytest.raises(dboost.ParameterError, match="roc_auc"):
-        find_metrics("roc_auc", SoftmaxLogLoss(3))
+    with pytest.raises(dboost.ParameterError, match="brier_score"):
+        find_metrics("brier_score", SoftmaxLogLoss(3))

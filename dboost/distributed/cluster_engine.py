@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from dboost.config import metric_rows
 from dboost.distributed.connection import Connection
 from dboost.distributed.messages import LostWorkers, Timing
 from dboost.distributed.partitioned_table import PartitionedTable
 from dboost.distributed.rebalance import JoinedWorkers
 from dboost.distributed.tree_rounds import GrowOrder, check_rows
-from dboost.errors import DBoostError
-from dboost.metrics.metric import Metric
+from dboost.errors import DBoostError, ParameterError
+from dboost.metrics.metric import MetricReduction
 from dboost.session.engines import Team
 from dboost.session.protocol import BiteVisit, BuildSpec, ReplayState, Session
 from dboost.shards.apply_trees import TreeDelta
@@ -169,7 +170,7 @@ class ClusterEngine:
         return [answer for of_worker in answers.values() for answer in of_worker]
 
     def evaluate(
-        self, trees: Sequence[TreeDelta], n_known: int, metrics: dict[str, list[str]], mark: int, n_cuts: int
+        self, trees: Sequence[TreeDelta], n_known: int, metrics: dict[str, list[Any]], mark: int, n_cuts: int
     ) -> list[dict[str, Any]]:
         """Return number and metric statistics of the rows of evaluation sets after these trees, from each worker with some.
 
@@ -247,11 +248,13 @@ class ClusterEvalSets:
         self._n_sent = min(self._n_sent, self._saved)
         self._n_cuts += 1
 
-    def evaluate(self, name: str, metrics: Sequence[Metric]) -> dict[str, float]:
+    def evaluate(self, name: str, metrics: Sequence[MetricReduction]) -> dict[str, float]:
         """Return the metrics of one set. The call for the first set evaluates all sets on the workers."""
         if name == self._names[0]:
-            metric_names = [metric.name for metric in metrics]
-            wanted = dict.fromkeys(self._names, metric_names)
+            for metric in metrics:
+                self._check_rows_wanted(metric)
+            specs = [metric.spec for metric in metrics]
+            wanted = {of_set: specs for of_set in self._names}
             answers = self._engine.evaluate(self._trees, self._n_sent, wanted, self._saved, self._n_cuts)
             self._n_sent = len(self._trees)
             self._latest = {}
@@ -268,6 +271,16 @@ class ClusterEvalSets:
                     self._latest[f"{of_set}_{metric.name}"] = value
         return {f"{name}_{metric.name}": self._latest[f"{name}_{metric.name}"] for metric in metrics}
 
+    def _check_rows_wanted(self, metric: MetricReduction) -> None:
+        """Raise a ParameterError if a metric wants more rows of an evaluation set than may come to the client."""
+        largest = max(self._sizes.values())
+        if metric.wants_rows and largest > metric_rows():
+            raise ParameterError(
+                f"eval_metric {metric.name!r} is a function of all rows of an evaluation set, and {largest} rows are more than "
+                f"dboost.metric-rows={metric_rows()} in Dask's configuration: raise it, or use dboost.metrics.Metric, which is "
+                "merged over the workers"
+            )
+
 
 class ClusterEvalSet:
     """One evaluation set on the cluster; implements `session.evaluation.EvalSet`."""
@@ -282,7 +295,7 @@ class ClusterEvalSet:
         if self._is_first:
             self._together.add(TreeDelta(grown.copy(), values, output))
 
-    def evaluate(self, metrics: Sequence[Metric]) -> dict[str, float]:
+    def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
         """Return the current metrics."""
         return self._together.evaluate(self.name, metrics)
 

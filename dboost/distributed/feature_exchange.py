@@ -6,12 +6,14 @@ splits of its features, and sends only these to the reducer. Owners keep the his
 
 The number of owners depends on the bytes H of a worker's histograms in a round: below `config.gather_bytes` over the workers
 from which a process collects answers (`config.fan_in`) they are added up on the way to the scheduler's process, else there is
-one owner for each `config.owner_bytes` of W·H over W workers.
+one owner for each `config.owner_bytes` of W·H over W workers. The slices of very many workers are so many messages that adding
+up whole histograms on the way is faster again (`_seconds_of_slices`, `_seconds_of_relays`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,11 +32,35 @@ def choose_owners(refs: Sequence[SessionRef], task: TreeTask, layout: BinLayout,
     if min(len(refs), fan_in()) * of_worker < gather_bytes() or len(refs) == 1:
         return []
     n_owners = min(-(-len(refs) * of_worker // owner_bytes()), len(refs), n_features)
+    is_large = len(refs) > fan_in() ** 2
+    if is_large and _seconds_of_relays(len(refs), of_worker) < _seconds_of_slices(len(refs), n_owners, of_worker):
+        return []
     # Ranges with similar numbers of buckets.
     targets = layout.offset[-1] * np.arange(1, n_owners) / n_owners
     inner = np.clip(np.searchsorted(layout.offset, targets), 1, n_features - 1)
     bounds = sorted({0, *inner.tolist(), n_features})
     return [FeatureOwner(ref, a, b) for ref, a, b in zip(refs, bounds[:-1], bounds[1:], strict=False)]
+
+
+#: Estimates for a round, in seconds and bytes: of the links, of a message of Dask at either end, of one on a line, of adding up
+#: and of searching a byte, and of the reducer's call of a worker.
+_LATENCY, _BANDWIDTH = 1e-4, 1.25e9
+_MESSAGE, _ON_LINE, _ADD, _SEARCH, _CALL = 3.6e-5, 3e-5, 3e-10, 4e-9, 1.1e-4
+
+
+def _seconds_of_slices(n_workers: int, n_owners: int, n_bytes: int) -> float:
+    """Return the estimated seconds of a round in which each worker sends slices of up to `n_bytes` to the owners."""
+    usual = n_bytes / 2  # most rounds open fewer leaves
+    return _CALL * n_workers + 2 * _MESSAGE * (n_workers + n_owners) + usual * (2 / _BANDWIDTH + n_workers / n_owners * _ADD)
+
+
+def _seconds_of_relays(n_workers: int, n_bytes: int) -> float:
+    """Return the estimated seconds of a round whose histograms are added up in a tree, and searched in one process."""
+    usual = n_bytes / 2
+    n_branches = min(n_workers, fan_in())
+    n_levels = max(math.ceil(math.log(n_workers, n_branches) - 1e-9), 1)
+    level = 2 * _LATENCY + n_branches * (2 * _ON_LINE + usual * (1 / _BANDWIDTH + _ADD))
+    return n_levels * level + usual * _SEARCH
 
 
 class Inbox:

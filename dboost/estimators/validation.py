@@ -23,7 +23,8 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from dboost.booster import Booster
 from dboost.errors import DataError, ParameterError
-from dboost.metrics.metric import Metric, ScoredRows, find_metrics
+from dboost.metrics.metric import MetricReduction, ScoredRows
+from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble
 from dboost.session.row_selection import HELD_OUT, WATCHED, Draw, in_proportion
@@ -185,7 +186,7 @@ class _Scoring:
         return float(self._scorer(estimator, rows.block, y, **weight))
 
 
-def scorer_metric(estimator: Any, scorer: Callable[..., float], assemble: Callable[[], Ensemble]) -> Metric:
+def scorer_metric(estimator: Any, scorer: Callable[..., float], assemble: Callable[[], Ensemble]) -> MetricReduction:
     """Return a metric that calls a scorer.
 
     Parameters
@@ -196,7 +197,7 @@ def scorer_metric(estimator: Any, scorer: Callable[..., float], assemble: Callab
     assemble : callable
         Returns the ensemble after the current iteration.
     """
-    return Metric(SCORER_NAME, True, _Scoring(estimator, scorer, assemble), _cannot_merge, float, wants_block=True)
+    return MetricReduction(SCORER_NAME, True, _Scoring(estimator, scorer, assemble), _cannot_merge, float, wants_block=True)
 
 
 def _cannot_merge(one: float, other: float) -> float:

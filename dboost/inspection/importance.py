@@ -35,7 +35,8 @@ from dboost._lazy_import import pd
 from dboost.data import ReadOptions, Table, open_table
 from dboost.errors import ParameterError
 from dboost.inspection.row_functions import at_least_one
-from dboost.metrics.metric import LossMagnitude, Metric, ScoredRows, find_metrics
+from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
+from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble
 from dboost.session.target import Target, encode_like
@@ -161,7 +162,7 @@ def permutation_importance(
             for repeat in range(n_repeats):
                 order = np.random.default_rng([random_state, j, repeat]).permutation(len(column))
                 worse[j] += scorer.score(j, column[order]) - score
-    worse *= (-1.0 if scored_by.larger_is_better else 1.0) / n_repeats
+    worse *= (-1.0 if scored_by.greater_is_better else 1.0) / n_repeats
     series = _ranked(worse, [feature.name for feature in ensemble.features], "permutation")
     series.attrs |= {"metric": scored_by.name, "score": score}
     return series
@@ -170,7 +171,7 @@ def permutation_importance(
 class _Scorer:
     """Computes the metric of a model on a table, with one column replaced or none."""
 
-    def __init__(self, ensemble: Ensemble, table: Table, y: np.ndarray, metric: Metric, n_threads: int | None) -> None:
+    def __init__(self, ensemble: Ensemble, table: Table, y: np.ndarray, metric: MetricReduction, n_threads: int | None) -> None:
         self._flat, self._table, self._y, self._metric, self._n_threads = FlatEnsemble(ensemble), table, y, metric, n_threads
         self._loss = losses.from_dict(ensemble.loss)
         self._size = LossMagnitude(1.0, 1.0, 1.0, table.n_rows)

@@ -22,7 +22,8 @@ from dboost import losses
 from dboost.data import feature_block, open_table
 from dboost.data.frame import is_lazy, is_path
 from dboost.errors import DataError, InputTypeError, ParameterError
-from dboost.metrics.metric import LossMagnitude, ScoredRows, find_metrics
+from dboost.metrics.metric import LossMagnitude, ScoredRows
+from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble
 from dboost.schema import Feature

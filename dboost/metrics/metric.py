@@ -1,22 +1,24 @@
-"""Metrics on evaluation sets, with scikit-learn's names.
+"""Metrics on evaluation sets: the records, and metrics that users define.
 
-A metric is a reduction of three functions: `chunk` turns the rows of a shard into a small exact statistic, `merge` adds two of
-them, `finish` computes the metric. Merging is exact and associative, so a metric, and with it early stopping, is a function of
-the rows and not of their partitioning. Means are exact sums; the area under the ROC curve merges counts per distinct score.
+A metric is a reduction of three functions: `chunk` turns the rows of a shard into a small statistic, `merge` adds two of them,
+`finish` computes the metric. Merging dboost's own metrics (`named`) is exact and associative, so a metric, and with it early
+stopping, is a function of the rows and not of their partitioning.
+
+Users pass a `Metric`, which is such a reduction of targets, predictions and weights, or a function of all rows of an evaluation
+set. For the latter the rows are brought together and sorted, so its value does not depend on the partitioning either.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dboost.errors import ParameterError
-from dboost.losses import Exponential, Gamma, LogLoss, Loss, Poisson, Quantile, Tweedie
-from dboost.metrics.exact_sum import ExactSum, unit_for
+from dboost.losses import Loss
+from dboost.metrics.exact_sum import unit_for
 
 
 @dataclass(frozen=True)
@@ -58,142 +60,121 @@ class ScoredRows:
 
 
 @dataclass(frozen=True)
-class Metric:
-    """A named metric. `larger_is_better` decides what early stopping counts as an improvement.
+class MetricReduction:
+    """A named metric. `greater_is_better` decides what early stopping counts as an improvement.
 
-    `wants_block` : the metric needs `ScoredRows.block`.
+    spec : by which a worker finds the same metric (`named.find_metrics`); default: the name.
+    wants_block : whether the metric needs `ScoredRows.block`.
+    wants_rows : whether `chunk` returns the rows themselves, which `finish` needs in one process.
     """
 
     name: str
-    larger_is_better: bool
+    greater_is_better: bool
     chunk: Callable[[ScoredRows], Any]
     merge: Callable[[Any, Any], Any]
     finish: Callable[[Any], float]
     wants_block: bool = False
+    wants_rows: bool = False
+    spec: Any = None
 
 
-def _mean_of(
-    name: str,
-    per_row: Callable[[ScoredRows], np.ndarray],
-    largest: Callable[[LossMagnitude], float],
-    *,
-    larger: bool = False,
-    after: Callable[[float], float] | None = None,
-) -> Metric:
-    """Return the metric "weighted mean of a number per row", which is about `largest` at most; NaN where the mean overflows."""
+@dataclass(frozen=True)
+class Metric:
+    """A metric of your own that is merged over partitions and workers.
 
-    def chunk(rows: ScoredRows) -> tuple[ExactSum, ExactSum]:
-        size = rows.size
-        with np.errstate(over="ignore", invalid="ignore"):
-            values, unit = per_row(rows), size.unit(largest(size))
-            if rows.weight is None:
-                return ExactSum.of(values, unit), ExactSum(1.0, len(values))
-            return ExactSum.of(values * rows.weight, unit), ExactSum.of(rows.weight, size.weight_unit)
-
-    def merge(a: tuple[ExactSum, ExactSum], b: tuple[ExactSum, ExactSum]) -> tuple[ExactSum, ExactSum]:
-        return a[0].merge(b[0]), a[1].merge(b[1])
-
-    def finish(total: tuple[ExactSum, ExactSum]) -> float:
-        mean = total[0].finish() / total[1].finish()
-        return mean if after is None else after(mean)
-
-    return Metric(name, larger, chunk, merge, finish)
-
-
-def _auc_chunk(rows: ScoredRows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the distinct scores, ascending, with the weight of each class at each."""
-    # Weights as integers: their sums are exact.
-    weight = np.ones(len(rows.raw)) if rows.weight is None else np.rint(rows.weight * rows.size.weight_unit)
-    return _by_score(rows.raw, weight * (rows.target == 0), weight * (rows.target == 1))
-
-
-def _by_score(score: np.ndarray, zeros: np.ndarray, ones: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    distinct, at = np.unique(score, return_inverse=True)
-    return distinct, np.bincount(at, zeros, len(distinct)), np.bincount(at, ones, len(distinct))
-
-
-def _auc_merge(a: tuple[np.ndarray, ...], b: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-    return _by_score(*(np.concatenate(pair) for pair in zip(a, b, strict=True)))
-
-
-def _auc_finish(counts: tuple[np.ndarray, ...]) -> float:
-    _, zeros, ones = counts
-    below = np.cumsum(zeros) - zeros
-    pairs = zeros.sum() * ones.sum()
-    return float((ones * (below + 0.5 * zeros)).sum() / pairs) if pairs > 0 else float("nan")
-
-
-def _prediction(rows: ScoredRows) -> np.ndarray:
-    return rows.loss.inverse_link(rows.raw)
-
-
-def _squared_error(rows: ScoredRows) -> np.ndarray:
-    return (_prediction(rows) - rows.target) ** 2
-
-
-def _one(size: LossMagnitude) -> float:
-    return 1.0
-
-
-def _accuracy(rows: ScoredRows) -> np.ndarray:
-    return ((rows.raw > 0) == (rows.target == 1)).astype(np.float64)
-
-
-def _accuracy_of_many(rows: ScoredRows) -> np.ndarray:
-    return (rows.raw.argmax(axis=1) == rows.target).astype(np.float64)
-
-
-def _log_loss(rows: ScoredRows) -> np.ndarray:
-    """Return the log loss of exponential-loss scores, which are half the log odds."""
-    return LogLoss().value(rows.target, 2.0 * rows.raw)
-
-
-def _twice_the_loss(rows: ScoredRows) -> np.ndarray:
-    return 2.0 * rows.loss.value(rows.target, rows.raw)
-
-
-# Deviances, for losses whose raw score is the logarithm of the prediction too.
-_POISSON = _mean_of("mean_poisson_deviance", lambda r: 2.0 * Poisson().value(r.target, r.raw), lambda size: size.loss)
-_GAMMA = _mean_of("mean_gamma_deviance", lambda r: 2.0 * Gamma().value(r.target, r.raw), lambda size: size.loss)
-_ANY = (
-    _mean_of("mean_squared_error", _squared_error, lambda size: size.error * size.error),
-    _mean_of("root_mean_squared_error", _squared_error, lambda size: size.error * size.error, after=math.sqrt),
-    _mean_of("mean_absolute_error", lambda r: np.abs(_prediction(r) - r.target), lambda size: size.error),
-)
-_TWO_CLASSES = (
-    _mean_of("accuracy", _accuracy, _one, larger=True),
-    _mean_of("brier_score", _squared_error, _one),
-    Metric("roc_auc", True, _auc_chunk, _auc_merge, _auc_finish),
-)
-#: Metrics of single losses, in addition to those of their kind.
-_OF_LOSS: dict[type[Loss], tuple[Metric, ...]] = {
-    Exponential: (_mean_of("log_loss", _log_loss, lambda size: size.loss),),
-    Quantile: (_mean_of("mean_pinball_loss", lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss),),
-    Poisson: (_POISSON,),
-    Gamma: (_POISSON, _GAMMA),
-    Tweedie: (_POISSON, _mean_of("mean_tweedie_deviance", _twice_the_loss, lambda size: size.loss)),
-}
-_MANY_CLASSES = (_mean_of("accuracy", _accuracy_of_many, _one, larger=True),)
-
-
-def find_metrics(wanted: Any, loss: Loss) -> list[Metric]:
-    """Return metrics by name (one, several, or None for the loss itself).
+    Parameters
+    ----------
+    name : str
+        Its column of `Booster.history` is ``<evaluation set>_<name>``.
+    partial : callable (y, prediction, weight) -> statistic
+        The statistic of some rows. y : float64[n], the targets, or the indices of the classes in `Booster.classes_`;
+        prediction : float64[n], or for K > 2 classes float64[n, K]: numbers, or probabilities (of the second class if there
+        are two); weight : float64[n] or None.
+    combine : callable (statistic, statistic) -> statistic
+        The statistic of both groups of rows. If it rounds, the metric may depend on the partitioning in its last digits.
+    finish : callable (statistic) -> float
+        The metric of all rows.
+    greater_is_better : bool, default False
+        What early stopping counts as an improvement.
 
     Raises
     ------
     ParameterError
-        For unknown names; the message lists those that are valid for the loss.
+        When the name is no non-empty text, or one of the functions cannot be called.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dboost.metrics import Metric
+    >>> largest_error = Metric("largest_error", lambda y, p, w: np.abs(y - p).max(), max, float)
+    >>> dboost.fit(table, "y", eval_set=test, eval_metric=largest_error)      # doctest: +SKIP
     """
-    own = _mean_of(loss.name, lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss)
-    others = _ANY if not loss.is_classification else _TWO_CLASSES if loss.n_outputs == 1 else _MANY_CLASSES
-    known = {metric.name: metric for metric in (own, *_OF_LOSS.get(type(loss), ()), *others)}
-    if isinstance(wanted, str) or not isinstance(wanted, Iterable):
-        names = [loss.name if wanted is None else wanted]
-    else:
-        names = list(wanted)
-    found = []
-    for name in names:
-        if not isinstance(name, str) or name not in known:
-            raise ParameterError(f"eval_metric {name!r} does not go with loss {loss.name!r}; choose from {', '.join(known)}")
-        found.append(known[name])
-    return found
+
+    name: str
+    partial: Callable[[np.ndarray, np.ndarray, np.ndarray | None], Any]
+    combine: Callable[[Any, Any], Any]
+    finish: Callable[[Any], float]
+    greater_is_better: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ParameterError(f"a metric's name must be a text, not {self.name!r}")
+        for role in ("partial", "combine", "finish"):
+            if not callable(getattr(self, role)):
+                raise ParameterError(f"metric {self.name!r}: {role} must be a function, not {getattr(self, role)!r:.60}")
+
+    def reduction(self) -> MetricReduction:
+        """Return the metric as evaluation sets use it."""
+
+        def chunk(rows: ScoredRows) -> Any:
+            return self.partial(rows.target, prediction_of(rows), rows.weight)
+
+        def finish(statistic: Any) -> float:
+            return _number(self.name, self.finish(statistic))
+
+        return MetricReduction(self.name, self.greater_is_better, chunk, self.combine, finish, spec=self)
+
+
+def of_function(function: Callable[..., Any]) -> MetricReduction:
+    """Return the metric ``function(y, prediction, weight)`` of all rows of an evaluation set, see `Metric`.
+
+    It is called with the rows in the order of target, prediction and weight. Its name is that of the function, and smaller
+    values are better unless it has an attribute ``greater_is_better = True``.
+    """
+    name = getattr(function, "__name__", type(function).__name__).strip("<>")
+
+    def chunk(rows: ScoredRows) -> tuple[np.ndarray, ...]:
+        columns = rows.target, prediction_of(rows)
+        return columns if rows.weight is None else (*columns, rows.weight)
+
+    def merge(a: tuple[np.ndarray, ...], b: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+        if len(a) != len(b):  # the rows of one part have no weights, which are 1
+            a, b = (part if len(part) == 3 else (*part, np.ones(len(part[0]))) for part in (a, b))
+        return tuple(np.concatenate(pair) for pair in zip(a, b, strict=True))
+
+    def finish(columns: tuple[np.ndarray, ...]) -> float:
+        order = np.lexsort(np.column_stack(columns).T[::-1])
+        y, prediction, *weight = (column[order] for column in columns)
+        return _number(name, function(y, prediction, weight[0] if weight else None))
+
+    greater = bool(getattr(function, "greater_is_better", False))
+    return MetricReduction(name, greater, chunk, merge, finish, wants_rows=True, spec=function)
+
+
+def prediction_of(rows: ScoredRows) -> np.ndarray:
+    """Return the predicted numbers or probabilities of the rows."""
+    return rows.loss.inverse_link(rows.raw)
+
+
+def _number(name: str, value: Any) -> float:
+    """Return what a user's metric returned as a number.
+
+    Raises
+    ------
+    ParameterError
+        If it is no number, naming the metric.
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ParameterError(f"eval_metric {name!r} returned {value!r:.60}, which is not a number") from None

@@ -31,7 +31,8 @@ from dboost.data import Table, open_table
 from dboost.errors import DataError, InputTypeError
 from dboost.kernels.histograms import BinLayout
 from dboost.losses import Loss
-from dboost.metrics.metric import LossMagnitude, Metric, ScoredRows, find_metrics
+from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
+from dboost.metrics.named import find_metrics
 from dboost.model.forest import FlatEnsemble
 from dboost.session.batch_rows import BatchRows
 from dboost.session.engines import Team
@@ -99,7 +100,7 @@ class EvalSet(Protocol):
     def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
         """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
 
-    def evaluate(self, metrics: Sequence[Metric]) -> dict[str, float]:
+    def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
         """Return the current metrics as ``{"<set>_<metric>": value}``."""
 
     def save_state(self) -> None:
@@ -141,13 +142,13 @@ class InMemoryEvalSet:
         raw = self._raw if self._raw.ndim == 1 else self._raw[output]
         self._team.run(lambda t: add_grown_tree(self._codes, self._layout, grown, values, raw, n * t // p, n * (t + 1) // p))
 
-    def evaluate(self, metrics: Sequence[Metric]) -> dict[str, float]:
+    def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
         """Return the current metrics as ``{"<set>_<metric>": value}``."""
         by_metric = zip(metrics, self.chunks(metrics), strict=True)
         return {f"{self.name}_{metric.name}": metric.finish(chunk) for metric, chunk in by_metric}
 
-    def chunks(self, metrics: Sequence[Metric]) -> list[Any]:
-        """Return the current statistics of each metric, which `Metric.merge` combines with those of other rows."""
+    def chunks(self, metrics: Sequence[MetricReduction]) -> list[Any]:
+        """Return the current statistics of each metric, which `MetricReduction.merge` combines with those of other rows."""
         return [metric.chunk(self._rows) for metric in metrics]
 
     def save_state(self) -> None:
@@ -510,13 +511,13 @@ class StreamedEvalSet:
 
         self._team.run(work)
 
-    def evaluate(self, metrics: Sequence[Metric]) -> dict[str, float]:
+    def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
         """Return the current metrics as ``{"<set>_<metric>": value}``."""
         by_metric = zip(metrics, self.chunks(metrics), strict=True)
         return {f"{self.name}_{metric.name}": metric.finish(chunk) for metric, chunk in by_metric}
 
-    def chunks(self, metrics: Sequence[Metric]) -> list[Any]:
-        """Return the current statistics of each metric, which `Metric.merge` combines with those of other rows."""
+    def chunks(self, metrics: Sequence[MetricReduction]) -> list[Any]:
+        """Return the current statistics of each metric, which `MetricReduction.merge` combines with those of other rows."""
 
         def work(thread: int) -> list[Any] | None:
             chunks: list[Any] | None = None
@@ -555,7 +556,7 @@ class StreamedEvalSet:
         self._files.close()
 
 
-def _merged(metrics: Sequence[Metric], a: list[Any], b: list[Any]) -> list[Any]:
+def _merged(metrics: Sequence[MetricReduction], a: list[Any], b: list[Any]) -> list[Any]:
     return [metric.merge(x, y) for metric, x, y in zip(metrics, a, b, strict=True)]
 
 
@@ -659,7 +660,7 @@ class WorkerEvalSets:
             self._sets[name] = kept
 
     def evaluate(
-        self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[str]], mark: int, n_cuts: int
+        self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[Any]], mark: int, n_cuts: int
     ) -> dict[str, tuple[int, list[list[Any]]]] | None:
         """See `WorkerSession.evaluate`."""
         for name in metrics:

@@ -317,7 +317,7 @@ class Session(Protocol):
         """Return ``function(shard, first, last, *arguments)`` of every shard."""
 
     def evaluate(
-        self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[str]], mark: int, n_cuts: int, /
+        self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[Any]], mark: int, n_cuts: int, /
     ) -> dict[str, tuple[int, list[list[Any]]]] | None:
         """Return rows and metric statistics of each evaluation set after these trees; None if earlier trees are missing."""
 

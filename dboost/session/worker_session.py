@@ -470,7 +470,7 @@ class WorkerSession(PartitionLoader):
         return self._eval_sets.in_files(batch)
 
     def evaluate(
-        self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[str]], mark: int, n_cuts: int
+        self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[Any]], mark: int, n_cuts: int
     ) -> dict[str, tuple[int, list[list[Any]]]] | None:
         """Return, by set, the number of rows and the statistics of the metrics after the given trees.
 

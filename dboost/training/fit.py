@@ -26,7 +26,7 @@ import numpy as np
 from dboost.data import Table
 from dboost.data.binning import Binning, distinct_values, exact_binning, propose_all
 from dboost.errors import DBoostError, FitInterrupted, ParameterError
-from dboost.metrics.metric import find_metrics
+from dboost.metrics.named import find_metrics
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters

@@ -33,7 +33,7 @@ from dboost.data.frame import is_path
 from dboost.errors import InputTypeError, ParameterError
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
 from dboost.losses import Loss
-from dboost.metrics.metric import Metric
+from dboost.metrics.metric import MetricReduction
 from dboost.model import model_file as storage
 from dboost.model.ensemble import Ensemble
 from dboost.params import DEFAULT_BITES, DEFAULT_ROUNDS, ArcBites, Parameters
@@ -314,7 +314,7 @@ class FitPlan:
     policy: GrowthPolicy
     constraints: FeatureConstraints | None
     direction: np.ndarray | None  # int8[n_features], see `trees.tree_task.TreeTask`
-    metrics: tuple[Metric, ...]
+    metrics: tuple[MetricReduction, ...]
     stopping: EarlyStopping | None
     warm_start: WarmStart
     reference: ReferenceSample | None  # rows that the model's summary of the data is computed from
@@ -382,7 +382,7 @@ def make_plan(
     binning: Binning,
     stats: TargetStats,
     rows: RowsDescription,
-    evaluation: tuple[Sequence[Metric], EarlyStopping | None],
+    evaluation: tuple[Sequence[MetricReduction], EarlyStopping | None],
     warm_start: WarmStart,
 ) -> FitPlan:
     """Make the plan of a fit.
@@ -446,7 +446,7 @@ def make_plan(
 
 
 def requested(
-    parameters: Parameters, request: FitRequest, metrics: Sequence[Metric], stopping: EarlyStopping | None
+    parameters: Parameters, request: FitRequest, metrics: Sequence[MetricReduction], stopping: EarlyStopping | None
 ) -> dict[str, Any]:
     """Return the settings of a fit that its checkpoint compares, by names that never change; `max_iter` may change."""
     warm_start = request.warm_start
@@ -465,7 +465,7 @@ def stopping_rule(
     parameters: Parameters,
     given: EarlyStopping | None,
     sets: Sequence[tuple[str, Any, Any, Any, Any]],
-    metrics: Sequence[Metric],
+    metrics: Sequence[MetricReduction],
 ) -> EarlyStopping | None:
     """Return the given rule, by default one for the last metric of the last evaluation set (else of the held-out rows).
 
@@ -479,7 +479,7 @@ def stopping_rule(
         if rounds is None:
             return None
         column = f"{sets[-1][0] if sets else HELD_OUT}_{metrics[-1].name}"
-        return EarlyStopping(column, rounds, larger_is_better=metrics[-1].larger_is_better)
+        return EarlyStopping(column, rounds, larger_is_better=metrics[-1].greater_is_better)
     if arcbites is not None and given.column == "train_loss":
         raise ParameterError("arcbites cannot be stopped by the training loss, which is always another bite's: hold rows out")
     if arcbites is not None and arcbites.early_stopping_rounds is not None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dboost.errors import ParameterError
-from dboost.metrics.metric import Metric
+from dboost.metrics.metric import MetricReduction
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
 from dboost.session.row_selection import (
@@ -40,7 +40,7 @@ class ValidationPlan:
     class_weight: np.ndarray | None = None  # float64[n_classes], factors of the row weights
     held_out: Draw | None = None  # rows of the evaluation set "validation", excluded from training
     watched: Draw | None = None  # training rows that also form the evaluation set "train"
-    metrics: tuple[Metric, ...] = ()  # evaluated in addition to those of `eval_metric`
+    metrics: tuple[MetricReduction, ...] = ()  # evaluated in addition to those of `eval_metric`
     early_stopping: EarlyStopping | None = None
 
     def assign(

@@ -17,7 +17,7 @@ from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, VERMILION
 from dboost.inspection.row_functions import EvaluatedRows, at_least_one
 from dboost.losses import Loss
-from dboost.metrics.metric import find_metrics
+from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
 
 

@@ -1,0 +1,334 @@
+"""The metrics that dboost knows by name: scikit-learn's names, and the short ones of XGBoost and LightGBM.
+
+Means are exact sums. What counts classes (F1, balanced accuracy) is computed from exact sums of weights by true and predicted
+class, the areas under curves from those by distinct score, R² from sums without rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from dboost.errors import ParameterError
+from dboost.losses import Exponential, Gamma, LogLoss, Loss, Poisson, Quantile, Tweedie
+from dboost.metrics.exact_sum import ExactSum, total
+from dboost.metrics.metric import LossMagnitude, Metric, MetricReduction, ScoredRows, of_function, prediction_of
+
+#: Other names of metrics.
+ALIASES = {
+    "rmse": "root_mean_squared_error",
+    "mse": "mean_squared_error",
+    "mae": "mean_absolute_error",
+    "mape": "mean_absolute_percentage_error",
+    "logloss": "log_loss",
+    "auc": "roc_auc",
+    "aucpr": "average_precision",
+    "error": "zero_one_loss",
+}
+
+
+def _mean_of(
+    name: str,
+    per_row: Callable[[ScoredRows], np.ndarray],
+    largest: Callable[[LossMagnitude], float],
+    *,
+    greater: bool = False,
+    after: Callable[[float], float] | None = None,
+) -> MetricReduction:
+    """Return the metric "weighted mean of a number per row", which is about `largest` at most; NaN where the mean overflows."""
+
+    def chunk(rows: ScoredRows) -> tuple[ExactSum, ExactSum]:
+        size = rows.size
+        with np.errstate(over="ignore", invalid="ignore"):
+            values, unit = per_row(rows), size.unit(largest(size))
+            if rows.weight is None:
+                return ExactSum.of(values, unit), ExactSum(1.0, len(values))
+            return ExactSum.of(values * rows.weight, unit), ExactSum.of(rows.weight, size.weight_unit)
+
+    def merge(a: tuple[ExactSum, ExactSum], b: tuple[ExactSum, ExactSum]) -> tuple[ExactSum, ExactSum]:
+        return a[0].merge(b[0]), a[1].merge(b[1])
+
+    def finish(total: tuple[ExactSum, ExactSum]) -> float:
+        mean = total[0].finish() / total[1].finish()
+        return mean if after is None else after(mean)
+
+    return MetricReduction(name, greater, chunk, merge, finish)
+
+
+# Means of numbers without a bound, and R²: sums without rounding.
+
+
+def _weights(rows: ScoredRows) -> np.ndarray:
+    return np.ones(len(rows.target)) if rows.weight is None else rows.weight
+
+
+def _percentage_chunk(rows: ScoredRows) -> tuple[int | None, ...]:
+    error = np.abs(prediction_of(rows) - rows.target) / np.maximum(np.abs(rows.target), np.finfo(np.float64).eps)
+    return total(error * _weights(rows)), total(_weights(rows))
+
+
+def _percentage_finish(totals: tuple[int | None, ...]) -> float:
+    error, weight = totals
+    return math.nan if error is None or not weight else _ratio(error, weight)
+
+
+def _r2_chunk(rows: ScoredRows) -> tuple[int | None, ...]:
+    """Return the sums of w (y - p)², w, w y, and w y² without rounding of the last, which cancel if the mean is large."""
+    weight, y = _weights(rows), rows.target
+    residual = prediction_of(rows) - y
+    weighted, rest = _product(weight, y)
+    square, rest_of_square = _product(weighted, y)
+    parts = total(square), total(rest_of_square), total(rest * y)
+    squares = None if None in parts else sum(part for part in parts if part is not None)
+    means = total(weighted), total(rest)
+    mean = None if None in means else sum(part for part in means if part is not None)
+    return total(weight * residual * residual), total(weight), mean, squares
+
+
+def _r2_finish(totals: tuple[int | None, ...]) -> float:
+    if any(one is None for one in totals) or not totals[1]:
+        return math.nan
+    errors, weight, sums, squares = (Fraction(one) for one in totals if one is not None)
+    spread = squares - sums * sums / weight
+    if spread <= 0:  # all targets are equal
+        return 1.0 if errors == 0 else 0.0
+    return float(1 - errors / spread)
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rounded product and its rounding error (Dekker 1971)."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        product = a * b
+        (a1, a2), (b1, b2) = _halves(a), _halves(b)
+        error = ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2
+    return product, np.where(np.isfinite(error), error, 0.0)
+
+
+def _halves(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    c = 134217729.0 * a  # 2**27 + 1
+    high = c - (c - a)
+    return high, a - high
+
+
+def _add(a: tuple[int | None, ...], b: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    return tuple(None if x is None or y is None else x + y for x, y in zip(a, b, strict=True))
+
+
+def _ratio(a: int, b: int) -> float:
+    try:
+        return a / b
+    except OverflowError:
+        return math.inf
+
+
+# Classes.
+
+
+def _class_weights(rows: ScoredRows) -> np.ndarray:
+    """Return the weights as integers, whose sums are exact."""
+    return np.ones(len(rows.target)) if rows.weight is None else np.rint(rows.weight * rows.size.weight_unit)
+
+
+def _confusion(rows: ScoredRows) -> np.ndarray:
+    """Return the weights by true and predicted class: float64[K, K] of integers."""
+    n_classes = 2 if rows.raw.ndim == 1 else rows.raw.shape[1]
+    predicted = (rows.raw > 0).astype(np.int64) if rows.raw.ndim == 1 else rows.raw.argmax(axis=1)
+    cells = rows.target.astype(np.int64) * n_classes + predicted
+    return np.bincount(cells, _class_weights(rows), n_classes**2).reshape(n_classes, n_classes)
+
+
+def _of_confusion(name: str, finish: Callable[[np.ndarray], float], *, greater: bool = True) -> MetricReduction:
+    return MetricReduction(name, greater, _confusion, np.add, finish)
+
+
+def _f1_by_class(confusion: np.ndarray) -> np.ndarray:
+    """Return 2 TP / (2 TP + FP + FN) of each class, 0 where a class is neither true nor predicted."""
+    right, both = np.diag(confusion), confusion.sum(axis=0) + confusion.sum(axis=1)
+    return 2.0 * right / np.where(both > 0, both, 1.0)
+
+
+def _f1_macro(confusion: np.ndarray) -> float:
+    occurs = confusion.sum(axis=0) + confusion.sum(axis=1) > 0
+    return float(_f1_by_class(confusion)[occurs].mean())
+
+
+def _f1_weighted(confusion: np.ndarray) -> float:
+    of_class = confusion.sum(axis=1)
+    return float((_f1_by_class(confusion) * of_class).sum() / of_class.sum())
+
+
+def _balanced_accuracy(confusion: np.ndarray) -> float:
+    """Return the mean recall of the classes that occur."""
+    of_class = confusion.sum(axis=1)
+    occurs = of_class > 0
+    return float((np.diag(confusion)[occurs] / of_class[occurs]).mean())
+
+
+def _zero_one_loss(confusion: np.ndarray) -> float:
+    return float(1.0 - np.trace(confusion) / confusion.sum())
+
+
+# Areas under curves: distinct scores, ascending, with the weight of both classes at each.
+
+_ByScore = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def _scores(rows: ScoredRows) -> _ByScore:
+    weight = _class_weights(rows)
+    return _by_score(rows.raw, weight * (rows.target == 0), weight * (rows.target == 1))
+
+
+def _scores_of_classes(rows: ScoredRows) -> list[_ByScore]:
+    """Return the same for each class against all others."""
+    weight, probability = _class_weights(rows), prediction_of(rows)
+    return [
+        _by_score(probability[:, k], weight * (rows.target != k), weight * (rows.target == k))
+        for k in range(probability.shape[1])
+    ]
+
+
+def _by_score(score: np.ndarray, zeros: np.ndarray, ones: np.ndarray) -> _ByScore:
+    distinct, at = np.unique(score, return_inverse=True)
+    return distinct, np.bincount(at, zeros, len(distinct)), np.bincount(at, ones, len(distinct))
+
+
+def _merge_scores(a: _ByScore, b: _ByScore) -> _ByScore:
+    return _by_score(*(np.concatenate(pair) for pair in zip(a, b, strict=True)))
+
+
+def _merge_classes(a: list[_ByScore], b: list[_ByScore]) -> list[_ByScore]:
+    return [_merge_scores(*pair) for pair in zip(a, b, strict=True)]
+
+
+def _roc_auc(counts: _ByScore) -> float:
+    _, zeros, ones = counts
+    below = np.cumsum(zeros) - zeros
+    pairs = zeros.sum() * ones.sum()
+    return float((ones * (below + 0.5 * zeros)).sum() / pairs) if pairs > 0 else float("nan")
+
+
+def _roc_auc_of_classes(counts: list[_ByScore]) -> float:
+    """Return the mean of the areas of each class against all others, weighted by class."""
+    weights = np.array([ones.sum() for _, _, ones in counts])
+    areas = np.array([_roc_auc(of_class) for of_class in counts])
+    return float((areas * weights).sum() / weights.sum())
+
+
+def _average_precision(counts: _ByScore) -> float:
+    """Return the sum of precision times the increase of recall, from the highest score down."""
+    _, zeros, ones = (part[::-1] for part in counts)
+    n_ones = ones.sum()
+    if n_ones == 0:
+        return 0.0
+    true, chosen = np.cumsum(ones), np.cumsum(zeros + ones)
+    return float((true / np.where(chosen > 0, chosen, 1.0) * ones).sum() / n_ones)
+
+
+# Numbers per row.
+
+
+def _squared_error(rows: ScoredRows) -> np.ndarray:
+    return (prediction_of(rows) - rows.target) ** 2
+
+
+def _one(size: LossMagnitude) -> float:
+    return 1.0
+
+
+def _accuracy(rows: ScoredRows) -> np.ndarray:
+    return ((rows.raw > 0) == (rows.target == 1)).astype(np.float64)
+
+
+def _accuracy_of_many(rows: ScoredRows) -> np.ndarray:
+    return (rows.raw.argmax(axis=1) == rows.target).astype(np.float64)
+
+
+def _log_loss(rows: ScoredRows) -> np.ndarray:
+    """Return the log loss of exponential-loss scores, which are half the log odds."""
+    return LogLoss().value(rows.target, 2.0 * rows.raw)
+
+
+def _twice_the_loss(rows: ScoredRows) -> np.ndarray:
+    return 2.0 * rows.loss.value(rows.target, rows.raw)
+
+
+# Deviances, for losses whose raw score is the logarithm of the prediction too.
+_POISSON = _mean_of("mean_poisson_deviance", lambda r: 2.0 * Poisson().value(r.target, r.raw), lambda size: size.loss)
+_GAMMA = _mean_of("mean_gamma_deviance", lambda r: 2.0 * Gamma().value(r.target, r.raw), lambda size: size.loss)
+_NUMBERS = (
+    _mean_of("mean_squared_error", _squared_error, lambda size: size.error * size.error),
+    _mean_of("root_mean_squared_error", _squared_error, lambda size: size.error * size.error, after=math.sqrt),
+    _mean_of("mean_absolute_error", lambda r: np.abs(prediction_of(r) - r.target), lambda size: size.error),
+    MetricReduction("mean_absolute_percentage_error", False, _percentage_chunk, _add, _percentage_finish),
+    MetricReduction("r2", True, _r2_chunk, _add, _r2_finish),
+)
+_OF_CLASSES = (
+    _of_confusion("balanced_accuracy", _balanced_accuracy),
+    _of_confusion("zero_one_loss", _zero_one_loss, greater=False),
+)
+_TWO_CLASSES = (
+    _mean_of("accuracy", _accuracy, _one, greater=True),
+    _mean_of("brier_score", _squared_error, _one),
+    MetricReduction("roc_auc", True, _scores, _merge_scores, _roc_auc),
+    MetricReduction("average_precision", True, _scores, _merge_scores, _average_precision),
+    _of_confusion("f1", lambda confusion: float(_f1_by_class(confusion)[1])),
+    *_OF_CLASSES,
+)
+_MANY_CLASSES = (
+    _mean_of("accuracy", _accuracy_of_many, _one, greater=True),
+    MetricReduction("roc_auc", True, _scores_of_classes, _merge_classes, _roc_auc_of_classes),
+    _of_confusion("f1", _f1_macro),
+    _of_confusion("f1_macro", _f1_macro),
+    _of_confusion("f1_weighted", _f1_weighted),
+    *_OF_CLASSES,
+)
+#: Metrics of single losses, in addition to those of their kind.
+_OF_LOSS: dict[type[Loss], tuple[MetricReduction, ...]] = {
+    Exponential: (_mean_of("log_loss", _log_loss, lambda size: size.loss),),
+    Quantile: (_mean_of("mean_pinball_loss", lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss),),
+    Poisson: (_POISSON,),
+    Gamma: (_POISSON, _GAMMA),
+    Tweedie: (_POISSON, _mean_of("mean_tweedie_deviance", _twice_the_loss, lambda size: size.loss)),
+}
+
+
+def find_metrics(wanted: Any, loss: Loss) -> list[MetricReduction]:
+    """Return metrics: names, `Metric` records or functions of the rows (one, several, or None for the loss itself).
+
+    A metric keeps the name by which it is asked for, which may be an alias.
+
+    Raises
+    ------
+    ParameterError
+        For unknown names; the message lists those that are valid for the loss. For two metrics of one name.
+    """
+    own = _mean_of(loss.name, lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss)
+    others = _NUMBERS if not loss.is_classification else _TWO_CLASSES if loss.n_outputs == 1 else _MANY_CLASSES
+    known = {metric.name: metric for metric in (own, *_OF_LOSS.get(type(loss), ()), *others)}
+    if wanted is None:
+        specs = [loss.name]
+    else:
+        specs = [wanted] if isinstance(wanted, str) or not isinstance(wanted, Iterable) else list(wanted)
+    found: list[MetricReduction] = []
+    for spec in specs:
+        if isinstance(spec, Metric):
+            found.append(spec.reduction())
+        elif callable(spec) and not isinstance(spec, type):
+            found.append(of_function(spec))
+        elif isinstance(spec, str) and ALIASES.get(spec, spec) in known:
+            found.append(replace(known[ALIASES.get(spec, spec)], name=spec, spec=spec))
+        else:
+            raise ParameterError(
+                f"eval_metric {spec!r} does not go with loss {loss.name!r}; choose from {', '.join(known)}, or give a "
+                "function of y, prediction and weight, or a dboost.metrics.Metric"
+            )
+    names = [metric.name for metric in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None and any(not isinstance(metric.spec, str) for metric in found if metric.name == twice):
+        raise ParameterError(f"two metrics are called {twice!r}: give functions different names, or use dboost.metrics.Metric")
+    return found

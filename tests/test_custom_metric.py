@@ -1,0 +1,128 @@
+"""Metrics of users' own: `dboost.metrics.Metric`, and functions of all rows, in one process and on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pytest
+from distributed import Client
+from sklearn import metrics as reference
+
+import dboost
+from dboost.metrics import Metric
+from tests.helpers.clusters import a_table, threads_cluster
+
+FRAME = a_table(900).drop(columns="w")
+TRAIN, HELD = FRAME[:600], FRAME[600:]
+OPTIONS: dict[str, Any] = {"max_iter": 5, "max_leaf_nodes": 7, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster(2, 1) as client:
+        yield client
+
+
+def only(target: str, frame: Any) -> Any:
+    return frame.drop(columns=[name for name in ("y", "z", "t") if name != target])
+
+
+def mean_gap(y: np.ndarray, prediction: np.ndarray, weight: np.ndarray | None) -> float:
+    if prediction.ndim == 2:
+        prediction = prediction[np.arange(len(y)), y.astype(int)]
+        y = np.ones(len(y))
+    return float(np.average(np.abs(y - prediction), weights=weight))
+
+
+LARGEST = Metric("largest", lambda y, p, w: float(np.abs(y - p).max()), max, float)
+COUNTED = Metric("right", lambda y, p, w: np.array([((p > 0.5) == y).sum(), len(y)]), np.add, lambda s: s[0] / s[1], True)
+
+
+@pytest.mark.parametrize("target", ["y", "z", "t"])
+@pytest.mark.parametrize("limit", [None, "1MiB"])
+def test_a_function_of_all_rows(client: Client, target: str, limit: str | None) -> None:
+    train, held = only(target, TRAIN), only(target, HELD)
+    options = OPTIONS | {"eval_metric": [mean_gap], "memory_limit": limit}
+    here = dboost.fit(train, target, eval_set={"held": held}, **options)
+    last = here.history["held_mean_gap"].iloc[-1]
+    if target == "y":
+        assert last == pytest.approx(reference.mean_absolute_error(held["y"], here.predict(held)), rel=1e-12)
+    elif target == "z":
+        assert last == pytest.approx(np.abs(held["z"] - here.predict_proba(held).iloc[:, 1]).mean(), rel=1e-12)
+    else:
+        codes = np.searchsorted(here.classes_, held["t"])
+        assert last == pytest.approx(1 - here.predict_proba(held).to_numpy()[np.arange(len(codes)), codes].mean(), rel=1e-12)
+    sets = {"held": dd.from_pandas(held, npartitions=3)}
+    there = dboost.fit(dd.from_pandas(train, npartitions=4), target, client=client, eval_set=sets, **options)
+    assert there.history["held_mean_gap"].tolist() == here.history["held_mean_gap"].tolist()
+    assert there.sha256 == here.sha256
+
+
+def test_weights_reach_the_function() -> None:
+    weight = np.linspace(0.5, 2.0, len(HELD))
+    train, held = only("y", TRAIN), only("y", HELD)
+    X, y = held.drop(columns="y"), held["y"]
+    booster = dboost.fit(train, "y", eval_set=(X, y, weight), eval_metric=mean_gap, **OPTIONS)
+    expected = reference.mean_absolute_error(y, booster.predict(X), sample_weight=weight)
+    assert booster.history["eval_mean_gap"].iloc[-1] == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_metric_is_merged_and_stops_the_fit(client: Client) -> None:
+    train, held = only("z", TRAIN), only("z", HELD)
+    options = OPTIONS | {"eval_metric": ["logloss", LARGEST, COUNTED], "early_stopping_rounds": 2, "max_iter": 60}
+    here = dboost.fit(train, "z", eval_set=held, **options)
+    right = here.history["eval_right"]
+    assert here.best_iteration == right.idxmax() + 1
+    assert len(right) < 60
+    accuracy = reference.accuracy_score(held["z"], here.predict(held))
+    assert right.max() == pytest.approx(accuracy)
+    sets = {"eval": dd.from_pandas(held, npartitions=3)}
+    there = dboost.fit(dd.from_pandas(train, npartitions=4), "z", client=client, eval_set=sets, **options)
+    for name in ("logloss", "largest", "right"):
+        assert there.history[f"eval_{name}"].tolist() == here.history[f"eval_{name}"].tolist()
+    assert there.sha256 == here.sha256
+
+
+def test_a_function_says_which_way_is_better() -> None:
+    def agreement(y: np.ndarray, p: np.ndarray, weight: np.ndarray | None) -> float:
+        return float(((p > 0.5) == y).mean())
+
+    agreement.greater_is_better = True  # type: ignore[attr-defined]
+    options = OPTIONS | {"early_stopping_rounds": 3, "max_iter": 40}
+    train, held = only("z", TRAIN), only("z", HELD)
+    booster = dboost.fit(train, "z", eval_set=held, eval_metric=agreement, **options)
+    assert booster.best_iteration == booster.history["eval_agreement"].idxmax() + 1
+
+
+def test_too_many_rows_for_a_function_name_the_way_out(client: Client) -> None:
+    data, held = dd.from_pandas(only("y", TRAIN), npartitions=2), dd.from_pandas(only("y", HELD), npartitions=2)
+    with (
+        dask.config.set({"dboost.metric-rows": 299}),
+        pytest.raises(dboost.ParameterError, match=r"300 rows are more than dboost.metric-rows=299 .*dboost.metrics.Metric"),
+    ):
+        dboost.fit(data, "y", client=client, eval_set={"held": held}, eval_metric=mean_gap, **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (lambda y, p, w: "good", "'lambda' returned 'good', which is not a number"),
+        (lambda y, p, w: None, "returned None, which is not a number"),
+        ([mean_gap, mean_gap], "two metrics are called 'mean_gap'"),
+        (Metric, "does not go with loss 'squared_error'"),
+    ],
+)
+def test_what_is_no_metric_is_refused(metric: Any, message: str) -> None:
+    with pytest.raises(dboost.ParameterError, match=message):
+        dboost.fit(only("y", TRAIN), "y", eval_set=only("y", HELD), eval_metric=metric, **OPTIONS)
+
+
+def test_a_metric_without_functions_is_refused() -> None:
+    with pytest.raises(dboost.ParameterError, match="metric 'm': combine must be a function"):
+        Metric("m", len, 3, float)  # type: ignore[arg-type]
+    with pytest.raises(dboost.ParameterError, match="name must be a text"):
+        Metric("", len, max, float)
