@@ -11,14 +11,23 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from dboost.errors import DataError, DBoostError, DriftWarning, FitInterrupted, InputTypeError, ModelFileError, ParameterError
+from dboost.errors import (
+    DataError,
+    DBoostError,
+    DriftWarning,
+    FitInterrupted,
+    InputTypeError,
+    MissingExtraError,
+    ModelFileError,
+    ParameterError,
+)
 from dboost.version import __version__
 
 if TYPE_CHECKING:
     from dboost.api import continue_on, fit, prepare
     from dboost.booster import Booster, from_lightgbm, from_xgboost, load
     from dboost.estimators import DBoostClassifier, DBoostRegressor
-    from dboost.params import ArcBites
+    from dboost.params import ArcBites, EarlyStopping
     from dboost.training.callbacks import Iteration
 
 
@@ -30,9 +39,11 @@ __all__ = [
     "DBoostRegressor",
     "DataError",
     "DriftWarning",
+    "EarlyStopping",
     "FitInterrupted",
     "InputTypeError",
     "Iteration",
+    "MissingExtraError",
     "ModelFileError",
     "ParameterError",
     "__version__",
@@ -52,6 +63,7 @@ _LATE = {
     "Booster": "booster",
     "DBoostClassifier": "estimators",
     "DBoostRegressor": "estimators",
+    "EarlyStopping": "params",
     "Iteration": "training.callbacks",
     "continue_on": "api",
     "fit": "api",

@@ -24,6 +24,8 @@ _REASONS = {
     "NoAuthHandlerFound": "there are no credentials in the environment",
     "PermissionError": "access is denied; the credentials in the environment do not open it",
 }
+#: The extra that installs the library of a store.
+_EXTRAS = {"s3fs": "s3", "gcsfs": "gcs"}
 _PASSING = {
     "EndpointConnectionError",
     "ConnectTimeoutError",
@@ -67,6 +69,9 @@ def reason(error: BaseException) -> str:
     text = getattr(error, "strerror", None) or str(error)
     # For local files strerror describes denied access.
     known = None if getattr(error, "filename", None) else _REASONS.get(type(error).__name__)
+    if isinstance(error, ImportError):
+        extra = next((extra for library, extra in _EXTRAS.items() if library in str(text)), None)
+        known = None if extra is None else f"a library is not installed; it comes with the extra: pip install 'dboost[{extra}]'"
     return known or shown(" ".join(str(text).split())) or type(error).__name__
 
 

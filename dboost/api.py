@@ -5,6 +5,7 @@ trains on a sequence of chunks.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from dboost.data import open_table
 from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.model import model_file as storage
-from dboost.params import Parameters, canonical, make_parameters
+from dboost.params import EarlyStopping, Parameters, canonical, make_parameters
 from dboost.session.evaluation import named_sets
 from dboost.session.memory_budget import Budget, parse_memory_limit, reading_within
 from dboost.session.warm_start import WarmStart, check_options, checked_source_name, idle_in_refit, keywords_for, without_model
@@ -23,7 +24,8 @@ from dboost.training.callbacks import Callback
 from dboost.training.checkpoint import checkpoint_in
 from dboost.training.fit import FitResult, available_threads, fit_table, interruptible_reading
 from dboost.training.fit import fit as fit_rows
-from dboost.training.plan import FitRequest, checked_callbacks
+from dboost.training.learning_rates import schedule_of
+from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit, rounds_of_rule
 from dboost.training.prepared_dataset import PreparedDataset, PreparedRows, propose_within, scan_table, write_binned
 from dboost.training.prepared_folder import check_same, describe, is_prepared, open_folder, write_folder
 
@@ -38,11 +40,13 @@ def fit(
     categorical_features: Any = "from_dtype",
     eval_set: Any = None,
     eval_metric: Any = None,
+    early_stopping: EarlyStopping | None = None,
     client: Any = None,
     n_threads: int | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
     memory_limit: int | str | None = None,
+    time_limit: float | str | None = None,
     start_from: Any = None,
     init_model: Any = None,
     source_name: str | None = None,
@@ -72,8 +76,13 @@ def fit(
         Which features are categorical. "from_dtype": columns of text and of categories.
     eval_set : frame, (X, y), (X, y, weight), (X, y, weight, offset), dict or list of these, optional
         Evaluation sets; their metrics are computed after every iteration. Default: none.
-    eval_metric : str or sequence of str, optional
-        Metrics by scikit-learn's names. Default: the loss.
+    eval_metric : str, callable, dboost.metrics.Metric, or sequence of these, optional
+        Metrics by scikit-learn's names or short ones ("rmse", "mae", "auc"). A callable ``f(y, prediction, weight) -> float``
+        gets all rows of an evaluation set, sorted; its columns are described at `dboost.metrics.Metric`, which is merged over
+        workers instead. Default: the loss.
+    early_stopping : dboost.EarlyStopping, optional
+        Stop by one metric of one evaluation set, with a least improvement. `early_stopping_rounds` is the same for the last
+        metric of the last set. Default: none.
     client : distributed.Client, optional
         Train on its cluster (not with prepared data). Default: for Dask collections and paths the current client if there is
         one, else this process.
@@ -86,6 +95,9 @@ def fit(
     memory_limit : int or str, optional
         Memory that the fit may add to this process, or to each worker, in bytes or as "2GiB". Rows that do not fit are
         written to temporary files and streamed; the model is the same. Default: all rows stay in memory.
+    time_limit : float or str, optional
+        Seconds, or a duration such as "10min", from the call: no iteration begins that would probably end later. The model has
+        the iterations so far, at least one. Default: none.
     start_from : Booster, path or URL, optional
         Continue this model (warm start): every row starts with the model's score, and `max_iter` counts the new iterations.
         The columns and the loss must be those of the model (the default loss is the model's). New categories are accepted,
@@ -110,7 +122,8 @@ def fit(
     **parameters
         Parameters of learning, see `dboost.params.Parameters`. These names of other libraries are aliases: `grow_policy`
         ("lossguide" or "depthwise") of `growth`, `min_split_gain` of `min_gain`, and `leaf_estimation` of `step`. A parameter
-        and its alias together are an error.
+        and its alias together are an error. `learning_rate` may be a function of the iteration, from 0, or a sequence with one
+        rate for each.
 
     Returns
     -------
@@ -144,12 +157,13 @@ def fit(
             "callbacks": callbacks,
             "progress": progress,
             "memory_limit": memory_limit,
+            "time_limit": time_limit,
             "continue_bins": continue_bins,
             "continue_steps": continue_steps,
             "checkpoint": checkpoint,
             "checkpoint_every": checkpoint_every,
         }
-        of_trees = [name for name, value in parameters.items() if value is not None]
+        of_trees = [name for name, value in (parameters | {"early_stopping": early_stopping}).items() if value is not None]
         return _refitted(start_from, data, target, options, [*of_trees, *idle_in_refit(idle)])
     parameters = learning
     custom_loss = None
@@ -159,6 +173,9 @@ def fit(
         model = as_booster(start_from)
         warm_start, custom_loss = WarmStart.continuation(model.ensemble, continue_bins, continue_steps), model.custom_loss
         parameters = keywords_for(model.ensemble, parameters, custom_loss)
+    began, seconds = time.perf_counter(), parse_time_limit(time_limit)
+    parameters |= rounds_of_rule(early_stopping, parameters)
+    learning_rates = schedule_of(parameters)
     checked = make_parameters(parameters)
     threads = available_threads(n_threads)
     limit = parse_memory_limit(memory_limit)
@@ -183,6 +200,10 @@ def fit(
             checkpoint=checkpoint_in(checkpoint, checkpoint_every),
             source_name=checked_source_name(source_name),
             budget=budget,
+            early_stopping=early_stopping,
+            learning_rates=learning_rates,
+            time_limit=seconds,
+            began=began,
         )
 
     custom_loss = custom_loss if isinstance(checked.loss, str) else checked.loss

@@ -30,6 +30,10 @@ class ModelFileError(DBoostError, ValueError):
     """A model file is damaged, truncated, or has an unknown format."""
 
 
+class MissingExtraError(DBoostError, ImportError):
+    """An optional library is not installed; the message names the extra that installs it."""
+
+
 class DriftWarning(UserWarning):
     """Incremental training uses data that differ from the data that the model was trained on."""
 

@@ -158,6 +158,51 @@ def read_arcbites(given: Any) -> ArcBites | None:
 
 
 @dataclass(frozen=True)
+class EarlyStopping:
+    """When to stop a fit that does not improve any more; the model keeps the iterations up to the best one.
+
+    Parameters
+    ----------
+    rounds : int >= 1
+        Iterations without improvement after which the fit stops.
+    metric : str, optional
+        Name of one of the fit's metrics. Default: the last one.
+    eval_set : str, optional
+        Name of one of the evaluation sets. Default: the last one.
+    min_delta : float >= 0, default 0.0
+        Only a larger change of the metric counts as an improvement.
+
+    Raises
+    ------
+    ParameterError
+        When a value is out of range.
+
+    Examples
+    --------
+    >>> stopping = dboost.EarlyStopping(20, metric="auc", min_delta=1e-4)
+    >>> dboost.fit(frame, "y", eval_set=test, eval_metric=["logloss", "auc"], early_stopping=stopping)  # doctest: +SKIP
+    """
+
+    rounds: int
+    metric: str | None = None
+    eval_set: str | None = None
+    min_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rounds, bool) or not isinstance(self.rounds, Integral) or self.rounds < 1:
+            raise ParameterError(f"early_stopping: rounds={self.rounds!r} must be an integer of at least 1")
+        object.__setattr__(self, "rounds", int(self.rounds))
+        for name in ("metric", "eval_set"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ParameterError(f"early_stopping: {name}={value!r:.60} must be a name or None")
+        delta = self.min_delta
+        if isinstance(delta, bool) or not isinstance(delta, Real) or not 0 <= delta < math.inf:
+            raise ParameterError(f"early_stopping: min_delta={delta!r} must be a number of at least 0")
+        object.__setattr__(self, "min_delta", float(delta))
+
+
+@dataclass(frozen=True)
 class Parameters:
     """Parameters of training. Names and defaults are those of `dboost.fit`.
 

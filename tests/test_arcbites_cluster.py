@@ -220,7 +220,7 @@ def test_a_worker_is_killed_during_a_bite(when: int, killing: Processes) -> None
     kill = at(when, lambda: os.kill(killing.any_pid(), signal.SIGKILL))
 
     def callback(now: dboost.Iteration) -> None:
-        kill(dboost.Iteration(next(grown), now.n_iterations, now.record, now.model))
+        kill(dboost.Iteration(next(grown), now.n_iterations, now.record, now.model, now.learning_rate))
 
     lazy = dd.from_pandas(frame, npartitions=5)
     sets = dd.from_pandas(held, npartitions=2)

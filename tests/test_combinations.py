@@ -444,7 +444,7 @@ def test_calls_fit_or_are_refused() -> None:
 
 @pytest.mark.slow
 def test_many_calls_fit_or_are_refused() -> None:
-    examine(number(100))
+    examine(number(60))
 
 
 @pytest.mark.slow

@@ -64,7 +64,8 @@ def test_the_kind_of_task_is_the_estimators() -> None:
 def test_every_keyword_of_fit_that_is_no_data_is_there_with_the_same_default() -> None:
     of_fit = {name: p.default for name, p in inspect.signature(dboost.fit).parameters.items() if p.kind is p.KEYWORD_ONLY}
     of_fit |= {name: p.default for name, p in inspect.signature(Parameters).parameters.items()}
-    for name in ("sample_weight", "offset", "eval_set", "random_state"):
+    # `early_stopping` of the estimators has scikit-learn's meaning.
+    for name in ("sample_weight", "offset", "eval_set", "random_state", "early_stopping"):
         del of_fit[name]
     for Estimator in (DBoostRegressor, DBoostClassifier):
         own = Estimator().get_params()
@@ -302,3 +303,35 @@ def test_callbacks_may_stop_the_fit() -> None:
     frame, number, _ = shop()
     model = DBoostRegressor(max_iter=9, callbacks=[lambda iteration: iteration.iteration == 4]).fit(frame, number)
     assert model.n_iter_ == 4
+
+
+@pytest.mark.parametrize("n_jobs", [None, 1, 2, -1, -100])
+def test_n_jobs_is_the_number_of_threads(n_jobs: int | None) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 3))
+    model = DBoostRegressor(n_jobs=n_jobs, max_iter=3, random_state=0).fit(X, X[:, 0])
+    assert model.booster_.sha256 == DBoostRegressor(n_threads=2, max_iter=3, random_state=0).fit(X, X[:, 0]).booster_.sha256
+
+
+@pytest.mark.parametrize(("given", "message"), [({"n_jobs": 0}, "n_jobs=0"), ({"n_jobs": 2, "n_threads": 1}, "same parameter")])
+def test_wrong_numbers_of_jobs_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DBoostRegressor(**given).fit(np.zeros((30, 1)), np.arange(30.0))
+
+
+def test_feature_importances_are_shares_in_the_order_of_the_columns() -> None:
+    from sklearn.feature_selection import RFE, SelectFromModel
+
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame(rng.normal(size=(400, 4)), columns=["d", "a", "c", "b"])
+    y = 3 * X["c"] + X["d"]
+    model = DBoostRegressor(max_iter=10)
+    assert not hasattr(model, "feature_importances_")
+    shares = model.fit(X, y).feature_importances_
+    assert shares.shape == (4,) and shares.sum() == pytest.approx(1.0) and shares.argmax() == 2
+    gain = model.booster_.importance("gain")
+    assert shares[0] / shares[2] == pytest.approx(gain["d"] / gain["c"])
+    assert SelectFromModel(model, prefit=True).get_support()[2]
+    assert RFE(DBoostRegressor(max_iter=5), n_features_to_select=2).fit(X, y).support_.tolist() == [True, False, True, False]
+    constant = DBoostRegressor(max_iter=2).fit(X, np.ones(400))
+    assert constant.feature_importances_.tolist() == [0.0] * 4

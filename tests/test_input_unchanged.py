@@ -14,7 +14,7 @@ from dboost.metrics.named import find_metrics
 from dboost.params import make_parameters
 from dboost.session.memory_budget import Budget
 from dboost.session.row_selection import Draw
-from dboost.training.callbacks import EarlyStopping
+from dboost.training.callbacks import StoppingRule
 from dboost.training.fit import fit_table
 from dboost.training.plan import FitRequest, stopping_rule
 from dboost.training.validation_split import ValidationPlan
@@ -25,7 +25,7 @@ FRAME = mixed_frame(400)
 
 def test_a_rule_of_early_stopping_keeps_its_rounds() -> None:
     parameters = make_parameters({"arcbites": {"n_bites": 2, "early_stopping_rounds": 3}, "loss": "squared_error"})
-    given = EarlyStopping("held_squared_error", 7, larger_is_better=False)
+    given = StoppingRule("held_squared_error", 7, larger_is_better=False)
     metrics = find_metrics(None, SquaredError())
     found = stopping_rule(parameters, given, [], metrics)
     assert found is not None and found.rounds == 3

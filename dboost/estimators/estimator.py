@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import inspect
 import numbers
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -39,7 +40,7 @@ from dboost.session.target import loss_for
 from dboost.session.warm_start import WarmStart, check_loss, check_options, checked_source_name, idle_in_refit
 from dboost.training.checkpoint import checkpoint_in
 from dboost.training.fit import available_threads, fit_table
-from dboost.training.plan import FitRequest, checked_callbacks
+from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit
 
 
 def _is_flag(value: Any) -> bool:
@@ -87,6 +88,17 @@ def check_settings(estimator: Any) -> None:
             "early_stopping_rounds and early_stopping=True are two rules to stop by: give one (the latter waits for "
             "n_iter_no_change iterations)"
         )
+
+
+def _threads_of(n_jobs: Any, n_threads: Any) -> Any:
+    """Return the number of threads for `n_jobs` by joblib's rules, or for its alias; None for all processors."""
+    if n_jobs is None:
+        return n_threads
+    if n_threads is not None and n_threads != n_jobs:
+        raise ParameterError(f"n_jobs={n_jobs!r} and n_threads={n_threads!r} are the same parameter: give one")
+    if not _is_count(n_jobs) or n_jobs == 0:
+        raise ParameterError(f"n_jobs={n_jobs!r} must be an integer other than 0, or None")
+    return int(n_jobs) if n_jobs > 0 else max(available_threads(None) + 1 + int(n_jobs), 1)
 
 
 def check_pair(early_stopping: Any, X_val: Any, y_val: Any, sample_weight_val: Any) -> None:
@@ -142,10 +154,10 @@ Range = tuple[int, int]
 
 #: Constructor arguments that are not parameters of `dboost.fit`, or not passed on as they are.
 _OWN = {
-    "loss", "random_state", "features", "categorical_features", "eval_metric", "n_threads", "callbacks", "progress",
+    "loss", "random_state", "features", "categorical_features", "eval_metric", "n_jobs", "n_threads", "callbacks", "progress",
     "early_stopping", "scoring", "tol", "n_iter_no_change", "validation_fraction", "class_weight", "verbose", "warm_start",
     "client", "start_from", "source_name", "continue_bins", "continue_steps", "refit_leaves", "checkpoint", "checkpoint_every",
-    "memory_limit",
+    "memory_limit", "time_limit",
 }  # fmt: skip
 
 
@@ -250,9 +262,11 @@ class BaseGradientBoosting(BaseEstimator):
         classes : sequence, optional
             All classes. Default: those of y.
         """
+        began = time.perf_counter()
         constructor = inspect.signature(type(self).__init__).parameters
         defaults = {name: parameter.default for name, parameter in constructor.items()}
         settings = canonical(self.get_params(deep=False), defaults)
+        settings["n_threads"] = _threads_of(settings.pop("n_jobs"), settings["n_threads"])
         check_settings(self)
         check_pair(self.early_stopping, *validation[:3])
         if is_path(X) or isinstance(y, str):
@@ -299,6 +313,8 @@ class BaseGradientBoosting(BaseEstimator):
             classes=None if classes is None else tuple(np.unique(np.asarray(classes)).tolist()),
             source_name=checked_source_name(settings["source_name"]),
             budget=budget,
+            time_limit=parse_time_limit(settings["time_limit"]),
+            began=began,
         )
 
         def open_training() -> Table:
@@ -362,6 +378,14 @@ class BaseGradientBoosting(BaseEstimator):
         self._before, self.do_early_stopping_ = {}, False
         self.train_score_, self.validation_score_ = np.empty(0), np.empty(0)
         return self
+
+    @property
+    def feature_importances_(self) -> np.ndarray:
+        """Share of each feature in the reduction of the loss by all splits: float64[n_features]."""
+        check_is_fitted(self)
+        gain = self.booster_.importance("gain")
+        shares = np.nan_to_num(gain[[feature.name for feature in self.booster_.features]].to_numpy(np.float64))
+        return shares / (shares.sum() or 1.0)
 
     def _set_model(self, booster: Booster) -> None:
         """Set the attributes that depend on the model."""

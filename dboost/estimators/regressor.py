@@ -33,10 +33,14 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
     start_from, source_name, continue_bins, continue_steps, refit_leaves, checkpoint, checkpoint_every
         As in `dboost.fit`. `start_from` and `warm_start` exclude each other. With `refit_leaves`, `fit` and `partial_fit`
         add no trees but estimate the leaf values of that model (or in `partial_fit` of the estimator's own model) again.
-    memory_limit
+    memory_limit, time_limit
         As in `dboost.fit`.
-    features, categorical_features, eval_metric, client, n_threads, callbacks
+    features, categorical_features, eval_metric, client, callbacks
         As in `dboost.fit`.
+    n_jobs : int, optional
+        Threads of this process, as `n_threads` of `dboost.fit`. None or -1: all processors that it may use; -2: all but one.
+    n_threads : int, optional
+        Alias of `n_jobs`.
     arcbites : dboost.ArcBites, True or None
         As in `dboost.fit`; early stopping, if it is on, ends the visit of a bite. Not with a warm start.
     warm_start : bool, default False
@@ -72,6 +76,8 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
     do_early_stopping_ : bool
     train_score_, validation_score_ : float64[n_iter_ + 1]
         Scores before the first tree and after each iteration, larger is better. Empty without scoring.
+    feature_importances_ : float64[n_features]
+        Reduction of the loss by the splits on each feature, in the order of the columns; the sum is 1, or 0 without splits.
     is_categorical_ : bool[n_features] or None
     n_features_in_ : int
     feature_names_in_ : array of str
@@ -138,8 +144,10 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
         checkpoint: Any = None,
         checkpoint_every: int = 10,
         memory_limit: Any = None,
+        time_limit: float | str | None = None,
         arcbites: Any = None,
         client: Any = None,
+        n_jobs: int | None = None,
         n_threads: int | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool | None = None,

@@ -29,7 +29,7 @@ from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble
 from dboost.session.row_selection import HELD_OUT, WATCHED, Draw, in_proportion
 from dboost.session.target import Target
-from dboost.training.callbacks import EarlyStopping
+from dboost.training.callbacks import StoppingRule
 from dboost.training.validation_split import ValidationPlan
 from dboost.trees.tree_task import HOLD_OUT, WATCH, derive_seed
 
@@ -97,7 +97,7 @@ class EarlyStoppingPolicy:
         stopping = None
         if by_score:
             column = self.columns.get("validation", self.columns["train"])
-            stopping = EarlyStopping(
+            stopping = StoppingRule(
                 column,
                 settings.n_iter_no_change,
                 larger_is_better=self.sign > 0,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dboost.errors import DBoostError
+from dboost.errors import MissingExtraError
 from dboost.interop.export import away_from_missing, nearest_float32, response_of
 from dboost.losses import Loss
 from dboost.model.ensemble import Ensemble, Tree
@@ -43,7 +43,7 @@ def to_onnx(ensemble: Ensemble, loss: Loss) -> onnx.ModelProto:
     try:
         from onnx import TensorProto, checker, helper
     except ImportError as error:
-        raise DBoostError("onnx is not installed; it comes with the extra: pip install 'dboost[export]'") from error
+        raise MissingExtraError("onnx is not installed; it comes with the extra: pip install 'dboost[export]'") from error
     response, factor = response_of(loss, ensemble.n_outputs, "ONNX")
     tables = _Tables(helper)
     for i, tree in enumerate(ensemble.trees):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dboost.errors import DBoostError
+from dboost.errors import MissingExtraError
 from dboost.interop.export import away_from_missing, response_of
 from dboost.losses import Loss
 from dboost.model.ensemble import Ensemble, Tree
@@ -34,7 +34,7 @@ def to_treelite(ensemble: Ensemble, loss: Loss) -> treelite.Model:
     try:
         from treelite.model_builder import Metadata, ModelBuilder, PostProcessorFunc, TreeAnnotation
     except ImportError as error:
-        raise DBoostError("treelite is not installed; it comes with the extra: pip install 'dboost[export]'") from error
+        raise MissingExtraError("treelite is not installed; it comes with the extra: pip install 'dboost[export]'") from error
     response, factor = response_of(loss, ensemble.n_outputs, "treelite")
     n_outputs, n_trees = ensemble.n_outputs, max(len(ensemble.trees), ensemble.n_outputs)
     task = {"softmax": "kMultiClf", "sigmoid": "kBinaryClf"}.get(response, "kRegressor")

@@ -12,21 +12,25 @@ from typing import Any
 from dboost.model.ensemble import Ensemble
 
 
-@dataclass(frozen=True)
+@dataclass
 class Iteration:
-    """Argument of callbacks, which are called after each iteration."""
+    """Argument of callbacks, which are called after each iteration.
+
+    A callback may set `learning_rate`: the following iterations use it, until a callback sets another one.
+    """
 
     iteration: int  # from 1
     n_iterations: int  # number of the last iteration of the fit
     record: dict[str, Any]  # the iteration's row of `Booster.history`
     model: Callable[[], Ensemble]  # assembles and returns the `Ensemble` with the trees grown so far
+    learning_rate: float  # of this iteration
 
 
 #: A callback may return True to stop the fit after this iteration.
 Callback = Callable[[Iteration], Any]
 
 
-class EarlyStopping:
+class StoppingRule:
     """Tracks the best iteration by one metric, and stops the fit after `rounds` iterations without improvement.
 
     Only a change larger than `tolerance` counts as an improvement. The best iteration is the one with the best value regardless
@@ -51,7 +55,7 @@ class EarlyStopping:
         """The settings, by which a checkpoint compares two rules."""
         return [self.column, self.rounds, self._sign > 0, self._tolerance, self._keep_latest]
 
-    def with_rounds(self, rounds: int) -> EarlyStopping:
+    def with_rounds(self, rounds: int) -> StoppingRule:
         """Return a copy of the rule with another number of iterations to wait."""
         found = copy.copy(self)
         found.rounds = rounds

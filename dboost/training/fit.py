@@ -39,7 +39,7 @@ from dboost.session.target import Target, TargetScan, choose_target, continued, 
 from dboost.session.transport import LocalTable, NamedSet, SessionTable
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.training.arcbites import run_arcbites
-from dboost.training.callbacks import Callback, EarlyStopping, Progress
+from dboost.training.callbacks import Callback, Progress, StoppingRule
 from dboost.training.initial_score import target_stats
 from dboost.training.loop import BoostingLoop, assemble
 from dboost.training.plan import FitPlan, FitRequest, RowsDescription, make_plan, requested, stopping_rule
@@ -59,7 +59,7 @@ class FitResult:
     ensemble: Ensemble
     history: list[dict[str, Any]]  # one record per iteration of this fit
     before: dict[str, float] = field(default_factory=dict)  # losses and metrics before the first iteration
-    early_stopping: EarlyStopping | None = None  # the rule, whether or not it stopped the fit
+    early_stopping: StoppingRule | None = None  # the rule, whether or not it stopped the fit
     timings: dict[str, float] = field(default_factory=dict)  # seconds by phase: "load", "bin", "train"
 
 
@@ -92,7 +92,7 @@ def _prepare(
     parameters = request.parameters.with_loss(target.loss.name)
     validation, chosen = rows.assign(target, ensemble_so_far)
     metrics = find_metrics(request.eval_metric, target.loss)
-    stopping = stopping_rule(parameters, validation.early_stopping, request.eval_sets, metrics)
+    stopping = stopping_rule(parameters, validation.early_stopping, request, metrics)
     metrics += [metric for metric in validation.metrics if metric.name not in {known.name for known in metrics}]
     if request.checkpoint is not None:
         settings = requested(parameters, request, metrics, stopping)

@@ -117,6 +117,10 @@ class LeafEstimator:
             assert isinstance(loss, LogLoss | SoftmaxLogLoss)
             self._influence_terms = loss.terms()._replace(counts_influence=True)
 
+    def use(self, parameters: Parameters) -> None:
+        """Use another learning rate from the next tree on."""
+        self._parameters = parameters
+
     def advance(self, values: np.ndarray) -> GradientStats:
         """Add the leaf values of the last trees (float64[n_outputs, n_leaves]) to the scores; compute the gradients."""
         stats = self._engine.advance(values, self._influence_terms)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dboost.errors import DBoostError
+from dboost.errors import DBoostError, ParameterError
 from dboost.metrics.exact_sum import FINE, unit_for
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.session.evaluation import EvalSet
@@ -34,6 +34,7 @@ from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.statistics import fine_bin_hessians
 from dboost.training.callbacks import Callback, Iteration, Progress
 from dboost.training.leaf_values import LeafEstimator
+from dboost.training.learning_rates import checked_rate
 from dboost.training.plan import precision_of
 from dboost.trees.bin_proposal import BinMerge
 from dboost.trees.finished_tree import TreeSnapshot, follow_sums, within_bounds
@@ -96,6 +97,8 @@ class BoostingLoop:
         self.steps = LeafEstimator(engine, self.loss, self.parameters, *counted)
         self.precision = precision_of(self.parameters, plan.shard.constant_hessian, plan.max_weight or 1)
         self.total_weight = self.start.total_weight
+        self.rate = plan.learning.learning_rate
+        self._is_set_by_callback = False
         self.zero_values = np.zeros((self.loss.n_outputs, 1))  # leaf values that change no score
         self.shown = [f"{eval_set.name}_{metric.name}" for eval_set in eval_sets for metric in self.metrics] or ["train_loss"]
 
@@ -141,6 +144,7 @@ class BoostingLoop:
         past: list[dict[str, Any]] = []
         if checkpoint is not None:
             before, past = checkpoint.begin(self, self.empty, current), checkpoint.history
+            self._check_rates(past)
         if stopping is not None:
             if self.warm_start.is_new_source:  # the best model may be the old one
                 stopping.should_stop(self.warm_start.n_earlier, before)
@@ -175,11 +179,13 @@ class BoostingLoop:
 
         began : start time in seconds (`time.perf_counter`), default now.
 
-        Return the gradient statistics afterwards, whether early stopping stops, and whether a callback stops the fit.
+        Return the gradient statistics afterwards, whether early stopping stops, and whether a callback or the time limit ends
+        the fit.
         """
         began = time.perf_counter() if began is None else began
         iteration, n_iterations = self.n_done + 1, self.n_iterations
         n_sampled: list[int] = []
+        self._set_rate(iteration)
         tasks = [self._with_bins(self._task(stats, iteration, output)) for output in range(self.loss.n_outputs)]
         values = []
         for task, grown in zip(tasks, self.engine.grow(tasks), strict=True):
@@ -195,6 +201,8 @@ class BoostingLoop:
         record |= self._judge()
         stats = self.steps.advance(in_rows(values))
         record["train_loss"] = self.loss_of(stats, iteration)
+        if self.plan.request.learning_rates is not None or self._is_set_by_callback:
+            record["learning_rate"] = self.rate
         record |= self.engine.report()
         record["seconds"] = time.perf_counter() - began
         self.history.append(record)
@@ -202,11 +210,60 @@ class BoostingLoop:
         progress.show(record, self.shown)
         has_waited = self.early_stopping is not None and self.early_stopping.should_stop(iteration, record)
         is_ended = False
+        now = Iteration(iteration, n_iterations, record, assemble, self.rate)
         for callback in self.callbacks:
-            is_ended = bool(callback(Iteration(iteration, n_iterations, record, assemble))) or is_ended
+            is_ended = bool(callback(now)) or is_ended
+        self._use_rate_of(now)
+        limit = self.plan.request.time_limit
+        if limit is not None:  # the next iteration is expected to take as long as this one
+            is_ended = time.perf_counter() - self.plan.request.began + record["seconds"] > limit or is_ended
         if self.checkpoint is not None and self.valued is None:  # with arcbites it is written between visits
             self.checkpoint.note(self)
         return stats, has_waited, is_ended
+
+    def _set_rate(self, iteration: int) -> None:
+        """Set the learning rate of an iteration by the schedule, unless a callback has set it."""
+        if self.plan.request.learning_rates is not None and not self._is_set_by_callback:
+            self._use_rate(self._scheduled(iteration))
+
+    def _scheduled(self, iteration: int) -> float:
+        """Return the rate of an iteration by the schedule, damped as those of all trees."""
+        rates = self.plan.request.learning_rates
+        assert rates is not None
+        damping = self.plan.learning.learning_rate / self.plan.parameters.learning_rate
+        return rates.at(iteration - 1 - self.warm_start.n_earlier) * damping
+
+    def _check_rates(self, past: Sequence[dict[str, Any]]) -> None:
+        """Raise a ParameterError if the iterations of a checkpoint had other learning rates than the schedule."""
+        has_schedule = self.plan.request.learning_rates is not None
+        for record in past:
+            if record.get("learning_rate") != (self._scheduled(record["iteration"]) if has_schedule else None):
+                raise ParameterError(
+                    f"the checkpoint belongs to another fit: iteration {record['iteration']} had another learning_rate"
+                )
+
+    def _use_rate_of(self, now: Iteration) -> None:
+        """Use the learning rate that a callback may have set.
+
+        Raises
+        ------
+        ParameterError
+            If it is no positive number; with a checkpoint, from which a resumed fit could not tell it.
+        """
+        if now.learning_rate == self.rate:
+            return
+        if self.checkpoint is not None:
+            raise ParameterError(
+                "a callback has set learning_rate, which a checkpoint does not keep: give learning_rate=function"
+            )
+        self._is_set_by_callback = True
+        self._use_rate(checked_rate(now.learning_rate, f"learning_rate that a callback has set in iteration {now.iteration}"))
+
+    def _use_rate(self, rate: float) -> None:
+        if rate != self.rate:
+            self.rate = rate
+            self.parameters = replace(self.parameters, learning_rate=rate)
+            self.steps.use(self.parameters)
 
     def _add_tree(self, task: TreeTask, grown: GrownTree, iteration: int) -> np.ndarray:
         """Add one output's tree to the model and the evaluation sets; return its leaf values."""
@@ -215,7 +272,7 @@ class BoostingLoop:
             within_bounds(values, grown, self.parameters.learning_rate * task.scales[1] / task.scales[0])
         if not np.isfinite(values).all():  # gradients of the absolute error are finite at any score
             raise _diverged(iteration)
-        self.snapshots.append(TreeSnapshot.of(grown, values, _gain_unit(task)))
+        self.snapshots.append(TreeSnapshot.of(grown, values, _gain_unit(task), self.rate))
         if self.valued is not None:
             self.valued.append(TreeDelta(grown.copy(), values, task.output))
         for eval_set in self.eval_sets:
@@ -313,7 +370,7 @@ def _gain_unit(task: TreeTask) -> float:
     return 0.5 * task.scales[1] / task.scales[0] ** 2
 
 
-_NOT_METRICS = ("iteration", "seconds", "rows_kept", "bytes_read", "workers", "bite", "visit")
+_NOT_METRICS = ("iteration", "learning_rate", "seconds", "rows_kept", "bytes_read", "workers", "bite", "visit")
 
 
 def assemble(

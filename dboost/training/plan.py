@@ -21,8 +21,9 @@ zero and Newton steps are very large. So, unless the user asks for full steps, t
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +35,10 @@ from dboost.errors import InputTypeError, ParameterError
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
 from dboost.losses import Loss
 from dboost.metrics.metric import MetricReduction
+from dboost.metrics.named import ALIASES
 from dboost.model import model_file as storage
 from dboost.model.ensemble import Ensemble
-from dboost.params import DEFAULT_BITES, DEFAULT_ROUNDS, ArcBites, Parameters
+from dboost.params import DEFAULT_BITES, DEFAULT_ROUNDS, ArcBites, EarlyStopping, Parameters
 from dboost.schema import Feature, Level
 from dboost.session.memory_budget import Budget, check_proposal, format_bytes, histogram_bytes, resident_bytes
 from dboost.session.protocol import BuildSpec
@@ -46,8 +48,9 @@ from dboost.session.target import Target
 from dboost.session.transport import NamedSet
 from dboost.session.warm_start import COLD_START, WarmStart
 from dboost.shards.shard_spec import ShardSpec, plan_layout
-from dboost.training.callbacks import Callback, EarlyStopping
+from dboost.training.callbacks import Callback, StoppingRule
 from dboost.training.initial_score import TargetStats
+from dboost.training.learning_rates import LearningRates
 from dboost.training.validation_split import MakeValidationPlan
 from dboost.trees.bin_proposal import bins_of
 from dboost.trees.feature_sampling import feature_constraints_of
@@ -273,6 +276,10 @@ class FitRequest:
     source_name: str | None = None
     classes: tuple[Level, ...] | None = None  # all possible classes; default: those in the target
     budget: Budget | None = None  # memory that the fit may use in each process
+    early_stopping: EarlyStopping | None = None  # beside `Parameters.early_stopping_rounds`, which are its rounds
+    learning_rates: LearningRates | None = None  # of the iterations; default: `Parameters.learning_rate`
+    time_limit: float | None = None  # seconds from `began` after which no iteration begins
+    began: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
         _check_early_stopping(self)
@@ -315,7 +322,7 @@ class FitPlan:
     constraints: FeatureConstraints | None
     direction: np.ndarray | None  # int8[n_features], see `trees.tree_task.TreeTask`
     metrics: tuple[MetricReduction, ...]
-    stopping: EarlyStopping | None
+    stopping: StoppingRule | None
     warm_start: WarmStart
     reference: ReferenceSample | None  # rows that the model's summary of the data is computed from
 
@@ -382,7 +389,7 @@ def make_plan(
     binning: Binning,
     stats: TargetStats,
     rows: RowsDescription,
-    evaluation: tuple[Sequence[MetricReduction], EarlyStopping | None],
+    evaluation: tuple[Sequence[MetricReduction], StoppingRule | None],
     warm_start: WarmStart,
 ) -> FitPlan:
     """Make the plan of a fit.
@@ -446,7 +453,7 @@ def make_plan(
 
 
 def requested(
-    parameters: Parameters, request: FitRequest, metrics: Sequence[MetricReduction], stopping: EarlyStopping | None
+    parameters: Parameters, request: FitRequest, metrics: Sequence[MetricReduction], stopping: StoppingRule | None
 ) -> dict[str, Any]:
     """Return the settings of a fit that its checkpoint compares, by names that never change; `max_iter` may change."""
     warm_start = request.warm_start
@@ -463,28 +470,82 @@ def requested(
 
 def stopping_rule(
     parameters: Parameters,
-    given: EarlyStopping | None,
-    sets: Sequence[tuple[str, Any, Any, Any, Any]],
+    given: StoppingRule | None,
+    request: FitRequest,
     metrics: Sequence[MetricReduction],
-) -> EarlyStopping | None:
+) -> StoppingRule | None:
     """Return the given rule, by default one for the last metric of the last evaluation set (else of the held-out rows).
 
     Raises
     ------
     ParameterError
-        When arcbites would be stopped by the training loss, whose rows change with each visit.
+        When arcbites would be stopped by the training loss, whose rows change with each visit; for an unknown metric or
+        evaluation set.
     """
     arcbites, rounds = parameters.arcbites, rounds_of(parameters)
     if given is None:
         if rounds is None:
             return None
-        column = f"{sets[-1][0] if sets else HELD_OUT}_{metrics[-1].name}"
-        return EarlyStopping(column, rounds, larger_is_better=metrics[-1].greater_is_better)
+        asked = EarlyStopping(rounds) if request.early_stopping is None else request.early_stopping
+        names = [name for name, *_ in request.eval_sets] or [HELD_OUT]
+        eval_set = names[-1] if asked.eval_set is None else asked.eval_set
+        if eval_set not in names:
+            raise ParameterError(f"early_stopping: there is no evaluation set {eval_set!r}, but {', '.join(map(repr, names))}")
+        known = {metric.name: metric for metric in metrics}
+        by_name = known | {ALIASES.get(name, name): metric for name, metric in known.items()}
+        metric = metrics[-1] if asked.metric is None else by_name.get(ALIASES.get(asked.metric, asked.metric))
+        if metric is None:
+            raise ParameterError(
+                f"early_stopping: {asked.metric!r} is none of the fit's metrics, which are {', '.join(known)}: name it in "
+                "eval_metric, too"
+            )
+        column = f"{eval_set}_{metric.name}"
+        return StoppingRule(column, rounds, larger_is_better=metric.greater_is_better, tolerance=asked.min_delta)
     if arcbites is not None and given.column == "train_loss":
         raise ParameterError("arcbites cannot be stopped by the training loss, which is always another bite's: hold rows out")
     if arcbites is not None and arcbites.early_stopping_rounds is not None:
         return given.with_rounds(arcbites.early_stopping_rounds)
     return given
+
+
+def rounds_of_rule(rule: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameter that a value of ``early_stopping=`` stands for.
+
+    Raises
+    ------
+    ParameterError
+        If it is no `EarlyStopping`, or beside `early_stopping_rounds`.
+    """
+    if rule is None:
+        return {}
+    if not isinstance(rule, EarlyStopping):
+        raise ParameterError(f"early_stopping={rule!r:.60} must be a dboost.EarlyStopping, such as dboost.EarlyStopping(20)")
+    if parameters.get("early_stopping_rounds") is not None:
+        raise ParameterError("early_stopping and early_stopping_rounds are two rules to stop by: give one")
+    return {"early_stopping_rounds": rule.rounds}
+
+
+def parse_time_limit(given: Any) -> float | None:
+    """Return a time limit in seconds.
+
+    Raises
+    ------
+    ParameterError
+        If it is neither a positive number nor a duration.
+    """
+    if given is None:
+        return None
+    seconds = given
+    if isinstance(given, str):
+        from dask.utils import parse_timedelta  # importing it takes time that most fits need not spend
+
+        try:
+            seconds = parse_timedelta(given.replace("min", "m") if given.strip().endswith("min") else given)
+        except (KeyError, ValueError):
+            seconds = None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise ParameterError(f'time_limit={given!r} must be a positive number of seconds or a duration, such as "10min"')
+    return float(seconds)
 
 
 def rounds_of(parameters: Parameters) -> int | None:

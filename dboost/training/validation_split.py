@@ -29,7 +29,7 @@ from dboost.session.row_selection import (
     find_bounds,
 )
 from dboost.session.target import Target
-from dboost.training.callbacks import EarlyStopping
+from dboost.training.callbacks import StoppingRule
 from dboost.trees.tree_task import HOLD_OUT, derive_seed
 
 
@@ -41,7 +41,7 @@ class ValidationPlan:
     held_out: Draw | None = None  # rows of the evaluation set "validation", excluded from training
     watched: Draw | None = None  # training rows that also form the evaluation set "train"
     metrics: tuple[MetricReduction, ...] = ()  # evaluated in addition to those of `eval_metric`
-    early_stopping: EarlyStopping | None = None
+    early_stopping: StoppingRule | None = None
 
     def assign(
         self, counts: Sequence[int], ask: Callable[[DigitRequest], np.ndarray], test_share: DrawnRows | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -72,13 +72,14 @@ class TreeSnapshot:
     left_codes: np.ndarray | None
     values: np.ndarray
     gain_unit: float
+    learning_rate: float
 
     @classmethod
-    def of(cls, grown: GrownTree, values: np.ndarray, gain_unit: float) -> TreeSnapshot:
+    def of(cls, grown: GrownTree, values: np.ndarray, gain_unit: float, learning_rate: float) -> TreeSnapshot:
         """Copy what the model needs of a grown tree.
 
         values : float64[n_leaves], what leaves add to the scores; gain_unit : factor from a score of quantised sums to units of
-        the loss.
+        the loss; learning_rate : that of the iteration.
         """
         n, nodes = grown.n_nodes, grown.nodes
         has_codes = grown.left_codes.shape[1] > 1
@@ -94,10 +95,13 @@ class TreeSnapshot:
             left_codes=grown.left_codes[:n].copy() if has_codes else None,
             values=values,
             gain_unit=gain_unit,
+            learning_rate=learning_rate,
         )
 
     def to_tree(self, binning: Binning, parameters: Parameters, loss: Loss) -> Tree:
         """Return the finished tree."""
+        if parameters.learning_rate != self.learning_rate:
+            parameters = replace(parameters, learning_rate=self.learning_rate)
         n = len(self.feature)
         order = np.empty(n, np.int64)  # depth-first position -> growth number
         stack, filled = [0], 0

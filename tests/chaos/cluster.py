@@ -32,7 +32,11 @@ ROOT = Path(__file__).parent.parent.parent
 
 @dataclass(frozen=True)
 class Setting:
-    """A cluster, drawn from a seed. streams : rows are in files wherever there is a memory limit."""
+    """A cluster, drawn from a seed.
+
+    streams : rows are in files wherever there is a memory limit; exchange : histograms are reduced by feature; relays : at most
+    two workers answer the scheduler; lines : rounds travel on lines.
+    """
 
     n_workers: int
     nanny: bool
@@ -41,6 +45,8 @@ class Setting:
     memory_limit: str
     streams: bool
     exchange: bool
+    relays: bool
+    lines: bool
     patience: float
 
     @classmethod
@@ -54,6 +60,8 @@ class Setting:
             memory_limit=chance.choice(["2GiB", "2GiB", "0"]),
             streams=chance.random() < 0.3,
             exchange=chance.random() < 0.3,
+            relays=chance.random() < 0.5,
+            lines=chance.random() < 0.8,
             patience=patience,
         )
 
@@ -65,6 +73,8 @@ class Setting:
             "PYTHONUNBUFFERED": "1",
         }
         own |= {"CHAOS_STREAM": "1"} if self.streams else {}
+        own |= {"DASK_DBOOST__FAN_IN": "2"} if self.relays else {}
+        own |= {"DASK_DBOOST__LINES": str(self.lines).lower()}
         return own | ({"DASK_DBOOST__GATHER_BYTES": "0B", "DASK_DBOOST__OWNER_BYTES": "1B"} if self.exchange else {})
 
 

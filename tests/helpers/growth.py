@@ -103,7 +103,8 @@ class Problem:
     def finished(self, grown: GrownTree) -> Tree:
         gain_unit = 0.5 * self.task.scales[1] / self.task.scales[0] ** 2
         values = leaf_values(grown.leaf_sums, self.parameters, SquaredError())
-        return TreeSnapshot.of(grown, values, float(gain_unit)).to_tree(self.binning, self.parameters, SquaredError())
+        snapshot = TreeSnapshot.of(grown, values, float(gain_unit), self.parameters.learning_rate)
+        return snapshot.to_tree(self.binning, self.parameters, SquaredError())
 
     @property
     def shaped(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from dboost import losses
-from dboost.errors import DBoostError
+from dboost.errors import MissingExtraError
 from dboost.model.ensemble import Ensemble
 
 INK, GREY, FAINT = "#1b1f24", "#6b7280", "#d5d9df"
@@ -80,7 +80,7 @@ def style() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise DBoostError("pictures need matplotlib: pip install 'dboost[plots]'") from None
+        raise MissingExtraError("pictures need matplotlib: pip install 'dboost[plots]'") from None
     return matplotlib.rc_context(STYLE)
 
 
