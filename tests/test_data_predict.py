@@ -146,7 +146,7 @@ def test_a_frame_given_to_a_model_of_arrays_is_read_by_position() -> None:
 
 def test_pandas_in_pandas_out() -> None:
     got = predict_through(FRAME, one, features=FEATURES, named=True)
-    pd.testing.assert_series_equal(got, pd.Series(one(BLOCK), FRAME.index))
+    pd.testing.assert_series_equal(got, pd.Series(one(BLOCK), FRAME.index, name="prediction"))
     both = predict_through(FRAME, two, features=FEATURES, named=True, names=["p", "q"])
     pd.testing.assert_frame_equal(both, pd.DataFrame(two(BLOCK), FRAME.index, ["p", "q"]))
     assert predict_through(FRAME, words, features=FEATURES, named=True).tolist() == words(BLOCK).tolist()
@@ -224,7 +224,7 @@ def test_dask_frames(at: list[int]) -> None:
     with dask.config.set(scheduler="synchronous"):
         got = predict_through(lazy, Shape(), features=FEATURES, named=True)
         assert isinstance(got, dd.Series)
-        pd.testing.assert_series_equal(got.compute(), pd.Series(one(BLOCK), FRAME.index))
+        pd.testing.assert_series_equal(got.compute(), pd.Series(one(BLOCK), FRAME.index, name="prediction"))
         both = predict_through(lazy, two, features=FEATURES, named=True, names=["p", "q"], dtype=np.float32)
         assert isinstance(both, dd.DataFrame)
         pd.testing.assert_frame_equal(both.compute(), pd.DataFrame(two(BLOCK).astype(np.float32), FRAME.index, ["p", "q"]))

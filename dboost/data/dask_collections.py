@@ -17,7 +17,6 @@ Importing Dask takes 0.5 s, so this module and `paths` are imported only for a c
 from __future__ import annotations
 
 import traceback
-import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,11 +26,12 @@ import dask.dataframe as dd
 import dask.threaded
 import numpy as np
 import pandas as pd
+from dask.base import tokenize
 from dask.core import flatten, get_dependencies, reverse_dict
 
 from dboost.data.frame import array_names, is_path, library, names_of, one_dimensional
 from dboost.data.partition import ROLES
-from dboost.data.predict_io import Predictor, like_input
+from dboost.data.predict_io import NAME, Predictor, like_input
 from dboost.data.read_plan import columns_like
 from dboost.errors import DataError, DBoostError, InputTypeError
 
@@ -208,7 +208,7 @@ def predict_lazily(data: Any, predictor: Predictor) -> Any:
 
         data = open_path(data, predictor.features)
     columns = columns_like(*layout(data), predictor.features, predictor.named)
-    task = dask.delayed(predictor, name=f"dboost-model-{uuid.uuid4().hex}", traverse=False)
+    task = dask.delayed(predictor, name=f"dboost-model-{tokenize(predictor)}", traverse=False)
     if isinstance(data, da.Array):
         return _through_array(whole_rows(data), task, predictor)
     if predictor.named:
@@ -216,7 +216,7 @@ def predict_lazily(data: Any, predictor: Predictor) -> Any:
     index = data._meta.index
     meta: Any
     if predictor.names is None:
-        meta = pd.Series(np.empty(0, predictor.dtype), index=index[:0], dtype=predictor.dtype)
+        meta = pd.Series(np.empty(0, predictor.dtype), index=index[:0], dtype=predictor.dtype, name=NAME)
     else:
         meta = pd.DataFrame(np.empty((0, len(predictor.names)), predictor.dtype), index[:0], list(predictor.names))
     return dd.map_partitions(_predict_frame, data, task, meta=meta, enforce_metadata=False)

@@ -102,13 +102,17 @@ def predict_through(
     return like_input(predictor.values(data), data, predictor.names)
 
 
+#: Name of a series of predictions.
+NAME = "prediction"
+
+
 def like_input(values: np.ndarray, data: Any, names: tuple[Any, ...] | None) -> Any:
     """Return predictions in the kind of the table that they were computed from."""
     if values.dtype.kind == "U":
         values = values.astype(object)
     if is_a(data, "pandas", "DataFrame"):
         if values.ndim == 1:
-            return pd.Series(values, index=data.index, dtype=values.dtype)
+            return pd.Series(values, index=data.index, dtype=values.dtype, name=NAME)
         return pd.DataFrame(values, index=data.index, columns=None if names is None else list(names))
     if kind_of(data) != "dataframe":
         return values
@@ -117,7 +121,7 @@ def like_input(values: np.ndarray, data: Any, names: tuple[Any, ...] | None) -> 
     table = nw.from_native(data)
     result: Any
     if values.ndim == 1:
-        result = nw.new_series("", _plain_values(values), backend=table.implementation)
+        result = nw.new_series(NAME, _plain_values(values), backend=table.implementation)
     else:
         labels = range(values.shape[1]) if names is None else names
         columns = {str(label): _plain_values(part) for label, part in zip(labels, values.T, strict=True)}

@@ -8,6 +8,8 @@ their rows (`encode_like`, `encode_chunk`).
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +24,8 @@ from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, by_name
 from dboost.model.ensemble import Ensemble
 from dboost.params import OF_ONE_LOSS, Parameters
 from dboost.schema import Level
+
+_log = logging.getLogger("dboost")
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,6 +201,23 @@ def merge_target_scans(a: TargetScan, b: TargetScan) -> TargetScan:
     return TargetScan(None, distinct[:MAX_CLASSES], too_many, result_dtype((a.dtype, b.dtype)), a.is_bool and b.is_bool)
 
 
+#: Numbers of distinct integers that are as likely classes as they are numbers.
+_LIKE_CLASSES = range(3, 51)
+
+
+def _tell_choice(loss_name: str, classes: tuple[Level, ...] | None, values: np.ndarray, dtype: str) -> None:
+    """Log which loss "auto" stands for, and warn if the target may be meant otherwise."""
+    n = len(values) if classes is None else len(classes)
+    kind = "numbers" if loss_name == "squared_error" else f"{n} classes"
+    _log.info("loss='auto' is %r: the target holds %s", loss_name, kind)
+    if loss_name == "squared_error" and n in _LIKE_CLASSES and np.issubdtype(np.dtype(dtype), np.integer):
+        warnings.warn(
+            f"the target holds {n} different integers, which are taken as numbers: give loss='squared_error' to say so, or "
+            "loss='log_loss' if they are classes",
+            stacklevel=2,
+        )
+
+
 def choose_target(scans: Sequence[TargetScan], parameters: Parameters) -> Target:
     """Choose the loss ("auto": by the target's kind) and the classes from the scans of all rows of positive weight.
 
@@ -220,6 +241,7 @@ def choose_target(scans: Sequence[TargetScan], parameters: Parameters) -> Target
     if loss_name == "auto":
         is_class = classes is not None or is_bool or values.tolist() == [0.0, 1.0]
         loss_name = "log_loss" if is_class else "squared_error"
+        _tell_choice(loss_name, classes, values, dtype)
     loss = loss_for(parameters, loss_name)
     if not loss.is_classification:
         if classes is not None:
