@@ -292,5 +292,6 @@ def test_what_is_not_installed_is_named(
     for name in [name for name in sys.modules if name.split(".")[0] == library]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(DBoostError, match=rf"{library} is not installed.*dboost\[export\]"):
+    with pytest.raises(dboost.MissingExtraError, match=rf"{library} is not installed.*dboost\[export\]") as raised:
         booster.to_onnx(tmp_path / "x") if library == "onnx" else booster.to_treelite()
+    assert isinstance(raised.value, ImportError) and isinstance(raised.value, DBoostError)

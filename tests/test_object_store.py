@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import pickle
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -217,3 +218,15 @@ def test_a_file_that_has_come_since_the_folder_was_looked_at(empty: fsspec.Abstr
     booster = dboost.fit(ROWS, "y", max_iter=1, progress=False)
     other.pipe_file("lake/late.json", dboost.model.model_file.dumps(booster.ensemble))
     assert dboost.load("s3://lake/late.json").sha256 == booster.sha256
+
+
+@pytest.mark.parametrize(("scheme", "library", "extra"), [("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs")])
+def test_a_store_without_its_library_names_the_extra(
+    scheme: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, scheme, raising=False)
+    with pytest.raises(dboost.DBoostError, match=rf"not installed.*dboost\[{extra}\]"):
+        dboost.fit(f"{scheme}://bucket/rows/", "y", max_iter=1)
+    with pytest.raises(dboost.DBoostError, match=rf"not installed.*dboost\[{extra}\]"):
+        dboost.load(f"{scheme}://bucket/model.json")

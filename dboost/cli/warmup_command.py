@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
     with small_cluster() as cluster:
         for name, data in tables().items():
             began = time.perf_counter()
-            for client in (None, cluster) if cluster and name in ON_CLUSTERS else (None,):
+            for client in (None, cluster) if name in ON_CLUSTERS else (None,):
                 for weight in (None, FRACTIONS, TIMES):
                     for target in targets().values():
                         _use(data, target, weight, client=client)

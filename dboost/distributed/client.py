@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from dboost.data.frame import is_lazy, is_path
-from dboost.errors import InputTypeError
 
 
 @contextmanager
@@ -23,10 +22,8 @@ def client_for(data: Any, given: Any = None) -> Iterator[Any]:
     if given is None and not ("distributed" in sys.modules and (is_lazy(data) or is_path(data))):
         yield None
         return
-    try:
-        from dboost.distributed.connection import current_client
-    except ImportError as error:
-        raise InputTypeError(f"client={given!r} needs the package distributed: {error}") from error
+    from dboost.distributed.connection import current_client
+
     with current_client(given) as found:
         yield found
 
@@ -51,11 +48,8 @@ def cluster_at(scheduler: str | None, n_workers: int | None) -> Iterator[Any]:
 
 @contextmanager
 def small_cluster() -> Iterator[Any]:
-    """Yield a client of a scheduler and one worker inside this process; None if `distributed` is not installed."""
-    try:
-        from dboost.distributed.connection import inside
-    except ImportError:
-        yield None
-        return
+    """Yield a client of a scheduler and one worker inside this process."""
+    from dboost.distributed.connection import inside
+
     with inside() as client:
         yield client
