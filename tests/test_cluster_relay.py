@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
+from dboost.distributed import worker_plugin
 from dboost.distributed.round_sums import RoundSums, SumMemory
 from dboost.distributed.worker_calls import Branch, tree_of
 from dboost.losses import Loss
@@ -138,6 +139,20 @@ def test_an_error_below_a_relay_names_its_worker() -> None:
         with pytest.raises(dboost.DBoostError, match=r"worker tcp://.* failed: ValueError: no gradient today"):
             dboost.fit(data, "z", loss=FailsSomewhere(), client=client, **OPTIONS)
         assert fit(client, target="y").sha256 == dboost.fit(FRAME, "y", **OPTIONS).sha256
+
+
+def test_a_connection_that_gives_no_line_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def none(*arguments: Any) -> None:
+        return None
+
+    monkeypatch.setattr(worker_plugin, "open_worker_line", none)
+    with (
+        dask.config.set({"dboost.fan-in": 2}),
+        LocalCluster(n_workers=5, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=None) as cluster,
+        Client(cluster, set_as_default=False) as client,
+        pytest.raises(dboost.DBoostError, match=r"worker tcp://.* cannot open a line to tcp://"),
+    ):
+        fit(client, target="y")
 
 
 @pytest.mark.slow

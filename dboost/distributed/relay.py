@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dboost.distributed.line import Line, Message
-from dboost.distributed.messages import FAILED, LOST, OK, STALE, FitCancelled, LostWorkers, WorkerFailed
+from dboost.distributed.messages import FAILED, LOST, OK, STALE, FitCancelled, LostWorkers, WorkerFailed, pack_error
 from dboost.distributed.round_sums import RoundSums, SumMemory
 from dboost.distributed.worker_calls import METHODS, Branch, LineCalls, tree_of
 from dboost.session.protocol import Session, SessionRef, unpack
@@ -84,6 +84,8 @@ class Relay:
             return FAILED, (failed.address, failed.error)
         except FitCancelled:
             return STALE, b""
+        except Exception as error:  # any error is raised in the client
+            return FAILED, (self._here.worker, pack_error(error))
 
     def _branches_of(self, message: Message) -> tuple[Branch, ...]:
         """Return the branches below, with lines to them."""
