@@ -132,8 +132,8 @@ PARAMETERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: fit(n_threads=1.5), "n_threads=1.5"),
     (lambda: fit(early_stopping_rounds=5), "early_stopping_rounds needs an eval_set"),
     (lambda: fit(early_stopping_rounds=5, eval_set={}), "early_stopping_rounds needs an eval_set"),
-    (lambda: fit(eval_metric="rmse"), "eval_metric 'rmse' does not go with loss 'squared_error'; choose from squared_error,"),
-    (lambda: fit(target="late", eval_metric=["log_loss", "auc"]), "eval_metric 'auc' does not go with loss 'log_loss'"),
+    (lambda: fit(eval_metric="logloss"), "eval_metric 'logloss' does not go with loss 'squared_error'; choose from squared_er"),
+    (lambda: fit(target="late", eval_metric=["log_loss", "ndcg"]), "eval_metric 'ndcg' does not go with loss 'log_loss'"),
     (lambda: fit(X, Y, eval_set=X), "evaluation set 'eval' is a table without a target: give"),
 ]  # fmt: skip
 
