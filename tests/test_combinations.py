@@ -372,6 +372,7 @@ def attempt(draw: Draw, client: Client | None = None) -> str:
         warnings.simplefilter("error", RuntimeWarning)
         warnings.filterwarnings("error", module="dboost")
         warnings.filterwarnings("ignore", "no eval_set was given")
+        warnings.filterwarnings("ignore", "the target holds .* different integers")
         warnings.simplefilter("ignore", dboost.DriftWarning)
         folder = Path(name)
         try:
