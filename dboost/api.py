@@ -55,6 +55,7 @@ def fit(
     refit_leaves: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 10,
+    keep_summary: bool = True,
     **parameters: Any,
 ) -> Booster:
     """Train a boosted model.
@@ -119,6 +120,10 @@ def fit(
         as without the interruption; a call with other data or parameters is refused. Default: none.
     checkpoint_every : int, default 10
         Iterations between two checkpoints.
+    keep_summary : bool, default True
+        False: the model contains no value, category or count of the data, except the thresholds and categories that its splits
+        need, the classes, and statistics that predictions need (baseline and leaf values). It gives the same predictions, but
+        `drift`, path-dependent Shapley values, partial dependence without data and ``continue_bins="kept"`` are not possible.
     **parameters
         Parameters of learning, see `dboost.params.Parameters`. These names of other libraries are aliases: `grow_policy`
         ("lossguide" or "depthwise") of `growth`, `min_split_gain` of `min_gain`, and `leaf_estimation` of `step`. A parameter
@@ -144,6 +149,8 @@ def fit(
     """
     if not isinstance(refit_leaves, bool):
         raise ParameterError(f"refit_leaves={refit_leaves!r} must be True or False")
+    if not isinstance(keep_summary, bool):
+        raise ParameterError(f"keep_summary={keep_summary!r} must be True or False")
     learning = canonical(parameters | {"start_from": start_from, "init_model": init_model, "continue_steps": continue_steps})
     start_from, continue_steps = learning.pop("start_from"), learning.pop("continue_steps")
     if refit_leaves:
@@ -162,6 +169,7 @@ def fit(
             "continue_steps": continue_steps,
             "checkpoint": checkpoint,
             "checkpoint_every": checkpoint_every,
+            "keep_summary": keep_summary,
         }
         of_trees = [name for name, value in (parameters | {"early_stopping": early_stopping}).items() if value is not None]
         return _refitted(start_from, data, target, options, [*of_trees, *idle_in_refit(idle)])
@@ -202,6 +210,7 @@ def fit(
             budget=budget,
             early_stopping=early_stopping,
             learning_rates=learning_rates,
+            keep_summary=keep_summary,
             time_limit=seconds,
             began=began,
         )

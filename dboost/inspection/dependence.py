@@ -53,7 +53,7 @@ from dboost._lazy_import import pd
 from dboost.errors import DataError, ParameterError
 from dboost.inspection.importance import importance
 from dboost.inspection.row_functions import Block, at_least_one, over_blocks, sample
-from dboost.inspection.tree_paths import Path, edge_answers, paths_of
+from dboost.inspection.tree_paths import Path, check_counts, edge_answers, paths_of
 from dboost.metrics.exact_sum import TOTAL_BITS, total
 from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble
@@ -280,6 +280,7 @@ class Traversal:
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
+        check_counts(ensemble, "averaging over the training rows", "give data to partial_dependence")
         self._ensemble = ensemble
 
     @cached_property

@@ -33,8 +33,9 @@ def drift(ensemble: Ensemble, data: Any, target: Any = None, source: int | str =
     summary = summary_of(ensemble, number)
     if summary is None:
         raise ParameterError(
-            "the model keeps no summary of the data that it was trained on, so drift cannot be measured: its file is of an "
-            "earlier version, or it comes from elsewhere; continuing it on some data gives it one"
+            "the model keeps no summary of the data that it was trained on, so drift cannot be measured: it was trained with "
+            "keep_summary=False, its file is of an earlier version, or it comes from elsewhere; "
+            "continuing it on some data gives it one"
         )
     count = _Count(ensemble, number, target)
     if is_path(data) or is_lazy(data):

@@ -35,6 +35,7 @@ from dboost._lazy_import import pd
 from dboost.data import ReadOptions, Table, open_table
 from dboost.errors import ParameterError
 from dboost.inspection.row_functions import at_least_one
+from dboost.inspection.tree_paths import check_counts
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
@@ -66,6 +67,8 @@ def importance(
         raise ParameterError(f"kind={kind!r} must be one of {', '.join(map(repr, KINDS))}, or 'permutation'")
     if per_class and ensemble.classes is None:
         raise ParameterError("there is no importance per class: the model predicts numbers")
+    if kind == "cover":
+        check_counts(ensemble, "importance of kind 'cover'", "choose another kind")
     total = _totals(ensemble, kind)
     if kind == "friedman":
         total = np.sqrt(2.0 * np.maximum(total, 0.0) / max(1, ensemble.n_iterations))

@@ -24,7 +24,7 @@ from dboost.data import feature_block, predict_through
 from dboost.data.frame import is_lazy, is_path
 from dboost.errors import ParameterError
 from dboost.inspection.row_functions import lazy_pieces
-from dboost.inspection.tree_paths import lay_out_paths, paths_of
+from dboost.inspection.tree_paths import check_counts, lay_out_paths, paths_of
 from dboost.kernels.shap import Paths, attribute, interact
 from dboost.model.ensemble import Ensemble
 from dboost.model.forest import share_out
@@ -32,6 +32,7 @@ from dboost.model.forest import share_out
 
 def expected_value(ensemble: Ensemble) -> np.ndarray:
     """Return the path-dependent raw score without any known feature: float64[n_outputs]."""
+    check_counts(ensemble, "the expected value", "take the mean of predict(background, raw_score=True)")
     expected = np.array(ensemble.baseline, np.float64)
     for t, tree in enumerate(ensemble.trees):
         expected[t % ensemble.n_outputs] += sum(path.value * path.shares.prod() for path in paths_of(tree))
@@ -51,6 +52,8 @@ class Shapley:
     """
 
     def __init__(self, ensemble: Ensemble, background: np.ndarray | None, interactions: bool, n_threads: int | None) -> None:
+        if background is None:
+            check_counts(ensemble, "the path-dependent Shapley value", "give a background")
         self._ensemble, self._background, self._interactions = ensemble, background, interactions
         self._n_threads = n_threads
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dboost.errors import ParameterError
 from dboost.kernels import shap as kernels
 from dboost.kernels.shap import Paths
 from dboost.model.ensemble import Ensemble, Tree
@@ -36,6 +37,20 @@ class Path:
 def split_numbers(tree: Tree) -> np.ndarray:
     """Return the number of the split at each node, from 0 in node order: int64[n_nodes], undefined in leaves."""
     return np.cumsum(tree.feature >= 0) - 1
+
+
+def has_counts(ensemble: Ensemble) -> bool:
+    """Return whether the trees contain the numbers of training rows or their Hessians; without, `shares` are unknown."""
+    return all(tree.n_nodes == 1 or tree.cover[0] > 0 or tree.count[0] > 0 for tree in ensemble.trees)
+
+
+def check_counts(ensemble: Ensemble, what: str, instead: str) -> None:
+    """Raise ParameterError if the model has no counts. what : needs them; instead : what the user may do."""
+    if not has_counts(ensemble):
+        raise ParameterError(
+            f"{what} weights branches by their training rows, but the model was trained with keep_summary=False and contains "
+            f"no counts: {instead}"
+        )
 
 
 def shares(tree: Tree, by: str = "cover") -> np.ndarray:

@@ -225,6 +225,40 @@ def without_scores(source: dict[str, Any]) -> dict[str, Any]:
     return source | {"summary": source["summary"] | {"scores": []}} if "summary" in source else source
 
 
+def without_counts(model: Ensemble) -> Ensemble:
+    """Return the model without values and counts of its training rows; `dboost.fit` documents it as ``keep_summary=False``.
+
+    Its predictions are the same. The split candidates, the summaries, the numbers of rows and the sums of Hessians are removed,
+    and the categories that no split distinguishes from unknown ones: those that no split lists, of features without a
+    categorical split that sends missing values left (such a split sends its unlisted categories right).
+    """
+    used: dict[int, set[int]] = {}
+    for tree in model.trees:
+        for codes, feature, missing_left in zip(tree.categories, tree.feature.tolist(), tree.missing_left, strict=True):
+            if codes is not None:
+                levels = model.features[feature].categories
+                assert levels is not None
+                used.setdefault(feature, set()).update(range(len(levels)) if missing_left else codes.tolist())
+    features, renumbered = [], {}
+    for j, one in enumerate(model.features):
+        if one.categories is not None:
+            kept = np.array(sorted(used.get(j, ())), np.int64)
+            renumbered[j] = kept
+            one = replace(one, categories=tuple(one.categories[code] for code in kept))
+        features.append(one)
+
+    def without(tree: Tree) -> Tree:
+        categories = tuple(
+            codes if codes is None else np.searchsorted(renumbered[feature], codes).astype(np.int32)
+            for codes, feature in zip(tree.categories, tree.feature.tolist(), strict=True)
+        )
+        return replace(tree, categories=categories, cover=np.zeros_like(tree.cover), count=np.zeros_like(tree.count))
+
+    hidden = {"rows": None, "data_digest": None}
+    sources = tuple({k: v for k, v in source.items() if k != "summary"} | hidden for source in model.sources)
+    return replace(model, features=tuple(features), trees=tuple(map(without, model.trees)), edges=(), sources=sources)
+
+
 def drop_source(model: Ensemble, which: int | str) -> Ensemble:
     """Return the model without the trees of one source; `Booster.drop_source` documents it.
 

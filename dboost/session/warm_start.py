@@ -51,7 +51,7 @@ class WarmStart:
         """Return the start from a model of other data; bins : "new" or "kept", steps : "damped" or "full"."""
         check_options(bins, steps)
         if bins == "kept" and not model.edges:
-            raise ParameterError("continue_bins='kept': the model to continue does not tell its bins")
+            raise ParameterError("continue_bins='kept': the model to continue does not contain its split candidates")
         return cls(model, model.n_iterations, True, keeps_bins=bins == "kept", damps=steps == "damped")
 
     def resumed(self, model: Ensemble) -> WarmStart:
@@ -131,7 +131,7 @@ def without_model(bins: Any = "new", steps: Any = "damped") -> WarmStart:
 _IDLE_IN_REFIT: dict[str, Any] = {
     "eval_set": None, "eval_metric": None, "features": None, "categorical_features": "from_dtype", "callbacks": None,
     "progress": None, "memory_limit": None, "time_limit": None, "continue_bins": "new", "continue_steps": "damped",
-    "checkpoint": None, "checkpoint_every": 10,
+    "checkpoint": None, "checkpoint_every": 10, "keep_summary": True,
 }  # fmt: skip
 
 

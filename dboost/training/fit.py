@@ -28,7 +28,7 @@ from dboost.data.binning import Binning, distinct_values, exact_binning, propose
 from dboost.errors import DBoostError, FitInterrupted, ParameterError
 from dboost.metrics.named import find_metrics
 from dboost.model import model_file
-from dboost.model.ensemble import Ensemble
+from dboost.model.ensemble import Ensemble, without_counts
 from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.session.evaluation import EvalSet
@@ -144,17 +144,22 @@ def _boost(
         n_done, kept = loop.n_done, ""
         if checkpoint is not None:
             kept = f"; the checkpoint in {checkpoint.path} holds {checkpoint.n_iterations} of this fit"
-        model = with_summary(collect(), plan.reference) if n_done else None
+        model = _described(collect(), plan) if n_done else None
         raise FitInterrupted(f"interrupted after {n_done} of {loop.n_iterations} iterations{kept}", model, n_done) from stopped
     finally:
         bar.close()
         engine.close()
     clock.lap("train")
     history = loop.history if checkpoint is None or plan.parameters.arcbites is not None else checkpoint.history
-    ensemble = with_summary(collect(), plan.reference)
+    ensemble = _described(collect(), plan)
     # Check that the model can be loaded again once it has been saved.
     model_file.check(ensemble, n_known=0 if warm_start.model is None else len(warm_start.model.trees))
     return FitResult(ensemble, history, loop.before, stopping, clock.seconds)
+
+
+def _described(model: Ensemble, plan: FitPlan) -> Ensemble:
+    """Return the model with a summary of the data, or without anything that describes them."""
+    return with_summary(model, plan.reference) if plan.request.keep_summary else without_counts(model)
 
 
 def available_threads(wanted: int | None) -> int:

@@ -278,6 +278,7 @@ class FitRequest:
     budget: Budget | None = None  # memory that the fit may use in each process
     early_stopping: EarlyStopping | None = None  # beside `Parameters.early_stopping_rounds`, which are its rounds
     learning_rates: LearningRates | None = None  # of the iterations; default: `Parameters.learning_rate`
+    keep_summary: bool = True  # whether the model contains counts, categories without use and a summary of the rows
     time_limit: float | None = None  # seconds from `began` after which no iteration begins
     began: float = field(default_factory=time.perf_counter)
 

@@ -48,7 +48,8 @@ def _draw(tree: Tree, features: tuple[Feature, ...], title: str, ax: Any) -> Any
             start = deepest + 0.55
             reach, colour = 0.4 * value / largest, BLUE if value >= 0 else VERMILION
             ax.plot([start, start + reach], [height[leaf]] * 2, color=colour, linewidth=5, solid_capstyle="butt")
-            text = f"{canvas.number(value)}  ({int(tree.count[leaf]):,} rows)"
+            n_rows = f"  ({int(tree.count[leaf]):,} rows)" if tree.count[0] else ""
+            text = f"{canvas.number(value)}{n_rows}"
             canvas.note(ax, text, (deepest + 1.0, height[leaf]), (4, 0), fontsize=7.5)
         ax.plot([deepest + 0.55] * 2, [-0.45, tree.n_leaves - 0.55], color=INK, linewidth=0.6)
         ax.set_title(canvas.plain(title))

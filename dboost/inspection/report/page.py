@@ -26,12 +26,15 @@ from dboost.errors import ParameterError
 from dboost.inspection.importance import importance
 from dboost.inspection.plots import canvas, performance
 from dboost.inspection.row_functions import Block, EvaluatedRows, sample
+from dboost.inspection.tree_paths import has_counts
 from dboost.model.ensemble import Ensemble
 from dboost.session.reference_sample import summary_of
 from dboost.storage.atomic_write import write_whole
 
 #: Rows for dependence, Shapley values and interactions.
 MAX_ROWS = 2000
+#: Rows of the background of Shapley values, for a model without counts.
+N_BACKGROUND = 100
 #: Features with a plot of their dependence, features whose pairs are tested for interaction, classes with a calibration plot.
 N_DEPENDENCE, N_INTERACTION, N_CLASSES = 6, 6, 4
 #: Rows of the table of drift.
@@ -54,6 +57,11 @@ class ReportContext:
     @property
     def ensemble(self) -> Ensemble:
         return self.booster.ensemble
+
+    @cached_property
+    def has_counts(self) -> bool:
+        """Whether the model contains the numbers of training rows in its nodes."""
+        return has_counts(self.ensemble)
 
     @cached_property
     def rows(self) -> Block | None:
@@ -254,20 +262,21 @@ def _importance(context: ReportContext) -> list[Figure]:
     if context.ensemble.n_outputs > 1:
         figures.append(embed(booster.plot_importance(per_class=True, max_features=15)))
     if context.rows is not None:
-        figures.append(embed(booster.plot_shap_summary(context.rows, max_features=12)))
+        background = None if context.has_counts else sample(context.data, context.ensemble, N_BACKGROUND)[1]
+        figures.append(embed(booster.plot_shap_summary(context.rows, background=background, max_features=12)))
     return figures
 
 
 def _dependence(context: ReportContext) -> dict[str, Any] | None:
     booster, rows = context.booster, context.rows
-    if not context.important:
+    if not context.important or (rows is None and not context.has_counts):
         return None
     scale = "raw" if context.ensemble.classes is None or rows is None else "prediction"
     figures = [
         embed(booster.plot_partial_dependence(name, rows, scale=scale, grid=40)) for name in context.important[:N_DEPENDENCE]
     ]
     content: dict[str, Any] = {"figures": figures, "n_rows": None if rows is None else len(rows), "pairs": None}
-    if rows is not None and len(context.important) > 1:
+    if rows is not None and context.has_counts and len(context.important) > 1:
         pairs = booster.interaction_strength(rows, context.important[:N_INTERACTION], max_rows=300)
         strongest = pairs.iloc[0]
         content["pairs"] = _table(pairs.head(8).rename(columns={"feature_1": "feature", "feature_2": "and", "h": "H"}))
