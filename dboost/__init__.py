@@ -26,6 +26,7 @@ from dboost.version import __version__
 if TYPE_CHECKING:
     from dboost.api import continue_on, fit, prepare
     from dboost.booster import Booster, from_lightgbm, from_xgboost, load
+    from dboost.dataset import Dataset
     from dboost.estimators import DBoostClassifier, DBoostRegressor
     from dboost.params import ArcBites, EarlyStopping
     from dboost.training.callbacks import Iteration
@@ -38,6 +39,7 @@ __all__ = [
     "DBoostError",
     "DBoostRegressor",
     "DataError",
+    "Dataset",
     "DriftWarning",
     "EarlyStopping",
     "FitInterrupted",
@@ -63,6 +65,7 @@ _LATE = {
     "Booster": "booster",
     "DBoostClassifier": "estimators",
     "DBoostRegressor": "estimators",
+    "Dataset": "dataset",
     "EarlyStopping": "params",
     "Iteration": "training.callbacks",
     "continue_on": "api",

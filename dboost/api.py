@@ -9,17 +9,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from dboost.booster import Booster, as_booster
 from dboost.data import open_table
+from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.model import model_file as storage
-from dboost.params import EarlyStopping, Parameters, canonical, make_parameters
+from dboost.params import EarlyStopping, LearningParameters, Parameters, canonical, make_parameters
 from dboost.session.evaluation import named_sets
 from dboost.session.memory_budget import Budget, parse_memory_limit, reading_within
 from dboost.session.warm_start import WarmStart, check_options, checked_source_name, idle_in_refit, keywords_for, without_model
+from dboost.storage.spool import PrivateDirectory
 from dboost.training.callbacks import Callback
 from dboost.training.checkpoint import checkpoint_in
 from dboost.training.fit import FitResult, available_threads, fit_table, interruptible_reading
@@ -32,7 +34,7 @@ from dboost.training.prepared_folder import check_same, describe, is_prepared, o
 
 def fit(
     data: Any,
-    target: Any,
+    target: Any = None,
     *,
     sample_weight: Any = None,
     offset: Any = None,
@@ -56,16 +58,16 @@ def fit(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 10,
     keep_summary: bool = True,
-    **parameters: Any,
+    **parameters: Unpack[LearningParameters],
 ) -> Booster:
     """Train a boosted model.
 
     Parameters
     ----------
-    data : dask DataFrame or Array, pandas or polars frame, pyarrow Table, array (n, F), or path
+    data : dask DataFrame or Array, pandas or polars frame, pyarrow Table, array (n, F), path, or dboost.Dataset
         A path is a file, folder, glob or URL of Parquet or CSV, or a folder that `dboost.prepare` wrote.
     target : str, or one value per row
-        Name of the target column, or the targets. For prepared data the same name again, or None.
+        Name of the target column, or the targets. For prepared data None, or the same name again.
     sample_weight : str, or one value per row, optional
         Name of the column of weights, or the weights. Default: 1.
     offset : str, or one value per row, optional
@@ -151,7 +153,8 @@ def fit(
         raise ParameterError(f"refit_leaves={refit_leaves!r} must be True or False")
     if not isinstance(keep_summary, bool):
         raise ParameterError(f"keep_summary={keep_summary!r} must be True or False")
-    learning = canonical(parameters | {"start_from": start_from, "init_model": init_model, "continue_steps": continue_steps})
+    given: dict[str, Any] = {**parameters}
+    learning = canonical(given | {"start_from": start_from, "init_model": init_model, "continue_steps": continue_steps})
     start_from, continue_steps = learning.pop("start_from"), learning.pop("continue_steps")
     if refit_leaves:
         options = {"sample_weight": sample_weight, "offset": offset, "source_name": source_name, "n_threads": n_threads}
@@ -171,20 +174,21 @@ def fit(
             "checkpoint_every": checkpoint_every,
             "keep_summary": keep_summary,
         }
-        of_trees = [name for name, value in (parameters | {"early_stopping": early_stopping}).items() if value is not None]
+        of_trees = [name for name, value in (given | {"early_stopping": early_stopping}).items() if value is not None]
         return _refitted(start_from, data, target, options, [*of_trees, *idle_in_refit(idle)])
-    parameters = learning
+    if target is None and not is_prepared(data):
+        raise InputTypeError("the target y is None: give the name of a column, or one value per row")
     custom_loss = None
     if start_from is None:
         warm_start = without_model(continue_bins, continue_steps)
     else:
         model = as_booster(start_from)
         warm_start, custom_loss = WarmStart.continuation(model.ensemble, continue_bins, continue_steps), model.custom_loss
-        parameters = keywords_for(model.ensemble, parameters, custom_loss)
+        learning = keywords_for(model.ensemble, learning, custom_loss)
     began, seconds = time.perf_counter(), parse_time_limit(time_limit)
-    parameters |= rounds_of_rule(early_stopping, parameters)
-    learning_rates = schedule_of(parameters)
-    checked = make_parameters(parameters)
+    learning |= rounds_of_rule(early_stopping, learning)
+    learning_rates = schedule_of(learning)
+    checked = make_parameters(learning)
     threads = available_threads(n_threads)
     limit = parse_memory_limit(memory_limit)
     budget = None if limit is None else Budget(limit)
@@ -219,12 +223,12 @@ def fit(
     if is_prepared(data):
         if client is not None:
             raise ParameterError("prepared data are trained on in this process: leave the client out")
-        given = columns | {"target": target}
-        given["categorical_features"] = None if categorical_features == "from_dtype" else categorical_features
-        given = {name: value for name, value in given.items() if value is not None}
+        shaping = columns | {"target": target}
+        shaping["categorical_features"] = None if categorical_features == "from_dtype" else categorical_features
+        shaping = {name: value for name, value in shaping.items() if value is not None}
         if warm_start.model is not None:
-            given |= {"start_from": storage.digest(warm_start.model), "continue_bins": continue_bins}
-        fitted = _fit_prepared(data, given, parameters, request)
+            shaping |= {"start_from": storage.digest(warm_start.model), "continue_bins": continue_bins}
+        fitted = _fit_prepared(data, shaping, learning, request)
     else:
         asked = request(checked, (target, sample_weight, offset))
         reading = columns | warm_start.like
@@ -284,7 +288,7 @@ def _refitted(start_from: Any, data: Any, target: Any, options: dict[str, Any], 
 def prepare(
     data: Any,
     target: Any,
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     *,
     sample_weight: Any = None,
     offset: Any = None,
@@ -297,16 +301,17 @@ def prepare(
     continue_bins: str = "new",
     memory_limit: int | str | None = None,
     n_threads: int | None = None,
-) -> None:
-    """Read a data set once, bin it, and write the result to a folder that `dboost.fit` accepts as data.
+) -> Dataset:
+    """Read a data set once and bin it, for many fits.
 
     Parameters
     ----------
     data, target, sample_weight, offset, features, categorical_features, max_bins, random_state
         As in `dboost.fit`. A fit on the folder uses these and refuses other values. `random_state` is the seed of the sample of
         rows that proposes the split points; a fit's own seed applies to the rest.
-    path : str or path
-        A folder in the local file system. An existing prepared data set is replaced, other content is refused.
+    path : str or path, optional
+        A folder in the local file system, which stays; `dboost.fit` also accepts its path. An existing prepared data set is
+        replaced, other content is refused. Default: temporary files, removed when the data set is closed or garbage-collected.
     start_from : Booster, path or URL, optional
         The model that fits on the folder will continue; they must be given the same one. The rows' scores are stored in the
         folder, because they cannot be computed from bins.
@@ -319,6 +324,11 @@ def prepare(
     n_threads : int, optional
         Default: all processors that this process may use.
 
+    Returns
+    -------
+    Dataset
+        Also a context manager.
+
     Raises
     ------
     DataError, ParameterError, InputTypeError
@@ -328,9 +338,11 @@ def prepare(
 
     Examples
     --------
-    >>> dboost.prepare("rows/*.parquet", "target", "prepared")                   # doctest: +SKIP
-    >>> boosters = [dboost.fit("prepared", "target", learning_rate=rate) for rate in (0.1, 0.2)]     # doctest: +SKIP
+    >>> data = dboost.prepare("rows/*.parquet", "target")                        # doctest: +SKIP
+    >>> boosters = [dboost.fit(data, learning_rate=rate) for rate in (0.1, 0.2)]     # doctest: +SKIP
     """
+    if target is None:
+        raise InputTypeError("the target y is None: give the name of a column, or one value per row")
     parameters = make_parameters({"max_bins": max_bins, "random_state": random_state})
     threads = available_threads(n_threads)
     start_from = canonical({"start_from": start_from, "init_model": init_model})["start_from"]
@@ -381,7 +393,17 @@ def prepare(
         written.settings = {name: describe(value) for name, value in settings.items()}
         return written
 
-    write_folder(path, write)
+    if path is not None:
+        write_folder(path, write)
+        return Dataset(path)
+    directory = PrivateDirectory()
+    try:
+        folder = directory.path / "prepared"
+        write_folder(folder, write)
+        return Dataset.temporary(directory, folder)
+    except BaseException:
+        directory.close()
+        raise
 
 
 #: Keywords that only a fit with `start_from` accepts, with their defaults.

@@ -528,8 +528,8 @@ class Booster:
 
     def partial_dependence(
         self,
-        features: Any,
         data: Any = None,
+        features: Any = None,
         kind: str = "average",
         *,
         grid: Any = None,
@@ -543,9 +543,10 @@ class Booster:
 
         Parameters
         ----------
-        features : name or position, or two of them
         data : as in `predict`, optional
             Rows to average over. Default: the trees are traversed with the fractions of their training rows.
+        features : name or position, or two of them
+            May be the only argument.
         kind : {"average", "individual", "conditional"}, default "average"
             Partial dependence, equations (51)–(53) of Friedman (2001); one curve per row (50); or the mean prediction of the
             rows that have the value, or one nearest to it (56). The last two need data.
@@ -579,12 +580,12 @@ class Booster:
 
         Examples
         --------
-        >>> booster.partial_dependence("age", frame, grid=20)       # doctest: +SKIP
+        >>> booster.partial_dependence(frame, "age", grid=20)       # doctest: +SKIP
         >>> booster.partial_dependence(["age", "town"], scale="prediction")      # doctest: +SKIP
         """
         return dependence.partial_dependence(
-            self.ensemble, features, data, kind=kind, grid=grid, scale=scale, centred=centred, max_rows=max_rows,
-            sample_weight=sample_weight, n_threads=n_threads,
+            self.ensemble, *dependence.in_order(data, features), kind=kind, grid=grid, scale=scale, centred=centred,
+            max_rows=max_rows, sample_weight=sample_weight, n_threads=n_threads,
         )  # fmt: skip
 
     def drift(self, data: Any, target: Any = None, source: int | str = -1) -> pd.DataFrame:
@@ -636,15 +637,15 @@ class Booster:
         return drift.drift(self.ensemble, data, target, source)
 
     def additivity(
-        self, features: Any, data: Any, *, max_rows: int = 10_000, sample_weight: Any = None
+        self, data: Any, features: Any, *, max_rows: int = 10_000, sample_weight: Any = None
     ) -> pd.Series | pd.DataFrame:
         """Measure whether a set of features acts additively, multiplicatively or neither with the other features.
 
         Parameters
         ----------
+        data : as in `predict`
         features : name or position, or several of them
             z, a proper subset of the features.
-        data : as in `predict`
         max_rows : int, default 10_000
             Largest number of rows, evenly spaced over the data.
         sample_weight : as in `partial_dependence`, optional
@@ -664,7 +665,7 @@ class Booster:
         DataError
             As of `predict`.
         """
-        return dependence.additivity(self.ensemble, features, data, max_rows, sample_weight)
+        return dependence.additivity(self.ensemble, *dependence.in_order(data, features), max_rows, sample_weight)
 
     def interaction_strength(
         self, data: Any, features: Any = None, *, max_rows: int = 500, sample_weight: Any = None
@@ -717,14 +718,14 @@ class Booster:
         return effects.plot_importance(self.importance(kind, per_class, **how), max_features, ax)
 
     def plot_partial_dependence(
-        self, features: Any, data: Any = None, kind: str = "average", *, ax: Any = None, **how: Any
+        self, data: Any = None, features: Any = None, kind: str = "average", *, ax: Any = None, **how: Any
     ) -> Any:
         """Plot `partial_dependence` as a line, bars, a surface, or panels (if one of two features is categorical).
 
         Parameters are those of `partial_dependence`. Short lines inside the axis are the deciles of the data. Individual
         curves are drawn with their mean.
         """
-        return effects.plot_partial_dependence(self.ensemble, self.partial_dependence(features, data, kind, **how), ax)
+        return effects.plot_partial_dependence(self.ensemble, self.partial_dependence(data, features, kind, **how), ax)
 
     def plot_history(self, *, ax: Any = None) -> Any:
         """Plot the metrics over the iterations, one panel per metric, with the best iteration marked."""
@@ -762,9 +763,10 @@ class Booster:
         """
         return attributions.plot_summary(self.ensemble, X, output, background, max_features, ax)
 
-    def plot_shap_dependence(self, feature: Any, X: Any, *, output: Any = None, background: Any = None, ax: Any = None) -> Any:
+    def plot_shap_dependence(self, X: Any, feature: Any, *, output: Any = None, background: Any = None, ax: Any = None) -> Any:
         """Plot a feature's Shapley values over its values; parameters as of `plot_shap_summary`."""
-        return attributions.plot_dependence(self.ensemble, feature, X, output, background, ax)
+        X, feature = dependence.in_order(X, feature)
+        return attributions.plot_dependence(self.ensemble, X, feature, output, background, ax)
 
     def plot_waterfall(self, X: Any, row: int = 0, *, output: Any = None, max_features: int = 10, ax: Any = None) -> Any:
         """Plot the Shapley values of one row, from the expected score to the row's score.

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypedDict
 
 from dboost.errors import ParameterError
 
@@ -383,6 +383,46 @@ class Parameters:
     def with_loss(self, name: str) -> Parameters:
         """Return the same parameters with "auto" replaced by the name of a loss."""
         return replace(self, loss=name) if isinstance(self.loss, str) else self
+
+
+class LearningParameters(TypedDict, total=False):
+    """The keywords of `Parameters` and their `ALIASES`, as the type of ``**parameters`` in signatures."""
+
+    loss: Any  # a name, or a dboost.losses.Loss
+    quantile: float | None
+    huber_alpha: float
+    tweedie_power: float
+    learning_rate: float | Sequence[float] | Callable[[int], float]
+    max_iter: int
+    max_leaf_nodes: int | None
+    max_depth: int | None
+    min_samples_leaf: int
+    min_hessian: float
+    l2_regularization: float
+    l1_regularization: float
+    leaf_penalty: float
+    min_gain: float
+    min_split_gain: float | None
+    subsample: float
+    influence_trimming: float | None
+    max_features: float
+    monotonic_cst: Mapping[str, int] | Sequence[int] | None
+    interaction_cst: Sequence[Sequence[str | int]] | str | None
+    max_delta_step: float | None
+    criterion: str
+    step: str
+    leaf_estimation: str | None
+    growth: str
+    grow_policy: str | None
+    split_proposal: str
+    max_bins: int
+    categorical_smoothing: float
+    categorical_l2: float
+    max_category_group: int
+    min_category_hessian: float
+    early_stopping_rounds: int | None
+    arcbites: ArcBites | Mapping[str, Any] | bool | None
+    random_state: int
 
 
 def canonical(given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:

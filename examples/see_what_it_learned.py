@@ -15,7 +15,7 @@ print(booster.importance("permutation", data=test, target="target").head(3).roun
 
 # Partial dependence on the most important feature, averaged over rows that were not used for training.
 first = booster.importance().index[0]
-print(booster.partial_dependence(first, test, grid=5).round(1).to_string(index=False))
+print(booster.partial_dependence(test, first, grid=5).round(1).to_string(index=False))
 
 # Shapley values of one patient: they add up to the difference between the prediction and the expected value.
 values = booster.shap_values(test)
@@ -23,6 +23,6 @@ row = values.iloc[0].sort_values(key=abs, ascending=False)
 print(f"{booster.expected_value:.1f} + {values.iloc[0].sum():.1f} = {booster.predict(test).iloc[0]:.1f}")
 print(pd.DataFrame({"value": test.iloc[0][row.index], "contribution": row}).head(3).round(2).to_string())
 
-booster.plot_partial_dependence(first, test, "individual").figure.savefig("dependence.svg")
+booster.plot_partial_dependence(test, first, "individual").figure.savefig("dependence.svg")
 booster.plot_shap_summary(test).figure.savefig("summary.png")
 booster.report("report.html", test, "target")

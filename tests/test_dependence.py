@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
@@ -64,7 +65,7 @@ def test_traversal_agrees_with_scikit_learns() -> None:
         assert np.allclose(difference, ensemble.baseline[0]) or np.allclose(difference, 0)
         average = sklearns(theirs, X, features, method="brute", grid_resolution=7)["average"].ravel()
         values = booster.partial_dependence(
-            features, X, grid=expected["grid_values"] if len(features) > 1 else expected["grid_values"][0]
+            X, features, grid=expected["grid_values"] if len(features) > 1 else expected["grid_values"][0]
         )
         assert np.allclose(values["value"], average)
 
@@ -112,17 +113,17 @@ def test_average_and_individual_by_hand(target: str, scale: str) -> None:
             found = found[:, 1] if target == "late" else found
         return found.reshape(len(rows), -1)
 
-    one = booster.partial_dependence("rooms", frame, grid=[1.0, 3.0, np.nan], scale=scale)
+    one = booster.partial_dependence(frame, "rooms", grid=[1.0, 3.0, np.nan], scale=scale)
     expected = np.array([predict(frame.assign(rooms=v)).mean(axis=0) for v in (1.0, 3.0, np.nan)])
     assert one["value"].to_numpy() == pytest.approx(expected.ravel())
     assert one.columns.tolist() == (["rooms", "class", "value"] if target == "grade" else ["rooms", "value"])
-    two = booster.partial_dependence(["town", "x"], frame, grid={"x": [-1.0, 0.5]}, scale=scale)
+    two = booster.partial_dependence(frame, ["town", "x"], grid={"x": [-1.0, 0.5]}, scale=scale)
     assert two.drop_duplicates(["town", "x"])[["town", "x"]].to_numpy().tolist() == [
         [t, x] for t in sorted(TOWNS) for x in (-1, 0.5)
     ]
     expected = np.array([predict(frame.assign(town=t, x=x)).mean(axis=0) for t in sorted(TOWNS) for x in (-1.0, 0.5)])
     assert two["value"].to_numpy() == pytest.approx(expected.ravel())
-    curves = booster.partial_dependence("x", frame, "individual", grid=[0.0, 1.0], scale=scale, max_rows=7)
+    curves = booster.partial_dependence(frame, "x", "individual", grid=[0.0, 1.0], scale=scale, max_rows=7)
     rows = frame.iloc[[i * 300 // 7 for i in range(7)]]
     assert curves["row"].unique().tolist() == rows.index.tolist()
     expected = np.stack([predict(rows.assign(x=v)) for v in (0.0, 1.0)], axis=1)
@@ -132,28 +133,28 @@ def test_average_and_individual_by_hand(target: str, scale: str) -> None:
 def test_conditional_means_by_hand() -> None:
     frame, booster = fitted("y")
     raw = booster.predict(frame, raw_score=True)
-    found = booster.partial_dependence(["town", "rooms"], frame, "conditional", grid={"rooms": [2.0, 4.0, 900.0]})
+    found = booster.partial_dependence(frame, ["town", "rooms"], "conditional", grid={"rooms": [2.0, 4.0, 900.0]})
     nearest = frame["rooms"].map(lambda v: v if v != v else 2.0 if v <= 3 else 4.0)
     for row in found.to_dict("records"):
         here = (frame["town"] == row["town"]) & (nearest == row["rooms"])
         assert row["count"] == here.sum()
         assert np.isnan(row["value"]) if not here.any() else row["value"] == pytest.approx(raw[here].mean())
-    missing = booster.partial_dependence("town", frame, "conditional", grid=["Mons", None])
+    missing = booster.partial_dependence(frame, "town", "conditional", grid=["Mons", None])
     assert missing["value"].tolist() == pytest.approx([raw[frame["town"] == "Mons"].mean(), raw[frame["town"].isna()].mean()])
 
 
 @pytest.mark.parametrize("kind", ["average", "conditional", "individual"])
 def test_partitions_do_not_change_a_bit(kind: str) -> None:
     frame, booster = fitted("grade")
-    whole = booster.partial_dependence(["town", "x"], frame, kind, grid=5, max_rows=9)
+    whole = booster.partial_dependence(frame, ["town", "x"], kind, grid=5, max_rows=9)
     for at in ([100], [7, 7, 250]):
-        found = booster.partial_dependence(["town", "x"], cut(frame, at), kind, grid=5, max_rows=9)
+        found = booster.partial_dependence(cut(frame, at), ["town", "x"], kind, grid=5, max_rows=9)
         pd.testing.assert_frame_equal(found, whole, check_exact=True)
         assert found.attrs == whole.attrs
     X = np.random.default_rng(0).normal(size=(200, 3))
     array = dboost.fit(X, X[:, 0] * X[:, 1], max_iter=3)
-    lazy = array.partial_dependence("f1", da.from_array(X, (60, 2)), kind)
-    pd.testing.assert_frame_equal(lazy, array.partial_dependence(1, X, kind), check_exact=True)
+    lazy = array.partial_dependence(da.from_array(X, (60, 2)), "f1", kind)
+    pd.testing.assert_frame_equal(lazy, array.partial_dependence(X, 1, kind), check_exact=True)
 
 
 @pytest.mark.parametrize("kind", ["average", "conditional"])
@@ -162,16 +163,16 @@ def test_a_row_of_weight_two_is_the_row_twice(kind: str) -> None:
     frame["w"] = np.random.default_rng(1).integers(0, 3, len(frame)).astype(np.float64)
     repeated = frame.loc[frame.index.repeat(frame["w"].astype(int))].reset_index(drop=True)
     how: dict[str, Any] = {"kind": kind, "grid": {"town": ["Gent", "Mons", None], "x": [-1.0, 0.0, 1.5]}}
-    expected = booster.partial_dependence(["town", "x"], repeated, **how)
-    found = booster.partial_dependence(["town", "x"], frame, sample_weight="w", **how)
+    expected = booster.partial_dependence(repeated, ["town", "x"], **how)
+    found = booster.partial_dependence(frame, ["town", "x"], sample_weight="w", **how)
     assert found["value"].to_numpy() == pytest.approx(expected["value"].to_numpy(), nan_ok=True)
-    by_values = booster.partial_dependence(["town", "x"], frame, sample_weight=frame["w"].to_numpy(), **how)
-    lazy = booster.partial_dependence(["town", "x"], cut(frame, [7, 7, 150]), sample_weight="w", **how)
+    by_values = booster.partial_dependence(frame, ["town", "x"], sample_weight=frame["w"].to_numpy(), **how)
+    lazy = booster.partial_dependence(cut(frame, [7, 7, 150]), ["town", "x"], sample_weight="w", **how)
     for other in (by_values, lazy):
         pd.testing.assert_frame_equal(other, found, check_exact=True)
     # Rows of weight zero do not influence the grid either.
     far = frame.assign(x=np.where(frame["w"] == 0, 1000.0, frame["x"]))
-    marked = booster.partial_dependence("x", far, sample_weight="w")
+    marked = booster.partial_dependence(far, "x", sample_weight="w")
     assert marked["x"].max() < 10 and np.isin(marked.attrs["deciles"]["x"], far.loc[far["w"] > 0, "x"]).all()
 
 
@@ -190,9 +191,9 @@ def test_a_row_of_weight_two_is_the_row_twice(kind: str) -> None:
 )
 def test_weights_that_are_none(weight: Any, data: Any, complaint: str) -> None:
     with pytest.raises((ParameterError, DataError, InputTypeError), match=complaint):
-        NUMBERS.partial_dependence("x", data, sample_weight=weight)
+        NUMBERS.partial_dependence(data, "x", sample_weight=weight)
     with pytest.raises(ParameterError, match="each of one row"):
-        BOOSTER.partial_dependence("x", FRAME, "individual", sample_weight="w")
+        BOOSTER.partial_dependence(FRAME, "x", "individual", sample_weight="w")
 
 
 def test_grids_without_data_meet_the_codes() -> None:
@@ -202,14 +203,14 @@ def test_grids_without_data_meet_the_codes() -> None:
     assert booster.partial_dependence("town")["town"].tolist() == sorted(TOWNS)
     x = booster.partial_dependence("x", grid=11)
     assert len(x) == 11 and x["x"].is_monotonic_increasing and frame["x"].between(x["x"].min(), x["x"].max()).mean() > 0.9
-    spread = booster.partial_dependence("x", frame, grid=5)["x"]
+    spread = booster.partial_dependence(frame, "x", grid=5)["x"]
     assert len(spread) == 5 and set(spread) <= set(frame["x"])
     # Most rows have the same value: the grid still contains other values.
     heavy = frame.assign(x=np.where(np.arange(len(frame)) % 10 < 8, 0.0, frame["x"]))
-    assert len(booster.partial_dependence("x", heavy, grid=20)["x"]) > 9
-    frequent = booster.partial_dependence("town", frame, grid=2)["town"]
+    assert len(booster.partial_dependence(heavy, "x", grid=20)["x"]) > 9
+    frequent = booster.partial_dependence(frame, "town", grid=2)["town"]
     assert set(frequent) == set(frame["town"].value_counts().index[:2])
-    assert booster.partial_dependence("x", frame).attrs["deciles"]["x"] == pytest.approx(
+    assert booster.partial_dependence(frame, "x").attrs["deciles"]["x"] == pytest.approx(
         np.quantile(frame["x"], np.arange(1, 10) / 10)
     )
     bare = Booster(replace(booster.ensemble, edges=()))
@@ -222,14 +223,14 @@ def test_traversal_and_average_agree_where_features_are_independent() -> None:
     X = np.array(np.meshgrid(*[np.arange(6.0)] * 4)).reshape(4, -1).T
     y = X[:, 0] * X[:, 1] + np.sin(X[:, 2]) + rng.normal(size=len(X)) * 0.1
     booster = dboost.fit(X, y, max_iter=30, max_leaf_nodes=4)
-    by_trees, by_rows = booster.partial_dependence(["f0", "f1"]), booster.partial_dependence(["f0", "f1"], X)
+    by_trees, by_rows = booster.partial_dependence(["f0", "f1"]), booster.partial_dependence(X, ["f0", "f1"])
     assert by_trees[["f0", "f1"]].equals(by_rows[["f0", "f1"]])
     assert np.abs(by_trees["value"] - by_rows["value"]).max() < 0.1 * by_rows["value"].std()
 
 
 def test_centred_curves_and_taken_names() -> None:
     frame, booster = fitted("grade")
-    curves = booster.partial_dependence("x", frame, "individual", grid=4, max_rows=3, centred=True)
+    curves = booster.partial_dependence(frame, "x", "individual", grid=4, max_rows=3, centred=True)
     assert curves.groupby(["row", "class"])["value"].mean().abs().max() < 1e-12
     renamed = frame.rename(columns={"x": "value"})
     other = dboost.fit(renamed[["value", "y"]], "y", max_iter=2)
@@ -262,6 +263,27 @@ def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], complaint: st
         BOOSTER.partial_dependence(**arguments)
 
 
+def test_data_come_before_features() -> None:
+    frame, booster = fitted("y")
+    for call in (
+        lambda: booster.partial_dependence("x", frame),
+        lambda: booster.partial_dependence(["x", "age"], data_of(frame)),
+        lambda: booster.additivity(["x"], frame),
+        lambda: booster.plot_partial_dependence("x", frame),
+        lambda: booster.plot_shap_dependence("x", frame),
+    ):
+        with pytest.raises(InputTypeError, match=r"\(data, features\)"):
+            call()
+    with pytest.raises(InputTypeError, match="features are missing"):
+        booster.partial_dependence(frame)
+    by_name = booster.partial_dependence(features="x", data=frame)
+    pd.testing.assert_frame_equal(by_name, booster.partial_dependence(frame, "x"))
+
+
+def data_of(frame: pd.DataFrame) -> dd.DataFrame:
+    return dd.from_pandas(frame, npartitions=2)
+
+
 NUMBERS = Booster(
     replace(random_ensemble(0, with_categories=False), features=tuple(map(Feature, ["x", "size", "age", "rooms", "y"])))
 )
@@ -272,9 +294,9 @@ def test_data_without_rows_or_columns() -> None:
     frame, booster = fitted("y")
     for empty in (frame.iloc[:0], cut(frame.iloc[:0], [0])):
         with pytest.raises(DataError, match="no rows"):
-            booster.partial_dependence("x", empty)
+            booster.partial_dependence(empty, "x")
     with pytest.raises(DataError, match="'age'"):
-        booster.partial_dependence("x", cut(frame.drop(columns="age"), [9]))
+        booster.partial_dependence(cut(frame.drop(columns="age"), [9]), "x")
 
 
 @pytest.mark.real_data
@@ -282,7 +304,7 @@ def test_income_against_age_on_the_marketing_table() -> None:
     """§8.2 of the paper: income rises to the fifth age group (45–54) and falls after."""
     table = pd.read_parquet(path("marketing"))
     booster = dboost.fit(table, "Income", loss="squared_error")
-    for found in (booster.partial_dependence("Age"), booster.partial_dependence("Age", table)):
+    for found in (booster.partial_dependence("Age"), booster.partial_dependence(table, "Age")):
         assert len(found) == 7 and int(found["value"].argmax()) == 4
     six = {"Occupation", "Status", "Marital", "Age", "Edu", "Home_Type"}
     assert set(booster.importance().index[:6]) == six

@@ -23,11 +23,11 @@ def every_combination(target: Any) -> tuple[np.ndarray, Booster]:
 
 def test_sums_are_additive_and_products_multiplicative() -> None:
     X, adds = every_combination(lambda X: X[:, 0] ** 2 + 10 * np.sin(X[:, 1]) + 3 * X[:, 2])
-    found = adds.additivity(["f0", "f1"], X)
+    found = adds.additivity(X, ["f0", "f1"])
     assert found.index.tolist() == ["additive", "multiplicative", "h"]
     assert found["additive"] > 0.999 and found["h"] < 0.05 and found["multiplicative"] < 0.99
     X, multiplies = every_combination(lambda X: X[:, 0] * X[:, 1] * (1 + X[:, 2] ** 2))
-    found = multiplies.additivity("f0", X)
+    found = multiplies.additivity(X, "f0")
     assert found["multiplicative"] > 0.999 and found["additive"] < 0.95 and found["h"] > 0.2
 
 
@@ -47,7 +47,7 @@ def test_by_the_formulas(n_outputs: int) -> None:
     block, traverse = rows.to_numpy(), Traversal(ensemble)
     raw = np.asarray(booster.predict(rows, raw_score=True)).reshape(60, -1)
     parts = traverse([1, 2], block), traverse([0, 3, 4], block)
-    table = pd.DataFrame(booster.additivity(["x1", "x2"], rows))
+    table = pd.DataFrame(booster.additivity(rows, ["x1", "x2"]))
     pairs = booster.interaction_strength(rows, ["x0", "x4"])
     for k in range(n_outputs):
         a, b = parts[0][:, k], parts[1][:, k]
@@ -64,9 +64,9 @@ def test_by_the_formulas(n_outputs: int) -> None:
 def test_partitions_do_not_change_a_bit() -> None:
     frame = mixed_frame(300)
     booster = dboost.fit(frame[[*FEATURES, "grade"]], "grade", max_iter=3)
-    whole, pairs = booster.additivity("town", frame, max_rows=50), booster.interaction_strength(frame, max_rows=50)
+    whole, pairs = booster.additivity(frame, "town", max_rows=50), booster.interaction_strength(frame, max_rows=50)
     lazy = cut(frame, [9, 9, 200])
-    pd.testing.assert_frame_equal(booster.additivity("town", lazy, max_rows=50), whole, check_exact=True)
+    pd.testing.assert_frame_equal(booster.additivity(lazy, "town", max_rows=50), whole, check_exact=True)
     pd.testing.assert_frame_equal(booster.interaction_strength(lazy, max_rows=50), pairs, check_exact=True)
     assert whole.columns.tolist() == ["high", "low", "middle"]
 
@@ -79,23 +79,23 @@ def test_a_row_of_weight_two_is_the_row_twice() -> None:
     for ask in (
         # One pair, since pairs of equal strength may come in any order.
         lambda rows, **how: booster.interaction_strength(rows, ["x", "town"], **how).set_index("class")["h"].sort_index(),
-        lambda rows, **how: booster.additivity(["town", "x"], rows, **how),
+        lambda rows, **how: booster.additivity(rows, ["town", "x"], **how),
     ):
         expected = ask(repeated)
         assert ask(frame, sample_weight="w").to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-9)
         assert not np.allclose(ask(frame), expected)
     with pytest.raises(DataError, match="above 0"):
-        booster.additivity("x", frame, sample_weight=np.zeros(150))
+        booster.additivity(frame, "x", sample_weight=np.zeros(150))
 
 
 def test_what_makes_no_sense_is_refused() -> None:
     booster = Booster(random_ensemble(0))
     rows = pd.DataFrame(np.zeros((3, 5)), columns=booster.feature_names_in_)
     with pytest.raises(ParameterError, match="all features"):
-        booster.additivity(range(5), rows)
+        booster.additivity(rows, range(5))
     with pytest.raises(ParameterError, match="at least two"):
         booster.interaction_strength(rows, ["x0"])
     with pytest.raises(ParameterError, match="max_rows"):
-        booster.additivity("x0", rows, max_rows=0)
+        booster.additivity(rows, "x0", max_rows=0)
     constant = dboost.fit(pd.DataFrame({"a": np.zeros(50), "b": np.ones(50), "y": np.arange(50.0)}), "y", max_iter=2)
-    assert constant.additivity("a", pd.DataFrame({"a": [1.0, 2], "b": [1.0, 2]})).isna().all()
+    assert constant.additivity(pd.DataFrame({"a": [1.0, 2], "b": [1.0, 2]}), "a").isna().all()

@@ -33,7 +33,7 @@ def test_values_add_up_and_dependences_are_means_of_predictions(loss: str) -> No
     raw = booster.predict(frame, raw_score=True).to_numpy()
     assert np.abs(values.sum(axis=1) + booster.expected_value - raw).max() < 1e-9
     assert booster.importance().iloc[0] == 100
-    found = booster.partial_dependence("x", frame, grid=[0.5], scale="prediction")["value"].item()
+    found = booster.partial_dependence(frame, "x", grid=[0.5], scale="prediction")["value"].item()
     changed = frame.assign(x=0.5)
     predicted = booster.predict_proba(changed)[1] if target == "late" else booster.predict(changed)
     assert found == pytest.approx(predicted.mean())

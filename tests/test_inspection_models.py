@@ -123,6 +123,6 @@ def test_every_model_can_be_reported_and_drawn(
     assert np.abs(values.sum(axis=1) + booster.expected_value - raw).max() < 1e-6
     for axes in (
         booster.plot_waterfall(FRAME, 3),
-        booster.plot_partial_dependence("rooms", FRAME, "individual", max_rows=5, grid=4),
+        booster.plot_partial_dependence(FRAME, "rooms", "individual", max_rows=5, grid=4),
     ):
         assert np.ravel(axes)[0].get_title(loc="left")

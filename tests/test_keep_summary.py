@@ -97,7 +97,7 @@ def test_what_needs_counts_is_refused() -> None:
     start = bare.predict(data.head(100), raw_score=True).mean()
     assert np.allclose(values.sum(axis=1) + start, bare.predict(data.head(20), raw_score=True))
     assert bare.importance().index[0] == fit(data).importance().index[0]
-    assert len(bare.partial_dependence("x", data)) > 3
+    assert len(bare.partial_dependence(data, "x")) > 3
 
 
 def test_it_can_be_continued_and_leaves_refitted() -> None:

@@ -32,7 +32,7 @@ LAYERS: list[set[str]] = [
     {"training"},
     {"distributed"},
     {"inspection", "interop"},
-    {"booster"},
+    {"booster", "dataset"},
     {"api"},
     {"estimators"},
     {"__init__"},  # `import dboost`: only the commands import it

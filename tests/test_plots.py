@@ -48,20 +48,20 @@ def axes_of(drawn: Any) -> list[Any]:
 DRAW = {
     "importance": lambda b, t: b.plot_importance(),
     "per class": lambda b, t: b.plot_importance(per_class=t != "y") if t != "y" else b.plot_importance("gain", max_features=2),
-    "numeric": lambda b, t: b.plot_partial_dependence("x", FRAME, grid=[-1, 0, 1, np.nan]),
-    "individual": lambda b, t: b.plot_partial_dependence("x", FRAME, "individual", max_rows=20, scale="prediction"),
-    "conditional": lambda b, t: b.plot_partial_dependence("rooms", FRAME, "conditional", centred=True),
+    "numeric": lambda b, t: b.plot_partial_dependence(FRAME, "x", grid=[-1, 0, 1, np.nan]),
+    "individual": lambda b, t: b.plot_partial_dependence(FRAME, "x", "individual", max_rows=20, scale="prediction"),
+    "conditional": lambda b, t: b.plot_partial_dependence(FRAME, "rooms", "conditional", centred=True),
     "categorical": lambda b, t: b.plot_partial_dependence("town", grid=["Gent", "Mons", None]),
     "truth values": lambda b, t: b.plot_partial_dependence("flag"),
-    "surface": lambda b, t: b.plot_partial_dependence(["x", "age"], FRAME, grid=4),
+    "surface": lambda b, t: b.plot_partial_dependence(FRAME, ["x", "age"], grid=4),
     "panels": lambda b, t: b.plot_partial_dependence(["x", "town"]),
     "bars in panels": lambda b, t: b.plot_partial_dependence(["town", "kind"]),
     "history": lambda b, t: b.plot_history(),
     "tree": lambda b, t: b.plot_tree(),
     "last tree": lambda b, t: b.plot_tree(-1),
     "summary": lambda b, t: b.plot_shap_summary(FRAME, background=FRAME.iloc[:3]),
-    "attribution": lambda b, t: b.plot_shap_dependence("size", FRAME),
-    "levels": lambda b, t: b.plot_shap_dependence("town", FRAME),
+    "attribution": lambda b, t: b.plot_shap_dependence(FRAME, "size"),
+    "levels": lambda b, t: b.plot_shap_dependence(FRAME, "town"),
     "waterfall": lambda b, t: b.plot_waterfall(FRAME, 5),
     "short waterfall": lambda b, t: b.plot_waterfall(FRAME, -1, max_features=3),
     "calibration": lambda b, t: b.plot_calibration(FRAME, t) if t != "y" else b.plot_residuals(FRAME, t),
@@ -97,8 +97,8 @@ def test_bars_are_the_importances() -> None:
 
 
 def test_lines_are_the_dependence_and_the_deciles_are_marked() -> None:
-    table = booster("y").partial_dependence("x", FRAME)
-    ax = booster("y").plot_partial_dependence("x", FRAME)
+    table = booster("y").partial_dependence(FRAME, "x")
+    ax = booster("y").plot_partial_dependence(FRAME, "x")
     line = max(ax.lines, key=lambda line: len(line.get_xdata()))
     assert np.array_equal(line.get_xdata(), table["x"]) and np.array_equal(line.get_ydata(), table["value"])
     marked = {line.get_xdata()[0] for line in ax.lines if len(line.get_xdata()) == 2}
@@ -182,7 +182,7 @@ def test_pyplot_shows_pictures_but_not_those_of_a_report(tmp_path: Path) -> None
     [
         (lambda b: b.plot_tree(99), "no tree 99"),
         (lambda b: b.plot_importance(max_features=0), "max_features"),
-        (lambda b: b.plot_partial_dependence(["x", "age"], FRAME, "individual"), "one feature"),
+        (lambda b: b.plot_partial_dependence(FRAME, ["x", "age"], "individual"), "one feature"),
         (lambda b: b.plot_calibration(FRAME, "y"), "predicts numbers"),
         (lambda b: b.plot_waterfall(FRAME, 300), "no row 300"),
         (lambda b: b.plot_shap_summary(FRAME, output="high"), "'high'"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 import dboost
-from dboost import DataError, ParameterError
+from dboost import DataError, InputTypeError, ParameterError
 from dboost.storage.block_file import StorageError
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
@@ -160,3 +162,46 @@ def test_a_process_killed_between_two_renames_leaves_the_old_data(n_th: int, tmp
     assert not (tmp_path / ".data-replaced").exists()
     dboost.prepare(NEW, "y", tmp_path / "data", features=FEATURES)
     assert not (tmp_path / ".data-replaced").exists()
+
+
+def test_prepare_returns_a_data_set(tmp_path: Path) -> None:
+    frame = mixed_frame(500)
+    with dboost.prepare(frame, "y") as data:
+        assert data.n_rows == 500 and data.target == "y" and "500 rows" in repr(data)
+        assert list(data.feature_names_in_) == [column for column in frame if column != "y"]
+        folder = data.path
+        assert folder.exists()
+        for rate in (0.1, 0.3):
+            whole = dboost.fit(frame, "y", max_iter=5, learning_rate=rate)
+            assert dboost.fit(data, max_iter=5, learning_rate=rate).sha256 == whole.sha256
+            assert dboost.fit(data, "y", max_iter=5, learning_rate=rate).sha256 == whole.sha256
+        with pytest.raises(ParameterError, match="max_bins"):
+            dboost.fit(data, max_bins=9)
+        with pytest.raises(TypeError, match="path="):
+            pickle.dumps(data)
+    assert not folder.exists()
+    with pytest.raises(InputTypeError, match="closed"):
+        dboost.fit(data)
+    data.close()
+
+    kept = dboost.prepare(frame, "y", path=tmp_path / "kept")
+    kept.close()
+    assert dboost.fit(dboost.Dataset(tmp_path / "kept"), max_iter=5, learning_rate=0.3).sha256 == whole.sha256
+    again = pickle.loads(pickle.dumps(dboost.Dataset(tmp_path / "kept")))
+    assert again.n_rows == 500 and again.max_bins == 255
+    with pytest.raises(InputTypeError, match=r"not a folder that dboost\.prepare has written"):
+        dboost.Dataset(tmp_path)
+
+
+def test_a_forgotten_data_set_leaves_no_files() -> None:
+    data = dboost.prepare(mixed_frame(100), "y")
+    folder = data.path
+    del data
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_a_missing_target_is_named() -> None:
+    for call in (lambda: dboost.fit(mixed_frame(50)), lambda: dboost.prepare(mixed_frame(50), None)):
+        with pytest.raises(InputTypeError, match="target y is None"):
+            call()

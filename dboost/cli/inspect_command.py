@@ -81,7 +81,7 @@ def _importance(booster: Booster) -> Table:
 
 def _dependence(booster: Booster, wanted: str, data: str | None, weight: str | None) -> Table:
     names = [wanted] if wanted in booster.feature_names_in_ else [name.strip() for name in wanted.split(",")]
-    found = booster.partial_dependence(names, data, grid=20 if len(names) == 1 else 8, sample_weight=weight)
+    found = booster.partial_dependence(data, names, grid=20 if len(names) == 1 else 8, sample_weight=weight)
     table = _table(f"Dependence on {' and '.join(names)}", *map(str, found.columns))
     for row in found.itertuples(index=False):
         table.add_row(*(f"{value:.6g}" if isinstance(value, float) else str(value) for value in row))

@@ -39,7 +39,7 @@ product of two of them contains the weight.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, pairwise, product
@@ -50,7 +50,7 @@ import numpy as np
 
 from dboost import losses
 from dboost._lazy_import import pd
-from dboost.errors import DataError, ParameterError
+from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.inspection.importance import importance
 from dboost.inspection.row_functions import Block, at_least_one, over_blocks, sample
 from dboost.inspection.tree_paths import Path, check_counts, edge_answers, paths_of
@@ -212,6 +212,30 @@ def _split_points(ensemble: Ensemble, j: int) -> np.ndarray:
     return np.unique(edges[np.isfinite(edges)])
 
 
+def in_order(data: Any, features: Any) -> tuple[Any, Any]:
+    """Return data and features as they were given, or only features as (None, features).
+
+    Raises
+    ------
+    InputTypeError
+        If features come first and a table second, or a table comes alone.
+    """
+    if features is None:
+        if data is None or not _are_features(data):
+            raise InputTypeError("features are missing: give the data and then the features, or features=…")
+        return None, data
+    if not _are_features(features):
+        raise InputTypeError("data come first and features second: (data, features)")
+    return data, features
+
+
+def _are_features(given: Any) -> bool:
+    """Whether these can be names or positions of features."""
+    if isinstance(given, str | int | np.integer):
+        return True
+    return not hasattr(given, "columns") and getattr(given, "ndim", 1) == 1 and isinstance(given, Iterable)
+
+
 KINDS = ("average", "individual", "conditional")
 SCALES = ("raw", "prediction")
 #: Number of rows that grids and deciles are computed from.
@@ -222,8 +246,8 @@ TAKEN = ("value", "class", "row", "count")
 
 def partial_dependence(
     ensemble: Ensemble,
+    data: Any,
     features: Any,
-    data: Any = None,
     *,
     kind: str = "average",
     grid: Any = None,
@@ -450,7 +474,7 @@ def _tidy(
 MOST_IMPORTANT = 10
 
 
-def additivity(ensemble: Ensemble, features: Any, data: Any, max_rows: int, weight: Any = None) -> pd.Series | pd.DataFrame:
+def additivity(ensemble: Ensemble, data: Any, features: Any, max_rows: int, weight: Any = None) -> pd.Series | pd.DataFrame:
     """Return the additivity of features; `Booster.additivity` documents it."""
     chosen = ensemble.feature_positions(features)
     rest = [j for j in range(len(ensemble.features)) if j not in chosen]

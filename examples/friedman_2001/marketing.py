@@ -59,4 +59,4 @@ def curves(file: Path, seed: int = 0) -> tuple[pd.Series, dict[str, pd.DataFrame
     train, test = split(file, seed)
     booster = fit(train, test, 6, loss="huber")
     importance = booster.importance()
-    return importance, {feature: booster.partial_dependence([feature], train) for feature in importance.index[:6]}
+    return importance, {feature: booster.partial_dependence(train, [feature]) for feature in importance.index[:6]}

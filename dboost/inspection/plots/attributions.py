@@ -146,7 +146,7 @@ def plot_waterfall(ensemble: Ensemble, X: Any, row: int, output: Any, max_featur
     return ax
 
 
-def plot_dependence(ensemble: Ensemble, feature: Any, X: Any, output: Any, background: Any, ax: Any) -> Any:
+def plot_dependence(ensemble: Ensemble, X: Any, feature: Any, output: Any, background: Any, ax: Any) -> Any:
     """Draw one feature's Shapley values over its values; one strip of dots per level of a categorical feature."""
     (j,) = ensemble.feature_positions(feature, at_most=1)
     block = sample(X, ensemble, MAX_POINTS)[1].block

@@ -273,7 +273,7 @@ def _dependence(context: ReportContext) -> dict[str, Any] | None:
         return None
     scale = "raw" if context.ensemble.classes is None or rows is None else "prediction"
     figures = [
-        embed(booster.plot_partial_dependence(name, rows, scale=scale, grid=40)) for name in context.important[:N_DEPENDENCE]
+        embed(booster.plot_partial_dependence(rows, name, scale=scale, grid=40)) for name in context.important[:N_DEPENDENCE]
     ]
     content: dict[str, Any] = {"figures": figures, "n_rows": None if rows is None else len(rows), "pairs": None}
     if rows is not None and context.has_counts and len(context.important) > 1:
@@ -283,7 +283,7 @@ def _dependence(context: ReportContext) -> dict[str, Any] | None:
         content["pair_figures"] = []
         if strongest["h"] >= NOTABLE_INTERACTION:
             pair = [strongest["feature_1"], strongest["feature_2"]]
-            content["pair_figures"] = [embed(booster.plot_partial_dependence(pair, scale="raw"))]
+            content["pair_figures"] = [embed(booster.plot_partial_dependence(features=pair, scale="raw"))]
     return content
 
 
