@@ -24,7 +24,7 @@ from dboost.errors import (
 from dboost.version import __version__
 
 if TYPE_CHECKING:
-    from dboost.api import continue_on, fit, prepare
+    from dboost.api import continue_on, fit, fit_async, prepare
     from dboost.booster import Booster, from_lightgbm, from_xgboost, load
     from dboost.dataset import Dataset
     from dboost.estimators import DBoostClassifier, DBoostRegressor
@@ -51,6 +51,7 @@ __all__ = [
     "__version__",
     "continue_on",
     "fit",
+    "fit_async",
     "from_lightgbm",
     "from_xgboost",
     "load",
@@ -70,6 +71,7 @@ _LATE = {
     "Iteration": "training.callbacks",
     "continue_on": "api",
     "fit": "api",
+    "fit_async": "api",
     "from_lightgbm": "booster",
     "from_xgboost": "booster",
     "load": "booster",

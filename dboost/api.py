@@ -4,7 +4,9 @@ trains on a sequence of chunks.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -44,6 +46,7 @@ def fit(
     eval_metric: Any = None,
     early_stopping: EarlyStopping | None = None,
     client: Any = None,
+    workers: Any = None,
     n_threads: int | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
@@ -89,6 +92,10 @@ def fit(
     client : distributed.Client, optional
         Train on its cluster (not with prepared data). Default: for Dask collections and paths the current client if there is
         one, else this process.
+    workers : sequence of str, str, or dict of str to float, optional
+        Addresses or names of the workers of the cluster that may take part, or resources that they must have, such as
+        ``{"GPU": 1}``. A worker that has no dboost, or another version, is left out with a warning, or is an error if it was
+        named here. Default: all workers.
     n_threads : int, optional
         Threads of this process. Default: all processors that it may use. Workers use their own number of threads.
     callbacks : sequence of callable, default ()
@@ -173,6 +180,7 @@ def fit(
             "checkpoint": checkpoint,
             "checkpoint_every": checkpoint_every,
             "keep_summary": keep_summary,
+            "workers": workers,
         }
         of_trees = [name for name, value in (given | {"early_stopping": early_stopping}).items() if value is not None]
         return _refitted(start_from, data, target, options, [*of_trees, *idle_in_refit(idle)])
@@ -221,8 +229,8 @@ def fit(
 
     custom_loss = custom_loss if isinstance(checked.loss, str) else checked.loss
     if is_prepared(data):
-        if client is not None:
-            raise ParameterError("prepared data are trained on in this process: leave the client out")
+        if client is not None or workers is not None:
+            raise ParameterError("prepared data are trained on in this process: leave client and workers out")
         shaping = columns | {"target": target}
         shaping["categorical_features"] = None if categorical_features == "from_dtype" else categorical_features
         shaping = {name: value for name, value in shaping.items() if value is not None}
@@ -239,11 +247,52 @@ def fit(
 
                 n_parts = n_parts_of(cluster)
                 fitted = fit_on_cluster(
-                    cluster, asked, lambda: ReadTasks(data, target, n_parts=n_parts, budget=budget, **reading)
+                    cluster, asked, lambda: ReadTasks(data, target, n_parts=n_parts, budget=budget, **reading), workers
                 )
+            elif workers is not None:
+                raise ParameterError(f"workers={workers!r:.60} needs a cluster: give its client")
             else:
                 fitted = fit_table(asked, lambda: open_table(data, target, **reading, options=reading_within(budget, threads)))
     return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=custom_loss)
+
+
+async def fit_async(
+    data: Any, target: Any = None, *, callbacks: Callback | Sequence[Callback] = (), **keywords: Any
+) -> Booster:
+    """Train a boosted model in a thread, for clients with ``asynchronous=True`` and other coroutines.
+
+    Cancelling it ends the fit after the iteration that is running.
+
+    Parameters
+    ----------
+    data, target, callbacks, **keywords
+        As in `fit`. Callbacks are called in the thread.
+
+    Returns
+    -------
+    Booster
+
+    Raises
+    ------
+    DataError, ParameterError, InputTypeError
+        As `fit`.
+
+    Examples
+    --------
+    >>> async with Client(address, asynchronous=True) as client:                 # doctest: +SKIP
+    ...     booster = await dboost.fit_async(frame, "target", client=client)
+    """
+    cancelled = threading.Event()
+
+    def is_cancelled(_: Any) -> bool:
+        return cancelled.is_set()
+
+    of_user = (callbacks,) if callable(callbacks) else tuple(callbacks)
+    try:
+        return await asyncio.to_thread(fit, data, target, callbacks=(*of_user, is_cancelled), **keywords)
+    except asyncio.CancelledError:
+        cancelled.set()
+        raise
 
 
 def _fit_prepared(

@@ -272,7 +272,7 @@ COMPLAINTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sabotage", SABOTAGE)
-def test_a_worker_that_cannot_take_part_is_named(cluster: Processes, sabotage: str) -> None:
+def test_a_worker_that_cannot_take_part_is_named(cluster: Processes, sabotage: str, expected: str) -> None:
     code = f"{SABOTAGE[sabotage]}; from distributed.cli.dask_worker import main; main()"
     before = set(cluster.pids())
     worker = subprocess.Popen(
@@ -283,8 +283,11 @@ def test_a_worker_that_cannot_take_part_is_named(cluster: Processes, sabotage: s
     try:
         cluster.client.wait_for_workers(len(before) + 1, timeout=60)
         (address,) = set(cluster.client.scheduler_info(n_workers=-1)["workers"]) - before
-        with pytest.raises(dboost.DBoostError, match=f"worker {address} {COMPLAINTS[sabotage]}"):
-            dboost.fit(lazily(), "z", client=cluster.client, **OPTIONS)
+        complaint = f"worker {address} {COMPLAINTS[sabotage]}"
+        with pytest.raises(dboost.DBoostError, match=complaint):
+            dboost.fit(lazily(), "z", client=cluster.client, workers=[*before, address], **OPTIONS)
+        with pytest.warns(UserWarning, match=f"{complaint}.*; the fit leaves this worker out"):
+            assert dboost.fit(lazily(), "z", client=cluster.client, **OPTIONS).sha256 == expected
     finally:
         worker.kill()
         worker.wait()

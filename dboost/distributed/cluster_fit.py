@@ -24,6 +24,7 @@ from dboost.distributed.connection import Connection
 from dboost.distributed.monitoring.events import FitEvents
 from dboost.distributed.partitioned_table import PartitionedTable
 from dboost.distributed.read_tasks import ReadTasks
+from dboost.distributed.worker_choice import WorkerChoice
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
@@ -44,7 +45,7 @@ _TRAINING = "training data"
 _log = logging.getLogger("dboost")
 
 
-def fit_on_cluster(client: Client, request: FitRequest, make_tasks: Callable[[], ReadTasks]) -> FitResult:
+def fit_on_cluster(client: Client, request: FitRequest, make_tasks: Callable[[], ReadTasks], workers: Any = None) -> FitResult:
     """Train on the workers of a cluster.
 
     Parameters
@@ -54,8 +55,10 @@ def fit_on_cluster(client: Client, request: FitRequest, make_tasks: Callable[[],
         Its `n_threads` applies to this process, its budget to each worker.
     make_tasks : callable
         Makes the tasks that read the training data.
+    workers : optional
+        The value of ``workers=``, see `WorkerChoice`.
     """
-    with Connection(client) as connection:
+    with Connection(client, WorkerChoice.of(workers)) as connection:
         return fit(request, SessionRows(ClusterTable(connection, make_tasks, request.n_threads), request))
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -25,6 +27,7 @@ from dboost.distributed.messages import CANCELLED, FAILED, LOST, OK, SILENT, Los
 from dboost.distributed.reducer import Reducer
 from dboost.distributed.tree_rounds import GrowOrder
 from dboost.distributed.worker_calls import open_line
+from dboost.distributed.worker_choice import WorkerChoice, WorkerRecord
 from dboost.errors import DBoostError, InputTypeError
 from dboost.session.protocol import SessionRef, pack_round, session_refs, unpack
 from dboost.trees.tree_task import GrownTree
@@ -34,6 +37,8 @@ from dboost.version import __version__
 _ON_LINES = ["dboost_ask", "dboost_grow"]
 #: Timeout of the connection to a scheduler.
 CONNECT_TIMEOUT = "20s"
+#: Seconds between two looks for a usable worker.
+_POLL = 0.25
 
 
 @contextmanager
@@ -104,8 +109,8 @@ def checked(client: Any) -> Client:
         raise InputTypeError(f"client must be a distributed.Client, not {type(client).__name__}")
     if client.asynchronous:
         raise InputTypeError(
-            "asynchronous clients are not supported: make one with Client(address), or call dboost.fit in a thread with a "
-            "client of its own"
+            "this client is asynchronous: await dboost.fit_async(…) instead of calling dboost.fit, or make another client with "
+            "Client(address)"
         )
     return client
 
@@ -118,19 +123,17 @@ def _in_task() -> bool:
     return True
 
 
-def check_version(address: str, version: str | None, reason: str | None) -> None:
-    """Check that a worker has the same version of dboost. version, reason : see `messages.WorkerVersion`.
-
-    Raises
-    ------
-    DBoostError
-    """
-    if reason is not None:
-        raise DBoostError(f"worker {address} cannot start dboost: {reason}")
-    if version is None:
-        raise DBoostError(f"worker {address} has no dboost: install dboost {__version__} there")
-    if version != __version__:
-        raise DBoostError(f"worker {address} has dboost {version}, this process {__version__}")
+def version_error(address: str, record: WorkerRecord) -> DBoostError | None:
+    """Return the error to raise if a worker cannot run this version of dboost; None for one that did not answer."""
+    if record.version == SILENT:
+        return None
+    if record.reason is not None:
+        return DBoostError(f"worker {address} cannot start dboost: {record.reason}")
+    if record.version is None:
+        return DBoostError(f"worker {address} has no dboost: install dboost {__version__} there")
+    if record.version != __version__:
+        return DBoostError(f"worker {address} has dboost {record.version}, this process {__version__}")
+    return None
 
 
 class Connection:
@@ -139,6 +142,8 @@ class Connection:
     Parameters
     ----------
     client : distributed.Client
+    choice : WorkerChoice, optional
+        The workers that the fit may use. Default: all.
 
     Attributes
     ----------
@@ -155,12 +160,13 @@ class Connection:
     Raises
     ------
     DBoostError
-        When the scheduler or a worker has no dboost, or another version of it, or cannot start it, naming it.
+        When the scheduler has no dboost, or another version of it, or cannot start it; or a worker that the user named, or all
+        workers that the fit may use. It names the worker. Other such workers are left out with a warning.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, choice: WorkerChoice | None = None) -> None:
         liveness_timeout(), worker_timeout()  # raise errors of the configuration now, not during recovery
-        self.client = client
+        self.client, self._choice = client, choice or WorkerChoice()
         self.fit = uuid.uuid4().hex
         where = client.scheduler.address if client.scheduler is not None else "?"
         try:
@@ -180,12 +186,30 @@ class Connection:
             reply = self._call("dboost_open", client_id=client.id)
             if reply["version"] != __version__:
                 raise DBoostError(f"the scheduler at {where} has dboost {reply['version']}, this process {__version__}")
-            for address, (version, reason) in reply["versions"].items():
-                if version != SILENT:
-                    check_version(address, version, reason)
+            self._check_workers({address: WorkerRecord(*fields) for address, fields in reply["workers"].items()})
         except BaseException:  # otherwise the scheduler would keep the fit
             self.end()
             raise
+
+    def _check_workers(self, known: dict[str, WorkerRecord]) -> None:
+        """Warn of workers that cannot be used; raise the error if the user named one, or if there are no others."""
+        self._choice.check(known)
+        errors: dict[str, DBoostError] = {}
+        n_good = 0
+        for address, record in known.items():
+            if not self._choice.includes(address, record):
+                continue
+            error = version_error(address, record)
+            if error is None:
+                n_good += 1
+            elif self._choice.is_named(address, record):
+                raise error
+            else:
+                errors[address] = error
+        if errors and not n_good:
+            raise next(iter(errors.values()))
+        for error in errors.values():
+            warnings.warn(f"{error}; the fit leaves this worker out", stacklevel=2)
 
     def open_line(self) -> None:
         """Use a line for the calls of `ask` and `grow` from now on, if the connection to the scheduler allows one."""
@@ -203,17 +227,43 @@ class Connection:
             raise DBoostError(f"the connection to the scheduler was lost: {error}") from error
 
     def usable(self) -> tuple[list[str], dict[str, str]]:
-        """Return the usable workers, and for unusable ones the reason; workers that do not answer are in neither."""
+        """Return the usable workers, and for others the reason; workers that do not answer are in neither.
+
+        The reason is empty for a worker that the user has not chosen.
+        """
         usable: list[str] = []
         unusable: dict[str, str] = {}
-        for address, (version, reason) in self._call("dboost_workers")["versions"].items():
-            try:
-                if version != SILENT:
-                    check_version(address, version, reason)
-                    usable.append(address)
-            except DBoostError as error:
+        for address, fields in self._call("dboost_workers")["workers"].items():
+            record = WorkerRecord(*fields)
+            if not self._choice.includes(address, record):
+                unusable[address] = ""
+            elif (error := version_error(address, record)) is not None:
                 unusable[address] = str(error)
+            elif record.version != SILENT:
+                usable.append(address)
         return usable, unusable
+
+    def wait_for_usable(self) -> list[str]:
+        """Return the usable workers, as soon as there is one.
+
+        Raises
+        ------
+        DBoostError
+            When none came for `dboost.worker-timeout`.
+        """
+        deadline = time.monotonic() + worker_timeout()
+        while True:
+            usable, unusable = self.usable()
+            if usable:
+                return usable
+            if time.monotonic() >= deadline:
+                reasons = "; ".join(sorted(filter(None, unusable.values()))[:_N_REPORTED_LOSSES])
+                among = f" of workers={self._choice}" if self._choice else ""
+                raise DBoostError(
+                    f"no worker{among} that can read the data has come for {worker_timeout():.0f} s"
+                    f"{f' ({reasons})' if reasons else ''}{self.attempts.summary()}"
+                )
+            time.sleep(_POLL)
 
     def ask(self, refs: Sequence[SessionRef], method: Callable[..., Any], *arguments: Any) -> dict[SessionRef, Any]:
         """Call a method of these sessions with the same arguments; return the results.

@@ -154,6 +154,8 @@ class ReadTasks:
         """
         for _ in range(_MAX_SUBMISSIONS):
             usable, unusable = connection.usable()
+            if unusable and not usable:
+                usable = connection.wait_for_usable()
             wanted = [address for address in workers or () if address in usable] or (usable if unusable else [])
             # A preference would not do: idle workers steal tasks from workers that are only preferred.
             restrictions = {"workers": wanted, "allow_other_workers": False} if wanted else {}

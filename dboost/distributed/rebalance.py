@@ -140,7 +140,8 @@ class JoinedWorkers:
         """Return the usable ones of these workers; log a warning for the others."""
         usable, others = self._connection.usable()
         for address in sorted(joined & others.keys()):
-            _log.warning("%s; the fit goes on without it", others[address])
+            if others[address]:
+                _log.warning("%s; the fit goes on without it", others[address])
         return sorted(joined & set(usable))
 
     def _choose_partitions(self, new: list[str]) -> list[int]:

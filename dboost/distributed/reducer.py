@@ -135,7 +135,7 @@ class Reducer(SchedulerPlugin):
     # Calls of the client.
 
     async def open_fit(self, fit: str, client_id: str) -> dict[str, Any]:
-        """Start a fit; return the workers' versions of dboost, see `WorkerVersion`."""
+        """Start a fit; return the workers, see `_records`."""
         lines = None
         if uses_lines():
             guard = FitGuard(
@@ -148,11 +148,11 @@ class Reducer(SchedulerPlugin):
         self._fits[fit] = Fit(client_id, lines)
         self._scheduler.idle_since = None
         self._scheduler.log_event(NAME, {"action": "began", "fit": fit})
-        return {"status": OK, "version": __version__, "versions": await self._ping_all()}
+        return {"status": OK, "version": __version__, "workers": await self._records()}
 
     async def usable_workers(self, fit: str) -> dict[str, Any]:
-        """Return the current workers' versions of dboost; only new workers are pinged."""
-        return {"status": OK, "versions": await self._ping_all(known=True)}
+        """Return the current workers, see `_records`; only new workers are pinged."""
+        return {"status": OK, "workers": await self._records(known=True)}
 
     async def ask(self, fit: str, sessions: Sequence[Any], method: str, arguments: Any) -> dict[str, Any]:
         """Call a method of sessions. arguments : packed; bytes for all sessions, or a list of bytes."""
@@ -398,6 +398,16 @@ class Reducer(SchedulerPlugin):
         for address in hung:
             await self._remove(address)
         return hung
+
+    async def _records(self, known: bool = False) -> dict[str, tuple[Any, ...]]:
+        """Return the fields of each worker's `WorkerRecord`. known : use the stored versions of known processes."""
+        versions = await self._ping_all(known)
+        states = self._scheduler.workers
+        return {
+            address: (*version, str(states[address].name), dict(states[address].resources))
+            for address, version in versions.items()
+            if address in states  # it may have left meanwhile
+        }
 
     async def _ping_all(self, known: bool = False) -> dict[str, WorkerVersion]:
         """Return the versions of dboost of all workers. known : use the stored versions of known processes, default False."""

@@ -131,7 +131,7 @@ def without_model(bins: Any = "new", steps: Any = "damped") -> WarmStart:
 _IDLE_IN_REFIT: dict[str, Any] = {
     "eval_set": None, "eval_metric": None, "features": None, "categorical_features": "from_dtype", "callbacks": None,
     "progress": None, "memory_limit": None, "time_limit": None, "continue_bins": "new", "continue_steps": "damped",
-    "checkpoint": None, "checkpoint_every": 10, "keep_summary": True,
+    "checkpoint": None, "checkpoint_every": 10, "keep_summary": True, "workers": None,
 }  # fmt: skip
 
 
