@@ -60,7 +60,7 @@ class _OutputForm(NamedTuple):
     """How raw scores become an output: transform, column names and dtype."""
 
     finish: Callable[[np.ndarray], np.ndarray]
-    names: tuple[Any, ...] | None = None
+    names: tuple[str, ...] | None = None
     dtype: np.dtype = np.dtype(np.float64)
 
 
@@ -232,7 +232,7 @@ class Booster:
 
         Returns
         -------
-        Array, DataFrame (with the classes as column names) or dask collection [n_rows, n_classes]
+        Array, DataFrame (its column names are the classes as text) or dask collection [n_rows, n_classes]
 
         Raises
         ------
@@ -920,14 +920,19 @@ class Booster:
 
     def _raw_or_prediction(self, raw_score: bool) -> _OutputForm:
         if raw_score:
-            return _OutputForm(_raw, self.ensemble.classes if self.ensemble.n_outputs > 1 else None)
+            return _OutputForm(_raw, self._class_columns if self.ensemble.n_outputs > 1 else None)
         return _OutputForm(self._decisions, None, np.dtype(np.float64) if self.classes_ is None else self.classes_.dtype)
 
     def _probability(self) -> _OutputForm:
         if self.ensemble.classes is None:
             loss = self.ensemble.loss["name"]
             raise ParameterError(f"there are no probabilities: the model predicts numbers (loss {loss!r})")
-        return _OutputForm(self._probabilities, self.ensemble.classes)
+        return _OutputForm(self._probabilities, self._class_columns)
+
+    @property
+    def _class_columns(self) -> tuple[str, ...]:
+        """Column names of frames with one column per class: text, which Parquet requires."""
+        return tuple(map(str, self.ensemble.classes or ()))
 
     def _iterations(self, iteration_range: Range | None) -> Range:
         if iteration_range is None:

@@ -83,7 +83,7 @@ def test_raw_scores_of_frames(make: Any) -> None:
     assert raw.index.equals(frame.index)
     assert np.array_equal(raw.to_numpy(), expected_raw(booster, frame))
     if isinstance(raw, pd.DataFrame):
-        assert list(raw.columns) == list(booster.classes_)
+        assert list(raw.columns) == list(map(str, booster.classes_))
 
 
 def test_numbers() -> None:
@@ -108,7 +108,7 @@ def test_two_classes_in_the_dtype_of_the_target(classes: tuple[Any, ...], dtype:
     assert booster.classes_ is not None
     assert booster.classes_.dtype == dtype and booster.classes_.tolist() == list(classes)
     probabilities = booster.predict_proba(frame)
-    assert list(probabilities.columns) == list(classes)
+    assert list(probabilities.columns) == list(map(str, classes))
     second = 1 / (1 + np.exp(-expected_raw(booster, frame)))
     assert np.allclose(probabilities, np.column_stack([1 - second, second]), atol=0, rtol=1e-12)
     predicted = booster.predict(frame)

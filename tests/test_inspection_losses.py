@@ -35,7 +35,7 @@ def test_values_add_up_and_dependences_are_means_of_predictions(loss: str) -> No
     assert booster.importance().iloc[0] == 100
     found = booster.partial_dependence(frame, "x", grid=[0.5], scale="prediction")["value"].item()
     changed = frame.assign(x=0.5)
-    predicted = booster.predict_proba(changed)[1] if target == "late" else booster.predict(changed)
+    predicted = booster.predict_proba(changed)["1"] if target == "late" else booster.predict(changed)
     assert found == pytest.approx(predicted.mean())
     worst = booster.importance("permutation", data=frame, target=target, n_repeats=1)
     assert worst.attrs["score"] == pytest.approx(booster.loss.value(frame[target].to_numpy(np.float64), raw).mean(), rel=1e-6)

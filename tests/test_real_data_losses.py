@@ -75,7 +75,7 @@ def test_a_stream_in_very_uneven_pieces() -> None:
     pieces = dboost.fit(cut(train, [0, 1, 2, 5, 9, 9, 100, 36_000, 36_248]), "target", n_threads=2, **settings)
     assert saved(pieces) == saved(whole)
     rate = train.target.mean()
-    assert log_loss(test.target, whole.predict_proba(test)[1]) < 0.9 * log_loss(test.target, np.full(len(test), rate))
+    assert log_loss(test.target, whole.predict_proba(test)["1"]) < 0.9 * log_loss(test.target, np.full(len(test), rate))
 
 
 def test_a_rare_class_does_no_harm_where_it_does_elsewhere() -> None:
