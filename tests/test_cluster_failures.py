@@ -167,6 +167,37 @@ def test_a_worker_that_joins_is_given_rows(cluster: Processes, expected: str) ->
 
 
 @pytest.mark.slow
+def test_a_worker_that_joins_and_does_not_answer_at_first_is_asked_again(cluster: Processes) -> None:
+    latest: dict[str, int] = {}
+    newcomers: set[str] = set()
+    stopped: list[int] = []
+    began: list[float] = []
+
+    def watch(now: dboost.Iteration) -> bool:
+        if now.iteration == 3:
+            known = cluster.addresses()
+            process = cluster.add_worker()
+            cluster.wait_for(lambda: len(cluster.addresses()) == len(known) + 1)
+            os.kill(process.pid, signal.SIGSTOP)
+            stopped.append(process.pid)
+            began.append(time.monotonic())
+            newcomers.update(cluster.addresses() - known)
+        elif now.iteration > 3 and stopped and time.monotonic() - began[0] > 4:
+            os.kill(stopped.pop(), signal.SIGCONT)
+        if now.iteration > 3:
+            time.sleep(0.05)
+            if not stopped:
+                latest.update(cluster.client.run(held_rows))
+        return any(latest.get(one) for one in newcomers) or (bool(began) and time.monotonic() - began[0] > 60)
+
+    with cluster.impatient():
+        dboost.fit(lazily(n_partitions=12), "z", client=cluster.client, callbacks=watch, **OPTIONS | {"max_iter": 3000})
+    (newcomer,) = newcomers
+    assert latest[newcomer] > len(FRAME) / 8 and sum(latest.values()) == len(FRAME)
+    cluster.client.retire_workers([newcomer])
+
+
+@pytest.mark.slow
 def test_two_of_32_workers_are_killed() -> None:
     """Partitions of random lengths, some of them empty, on as many processes as a small rack has."""
     frame = a_table(20_000)[["a", "b", "c", "e", "z"]]

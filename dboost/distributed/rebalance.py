@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from bisect import bisect_left, insort
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from dboost.config import liveness_timeout
 from dboost.distributed.read_tasks import Receipt
 from dboost.errors import DataError
 from dboost.session.protocol import SessionRef
@@ -115,6 +117,8 @@ class JoinedWorkers:
         with_rows = {ref.worker for ref in table.sessions}
         #: Address and identity of known workers; those without rows after loading are treated as workers that join.
         self._known_workers = {(address, identity) for address, identity in connection.roster if address in with_rows}
+        #: Workers that did not answer, and when to ask them again (`time.monotonic`).
+        self._ask_again: dict[tuple[str, str], float] = {}
         self._reader: threading.Thread | None = None
         self._receipts: list[Receipt] = []
 
@@ -126,36 +130,63 @@ class JoinedWorkers:
             self._reader = None
             self._reassign(self._receipts)
             return
-        joined = {address for address, identity in self._connection.roster if (address, identity) not in self._known_workers}
-        self._known_workers.update(self._connection.roster)
-        with_rows = {ref.worker for ref in self._table.sessions}  # a restarted worker may have received rows already
-        new = sorted(joined - with_rows) and self._usable(joined - with_rows)
+        now, table = time.monotonic(), self._table
+        joined = {
+            worker
+            for worker in self._connection.roster
+            if worker not in self._known_workers and self._ask_again.get(worker, now) <= now
+        }
+        self._known_workers |= joined
+        with_rows = {ref.worker for ref in table.sessions}  # a restarted worker may have received rows already
+        joined = {worker for worker in joined if worker[0] not in with_rows}
         # Arrays that the user gave for all rows would have to be sent again with every move.
-        numbers = [] if self._table.source.whole else self._choose_partitions(new)
-        if numbers:
-            self._reader = threading.Thread(target=self._read, args=(numbers, new), daemon=True)
+        if joined and not table.source.whole:
+            owned = [(i, entry.ref.worker) for entry in table.worker_partitions for i in entry.numbers]
+            self._receipts, self._batch = [], table.new_batch()
+            self._reader = threading.Thread(target=self._read, args=(joined, owned), daemon=True)
             self._reader.start()
 
-    def _usable(self, joined: set[str]) -> list[str]:
-        """Return the usable ones of these workers; log a warning for the others."""
-        usable, others = self._connection.usable()
-        for address in sorted(joined & others.keys()):
-            if others[address]:
-                _log.warning("%s; the fit goes on without it", others[address])
-        return sorted(joined & set(usable))
+    def _read(self, joined: set[tuple[str, str]], owned: list[tuple[int, str]]) -> None:
+        """Read partitions on new workers, in a thread. After an error the rows stay with their owners.
 
-    def _choose_partitions(self, new: list[str]) -> list[int]:
+        owned : partitions and their owners.
+        """
+        try:
+            new = self._usable(joined)
+            numbers = self._choose_partitions(new, owned)
+            if numbers:
+                receipts = self._table.source.read(self._connection, self._batch, numbers, self._table.plan(), new)
+                self._table.check_again(receipts)
+                self._receipts = receipts
+        except Exception as error:
+            self._give_up(error)
+
+    def _usable(self, joined: set[tuple[str, str]]) -> list[str]:
+        """Return the addresses of usable ones of these workers; log a warning for unusable ones.
+
+        A worker that does not answer, because it is still starting or is stopped, will be asked again.
+        """
+        usable, others = self._connection.usable()
+        for worker in sorted(joined):
+            address = worker[0]
+            if others.get(address):
+                _log.warning("%s; the fit goes on without it", others[address])
+            elif address not in usable and address not in others:
+                self._ask_again[worker] = time.monotonic() + liveness_timeout()
+                self._known_workers.discard(worker)
+        return sorted({address for address, _ in joined} & set(usable))
+
+    def _choose_partitions(self, new: list[str], owned: list[tuple[int, str]]) -> list[int]:
         """Choose partitions for the new workers, about their mean number of rows, large partitions first.
 
         No worker is reduced to less than half of the mean.
         """
         rows: dict[str, int] = {}
-        for entry in self._table.worker_partitions:
-            rows[entry.ref.worker] = rows.get(entry.ref.worker, 0) + sum(self._table.lengths[i] for i in entry.numbers)
+        for i, owner in owned:
+            rows[owner] = rows.get(owner, 0) + self._table.lengths[i]
         even = sum(rows.values()) / (len(rows) + len(new)) if new else 0.0
         capacity = even * len(new)
         numbers: list[int] = []
-        owned = [(i, entry.ref.worker) for entry in self._table.worker_partitions for i in entry.numbers]
         for i, owner in sorted(owned, key=lambda pair: (-self._table.lengths[pair[0]], pair[0])):
             length = self._table.lengths[i]
             if 0 < length <= capacity and rows[owner] - length >= 0.5 * even:
@@ -163,16 +194,6 @@ class JoinedWorkers:
                 rows[owner] -= length
                 capacity -= length
         return numbers
-
-    def _read(self, numbers: list[int], workers: list[str]) -> None:
-        """Read partitions on the new workers, in a thread. After an error the rows stay with their owners."""
-        self._receipts, self._batch = [], self._table.new_batch()
-        try:
-            receipts = self._table.source.read(self._connection, self._batch, numbers, self._table.plan(), workers)
-            self._table.check_again(receipts)
-            self._receipts = receipts
-        except Exception as error:
-            self._give_up(error)
 
     def _reassign(self, receipts: list[Receipt]) -> None:
         if not receipts:
