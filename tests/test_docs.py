@@ -41,7 +41,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
 
 def test_code_is_found_on_the_pages_that_teach() -> None:
     with_code = {str(page.relative_to(DOCS)) for page in pages() if BLOCK.search(page.read_text(encoding="utf-8"))}
-    assert {"quickstart.md", "model_format.md", "guide/data.md", "guide/clusters.md", "guide/saving.md"} <= with_code
+    assert {"quickstart.md", "model_format.md", "guide/input_data.md", "guide/clusters.md", "guide/save_and_load.md"} <= with_code
 
 
 @pytest.mark.parametrize("page", named(sorted((DOCS / "migration").glob("*_*.md"))))
