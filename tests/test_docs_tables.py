@@ -202,3 +202,9 @@ def test_the_page_of_metrics_lists_those_of_single_losses() -> None:
         common = metrics_of(loss_named("log_loss" if loss.is_classification else "squared_error"))
         own = set(metrics_of(loss)) - set(common) - {name}
         assert own == stated.get(name, set()) - set(common), name
+
+
+def test_the_page_of_dasks_configuration_lists_every_key() -> None:
+    keys = yaml.safe_load((ROOT / "dboost" / "dboost.yaml").read_text("utf-8"))["dboost"]
+    rows = {cells[0].strip("`"): cells[1].strip("`") for _, cells in tables("dask_configuration.md", "key") if len(cells) == 4}
+    assert {name: yaml.safe_load(default) for name, default in rows.items()} == {f"dboost.{key}": keys[key] for key in keys}
