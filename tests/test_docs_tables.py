@@ -208,3 +208,26 @@ def test_the_page_of_dasks_configuration_lists_every_key() -> None:
     keys = yaml.safe_load((ROOT / "dboost" / "dboost.yaml").read_text("utf-8"))["dboost"]
     rows = {cells[0].strip("`"): cells[1].strip("`") for _, cells in tables("dask_configuration.md", "key") if len(cells) == 4}
     assert {name: yaml.safe_load(default) for name, default in rows.items()} == {f"dboost.{key}": keys[key] for key in keys}
+
+
+def messages() -> list[str]:
+    """Return the texts in the package; "…" stands for values that are inserted."""
+    found = []
+    for file in (ROOT / "dboost").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node] if isinstance(node, ast.Constant) else []
+            texts = [part.value if isinstance(part, ast.Constant) else "…" for part in parts]
+            if texts and all(isinstance(text, str) for text in texts):
+                found.append("".join(map(str, texts)))
+    return found
+
+
+def test_messages_on_the_page_of_troubleshooting_exist() -> None:
+    known = messages()
+    rows = [cells for header in ("message", "message or symptom") for _, cells in tables("troubleshooting.md", header)]
+    shown = [re.findall(r"^`([^`]+)`", cells[0]) for cells in rows]
+    assert sum(map(len, shown)) > 40
+    for (message,) in filter(None, shown):
+        parts = [re.escape(part) for part in message.split("…")]
+        assert any(len(part) > 12 for part in parts), message
+        assert any(re.search(".*".join(parts), text) for text in known), message
