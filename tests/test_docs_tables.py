@@ -231,3 +231,31 @@ def test_messages_on_the_page_of_troubleshooting_exist() -> None:
         parts = [re.escape(part) for part in message.split("…")]
         assert any(len(part) > 12 for part in parts), message
         assert any(re.search(".*".join(parts), text) for text in known), message
+
+
+@pytest.mark.parametrize(
+    ("page", "column"), [("xgboost_dask.md", 3), ("lightgbm_dask.md", 4), ("scikit_learn.md", 5)], ids=lambda one: str(one)
+)
+def test_differing_defaults_are_in_the_first_lines_of_a_migration_page(page: str, column: int) -> None:
+    first_lines = (ROOT / "docs" / "migration" / page).read_text(encoding="utf-8").split("```python")[0]
+    of_learning = {field.name for field in fields(Parameters)} - {"random_state", "early_stopping_rounds", "huber_alpha"}
+    differing = set()
+    for heading, cells in PARAMETERS:
+        name, stated = cells[0].strip("`"), re.search(r"\(([^)]*)\)", cells[column])
+        if heading != OF_ESTIMATORS and name in of_learning and stated and stated[1] not in ("0: none", "−1: no limit"):
+            differing.add(name)
+    assert differing
+    assert {name for name in differing if f"`{name}`" not in first_lines} == set()
+
+
+def test_the_first_lines_for_scikit_learn_name_all_differing_defaults() -> None:
+    first_lines = (ROOT / "docs" / "migration" / "scikit_learn.md").read_text(encoding="utf-8").split("```python")[0]
+    ensemble = importlib.import_module("sklearn.ensemble")
+    for ours, theirs in (
+        (dboost.DBoostRegressor(), ensemble.HistGradientBoostingRegressor()),
+        (dboost.DBoostClassifier(loss="log_loss"), ensemble.HistGradientBoostingClassifier()),
+    ):
+        known = ours.get_params()
+        for name, default in theirs.get_params().items():
+            same = known[name] == default or (name == "loss" and known[name] == "auto")
+            assert same or f"`{name}`" in first_lines, name
