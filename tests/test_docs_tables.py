@@ -20,6 +20,7 @@ import dboost
 from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import ALIASES as METRIC_ALIASES
 from dboost.metrics.named import find_metrics
+from dboost.model import model_file
 from dboost.params import ALIASES, LOSSES, Parameters
 
 ROOT = Path(__file__).parent.parent
@@ -219,7 +220,7 @@ def messages() -> list[str]:
             texts = [part.value if isinstance(part, ast.Constant) else "…" for part in parts]
             if texts and all(isinstance(text, str) for text in texts):
                 found.append("".join(map(str, texts)))
-    return found
+    return [text for text in found if len(text) > 12]
 
 
 def test_messages_on_the_page_of_troubleshooting_exist() -> None:
@@ -259,3 +260,10 @@ def test_the_first_lines_for_scikit_learn_name_all_differing_defaults() -> None:
         for name, default in theirs.get_params().items():
             same = known[name] == default or (name == "loss" and known[name] == "auto")
             assert same or f"`{name}`" in first_lines, name
+
+
+def test_the_page_on_privacy_lists_every_entry_of_a_model_file() -> None:
+    listed = {name for _, cells in tables("security_and_privacy.md", "entry") for name in re.findall(r"`(\w+)", cells[0])}
+    booster = dboost.fit([[0.0], [1.0], [2.0]], [0.0, 1.0, 1.0], max_iter=1)
+    entries = set(json.loads(model_file.dumps(booster.ensemble))) - {"format", "version", "sha256"}
+    assert listed == entries
