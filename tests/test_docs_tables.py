@@ -182,7 +182,7 @@ def metrics_of(loss: dboost.losses.Loss) -> dict[str, MetricReduction]:
         ("Two classes", loss_named("log_loss")),
         ("More than two classes", loss_named("log_loss", 3)),
     ],
-    ids=str,
+    ids=["regression", "two classes", "more classes"],
 )
 def test_the_page_of_metrics_lists_every_metric(heading: str, loss: dboost.losses.Loss) -> None:
     known = metrics_of(loss)
