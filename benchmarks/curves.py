@@ -1,6 +1,6 @@
 """Loss on the evaluation set over the seconds of training, on real tables, at equal settings.
 
-    python -m benchmarks.curves --plot docs/performance/curves.svg
+    python -m benchmarks.curves --plot docs/pictures/curves.svg
 
 Every library fits the same splits with the same settings, alternately; callbacks record when each iteration ended (binning is
 included in the seconds, loading the table is not), and the loss after every few iterations is computed afterwards from the

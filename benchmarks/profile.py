@@ -1,6 +1,6 @@
 """The time of the parts of a tree, beside the limits of the machine.
 
-    python -m benchmarks.profile --workloads W1a,W4 --plot docs/performance/profile.svg
+    python -m benchmarks.profile --workloads W1a,W4 --plot docs/pictures/profile.svg
 
 A tree of an in-memory fit is one compiled call, whose parts cannot be timed without slowing it. But the engine for several
 shards grows the same tree (tests compare the two) with the same kernels, called one by one: quantise, split, add up, search,

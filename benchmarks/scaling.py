@@ -1,6 +1,6 @@
 """How the time of a tree grows with the size of the fit, beside linear laws.
 
-    python -m benchmarks.scaling --plot docs/performance/scaling.svg
+    python -m benchmarks.scaling --plot docs/pictures/scaling.svg
 
 One factor is varied at a time around a table of 200,000 rows and 28 columns, trees of 31 leaves, 255 bins, one output: rows,
 columns, leaves, bins, classes, threads, and workers of a `LocalCluster`. Reported are the seconds of a tree (the median over

@@ -24,6 +24,7 @@ extensions = [
     "sphinx_design",
     "mathtext",
     "gallery",
+    "redirects",
 ]
 exclude_patterns = ["_build", "_ext", "_generated"]
 
@@ -44,6 +45,17 @@ html_static_path = ["_static"]
 html_css_files = ["dboost.css"]
 #: Pages without siblings need no sidebar.
 html_sidebars: dict[str, list[str]] = {page: [] for page in ("index", "quickstart", "gallery", "changelog")}
+#: Old names of pages that have been renamed.
+redirects = {
+    "api/errors": "guide/errors",
+    "guide/constraints": "guide/regularization_and_constraints",
+    "guide/continued": "guide/incremental_training",
+    "guide/data": "guide/input_data",
+    "guide/saving": "guide/save_and_load",
+    "guide/stopping": "guide/early_stopping",
+    "inspection": "guide/model_interpretation",
+    "performance": "benchmarks",
+}
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
