@@ -267,3 +267,36 @@ def test_the_page_on_privacy_lists_every_entry_of_a_model_file() -> None:
     booster = dboost.fit([[0.0], [1.0], [2.0]], [0.0, 1.0, 1.0], max_iter=1)
     entries = set(json.loads(model_file.dumps(booster.ensemble))) - {"format", "version", "sha256"}
     assert listed == entries
+
+
+def test_parameters_without_a_counterpart_exist_elsewhere_only() -> None:
+    text = (GUIDE / "limitations.md").read_text(encoding="utf-8").split("## Parameters of other libraries")[1]
+    outside = re.sub(r"\([^()]*(?:\([^()]*\)[^()]*)*\)", "", text)
+    names = set(re.findall(r"`(\w+)`", outside))
+    assert len(names) > 15
+    assert names <= set(of_xgboost()) | set(of_lightgbm())
+    assert names & (set(of_fit()) | set(of_estimators())) == set()
+
+
+@pytest.mark.parametrize("heading", ["Regression", "Two classes", "More than two classes"])
+def test_metrics_of_other_libraries_have_the_names_on_the_page(heading: str) -> None:
+    xgboost, lightgbm = pytest.importorskip("xgboost"), pytest.importorskip("lightgbm")
+    rows = [cells for of, cells in tables("metrics.md", "metric") if of == heading]
+    of_xgb, of_lgb = ([name for cells in rows for name in re.findall(r"`(\w+)`", cells[column])] for column in (4, 5))
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(200, 2)), np.arange(200) % 3
+    theirs = {"Regression": ("reg:squarederror", "regression"), "Two classes": ("binary:logistic", "binary")}
+    objectives = theirs.get(heading, ("multi:softprob", "multiclass"))
+    y = y % 2 if heading == "Two classes" else y
+    classes = {"num_class": 3} if heading == "More than two classes" else {}
+    found: dict[str, Any] = {}
+    rows_of_xgb = xgboost.DMatrix(X, y)
+    settings = {"objective": objectives[0], "eval_metric": of_xgb} | classes
+    xgboost.train(settings, rows_of_xgb, 1, evals=[(rows_of_xgb, "x")], evals_result=found, verbose_eval=False)
+    assert set(found["x"]) == set(of_xgb)
+    record: dict[str, Any] = {}
+    rows_of_lgb = lightgbm.Dataset(X, y)
+    settings = {"objective": objectives[1], "metric": of_lgb, "verbose": -1} | classes
+    callbacks = [lightgbm.record_evaluation(record)]
+    lightgbm.train(settings, rows_of_lgb, 1, valid_sets=[rows_of_lgb], callbacks=callbacks)
+    assert set(record["training"]) == set(of_lgb)
