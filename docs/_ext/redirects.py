@@ -43,7 +43,7 @@ def write(app: Sphinx, error: Exception | None) -> None:
     if error is not None or app.builder.format != "html":
         return
     for old, new in app.config.redirects.items():
-        file = Path(app.builder.get_output_path(old))
+        file = Path(app.builder.get_outfilename(old))
         file.parent.mkdir(parents=True, exist_ok=True)
         url = html.escape(app.builder.get_relative_uri(old, new))
         file.write_text(PAGE.format(url=url), encoding="utf-8")
