@@ -16,7 +16,7 @@ import inspect
 import numbers
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -174,6 +174,7 @@ class BaseGradientBoosting(BaseEstimator):
     early_stopping: Any
     random_state: Any
     features: Any
+    monotonic_cst: Any
     client: Any
     _seeds: Seeds
     _before: dict[str, float]
@@ -407,6 +408,11 @@ class BaseGradientBoosting(BaseEstimator):
         else:
             self.feature_names_in_ = np.array([str(name) for name in self.features], object)
             self.n_features_in_ = len(self.feature_names_in_)
+        if isinstance(self.monotonic_cst, Mapping) and not hasattr(self, "feature_names_in_"):
+            raise ParameterError(
+                f"{type(self).__name__} was not fitted on data with feature names. "
+                "Pass monotonic_cst as an integer array instead."
+            )
 
     def _check_features(self, X: Any) -> None:
         """Check that X has the names of the training data in their order, or has further columns, which are ignored."""
