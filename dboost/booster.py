@@ -491,7 +491,15 @@ class Booster:
         expected = shapley.expected_value(self.ensemble)
         return float(expected[0]) if len(expected) == 1 else expected
 
-    def shap_values(self, X: Any, *, background: Any = None, interactions: bool = False, n_threads: int | None = None) -> Any:
+    def shap_values(
+        self,
+        X: Any,
+        *,
+        background: Any = None,
+        interactions: bool = False,
+        as_explanation: bool = False,
+        n_threads: int | None = None,
+    ) -> Any:
         """Return exact Shapley values: how much each feature moved each prediction, in raw scores.
 
         Parameters
@@ -502,6 +510,8 @@ class Booster:
             training rows at each node ("path-dependent"), as in XGBoost's ``pred_contribs``.
         interactions : bool, default False
             Split the values into main effects and pairwise interactions.
+        as_explanation : bool, default False
+            Return a `shap.Explanation` for the plots of the library shap, which must be installed. For rows in memory.
         n_threads : int, optional
             Default: all processors for data in memory, one per partition for Dask.
 
@@ -517,14 +527,17 @@ class Booster:
         DataError
             As of `predict`.
         ParameterError
-            If the background is not a table in memory or has no rows.
+            If the background is not a table in memory or has no rows; for `as_explanation` with Dask collections or paths.
+        MissingExtraError
+            For `as_explanation` without shap.
 
         Examples
         --------
         >>> values = booster.shap_values(frame)                     # doctest: +SKIP
         >>> values.sum(axis=1) + booster.expected_value             # doctest: +SKIP
         """
-        return shapley.shap_values(self.ensemble, X, background, interactions, n_threads)
+        compute = shapley.explanation if as_explanation else shapley.shap_values
+        return compute(self.ensemble, X, background, interactions, n_threads)
 
     def partial_dependence(
         self,
