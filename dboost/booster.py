@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -821,7 +821,15 @@ class Booster:
         """Plot target minus prediction over the prediction, on held-out rows; for regression models."""
         return performance.plot_residuals(self.ensemble, data, target, ax)
 
-    def report(self, path: str | os.PathLike[str], data: Any = None, target: Any = None, sample_weight: Any = None) -> None:
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        data: Any = None,
+        target: Any = None,
+        sample_weight: Any = None,
+        *,
+        card: Mapping[str, str] | None = None,
+    ) -> None:
         """Write a report as one HTML page without external resources: the model, its training, quality and interpretation.
 
         Parameters
@@ -835,6 +843,9 @@ class Booster:
             The rows' target, for metrics, calibration and lift, or residuals.
         sample_weight : name of a column, or one number per row of data in memory, optional
             Weights for metrics, calibration, lift, dependence and interactions.
+        card : mapping of str to str, optional
+            Add a model card: these statements by heading ("Intended use", "Limitations", "Authors", …), a summary of the
+            training data, and caveats that follow from the model, such as rare classes. May be empty. Default: no card.
 
         Raises
         ------
@@ -843,7 +854,7 @@ class Booster:
         DataError, ModelFileError
             As of `predict` and of `save`.
         """
-        page.write(self, path, data, target, sample_weight)
+        page.write(self, path, data, target, sample_weight, card)
 
     # Exports.
 
