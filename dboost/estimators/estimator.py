@@ -31,7 +31,7 @@ from dboost.data import Table, open_table
 from dboost.data.frame import is_lazy, is_path
 from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError
-from dboost.estimators.fit_hooks import CallbackSupportMixin, FitHooks, with_callbacks
+from dboost.estimators.fit_hooks import N_FRAMES, CallbackSupportMixin, FitHooks, with_callbacks
 from dboost.estimators.validation import EarlyStoppingPolicy
 from dboost.params import Parameters, canonical, make_parameters
 from dboost.session.evaluation import named_sets
@@ -135,14 +135,17 @@ def _n_rows(data: Any) -> int | None:
     return shape[0] if shape else None
 
 
-def as_targets(y: Any) -> Any:
-    """Return targets unchanged, with scikit-learn's warning if they are a table of one column."""
+def as_targets(y: Any, n_frames: int = 0) -> Any:
+    """Return targets unchanged, with scikit-learn's warning if they are a table of one column.
+
+    n_frames : frames between the user's call and the method that calls this function.
+    """
     if len(getattr(y, "shape", ())) == 2 and y.shape[1] == 1:
         warnings.warn(
             "A column-vector y was passed when a 1d array was expected. Please change the shape of y to (n_samples,), for "
             "example using ravel().",
             DataConversionWarning,
-            stacklevel=3,
+            stacklevel=3 + n_frames,
         )
     return y
 
@@ -231,9 +234,10 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         DataError, ParameterError, InputTypeError
             Naming the column, partition, rows or parameter. All are ValueError or TypeError.
         """
-        validation = (X_val, as_targets(y_val), sample_weight_val, offset_val)
+        validation = (X_val, as_targets(y_val, N_FRAMES), sample_weight_val, offset_val)
         hooks = FitHooks(self, X, y, sample_weight, self._n_new_iterations())
-        self._train(X, as_targets(y), sample_weight, offset, eval_set, validation, hooks=[hooks] if hooks.is_needed else ())
+        targets = as_targets(y, N_FRAMES)
+        self._train(X, targets, sample_weight, offset, eval_set, validation, hooks=[hooks] if hooks.is_needed else ())
         hooks.close()
         return self
 

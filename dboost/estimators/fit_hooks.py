@@ -16,7 +16,11 @@ from dboost.training.callbacks import Iteration
 
 try:
     from sklearn.callback import CallbackSupportMixin, with_callbacks
+
+    #: Frames that `with_callbacks` adds to the stack, for the place that warnings name.
+    N_FRAMES = 1
 except ImportError:  # scikit-learn before 1.9 has no callbacks
+    N_FRAMES = 0
 
     class CallbackSupportMixin:  # type: ignore[no-redef]
         """Adds nothing."""
