@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -312,3 +314,21 @@ def test_cross_val_score_of_text_and_missing_values() -> None:
     X["town"] = np.where(np.arange(400) % 3, "Gent", "Bern")
     X.loc[::7, "a"] = np.nan
     assert cross_val_score(small(DBoostClassifier), X, y, cv=3, n_jobs=2).mean() > 0.75
+
+
+def test_estimators_work_without_scikit_learns_callbacks() -> None:
+    """scikit-learn before 1.9 has no module `callback`."""
+    code = """
+import sys
+sys.modules["sklearn.callback"] = None
+import dboost.estimators.fit_hooks as hooks
+assert hooks.N_FRAMES == 0
+estimator = type("Estimator", (hooks.CallbackSupportMixin,), {"fit": hooks.with_callbacks(lambda self: 3)})()
+made = hooks.FitHooks(estimator, None, None, None, 5)
+made.close()
+print(estimator.fit(), made.is_needed, hasattr(estimator, "set_callbacks"))
+"""
+    # scikit-learn itself imports the module: hide it from dboost only.
+    code = code.replace("import sys\n", "import sys, sklearn.base\n", 1)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["3", "False", "False"], done.stderr

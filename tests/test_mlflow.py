@@ -167,6 +167,16 @@ def test_errors_of_mlflow_do_not_end_a_fit(monkeypatch: pytest.MonkeyPatch, capl
     assert mlflow.active_run() is None
 
 
+def test_names_of_metrics_are_those_that_mlflow_accepts() -> None:
+    def odd(y: Any, prediction: Any, weight: Any) -> float:
+        return 1.0
+
+    odd.__name__ = "top@10 (%)"
+    integration.autolog(log_models=False)
+    dboost.fit(FRAME, "y", eval_set=FRAME, eval_metric=odd, **OPTIONS)
+    assert runs()[0].data.metrics["eval_top_at_10 ___"] == 1.0
+
+
 @pytest.mark.parametrize("target", ["y", "kind", "new"])
 def test_models_come_back_and_predict_as_pyfunc(target: str) -> None:
     rows = FRAME[FEATURES].drop(columns="new" if target == "new" else [])
