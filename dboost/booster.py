@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -491,7 +491,15 @@ class Booster:
         expected = shapley.expected_value(self.ensemble)
         return float(expected[0]) if len(expected) == 1 else expected
 
-    def shap_values(self, X: Any, *, background: Any = None, interactions: bool = False, n_threads: int | None = None) -> Any:
+    def shap_values(
+        self,
+        X: Any,
+        *,
+        background: Any = None,
+        interactions: bool = False,
+        as_explanation: bool = False,
+        n_threads: int | None = None,
+    ) -> Any:
         """Return exact Shapley values: how much each feature moved each prediction, in raw scores.
 
         Parameters
@@ -502,6 +510,8 @@ class Booster:
             training rows at each node ("path-dependent"), as in XGBoost's ``pred_contribs``.
         interactions : bool, default False
             Split the values into main effects and pairwise interactions.
+        as_explanation : bool, default False
+            Return a `shap.Explanation` for the plots of the library shap, which must be installed. For rows in memory.
         n_threads : int, optional
             Default: all processors for data in memory, one per partition for Dask.
 
@@ -517,14 +527,17 @@ class Booster:
         DataError
             As of `predict`.
         ParameterError
-            If the background is not a table in memory or has no rows.
+            If the background is not a table in memory or has no rows; for `as_explanation` with Dask collections or paths.
+        MissingExtraError
+            For `as_explanation` without shap.
 
         Examples
         --------
         >>> values = booster.shap_values(frame)                     # doctest: +SKIP
         >>> values.sum(axis=1) + booster.expected_value             # doctest: +SKIP
         """
-        return shapley.shap_values(self.ensemble, X, background, interactions, n_threads)
+        compute = shapley.explanation if as_explanation else shapley.shap_values
+        return compute(self.ensemble, X, background, interactions, n_threads)
 
     def partial_dependence(
         self,
@@ -810,7 +823,15 @@ class Booster:
         """Plot target minus prediction over the prediction, on held-out rows; for regression models."""
         return performance.plot_residuals(self.ensemble, data, target, ax)
 
-    def report(self, path: str | os.PathLike[str], data: Any = None, target: Any = None, sample_weight: Any = None) -> None:
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        data: Any = None,
+        target: Any = None,
+        sample_weight: Any = None,
+        *,
+        card: Mapping[str, str] | None = None,
+    ) -> None:
         """Write a report as one HTML page without external resources: the model, its training, quality and interpretation.
 
         Parameters
@@ -824,6 +845,9 @@ class Booster:
             The rows' target, for metrics, calibration and lift, or residuals.
         sample_weight : name of a column, or one number per row of data in memory, optional
             Weights for metrics, calibration, lift, dependence and interactions.
+        card : mapping of str to str, optional
+            Add a model card: these statements by heading ("Intended use", "Limitations", "Authors", …), a summary of the
+            training data, and caveats that follow from the model, such as rare classes. May be empty. Default: no card.
 
         Raises
         ------
@@ -832,7 +856,7 @@ class Booster:
         DataError, ModelFileError
             As of `predict` and of `save`.
         """
-        page.write(self, path, data, target, sample_weight)
+        page.write(self, path, data, target, sample_weight, card)
 
     # Exports.
 

@@ -505,7 +505,8 @@ def _check_groups(given: Any) -> None:
         return
     if not isinstance(given, list) or not all(isinstance(group, list) for group in given):
         raise ParameterError(
-            f"interaction_cst={_short(given)} must be a list of groups of names or numbers, 'pairwise' or 'no_interactions'"
+            "Interaction constraints must be a sequence of tuples or lists of names or numbers, 'pairwise' or "
+            f"'no_interactions', not interaction_cst={_short(given)}"
         )
 
 

@@ -33,6 +33,8 @@ myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
 myst_heading_anchors = 3
 
 autodoc_typehints = "none"
+#: Optional libraries that the build does without.
+autodoc_mock_imports = ["mlflow", "optuna"]
 autodoc_member_order = "bysource"
 napoleon_google_docstring = False
 napoleon_use_rtype = False

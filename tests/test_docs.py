@@ -21,6 +21,8 @@ from dboost.params import Parameters
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+#: A comment above a block names a library that the tests' environment may lack.
+NEEDS = re.compile(r"^% needs (\w+)\n\n\Z", re.MULTILINE)
 
 
 def pages() -> list[Path]:
@@ -34,12 +36,37 @@ def named(paths: list[Path]) -> list[object]:
 @pytest.mark.parametrize("page", named([page for page in pages() if BLOCK.search(page.read_text(encoding="utf-8"))]))
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    run_blocks(page, libraries=set())
+
+
+@pytest.mark.parametrize(
+    ("page", "library"),
+    [
+        pytest.param(page, library, id=f"{page.relative_to(DOCS)}-{library}")
+        for page in pages()
+        for library in sorted(set(re.findall(r"^% needs (\w+)$", page.read_text(encoding="utf-8"), re.MULTILINE)))
+    ],
+)
+def test_the_code_that_needs_a_library_runs(page: Path, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    monkeypatch.chdir(tmp_path)
+    assert run_blocks(page, libraries={library}) > 0
+
+
+def run_blocks(page: Path, libraries: set[str]) -> int:
+    """Run the blocks of a page that need none but these libraries; return their number."""
     text = page.read_text(encoding="utf-8")
+    n_run = 0
     # A module, so that classes defined on the page have one.
     names: dict[str, object] = {"__name__": "__main__"}
     for block in BLOCK.finditer(text):
+        needed = NEEDS.search(text[: block.start()])
+        if needed is not None and needed[1] not in libraries:
+            continue
         lines_above = text[: block.start(1)].count("\n")
         exec(compile("\n" * lines_above + block[1], str(page), "exec"), names)
+        n_run += 1
+    return n_run
 
 
 def test_code_is_found_on_the_pages_that_teach() -> None:

@@ -263,6 +263,9 @@ def continued(data: Any, model: Any, **options: Any) -> list[str]:
 
 def test_drifted_data_are_warned_of_once(model: dboost.Booster, client: Client) -> None:
     (message,) = continued(STRANGE, model)
+    with pytest.warns(DriftWarning) as caught:
+        dboost.DBoostClassifier(start_from=model, max_iter=1).fit(STRANGE.drop(columns="grade"), STRANGE["grade"])
+    assert [one.filename for one in caught] == [__file__]
     assert all(name in message for name in ("'x'", "'town'", "'age'")) and "'size'" not in message
     assert "learning_rate 0.0" in message and "l2_regularization 30" in message
     assert continued(cut(STRANGE, [500]), model, client=client) == [message]

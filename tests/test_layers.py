@@ -35,6 +35,7 @@ LAYERS: list[set[str]] = [
     {"booster", "dataset"},
     {"api"},
     {"estimators"},
+    {"integrations"},
     {"__init__"},  # `import dboost`: only the commands import it
     {"cli"},
     {"__main__"},

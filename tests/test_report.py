@@ -233,3 +233,40 @@ def test_a_real_browser_opens_it_at_phone_and_desktop_width(target: str, width: 
     ).stdout
     found = {name: int(value) for name, value in re.findall(r'data-(overflow|drawn|fetched)="(-?\d+)"', shown)}
     assert found == {"overflow": 0, "drawn": html.count("<svg"), "fetched": 0}
+
+
+def test_the_model_card_has_statements_data_and_caveats() -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"leak": rng.normal(size=1000), "noise": rng.normal(size=1000), "town": rng.choice(["A&B", "C"], 1000)}
+    )
+    frame.loc[:600, "noise"] = np.nan
+    target = np.where(frame["leak"] > 2, "rare", "usual")
+    model = dboost.fit(frame, target, max_iter=3, progress=False)
+    card = {"Intended use": "Rank <customers>.\n\nNot for credit.", "Authors": "The risk team"}
+    content = read(page(ReportContext(model, None, None, card=card))).text
+    for text in ("Model card", "Intended use", "Rank <customers>.", "Not for credit.", "Authors", "The risk team"):
+        assert text in content
+    assert "All metrics are those of the training rows" in content
+    assert "The feature leak has" in content
+    assert "The feature noise is missing in 60 % of the rows" in content
+    assert f"class rare ({(target == 'rare').mean() * 100:.1f} %)" in content
+    assert "Values of 1,000 sampled training rows." in content
+    assert re.search(r"noise\s*numeric\s*60.1 %", content)
+    assert re.search(r"town\s*categorical, 2 levels\s*0.0 %\s*–\s*–", content)
+    assert "Model card" not in read(page(ReportContext(model, None, None))).text
+    evaluated = read(page(ReportContext(model, frame, target, card={}))).text
+    assert "All metrics are those of the training rows" not in evaluated
+    continued = dboost.fit(frame, target, start_from=model.truncate(2), max_iter=1, eval_set=(frame, target), progress=False)
+    content = read(page(ReportContext(continued, None, None, card={}))).text
+    assert "The model was trained on 2 data sets" in content
+    assert "All metrics" not in content
+
+
+def test_a_card_is_texts_by_heading(tmp_path: Path) -> None:
+    booster("y").report(tmp_path / "report.html", card={"Intended use": "Tests"})
+    assert "<h3>Intended use</h3>" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    for wrong in ("Intended use", {"Intended use": 1}, [("Intended use", "Tests")]):
+        with pytest.raises(dboost.InputTypeError, match="card must be texts by heading"):
+            booster("y").report(tmp_path / "other.html", card=wrong)  # type: ignore[arg-type]
+    assert not (tmp_path / "other.html").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -242,3 +243,48 @@ def test_the_same_as_the_shap_packages_on_xgboosts_trees() -> None:
     assert np.abs(values_of(ensemble, X[:100], background=X[100:150])[:, :, 0] - found).max() < 2e-5
     found = shap.TreeExplainer(model, feature_perturbation="tree_path_dependent").shap_values(X[:100])
     assert np.abs(values_of(ensemble, X[:100])[:, :, 0] - found).max() < 2e-5
+
+
+@pytest.mark.parametrize("target", ["y", "kind"])
+def test_explanations_are_those_of_the_shap_package(target: str) -> None:
+    """`shap.Explanation` contains the same values, and shap's plots draw it."""
+    shap = pytest.importorskip("shap", reason="the shap package is not installed")
+    plt = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    plt.switch_backend("Agg")
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=300), "b": rng.normal(size=300), "town": rng.choice(["Gent", "Bern"], 300)})
+    frame.loc[::7, "town"] = None
+    frame["y"] = frame["a"] + frame["town"].eq("Gent")
+    frame["kind"] = np.digitize(frame["y"], [0.0, 1.0])
+    loss = "log_loss" if target == "kind" else "squared_error"
+    booster = dboost.fit(frame, target, features=["a", "b", "town"], loss=loss, max_iter=5, progress=False)
+    rows = frame.head(40)
+    for background in (None, frame.tail(60)):
+        found = booster.shap_values(rows, background=background, as_explanation=True)
+        assert isinstance(found, shap.Explanation)
+        np.testing.assert_array_equal(found.values, np.asarray(booster.shap_values(rows, background=background)))
+        raw = np.asarray(booster.predict(rows, raw_score=True))
+        np.testing.assert_allclose(found.values.sum(axis=1) + found.base_values, raw, atol=1e-9)
+    assert found.feature_names == ["a", "b", "town"]
+    assert found.display_data[:3, 2].tolist() == [None, *rows["town"][1:3]]
+    np.testing.assert_array_equal(found.data[:, 0], rows["a"])
+    one = found if target == "y" else found[..., 1]
+    shap.plots.beeswarm(one, show=False)
+    shap.plots.waterfall(one[1], show=False)
+    assert "town" in "".join(label.get_text() for label in plt.gca().get_yticklabels())
+    plt.close("all")
+    pairs = booster.shap_values(rows, interactions=True, as_explanation=True)
+    assert pairs.values.shape[:3] == (40, 3, 3)
+
+
+def test_explanations_need_rows_in_memory_and_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    X = np.random.default_rng(0).normal(size=(100, 2))
+    booster = dboost.fit(X, X[:, 0], max_iter=2, progress=False)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "shap", None)
+        with pytest.raises(dboost.MissingExtraError, match=r"shap.Explanation needs the library shap: pip install shap"):
+            booster.shap_values(X, as_explanation=True)
+    pytest.importorskip("shap", reason="the shap package is not installed")
+    assert booster.shap_values(X, as_explanation=True).display_data is None
+    with pytest.raises(dboost.ParameterError, match="as_explanation=True needs rows in memory"):
+        booster.shap_values(da.from_array(X, chunks=50), as_explanation=True)

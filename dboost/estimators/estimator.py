@@ -16,7 +16,7 @@ import inspect
 import numbers
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ from dboost.data import Table, open_table
 from dboost.data.frame import is_lazy, is_path
 from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError
+from dboost.estimators.fit_hooks import N_FRAMES, CallbackSupportMixin, FitHooks, with_callbacks
 from dboost.estimators.validation import EarlyStoppingPolicy
 from dboost.params import Parameters, canonical, make_parameters
 from dboost.session.evaluation import named_sets
@@ -38,6 +39,7 @@ from dboost.session.memory_budget import Budget, parse_memory_limit, reading_wit
 from dboost.session.row_selection import HELD_OUT, WATCHED
 from dboost.session.target import loss_for
 from dboost.session.warm_start import WarmStart, check_loss, check_options, checked_source_name, idle_in_refit
+from dboost.training.callbacks import Callback
 from dboost.training.checkpoint import checkpoint_in
 from dboost.training.fit import available_threads, fit_table
 from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit
@@ -133,14 +135,17 @@ def _n_rows(data: Any) -> int | None:
     return shape[0] if shape else None
 
 
-def as_targets(y: Any) -> Any:
-    """Return targets unchanged, with scikit-learn's warning if they are a table of one column."""
+def as_targets(y: Any, n_frames: int = 0) -> Any:
+    """Return targets unchanged, with scikit-learn's warning if they are a table of one column.
+
+    n_frames : frames between the user's call and the method that calls this function.
+    """
     if len(getattr(y, "shape", ())) == 2 and y.shape[1] == 1:
         warnings.warn(
             "A column-vector y was passed when a 1d array was expected. Please change the shape of y to (n_samples,), for "
             "example using ravel().",
             DataConversionWarning,
-            stacklevel=3,
+            stacklevel=3 + n_frames,
         )
     return y
 
@@ -168,12 +173,16 @@ class Seeds(NamedTuple):
     learning: int
 
 
-class BaseGradientBoosting(BaseEstimator):
+class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
     """Base class of the estimators. Each has its own constructor, from which scikit-learn reads the parameters."""
 
     early_stopping: Any
+    max_iter: Any
     random_state: Any
+    refit_leaves: Any
+    warm_start: Any
     features: Any
+    monotonic_cst: Any
     client: Any
     _seeds: Seeds
     _before: dict[str, float]
@@ -187,6 +196,7 @@ class BaseGradientBoosting(BaseEstimator):
         """Return the loss to train with."""
         raise NotImplementedError
 
+    @with_callbacks
     def fit(
         self,
         X: Any,
@@ -224,8 +234,19 @@ class BaseGradientBoosting(BaseEstimator):
         DataError, ParameterError, InputTypeError
             Naming the column, partition, rows or parameter. All are ValueError or TypeError.
         """
-        validation = (X_val, as_targets(y_val), sample_weight_val, offset_val)
-        return self._train(X, as_targets(y), sample_weight, offset, eval_set, validation)
+        validation = (X_val, as_targets(y_val, N_FRAMES), sample_weight_val, offset_val)
+        hooks = FitHooks(self, X, y, sample_weight, self._n_new_iterations())
+        targets = as_targets(y, N_FRAMES)
+        self._train(X, targets, sample_weight, offset, eval_set, validation, hooks=[hooks] if hooks.is_needed else ())
+        hooks.close()
+        return self
+
+    def _n_new_iterations(self) -> int:
+        """The largest number of iterations that `fit` may add; 0 also for an invalid one, which `fit` refuses."""
+        if self.refit_leaves or not _is_count(self.max_iter):
+            return 0
+        before = self.booster_.n_iter_ if self.warm_start and hasattr(self, "booster_") else 0
+        return max(self.max_iter - before, 0)
 
     def _partial_fit(self, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> Any:
         """Continue the estimator's model; the first call trains one."""
@@ -248,6 +269,7 @@ class BaseGradientBoosting(BaseEstimator):
         *,
         continued: Booster | None = None,
         classes: Any = None,
+        hooks: Sequence[Callback] = (),
     ) -> Any:
         """Train, or refit leaves.
 
@@ -261,6 +283,8 @@ class BaseGradientBoosting(BaseEstimator):
             The model that `partial_fit` continues.
         classes : sequence, optional
             All classes. Default: those of y.
+        hooks : sequence of callable
+            Callbacks after those of the user.
         """
         began = time.perf_counter()
         constructor = inspect.signature(type(self).__init__).parameters
@@ -305,7 +329,7 @@ class BaseGradientBoosting(BaseEstimator):
             eval_sets=tuple(named_sets(sets or None)),
             eval_metric=settings["eval_metric"],
             columns=(None, None, offset),
-            callbacks=checked_callbacks(settings["callbacks"]),
+            callbacks=(*checked_callbacks(settings["callbacks"]), *hooks),
             progress=bool(settings["verbose"]) if settings["progress"] is None else settings["progress"],
             make_validation_plan=policy.make_validation_plan,
             warm_start=warm_start,
@@ -407,6 +431,11 @@ class BaseGradientBoosting(BaseEstimator):
         else:
             self.feature_names_in_ = np.array([str(name) for name in self.features], object)
             self.n_features_in_ = len(self.feature_names_in_)
+        if isinstance(self.monotonic_cst, Mapping) and not hasattr(self, "feature_names_in_"):
+            raise ParameterError(
+                f"{type(self).__name__} was not fitted on data with feature names. "
+                "Pass monotonic_cst as an integer array instead."
+            )
 
     def _check_features(self, X: Any) -> None:
         """Check that X has the names of the training data in their order, or has further columns, which are ignored."""

@@ -22,12 +22,12 @@ import numpy as np
 
 from dboost.data import feature_block, predict_through
 from dboost.data.frame import is_lazy, is_path
-from dboost.errors import ParameterError
+from dboost.errors import MissingExtraError, ParameterError
 from dboost.inspection.row_functions import lazy_pieces
 from dboost.inspection.tree_paths import check_counts, lay_out_paths, paths_of
 from dboost.kernels.shap import Paths, attribute, interact
 from dboost.model.ensemble import Ensemble
-from dboost.model.forest import share_out
+from dboost.model.forest import FlatEnsemble, share_out
 
 
 def expected_value(ensemble: Ensemble) -> np.ndarray:
@@ -120,6 +120,52 @@ def shap_values(ensemble: Ensemble, data: Any, background: Any, interactions: bo
     if is_path(data) or is_lazy(data):
         return _lazy_array(data, ensemble, function)
     return function(feature_block(data, ensemble.features, ensemble.named))
+
+
+def explanation(ensemble: Ensemble, data: Any, background: Any, interactions: bool, n_threads: int | None) -> Any:
+    """Return the Shapley values of a table in memory as a `shap.Explanation`, for the plots of that library.
+
+    Its `data` are numbers, with categories as codes; `display_data` has the categories.
+
+    Raises
+    ------
+    MissingExtraError
+        If shap is not installed.
+    ParameterError
+        For Dask collections and paths.
+    """
+    try:
+        import shap
+    except ImportError as error:
+        raise MissingExtraError("shap.Explanation needs the library shap: pip install shap") from error
+    if is_path(data) or is_lazy(data):
+        raise ParameterError("as_explanation=True needs rows in memory: compute them, or a sample of them")
+    values = np.asarray(shap_values(ensemble, data, background, interactions, n_threads))
+    block = np.asarray(feature_block(data, ensemble.features, ensemble.named), np.float64)
+    if background is None:
+        base = expected_value(ensemble)
+    else:
+        rows = feature_block(background, ensemble.features, ensemble.named, what="background")
+        base = FlatEnsemble(ensemble).raw_scores(rows).mean(axis=0)
+    one_output = ensemble.n_outputs == 1
+    return shap.Explanation(
+        values=values,
+        base_values=np.repeat(base[None, :], len(block), axis=0)[:, 0 if one_output else slice(None)],
+        data=block,
+        display_data=_displayed(block, ensemble) if any(feature.is_categorical for feature in ensemble.features) else None,
+        feature_names=[feature.name for feature in ensemble.features],
+        output_names=None if one_output else [str(name) for name in ensemble.output_names],
+    )
+
+
+def _displayed(block: np.ndarray, ensemble: Ensemble) -> np.ndarray:
+    """Return a block with categories instead of codes, None for missing and unknown ones: object[n, n_features]."""
+    shown = block.astype(object)
+    for j, feature in enumerate(ensemble.features):
+        if feature.categories is not None:
+            levels = dict(enumerate(feature.categories))
+            shown[:, j] = [levels.get(code) for code in block[:, j].tolist()]
+    return shown
 
 
 def _lazy_array(data: Any, ensemble: Ensemble, function: Shapley) -> Any:

@@ -128,10 +128,15 @@ def warn_of_drift(model: Ensemble, sample: ReferenceSample, asked: Parameters, l
 
 
 def _depth() -> int:
-    """Return the number of stack frames between this function and the caller of dboost."""
+    """Return the number of stack frames between this function and the caller of dboost.
+
+    Frames of scikit-learn's callbacks, which wrap `fit` of the estimators, belong to dboost.
+    """
     import inspect
 
-    package, frame, depth = os.path.dirname(os.path.dirname(os.path.abspath(__file__))), inspect.currentframe(), 0
-    while frame is not None and frame.f_code.co_filename.startswith(package + os.sep):
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+    wrapper = os.path.join("sklearn", "callback", "")
+    frame, depth = inspect.currentframe(), 0
+    while frame is not None and (frame.f_code.co_filename.startswith(package) or wrapper in frame.f_code.co_filename):
         frame, depth = frame.f_back, depth + 1
     return depth

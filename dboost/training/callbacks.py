@@ -7,9 +7,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dboost.model.ensemble import Ensemble
+
+if TYPE_CHECKING:
+    from dboost.training.fit import FitResult
+    from dboost.training.plan import FitPlan
 
 
 @dataclass
@@ -28,6 +32,20 @@ class Iteration:
 
 #: A callback may return True to stop the fit after this iteration.
 Callback = Callable[[Iteration], Any]
+
+
+class FitObserver(Protocol):
+    """Observes one fit: called after each iteration, as a callback, and at the end. It must not raise."""
+
+    def __call__(self, iteration: Iteration) -> Any:
+        """See an iteration."""
+
+    def end(self, result: FitResult | None) -> None:
+        """See the result; None if the fit failed."""
+
+
+#: Functions that make the observers of every fit of this process, from its plan.
+OBSERVERS: list[Callable[[FitPlan], FitObserver]] = []
 
 
 class StoppingRule:

@@ -39,7 +39,7 @@ from dboost.session.target import Target, TargetScan, choose_target, continued, 
 from dboost.session.transport import LocalTable, NamedSet, SessionTable
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.training.arcbites import run_arcbites
-from dboost.training.callbacks import Callback, Progress, StoppingRule
+from dboost.training.callbacks import OBSERVERS, Callback, Progress, StoppingRule
 from dboost.training.initial_score import target_stats
 from dboost.training.loop import BoostingLoop, assemble
 from dboost.training.plan import FitPlan, FitRequest, RowsDescription, make_plan, requested, stopping_rule
@@ -69,8 +69,15 @@ def fit(request: FitRequest, rows: TrainingRows) -> FitResult:
     try:
         with interruptible_reading():
             plan, engine, eval_sets = _prepare(request, rows, clock, ensemble_so_far)
-        callbacks = (*request.callbacks, *rows.observers(plan))
-        return _boost(plan, engine, eval_sets, callbacks, clock, ensemble_so_far)
+        observers = [make_observer(plan) for make_observer in OBSERVERS]
+        callbacks: list[Callback] = [*request.callbacks, *rows.observers(plan), *observers]
+        result = None
+        try:
+            result = _boost(plan, engine, eval_sets, callbacks, clock, ensemble_so_far)
+        finally:
+            for observer in observers:
+                observer.end(result)
+        return result
     finally:
         rows.close()
 

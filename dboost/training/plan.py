@@ -192,23 +192,30 @@ def directions_of(parameters: Parameters, features: Sequence[Feature], loss: Los
         return None
     names = [feature.name for feature in features]
     if isinstance(given, dict):
-        unknown = [name for name in given if name not in names]
+        unknown = sorted(str(name) for name in given if name not in names)
         if unknown:
-            raise ParameterError(f"monotonic_cst names {unknown[0]!r}, which is no feature")
+            shown = unknown[:5] + ["..."] * (len(unknown) > 5)
+            raise ParameterError(f"monotonic_cst contains {len(unknown)} unexpected feature names: {shown}.")
         values = [given.get(name, 0) for name in names]
     else:
         values = list(given)
         if len(values) != len(names):
-            raise ParameterError(f"monotonic_cst has {len(values)} values, but there are {len(names)} features")
+            raise ParameterError(
+                f"monotonic_cst has shape ({len(values)},) but the input data have {len(names)} features: give one value each"
+            )
     for name, value, feature in zip(names, values, features, strict=True):
         if value not in (-1, 0, 1):
-            raise ParameterError(f"monotonic_cst of {name!r} is {value!r}: it must be -1, 0 or 1")
+            if isinstance(given, dict):
+                raise ParameterError(f"monotonic_cst[{name!r}] must be either -1, 0 or 1. Got {value!r}.")
+            raise ParameterError(f"monotonic_cst must be an array-like of -1, 0 or 1. Observed values: {values}.")
         if value and feature.is_categorical:
-            raise ParameterError(f"monotonic_cst of {name!r}: categorical features have no order to be monotonic in")
+            raise ParameterError(f"Categorical features cannot have monotonic constraints: remove that of {name!r}")
     if not any(values):
         return None
     if loss.n_outputs > 1:
-        raise ParameterError("monotonic_cst is not supported for several classes: their probabilities cannot all rise")
+        raise ParameterError(
+            "monotonic constraints are not supported for multiclass classification: the probabilities cannot all rise"
+        )
     return np.array(values, np.int8)
 
 
@@ -239,7 +246,10 @@ def _number(item: Any, names: dict[str, int]) -> int:
         return names[item]
     if isinstance(item, int) and 0 <= item < len(names):
         return item
-    raise ParameterError(f"interaction_cst holds {item!r}, which is no feature (of {len(names)})")
+    raise ParameterError(
+        f"Interaction constraints must consist of integer indices in [0, n_features - 1] = [0, {len(names) - 1}], specifying "
+        f"the position of features, or of their names; interaction_cst contains {item!r}"
+    )
 
 
 #: Lower limit of λ, in the units of Hessian sums (rows, for losses with Hessian 1).

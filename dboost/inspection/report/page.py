@@ -25,6 +25,7 @@ from dboost._lazy_import import pd
 from dboost.errors import ParameterError
 from dboost.inspection.importance import importance
 from dboost.inspection.plots import canvas, performance
+from dboost.inspection.report.model_card import checked_card, content
 from dboost.inspection.row_functions import Block, EvaluatedRows, sample
 from dboost.inspection.tree_paths import has_counts
 from dboost.model.ensemble import Ensemble
@@ -53,6 +54,8 @@ class ReportContext:
     data: Any
     target: Any
     weight: Any = None
+    #: Statements of the author by heading; None for a report without a model card.
+    card: dict[str, str] | None = None
 
     @property
     def ensemble(self) -> Ensemble:
@@ -88,12 +91,13 @@ class Table(NamedTuple):
     rows: list[tuple[Any, ...]]
 
 
-def write(booster: Any, path: str | os.PathLike[str], data: Any, target: Any, weight: Any = None) -> None:
+def write(booster: Any, path: str | os.PathLike[str], data: Any, target: Any, weight: Any = None, card: Any = None) -> None:
     """Write the report; `Booster.report` documents it."""
     for what, value in (("a target needs", target), ("weights need", weight)):
         if value is not None and data is None:
             raise ParameterError(f"{what} rows: pass data=… too")
-    write_whole(path, page(ReportContext(booster, data, target, weight)).encode())
+    statements = None if card is None else checked_card(card)
+    write_whole(path, page(ReportContext(booster, data, target, weight, statements)).encode())
 
 
 def page(context: ReportContext) -> str:
@@ -101,6 +105,7 @@ def page(context: ReportContext) -> str:
     with canvas.detached():
         sections = {
             "summary": _summary(context),
+            "model_card": _model_card(context),
             "training": _training(context),
             "quality": _quality(context),
             "drift": _drift(context),
@@ -191,6 +196,13 @@ def _summary(context: ReportContext) -> list[tuple[str, Any]]:
         ("leaves per tree", f"{np.mean(leaves):.1f} on average" if leaves else "–"),
         ("learned from", f"{n_rows} rows"),
     ]
+
+
+def _model_card(context: ReportContext) -> dict[str, Any] | None:
+    if context.card is None:
+        return None
+    found = content(context.ensemble, context.card, is_evaluated=context.target is not None)
+    return found | {"features": None if found["features"] is None else _table(found["features"])}
 
 
 def _training(context: ReportContext) -> dict[str, Any]:

@@ -1,0 +1,65 @@
+"""Optuna: pruning of trials while dboost trains, in this process or on a cluster.
+
+>>> from dboost.integrations.optuna import PruningCallback                     # doctest: +SKIP
+>>> dboost.fit(frame, "y", eval_set=test, callbacks=[PruningCallback(trial, "eval_auc")])    # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dboost.errors import InputTypeError, MissingExtraError, ParameterError
+from dboost.training.callbacks import Iteration
+
+try:
+    import optuna
+except ImportError as error:
+    raise MissingExtraError("optuna is not installed; it comes with the extra: pip install 'dboost[optuna]'") from error
+
+
+class PruningCallback:
+    """A callback that reports a metric of every iteration to a trial, and ends the fit if the trial is to be pruned.
+
+    Parameters
+    ----------
+    trial : optuna.trial.Trial
+    metric : str
+        A column of `Booster.history` such as "eval_roc_auc" or "train_loss"; "roc_auc" alone means that of an evaluation set
+        without a name. The study's direction must be that of the metric.
+
+    Raises
+    ------
+    optuna.TrialPruned
+        From the fit, when the study's pruner decides so. Workers of a cluster release the rows of the fit.
+    ParameterError
+        From the fit, in its first iteration: there is no such metric.
+
+    Examples
+    --------
+    >>> def objective(trial):
+    ...     rate = trial.suggest_float("learning_rate", 0.01, 0.3, log=True)
+    ...     callback = PruningCallback(trial, "eval_log_loss")
+    ...     booster = dboost.fit(train, "y", eval_set=test, learning_rate=rate, callbacks=[callback])
+    ...     return booster.history["eval_log_loss"].min()
+    """
+
+    def __init__(self, trial: optuna.trial.BaseTrial, metric: str) -> None:
+        if not hasattr(trial, "should_prune"):
+            raise InputTypeError(f"trial must be a trial of optuna, not {type(trial).__name__}")
+        if not isinstance(metric, str):
+            raise InputTypeError(f"metric must be the name of a metric, not {type(metric).__name__}")
+        self._trial, self._metric = trial, metric
+
+    def __call__(self, iteration: Iteration) -> None:
+        """Report the metric of an iteration; raise `optuna.TrialPruned` if the pruner decides so."""
+        self._trial.report(float(iteration.record[self._column(iteration.record)]), step=iteration.iteration)
+        if self._trial.should_prune():
+            raise optuna.TrialPruned(f"pruned after iteration {iteration.iteration}")
+
+    def _column(self, record: dict[str, Any]) -> str:
+        """Return the column of the history that has the metric."""
+        if self._metric in record:
+            return self._metric
+        if f"eval_{self._metric}" in record:
+            return f"eval_{self._metric}"
+        raise ParameterError(f"there is no metric {self._metric!r}: give one of the columns {', '.join(map(repr, record))}")
