@@ -23,7 +23,7 @@ from tests.helpers.object_store import served
 pytestmark = pytest.mark.slow
 
 #: Iterations of the first fit, of one that lasts for several starts of a process, and of the command for later files.
-FIRST, LONG, NIGHTLY = 200, 1500, 3
+FIRST, LONG, NIGHTLY = 200, 600, 3
 
 
 @functools.cache
@@ -92,10 +92,14 @@ class Runs:
         files.invalidate_cache()
         return sorted(name[len(root) + 1 :] for name in files.find(root) if "/rows/" not in name)
 
-    def check(self, max_iter: int = FIRST) -> None:
-        """Assert that the model is that of an undisturbed first fit, and that nothing else is left."""
+    def check(self, max_iter: int = FIRST, leftover: str = "-") -> None:
+        """Assert that the model is that of an undisturbed first fit, and that nothing else is left.
+
+        leftover : folder that may have files.
+        """
         assert dboost.load(self.model).sha256 == expected(max_iter)
-        assert self.names() == ["model.json", "model.json.ledger.json"]
+        names = [name for name in self.names() if not name.startswith(leftover)]
+        assert names == ["model.json", "model.json.ledger.json"]
 
     def close(self) -> None:
         for process in self._processes:
@@ -169,9 +173,10 @@ def test_a_frozen_run_is_replaced_and_gives_up_when_it_wakes(runs: Runs) -> None
     frozen.send_signal(signal.SIGCONT)
     status, said = runs.end(frozen)
     assert status == 1 and "another run" in said
-    runs.check()
+    runs.check(leftover="kept/")  # it may have been frozen while it wrote its checkpoint
 
 
+@pytest.mark.parametrize("runs", ["folder"], indirect=True)
 def test_a_terminated_run_gives_up_its_lease_at_once(runs: Runs) -> None:
     first = runs.start()
     runs.until(runs.has_checkpoint, first)
