@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from dboost.cli.lease import BusyError, Lease
@@ -178,6 +179,31 @@ def test_a_file_that_says_nothing_is_waited_for_as_well(tmp_path: Path, content:
     assert lease._called(content) == f"another run is training {tmp_path}/model.json"
     with lease:
         pass
+
+
+@pytest.mark.parametrize("knows_mode", [True, False])
+def test_a_store_without_conditional_writes(knows_mode: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = fsspec.filesystem("memory")
+
+    def with_mode(path: str, value: bytes, mode: str = "overwrite") -> None:
+        type(memory).pipe_file(memory, path, value)
+
+    def without_mode(path: str, value: bytes) -> None:
+        type(memory).pipe_file(memory, path, value)
+
+    monkeypatch.setattr(memory, "pipe_file", with_mode if knows_mode else without_mode)
+    with Lease("memory://model.json", SHORT) as first:
+        with pytest.raises(BusyError):
+            Lease("memory://model.json", LONG).__enter__()
+        # Two runs that begin at the same time may both create the file: the first one notices.
+        monkeypatch.setattr(memory, "exists", lambda path: False)
+        second = Lease("memory://model.json", LONG)
+        assert second._create()
+        with pytest.raises(BusyError):
+            first.renew()
+        second.renew()
+    monkeypatch.undo()
+    atomic_write.remove("memory://model.json.lease.json")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

@@ -48,10 +48,12 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 def create_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a new file. A reader may find a local file before its content.
 
+    In a store without conditional writes, two processes may both create the file at the same time.
+
     Raises
     ------
     FileExistsError
-        If there is such a file. Stores without conditional writes replace it.
+        If there is such a file.
     ModelFileError
         Naming the file.
     """
@@ -61,8 +63,16 @@ def create_whole(path: str | os.PathLike[str], data: bytes) -> None:
         if is_a(filesystem, "fsspec.implementations.local", "LocalFileSystem"):
             with open(target, "xb") as file:
                 file.write(data)
-        else:
+            return
+        filesystem.invalidate_cache()
+        if filesystem.exists(target):  # some libraries ignore the mode
+            raise FileExistsError(name)
+        try:
             filesystem.pipe_file(target, data, mode="create")
+        except FileExistsError:
+            raise
+        except Exception:  # the library does not know the mode, or the store the condition
+            filesystem.pipe_file(target, data)
     except FileExistsError:
         raise
     except Exception as error:
