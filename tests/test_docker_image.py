@@ -109,6 +109,9 @@ def test_the_image_is_small_and_runs_as_nobody() -> None:
 def test_the_documented_image_is_the_one_of_the_manifests() -> None:
     commands = [(ROOT / "docs" / "deploy" / "image.md").read_text("utf-8"), DOCKERFILE.read_text("utf-8")]
     (tag,) = {tag for text in commands for tag in re.findall(r"docker build .* -t (\S+)", text)}
+    # The folder of a user is writable for that user only; and the first process of a container ignores early signals.
+    (run,) = re.findall(r"^docker run ((?:.*\\\n)*.*)$", commands[0], re.MULTILINE)
+    assert '--user "$(id -u):$(id -g)"' in run and "--init" in run and f" {tag} " in run
     kubernetes = ROOT / "deploy" / "kubernetes"
     for file in kubernetes.rglob("kustomization.yaml"):
         for image in yaml.safe_load(file.read_text("utf-8")).get("images", []):

@@ -10,8 +10,8 @@ watches it for the duration, by its own clock, so the clocks of hosts need not a
   file names the last one after a moment.
 
 A file is created only if there is none (stores: a conditional put). A store that ignores the condition may give the lease to
-two runs, and a run that was suspended for longer than the duration may have lost it. So every renewal first compares the file
-with what this run wrote last, and a run that finds other content ends with a `BusyError` as well. The ledger renews the lease
+two runs, and a run that was suspended for longer than the duration may have lost it. So every renewal first reads the file, and
+a run that finds the record of another run, or no file, ends with a `BusyError` as well. The ledger renews the lease
 before each of its writes, and so does each iteration that ends later than the duration after the last renewal.
 """
 
@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
@@ -33,7 +34,7 @@ from dboost._storage_errors import is_failure, shown
 from dboost.errors import DBoostError
 from dboost.storage.atomic_write import FileMissingError, create_whole, read_whole, remove, write_whole
 
-#: Durations in which a file is read once while it is watched.
+#: How many times a file is read within a duration while it is watched.
 _WATCHES = 30
 
 
@@ -63,8 +64,8 @@ class Lease:
         self.path = f"{model}.lease.json"
         self._model, self._seconds = model, seconds
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        self._holder = {"run": uuid.uuid4().hex, "host": socket.gethostname(), "process": os.getpid(), "since": now}
-        self._written = b""
+        self._run = uuid.uuid4().hex
+        self._holder = {"run": self._run, "host": socket.gethostname(), "process": os.getpid(), "since": now}
         self._renewed = 0.0
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -80,7 +81,7 @@ class Lease:
         self._ended.set()
         self._thread.join()
         try:
-            if read_whole(self.path) == self._written:
+            if self._is_own(read_whole(self.path)):
                 remove(self.path)
         except Exception as failed:  # the file counts as abandoned after its duration
             if not is_failure(failed):
@@ -107,7 +108,7 @@ class Lease:
                 found = read_whole(self.path)
             except FileMissingError:
                 found = b""
-            if found != self._written:
+            if not self._is_own(found):
                 raise self._busy(found)
             self._write(write_whole)
             if self._renewed - began > self._seconds:  # suspended between reading and writing
@@ -146,16 +147,18 @@ class Lease:
             now = read_whole(self.path)
         except FileMissingError:
             return False
-        if now != self._written:
+        if not self._is_own(now):
             raise self._busy(now)
         return True
 
-    def _write(self, write: Any) -> None:
+    def _write(self, write: Callable[[str, bytes], None]) -> None:
         # The time makes each content different from the one before.
         record = self._holder | {"renewed": datetime.now(UTC).isoformat(timespec="microseconds")}
-        written = json.dumps(record, indent=1).encode()
-        write(self.path, written)
-        self._written, self._renewed = written, time.monotonic()
+        write(self.path, json.dumps(record, indent=1).encode())
+        self._renewed = time.monotonic()
+
+    def _is_own(self, found: bytes) -> bool:
+        return self._run.encode() in found
 
     def _busy(self, found: bytes) -> BusyError:
         return BusyError(f"{self._called(found)}: try again when that run has ended")
