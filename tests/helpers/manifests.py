@@ -21,8 +21,9 @@ import yaml
 FOLDER = Path(__file__).parent.parent.parent / "deploy" / "kubernetes"
 #: The folders for `kubectl apply -k`.
 BUILT = ("base", "overlays/laptop", "overlays/nightly", "overlays/spot", "operator")
-#: The oldest supported and the newest known version of Kubernetes.
-VERSIONS = ("1.31", kubernetes_validate.latest_version())
+_NEWEST = int(kubernetes_validate.latest_version().split(".")[1])
+#: The oldest supported and the last four known versions of Kubernetes.
+VERSIONS = ("1.31", *(f"1.{_NEWEST - k}" for k in (3, 2, 1, 0)))
 _OPERATOR = "kubernetes.dask.org/v1"
 
 Manifest = dict[str, Any]
