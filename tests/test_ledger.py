@@ -256,7 +256,7 @@ class TestSettingsOfABatch:
         arrive(1)
         self.killed(monkeypatch, "--set", "learning_rate=0.2", "--set", "features=[a,b]")
         assert main((*COMMAND, "--set", "learning_rate=0.2", "--set", "features=[a,b]", *options)) == 2
-        assert f"trained on 1 files with {said}: finish" in capsys.readouterr().err
+        assert f"trained on 1 file with {said}: finish" in capsys.readouterr().err
 
     def test_what_does_not_change_the_model_is_not_compared(
         self, learned: list[list[str]], monkeypatch: pytest.MonkeyPatch

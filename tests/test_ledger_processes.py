@@ -146,9 +146,7 @@ def test_the_nightly_run_after_the_first_fit_was_killed_for_good(runs: Runs) -> 
     first.wait()
     status, said = runs.end(runs.start(NIGHTLY))
     assert status == 2, said
-    assert (
-        f"is being trained on 1 files with max_iter={FIRST}, not {NIGHTLY}: finish that by the same command as before" in said
-    )
+    assert f"is being trained on 1 file with max_iter={FIRST}, not {NIGHTLY}: finish that by the same command as before" in said
     status, said = runs.end(runs.start())
     assert status == 0 and "iteration 1/" not in said, said
     runs.check()

@@ -234,8 +234,9 @@ class Ledger:
         differs = first_difference(defaults | pending.settings, defaults | self._settings)
         if differs is not None:
             name, recorded, given = differs
+            files = f"{len(pending.files):,} file{'s' * (len(pending.files) != 1)}"
             raise ParameterError(
-                f"{shown(self._model)} is being trained on {len(pending.files)} files with {name}={recorded!r}, not {given!r}: "
+                f"{shown(self._model)} is being trained on {files} with {name}={recorded!r}, not {given!r}: "
                 f'finish that by the same command as before, or remove "pending" from {shown(self.path)} to begin anew'
             )
 
