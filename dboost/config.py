@@ -31,6 +31,11 @@ def worker_timeout() -> float:
     return _positive_seconds("worker-timeout")
 
 
+def lease_seconds() -> float:
+    """Seconds without a renewal after which another run may take over the model of ``dboost train --only-new``."""
+    return _positive_seconds("lease")
+
+
 def gather_bytes() -> int:
     """Bytes of a round, over all workers, below which histograms are reduced in the scheduler's process."""
     return int(_number("gather-bytes", parse_bytes, lambda n: n >= 0, 'a size, such as "3MiB"'))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import dboost
 from dboost.cli import arguments as settings
 from dboost.cli import main, outputs
 from dboost.errors import ParameterError
+from tests.helpers.clusters import ROOT
 
 KNOWN = ["learning_rate", "max_iter", "max_leaf_nodes", "loss", "features"]
 
@@ -147,6 +149,57 @@ def test_outputs_are_checked_before_the_work(tmp_path: Path) -> None:
             outputs.check(f"{tmp_path}/{wrong}", "--output")
     for right in ("file", "new", "new/", "empty/"):
         outputs.check(f"{tmp_path}/{right}", "--output")
+
+
+WITHOUT_PERMISSION = """
+import sys
+import dboost
+from dboost.cli import main
+def fail(*_, **__):
+    raise AssertionError("the work has begun")
+fit, dboost.fit, dboost.load = dboost.fit, fail, fail
+path = sys.argv[1] + "/out"
+train = ["train", "x.csv", "--target", "y", "--output"]
+predict = ["predict", "m.json", "x.csv", "--output"]
+for command in ([*train, path], [*predict, path], [*predict, path + "/"], ["inspect", "m.json", "--html", path]):
+    assert main(command) == 2
+try:
+    fit([[1.0], [2.0]], [1.0, 2.0], checkpoint=sys.argv[1], callbacks=fail)
+except dboost.errors.ModelFileError as error:
+    print(error, file=sys.stderr)
+"""
+
+
+def test_a_folder_without_permission_is_noticed_before_the_work(tmp_path: Path) -> None:
+    folder, seal = tmp_path / "foreign", []
+    folder.mkdir()
+    if os.geteuid() == 0:  # which may write everywhere
+        assert shutil.which("setpriv"), "run this as another user"
+        seal = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+        os.chown(folder, 65534, 65534)
+    folder.chmod(0o555)
+    done = subprocess.run(
+        [*seal, sys.executable, "-c", WITHOUT_PERMISSION, str(folder)], capture_output=True, text=True, cwd=ROOT, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if not line.startswith("compiling")] == [
+        f"dboost: --output: cannot write {folder}/out: Permission denied",
+        f"dboost: --output: cannot write {folder}/out: Permission denied",
+        f"dboost: --output: cannot write {folder}/out/: Permission denied",
+        f"dboost: --html: cannot write {folder}/out: Permission denied",
+        f"cannot keep a checkpoint in {folder}: cannot write {folder}/state.json: Permission denied",
+    ]
+
+
+def test_trying_an_output_leaves_nothing_and_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_bytes(b"before")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link.json").symlink_to(tmp_path / "elsewhere" / "model.json")
+    before = (tmp_path / "model.json").stat().st_mtime_ns
+    for name in ("model.json", "link.json", "new.json", "folder/"):
+        outputs.check(f"{tmp_path}/{name}", "--output")
+    assert (tmp_path / "model.json").stat().st_mtime_ns == before
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["elsewhere", "link.json", "model.json"]
 
 
 def status_of(*arguments: str) -> int:

@@ -14,6 +14,7 @@ from dboost.errors import ParameterError
 READERS: dict[str, Callable[[], object]] = {
     "patience": config.liveness_timeout,
     "worker-timeout": config.worker_timeout,
+    "lease": config.lease_seconds,
     "lines": config.uses_lines,
     "fan-in": config.fan_in,
     "gather-bytes": config.gather_bytes,
@@ -23,7 +24,7 @@ READERS: dict[str, Callable[[], object]] = {
     "metric-rows": config.metric_rows,
     "keep-freed-memory": config.keep_freed_memory,
 }
-DEFAULTS = [10.0, 60.0, True, 8, 3 * 2**20, 4 * 2**20, 1.2, 1.5, 10_000_000, False]
+DEFAULTS = [10.0, 60.0, 30.0, True, 8, 3 * 2**20, 4 * 2**20, 1.2, 1.5, 10_000_000, False]
 
 
 def test_every_key_has_a_default_and_a_reader() -> None:

@@ -10,13 +10,16 @@ import contextlib
 import faulthandler
 import os
 import re
+import shutil
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import time
 import tomllib
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ pytest.importorskip("kubernetes_validate")
 import dboost
 from dboost.model import model_file
 from tests.helpers.clusters import ROOT, a_table
-from tests.helpers.manifests import Manifest, pods, read, the
+from tests.helpers.manifests import Manifest, built, overlay, pods, read, the
 from tests.helpers.object_store import SECRET, served
 
 pytestmark = pytest.mark.slow
@@ -41,21 +44,30 @@ _REFERENCE = re.compile(r"\$\((\w+)\)")
 
 
 class Machine:
-    """Containers as processes. secret : content of the Secret for the store."""
+    """Containers as processes.
 
-    def __init__(self, folder: Path, secret: dict[str, str]) -> None:
-        self._folder, self._secret = folder, secret
-        self._ports = {"8786": _free_port(), "8787": _free_port()}
+    secret : content of the Secret for the store; manifests : all of them; volumes : folders of volumes that containers share.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        secret: dict[str, str],
+        manifests: Sequence[Manifest] = MANIFESTS,
+        volumes: dict[str, Path] | None = None,
+    ) -> None:
+        self._folder, self._secret, self._manifests, self._volumes = folder, secret, manifests, volumes or {}
+        self.ports = {"8786": _free_port(), "8787": _free_port()}
         self._processes: list[subprocess.Popen[bytes]] = []
         self.logs: list[Path] = []
 
-    def start(self, manifest: Manifest) -> tuple[subprocess.Popen[bytes], str]:
+    def start(self, manifest: Manifest, which: str = "containers") -> tuple[subprocess.Popen[bytes], str]:
         """Start one container of a resource; return the process, and the URL of its startup probe if it has one."""
         ((_, pod),) = pods(manifest)
-        (container,) = pod["containers"]
+        (container,) = pod[which]
         name = f"{container['name']}-{len(self.logs)}"
         own = {str(port["containerPort"]): _free_port() for port in container.get("ports", [])}
-        ports = own | self._ports  # all containers know the scheduler's variables
+        ports = own | self.ports  # all containers know the scheduler's variables
         places = {mount["mountPath"]: self._mount(name, mount, pod) for mount in container["volumeMounts"]}
 
         def here(text: str) -> str:
@@ -63,14 +75,12 @@ class Machine:
             text = re.sub(r"\b(878\d)\b", lambda match: ports[match[1]], text)
             for place, folder in places.items():
                 if text == place or text.startswith(f"{place}/"):
-                    text = f"{folder}{text.removeprefix(place)}"
+                    return f"{folder}{text.removeprefix(place)}"
             return text
 
         given: dict[str, str] = {}
-        for source in container["envFrom"]:
-            given |= (
-                self._secret if "secretRef" in source else the("ConfigMap", MANIFESTS, source["configMapRef"]["name"])["data"]
-            )
+        for source in container.get("envFrom", []):
+            given |= self._secret if "secretRef" in source else self._data_of(source["configMapRef"])
         for variable in container.get("env", []):
             field = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
             given[variable["name"]] = name if field == "metadata.name" else variable["value"]
@@ -93,12 +103,18 @@ class Machine:
         self._processes.append(process)
         return process, self._probe(container, ports)
 
+    def _data_of(self, reference: dict[str, Any]) -> dict[str, str]:
+        data: dict[str, str] = the("ConfigMap", list(self._manifests), reference["name"])["data"]
+        return data
+
     def _mount(self, name: str, mount: dict[str, Any], pod: dict[str, Any]) -> Path:
+        if mount["name"] in self._volumes:
+            return self._volumes[mount["name"]]
         folder = self._folder / name / mount["name"]
         folder.mkdir(parents=True)
         (volume,) = (one for one in pod["volumes"] if one["name"] == mount["name"])
         if "configMap" in volume:
-            for file, content in the("ConfigMap", MANIFESTS, volume["configMap"]["name"])["data"].items():
+            for file, content in self._data_of(volume["configMap"]).items():
                 (folder / file).write_text(content)
         return folder
 
@@ -120,8 +136,6 @@ class Machine:
 
 
 def _free_port() -> str:
-    import socket
-
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return str(one.getsockname()[1])
@@ -140,6 +154,71 @@ def answers(url: str) -> bool:
     with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as reply:
         return reply.status == 200
     return False
+
+
+@contextlib.contextmanager
+def cluster(machine: Machine, manifests: list[Manifest]) -> Iterator[str]:
+    """Start a scheduler and a worker; yield the URL of the scheduler's probe."""
+    try:
+        scheduler, health = machine.start(the("Deployment", manifests, "scheduler"))
+        until(lambda: answers(health), scheduler, machine)
+        worker, its_health = machine.start(the("Deployment", manifests, "workers"))
+        until(lambda: answers(its_health), worker, machine)
+        yield health
+    finally:
+        machine.close()
+
+
+def finished(machine: Machine, manifest: Manifest, which: str = "containers") -> str:
+    """Return the output of a container that ends well."""
+    process, _ = machine.start(manifest, which)
+    process.wait(timeout=600)
+    assert process.returncode == 0, machine.said()
+    return machine.logs[-1].read_text()
+
+
+def test_the_laptop_overlay_trains_on_rows_of_its_own(tmp_path: Path) -> None:
+    faulthandler.cancel_dump_traceback_later()
+    manifests, volume = list(built("overlays/laptop")), tmp_path / "volume"
+    volume.mkdir()
+    machine = Machine(tmp_path, {}, manifests, {"data": volume})
+    job = the("Job", manifests)
+    with cluster(machine, manifests):
+        finished(machine, job, "initContainers")
+        assert "200 iterations" in finished(machine, job)
+        rows = (volume / "demo" / "train.parquet").read_bytes()
+        finished(machine, job, "initContainers")
+        assert (volume / "demo" / "train.parquet").read_bytes() == rows, "the file was trained on under this name"
+        assert "nothing new" in finished(machine, the("CronJob", manifests))
+    assert sorted(path.name for path in volume.iterdir()) == ["checkpoints", "demo", "model.json", "model.json.ledger.json"]
+
+
+def test_with_the_component_all_connections_are_encrypted(tmp_path: Path) -> None:
+    faulthandler.cancel_dump_traceback_later()
+    (tmp_path / "overlay").mkdir()
+    manifests = overlay(tmp_path / "overlay", "overlays/laptop", components=["tls"])
+    volumes = {"data": tmp_path / "volume", "tls": tmp_path / "secret"}
+    for folder in volumes.values():
+        folder.mkdir()
+    # The certificate of the page.
+    page = (ROOT / "docs" / "deploy" / "kubernetes.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^ *(openssl req (?:.*\\\n)*.*)$", page, re.MULTILINE)
+    assert shutil.which("openssl"), "the page uses it"
+    subprocess.run(command + " && cp tls.crt ca.crt", shell=True, cwd=volumes["tls"], check=True, capture_output=True)
+    machine = Machine(tmp_path, {}, manifests, volumes)
+    job = the("Job", manifests)
+    with cluster(machine, manifests):
+        finished(machine, job, "initContainers")
+        assert "200 iterations" in finished(machine, job)
+        logs = "".join(log.read_text() for log in machine.logs)
+        assert "tls://" in logs and "tcp://" not in logs
+        # Without a certificate the scheduler sends nothing.
+        context = ssl.create_default_context(cafile=str(volumes["tls"] / "ca.crt"))
+        context.check_hostname = False
+        plain = socket.create_connection(("127.0.0.1", int(machine.ports["8786"])), timeout=30)
+        with plain, pytest.raises(OSError), context.wrap_socket(plain) as connection:
+            assert connection.recv(1) == b""
+            raise ConnectionResetError
 
 
 @pytest.fixture

@@ -12,10 +12,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import yaml
+
+import dboost
 
 ROOT = Path(__file__).parent.parent
 DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
@@ -82,6 +87,7 @@ def variables(stage: Stage) -> dict[str, str]:
         if name == "ARG":
             key, _, value = rest.partition("=")
             arguments[key] = value
+            known[key] = value.strip('"')
         if name == "ENV":
             for key, quoted, bare in re.findall(r'(\w+)=(?:"([^"]*)"|(\S*))', rest):
                 known[key] = _VARIABLE.sub(lambda match: {**arguments, **known}[match[1]], quoted or bare)
@@ -98,6 +104,47 @@ def test_the_image_is_small_and_runs_as_nobody() -> None:
     same = ("NUMBA_CACHE_DIR", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
     assert [variables(build)[name] for name in same] == [variables(final)[name] for name in same]
     assert all("--no-cache-dir" in step for step in build.of("RUN") if "pip install" in step)
+
+
+def test_the_documented_image_is_the_one_of_the_manifests() -> None:
+    commands = [(ROOT / "docs" / "deploy" / "image.md").read_text("utf-8"), DOCKERFILE.read_text("utf-8")]
+    (tag,) = {tag for text in commands for tag in re.findall(r"docker build .* -t (\S+)", text)}
+    # The folder of a user is writable for that user only; and the first process of a container ignores early signals.
+    (run,) = re.findall(r"^docker run ((?:.*\\\n)*.*)$", commands[0], re.MULTILINE)
+    assert '--user "$(id -u):$(id -g)"' in run and "--init" in run and f" {tag} " in run
+    kubernetes = ROOT / "deploy" / "kubernetes"
+    for file in kubernetes.rglob("kustomization.yaml"):
+        for image in yaml.safe_load(file.read_text("utf-8")).get("images", []):
+            assert f"{image['name']}:{image['newTag']}" == tag
+    for line in (ROOT / "docs" / "deploy" / "kubernetes.md").read_text("utf-8").splitlines():
+        if "kind load docker-image" in line:
+            assert line.split("#")[0].split()[-1] == tag and tag in line.split("#")[1]
+    assert tag == f"dboost:{dboost.__version__}"
+
+
+def test_only_what_is_asked_for_is_installed() -> None:
+    """pip installs what a -r line in a file of constraints names, as if it were required."""
+    _, (build, _) = stages()
+    made = "\n".join(step for step in build.of("RUN") if "> constraints.txt" in step)
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "requirements", Path(folder) / "requirements")
+        subprocess.run(["/bin/sh", "-ec", made], cwd=folder, check=True)
+        lines = (Path(folder) / "constraints.txt").read_text().splitlines()
+    (install,) = (step for step in build.of("RUN") if "pip install" in step)
+    assert "-c constraints.txt" in install and "requirements/" not in install
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert {line.partition("==")[0] for line in pins} >= {"numpy", "s3fs", "distributed"}
+    assert all(re.fullmatch(r"[\w.-]+==\S+( *;.*)?", line) for line in pins)
+    assert len({line.partition("==")[0] for line in pins}) == len(pins)
+
+
+def test_other_stores_are_build_arguments() -> None:
+    _, (build, _) = stages()
+    assert {"EXTRAS=s3", 'PACKAGES=""'} <= set(build.of("ARG"))
+    (install,) = (step for step in build.of("RUN") if "pip install" in step)
+    assert install.endswith('".[${EXTRAS}]" ${PACKAGES}')
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    assert {"s3", "gcs"} <= set(extras)
 
 
 def test_what_is_copied_is_let_through() -> None:
@@ -185,7 +232,8 @@ def test_the_steps_make_what_runs(tmp_path: Path) -> None:
         assert _all_files(image) == before
         size = sum(path.stat().st_size for path in image.rglob("*") if path.is_file() and not path.is_symlink())
         print(f"{size / 2**20:.0f} MiB in {image.name}")
-        assert size < 1200 * 2**20
+        assert size < 700 * 2**20
+        assert run("python", "-c", "import matplotlib").returncode != 0, "nothing asks for it"
     finally:
         for path in [image, *image.rglob("*")]:
             if path.is_dir() and not path.is_symlink():

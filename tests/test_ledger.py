@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,7 @@ def learned(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     calls: list[list[str]] = []
     real = dboost.fit
 
+    @functools.wraps(real)  # the command reads its keywords
     def fit(data: list[str], target: str, *, start_from: str | None = None, **options: Any) -> dboost.Booster:
         names = [Path(url).name for url in data]
         calls.append(names)
@@ -186,7 +188,7 @@ class TestRefused:
         assert main(COMMAND) == 0
         Path("data").rename("moved")
         assert "has learned from" in self.said(capsys, "train", "moved", *COMMAND[2:])
-        assert "cannot be combined with --start-from" in self.said(capsys, *COMMAND, "--start-from", "model.json")
+        assert "--start-from names another: old.json" in self.said(capsys, *COMMAND, "--start-from", "old.json")
 
     @pytest.mark.parametrize("text", ["{", "{}", "[]", '{"format": "dboost ledger", "version": 2}', "\xff"])
     def test_a_damaged_ledger(self, capsys: pytest.CaptureFixture[str], text: str) -> None:
@@ -201,6 +203,149 @@ class TestRefused:
         content["settled"][0]["files"] = ["part-1.parquet"]
         Path("model.json.ledger.json").write_text(json.dumps(content))
         assert "is damaged" in self.said(capsys)
+
+
+class TestSettingsOfABatch:
+    """A batch is finished with the settings with which it was begun, whatever became of the run."""
+
+    @staticmethod
+    def killed(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger.Ledger, "record_model", lambda *_: (_ for _ in ()).throw(Killed()))
+            with pytest.raises(Killed):
+                main((*COMMAND, *options))
+
+    def test_another_number_of_iterations_is_refused_by_name(
+        self, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        arrive(1, 2)
+        self.killed(monkeypatch, "--set", "max_iter=4")
+        assert main((*COMMAND, "--set", "max_iter=2")) == 2
+        assert capsys.readouterr().err == (
+            "dboost: model.json is being trained on 2 files with max_iter=4, not 2: finish that by the same command as before, "
+            'or remove "pending" from model.json.ledger.json to begin anew\n'
+        )
+        assert not Path("model.json").exists()
+        assert main((*COMMAND, "--set", "max_iter=4")) == 0
+        assert dboost.load("model.json").n_iter_ == 4
+        # The next batch may have others.
+        arrive(3)
+        assert main((*COMMAND, "--set", "max_iter=2")) == 0
+        assert dboost.load("model.json").n_iter_ == 6
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            (("--target", "b"), "target='y', not 'b'"),
+            (("--set", "learning_rate=0.3"), "learning_rate=0.2, not 0.3"),
+            (("--set", "max_depth=3"), "max_depth=None, not 3"),
+            (("--set", "max_leaf_nodes=none"), "max_leaf_nodes=31, not None"),
+            (("--set", "features=[a]"), "features=['a', 'b'], not ['a']"),
+            (("--eval", "data"), "eval_set=None, not 'data'"),
+            (("--set", "grow_policy=depthwise"), "growth='best_first', not 'depth_wise'"),
+        ],
+    )
+    def test_every_setting_of_the_model_is_compared(
+        self,
+        learned: list[list[str]],
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        options: tuple[str, ...],
+        said: str,
+    ) -> None:
+        arrive(1)
+        self.killed(monkeypatch, "--set", "learning_rate=0.2", "--set", "features=[a,b]")
+        assert main((*COMMAND, "--set", "learning_rate=0.2", "--set", "features=[a,b]", *options)) == 2
+        assert f"trained on 1 file with {said}: finish" in capsys.readouterr().err
+
+    def test_what_does_not_change_the_model_is_not_compared(
+        self, learned: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        arrive(1)
+        self.killed(monkeypatch, "--set", "grow_policy=depthwise", "--checkpoint", "kept")
+        others = ("growth=depth_wise", "max_iter=100", "n_threads=1", "memory_limit=1GiB", "checkpoint_every=3")
+        assert main((*COMMAND, *(word for other in others for word in ("--set", other)), "--checkpoint", "elsewhere")) == 0
+
+    def test_a_ledger_of_version_1_is_finished(self, learned: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+        arrive(1)
+        self.killed(monkeypatch)
+        content = json.loads(Path("model.json.ledger.json").read_text())
+        del content["pending"]["settings"]
+        Path("model.json.ledger.json").write_text(json.dumps(content | {"version": 1}))
+        assert main((*COMMAND, "--set", "max_iter=7")) == 0
+        assert json.loads(Path("model.json.ledger.json").read_text())["version"] == 2
+
+
+class TestSlips:
+    """What was wrong in a first command does not stay in the ledger."""
+
+    @pytest.mark.parametrize("checkpoint", [(), ("--checkpoint", "kept")])
+    def test_data_without_the_target(self, here: Path, checkpoint: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+        Path("other").mkdir()
+        pd.DataFrame({"a": [1.0]}).to_parquet("other/rows.parquet")
+        assert main(("train", "other", *COMMAND[2:], *checkpoint)) == 2
+        assert "no column 'y'" in capsys.readouterr().err
+        assert [path for path in Path().rglob("*") if path.is_file()] == [Path("other/rows.parquet")]
+        arrive(1)
+        assert main((*COMMAND, "--set", "max_iter=2", *checkpoint)) == 0
+
+    def test_a_wrong_parameter_for_the_next_batch(self, here: Path) -> None:
+        arrive(1)
+        assert main((*COMMAND, "--set", "max_iter=2")) == 0
+        before = Path("model.json.ledger.json").read_bytes()
+        arrive(2)
+        assert main((*COMMAND, "--set", "max_iter=-2")) == 2
+        assert Path("model.json.ledger.json").read_bytes() == before
+        assert main((*COMMAND, "--set", "max_iter=2")) == 0
+
+    def test_a_killed_run_on_another_folder(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        arrive(1)
+        Path("data").rename("wrong")
+        with monkeypatch.context() as patch:
+            patch.setattr(dboost, "fit", lambda *_, **__: (_ for _ in ()).throw(Killed()))
+            with pytest.raises(Killed):
+                main(("train", "wrong", *COMMAND[2:]))
+        assert Path("model.json.ledger.json").exists()
+        Path("data").mkdir()
+        arrive(2)
+        assert main((*COMMAND, "--set", "max_iter=2")) == 0
+        assert list(json.loads(Path("model.json.ledger.json").read_text())["settled"][0]["files"]) == ["part-2.parquet"]
+
+    def test_an_error_after_a_checkpoint_keeps_the_batch(
+        self, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        arrive(1)
+        options = ("--set", "max_iter=4", "--set", "checkpoint_every=1", "--checkpoint", "kept")
+        TestSettingsOfABatch.killed(monkeypatch, *options)
+        with monkeypatch.context() as patch:
+            patch.setattr(dboost, "fit", lambda *_, **__: (_ for _ in ()).throw(dboost.errors.DataError("bad rows")))
+            assert main((*COMMAND, *options)) == 2
+        assert json.loads(Path("model.json.ledger.json").read_text())["pending"]["settings"]["max_iter"] == 4
+        assert list(Path("kept").rglob("state.json"))
+        assert main((*COMMAND, *options)) == 0
+
+
+class TestContinueOnly:
+    """--start-from with the model at --output: the first fit is left to another command."""
+
+    def test_without_a_model(self, learned: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+        arrive(1)
+        assert main((*COMMAND, "--start-from", "model.json")) == 2
+        assert "there is no model at model.json yet" in capsys.readouterr().err
+        assert not Path("model.json.ledger.json").exists()
+        assert main(COMMAND) == 0
+        arrive(2)
+        assert main((*COMMAND, "--start-from", "model.json")) == 0
+        assert content() == ["part-1.parquet", "part-2.parquet"]
+
+    def test_the_first_fit_that_was_killed_is_not_finished(
+        self, learned: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        arrive(1)
+        TestSettingsOfABatch.killed(monkeypatch)
+        before = Path("model.json.ledger.json").read_bytes()
+        assert main((*COMMAND, "--set", "start_from=model.json")) == 2
+        assert Path("model.json.ledger.json").read_bytes() == before
 
 
 def test_names_do_not_depend_on_how_the_folder_is_spelled(here: Path) -> None:

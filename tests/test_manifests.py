@@ -6,6 +6,8 @@ import copy
 import inspect
 import tomllib
 from collections.abc import Iterator
+from fnmatch import fnmatch
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,20 @@ pytest.importorskip("jsonschema")
 from dask.utils import parse_timedelta
 from jsonschema import ValidationError
 
+from dboost.cli import demo_command
 from dboost.cli.arguments import gather, parameter_names, parse
-from tests.helpers.manifests import BUILT, FOLDER, Manifest, built, pods, read, the, validate
+from tests.helpers.manifests import BUILT, FOLDER, Manifest, built, overlay, pods, read, the, validate
 
 PLAIN = [
-    "shared/account.yaml", "shared/settings.yaml", "shared/network.yaml", "base/scheduler.yaml", "base/workers.yaml",
-    "base/train.yaml", "overlays/nightly/nightly.yaml",
+    "shared/account.yaml", "shared/settings.yaml", "shared/network.yaml", "shared/disruption.yaml", "base/scheduler.yaml",
+    "base/workers.yaml", "base/train.yaml", "overlays/nightly/nightly.yaml",
 ]  # fmt: skip
 OPERATOR = ["operator/cluster.yaml", "operator/autoscaler.yaml", "operator/job.yaml", "operator/network.yaml"]
+#: Resources that only some overlays have.
+OPTIONAL = ["overlays/laptop/volume.yaml", "components/metadata-server/network.yaml"]
+#: Resources whose schemas the validator does not have.
+CERT_MANAGER = ["components/tls-cert-manager/certificates.yaml"]
+COMPONENTS = ("components/tls", "components/tls-cert-manager", "components/metadata-server")
 CLIENTS = [("base/train.yaml", "Job"), ("overlays/nightly/nightly.yaml", "CronJob"), ("operator/job.yaml", "DaskJob")]
 
 
@@ -39,7 +47,7 @@ def every_pod() -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
 PODS = [pytest.param(labels, spec, id=f"{name} {spec['containers'][0]['name']}") for name, labels, spec in every_pod()]
 
 
-@pytest.mark.parametrize("name", [*PLAIN, *OPERATOR])
+@pytest.mark.parametrize("name", [*PLAIN, *OPTIONAL, *OPERATOR])
 def test_files_are_valid(name: str) -> None:
     for manifest in read(name):
         validate(manifest)
@@ -63,15 +71,15 @@ def test_what_kustomize_builds_is_valid(folder: str) -> None:
 
 
 def test_every_file_is_looked_at() -> None:
-    patches = {
-        "overlays/spot/workers.yaml",
-        "overlays/laptop/small.yaml",
-        "overlays/laptop/store.yaml",
-        "overlays/laptop/open.yaml",
-    }
+    patches = {f"overlays/laptop/{name}.yaml" for name in ("small", "places", "workers", "train", "nightly")}
+    patches |= {"overlays/spot/workers.yaml", *(f"components/tls/{name}.yaml" for name in ("places", "pods", "cron"))}
     there = {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.yaml") if path.name != "kustomization.yaml"}
-    assert there == {*PLAIN, *OPERATOR} | patches
-    assert {str(path.parent.relative_to(FOLDER)) for path in FOLDER.rglob("kustomization.yaml")} == {*BUILT, "shared"}
+    assert there == {*PLAIN, *OPTIONAL, *OPERATOR, *CERT_MANAGER} | patches
+    assert {str(path.parent.relative_to(FOLDER)) for path in FOLDER.rglob("kustomization.yaml")} == {
+        *BUILT,
+        *COMPONENTS,
+        "shared",
+    }
 
 
 @pytest.mark.parametrize(
@@ -243,6 +251,122 @@ def test_the_ports_and_the_label_are_those_of_the_operator() -> None:
     assert 'port_name="http-dashboard"' in asked
     default = inspect.signature(controller.get_scheduler_address).parameters["port_name"].default
     assert default == "tcp-comm"
+
+
+def egress_to(manifests: list[Manifest], address: str) -> set[tuple[int, str]]:
+    """Return port and protocol of what the policies permit to an address outside the cluster's own pods."""
+    found = set()
+    for policy in manifests:
+        for rule in policy["spec"].get("egress", []) if policy["kind"] == "NetworkPolicy" else []:
+            blocks = [ip_network(peer["ipBlock"]["cidr"]) for peer in rule.get("to", []) if "ipBlock" in peer]
+            if "to" not in rule or any(ip_address(address) in block for block in blocks):
+                found |= {(port["port"], port.get("protocol", "TCP")) for port in rule["ports"]}
+    return found
+
+
+def test_names_are_found_wherever_the_name_service_is() -> None:
+    manifests = read("shared/network.yaml")
+    for address in ("10.0.0.10", "169.254.20.10"):  # a service; NodeLocal DNSCache, an address of the node
+        assert {(53, "UDP"), (53, "TCP")} <= egress_to(manifests, address)
+    openshift = [rule for rule in the("NetworkPolicy", manifests)["spec"]["egress"] if "openshift-dns" in str(rule)]
+    assert [port["port"] for port in openshift[0]["ports"]] == [5353, 5353]
+
+
+def test_roles_of_service_accounts_get_their_credentials() -> None:
+    """What shared/account.yaml recommends instead of a secret."""
+    manifests = read("shared/network.yaml")
+    assert (80, "TCP") in egress_to(manifests, "169.254.170.23"), "EKS Pod Identity"
+    assert (988, "TCP") in egress_to(manifests, "169.254.169.252"), "GKE's metadata server"
+    node = "169.254.169.254"  # GKE's with Dataplane V2; elsewhere that of the node, whose role pods must not have
+    assert (80, "TCP") not in egress_to(manifests, node)
+    assert (80, "TCP") in egress_to(read("components/metadata-server/network.yaml"), node)
+
+
+def test_a_drain_takes_one_worker_at_a_time_and_is_never_blocked() -> None:
+    budget = the("PodDisruptionBudget", read("shared/disruption.yaml"))["spec"]
+    assert budget["maxUnavailable"] == 1
+    for _, labels, spec in every_pod():
+        is_worker = labels["app.kubernetes.io/component"] == "worker"
+        assert (budget["selector"]["matchLabels"].items() <= labels.items()) == is_worker
+        if is_worker:
+            (spread,) = spec["topologySpreadConstraints"]
+            assert spread["labelSelector"] == budget["selector"] and spread["whenUnsatisfiable"] == "ScheduleAnyway"
+
+
+@pytest.mark.parametrize(("labels", "spec"), PODS)
+def test_a_signal_before_python_has_started_ends_the_container(labels: dict[str, str], spec: dict[str, Any]) -> None:
+    """The kernel has no default action for signals to process 1 of a namespace, which is another one then."""
+    assert spec["shareProcessNamespace"] is True
+
+
+def test_the_nightly_job_never_does_the_work_of_the_first_fit() -> None:
+    commands = {}
+    for name, kind in CLIENTS:
+        (_, spec), *_ = pods(the(kind, read(name)))
+        commands[name] = parse(spec["containers"][0]["args"][1:])
+    nightly = commands["overlays/nightly/nightly.yaml"]
+    assert nightly.start_from == nightly.output
+    assert [command.start_from for command in commands.values() if command is not nightly] == [None, None]
+
+
+def test_a_small_cluster_needs_nothing_else() -> None:
+    """No store, no secret and no data of the user: every pod that reads data has the volume, and the rows are made first."""
+    manifests = built("overlays/laptop")
+    claim = the("PersistentVolumeClaim", list(manifests))["metadata"]["name"]
+    places = the("ConfigMap", list(manifests), "places")["data"]
+    assert all(places[name].startswith("/data/") for name in ("DBOOST_DATA", "DBOOST_MODEL", "DBOOST_CHECKPOINT"))
+    for manifest in manifests:
+        for labels, spec in pods(manifest):
+            if labels["app.kubernetes.io/component"] == "scheduler":
+                continue
+            (volume,) = (one for one in spec["volumes"] if "persistentVolumeClaim" in one)
+            assert volume["persistentVolumeClaim"]["claimName"] == claim
+            for container in (*spec["containers"], *spec.get("initContainers", [])):
+                assert {"name": volume["name"], "mountPath": "/data"} in container["volumeMounts"]
+                assert container["image"] == "dboost:0.1.0"
+                assert container["securityContext"]["readOnlyRootFilesystem"]
+    (_, spec), *_ = pods(the("Job", list(manifests)))
+    (first,) = spec["initContainers"]
+    folder = parse(first["args"][1:]).output
+    assert Path(places["DBOOST_DATA"]).parent == Path(folder) and fnmatch("train.parquet", Path(places["DBOOST_DATA"]).name)
+    assert places["DBOOST_TARGET"] == demo_command.TARGET
+
+
+@pytest.mark.parametrize("component", ["tls", "tls-cert-manager"])
+def test_the_component_brings_tls_to_every_pod(component: str, tmp_path: Path) -> None:
+    manifests = overlay(tmp_path, "overlays/nightly", components=[component])
+    places = the("ConfigMap", manifests, "places")["data"]
+    assert places["DBOOST_SCHEDULER"].startswith("tls://")
+    files = {value for name, value in places.items() if "__TLS__" in name}
+    assert len(files) == 3
+    plain = {(one["kind"], one["metadata"]["name"]): one for one in built("overlays/nightly")}
+    n_pods = 0
+    for manifest in manifests:
+        if manifest["apiVersion"].startswith("cert-manager.io/"):
+            continue
+        validate(manifest)
+        for (_, spec), (_, before) in zip(
+            pods(manifest), pods(plain[manifest["kind"], manifest["metadata"]["name"]]), strict=True
+        ):
+            n_pods += 1
+            (container,) = spec["containers"]
+            (volume,) = (one for one in spec["volumes"] if one not in before["volumes"])
+            (mount,) = (one for one in container["volumeMounts"] if one not in before["containers"][0]["volumeMounts"])
+            assert mount["name"] == volume["name"] and mount["readOnly"]
+            # The names in a secret of kubernetes.io/tls, as cert-manager writes it.
+            assert files == {f"{mount['mountPath']}/{name}" for name in ("ca.crt", "tls.crt", "tls.key")}
+            assert volume["secret"] == {"secretName": "dboost-tls", "defaultMode": 0o440}
+    assert n_pods == 4
+
+
+def test_the_certificates_are_for_both_sides_and_in_the_secret_of_the_pods() -> None:
+    manifests = read(*CERT_MANAGER)
+    issuers = {one["metadata"]["name"]: one["spec"] for one in manifests if one["kind"] == "Issuer"}
+    certificates = {one["metadata"]["name"]: one["spec"] for one in manifests if one["kind"] == "Certificate"}
+    own, ca = certificates["dboost-tls"], certificates["dboost-ca"]
+    assert own["secretName"] == "dboost-tls" and {"server auth", "client auth"} <= set(own["usages"])
+    assert issuers[own["issuerRef"]["name"]] == {"ca": {"secretName": ca["secretName"]}} and ca["isCA"]
+    assert issuers[ca["issuerRef"]["name"]] == {"selfSigned": {}}
 
 
 def test_durations_are_durations() -> None:

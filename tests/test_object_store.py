@@ -197,6 +197,24 @@ def test_access_denied_is_said_of_the_place(store: fsspec.AbstractFileSystem, mo
     assert storage_errors.missing_bucket(store, "lake/model.json") is None
 
 
+@pytest.mark.parametrize("denied", ["pipe_file", "rm_file"])
+def test_a_place_that_cannot_be_written_is_noticed_before_the_work(
+    store: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], denied: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("Forbidden")
+
+    monkeypatch.setattr(dboost, "fit", lambda *_, **__: pytest.fail("it was trained"))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), denied, refuse)
+        type(store).clear_instance_cache()  # fsspec sets methods of an instance when it is made
+        assert main((*TRAIN, "--output", "s3://lake/model.json")) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("dboost: --output: cannot write s3://lake/model.json: access is denied; ") and said.count("\n") == 1
+    for name in names(store):
+        store.rm(name)
+
+
 def test_addresses_are_shown_without_what_is_secret() -> None:
     for address, shown in {
         "s3://lake/rows": "s3://lake/rows",

@@ -2,14 +2,15 @@
 
 Data arrive as files, for example one partition per day. ``--only-new`` trains on those that the model at ``--output`` has not
 been trained on, and does nothing without new files; so one command is the first fit, the nightly continuation, and the restart
-after a crash. The model file is a function of rows, parameters and seed, so names and sizes of files are recorded in
+after a crash. The model file is a function of rows, settings and seed, so names and sizes of files are recorded in
 ``MODEL.ledger.json``.
 
 **No file is trained on twice or lost**, wherever the process is killed. No single step can write model and ledger together, so
 the ledger is a write-ahead log:
 
-1. *Next batch.* The files of the batch, and the digest of the model that is continued, are written as ``pending``. From now on
-   the batch is fixed: later files belong to the next one, so that a restarted run has the same data as its checkpoint.
+1. *Next batch.* The files of the batch, the settings that decide its model, and the digest of the model that is continued are
+   written as ``pending``. From now on the batch is fixed: later files belong to the next one, and a run with other settings is
+   refused. So a restarted run has the same data and settings as the checkpoint of the batch, and gives the same model.
 2. *Record the model.* After training, the digest of the new model is added to the pending batch; training is deterministic, so
    a restarted run gets the same digest.
 3. The model is saved atomically.
@@ -17,12 +18,20 @@ the ledger is a write-ahead log:
 
 A restarted run compares the digest of the model file: it is either that of the continued model (train, from the checkpoint if
 there is one), or the recorded one (commit). Any other file was written by another program, and is an error.
+
+**Mistakes do not stay in the ledger.** A batch whose data or settings turn out to be invalid before anything is in its
+checkpoint is withdrawn. A ledger of other data is an error if a model exists, and is begun anew otherwise.
+
+**One run at a time** has the ledger, from reading it to the last write: it holds the lease of the model (`dboost.cli.lease`).
 """
 
 from __future__ import annotations
 
+import inspect
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields, replace
 from hashlib import sha256
 from typing import Any
 
@@ -30,11 +39,18 @@ import fsspec
 
 import dboost
 from dboost._storage_errors import shown
+from dboost.cli.lease import Lease
+from dboost.config import lease_seconds
 from dboost.data.paths import find_files
 from dboost.errors import DataError, ParameterError
-from dboost.storage.atomic_write import FileMissingError, read_whole, write_whole
+from dboost.params import Parameters, canonical
+from dboost.storage.atomic_write import FileMissingError, read_whole, remove, write_whole
+from dboost.training.checkpoint import STATE, first_difference
 
-_FORMAT, _VERSION = "dboost ledger", 1
+#: Version 1 had no settings; its batches are finished with any.
+_FORMAT, _VERSION = "dboost ledger", 2
+#: Keywords of `dboost.fit` that do not decide the model, or are recorded otherwise.
+_NOT_SETTINGS = {"callbacks", "checkpoint", "checkpoint_every", "client", "n_threads", "progress", "start_from"}
 
 
 @dataclass(frozen=True)
@@ -45,13 +61,42 @@ class Batch:
     files: dict[str, int]
     #: Digest of the continued model; None for a first one.
     base: str | None
+    #: What else decides the new model: target and keywords of `dboost.fit`, see `model_settings`; None in version 1.
+    settings: dict[str, Any] | None
     #: Digest of the new model; None before the end of training.
     model: str | None = None
 
     @property
     def name(self) -> str:
-        """A name that is unique to these files and this continued model."""
-        return sha256(json.dumps([self.base, sorted(self.files.items())]).encode()).hexdigest()[:16]
+        """A name that is unique to these files, this continued model and these settings."""
+        settings = [] if self.settings is None else [self.settings]
+        return sha256(json.dumps([self.base, sorted(self.files.items()), *settings], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def model_settings(target: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides the model, beside the files and the continued model, as JSON types by name.
+
+    parameters : keywords of `dboost.fit`. Aliases are replaced by what they stand for.
+    """
+    named = {"target": target} | canonical(parameters)
+    ignored = _NOT_SETTINGS if named.get("arcbites") else _NOT_SETTINGS | {"memory_limit"}  # it decides the number of arcbites
+    given = {name: value for name, value in named.items() if name not in ignored}
+    plain: dict[str, Any] = json.loads(json.dumps(given, default=str))
+    return plain
+
+
+def _defaults() -> dict[str, Any]:
+    """Return the settings of `model_settings` that are not given."""
+    keywords = inspect.signature(dboost.fit).parameters.values()
+    found = {one.name: one.default for one in keywords if one.default is not inspect.Parameter.empty}
+    return found | {field.name: field.default for field in fields(Parameters) if field.default is not MISSING}
+
+
+@contextmanager
+def open_ledger(model: str, data: str, settings: dict[str, Any], checkpoint: str | None = None) -> Iterator[Ledger]:
+    """Open the ledger of a model for this run alone; see `Ledger` and `Lease` for arguments and errors."""
+    with Lease(model, lease_seconds()) as lease:
+        yield Ledger(model, data, settings, checkpoint, lease)
 
 
 class Ledger:
@@ -63,8 +108,12 @@ class Ledger:
         Path or URL of the model.
     data : str
         Path, folder, glob or URL.
-    checkpoint : str, optional
+    settings : dict
+        Those of the next batch, see `model_settings`.
+    checkpoint : str or None
         Folder or URL in which every batch has a checkpoint, removed when the batch is committed.
+    lease : Lease
+        Renewed before each write.
 
     Raises
     ------
@@ -72,16 +121,14 @@ class Ledger:
         If the ledger belongs to other data, or does not match the model.
     """
 
-    def __init__(self, model: str, data: str, checkpoint: str | None = None) -> None:
-        self._checkpoint = checkpoint
-        self.path = f"{model}.ledger.json"
-        self._model = model
+    def __init__(self, model: str, data: str, settings: dict[str, Any], checkpoint: str | None, lease: Lease) -> None:
+        self._model, self._settings, self._checkpoint = model, settings, checkpoint
+        self.path, self.lease = f"{model}.ledger.json", lease
         self._data = find_files(data)
+        self._base = self._digest()
         self._settled, self._pending = self._read()
-        digest = self._digest()
-        if self._pending is not None and self._pending.model is not None and digest == self._pending.model:
+        if self._pending is not None and self._pending.model is not None and self._base == self._pending.model:
             self.commit()
-        self._base = digest
         self._check_model()
 
     @property
@@ -96,6 +143,8 @@ class Ledger:
         ------
         DataError
             Naming a file whose size has changed, or a missing file of the interrupted batch.
+        ParameterError
+            Naming a setting that differs from that of the interrupted batch.
         """
         present = self._data.sizes
         for name, size in self.files.items():
@@ -108,8 +157,9 @@ class Ledger:
             new = {name: size for name, size in present.items() if name not in self.files}
             if not new:
                 return None
-            self._pending = Batch(new, self._base)
+            self._pending = Batch(new, self._base, self._settings)
             self._write()
+        self._check_settings(self._pending)
         for name, size in self._pending.files.items():
             if present.get(name) != size:
                 what = "is gone" if name not in present else f"has {present[name]:,} bytes instead of {size:,}"
@@ -136,11 +186,27 @@ class Ledger:
     def commit(self) -> None:
         """Move the pending batch to the settled ones, after its model has been saved."""
         assert self._pending is not None
+        self.lease.renew()
         if self._checkpoint is not None:
-            _remove_folder(self.checkpoint(self._pending))
+            remove(self.checkpoint(self._pending))
         self._settled = [*self._settled, self._pending]
         self._pending = None
         self._write()
+
+    def withdraw(self) -> None:
+        """Drop the pending batch after an error of its data or settings, unless its checkpoint contains iterations."""
+        assert self._pending is not None
+        if self._checkpoint is not None:
+            folder = self.checkpoint(self._pending)
+            if _exists(f"{folder}/{STATE}"):
+                return
+            remove(folder)
+        self._pending = None
+        if self._settled:
+            self._write()
+        else:
+            self.lease.renew()
+            remove(self.path)
 
     def _digest(self) -> str | None:
         try:
@@ -161,6 +227,19 @@ class Ledger:
             )
         raise DataError(f"{model} is not the model that {ledger} tells of: restore that one, or remove both to begin anew")
 
+    def _check_settings(self, pending: Batch) -> None:
+        if pending.settings is None:
+            return
+        defaults = _defaults()
+        differs = first_difference(defaults | pending.settings, defaults | self._settings)
+        if differs is not None:
+            name, recorded, given = differs
+            files = f"{len(pending.files):,} file{'s' * (len(pending.files) != 1)}"
+            raise ParameterError(
+                f"{shown(self._model)} is being trained on {files} with {name}={recorded!r}, not {given!r}: "
+                f'finish that by the same command as before, or remove "pending" from {shown(self.path)} to begin anew'
+            )
+
     def _read(self) -> tuple[list[Batch], Batch | None]:
         try:
             content = json.loads(read_whole(self.path))
@@ -169,18 +248,21 @@ class Ledger:
         except ValueError as error:
             raise _damaged(self.path, error) from error
         try:
-            if content["format"] != _FORMAT or content["version"] != _VERSION:
+            if content["format"] != _FORMAT or content["version"] not in (1, _VERSION):
                 raise ValueError("it is no ledger of this version")
-            settled, pending = [_batch(one) for one in content["settled"]], content["pending"]
+            settled = [_batch(one) for one in content["settled"]]
+            pending = None if content["pending"] is None else _batch(content["pending"])
             root = content["data"]
         except (KeyError, TypeError, ValueError) as error:
             raise _damaged(self.path, error) from error
         if root != shown(self._data.root):
+            if not settled and self._base is None:
+                return [], None
             raise ParameterError(
                 f"{shown(self._model)} has learned from {root}, not {shown(self._data.root)}: if the files have moved, change "
                 f'"data" in {shown(self.path)}'
             )
-        return settled, None if pending is None else _batch(pending)
+        return settled, pending
 
     def _write(self) -> None:
         pending = None if self._pending is None else vars(self._pending)
@@ -191,22 +273,23 @@ class Ledger:
             "settled": [vars(batch) for batch in self._settled],
             "pending": pending,
         }
+        self.lease.renew()
         write_whole(self.path, json.dumps(content, indent=1).encode())
 
 
-def _remove_folder(path: str) -> None:
-    """Remove a folder if it exists."""
+def _exists(path: str) -> bool:
     files, name = fsspec.url_to_fs(path)
     files.invalidate_cache()
-    if files.exists(name):
-        files.rm(name, recursive=True)
+    return bool(files.exists(name))
 
 
 def _batch(found: dict[str, Any]) -> Batch:
-    files, base, model = found["files"], found["base"], found["model"]
+    files, base, model, settings = found["files"], found["base"], found["model"], found.get("settings")
+    if not isinstance(settings, dict | None):
+        raise ValueError("its settings are not values by name")
     if not (isinstance(files, dict) and all(isinstance(size, int) for size in files.values())):
         raise ValueError("its files are not names with sizes")
-    return Batch(files, base, model)
+    return Batch(files, base, settings, model)
 
 
 def _damaged(path: str, error: Exception) -> DataError:

@@ -18,14 +18,22 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from dboost._storage_errors import is_failure, missing_bucket, reason, shown
-from dboost.errors import DBoostError, ParameterError
+from dboost.errors import DBoostError, ModelFileError, ParameterError
+from dboost.storage.atomic_write import try_writing
 
 
 def check(path: str, option: str) -> None:
-    """Raise a `ParameterError` if `path` cannot be written: wrong kind, a folder with files, a missing folder."""
+    """Raise a `ParameterError` if `path` cannot be written: wrong kind, a folder with files, a missing folder, no permission.
+
+    A small file is written beside it and removed again.
+    """
     with _usable(option, path):
         files, name = fsspec.url_to_fs(path)
         _check_target(files, name, path, option)
+    try:
+        try_writing(path)
+    except ModelFileError as error:
+        raise ParameterError(f"{option}: {error}") from error
 
 
 def _check_target(files: Any, name: str, path: str, option: str) -> None:

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import dboost
-from dboost._storage_errors import shown
+from dboost._storage_errors import is_passing, shown
 from dboost.cli import arguments as settings
 from dboost.cli import outputs
-from dboost.cli.ledger import Ledger
+from dboost.cli.ledger import model_settings, open_ledger
 from dboost.distributed.client import cluster_at
-from dboost.errors import DataError, ParameterError
+from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.storage.atomic_write import write_whole
 
 
@@ -57,22 +57,34 @@ def _train(
 
 def _train_on_new(arguments: argparse.Namespace, parameters: dict[str, Any]) -> None:
     """Train a first model, or continue it on the new files; see `dboost.cli.ledger`."""
-    if any(parameters.get(name) is not None for name in ("start_from", "init_model")):
-        raise ParameterError("--only-new continues the model at --output and cannot be combined with --start-from")
+    model, data = arguments.output, arguments.data
+    continued = [parameters.pop(name, None) for name in ("start_from", "init_model")]
+    for given in continued:
+        if given not in (None, model):
+            raise ParameterError(f"--only-new continues the model at --output, and --start-from names another: {shown(given)}")
     checkpoint = parameters.get("checkpoint")
-    ledger = Ledger(arguments.output, arguments.data, checkpoint)
-    batch = ledger.next_batch()
-    if batch is None:
-        if not ledger.files:
-            raise DataError(f"there is no file at {shown(arguments.data)}")
-        print(f"nothing new at {shown(arguments.data)}: {shown(arguments.output)} has learned from all that is there")
-        return
-    if batch.base is not None:
-        parameters["start_from"] = arguments.output
-    if checkpoint is not None:
-        parameters["checkpoint"] = ledger.checkpoint(batch)
-    _train(arguments, ledger.urls(batch), parameters, lambda booster: ledger.record_model(booster.sha256))
-    ledger.commit()
+    with open_ledger(model, data, model_settings(arguments.target, parameters), checkpoint) as ledger:
+        if any(continued) and not ledger.files:
+            raise DataError(f"there is no model at {shown(model)} yet: the first fit is the same command without --start-from")
+        batch = ledger.next_batch()
+        if batch is None:
+            if not ledger.files:
+                raise DataError(f"there is no file at {shown(data)}")
+            print(f"nothing new at {shown(data)}: {shown(model)} has learned from all that is there")
+            return
+        if batch.base is not None:
+            parameters["start_from"] = model
+        if checkpoint is not None:
+            parameters["checkpoint"] = ledger.checkpoint(batch)
+        if not parameters.get("refit_leaves"):  # which has no iterations
+            parameters["callbacks"] = ledger.lease.check
+        try:
+            _train(arguments, ledger.urls(batch), parameters, lambda booster: ledger.record_model(booster.sha256))
+        except (DataError, ParameterError, InputTypeError) as error:
+            if not is_passing(error):
+                ledger.withdraw()
+            raise
+        ledger.commit()
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -8,6 +8,7 @@ object visible in one put.
 from __future__ import annotations
 
 import os
+import posixpath
 import uuid
 from pathlib import Path
 
@@ -40,6 +41,79 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
             _replace(Path(target), data)
         else:
             filesystem.pipe_file(target, data)
+    except Exception as error:
+        raise _file_error("write", name, error) from error
+
+
+def create_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a new file. A reader may find a local file before its content.
+
+    In a store without conditional writes, two processes may both create the file at the same time.
+
+    Raises
+    ------
+    FileExistsError
+        If there is such a file.
+    ModelFileError
+        Naming the file.
+    """
+    name = os.fspath(path)
+    try:
+        filesystem, target = fsspec.url_to_fs(name)
+        if is_a(filesystem, "fsspec.implementations.local", "LocalFileSystem"):
+            with open(target, "xb") as file:
+                file.write(data)
+            return
+        filesystem.invalidate_cache()
+        if filesystem.exists(target):  # some libraries ignore the mode
+            raise FileExistsError(name)
+        try:
+            filesystem.pipe_file(target, data, mode="create")
+        except FileExistsError:
+            raise
+        except Exception:  # the library does not know the mode, or the store the condition
+            filesystem.pipe_file(target, data)
+    except FileExistsError:
+        raise
+    except Exception as error:
+        raise _file_error("write", name, error) from error
+
+
+def remove(path: str | os.PathLike[str]) -> None:
+    """Remove a file, or a folder with its content, if it exists.
+
+    Raises
+    ------
+    ModelFileError
+        Naming the file.
+    """
+    name = os.fspath(path)
+    try:
+        filesystem, target = fsspec.url_to_fs(name)
+        filesystem.invalidate_cache()
+        if filesystem.exists(target):
+            filesystem.rm(target, recursive=True)
+    except Exception as error:
+        raise _file_error("remove", name, error) from error
+
+
+def try_writing(path: str | os.PathLike[str]) -> None:
+    """Write a small file beside a path and remove it, so that a place without permission is noticed before the work.
+
+    Raises
+    ------
+    ModelFileError
+        Naming the path.
+    """
+    name = os.fspath(path)
+    try:
+        filesystem, target = fsspec.url_to_fs(name)
+        if is_a(filesystem, "fsspec.implementations.local", "LocalFileSystem"):
+            target = Path(target).resolve().as_posix()
+        folder, base = posixpath.split(target.rstrip("/"))
+        trial = posixpath.join(folder, f".{base[:100]}.{uuid.uuid4().hex[:8]}.part")
+        filesystem.pipe_file(trial, b"dboost tests whether it can write here\n")
+        filesystem.rm_file(trial)
     except Exception as error:
         raise _file_error("write", name, error) from error
 

@@ -78,7 +78,7 @@ class Checkpoint:
     Raises
     ------
     ModelFileError
-        When the folder cannot be read, or its state is damaged or of a newer version.
+        When the folder cannot be read or written, or its state is damaged or of a newer version.
     """
 
     def __init__(self, path: str | os.PathLike[str], every: int) -> None:
@@ -281,6 +281,7 @@ class Checkpoint:
                 for entry in os.scandir(folder):  # temporary files of a process that was killed while it wrote
                     if entry.name.startswith((f".{STATE}.", ".trees-")):
                         os.unlink(entry)
+            files.try_writing(f"{self.path}/{STATE}")
         except (OSError, ValueError, ImportError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise ModelFileError(f"cannot keep a checkpoint in {self.path}: {reason}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -20,8 +21,9 @@ import yaml
 FOLDER = Path(__file__).parent.parent.parent / "deploy" / "kubernetes"
 #: The folders for `kubectl apply -k`.
 BUILT = ("base", "overlays/laptop", "overlays/nightly", "overlays/spot", "operator")
-#: The oldest supported and the newest known version of Kubernetes.
-VERSIONS = ("1.31", kubernetes_validate.latest_version())
+_NEWEST = int(kubernetes_validate.latest_version().split(".")[1])
+#: The oldest supported and the last four known versions of Kubernetes.
+VERSIONS = ("1.31", *(f"1.{_NEWEST - k}" for k in (3, 2, 1, 0)))
 _OPERATOR = "kubernetes.dask.org/v1"
 
 Manifest = dict[str, Any]
@@ -40,13 +42,25 @@ def the(kind: str, manifests: list[Manifest], name: str = "") -> Manifest:
 @functools.cache
 def built(folder: str) -> tuple[Manifest, ...]:
     """Return what Kustomize builds from a folder."""
+    return tuple(_build(FOLDER / folder))
+
+
+def overlay(folder: Path, base: str, components: list[str]) -> list[Manifest]:
+    """Return what Kustomize builds from an overlay with components, as a user writes it, in an empty folder."""
+    ours = Path(os.path.relpath(FOLDER, folder.resolve()))
+    lines = {"resources": [str(ours / base)], "components": [str(ours / "components" / name) for name in components]}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(lines))
+    return _build(folder)
+
+
+def _build(folder: Path) -> list[Manifest]:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl, which builds Kustomize's overlays, is not installed")
-    done = subprocess.run([kubectl, "kustomize", str(FOLDER / folder)], capture_output=True, text=True)
+    done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not done.stderr, f"kustomize warns: {done.stderr}"
-    return tuple(yaml.safe_load_all(done.stdout))
+    return list(yaml.safe_load_all(done.stdout))
 
 
 def validate(manifest: Manifest) -> None:
