@@ -25,7 +25,9 @@ _PASSED = ("PIP_", "SSL_", "REQUESTS_")
 def environment(home: Path) -> dict[str, str]:
     """Return the variables of a new user, who has an empty home and nothing of this process but the way to pip's index."""
     passed = {key: value for key, value in os.environ.items() if key.startswith(_PASSED) or "proxy" in key.lower()}
-    return {**passed, "HOME": str(home), "PATH": "/usr/bin:/bin", "NUMBA_CACHE_DIR": str(home / "kernels")}
+    own = {"HOME": str(home), "PATH": "/usr/bin:/bin", "NUMBA_CACHE_DIR": str(home / "kernels")}
+    # Workers that import everything for the first time, on a busy machine, may take longer than the default.
+    return {**passed, **own, "DASK_DBOOST__PATIENCE": "60s"}
 
 
 def run(command: Sequence[str | Path], folder: Path, home: Path, minutes: float = 15) -> str:
