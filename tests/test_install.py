@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import portable_fits
-from tests.helpers.installed import COMMANDS, PYTHON_BLOCKS, ROOT, find_python, lower_bounds, needs_an_index, run
+from tests.helpers.installed import COMMANDS, PATIENT, PYTHON_BLOCKS, ROOT, find_python, lower_bounds, needs_an_index, run
 
 RUNNING = f"3.{sys.version_info[1]}"
 PINNED = ROOT / "requirements" / "run.txt"
@@ -71,9 +71,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def models_here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The digests of the models that this Python trains, from the checkout."""
     folder = tmp_path_factory.mktemp("here")
-    paths = {"PYTHONPATH": str(ROOT)}
+    own = {"PYTHONPATH": str(ROOT), **PATIENT}
     command = [sys.executable, portable_fits.__file__]
-    done = subprocess.run(command, cwd=folder, env=os.environ | paths, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, cwd=folder, env=os.environ | own, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return read_digests(done.stdout)
 

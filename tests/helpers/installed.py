@@ -18,6 +18,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PYTHON_BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 #: The README's commands.
 COMMANDS = re.findall(r"^dboost (?:train|inspect|predict) .*$", README, re.MULTILINE)
+#: Workers that import everything for the first time, on a busy machine, may take longer than the default.
+PATIENT = {"DASK_DBOOST__PATIENCE": "60s"}
 #: The variables that pip needs to reach its index.
 _PASSED = ("PIP_", "SSL_", "REQUESTS_")
 
@@ -26,8 +28,7 @@ def environment(home: Path) -> dict[str, str]:
     """Return the variables of a new user, who has an empty home and nothing of this process but the way to pip's index."""
     passed = {key: value for key, value in os.environ.items() if key.startswith(_PASSED) or "proxy" in key.lower()}
     own = {"HOME": str(home), "PATH": "/usr/bin:/bin", "NUMBA_CACHE_DIR": str(home / "kernels")}
-    # Workers that import everything for the first time, on a busy machine, may take longer than the default.
-    return {**passed, **own, "DASK_DBOOST__PATIENCE": "60s"}
+    return {**passed, **own, **PATIENT}
 
 
 def run(command: Sequence[str | Path], folder: Path, home: Path, minutes: float = 15) -> str:
