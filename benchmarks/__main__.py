@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cold_start, picture, profile, shap
+from benchmarks import cold_start, peers, picture, profile, shap
 from benchmarks.engines import ENGINES, USUAL, can_fit
 from benchmarks.race import Result, peak_memory, race, spread
 from benchmarks.workloads import MAIN, OTHERS, WORKLOADS, Workload
@@ -30,7 +30,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     load = os.getloadavg()[0]
     if load > 0.5:
         _progress(f"caution: the machine is busy (load {load:.1f}), times and even ratios will mislead")
+    libraries = [library for library in peers.DISTRIBUTIONS if any(engine.startswith(library) for engine in options.engines)]
+    for text in peers.warnings(libraries):
+        _progress(text)
     first = options.engines[0]
+    console.print(peers.describe(libraries))
     console.print(f"×: seconds ÷ {first}'s seconds of the same round, median over rounds (smallest–largest)")
     report = {}
     for name in options.workloads:

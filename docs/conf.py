@@ -46,7 +46,9 @@ html_math_renderer = "mathtext"
 html_static_path = ["_static"]
 html_css_files = ["dboost.css"]
 #: Pages without siblings need no sidebar.
-html_sidebars: dict[str, list[str]] = {page: [] for page in ("index", "quickstart", "gallery", "changelog")}
+html_sidebars: dict[str, list[str]] = {
+    page: [] for page in ("index", "install", "quickstart", "gallery", "versioning", "changelog")
+}
 #: Old names of pages that have been renamed.
 redirects = {
     "api/errors": "guide/errors",

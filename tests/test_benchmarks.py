@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.version import Version
 
 import dboost
 from benchmarks import (
@@ -16,6 +19,7 @@ from benchmarks import (
     curves,
     fixed_fits,
     limits,
+    peers,
     profile,
     race,
     scaling,
@@ -36,13 +40,37 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_older_peers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"lightgbm": "4.10.0", "xgboost": "3.2.0"}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(peers, "version", version)
+    assert peers.describe(peers.DISTRIBUTIONS).endswith(", lightgbm 4.10.0, xgboost 3.2.0, sklearn not installed")
+    (warning,) = peers.warnings(peers.DISTRIBUTIONS)
+    assert f"xgboost 3.2.0 is older than {peers.pinned('xgboost')} of" in warning
+    installed["xgboost"] = str(peers.pinned("xgboost"))
+    assert peers.warnings(peers.DISTRIBUTIONS) == []
+
+
+def test_the_pinned_peers_are_at_least_those_of_the_tests() -> None:
+    text = (peers.REQUIREMENTS / "dev.txt").read_text() + (peers.REQUIREMENTS / "run.txt").read_text()
+    for library, (name, *_) in peers.DISTRIBUTIONS.items():
+        found = re.search(rf"^{name}==(\S+)$", text, re.MULTILINE)
+        assert found and Version(found[1]) <= peers.pinned(library)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [["W5"], pytest.param(["W1b", "W5"], marks=pytest.mark.slow)], ids=" ".join)
 def test_the_race(names: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, picture = folder / "report.json", folder / "race.svg"
     options = ["--rounds", "2", "--threads", "1", "--no-memory", "--output", str(output), "--plot", str(picture)]
     main(["--quick", "--workloads", ",".join(names), *options])
-    drawn = capsys.readouterr().out
+    drawn, said = capsys.readouterr()
+    assert peers.describe(peers.DISTRIBUTIONS) in drawn and all(text in said for text in peers.warnings(peers.DISTRIBUTIONS))
     report = json.loads(output.read_text())
     assert list(report) == names
     for name, results in report.items():

@@ -1,20 +1,33 @@
-"""The README's Python code runs unchanged."""
+"""The README's Python code runs unchanged, also when it is pasted line by line into an interactive Python."""
 
 from __future__ import annotations
 
-import re
+import code
+import sys
 from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parent.parent / "README.md"
+from tests.helpers.installed import PYTHON_BLOCKS
+
+
+class Console(code.InteractiveConsole):
+    """An interactive interpreter that raises what it would print."""
+
+    def showsyntaxerror(self, *_: object, **__: object) -> None:
+        raise
+
+    def showtraceback(self) -> None:
+        raise
 
 
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    assert blocks, "the README has no examples"
+    assert PYTHON_BLOCKS, "the README has no examples"
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, README.name, "exec"), names)
+    monkeypatch.setattr(sys, "displayhook", lambda value: None)
+    console = Console()
+    for block in PYTHON_BLOCKS:
+        for line in f"{block}\n".split("\n"):
+            console.push(line)
     assert capsys.readouterr().out.strip(), "the examples print something"
+    assert {"again", "on_cluster"} <= console.locals.keys()
