@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dboost.booster import Booster, from_lightgbm, from_xgboost, load
     from dboost.estimators import DBoostClassifier, DBoostRegressor
     from dboost.params import ArcBites, EarlyStopping
+    from dboost.sizing import Plan, plan
     from dboost.training.callbacks import Iteration
 
 
@@ -46,12 +47,14 @@ __all__ = [
     "MissingExtraError",
     "ModelFileError",
     "ParameterError",
+    "Plan",
     "__version__",
     "continue_on",
     "fit",
     "from_lightgbm",
     "from_xgboost",
     "load",
+    "plan",
     "prepare",
 ]
 
@@ -65,11 +68,13 @@ _LATE = {
     "DBoostRegressor": "estimators",
     "EarlyStopping": "params",
     "Iteration": "training.callbacks",
+    "Plan": "sizing",
     "continue_on": "api",
     "fit": "api",
     "from_lightgbm": "booster",
     "from_xgboost": "booster",
     "load": "booster",
+    "plan": "sizing",
     "prepare": "api",
 }
 
