@@ -108,7 +108,7 @@ class Plan:
             ("all rows, binned", format_bytes(self.memory)),
             ("temporary files", f"{format_bytes(self.disk_per_worker)} per worker"),
             ("added to the client", format_bytes(self.client_memory)),
-            ("minutes, about", f"{_few(self.minutes)} (loading {_few(self.loading_minutes)})"),
+            ("time, about", f"{_duration(self.minutes)} (loading {_duration(self.loading_minutes)})"),
         ]
 
     def _title(self) -> str:
@@ -242,7 +242,9 @@ class _Fit:
         """Return the bytes of a worker until the raw values are released: the largest of reading, sampling and encoding."""
         raw = n_rows * self.raw_row
         metadata = n_rows * 8 * (1 + self.spec.weighted)
-        reading = 2 * min(self.threads * self.partition, raw)
+        # Each thread reads a partition, as far as there are so many, and a partition is never divided between workers.
+        one = min(self.partition, self.rows * self.raw_row) if n_rows else 0
+        reading = 2 * min(self.threads * one, max(raw, one))
         sampling = self.sample_bytes * n_rows // self.rows
         encoding = n_rows * (len(self.spec.layout.n_bins) + 8 * (1 + self.spec.n_outputs))
         return min(raw, RETAIN_BYTES, self.spare.retained) + metadata + max(reading, sampling, encoding)
@@ -289,7 +291,7 @@ class _Fit:
             workers += max(workers // 50, 1)
             if workers > MOST_WORKERS:
                 raise ParameterError(
-                    f"minutes={minutes:g} is less than any number of workers takes ({_few(best)} at least): use fewer "
+                    f"minutes={minutes:g} is less than any number of workers takes ({_duration(best)} at least): use fewer "
                     "iterations or columns, or a subset of the rows"
                 )
         return workers
@@ -374,6 +376,8 @@ def _check_count(name: str, value: Any) -> None:
         raise ParameterError(f"{name}={value!r} must be a positive whole number")
 
 
-def _few(number: float) -> str:
-    """Return a number with two significant digits, without an exponent."""
-    return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
+def _duration(minutes: float) -> str:
+    """Return a duration as text, with two significant digits."""
+    if minutes < 1:
+        return f"{max(minutes * 60, 1):.0f} s"
+    return f"{minutes:.2g} min" if minutes < 100 else f"{minutes / 60:.2g} h" if minutes < 6000 else f"{minutes / 60:,.0f} h"

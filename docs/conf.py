@@ -24,6 +24,7 @@ extensions = [
     "sphinx_design",
     "mathtext",
     "gallery",
+    "printed",
 ]
 exclude_patterns = ["_build", "_ext", "_generated"]
 
