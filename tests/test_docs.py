@@ -17,26 +17,66 @@ from dboost.params import Parameters
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+sys.path.append(str(DOCS / "_ext"))
+
+import printed  # noqa: E402
+from printed import BLOCK  # noqa: E402
+
+#: Pages that take longer than a few seconds: they start clusters of processes.
+SLOW = {"notebooks/taxi_killed_worker.md", "notebooks/taxi_out_of_core.md", "notebooks/from_xgboost_dask.md"}
 
 
 def pages() -> list[Path]:
-    return sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)
+    return sorted(page for page in DOCS.rglob("*.md") if not {"_build", "_generated"} & set(page.parts))
 
 
 def named(paths: list[Path]) -> list[object]:
-    return [pytest.param(path, id=str(path.relative_to(DOCS))) for path in paths]
+    names = {path: path.relative_to(DOCS).as_posix() for path in paths}
+    return [pytest.param(path, id=name, marks=[pytest.mark.slow] if name in SLOW else []) for path, name in names.items()]
 
 
 @pytest.mark.parametrize("page", named([page for page in pages() if BLOCK.search(page.read_text(encoding="utf-8"))]))
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    text = page.read_text(encoding="utf-8")
-    # A module, so that classes defined on the page have one.
-    names: dict[str, object] = {"__name__": "__main__"}
-    for block in BLOCK.finditer(text):
-        lines_above = text[: block.start(1)].count("\n")
-        exec(compile("\n" * lines_above + block[1], str(page), "exec"), names)
+    printed.run_here(page.read_text(encoding="utf-8"), str(page), tmp_path / "figure")
+
+
+def test_what_a_block_prints_and_draws_is_shown_below_it(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Title\n\n```python\nx = 3\nprint('x is', x)\n```\n\nBetween.\n\n```python\nx += 1\n```\n\n"
+        "```python\nimport matplotlib.pyplot as plt\nplt.plot([x])\nprint('```')\n```\n\n```text\nno code\n```\n"
+    )
+    blocks = printed.run(page, tmp_path / "results" / "page")
+    assert [block["text"] for block in blocks] == ["x is 3\n", "", "```\n"]
+    (figure,) = blocks[2]["figures"]
+    assert "<svg" in (tmp_path / "results" / figure).read_text()
+    shown = printed.with_output(page.read_text(), blocks, "results/page")
+    assert (
+        shown.index("print('x is', x)")
+        < shown.index("\nx is 3\n")
+        < shown.index("Between.")
+        < shown.index(f"/results/{figure}")
+    )
+    assert "````{code-block} text\n:class: printed\n\n```\n````" in shown
+    assert shown.count(":class: printed") == 2
+
+    assert printed.run(page, tmp_path / "results" / "page") == blocks, "results of the same code are kept"
+    page.write_text("\n```python\nprint(4)\n```\n")
+    assert printed.run(page, tmp_path / "results" / "page")[0]["text"] == "4\n"
+    page.write_text("\n```python\n1 / 0\n```\n")
+    with pytest.raises(RuntimeError, match=r"page\.md.*line 3[\s\S]*ZeroDivisionError"):
+        printed.run(page, tmp_path / "results" / "page")
+
+
+def test_a_page_as_a_notebook_has_its_code_and_text() -> None:
+    for page in (DOCS / "notebooks").glob("*_*.md"):
+        text = page.read_text(encoding="utf-8")
+        notebook = printed.as_notebook(text)
+        code = ["".join(cell["source"]) + "\n" for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        assert code == BLOCK.findall(text) != []
+        assert "".join(notebook["cells"][0]["source"]).startswith("# ")
+        assert not any(cell.get("outputs") for cell in notebook["cells"])
 
 
 def test_code_is_found_on_the_pages_that_teach() -> None:
@@ -76,6 +116,8 @@ def test_the_documents_build_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(DOCS), str(tmp_path / "html")]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"PYTHONHASHSEED": "0"})
     assert built.returncode == 0, built.stderr
+    quick_start = (tmp_path / "html" / "quickstart.html").read_text(encoding="utf-8")
+    assert re.search(r'class="printed[\s\S]*&lt;Booster: log_loss, 2 classes, 50 iterations, 30 features&gt;', quick_start)
     for page in (tmp_path / "html").rglob("*.html"):
         assert loads_from_elsewhere(page.read_text(encoding="utf-8")) == [], page
 
