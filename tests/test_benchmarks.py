@@ -18,6 +18,7 @@ from benchmarks import (
     limits,
     profile,
     race,
+    readme_pictures,
     scaling,
     shap,
     trimming,
@@ -155,6 +156,20 @@ def cells(drawn: str) -> list[list[str]]:
 
 
 @pytest.mark.slow
+def test_the_screen_of_a_terminal() -> None:
+    """A progress bar of two lines that is drawn twice leaves its last state; colors stay, other commands are ignored."""
+    bar = "\x1b[?25lstep 1\r\nscore 9\r\x1b[2K\x1b[1A\x1b[2Kstep \x1b[32m2\x1b[0m\r\nscore 8\r\n\x1b[?25hdone\r\n"
+    assert readme_pictures.screen(bar) == ["step \x1b[32m2\x1b[0m", "score 8", "done", ""]
+
+
+@pytest.mark.parametrize("name", ["terminal", "summary"])
+def test_pictures_of_the_readme_load_nothing(name: str) -> None:
+    root = Path(readme_pictures.__file__).parent.parent
+    picture = (root / "docs" / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
+    assert f"docs/pictures/{name}.svg" in (root / "README.md").read_text(encoding="utf-8")
+    assert "@font-face" not in picture and "@import" not in picture and "url(http" not in picture
+
+
 def test_scaling(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = folder / "scaling.svg"
     scaling.main(["--quick", "--trees", "3", "--sweeps", "threads,classes", "--plot", str(picture)])
