@@ -155,7 +155,6 @@ def cells(drawn: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in drawn.splitlines() if "│" in line]
 
 
-@pytest.mark.slow
 def test_the_screen_of_a_terminal() -> None:
     """A progress bar of two lines that is drawn twice leaves its last state; colors stay, other commands are ignored."""
     bar = "\x1b[?25lstep 1\r\nscore 9\r\x1b[2K\x1b[1A\x1b[2Kstep \x1b[32m2\x1b[0m\r\nscore 8\r\n\x1b[?25hdone\r\n"
@@ -170,6 +169,7 @@ def test_pictures_of_the_readme_load_nothing(name: str) -> None:
     assert "@font-face" not in picture and "@import" not in picture and "url(http" not in picture
 
 
+@pytest.mark.slow
 def test_scaling(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = folder / "scaling.svg"
     scaling.main(["--quick", "--trees", "3", "--sweeps", "threads,classes", "--plot", str(picture)])

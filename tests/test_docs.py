@@ -20,6 +20,7 @@ DOCS = ROOT / "docs"
 sys.path.append(str(DOCS / "_ext"))
 
 import printed  # noqa: E402
+from headline import cell, headlines  # noqa: E402
 from printed import BLOCK  # noqa: E402
 
 #: Pages that take longer than a few seconds: they start clusters of processes.
@@ -120,6 +121,16 @@ def test_the_documents_build_without_a_warning(tmp_path: Path) -> None:
     assert re.search(r'class="printed[\s\S]*&lt;Booster: log_loss, 2 classes, 50 iterations, 30 features&gt;', quick_start)
     for page in (tmp_path / "html").rglob("*.html"):
         assert loads_from_elsewhere(page.read_text(encoding="utf-8")) == [], page
+
+
+def test_the_figures_of_the_first_page_are_those_of_the_measurements() -> None:
+    found = headlines(DOCS)
+    front = (DOCS / "index.md").read_text(encoding="utf-8")
+    assert set(found) == set(re.findall(r"\{\{ (\w+) \}\}", front))
+    assert all(float(figure) > 1 for figure in found.values())
+    assert float(found["memory"]) < float(found["memory_xgboost"])
+    with pytest.raises(LookupError, match="no table with a row 'W9'"):
+        cell(DOCS / "performance.md", "W9", "seconds")
 
 
 def loads_from_elsewhere(html: str) -> list[str]:
