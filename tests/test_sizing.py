@@ -169,6 +169,19 @@ def test_what_the_plan_depends_on() -> None:
     assert plain.client_memory == dboost.plan(10**8, 50, workers=4).client_memory
 
 
+def test_the_bytes_of_a_row_are_those_of_the_guide() -> None:
+    """The numbers of docs/guide/sizing.md, for 64 columns: as many for the binned columns and for the tiles."""
+
+    def of_row(**settings: object) -> float:
+        return dboost.plan(10**6, 64, workers=1, **settings).memory / 10**6
+
+    assert of_row() == 64 + 64 + 37
+    assert of_row(loss="poisson") == of_row() + 4
+    assert of_row(loss="poisson", weighted=True) == of_row(loss="poisson") + 8
+    assert of_row(weighted=True) == of_row() + 12
+    assert of_row(n_classes=5) == of_row() - 13 + 5 * 17
+
+
 def test_defaults_are_those_of_fit() -> None:
     shared = {field.name: field.default for field in dataclasses.fields(Parameters)}
     for name, parameter in inspect.signature(dboost.plan).parameters.items():
