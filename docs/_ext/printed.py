@@ -19,6 +19,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -86,7 +87,8 @@ def run(page: Path, stem: Path) -> list[dict[str, Any]]:
             env=os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"},
         )  # fmt: skip
     if done.returncode:
-        raise RuntimeError(f"{page.name}: {done.stderr.strip()[-2000:]}")
+        # Other threads and processes may have written to stderr after the block failed.
+        raise RuntimeError(f"{page.name}: {(done.stdout or done.stderr).strip()[-2000:]}")
     blocks = json.loads(done.stdout)
     results.write_text(json.dumps({"digest": digest, "blocks": blocks}), encoding="utf-8")
     return blocks
@@ -169,4 +171,9 @@ def setup(app: Any) -> dict[str, Any]:
 
 if __name__ == "__main__":
     path = Path(sys.argv[1])
-    print(json.dumps(run_here(path.read_text(encoding="utf-8"), str(path), Path(sys.argv[2]))))
+    try:
+        shown = json.dumps(run_here(path.read_text(encoding="utf-8"), str(path), Path(sys.argv[2])))
+    except Exception:
+        print(traceback.format_exc())
+        sys.exit(1)
+    print(shown)
