@@ -54,7 +54,7 @@ html_theme_options = {
     "logo": {"text": "dboost"},
     "navbar_end": ["theme-switcher"],
     "navbar_persistent": ["search-button"],
-    "secondary_sidebar_items": {"index": [], "**": ["page-toc"]},
+    "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": [],
     "header_links_before_dropdown": 6,
