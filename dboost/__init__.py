@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dboost.dataset import Dataset
     from dboost.estimators import DBoostClassifier, DBoostRegressor
     from dboost.params import ArcBites, EarlyStopping
+    from dboost.sizing import Plan, plan
     from dboost.training.callbacks import Iteration
 
 
@@ -48,6 +49,7 @@ __all__ = [
     "MissingExtraError",
     "ModelFileError",
     "ParameterError",
+    "Plan",
     "__version__",
     "continue_on",
     "fit",
@@ -55,6 +57,7 @@ __all__ = [
     "from_lightgbm",
     "from_xgboost",
     "load",
+    "plan",
     "prepare",
 ]
 
@@ -69,12 +72,14 @@ _LATE = {
     "Dataset": "dataset",
     "EarlyStopping": "params",
     "Iteration": "training.callbacks",
+    "Plan": "sizing",
     "continue_on": "api",
     "fit": "api",
     "fit_async": "api",
     "from_lightgbm": "booster",
     "from_xgboost": "booster",
     "load": "booster",
+    "plan": "sizing",
     "prepare": "api",
 }
 

@@ -10,6 +10,8 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
 
+from headline import headlines  # noqa: E402
+
 from dboost.version import __version__  # noqa: E402
 
 project = "dboost"
@@ -25,11 +27,13 @@ extensions = [
     "mathtext",
     "gallery",
     "redirects",
+    "printed",
 ]
 exclude_patterns = ["_build", "_ext", "_generated"]
 
 default_role = "py:obj"
-myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
+myst_enable_extensions = ["colon_fence", "dollarmath", "deflist", "substitution"]
+myst_substitutions = headlines(HERE)
 myst_heading_anchors = 3
 
 autodoc_typehints = "none"

@@ -22,6 +22,7 @@ from benchmarks import (
     peers,
     profile,
     race,
+    readme_pictures,
     scaling,
     shap,
     trimming,
@@ -180,6 +181,20 @@ def test_shapley_values_are_compared_on_the_same_trees(capsys: pytest.CaptureFix
 def cells(drawn: str) -> list[list[str]]:
     """Return the rows of the printed tables."""
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in drawn.splitlines() if "│" in line]
+
+
+def test_the_screen_of_a_terminal() -> None:
+    """A progress bar of two lines that is drawn twice leaves its last state; colors stay, other commands are ignored."""
+    bar = "\x1b[?25lstep 1\r\nscore 9\r\x1b[2K\x1b[1A\x1b[2Kstep \x1b[32m2\x1b[0m\r\nscore 8\r\n\x1b[?25hdone\r\n"
+    assert readme_pictures.screen(bar) == ["step \x1b[32m2\x1b[0m", "score 8", "done", ""]
+
+
+@pytest.mark.parametrize("name", ["terminal", "summary"])
+def test_pictures_of_the_readme_load_nothing(name: str) -> None:
+    root = Path(readme_pictures.__file__).parent.parent
+    picture = (root / "docs" / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
+    assert f"docs/pictures/{name}.svg" in (root / "README.md").read_text(encoding="utf-8")
+    assert "@font-face" not in picture and "@import" not in picture and "url(http" not in picture
 
 
 @pytest.mark.slow

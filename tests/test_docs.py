@@ -20,23 +20,29 @@ from dboost.params import Parameters
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-#: A comment above a block names a library that the tests' environment may lack.
-NEEDS = re.compile(r"^% needs (\w+)\n\n\Z", re.MULTILINE)
+sys.path.append(str(DOCS / "_ext"))
+
+import printed  # noqa: E402
+from headline import cell, headlines  # noqa: E402
+from printed import BLOCK  # noqa: E402
+
+#: Pages that take longer than a few seconds: they start clusters of processes.
+SLOW = {"notebooks/taxi_killed_worker.md", "notebooks/taxi_out_of_core.md", "notebooks/from_xgboost_dask.md"}
 
 
 def pages() -> list[Path]:
-    return sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)
+    return sorted(page for page in DOCS.rglob("*.md") if not {"_build", "_generated"} & set(page.parts))
 
 
 def named(paths: list[Path]) -> list[object]:
-    return [pytest.param(path, id=str(path.relative_to(DOCS))) for path in paths]
+    names = {path: path.relative_to(DOCS).as_posix() for path in paths}
+    return [pytest.param(path, id=name, marks=[pytest.mark.slow] if name in SLOW else []) for path, name in names.items()]
 
 
 @pytest.mark.parametrize("page", named([page for page in pages() if BLOCK.search(page.read_text(encoding="utf-8"))]))
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run_blocks(page, libraries=set())
+    printed.run_here(page.read_text(encoding="utf-8"), str(page), tmp_path / "figure")
 
 
 @pytest.mark.parametrize(
@@ -50,23 +56,46 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
 def test_the_code_that_needs_a_library_runs(page: Path, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(library, reason=f"{library} is not installed")
     monkeypatch.chdir(tmp_path)
-    assert run_blocks(page, libraries={library}) > 0
-
-
-def run_blocks(page: Path, libraries: set[str]) -> int:
-    """Run the blocks of a page that need none but these libraries; return their number."""
     text = page.read_text(encoding="utf-8")
-    n_run = 0
-    # A module, so that classes defined on the page have one.
-    names: dict[str, object] = {"__name__": "__main__"}
-    for block in BLOCK.finditer(text):
-        needed = NEEDS.search(text[: block.start()])
-        if needed is not None and needed[1] not in libraries:
-            continue
-        lines_above = text[: block.start(1)].count("\n")
-        exec(compile("\n" * lines_above + block[1], str(page), "exec"), names)
-        n_run += 1
-    return n_run
+    assert len(printed.run_here(text, str(page), tmp_path / "figure")) == len(BLOCK.findall(text))
+
+
+def test_what_a_block_prints_and_draws_is_shown_below_it(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Title\n\n```python\nx = 3\nprint('x is', x)\n```\n\nBetween.\n\n```python\nx += 1\n```\n\n"
+        "```python\nimport matplotlib.pyplot as plt\nplt.plot([x])\nprint('```')\n```\n\n```text\nno code\n```\n"
+    )
+    blocks = printed.run(page, tmp_path / "results" / "page")
+    assert [block["text"] for block in blocks] == ["x is 3\n", "", "```\n"]
+    (figure,) = blocks[2]["figures"]
+    assert "<svg" in (tmp_path / "results" / figure).read_text()
+    shown = printed.with_output(page.read_text(), blocks, "results/page")
+    assert (
+        shown.index("print('x is', x)")
+        < shown.index("\nx is 3\n")
+        < shown.index("Between.")
+        < shown.index(f"/results/{figure}")
+    )
+    assert "````{code-block} text\n:class: printed\n\n```\n````" in shown
+    assert shown.count(":class: printed") == 2
+
+    assert printed.run(page, tmp_path / "results" / "page") == blocks, "results of the same code are kept"
+    page.write_text("\n```python\nprint(4)\n```\n")
+    assert printed.run(page, tmp_path / "results" / "page")[0]["text"] == "4\n"
+    page.write_text("\n```python\n1 / 0\n```\n")
+    with pytest.raises(RuntimeError, match=r"page\.md.*line 3[\s\S]*ZeroDivisionError"):
+        printed.run(page, tmp_path / "results" / "page")
+
+
+def test_a_page_as_a_notebook_has_its_code_and_text() -> None:
+    for page in (DOCS / "notebooks").glob("*_*.md"):
+        text = page.read_text(encoding="utf-8")
+        notebook = printed.as_notebook(text)
+        code = ["".join(cell["source"]) + "\n" for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        assert code == BLOCK.findall(text) != []
+        assert "".join(notebook["cells"][0]["source"]).startswith("# ")
+        assert not any(cell.get("outputs") for cell in notebook["cells"])
 
 
 def test_code_is_found_on_the_pages_that_teach() -> None:
@@ -119,6 +148,8 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_the_documents_build_without_a_warning(html: Path) -> None:
+    quick_start = (html / "quickstart.html").read_text(encoding="utf-8")
+    assert re.search(r'class="printed[\s\S]*&lt;Booster: log_loss, 2 classes, 50 iterations, 30 features&gt;', quick_start)
     for page in html.rglob("*.html"):
         assert loads_from_elsewhere(page.read_text(encoding="utf-8")) == [], page
 
@@ -247,6 +278,16 @@ def found_by(query: str, index: dict[str, Any]) -> list[str]:
                     page = index["docnames"][number]
                     scores[page] = max(scores.get(page, 0), score)
     return sorted(scores, key=lambda page: -scores[page])
+
+
+def test_the_figures_of_the_first_page_are_those_of_the_measurements() -> None:
+    found = headlines(DOCS)
+    front = (DOCS / "index.md").read_text(encoding="utf-8")
+    assert set(found) == set(re.findall(r"\{\{ (\w+) \}\}", front))
+    assert all(float(figure) > 1 for figure in found.values())
+    assert float(found["memory"]) < float(found["memory_xgboost"])
+    with pytest.raises(LookupError, match="no table with a row 'W9'"):
+        cell(DOCS / "benchmarks.md", "W9", "seconds")
 
 
 def loads_from_elsewhere(html: str) -> list[str]:

@@ -31,7 +31,7 @@ LAYERS: list[set[str]] = [
     {"session"},
     {"training"},
     {"distributed"},
-    {"inspection", "interop"},
+    {"inspection", "interop", "sizing"},
     {"booster", "dataset"},
     {"api"},
     {"estimators"},

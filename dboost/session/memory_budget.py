@@ -29,8 +29,8 @@ from dboost.shards.shard_spec import NARROW_BINS, ShardSpec
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-def parse_memory_limit(given: Any) -> int | None:
-    """Return bytes from a number or a text like "2GiB", "512 MB" or "1.5g"; None for no limit.
+def parse_memory_limit(given: Any, name: str = "memory_limit") -> int | None:
+    """Return bytes from a number or a text like "2GiB", "512 MB" or "1.5g"; None for no limit. name : for the error.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def parse_memory_limit(given: Any) -> int | None:
     """
     if given is None:
         return None
-    wrong = ParameterError(f"memory_limit={given!r} must be a positive number of bytes or a size like '2GiB' or '512MB'")
+    wrong = ParameterError(f"{name}={given!r} must be a positive number of bytes or a size like '2GiB' or '512MB'")
     if isinstance(given, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", given.lower())
         if match is None or match[2] not in _UNITS:

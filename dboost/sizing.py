@@ -1,0 +1,383 @@
+"""Workers, memory and minutes of a fit, from the size of the table: `dboost.plan`.
+
+**Memory** is computed by the functions that the fit itself uses (`shards.shard_spec`, `session.memory_budget`): the bytes of a
+row, the histograms of a tree, the rule by which a worker keeps its rows in memory or streams them from files. While a worker
+loads its partitions it holds at most `RETAIN_BYTES` of raw values (further chunks are in files), and each thread one partition,
+as it was read and as plain columns. All columns are taken as numeric, with as many bins as are allowed: the most that a column
+of up to 255 values or categories takes.
+
+**Minutes** follow the law of docs/scaling.md: cells of a worker × levels × time of a cell, and a fixed number of rounds. The
+constants below were measured on one shared machine of two cores, so minutes tell an order of magnitude, within a factor of
+about three. Measure a fit of a hundredth of the rows before you depend on them.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dboost.data.binning import SAMPLE_ROWS
+from dboost.errors import ParameterError
+from dboost.losses import Loss, by_name
+from dboost.params import Parameters
+from dboost.session.memory_budget import Budget, format_bytes, histogram_bytes, parse_memory_limit, resident_bytes
+from dboost.session.partition_loader import RETAIN_BYTES
+from dboost.shards.shard_spec import ShardSpec, plan_layout
+from dboost.training.plan import growth_policy_of, precision_of
+from dboost.trees.nodes import ANY_ORDER
+
+#: A worker's process that has imported and compiled everything: 284 to 400 MiB (docs/scaling.md, docs/out_of_core.md).
+PROCESS_BYTES = 400 * 2**20
+#: Dask's defaults: the fraction of a worker's memory at which it spills (a fit without `memory_limit` stays below), or pauses.
+TARGET_FRACTION, PAUSE_FRACTION = 0.6, 0.8
+#: Seconds of one thread to read a cell (a value) from Parquet and bin it: 2,000,000 × 28 float64 took 70 to 150 ns a cell.
+LOAD_SECONDS = 100e-9
+#: Seconds of one thread for a cell of a tree of 31 leaves: 2.3 to 2.7 ns on a quiet machine (docs/performance.md), 5.8 ns on a
+#: busy one. The time grows with 1 + ½ log₂(leaves).
+CELL_SECONDS, CELL_LEAVES = 4e-9, 31
+#: Two threads take 0.60 of the time of one (docs/performance.md): an efficiency of 0.83, which is assumed for each doubling.
+DOUBLING_EFFICIENCY = 0.83
+#: Rounds of an iteration: 11 to grow a tree, 2 to complete it and to sum up leaves (docs/scaling.md).
+ROUNDS = 13
+#: Seconds of a round besides messages: search and selection in the scheduler, 14 ms in 11 rounds (docs/scaling.md).
+ROUND_SECONDS = 1.3e-3
+#: The cost model of docs/scaling.md: fan-in, latency of a link, processor time of a message, seconds to send and add a byte
+#: (10 Gbit/s and 0.25 ns), and leaves whose histograms a round sends on average.
+FAN_IN, LATENCY, MESSAGE_SECONDS, BYTE_SECONDS, LEAVES_PER_ROUND = 8, 0.1e-3, 30e-6, 0.8e-9 + 0.25e-9, 3
+#: Workers beyond which no plan goes.
+MOST_WORKERS = 10_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a fit takes; made by `dboost.plan`. Sizes are in bytes.
+
+    Attributes
+    ----------
+    rows, columns, iterations, outputs, leaves : int
+        The fit: trees per iteration are `outputs`, leaves per tree at most `leaves`.
+    workers, threads : int
+        Number of workers, and of threads of each.
+    memory : int
+        Of the rows of all workers while trees grow.
+    memory_added : int
+        Largest amount that the fit adds to one worker's process: rows and histograms, or partitions that are read.
+    memory_per_worker : int
+        The `memory_limit` that a Dask worker needs so that its rows stay in memory.
+    in_memory : bool
+        Whether rows stay in memory; otherwise they are streamed from files.
+    disk_per_worker : int
+        Temporary files of a worker: raw values until they are binned, or binned rows that are streamed.
+    client_memory : int
+        Of the sample from which split points are proposed.
+    loading_minutes, training_minutes : float
+        Estimates.
+    """
+
+    rows: int
+    columns: int
+    iterations: int
+    outputs: int
+    leaves: int
+    workers: int
+    threads: int
+    memory: int
+    memory_added: int
+    memory_per_worker: int
+    in_memory: bool
+    disk_per_worker: int
+    client_memory: int
+    loading_minutes: float
+    training_minutes: float
+
+    @property
+    def minutes(self) -> float:
+        """Minutes of the whole fit: an estimate."""
+        return self.loading_minutes + self.training_minutes
+
+    def _lines(self) -> list[tuple[str, str]]:
+        where = "rows stay in memory" if self.in_memory else "rows are streamed from files"
+        return [
+            ("workers", f"{self.workers:,} × {self.threads} thread{'s' * (self.threads > 1)}"),
+            ("memory of a worker", f"{format_bytes(self.memory_per_worker)} ({where})"),
+            ("added by the fit", f"{format_bytes(self.memory_added)} per worker"),
+            ("all rows, binned", format_bytes(self.memory)),
+            ("temporary files", f"{format_bytes(self.disk_per_worker)} per worker"),
+            ("added to the client", format_bytes(self.client_memory)),
+            ("time, about", f"{_duration(self.minutes)} (loading {_duration(self.loading_minutes)})"),
+        ]
+
+    def _title(self) -> str:
+        trees = f"{self.iterations:,} iterations" if self.outputs == 1 else f"{self.iterations:,} × {self.outputs} trees"
+        return f"{self.rows:,} rows × {self.columns:,} columns, {trees} of {self.leaves:,} leaves"
+
+    def __str__(self) -> str:
+        return "\n".join([self._title(), *(f"  {name:<20} {value}" for name, value in self._lines())])
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in self._lines())
+        return f"<table><caption>{html.escape(self._title())}</caption><tbody>{lines}</tbody></table>"
+
+
+def plan(
+    rows: int,
+    columns: int,
+    *,
+    workers: int | None = None,
+    worker_memory: int | str = "16GiB",
+    worker_threads: int = 4,
+    minutes: float | None = None,
+    loss: str | Loss = "auto",
+    n_classes: int | None = None,
+    weighted: bool = False,
+    max_iter: int = 100,
+    max_leaf_nodes: int | None = 31,
+    max_depth: int | None = None,
+    max_bins: int = 255,
+    min_samples_leaf: int = 20,
+    value_bytes: int = 8,
+    partition_memory: int | str = "128MiB",
+) -> Plan:
+    """Estimate the workers, memory and minutes that a fit needs, without any data.
+
+    Parameters
+    ----------
+    rows, columns : int
+        Size of the training table, without the target.
+    workers : int, optional
+        Number of workers. Default: the smallest number whose memory holds the rows. One worker also describes a fit in one
+        process, to which the fit adds `Plan.memory_added`.
+    worker_memory : int or str, default "16GiB"
+        Memory of a worker: bytes, or a size like "16GiB" (Dask's `memory_limit`).
+    worker_threads : int, default 4
+        Threads of a worker.
+    minutes : float, optional
+        Use the smallest number of workers that is estimated to finish in this time. Not together with `workers`.
+    loss : str or Loss, default "auto"
+        The loss; "auto" is "log_loss" if `n_classes` is given, else "squared_error".
+    n_classes : int, optional
+        Number of classes (default 2 for loss="log_loss"). With more than two, an iteration has a tree per class.
+    weighted : bool, default False
+        Whether there are sample weights.
+    max_iter, max_leaf_nodes, max_depth, max_bins, min_samples_leaf
+        Parameters of `dboost.fit`, with the same defaults.
+    value_bytes : int, default 8
+        Bytes of a raw value.
+    partition_memory : int or str, default "128MiB"
+        Memory of the largest partition as Dask reads it.
+
+    Returns
+    -------
+    Plan
+        Print it, or use its fields. Memory is computed from what dboost allocates; minutes are an order of magnitude, and those
+        of streamed rows assume that the system's cache or a fast disk supplies the files.
+
+    Raises
+    ------
+    ParameterError
+        For invalid values, if a tree's histograms do not fit `worker_memory`, or if no number of workers is fast enough.
+
+    Examples
+    --------
+    >>> import dboost
+    >>> plan = dboost.plan(1_000_000_000, 28, worker_memory="32GiB", worker_threads=8)
+    >>> plan.workers
+    7
+    """
+    for name, value in (("rows", rows), ("columns", columns), ("worker_threads", worker_threads), ("value_bytes", value_bytes)):
+        _check_count(name, value)
+    if workers is not None:
+        _check_count("workers", workers)
+        if minutes is not None:
+            raise ParameterError("plan: workers and minutes do not go together: leave one of them out")
+    if minutes is not None and not (isinstance(minutes, int | float) and 0 < minutes < math.inf):
+        raise ParameterError(f"minutes={minutes!r} must be a positive number")
+    parameters = Parameters(
+        loss=loss, max_iter=max_iter, max_leaf_nodes=max_leaf_nodes, max_depth=max_depth, max_bins=max_bins,
+        min_samples_leaf=min_samples_leaf,
+    )  # fmt: skip
+    fit = _Fit(
+        rows=int(rows),
+        spec=_spec(parameters, int(rows), int(columns), _loss(loss, n_classes), weighted),
+        iterations=max_iter,
+        threads=int(worker_threads),
+        limit=parse_memory_limit(worker_memory, "worker_memory") or 0,
+        raw_row=int(columns) * int(value_bytes),
+        partition=parse_memory_limit(partition_memory, "partition_memory") or 0,
+    )
+    needed = fit.needed(0)
+    if needed > fit.limit:
+        raise ParameterError(
+            f"worker_memory of {format_bytes(fit.limit)} is too small for trees of {fit.spec.max_leaves} leaves over {columns} "
+            f"columns with {worker_threads} threads: without any rows they take {format_bytes(needed)}"
+        )
+    if workers is None:
+        workers = fit.fewest()
+        if minutes is not None:
+            workers = fit.fast_enough(workers, minutes)
+    return fit.on(int(workers))
+
+
+@dataclass(frozen=True, eq=False)
+class _Fit:
+    """A fit on workers of a given size, of any number."""
+
+    rows: int
+    spec: ShardSpec
+    iterations: int
+    threads: int
+    limit: int  # of a worker's memory
+    raw_row: int  # bytes of a row's raw values
+    partition: int  # bytes of a partition
+
+    def training(self, n_rows: int) -> int:
+        """Return the bytes of a worker while trees grow, for `n_rows` rows."""
+        return resident_bytes(self.spec, n_rows) + histogram_bytes(self.spec, self.threads)
+
+    def loading(self, n_rows: int) -> int:
+        """Return the bytes of a worker until the raw values are released: the largest of reading, sampling and encoding."""
+        raw = n_rows * self.raw_row
+        metadata = n_rows * 8 * (1 + self.spec.weighted)
+        # Each thread reads a partition, as far as there are so many, and a partition is never divided between workers.
+        one = min(self.partition, self.rows * self.raw_row) if n_rows else 0
+        reading = 2 * min(self.threads * one, max(raw, one))
+        sampling = self.sample_bytes * n_rows // self.rows
+        encoding = n_rows * (len(self.spec.layout.n_bins) + 8 * (1 + self.spec.n_outputs))
+        return min(raw, RETAIN_BYTES, self.spare.retained) + metadata + max(reading, sampling, encoding)
+
+    @property
+    def sample_bytes(self) -> int:
+        """The sample from which split points are proposed; the values exist twice."""
+        return 2 * 8 * min(self.rows, SAMPLE_ROWS + SAMPLE_ROWS // 8) * len(self.spec.layout.n_bins)
+
+    @property
+    def spare(self) -> Budget:
+        """The memory that a worker may use before Dask spills."""
+        return Budget(max(int(self.limit * TARGET_FRACTION) - PROCESS_BYTES, 1))
+
+    def needed(self, n_rows: int) -> int:
+        """Return the memory limit with which a worker keeps that many rows in memory, and is not paused."""
+        # As `Budget.holds_rows`: a quarter of the budget stays free.
+        keeps = (PROCESS_BYTES + self.training(n_rows) / 0.75) / TARGET_FRACTION
+        return math.ceil(max(keeps, (PROCESS_BYTES + self.loading(n_rows)) / PAUSE_FRACTION))
+
+    def share(self, workers: int) -> int:
+        return -(-self.rows // workers)
+
+    def fewest(self) -> int:
+        """Return the smallest number of workers that keep the rows in memory."""
+        low, high = 0, 1
+        while self.needed(self.share(high)) > self.limit:
+            low, high = high, 2 * high
+            if low >= self.rows:
+                raise ParameterError(
+                    f"worker_memory of {format_bytes(self.limit)} is too small: {self.threads} partitions of "
+                    f"{format_bytes(self.partition)} exceed it (partition_memory, worker_threads)"
+                )
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.needed(self.share(middle)) > self.limit else (low, middle)
+        return high
+
+    def fast_enough(self, workers: int, minutes: float) -> int:
+        """Return the smallest number of workers, at least `workers`, that is estimated to take at most `minutes`."""
+        best = self.on(workers).minutes
+        while (takes := self.on(workers).minutes) > minutes:
+            best = min(best, takes)
+            workers += max(workers // 50, 1)
+            if workers > MOST_WORKERS:
+                raise ParameterError(
+                    f"minutes={minutes:g} is less than any number of workers takes ({_duration(best)} at least): use fewer "
+                    "iterations or columns, or a subset of the rows"
+                )
+        return workers
+
+    def round_seconds(self, workers: int) -> float:
+        """Return the seconds of a round for messages and the scheduler's work; 0 in one process."""
+        spec = self.spec
+        n_bytes = LEAVES_PER_ROUND * spec.n_outputs * spec.n_channels * 4 * int(spec.layout.offset[-1])
+        fan_in = min(FAN_IN, workers)
+        levels = max(math.ceil(math.log(workers) / math.log(FAN_IN)), 1)
+        messages = levels * (2 * LATENCY + fan_in * (2 * MESSAGE_SECONDS + n_bytes * BYTE_SECONDS))
+        # Wide histograms are reduced by feature: "0.4 + 0.11 W + 0.3 R + 1.7 H (W - 1) / W" milliseconds in docs/scaling.md.
+        mebibytes = n_bytes / 2**20
+        slices = 0.4 + 0.11 * workers + 0.3 * min(math.ceil(mebibytes / 4), workers) + 1.7 * mebibytes * (workers - 1) / workers
+        return ROUND_SECONDS * spec.n_outputs + min(messages, slices / 1000)
+
+    def on(self, workers: int) -> Plan:
+        """Return the plan for a number of workers."""
+        spec, share = self.spec, self.share(workers)
+        columns, raw = len(spec.layout.n_bins), share * self.raw_row
+        needed = self.needed(share)
+        in_memory = needed <= self.limit
+        added = max(self.training(share), self.loading(share)) if in_memory else self.spare.limit
+        spooled = max(raw - min(RETAIN_BYTES, self.spare.retained), 0)
+        speed = self.threads * DOUBLING_EFFICIENCY ** math.log2(self.threads)
+        # Best-first and depth-wise trees of any size visit each row about once per level.
+        leaves = (1 + math.log2(spec.max_leaves) / 2) / (1 + math.log2(CELL_LEAVES) / 2)
+        of_tree = share * columns * CELL_SECONDS * leaves * spec.n_outputs / speed
+        rounds = 0.0 if workers == 1 else ROUNDS * self.round_seconds(workers)
+        return Plan(
+            rows=self.rows,
+            columns=columns,
+            iterations=self.iterations,
+            outputs=spec.n_outputs,
+            leaves=spec.max_leaves,
+            workers=workers,
+            threads=self.threads,
+            memory=resident_bytes(spec, self.rows),
+            memory_added=added,
+            memory_per_worker=needed if in_memory else self.limit,
+            in_memory=in_memory,
+            disk_per_worker=spooled + (0 if in_memory else share * spec.bytes_per_row()),
+            client_memory=self.sample_bytes,
+            loading_minutes=share * columns * LOAD_SECONDS / speed / 60,
+            training_minutes=self.iterations * (of_tree + rounds) / 60,
+        )
+
+
+def _spec(parameters: Parameters, rows: int, columns: int, loss: Loss, weighted: bool) -> ShardSpec:
+    """Return the layout of the rows, as `training.plan.make_plan` does it for numeric columns of as many bins as possible."""
+    layout = plan_layout(np.full(columns, min(parameters.max_bins, rows)), np.zeros(columns, bool))
+    policy = growth_policy_of(parameters, rows)
+    constant_hessian = loss.constant_hessian and not weighted
+    return ShardSpec(
+        layout=layout,
+        bin_layout=layout,
+        n_outputs=loss.n_outputs,
+        weighted=weighted,
+        integer_weights=not weighted,
+        constant_hessian=constant_hessian,
+        weights_as_hessian=False,
+        max_leaves=policy.max_leaves,
+        n_channels=precision_of(parameters, constant_hessian).n_channels,
+        loss_unit=1.0,
+        speculates=policy.order != ANY_ORDER,
+    )
+
+
+def _loss(loss: str | Loss, n_classes: int | None) -> Loss:
+    if n_classes is not None:
+        _check_count("n_classes", n_classes)
+        if n_classes < 2 or not (loss in ("auto", "log_loss") or (loss == "exponential" and n_classes == 2)):
+            raise ParameterError(f"n_classes={n_classes} does not fit loss={loss!r}: more than one class needs loss='log_loss'")
+    if isinstance(loss, Loss):
+        return loss
+    name = ("squared_error" if n_classes is None else "log_loss") if loss == "auto" else loss
+    return by_name(name, n_classes or 2, quantile=0.5)
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ParameterError(f"{name}={value!r} must be a positive whole number")
+
+
+def _duration(minutes: float) -> str:
+    """Return a duration as text, with two significant digits."""
+    if minutes < 1:
+        return f"{max(minutes * 60, 1):.0f} s"
+    return f"{minutes:.2g} min" if minutes < 100 else f"{minutes / 60:.2g} h" if minutes < 6000 else f"{minutes / 60:,.0f} h"

@@ -1,0 +1,220 @@
+"""`dboost.plan`: its memory is compared with the layout and the memory of real fits, in a process and on workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dboost
+from dboost import sizing
+from dboost.params import Parameters
+from dboost.session import worker_session
+from dboost.session.memory_budget import histogram_bytes, resident_bytes
+from dboost.session.partition_loader import RETAIN_BYTES
+
+ROOT = Path(__file__).parent.parent
+MIB, GIB = 2**20, 2**30
+
+
+@pytest.mark.parametrize(
+    ("loss", "n_classes", "settings"),
+    [
+        ("squared_error", None, {}),
+        ("log_loss", 2, {"max_leaf_nodes": 7}),
+        ("log_loss", 4, {"max_depth": 3, "max_leaf_nodes": None}),
+        ("squared_error", None, {"max_bins": 15, "min_samples_leaf": 1}),
+    ],
+)
+def test_the_layout_is_that_of_a_fit(loss: str, n_classes: int | None, settings: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    engine = worker_session.FusedEngine
+
+    def capture(shard: object, *args: object, **options: object) -> object:
+        found.append(shard)
+        return engine(shard, *args, **options)
+
+    monkeypatch.setattr(worker_session, "FusedEngine", capture)
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(3000, 11))
+    y = rng.normal(size=3000) if n_classes is None else rng.integers(0, n_classes, 3000)
+    dboost.fit(X, y, loss=loss, max_iter=1, n_threads=2, progress=False, **settings)
+    (shard,) = found
+    planned = sizing._spec(Parameters(loss=loss, **settings), 3000, 11, sizing._loss(loss, n_classes), False)
+    assert resident_bytes(planned, 3000) == resident_bytes(shard.spec, 3000)
+    assert histogram_bytes(planned, 2) == histogram_bytes(shard.spec, 2)
+    arrays = [shard.codes.narrow, shard.tiles, shard.target, shard.raw, shard.gradient, shard.leaf]
+    allocated = sum(array.nbytes for array in arrays if array is not None)
+    whole = dboost.plan(3000, 11, loss=loss, n_classes=n_classes, workers=1, worker_threads=2, **settings).memory
+    assert allocated < whole < 1.5 * allocated
+
+
+PROGRAM = """
+    import sys, threading, time
+    import numpy as np, pandas as pd
+    import dboost
+    def anonymous():
+        line = next(line for line in open("/proc/self/status") if line.startswith("RssAnon"))
+        return int(line.split()[1]) * 1024
+    def table(n, seed):
+        rng = np.random.default_rng(seed)
+        frame = pd.DataFrame(rng.normal(size=(n, {columns})), columns=[f"c{{j}}" for j in range({columns})])
+        return frame.assign(y=frame["c0"] + rng.normal(size=n))
+    for k in range({parts}):
+        table({rows} // {parts}, k).to_parquet(f"{{sys.argv[1]}}/{{k}}.parquet")
+    dboost.fit(f"{{sys.argv[1]}}/0.parquet", "y", max_iter=1, n_threads=2)
+    before = most = anonymous()
+    def watch():
+        global most
+        while True:
+            most = max(most, anonymous())
+            time.sleep(0.005)
+    threading.Thread(target=watch, daemon=True).start()
+    dboost.fit(f"{{sys.argv[1]}}/*.parquet", "y", max_iter=3, n_threads=2)
+    print(most - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize(("rows", "columns", "parts"), [(2_000_000, 20, 20), (150_000, 200, 10)])
+def test_memory_of_a_fit_in_one_process(rows: int, columns: int, parts: int, tmp_path: Path) -> None:
+    """Measured memory is between a half and 1.25 times the plan: the plan is rather too large than too small."""
+    script = textwrap.dedent(PROGRAM).format(rows=rows, columns=columns, parts=parts)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    measured = int(done.stdout)
+    plan = dboost.plan(
+        rows, columns, workers=1, worker_threads=2, partition_memory=rows * columns * 8 // parts, worker_memory="64GiB"
+    )
+    assert 0.5 * plan.memory_added < measured < 1.25 * plan.memory_added, f"{measured / MIB:.0f} MiB, planned: {plan}"
+
+
+def generated(number: int, rows: int, columns: int) -> np.ndarray:
+    return np.random.default_rng(number).normal(size=(rows, columns + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_workers_of_the_planned_memory_keep_their_rows_in_memory(tmp_path: Path) -> None:
+    import dask
+    import dask.array as da
+    from distributed import Client, LocalCluster
+
+    rows, columns, parts = 3_000_000, 20, 30
+    plan = dboost.plan(rows, columns, workers=2, worker_threads=1, partition_memory=rows * columns * 8 // parts)
+    assert plan.in_memory
+    shape = (rows // parts, columns + 1)
+    lazy = da.concatenate([da.from_delayed(dask.delayed(generated)(k, shape[0], columns), shape, float) for k in range(parts)])
+    bytes_read = {}
+    for limit in (plan.memory_per_worker, plan.memory_per_worker * 3 // 5):
+        with (
+            dask.config.set({"temporary-directory": str(tmp_path)}),
+            LocalCluster(
+                n_workers=2, threads_per_worker=1, memory_limit=limit, dashboard_address=":0", local_directory=tmp_path
+            ) as cluster,
+            Client(cluster) as client,
+        ):
+            before = client.run(os.getpid)
+            booster = dboost.fit(lazy[:, :columns], lazy[:, columns], max_iter=2, progress=False)
+            assert client.run(os.getpid) == before, "Dask killed no worker"
+            bytes_read[limit] = int(booster.history["bytes_read"].sum())
+            happened = [str(event) for address in before for _, event in client.get_events(address)]
+            assert not any("paused" in event for event in happened)
+    enough, too_little = bytes_read.values()
+    assert enough == 0, "rows stay in memory with the planned limit"
+    assert too_little > 0, "rows are streamed with three fifths of it"
+
+
+def test_the_number_of_workers_is_the_smallest() -> None:
+    plan = dboost.plan(10**9, 28, worker_memory="32GiB", worker_threads=8)
+    assert plan.in_memory and plan.workers > 1
+    assert plan.memory_per_worker <= 32 * GIB
+    fewer = dboost.plan(10**9, 28, worker_memory="32GiB", worker_threads=8, workers=plan.workers - 1)
+    assert not fewer.in_memory
+    assert fewer.disk_per_worker > plan.disk_per_worker
+
+
+def test_minutes_select_the_number_of_workers() -> None:
+    few = dboost.plan(10**9, 28, max_iter=1000)
+    many = dboost.plan(10**9, 28, max_iter=1000, minutes=few.minutes / 2)
+    assert many.workers > few.workers and many.minutes <= few.minutes / 2
+    with pytest.raises(dboost.ParameterError, match="any number of workers"):
+        dboost.plan(10**9, 28, max_iter=1000, minutes=0.1)
+
+
+def test_what_the_plan_depends_on() -> None:
+    plain = dboost.plan(10**7, 50, workers=4)
+    assert dboost.plan(10**7, 50, workers=4, n_classes=5).memory > plain.memory
+    assert dboost.plan(10**7, 50, workers=4, weighted=True).memory > plain.memory
+    small = {"workers": 4, "partition_memory": "1MiB"}
+    assert dboost.plan(10**7, 50, max_leaf_nodes=1000, **small).memory_added > dboost.plan(10**7, 50, **small).memory_added
+    assert dboost.plan(10**7, 50, workers=4, max_iter=200).training_minutes == pytest.approx(2 * plain.training_minutes)
+    assert dboost.plan(10**7, 50, workers=4, value_bytes=4).disk_per_worker < plain.disk_per_worker
+    wide = (
+        dboost.plan(10**6, 50, workers=1, partition_memory="1GiB"),
+        dboost.plan(10**6, 50, workers=1, partition_memory="1MiB"),
+    )
+    assert wide[0].memory_added > wide[1].memory_added > RETAIN_BYTES
+    assert plain.client_memory == dboost.plan(10**8, 50, workers=4).client_memory
+
+
+def test_the_bytes_of_a_row_are_those_of_the_guide() -> None:
+    """The numbers of docs/guide/sizing.md, for 64 columns: as many for the binned columns and for the tiles."""
+
+    def of_row(**settings: object) -> float:
+        return dboost.plan(10**6, 64, workers=1, **settings).memory / 10**6
+
+    assert of_row() == 64 + 64 + 37
+    assert of_row(loss="poisson") == of_row() + 4
+    assert of_row(loss="poisson", weighted=True) == of_row(loss="poisson") + 8
+    assert of_row(weighted=True) == of_row() + 12
+    assert of_row(n_classes=5) == of_row() - 13 + 5 * 17
+
+
+def test_defaults_are_those_of_fit() -> None:
+    shared = {field.name: field.default for field in dataclasses.fields(Parameters)}
+    for name, parameter in inspect.signature(dboost.plan).parameters.items():
+        if name in shared:
+            assert parameter.default == shared[name], name
+
+
+def test_a_plan_is_a_frozen_record_that_prints() -> None:
+    plan = dboost.plan(10**8, 28, worker_memory="32GiB")
+    text = str(plan)
+    assert text.splitlines()[0] == "100,000,000 rows × 28 columns, 100 iterations of 31 leaves"
+    assert f"{plan.workers} × 4 threads" in text and "rows stay in memory" in text
+    assert "<table>" in plan._repr_html_() and "100,000,000" in plan._repr_html_()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.workers = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"rows": 0}, "rows=0"),
+        ({"columns": 2.5}, "columns=2.5"),
+        ({"workers": True}, "workers=True"),
+        ({"workers": 2, "minutes": 3}, "do not go together"),
+        ({"minutes": -1}, "minutes=-1"),
+        ({"worker_memory": "much"}, "worker_memory='much'"),
+        ({"worker_memory": "100MiB"}, "too small for trees of 31 leaves"),
+        ({"partition_memory": "100GiB", "rows": 10**9}, "partition_memory"),
+        ({"loss": "squared_error", "n_classes": 3}, "n_classes=3"),
+        ({"loss": "cubic"}, "cubic"),
+        ({"max_bins": 1000}, "max_bins"),
+    ],
+)
+def test_invalid_values_are_errors(arguments: dict, complaint: str) -> None:
+    with pytest.raises(dboost.ParameterError, match=complaint):
+        dboost.plan(**{"rows": 10**6, "columns": 10} | arguments)
