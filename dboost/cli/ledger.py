@@ -50,7 +50,7 @@ from dboost.training.checkpoint import STATE, first_difference
 #: Version 1 had no settings; its batches are finished with any.
 _FORMAT, _VERSION = "dboost ledger", 2
 #: Keywords of `dboost.fit` that do not decide the model, or are recorded otherwise.
-_NOT_SETTINGS = {"callbacks", "checkpoint", "checkpoint_every", "client", "n_threads", "progress", "start_from"}
+_NOT_SETTINGS = {"callbacks", "checkpoint", "checkpoint_every", "client", "n_threads", "progress", "start_from", "workers"}
 
 
 @dataclass(frozen=True)
