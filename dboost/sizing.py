@@ -36,10 +36,10 @@ PROCESS_BYTES = 400 * 2**20
 TARGET_FRACTION, PAUSE_FRACTION = 0.6, 0.8
 #: Seconds of one thread to read a cell (a value) from Parquet and bin it: 2,000,000 × 28 float64 took 70 to 150 ns a cell.
 LOAD_SECONDS = 100e-9
-#: Seconds of one thread for a cell of a tree of 31 leaves: 2.3 to 2.7 ns on a quiet machine (docs/performance.md), 5.8 ns on a
+#: Seconds of one thread for a cell of a tree of 31 leaves: 2.3 to 2.7 ns on a quiet machine (docs/benchmarks.md), 5.8 ns on a
 #: busy one. The time grows with 1 + ½ log₂(leaves).
 CELL_SECONDS, CELL_LEAVES = 4e-9, 31
-#: Two threads take 0.60 of the time of one (docs/performance.md): an efficiency of 0.83, which is assumed for each doubling.
+#: Two threads take 0.60 of the time of one (docs/benchmarks.md): an efficiency of 0.83, which is assumed for each doubling.
 DOUBLING_EFFICIENCY = 0.83
 #: Rounds of an iteration: 11 to grow a tree, 2 to complete it and to sum up leaves (docs/scaling.md).
 ROUNDS = 13
