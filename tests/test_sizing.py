@@ -138,7 +138,8 @@ def test_workers_of_the_planned_memory_keep_their_rows_in_memory(tmp_path: Path)
 
 def test_the_number_of_workers_is_the_smallest() -> None:
     plan = dboost.plan(10**9, 28, worker_memory="32GiB", worker_threads=8)
-    assert plan.in_memory and plan.workers > 1
+    assert plan.in_memory
+    assert plan.workers == 7, "as in the docstring"
     assert plan.memory_per_worker <= 32 * GIB
     fewer = dboost.plan(10**9, 28, worker_memory="32GiB", worker_threads=8, workers=plan.workers - 1)
     assert not fewer.in_memory
