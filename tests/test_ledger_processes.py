@@ -168,7 +168,7 @@ def test_a_frozen_run_is_replaced_and_gives_up_when_it_wakes(runs: Runs) -> None
     runs.until(runs.has_checkpoint, frozen)
     frozen.send_signal(signal.SIGSTOP)
     status, said = runs.end(runs.start())
-    assert status == 0 and "iteration 1/" not in said, said
+    assert status == 0 and f"{FIRST} iterations" in said and "iteration 1/" not in said, said
     frozen.send_signal(signal.SIGCONT)
     status, said = runs.end(frozen)
     assert status == 1 and "another run" in said
