@@ -22,17 +22,26 @@ from typing import Any
 
 import numpy as np
 
-from dboost.kernels.histograms import TILE_COLUMNS
+from dboost.kernels.histograms import TILE_COLUMNS, PackedSums
 from dboost.kernels.rows import STRIPE
-from dboost.kernels.splits import SPLIT_SIZE
+from dboost.kernels.splits import SPLIT_SIZE, new_search_scratch
 from dboost.kernels.thread_barrier import ABORT, CONTROL_SIZE
+from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.shards.apply_trees import leaf_finder
 from dboost.shards.block_store import BlockStore, StreamedShard
-from dboost.shards.shard import Scratch, Shard, advance_rows
+from dboost.shards.shard import Shard, advance_rows
 from dboost.shards.statistics import merge_into_bins
 from dboost.trees.bin_proposal import in_fine_bins, new_proposal_buffers
 from dboost.trees.feature_sampling import FeaturePaths, new_feature_paths
-from dboost.trees.fused_grower import EXCLUDED_FRACTION, TeamBuffers, ThreadScratch, grow_whole_tree
+from dboost.trees.fused_grower import (
+    EXCLUDED_FRACTION,
+    FusedTask,
+    LeafHistograms,
+    TeamBuffers,
+    ThreadScratch,
+    TreeRows,
+    grow_whole_tree,
+)
 from dboost.trees.grower import MOST_OPENED, RoundRequest, RoundResult, grow_tree
 from dboost.trees.nodes import ANY_ORDER, GrowthPolicy, new_node_arrays
 from dboost.trees.split_finder import SplitFinder, can_stay_packed
@@ -135,15 +144,14 @@ class FusedEngine:
             team = Team(n_threads, in_caller=is_small(shard.n_rows, len(shard.bin_layout.n_bins)))
         self.team, n_threads = team, team.n_threads
         self._by_unit = (shard.bin_layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS >= 2 * n_threads
-        self._team_buffers = _team_buffers(shard, policy, shard.spec.n_channels, n_threads, self._by_unit)
+        self._team_buffers = _team_buffers(shard, policy, team, self._by_unit)
         self._n_slots = min(policy.max_leaves, _SLOTS_ANY_ORDER) if policy.order == ANY_ORDER else policy.max_leaves
         self._pool: np.ndarray | None = None
-        self._packed_sums: np.ndarray | None = None
-        self._packed_counts: np.ndarray | None = None
+        self._packed: PackedSums | None = None
         self._paths: list[FeaturePaths | None] = [None] * n_threads
         self._thread_scratch = [_thread_scratch(shard, policy, n_threads, self._n_slots) for _ in range(n_threads)]
         self._nodes = [new_node_arrays(policy.max_leaves) for _ in range(n_threads)]
-        self._scratch = [Scratch() for _ in range(n_threads)]
+        self._scratch = [new_pass_scratch() for _ in range(n_threads)]
         self._unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]] = []
         self._categorical = True if shard.bin_layout.is_categorical.any() else None
 
@@ -209,19 +217,21 @@ class FusedEngine:
         proposal_buffers = [
             None if task.node_bins is None else new_proposal_buffers(task.node_bins) for _ in range(team.n_threads)
         ]
-        wide = shard.bins.wide if len(shard.bins.wide) else None
-        pool, packed_sums, packed_counts = self._histograms_for(task)
         if task.constraints is not None and self._paths[0] is None:
             self._paths = [new_feature_paths(task.constraints, 2 * task.policy.max_leaves - 1) for _ in range(team.n_threads)]
 
+        bins = shard.bins
+        rows = TreeRows(shard.histogram_rows(), bins.narrow, bins.row_of, gradient, hessian, chosen, influence, leaf)
+        fused_task = FusedTask(
+            task.packing, task.limits, task.policy, task.scales, task.allowed, task.least_influence, task.constraints,
+            task.direction, self._categorical,
+        )  # fmt: skip
+        histograms = self._histograms_for(task)
+
         def work(thread: int) -> int:
             return grow_whole_tree(
-                thread, team.n_threads, team.control, shard.tiles, shard.bins.narrow, wide, shard.bins.row_of,
-                gradient, hessian, shard.repeat_count, chosen, influence, task.least_influence, leaf, shard.bin_layout,
-                task.packing, task.limits, task.policy, self._nodes[thread], self._team_buffers,
-                self._thread_scratch[thread], task.scales, task.allowed, self._by_unit, pool, packed_sums,
-                packed_counts, self._categorical, task.constraints, self._paths[thread], task.direction,
-                proposal_buffers[thread],
+                thread, rows, shard.bin_layout, fused_task, self._team_buffers, self._thread_scratch[thread],
+                self._nodes[thread], self._paths[thread], proposal_buffers[thread], histograms,
             )  # fmt: skip
 
         n_nodes = team.run(work)[0]
@@ -243,17 +253,17 @@ class FusedEngine:
         in_fine_bins(grown, task.bin_merge, shard.is_identity_bin_map)
         return grown
 
-    def _histograms_for(self, task: TreeTask) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
-        """Return buffers for the histograms of open leaves: by channel, or packed sums and packed counts."""
+    def _histograms_for(self, task: TreeTask) -> LeafHistograms:
+        """Return buffers for the histograms of open leaves."""
         shape = self._n_slots, int(self.shard.bin_layout.offset[-1])
         if self._categorical is None and can_stay_packed(task, self.shard.n_rows, self._by_unit):
-            if self._packed_sums is None:
-                self._packed_sums = np.zeros(shape, np.int64)
-                self._packed_counts = np.zeros(shape, np.int64) if task.limits.count_channel == 2 else None
-            return None, self._packed_sums, self._packed_counts
+            if self._packed is None:
+                counts = np.zeros(shape, np.int64) if task.limits.count_channel == 2 else None
+                self._packed = PackedSums(np.zeros(shape, np.int64), counts)
+            return LeafHistograms(None, self._packed)
         if self._pool is None:
             self._pool = np.zeros((shape[0], self._team_buffers.thread_histograms.shape[1], shape[1]))
-        return self._pool, None, None
+        return LeafHistograms(self._pool, None)
 
     def report(self) -> dict[str, float]:
         """Return no statistics."""
@@ -271,18 +281,20 @@ def choose_threads(n_rows: int, n_features: int, n_threads: int) -> int:
     return 1 if is_small(n_rows, n_features) else n_threads
 
 
-def _team_buffers(shard: Shard, policy: GrowthPolicy, n_channels: int, n_threads: int, by_unit: bool) -> TeamBuffers:
-    layout, n, p = shard.bin_layout, shard.n_rows, n_threads
+def _team_buffers(shard: Shard, policy: GrowthPolicy, team: Team, by_unit: bool) -> TeamBuffers:
+    layout, n, p = shard.bin_layout, shard.n_rows, team.n_threads
     n_buckets = int(layout.offset[-1])
     n_nodes = 2 * policy.max_leaves - 1
     units = [*range(0, layout.n_tiled, TILE_COLUMNS), *range(layout.n_tiled, len(layout.first))]
     words = int(np.diff(layout.start[units]).max()) if by_unit else int(layout.start[-1])
     categorical = bool(layout.is_categorical.any())
     return TeamBuffers(
+        control=team.control,
+        by_unit=by_unit,
         records=np.empty((2, n), np.uint64),
         starts=_starts(n, p),
         packed=np.zeros((p, words), np.int64),
-        thread_histograms=np.zeros((p, n_channels, 1 if by_unit else n_buckets)),
+        thread_histograms=np.zeros((p, shard.spec.n_channels, 1 if by_unit else n_buckets)),
         flushed=np.zeros(p, np.int64),
         counts=np.zeros((2, p), np.int64),
         found=np.zeros((p, 2, SPLIT_SIZE)),
@@ -302,7 +314,6 @@ def _starts(n: int, p: int) -> np.ndarray:
 def _thread_scratch(shard: Shard, policy: GrowthPolicy, n_threads: int, n_slots: int) -> ThreadScratch:
     n_nodes = 2 * policy.max_leaves - 1
     n_codes = int(shard.bin_layout.n_bins.max()) + 1
-    scratch = np.zeros((4, n_codes))
     return ThreadScratch(
         slot=np.zeros(n_nodes, np.int64),
         free=np.zeros(n_slots, np.int64),
@@ -310,10 +321,7 @@ def _thread_scratch(shard: Shard, policy: GrowthPolicy, n_threads: int, n_slots:
         end=np.zeros((n_nodes, n_threads), np.int64),
         side=np.zeros(n_nodes, np.int64),
         excluded=np.zeros((n_nodes, 2), np.int64),
-        scratch=scratch,
-        scratch_bits=scratch.view(np.int64),
-        keys=np.zeros(n_codes),
-        order=np.zeros(n_codes, np.int64),
+        search=new_search_scratch(n_codes),
         goes_left=np.zeros(n_codes, np.uint8),
         leaf_sums=np.zeros((policy.max_leaves, 2)),
         stack=np.zeros(policy.max_leaves + 1, np.int64),

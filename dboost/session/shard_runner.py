@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from dboost.losses import Loss
+from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble
 from dboost.session.batch_rows import BatchRows, starting_pieces
@@ -30,7 +31,7 @@ from dboost.session.protocol import BuildSpec, RefitStep, ReplayState
 from dboost.shards.apply_trees import add_grown_tree, leaves_of
 from dboost.shards.block_store import BlockStore, BlockWriter, StreamedShard
 from dboost.shards.encode import in_ranges, tiles_of
-from dboost.shards.shard import Scratch, Shard, advance_rows, empty_binned_columns, runs_of
+from dboost.shards.shard import Shard, advance_rows, empty_binned_columns, runs_of
 from dboost.shards.shard_grower import ShardGrower
 from dboost.shards.shard_spec import ShardSpec, code_fields, plan_layout, rows_that_fit
 from dboost.storage.block_file import BlockFile
@@ -287,7 +288,7 @@ class LeafRefitRows:
             raw,
         )
         self._flat, self._matrices, self._n_threads = FlatEnsemble(model), matrices, n_threads
-        self._loss_unit, self._scratch = loss_unit, Scratch()
+        self._loss_unit, self._scratch = loss_unit, new_pass_scratch()
         self._n_outputs, self._iteration = model.n_outputs, -1
         self._n_advanced = 0
         self._stats: GradientStats | None = None
