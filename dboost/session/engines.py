@@ -15,6 +15,7 @@ without a timeout might never return.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import reduce
@@ -114,7 +115,39 @@ SMALL = 400_000
 _SLOTS_ANY_ORDER = 64
 
 
-class FusedEngine:
+class TeamEngine(ABC):
+    """What the engines of this process have in common: a team of threads, and trees that grow one after the other."""
+
+    team: Team
+    _terms: tuple
+
+    def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
+        """Add the last trees' leaf values (float64[n_outputs, n_leaves]) to the scores; recompute gradients and Hessians."""
+        self._terms = self._terms if terms is None else terms
+        return reduce(GradientStats.merge, [stats for stats in self._advance_rows(values) if stats is not None])
+
+    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Return the results of all threads' rows."""
+        return [one for results in self._map_rows(function, *arguments) for one in results]
+
+    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
+        """Grow one tree after the other."""
+        return map(self._grow, tasks)
+
+    @abstractmethod
+    def _advance_rows(self, values: np.ndarray) -> Sequence[GradientStats | None]:
+        """Do the work of `advance` in all threads; return the statistics of their rows, None without rows."""
+
+    @abstractmethod
+    def _map_rows(self, function: Callable[..., Any], *arguments: Any) -> Sequence[Sequence[Any]]:
+        """Do the work of `map_shards`; return the results of each thread."""
+
+    @abstractmethod
+    def _grow(self, task: TreeTask) -> GrownTree:
+        """Grow a tree."""
+
+
+class FusedEngine(TeamEngine):
     """Train on one shard in memory.
 
     Parameters
@@ -159,10 +192,7 @@ class FusedEngine:
     def n_rows(self) -> int:
         return self.shard.n_rows
 
-    def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
-        """Add the last trees' leaf values (float64[n_outputs, n_leaves]) to the scores; recompute gradients and Hessians."""
-        self._terms = self._terms if terms is None else terms
-
+    def _advance_rows(self, values: np.ndarray) -> Sequence[GradientStats]:
         unrouted, self._unrouted = self._unrouted, []
 
         def work(thread: int) -> GradientStats:
@@ -172,16 +202,15 @@ class FusedEngine:
                 self.shard, self._terms, values, self.shard.spec.loss_unit, self._scratch[thread], *self._range(thread)
             )
 
-        return reduce(GradientStats.merge, self.team.run(work))
+        return self.team.run(work)
 
-    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Return one result for each thread's range of rows."""
+    def _map_rows(self, function: Callable[..., Any], *arguments: Any) -> Sequence[Sequence[Any]]:
         ranges = [self._range(thread) for thread in range(self.team.n_threads)]
         is_short = getattr(function, "is_short", None)
         if is_short is not None and all(is_short(self.shard, *of, *arguments) for of in ranges):
-            return [function(self.shard, *of, *arguments) for of in ranges]
+            return [[function(self.shard, *of, *arguments)] for of in ranges]
         self._route()
-        return self.team.run(lambda thread: function(self.shard, *ranges[thread], *arguments))
+        return self.team.run(lambda thread: [function(self.shard, *ranges[thread], *arguments)])
 
     def _route(self) -> None:
         """Assign rows that were excluded from a tree to its leaves now, and not in the next pass over all rows."""
@@ -197,10 +226,6 @@ class FusedEngine:
     def _range(self, thread: int) -> tuple[int, int]:
         n, p = self.shard.n_rows, self.team.n_threads
         return n * thread // p, n * (thread + 1) // p
-
-    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
-        """Grow one tree after the other."""
-        return map(self._grow, tasks)
 
     def _grow(self, task: TreeTask) -> GrownTree:
         self._route()
@@ -334,7 +359,7 @@ def _thread_scratch(shard: Shard, policy: GrowthPolicy, n_threads: int, n_slots:
 WORTH_KEEPING = 32 * 2**20
 
 
-class StreamedEngine:
+class StreamedEngine(TeamEngine):
     """Train on rows in files.
 
     Parameters
@@ -381,18 +406,12 @@ class StreamedEngine:
     def n_rows(self) -> int:
         return self._blocks.n_rows
 
-    def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
-        self._terms = self._terms if terms is None else terms
-        results = self.team.run(lambda t: self.shards[t].advance(self._terms, values))
-        return reduce(GradientStats.merge, [one for one in results if one is not None])
+    def _advance_rows(self, values: np.ndarray) -> Sequence[GradientStats | None]:
+        return self.team.run(lambda t: self.shards[t].advance_rows(self._terms, values))
 
-    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def _map_rows(self, function: Callable[..., Any], *arguments: Any) -> Sequence[Sequence[Any]]:
         """Return one result per block, or one per thread if results can be summed."""
-        return [one for results in self.team.run(lambda t: self.shards[t].map_shards(function, *arguments)) for one in results]
-
-    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
-        """Grow one tree after the other."""
-        return map(self._grow, tasks)
+        return self.team.run(lambda t: self.shards[t].map_ranges(function, *arguments))
 
     def _grow(self, task: TreeTask) -> GrownTree:
         for shard in self.shards:

@@ -58,9 +58,9 @@ class ShardRunner(ABC):
     def n_rows(self) -> int:
         return self.shard.n_rows
 
-    def advance(self, terms: tuple, values: np.ndarray) -> None:
+    def advance_rows(self, terms: tuple, values: np.ndarray) -> None:
         """Add leaf values to the scores, recompute the gradients, and store their statistics."""
-        self.stats = self.shard.advance(terms, values)
+        self.stats = self.shard.advance_rows(terms, values)
 
     @abstractmethod
     def keep(self, numbers: Sequence[int]) -> ShardRunner | None:
@@ -231,7 +231,7 @@ def streamed_runners(
             # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
             zeros = np.zeros((spec.shard.n_outputs, spec.shard.max_leaves))
             for runner in runners:
-                runner.advance(past.terms, zeros)
+                runner.advance_rows(past.terms, zeros)
         return runners
     except BaseException:
         files.close()
@@ -309,7 +309,7 @@ class LeafRefitRows:
             at += len(matrix)
         self._iteration = iteration
 
-    def advance(self, number: int, step: RefitStep) -> GradientStats:
+    def take_step(self, number: int, step: RefitStep) -> GradientStats:
         """Apply step `number` unless it has been applied; return the gradient statistics after it."""
         if number == self._n_advanced:
             self._assign_leaves(step.iteration)
@@ -319,7 +319,7 @@ class LeafRefitRows:
         assert number == self._n_advanced - 1 and self._stats is not None
         return self._stats
 
-    def map_shards(self, iteration: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    def map_ranges(self, iteration: int, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return ``function(shard, first, last, *arguments)`` of the rows, assigned to the leaves of an iteration's trees."""
         self._assign_leaves(iteration)
         return function(self._shard, 0, len(self._shard.target), *arguments)

@@ -318,7 +318,7 @@ class StreamedShard:
             empty.put(None)
             reader.join()
 
-    def advance(self, terms: tuple, values: np.ndarray) -> GradientStats | None:
+    def advance_rows(self, terms: tuple, values: np.ndarray) -> GradientStats | None:
         """Do the work of `shards.shard.advance_rows` over all blocks; None if there are none."""
         spec = self.blocks.spec
         writes = ["raw", "gradient"]
@@ -330,7 +330,7 @@ class StreamedShard:
             found = stats if found is None else found.merge(stats)
         return found
 
-    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def map_ranges(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Call ``function(shard, first, last, *arguments)`` for every block; merge the results if the function has a `merge`.
 
         Codes are read only for functions with the attribute `reads_codes`.

@@ -51,12 +51,12 @@ class ShardGrower:
     def n_rows(self) -> int:
         return self.shard.n_rows
 
-    def advance(self, terms: tuple, values: np.ndarray) -> GradientStats:
+    def advance_rows(self, terms: tuple, values: np.ndarray) -> GradientStats:
         """Do the work of `shards.shard.advance_rows` for all rows."""
         shard = self.shard
         return advance_rows(shard, terms, values, shard.spec.loss_unit, self._block, 0, shard.n_rows)
 
-    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def map_ranges(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return ``[function(shard, 0, n_rows, *arguments)]``."""
         return [function(self.shard, 0, self.n_rows, *arguments)]
 

@@ -265,7 +265,7 @@ def row_fingerprint(shard: Shard, first: int, last: int) -> np.ndarray:
     return sums
 
 
-row_fingerprint.reads_codes = True  # type: ignore[attr-defined]  # see `StreamedShard.map_shards`
+row_fingerprint.reads_codes = True  # type: ignore[attr-defined]  # see `StreamedShard.map_ranges`
 
 
 def random_numbers(rows: np.ndarray) -> np.ndarray:
