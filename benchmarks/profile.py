@@ -156,16 +156,16 @@ class _Clock:
             ),
             (shard_grower, "_add_up"): (
                 "histograms",
-                lambda tiles, wide, records, ranges, nodes, *_: (_length(ranges, nodes) * len(shard.bin_layout.n_bins), 0),
+                lambda rows, records, ranges, nodes, *_: (_length(ranges, nodes) * len(shard.bin_layout.n_bins), 0),
             ),
             (shard_grower, "_label"): ("leaves", lambda records, ranges, leaves, *_: (0, 9 * _length(ranges, leaves[:, 0]))),
             (shard_grower, "_sum_leaves"): ("leaves", lambda *_: (0, n * (of_row + 1))),
             # The small children's histograms are read and kept, their siblings' (all but the root's) read and written.
             (split_finder, "_search_pairs"): (
-                "search", lambda h, stored, slots, *_: (0, 16 * h[0].size * int((slots >= 0).sum())),
+                "search", lambda h, stored, pairs, *_: (0, 16 * h[0].size * int((pairs.slots >= 0).sum())),
             ),
             (split_finder, "_search_packed_pairs"): (
-                "search", lambda h, sums, counts, slots, *_: (0, 16 * h[0].size * int((slots >= 0).sum())),
+                "search", lambda h, packed, pairs, *_: (0, 16 * h[0].size * int((pairs.slots >= 0).sum())),
             ),
         }  # fmt: skip
         with ExitStack() as patches:

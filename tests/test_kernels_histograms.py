@@ -79,18 +79,16 @@ def test_one_wide_column(packing: Packing) -> None:
 
 
 @njit(error_model="numpy")
-def sum_up(tiles, wide_codes, records, repeat_count, layout, packing, first, last, packed, histogram, scratch, pieces):
+def sum_up(rows, records, layout, packing, columns, packed, histogram, scratch, pieces):
     """Do the work of an engine: clear, add range by range, flush the rest."""
     for k in range(packed.size):
         packed[k] = 0
-    pending = flushed = np.int64(0)
+    fill = np.int64(0), np.int64(0)
     for k in range(pieces.size - 1):
-        pending, flushed = histograms.add_records(
-            tiles, wide_codes, records[pieces[k] : pieces[k + 1]], repeat_count, layout, packing, first, last, packed,
-            histogram, pending, flushed, scratch,
-        )  # fmt: skip
-    histograms.flush(layout, packing, first, last, layout.start[first], packed, histogram, flushed == 0, scratch)
-    return flushed
+        piece = records[pieces[k] : pieces[k + 1]]
+        fill = histograms.add_records(rows, piece, layout, packing, columns, packed, histogram, fill, scratch)
+    histograms.flush(layout, packing, columns, layout.start[columns[0]], packed, histogram, fill[1] == 0, scratch)
+    return fill[1]
 
 
 def histogram_of(
@@ -106,14 +104,12 @@ def histogram_of(
     n_columns = len(layout.first) - 1
     first, last = columns or (0, n_columns)
     shard = table.shard(np.zeros(table.n_rows), None)
-    wide = shard.codes.wide if len(shard.codes.wide) else None
     histogram = np.full((2 if packing.one == 0 else 3, int(layout.offset[-1])), 12345.0)  # from the previous node
     packed = np.full(int(layout.start[last] - layout.start[first]), 99, np.int64)
     scratch = np.full(max(table.n_codes), 7, np.int64)
-    flushed = sum_up(
-        shard.tiles, wide, records, repeat_count, layout, packing, first, last, packed, histogram, scratch,
-        np.array([0, len(records)] if pieces is None else pieces),
-    )  # fmt: skip
+    rows = shard.histogram_rows()._replace(repeat_count=repeat_count)
+    pieces = np.array([0, len(records)] if pieces is None else pieces)
+    flushed = sum_up(rows, records, layout, packing, (first, last), packed, histogram, scratch, pieces)
     return histogram, int(flushed)
 
 
@@ -175,17 +171,16 @@ def test_some_columns_only(packing: Packing) -> None:
 
 
 @njit(error_model="numpy")
-def keep_packed(tiles, wide_codes, records, layout, packing, packed, histogram, words, packed_counts, clear, scratch):
+def keep_packed(rows, records, layout, packing, packed, histogram, prefix, counted, clear, scratch):
     for k in range(packed.size):
         packed[k] = 0
-    last = layout.first.size - 1
-    _, flushed = histograms.add_records(
-        tiles, wide_codes, records, None, layout, packing, 0, last, packed, histogram, np.int64(0), np.int64(0), scratch
-    )
-    histograms.accumulate(layout, packing, 0, last, np.int64(0), packed, words, packed_counts, 1, clear, scratch)
-    if packed_counts is not None:
+    columns = np.int64(0), np.int64(layout.first.size - 1)
+    fill = np.int64(0), np.int64(0)
+    _, flushed = histograms.add_records(rows, records, layout, packing, columns, packed, histogram, fill, scratch)
+    histograms.accumulate(layout, packing, columns, np.int64(0), packed, prefix, 1, clear, scratch)
+    if counted is not None:
         if flushed:
-            histograms.accumulate_channels(layout, 0, last, histogram, words, packed_counts, 1)
+            histograms.accumulate_channels(layout, columns, histogram, prefix, 1)
 
 
 @given(
@@ -199,15 +194,15 @@ def test_prefix_sums_of_packed_buckets(table: CodedTable, seed: int, cut: int, p
     g, h = random_sums(packing, table.n_rows, seed)
     rows, layout = list(range(table.n_rows)), table.layout
     shard = table.shard(np.zeros(table.n_rows), None)
-    wide = shard.codes.wide if len(shard.codes.wide) else None
     n_buckets = int(layout.offset[-1])
     words, packed_counts = np.full((2, n_buckets), 99), np.full((2, n_buckets), 77)
     packed, scratch = np.zeros(int(layout.start[-1]), np.int64), np.zeros(max(table.n_codes), np.int64)
     for part, clear in ((rows[:cut], True), (rows[cut:], False)):
         records = np.array(records_of(g, h, part), np.uint64)
-        counted = None if packing is PAIR else packed_counts
+        counted = None if packing is PAIR else True
+        prefix = histograms.PackedSums(words, None if counted is None else packed_counts)
         histogram = np.zeros((3, n_buckets))
-        keep_packed(shard.tiles, wide, records, layout, packing, packed, histogram, words, counted, clear, scratch)
+        keep_packed(shard.histogram_rows(), records, layout, packing, packed, histogram, prefix, counted, clear, scratch)
     for feature, codes in enumerate(table.codes.tolist()):
         sums = naive_histogram(codes, table.n_codes[feature], g, h, rows)
         of_feature = slice(layout.offset[feature], layout.offset[feature + 1])

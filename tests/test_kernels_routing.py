@@ -56,9 +56,6 @@ def test_rows_reach_their_leaves(table: CodedTable, n_leaves: int, seed: int, cu
     raw = before.copy()
     cut = min(cut, table.n_rows)
     for first, last in ((cut, table.n_rows), (0, cut)):
-        add_tree(
-            codes.narrow, codes.wide, codes.row_of, nodes.feature, nodes.split_bin, nodes.missing_left, nodes.child,
-            table.layout.n_bins, left_codes, table.layout.is_categorical, value, first, last, raw,
-        )  # fmt: skip
+        add_tree(codes, table.layout, nodes, left_codes, value, first, last, raw)
     expected = [before[row] + value[reached(table, nodes, left_codes, row)] for row in range(table.n_rows)]
     assert raw.tolist() == expected

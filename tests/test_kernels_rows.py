@@ -40,7 +40,7 @@ def test_quantising(packing: Packing, gradient: list[float], hessian: list[float
     g_scale = _scale(packing.max_gradient, float(np.abs(g).max()))
     h_scale = 1.0 if h is None else _scale(packing.max_hessian, float(h.max()))
     records = np.zeros(len(g) - first, np.uint64)
-    quantise(g, h, None, g_scale, h_scale, first, len(g), records)
+    quantise(g, h, None, np.array([g_scale, h_scale]), first, len(g), records)
     for i, record in enumerate(records.tolist()):
         row = first + i
         expected_g = naive.quantised(g[row], g_scale)
@@ -57,7 +57,7 @@ def test_the_largest_gradient_becomes_the_largest_integer(packing: Packing, maxi
     g = np.array([maximum, -maximum, maximum / 2, 0.0], np.float32)
     scale = _scale(packing.max_gradient, float(g[0]))
     records = np.zeros(4, np.uint64)
-    quantise(g, None, None, scale, 1.0, 0, 4, records)
+    quantise(g, None, None, np.array([scale, 1.0]), 0, 4, records)
     top = packing.max_gradient
     found = [naive.fields(r)[0] for r in records.tolist()]
     assert found == [top, -top, top // 2 if found[2] == top // 2 else top // 2 + 1, 0]  # a half may be rounded either way
@@ -136,8 +136,8 @@ def test_quantising_rows_of_influence(seed: int, n: int, room: int, cut: int, st
     front, back, cut = 0, n + room - 1, min(cut, n)
     for first, last in ((cut, n), (0, cut)):
         front, back = quantise_above(
-            g, h, influence.view(np.int32), int(bound.view(np.int32)), 100.0, 50.0, first, last, front, back, target,
-            spare[: last - first],
+            g, h, influence.view(np.int32), int(bound.view(np.int32)), np.array([100.0, 50.0]), first, last, (front, back),
+            target, spare[: last - first],
         )  # fmt: skip
     rows = [*range(cut, n), *range(cut)]
     expected = [

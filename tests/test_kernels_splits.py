@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from numba import njit
 
 from dboost.kernels import splits
-from dboost.kernels import splits as kernels
-from dboost.kernels import splits as levels
-from dboost.kernels import splits as packed
+from dboost.kernels.histograms import PackedSums
 from dboost.kernels.splits import (
     FEATURE,
     LEFT_G,
@@ -25,32 +23,41 @@ from dboost.kernels.splits import (
     SCORE,
     SPLIT_BIN,
     SPLIT_SIZE,
+    SearchScratch,
     SplitParams,
+    new_search_scratch,
 )
 from tests.helpers.compiled import compiled
 from tests.helpers.naive import bounded as naive_bounded
 from tests.helpers.naive import splits as naive
 from tests.helpers.naive.histograms import Histogram
 
-sort_categories = compiled(levels.sort_categories)
-side_score = compiled(kernels.side_score)
+sort_categories = compiled(splits.sort_categories)
+side_score = compiled(splits.side_score)
 
 
 @njit(error_model="numpy")
-def search(channels, offset, categorical, total, limits, scratch, bits, keys, order, best):
+def search(channels, offset, categorical, total, limits, scratch, best):
     """All features in the order given by `offset`: (feature, first bucket, number of bins)."""
-    kernels.clear_split(best)
+    splits.clear_split(best)
     for k in range(len(offset)):
         feature, at, n_bins = offset[k]
         if categorical[feature]:
-            levels.search_categorical(channels, at, n_bins, feature, total, limits, keys, order, best)
+            splits.search_categorical(channels, at, n_bins, feature, total, limits, scratch, best)
         else:
-            kernels.search_numeric(channels, at, n_bins, feature, total, limits, scratch, bits, best)
+            splits.search_numeric(channels, at, n_bins, feature, total, limits, scratch, best)
 
 
 @njit(error_model="numpy")
-def mark_left_categories(channels, at, n_levels, cut, limits, keys, order, goes_left):
-    levels.mark_left_categories(channels, at, n_levels, cut, limits, keys, order, goes_left)
+def mark_left_categories(channels, at, n_levels, cut, limits, scratch, goes_left):
+    splits.mark_left_categories(channels, at, n_levels, cut, limits, scratch, goes_left)
+
+
+def used_scratch(n_codes: int) -> SearchScratch:
+    """Return scratch that holds what an earlier search may have left."""
+    scratch = new_search_scratch(n_codes)
+    scratch.sums[:], scratch.keys[:], scratch.order[:] = np.nan, np.nan, -1
+    return scratch
 
 
 def limits_of(**changed: float) -> SplitParams:
@@ -104,12 +111,8 @@ def found(histograms: list[Histogram], categorical: list[bool], limits: SplitPar
     if limits.count_channel == 1:
         total[2] = total[1]  # Hessians are counts
     n = max(map(len, histograms))
-    scratch = np.full((4, n), np.nan)
     best = np.full(SPLIT_SIZE, np.nan)
-    search(
-        channels, np.array(offset), np.array(categorical), total, limits, scratch, scratch.view(np.int64),
-        np.full(n, np.nan), np.full(n, -1), best,
-    )  # fmt: skip
+    search(channels, np.array(offset), np.array(categorical), total, limits, used_scratch(n), best)
     return best
 
 
@@ -117,7 +120,7 @@ def goes_left(histogram: Histogram, cut: int, limits: SplitParams) -> set[int]:
     channels = np.array(histogram, np.float64).T.copy()
     n = len(histogram)
     marked = np.full(n, 9, np.uint8)
-    mark_left_categories(channels, 0, n - 1, cut, limits, np.empty(n), np.empty(n, np.int64), marked)
+    mark_left_categories(channels, 0, n - 1, cut, limits, used_scratch(n), marked)
     assert set(marked.tolist()) <= {0, 1}
     return set(np.flatnonzero(marked).tolist())
 
@@ -164,11 +167,11 @@ def test_scores_are_what_they_say(histograms: list[Histogram], limits: SplitPara
 
 
 @njit(error_model="numpy")
-def search_packed(words, packed_counts, offset, total, limits, scratch, bits, best):
-    kernels.clear_split(best)
+def search_packed(packed, offset, total, limits, scratch, best):
+    splits.clear_split(best)
     for k in range(len(offset)):
         feature, at, n_bins = offset[k]
-        packed.search_packed(words, packed_counts, 1, at, n_bins, feature, total, limits, scratch, bits, best)
+        splits.search_packed(packed, 1, at, n_bins, feature, total, limits, scratch, best)
 
 
 @given(histograms=nodes(), limits=LIMITS, data=st.data())
@@ -181,10 +184,10 @@ def test_packed_prefix_sums_give_the_same_split(histograms: list[Histogram], lim
     starts = np.cumsum([0, *map(len, histograms)])
     offset = np.array([(feature, starts[feature], len(histograms[feature]) - 1) for feature in order])
     total = np.array(naive.added(histograms[0]), np.float64)
-    scratch, best = np.full((4, max(map(len, histograms))), np.nan), np.full(SPLIT_SIZE, np.nan)
+    best = np.full(SPLIT_SIZE, np.nan)
     slots = np.stack([np.full_like(words, 99), words]), np.stack([np.full_like(words, 77), packed_counts])
-    counted = slots[1] if limits.count_channel == 2 else None
-    search_packed(slots[0], counted, offset, total, limits, scratch, scratch.view(np.int64), best)
+    packed = PackedSums(slots[0], slots[1] if limits.count_channel == 2 else None)
+    search_packed(packed, offset, total, limits, used_scratch(max(map(len, histograms))), best)
     assert best[SCORE] == expected[SCORE]
     if expected[SCORE] != NO_SPLIT:
         assert best[: LEFT_N + (limits.count_channel > 0)].tolist() == expected[: LEFT_N + (limits.count_channel > 0)].tolist()
@@ -192,7 +195,7 @@ def test_packed_prefix_sums_give_the_same_split(histograms: list[Histogram], lim
 
 @njit(error_model="numpy")
 def search_within(channels, at, n_bins, way, total, limits, best):
-    kernels.clear_split(best)
+    splits.clear_split(best)
     splits.search_bounded(channels, at, n_bins, 0, way, total, limits, best)
 
 

@@ -1,4 +1,4 @@
-"""Layers: a package imports only from the packages of lower layers.
+"""Structure: a package imports only from the packages of lower layers; file names occur once; functions have few parameters.
 
 `LAYERS` is the whole rule. Packages of one layer do not import each other. Every import counts, also one inside a function
 or for type checking only. A package or top-level module that the table lacks fails the test.
@@ -46,6 +46,15 @@ FORBIDDEN: set[tuple[str, str]] = set()
 ONLY_IN = {"distributed": {"distributed"}, "matplotlib": {"inspection"}}
 #: … and the libraries that are imported where they are needed, not when a module is imported.
 LATE = {"matplotlib"}
+#: More arguments than this belong in a record …
+MOST_PARAMETERS = 10
+#: … except in functions that users call with keywords.
+PUBLIC = {
+    "dboost.api.fit",
+    "dboost.api.prepare",
+    "dboost.estimators.classifier.DBoostClassifier.__init__",
+    "dboost.estimators.regressor.DBoostRegressor.__init__",
+}
 #: A file contains one idea; names like these say nothing about it.
 NO_IDEA = {"utils", "util", "common", "helpers", "misc"}
 
@@ -116,6 +125,40 @@ def test_file_names_occur_once() -> None:
     """A file name that occurs in several packages makes tracebacks and editor tabs ambiguous."""
     names = Counter(path.name for _, path in modules() if path.name not in ("__init__.py", "__main__.py"))
     assert sum(count > 1 for count in names.values()) <= 4, [name for name, count in names.items() if count > 1]
+
+
+def parameter_counts(module: str, source: str) -> dict[str, int]:
+    """Return the number of parameters of all functions and methods of a module, apart from `self` and `cls`."""
+    found = {}
+
+    def visit(node: ast.AST, name: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                given = child.args
+                named = [*given.posonlyargs, *given.args, *given.kwonlyargs]
+                is_bound = isinstance(node, ast.ClassDef) and bool(named) and named[0].arg in ("self", "cls")
+                found[f"{name}.{child.name}"] = len(named) - is_bound + bool(given.vararg) + bool(given.kwarg)
+            visit(child, f"{name}.{child.name}" if hasattr(child, "name") else name)
+
+    visit(ast.parse(source), module)
+    return found
+
+
+def test_functions_have_few_parameters() -> None:
+    counts = {name: n for module, path in modules() for name, n in parameter_counts(module, path.read_text("utf-8")).items()}
+    assert {name for name, n in counts.items() if n > MOST_PARAMETERS} == PUBLIC
+
+
+@pytest.mark.parametrize(
+    ("source", "counts"),
+    [
+        ("def f(a, b=1, /, c=2, *rest, d, **more): pass", {"m.f": 6}),
+        ("class A:\n    async def f(self, b): pass\n    @staticmethod\n    def g(b, c): pass", {"m.A.f": 1, "m.A.g": 2}),
+        ("if x:\n    def f(a):\n        def g(): pass", {"m.f": 1, "m.f.g": 0}),
+    ],
+)
+def test_the_reader_of_parameters_sees(source: str, counts: dict[str, int]) -> None:
+    assert parameter_counts("m", source) == counts
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,16 @@ from dboost.losses import (
     from_dict,
 )
 from dboost.losses.classification import SoftmaxLogLoss
-from dboost.losses.gradient_pass import BLOCK, advance, advance_outputs, block_terms
+from dboost.losses.gradient_pass import (
+    BLOCK,
+    GradientRows,
+    InfluencePass,
+    PassTotals,
+    block_terms,
+    new_pass_scratch,
+    update_all_gradients,
+    update_gradients,
+)
 from dboost.metrics.exact_sum import ExactSum, unit_for
 from dboost.training.initial_score import TargetStats, target_stats
 
@@ -247,7 +256,7 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
     before = np.ascontiguousarray(raw.T)
     values = rng.normal(size=5) if k == 1 else rng.normal(size=(k, 5))
     leaf = rng.integers(5, size=before.shape).astype(np.uint8)
-    times = rng.integers(1, 4, n).astype(np.uint8) if weighted else None
+    times = rng.integers(1, 4, n).astype(np.uint8) if weighted and not weigh else None
     loss_unit = unit_for(1e10, n)
 
     near, n_near = np.zeros((k, n), np.int32), np.zeros(k, np.int64)
@@ -258,12 +267,15 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
         sums, tops, influence = np.zeros(2), [], np.zeros((k, LANES, N_DIGITS), np.int64)
         for first, last in ranges:
             top = np.zeros(2 if k == 1 else (2, k), np.int32)
-            (advance if k == 1 else advance_outputs)(
-                loss.terms(), score, leaf, values, y, weight, gradient, hessian, gradient.view(np.int32),
-                hessian.view(np.int32), first, last, loss_unit, np.empty((2, BLOCK)), np.empty(BLOCK, np.float32), sums, top,
-                weigh, times, influence if k > 1 else influence[0], np.zeros(k, np.int32) if digits is None else digits,
-                None if digits is None else near if k > 1 else near[0], n_near,
-            )  # fmt: skip
+            rows = GradientRows(
+                score, leaf, y, weight, times, gradient, hessian, gradient.view(np.int32), hessian.view(np.int32)
+            )
+            noted = InfluencePass(influence, np.zeros(k, np.int32), None, n_near)
+            if digits is not None:
+                noted = noted._replace(expected=digits, near=near)
+            (update_gradients if k == 1 else update_all_gradients)(
+                loss.terms(), rows, values, first, last, loss_unit, new_pass_scratch(), PassTotals(sums, top), noted
+            )
             tops.append(top.view(np.float32))
         return score, gradient, hessian, sums, np.max(tops, axis=0), influence.sum(axis=1)
 
@@ -300,9 +312,7 @@ def test_a_gradient_that_is_no_number_is_noticed() -> None:
     """As bits, NaN is larger than all numbers, so it reaches the check for divergence."""
     raw, gradient = np.array([0.0, np.nan, 1.0]), np.empty(3, np.float32)
     sums, top = np.zeros(2), np.zeros(2, np.int32)
-    advance(
-        SquaredError().terms(), raw, np.zeros(3, np.uint8), np.zeros(1), np.zeros(3), None, gradient, None,
-        gradient.view(np.int32), None, 0, 3, 1.0, np.empty((2, BLOCK)), np.empty(BLOCK, np.float32), sums, top,
-        True, None, None, np.zeros(1, np.int32), None, np.zeros(1, np.int64),
-    )  # fmt: skip
+    rows = GradientRows(raw, np.zeros(3, np.uint8), np.zeros(3), None, None, gradient, None, gradient.view(np.int32), None)
+    totals = PassTotals(sums, top)
+    update_gradients(SquaredError().terms(), rows, np.zeros(1), 0, 3, 1.0, new_pass_scratch(), totals, None)
     assert np.isnan(top.view(np.float32)[0])

@@ -37,7 +37,7 @@ def ask_both(ensemble: Ensemble, rows: np.ndarray) -> dict[str, tuple[np.ndarray
         scores = np.tile(ensemble.baseline, (len(rows), 1))
         leaves = np.full((len(rows), len(ensemble.trees)), -1, np.int32)
         room = scratch_for(laid.columns, laid.n_levels, rows.dtype)
-        kernel(*laid, rows, (0, len(rows)), (0, len(ensemble.trees)), scores, leaves, *room)
+        kernel(laid, rows, (0, len(rows)), (0, len(ensemble.trees)), scores, leaves, room)
         answers[kernel.__name__] = scores, leaves
     return answers
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.kernels.quantile_keys import collect_keys, count_digits, next_keys
+from dboost.kernels.quantile_keys import Residuals, collect_keys, count_digits, next_keys
 from dboost.losses import Quantile
 from dboost.metrics.quantiles import FEW, exact_level, find_quantiles, find_size, from_keys, rank_unit
 from dboost.shards.statistics import concatenated
@@ -37,15 +37,15 @@ class Asked:
         self.unit = 1.0 if weight is None else rank_unit(float(weight.max()), len(values))
         self.n_passes, self.room = 0, FEW
 
+    def residuals(self, first: int, last: int) -> Residuals:
+        return Residuals(self.values, np.zeros(len(self.values)), self.weight, self.group, self.sizes, None, first, last)
+
     def count(self, prefix: np.ndarray, shift: np.uint64) -> np.ndarray:
         self.n_passes += 1
         answers = []
         for first, last in self.ranges:
             answers.append(np.zeros((self.n_groups, 256), np.int64))
-            count_digits(
-                self.values, np.zeros(len(self.values)), self.weight, self.group, self.sizes, None, first, last, prefix, shift,
-                self.unit, answers[-1],
-            )  # fmt: skip
+            count_digits(self.residuals(first, last), prefix, shift, self.unit, answers[-1])
         return reduce(np.add, answers)
 
     def collect(self, prefix: np.ndarray, shift: np.uint64) -> np.ndarray | None:
@@ -53,10 +53,7 @@ class Asked:
         answers: list[np.ndarray | None] = []
         for first, last in self.ranges:
             found = np.empty((self.room, 3), np.uint64)
-            n = collect_keys(
-                self.values, np.zeros(len(self.values)), self.weight, self.group, self.sizes, None, first, last, prefix, shift,
-                self.unit, found,
-            )  # fmt: skip
+            n = collect_keys(self.residuals(first, last), prefix, shift, self.unit, found)
             answers.append(found[:n] if n <= self.room else None)
         return reduce(concatenated, answers)
 
@@ -65,7 +62,7 @@ class Asked:
         answers = []
         for first, last in self.ranges:
             answers.append(np.full(self.n_groups, ~np.uint64(0)))
-            next_keys(self.values, np.zeros(len(self.values)), self.group, self.sizes, None, first, last, keys, answers[-1])
+            next_keys(self.residuals(first, last), keys, answers[-1])
         return reduce(np.minimum, answers)
 
 

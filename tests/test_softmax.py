@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 import dboost
 from dboost.kernels.histograms import TRIPLE
 from dboost.losses import SoftmaxLogLoss, by_name, from_dict
+from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.metrics.exact_sum import FINE, unit_for
 from dboost.metrics.metric import LossMagnitude, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.params import Parameters
 from dboost.session.engines import FusedEngine
-from dboost.shards.shard import Scratch, Shard, advance_rows
+from dboost.shards.shard import Shard, advance_rows
 from dboost.trees.finished_tree import leaf_values
 from dboost.trees.nodes import ANY_ORDER, GrowthPolicy
 from dboost.trees.tree_task import TreeTask, split_params_of
@@ -41,7 +42,7 @@ def passed(
     table = make_table([3], raw.shape[1])
     shard = Shard(table.stored(), spec_of(table.layout, n_outputs=len(raw), weighted=weight is not None), y, weight, raw.copy())
     loss = SoftmaxLogLoss(len(raw))
-    found = advance_rows(shard, loss.terms(), np.zeros((len(raw), 1)), loss_unit, Scratch(), 0, shard.n_rows)
+    found = advance_rows(shard, loss.terms(), np.zeros((len(raw), 1)), loss_unit, new_pass_scratch(), 0, shard.n_rows)
     total = (found.coarse_loss + found.fine_loss / FINE) / loss_unit
     return shard, found.max_gradient, found.max_hessian, total
 

@@ -201,7 +201,7 @@ class Simulated:
 
     def _of_rows(self, holding: WorkerSession, method: str, packed: bytes, took: float) -> float:
         """Return the cost of a method for a worker with many rows."""
-        if method == "advance":
+        if method == "update_scores":
             return holding.n_rows * self.many * self.costs.advance
         if method in ("round_histograms", "histogram_slices"):
             first, second = unpack(packed)
@@ -345,7 +345,7 @@ class _ToScheduler:
         call = getattr(self._simulated.line("client", "scheduler"), name)
 
         def noted(**arguments: Any) -> Any:
-            trains = name == "dboost_grow" or arguments.get("method") == "advance"
+            trains = name == "dboost_grow" or arguments.get("method") == "update_scores"
             return self._simulated.train(call(**arguments)) if trains else call(**arguments)
 
         return noted

@@ -90,9 +90,9 @@ class ClusterEngine:
 
         def ask() -> None:
             sessions, applied = self._training.sessions, self._n_advanced - 1
-            known = self.connection.ask(sessions, Session.visit, bite_visit, n_known, self._iterations[n_known:], applied)
+            known = self.connection.ask(sessions, Session.switch_bite, bite_visit, n_known, self._iterations[n_known:], applied)
             if not all(known.values()):
-                self.connection.ask(sessions, Session.visit, bite_visit, 0, self._iterations, applied)
+                self.connection.ask(sessions, Session.switch_bite, bite_visit, 0, self._iterations, applied)
 
         self._with_recovery("visit", ask)
 
@@ -102,7 +102,7 @@ class ClusterEngine:
         began = time.perf_counter()
 
         def ask() -> list[Any]:
-            answers = self.connection.ask(self._training.sessions, Session.advance, self._n_advanced, values, terms)
+            answers = self.connection.ask(self._training.sessions, Session.update_scores, self._n_advanced, values, terms)
             try:
                 check_rows({ref: n_rows for ref, (*_, n_rows) in answers.items()}, self._training.rows_of_sessions())
             except LostWorkers as lost:
@@ -139,7 +139,7 @@ class ClusterEngine:
 
         def ask() -> tuple[list[GrownTree], Timing]:
             order = GrowOrder(tasks, self._layout, self.n_rows, n_leaves_per_round, self._training.rows_of_sessions())
-            return self.connection.grow(self._training.sessions, order)
+            return self.connection.grow_trees(self._training.sessions, order)
 
         trees, timing = self._with_recovery("grow", ask)
         self.timing += timing
@@ -165,7 +165,7 @@ class ClusterEngine:
     def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return one result for each shard."""
         answers = self._with_recovery(
-            "map_shards", lambda: self.connection.ask(self._training.sessions, Session.map_shards, function, arguments)
+            "map_shards", lambda: self.connection.ask(self._training.sessions, Session.shard_statistics, function, arguments)
         )
         return [answer for of_worker in answers.values() for answer in of_worker]
 

@@ -299,7 +299,7 @@ class Connection:
         reply = self._call("dboost_move", batch=batch, plan=plan, moves=moves, lost=self.lost_sessions)
         return self._results(reply)
 
-    def grow(self, refs: Sequence[SessionRef], order: GrowOrder) -> tuple[list[GrownTree], Timing]:
+    def grow_trees(self, refs: Sequence[SessionRef], order: GrowOrder) -> tuple[list[GrownTree], Timing]:
         """Grow trees. Raises like `ask`."""
         self._check_not_lost(refs)
         return unpack(self._call("dboost_grow", sessions=list(refs), order=pack(order))["trees"])

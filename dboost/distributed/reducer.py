@@ -112,7 +112,7 @@ class Reducer(SchedulerPlugin):
                 "dboost_workers": self.usable_workers,
                 "dboost_line": self.line,
                 "dboost_ask": self.ask,
-                "dboost_grow": self.grow,
+                "dboost_grow": self.grow_trees,
                 "dboost_move": self.move,
                 "dboost_abandon": self.abandon,
                 "dboost_discard": self.discard,
@@ -162,7 +162,7 @@ class Reducer(SchedulerPlugin):
         """Move partitions. moves : {new owner: (partition, old owner) pairs}; lost : names of lost sessions."""
         return await self._outcome(self._move(fit, batch, plan, moves, list(lost)))
 
-    async def grow(self, fit: str, sessions: Sequence[Any], order: bytes) -> dict[str, Any]:
+    async def grow_trees(self, fit: str, sessions: Sequence[Any], order: bytes) -> dict[str, Any]:
         """Grow trees. order : packed `GrowOrder`."""
         return await self._outcome(self._in_thread(fit, self._grow, session_refs(sessions), order))
 
@@ -474,7 +474,7 @@ class Reducer(SchedulerPlugin):
         chore.add_done_callback(self._background_tasks.discard)
 
     def _grow(self, name: str, refs: list[SessionRef], order: bytes) -> dict[str, Any]:
-        """See `grow`; in the thread of the fit."""
+        """See `grow_trees`; in the thread of the fit."""
         asked: GrowOrder = unpack(order)
         fit = self._fit(name)
         self._use(fit, refs)
@@ -486,7 +486,7 @@ class Reducer(SchedulerPlugin):
             calls = lines
         else:
             calls, branches = MessageCalls(partial(self._exchange if owners else self._call, name), self._loop), flat(refs)
-        grown, timing = fit.rounds.grow(calls, branches, asked, owners)
+        grown, timing = fit.rounds.grow_trees(calls, branches, asked, owners)
         how = {
             "action": "tree",
             "fit": name,

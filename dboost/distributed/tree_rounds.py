@@ -52,7 +52,7 @@ class TreeRounds:
         self._memory = SumMemory()
         self._threads: ThreadPoolExecutor | None = None
 
-    def grow(
+    def grow_trees(
         self, calls: WorkerCalls, branches: Sequence[Branch], order: GrowOrder, owners: Sequence[FeatureOwner]
     ) -> tuple[list[GrownTree], Timing]:
         """Grow the trees of an order, in the order of its tasks.

@@ -88,7 +88,7 @@ class Shapley:
             return np.zeros((len(matrix), *(len(self._ensemble.features),) * n_axes, k))
 
         def work(start: int, stop: int) -> None:
-            kernel(*paths, matrix, (start, stop), found)
+            kernel(paths, matrix, (start, stop), found)
 
         share_out(work, len(matrix), 20 * len(paths.paths), self._n_threads)
         if len(paths.columns) == len(self._ensemble.features):

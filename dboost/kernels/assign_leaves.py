@@ -13,6 +13,8 @@ branch.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from dboost.kernels import kernel
@@ -30,18 +32,36 @@ STEP, AFTER, N_RIGHT, IS_TABLE, N_STEPS = range(5)
 BLOCK = 2048
 
 
+class MaskSplits(NamedTuple):
+    """The splits of a tree, in the form that `label_by_masks` reads."""
+
+    #: int64[N_STEPS, MASK_LEAVES]: of each split, its row of codes, the first code that goes right, and how many consecutive
+    #: codes do; or that a table decides.
+    steps: np.ndarray
+    tables: np.ndarray  # uint8[MASK_LEAVES, 256]: 0 (left) or 255 (right)
+    struck: np.ndarray  # uint8[MASK_LEAVES, N_PLANES]: the bits of the leaves on the left
+
+
+def new_mask_splits() -> MaskSplits:
+    """Return uninitialised arrays for a tree of at most `MASK_LEAVES` leaves."""
+    return MaskSplits(
+        steps=np.empty((N_STEPS, MASK_LEAVES), np.int64),
+        tables=np.empty((MASK_LEAVES, 256), np.uint8),
+        struck=np.empty((MASK_LEAVES, N_PLANES), np.uint8),
+    )
+
+
 @kernel
-def prepare_masks(
-    child, feature, split_bin, missing_left, leaf_of, left_codes, n_bins, is_categorical, code_row, below, leaves, steps,
-    tables, struck,
-):  # fmt: skip
+def prepare_masks(nodes, n, leaf_of, left_codes, layout, code_row, below, leaves, splits):
     """Write a tree's splits in the form that `label_by_masks` reads. Return their number, or -1 when a code has two bytes.
 
-    child, feature, split_bin, missing_left : of each node, as in `trees.nodes.NodeArrays`; leaf_of : int64[n_nodes], numbers of
-    leaves from left to right; left_codes : uint8[n_nodes, n_codes]; n_bins, is_categorical, code_row : of each feature;
-    below, leaves : int64[n_nodes], scratch: the first leaf below each node, and their number.
+    nodes : `trees.nodes.NodeArrays` of n nodes; leaf_of : int64[>= n], numbers of leaves from left to right; left_codes :
+    uint8[>= n, n_codes]; layout : BinLayout; code_row : int64[n_features]; below, leaves : int64[n], scratch: the first leaf
+    below each node, and their number; splits : MaskSplits, receives the splits.
     """
-    n = child.size
+    child, feature, split_bin, missing_left = nodes.child, nodes.feature, nodes.split_bin, nodes.missing_left
+    n_bins, is_categorical = layout.n_bins, layout.is_categorical
+    steps, tables, struck = splits.steps, splits.tables, splits.struck
     # Children come after their parents.
     for node in range(n - 1, -1, -1):
         left = child[node]
@@ -74,14 +94,12 @@ def prepare_masks(
 
 
 @kernel
-def label_by_masks(codes, steps, tables, struck, n_splits, first, last, scratch, leaf):
+def label_by_masks(codes, splits, n_splits, first, last, scratch, leaf):
     """Write the leaf that each of rows first…last-1 reaches, in a tree of at most `MASK_LEAVES` leaves.
 
-    codes : uint8[n_narrow, n]; steps : int64[N_STEPS, >= n_splits], of each split: its row of `codes`, the first code that goes
-    right, how many consecutive codes do; or that a table decides; tables : uint8[n_splits, 256], 0 (left) or 255 (right);
-    struck : uint8[n_splits, N_PLANES], the bits of the leaves on the left; scratch : uint8[N_PLANES + 1, BLOCK]; leaf : uint8
-    or int32[n].
+    codes : uint8[n_narrow, n]; splits : MaskSplits; scratch : uint8[N_PLANES + 1, BLOCK]; leaf : uint8 or int32[n].
     """
+    steps, tables, struck = splits.steps, splits.tables, splits.struck
     for start in range(first, last, BLOCK):
         n = BLOCK if start + BLOCK < last else last - start
         for p in range(N_PLANES):

@@ -72,6 +72,21 @@ class Packing(NamedTuple):
     max_hessian: int  # largest quantised Hessian
 
 
+class HistogramRows(NamedTuple):
+    """What the rows of a shard add to histograms."""
+
+    tiles: np.ndarray  # uint64[n_tiles, n_rows, words]: bin codes in tiles
+    wide: np.ndarray | None  # uint16[n_wide, n_rows]: 16-bit codes; None if there are none
+    repeat_count: np.ndarray | None  # uint8[n_rows]: how often each row counts; None for once
+
+
+class PackedSums(NamedTuple):
+    """Histograms that stay packed, as prefix sums over each feature's buckets (the sums of the left side after each bin)."""
+
+    sums: np.ndarray  # int64[n_slots, n_buckets]: words ``G << 32 | H``
+    counts: np.ndarray | None  # int64[n_slots, n_buckets]: numbers of rows; None where they are not needed
+
+
 #: Gradient and Hessian: 15 bits each.
 PAIR = Packing(32, 0, (1 << 32) - 1, 0, 0, 65_536, 32_767, 32_767)
 #: Gradient, Hessian and row count: 13 bits each for the first two.
@@ -187,24 +202,25 @@ def unpack(buckets, start, feature, layout, packing, histogram, clear, marginal)
 
 
 @internal
-def flush(layout, packing, first_column, last_column, base, packed, histogram, clear, scratch):
-    """Add the packed buckets of some columns to a histogram, or with `clear` write them there. `base` : the first packed
-    word."""
-    for column in range(first_column, last_column):
+def flush(layout, packing, columns, base, packed, histogram, clear, scratch):
+    """Add the packed buckets of some columns (first, last) to a histogram, or with `clear` write them there.
+
+    base : the first packed word; scratch : int64[n_codes].
+    """
+    for column in range(columns[0], columns[1]):
         for k in range(layout.first[column], layout.first[column + 1]):
             unpack(packed, layout.start[column] - base, layout.features[k], layout, packing, histogram, clear, scratch)
 
 
 @internal
-def accumulate(layout, packing, first_column, last_column, base, packed, packed_sums, packed_counts, slot, clear, scratch):
+def accumulate(layout, packing, columns, base, packed, prefix, slot, clear, scratch):
     """Add packed buckets to a histogram that stays packed, in the place of `flush`.
 
-    packed_sums : int64[n_slots, n_buckets], to which the prefix sums ``G << 32 | H`` of each feature's buckets (the sums of the
-    left side after each bin) are added, or with `clear` written; packed_counts : the same for counts, or None when they are not
-    needed.
+    prefix : PackedSums, to whose `slot` the prefix sums are added, or with `clear` written.
     """
     high, low, mask, count_mask = I(packing.high), I(packing.low), I(packing.hessian_mask), I(packing.count_mask)
-    for column in range(first_column, last_column):
+    all_sums, all_counts = prefix.sums, prefix.counts
+    for column in range(columns[0], columns[1]):
         for k in range(layout.first[column], layout.first[column + 1]):
             feature = layout.features[k]
             n, start = layout.n_bins[feature] + 1, layout.start[column] - base
@@ -214,14 +230,14 @@ def accumulate(layout, packing, first_column, last_column, base, packed, packed_
                 source = scratch[:n]
                 _sum_others(packed[start:], stride, repeats, source)
             at = layout.offset[feature]
-            target = packed_sums[slot, at : at + n]
+            target = all_sums[slot, at : at + n]
             running = I(0)
-            if packed_counts is None:
+            if all_counts is None:
                 for b in range(n):
                     running += source[b]
                     target[b] = running if clear else target[b] + running
-            if packed_counts is not None:
-                counts, rows = packed_counts[slot, at : at + n], I(0)
+            if all_counts is not None:
+                counts, rows = all_counts[slot, at : at + n], I(0)
                 for b in range(n):
                     word = source[b]
                     running += ((word >> high) << I(32)) + ((word >> low) & mask)
@@ -231,30 +247,31 @@ def accumulate(layout, packing, first_column, last_column, base, packed, packed_
 
 
 @internal
-def accumulate_channels(layout, first_column, last_column, histogram, packed_sums, packed_counts, slot):
+def accumulate_channels(layout, columns, histogram, prefix, slot):
     """Add to the prefix sums (see `accumulate`) what was flushed into a histogram (float64[3, n_buckets]) before."""
-    for k in range(layout.first[first_column], layout.first[last_column]):
+    all_sums, all_counts = prefix.sums, prefix.counts
+    for k in range(layout.first[columns[0]], layout.first[columns[1]]):
         feature = layout.features[k]
         word = rows = I(0)
         for bucket in range(layout.offset[feature], layout.offset[feature + 1]):
             word += (I(histogram[0, bucket]) << I(32)) + I(histogram[1, bucket])
             rows += I(histogram[2, bucket])
-            packed_sums[slot, bucket] += word
-            packed_counts[slot, bucket] += rows
+            all_sums[slot, bucket] += word
+            all_counts[slot, bucket] += rows
 
 
 @internal
-def add_records(
-    tiles, wide_codes, records, repeat_count, layout, packing, first_column, last_column, packed, histogram, pending, flushed,
-    scratch,
-):  # fmt: skip
+def add_records(rows, records, layout, packing, columns, packed, histogram, fill, scratch):
     """Add records to the packed buckets of some columns, flushing into a histogram before a field could overflow.
 
-    packed : int64[...], the columns' packed buckets, the first column's at 0; histogram : None where no field can overflow,
-    i.e. for at most ``packing.rows`` rows; pending : rows in the packed buckets already; flushed : 0 while nothing has been
-    flushed (the first flush then overwrites the histogram). Return the new (pending, flushed). The remaining sums are left in
-    `packed`.
+    rows : HistogramRows; columns : (first, last); packed : int64[...], the columns' packed buckets, the first column's at 0;
+    histogram : None where no field can overflow, i.e. for at most ``packing.rows`` rows; fill : (pending, flushed), the number
+    of rows in the packed buckets already, and 0 while nothing has been flushed (the first flush then overwrites the
+    histogram). Return the new pair. The remaining sums are left in `packed`.
     """
+    tiles, wide_codes, repeat_count = rows.tiles, rows.wide, rows.repeat_count
+    first_column, last_column = columns
+    pending, flushed = fill
     base = layout.start[first_column]
     n_words = layout.start[last_column] - base
     tiled = last_column if last_column < layout.n_tiled else layout.n_tiled
@@ -263,7 +280,7 @@ def add_records(
         n = records.size - at
         if histogram is not None:
             if pending == packing.rows:
-                flush(layout, packing, first_column, last_column, base, packed, histogram, flushed == 0, scratch)
+                flush(layout, packing, columns, base, packed, histogram, flushed == 0, scratch)
                 flushed = I(1)
                 pending = I(0)
                 for k in range(n_words):

@@ -132,15 +132,12 @@ def scratch_for(
 
 
 @uncounted
-def predict_quickscorer(
-    columns, n_levels, trees, pages, conditions, lookups, tables, values, matrix, rows, tree_range, scores, leaves,
-    block, codes, lanes,
-):  # fmt: skip
+def predict_quickscorer(forest, matrix, rows, tree_range, scores, leaves, scratch):
     """Find the leaves of some rows in some trees by applying all conditions.
 
     Parameters
     ----------
-    columns, n_levels, trees, pages, conditions, lookups, tables, values : see `QuickScorerForest`
+    forest : QuickScorerForest
     matrix : float32 or float64 [n, p], C-contiguous
     rows, tree_range : (first, last)
         The last one is not included.
@@ -148,9 +145,12 @@ def predict_quickscorer(
         The leaves' values are added to it in the order of the trees; tree t belongs to output t modulo n_outputs.
     leaves : int32[n, n_trees or 0]
         Receives the numbers of the leaves, unless it has no columns.
-    block, codes, lanes :
-        Scratch, see `scratch_for`.
+    scratch : (block, codes, lanes)
+        See `scratch_for`.
     """
+    columns, n_levels, trees, pages = forest.columns, forest.n_levels, forest.trees, forest.pages
+    conditions, lookups, tables, values = forest.conditions, forest.lookups, forest.tables, forest.values
+    block, codes, lanes = scratch
     n_numeric = columns.size - n_levels.size
     masks, leaf = lanes[0], lanes[1]
     for i in range(codes.size):
@@ -176,11 +176,12 @@ def predict_quickscorer(
 
 
 @uncounted
-def predict_traversal(
-    columns, n_levels, trees, nodes, node_sets, sets, values, matrix, rows, tree_range, scores, leaves, block, codes, lanes,
-):  # fmt: skip
-    """Find the leaves of some rows in some trees by traversal; parameters as of `predict_quickscorer`, see
-    `TraversalForest`."""
+def predict_traversal(forest, matrix, rows, tree_range, scores, leaves, scratch):
+    """Find the leaves of some rows in some trees (a `TraversalForest`) by traversal; parameters as of
+    `predict_quickscorer`."""
+    columns, n_levels, trees, nodes = forest.columns, forest.n_levels, forest.trees, forest.nodes
+    node_sets, sets, values = forest.node_sets, forest.sets, forest.values
+    block, codes, lanes = scratch
     n_numeric = columns.size - n_levels.size
     at = lanes[0]
     for i in range(codes.size):

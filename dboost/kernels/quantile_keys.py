@@ -6,6 +6,8 @@ non-negative numbers and all bits of negative ones. Both zeros have the same key
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from dboost.kernels import inlined, internal, kernel
@@ -24,6 +26,19 @@ N_DIGITS, FIRST_SHIFT = 2048, 20
 LANES = 2
 
 
+class Residuals(NamedTuple):
+    """The residuals target - raw of some rows, divided into groups."""
+
+    target: np.ndarray  # float64[n]
+    raw: np.ndarray  # float64[n]
+    weight: np.ndarray | None  # float64[n], or None
+    group: np.ndarray | None  # uint8 or int32[n], or None when there is only one group
+    absolute: bool  # whether |target - raw| is meant
+    rows: np.ndarray | None  # int64[...]: those that count, or None (all)
+    first: int  # range of rows, or of positions in `rows`
+    last: int
+
+
 @inlined
 def rank_key(number):
     """Return an unsigned integer with the same order as the numbers."""
@@ -39,21 +54,21 @@ def _residual(target, raw, absolute, i):
 
 
 @kernel
-def count_digits(target, raw, weight, group, absolute, rows, first, last, prefix, shift, unit, counts):
-    """Add up the weights of residuals target - raw by group and by the next digit of their rank key.
+def count_digits(residuals, prefix, shift, unit, counts):
+    """Add up the weights of residuals by group and by the next digit of their rank key.
 
     Only residuals whose higher digits are those of `prefix` count.
 
-    target, raw : float64[n]; weight : float64[n] or None; group : uint8 or int32[n], or None when there is only one; absolute :
-    whether |target - raw| is meant; rows : int64[...], those that count, or None (all); first, last : range of rows, or of
-    positions in `rows`; prefix : uint64[n_groups]; shift : uint64, bits below the digit; unit : factor of the weights; counts :
-    int64[n_groups, 256], added to. Each row adds at least 1.
+    residuals : Residuals; prefix : uint64[n_groups]; shift : uint64, bits below the digit; unit : factor of the weights; counts
+    : int64[n_groups, 256], added to. Each row adds at least 1.
 
     For the first two digits the prefix test is unpredictable, so it is branch-free; later it is almost always false and
     branches are cheap.
     """
+    target, raw, absolute = residuals.target, residuals.raw, residuals.absolute
+    weight, group, rows = residuals.weight, residuals.group, residuals.rows
     predictable = shift < U(48)
-    for at in range(first, last):
+    for at in range(residuals.first, residuals.last):
         i = I(at) if rows is None else rows[at]
         key = rank_key(_residual(target, raw, absolute, i)) >> shift
         g = I(0) if group is None else I(group[i])
@@ -67,13 +82,15 @@ def count_digits(target, raw, weight, group, absolute, rows, first, last, prefix
 
 
 @kernel
-def collect_keys(target, raw, weight, group, absolute, rows, first, last, prefix, shift, unit, found):
+def collect_keys(residuals, prefix, shift, unit, found):
     """Collect the residuals whose digits above `shift` are those of `prefix`; return how many there are.
 
     found : uint64[capacity, 3], receives group, rank key and weight of as many as fit. All else as in `count_digits`.
     """
+    target, raw, absolute = residuals.target, residuals.raw, residuals.absolute
+    weight, group, rows = residuals.weight, residuals.group, residuals.rows
     n = 0
-    for at in range(first, last):
+    for at in range(residuals.first, residuals.last):
         i = I(at) if rows is None else rows[at]
         key = rank_key(_residual(target, raw, absolute, i))
         g = I(0) if group is None else I(group[i])
@@ -88,9 +105,11 @@ def collect_keys(target, raw, weight, group, absolute, rows, first, last, prefix
 
 
 @kernel
-def next_keys(target, raw, group, absolute, rows, first, last, keys, following):
+def next_keys(residuals, keys, following):
     """Find the smallest rank key above that of the group: following : uint64[n_groups], lowered; else as in `count_digits`."""
-    for at in range(first, last):
+    target, raw, absolute = residuals.target, residuals.raw, residuals.absolute
+    group, rows = residuals.group, residuals.rows
+    for at in range(residuals.first, residuals.last):
         i = I(at) if rows is None else rows[at]
         key = rank_key(_residual(target, raw, absolute, i))
         g = I(0) if group is None else I(group[i])
@@ -100,14 +119,16 @@ def next_keys(target, raw, group, absolute, rows, first, last, keys, following):
 
 
 @kernel
-def add_clipped(target, raw, weight, repeat_count, group, centre, bound, rows, first, last, unit, weight_unit, sums):
+def add_clipped(residuals, repeat_count, centre, bound, unit, weight_unit, sums):
     """Add up, by group, residuals relative to the group's centre, clipped to ±`bound`; and weights.
 
-    weight : float64[n] or None; repeat_count : uint8[n], how often a row counts, instead of its weight, or None; centre :
-    float64[n_groups]; unit, weight_unit : powers of two by which terms and weights are multiplied before they are rounded; sums
-    : float64[n_groups, 2], integers, added to. All else as in `count_digits`.
+    residuals : Residuals (not absolute); repeat_count : uint8[n], how often a row counts, instead of its weight, or None;
+    centre : float64[n_groups]; unit, weight_unit : powers of two by which terms and weights are multiplied before they are
+    rounded; sums : float64[n_groups, 2], integers, added to.
     """
-    for at in range(first, last):
+    target, raw, weight = residuals.target, residuals.raw, residuals.weight
+    group, rows = residuals.group, residuals.rows
+    for at in range(residuals.first, residuals.last):
         i = I(at) if rows is None else rows[at]
         g = I(group[i])
         term = target[i] - raw[i] - centre[g]

@@ -29,13 +29,13 @@ STRIPE = 4096
 
 
 @internal
-def quantise(gradient, hessian, rows, gradient_scale, hessian_scale, first, last, records):
+def quantise(gradient, hessian, rows, scales, first, last, records):
     """Write the records of rows first…last-1, or with `rows` (int64[...]) of rows[first], …, rows[last-1].
 
-    The quantised gradient is round(gradient * gradient_scale); the Hessian likewise but at least 1, so that a bucket is empty
-    exactly when its Hessian sum is 0. With a constant Hessian (`hessian` is None) it is 1.
+    scales : float64[>= 2]. The quantised gradient is round(gradient * scales[0]); the Hessian likewise with scales[1] but at
+    least 1, so that a bucket is empty exactly when its Hessian sum is 0. With a constant Hessian (`hessian` is None) it is 1.
     """
-    g_scale, h_scale = np.float32(gradient_scale), np.float32(hessian_scale)
+    g_scale, h_scale = np.float32(scales[0]), np.float32(scales[1])
     if rows is not None:
         for i in range(last - first):
             row = rows[first + i]
@@ -61,12 +61,12 @@ def quantise(gradient, hessian, rows, gradient_scale, hessian_scale, first, last
 
 
 @internal
-def quantise_above(gradient, hessian, influence, least, gradient_scale, hessian_scale, first, last, front, back, target, spare):
+def quantise_above(gradient, hessian, influence, least, scales, first, last, ends, target, spare):
     """Write the records of those of rows first…last-1 whose influence is not below `least`, and the numbers of the others.
 
-    influence : int32[n], bits of non-negative float32 numbers; target : uint64[...], receives the records from position `front`
-    upwards and the row numbers from position `back` downwards; spare : uint64[last - first], scratch. Return the new (front,
-    back).
+    influence : int32[n], bits of non-negative float32 numbers; scales : see `quantise`; ends : (front, back); target :
+    uint64[...], receives the records from position `front` upwards and the row numbers from position `back` downwards; spare :
+    uint64[last - first], scratch. Return the new (front, back).
 
     Where most rows stay, all of them are quantised, which vectorises; where few do, only these.
     """
@@ -74,9 +74,9 @@ def quantise_above(gradient, hessian, influence, least, gradient_scale, hessian_
     n_stay = np.int32(0)
     for i in range(bits.size):
         n_stay += np.int32(bits[i] >= bound)
-    begin, above, below = front, U(front), U(back)
+    begin, above, below = ends[0], U(ends[0]), U(ends[1])
     if 4 * n_stay > last - first:
-        quantise(gradient, hessian, None, gradient_scale, hessian_scale, first, last, spare)
+        quantise(gradient, hessian, None, scales, first, last, spare)
         for i in range(bits.size):
             stays = U(bits[i] >= bound)
             target[below + (above - below) * stays] = spare[i]
@@ -89,7 +89,7 @@ def quantise_above(gradient, hessian, influence, least, gradient_scale, hessian_
         above += stays
         below -= U(1) - stays
     kept = target[begin : I(above)]
-    quantise(gradient, hessian, kept, gradient_scale, hessian_scale, 0, kept.size, kept)
+    quantise(gradient, hessian, kept, scales, 0, kept.size, kept)
     return I(above), I(below)
 
 
@@ -185,15 +185,15 @@ def select_rows(seed, first_row, n_rows, threshold, chosen):
 
 
 @kernel
-def add_tree(
-    codes, wide_codes, code_row, feature, split_bin, missing_left, child, n_bins, left_codes, is_categorical, value, first,
-    last, raw,
-):  # fmt: skip
+def add_tree(columns, layout, nodes, left_codes, value, first, last, raw):
     """Add to raw[i] the value of the leaf that row i reaches, for rows first…last-1.
 
-    codes : uint8[n_narrow, n]; wide_codes : uint16[n_wide, n]; the node arrays as in `trees.nodes.NodeArrays`;
-    left_codes : uint8[n_nodes, n_codes], used by categorical splits; value : float64[n_nodes].
+    columns : `shards.shard.BinnedColumns`; nodes : `trees.nodes.NodeArrays`; left_codes : uint8[n_nodes, n_codes], used by
+    categorical splits; value : float64[n_nodes].
     """
+    codes, wide_codes, code_row = columns.narrow, columns.wide, columns.row_of
+    feature, split_bin, missing_left, child = nodes.feature, nodes.split_bin, nodes.missing_left, nodes.child
+    n_bins, is_categorical = layout.n_bins, layout.is_categorical
     for i in range(first, last):
         node = 0
         while child[node] >= 0:

@@ -79,17 +79,19 @@ POINT = np.dtype([("t", np.float64), ("weight", np.float64)])
 
 
 @kernel
-def attribute(columns, n_levels, trees, splits, paths, elements, sets, points, n_edges, matrix, rows, values):
+def attribute(forest, matrix, rows, values):
     """Compute the Shapley values of some rows.
 
     Parameters
     ----------
-    columns, n_levels, trees, splits, paths, elements, sets, points, n_edges : see `Paths`
+    forest : Paths
     matrix : float32 or float64 [n, p], C-contiguous
     rows : (first, last)
     values : float64[n, n_used, n_outputs]
         Receives the values; tree t belongs to output t modulo n_outputs.
     """
+    columns, n_levels, trees, splits, sets = forest.columns, forest.n_levels, forest.trees, forest.splits, forest.sets
+    paths, elements, points, n_edges = forest.paths, forest.elements, forest.points, forest.n_edges
     n_used, n_outputs = columns.size, values.shape[2]
     block = np.zeros(n_used * LANES)
     followed = np.zeros(max(1, n_edges) * LANES)
@@ -126,12 +128,14 @@ def attribute(columns, n_levels, trees, splits, paths, elements, sets, points, n
 
 
 @kernel
-def interact(columns, n_levels, trees, splits, paths, elements, sets, points, n_edges, matrix, rows, values):
+def interact(forest, matrix, rows, values):
     """Compute the Shapley interaction values of some rows, the full value for each pair.
 
     Parameters as of `attribute`, but values : float64[n, n_used, n_used, n_outputs], which receives the pairs; the diagonal is
     left at zero.
     """
+    columns, n_levels, trees, splits, sets = forest.columns, forest.n_levels, forest.trees, forest.splits, forest.sets
+    paths, elements, points, n_edges = forest.paths, forest.elements, forest.points, forest.n_edges
     n_used, n_outputs = columns.size, values.shape[3]
     block = np.zeros(n_used * LANES)
     followed = np.zeros(max(1, n_edges) * LANES)

@@ -128,7 +128,7 @@ def add_masses(codes, hessian, repeat_count, rows, first, last, scale, mass):
 
 
 @internal
-def search_proposed(histogram, at, n_fine_bins, feature, direction, total, limits, buffers, scratch, scratch_bits, best):
+def search_proposed(histogram, at, n_fine_bins, feature, direction, total, limits, buffers, scratch, best):
     """Improve `best` by the best split of a numeric feature between bins that are proposed from this node's own rows.
 
     histogram : the node's sums by fine bin; direction : int8[n_features] or None; buffers : ProposalBuffers. SPLIT_BIN is a
@@ -148,6 +148,6 @@ def search_proposed(histogram, at, n_fine_bins, feature, direction, total, limit
     if direction is not None:
         search_bounded(buffers.histogram, 0, n, feature, direction[feature], total, limits, best)
     else:
-        search_numeric(buffers.histogram, 0, n, feature, total, limits, scratch, scratch_bits, best)
+        search_numeric(buffers.histogram, 0, n, feature, total, limits, scratch, best)
     if best[FEATURE] == feature:
         best[SPLIT_BIN] = buffers.last[I(best[SPLIT_BIN])]

@@ -62,6 +62,21 @@ class SplitParams(NamedTuple):
     is_bounded: int = 0  # 1 if steps are bounded (by `total[3]` and `total[4]` of a node)
 
 
+class SearchScratch(NamedTuple):
+    """Scratch for the search of a node."""
+
+    sums: np.ndarray  # float64[4, n_codes]: prefix sums of the channels, and scores
+    bits: np.ndarray  # int64[4, n_codes]: the same memory
+    keys: np.ndarray  # float64[n_codes]: what categories are sorted by
+    order: np.ndarray  # int64[n_codes]: the sorted categories
+
+
+def new_search_scratch(n_codes: int) -> SearchScratch:
+    """Return scratch for features of at most `n_codes` bin codes ("missing" is one of them)."""
+    sums = np.zeros((4, n_codes))
+    return SearchScratch(sums, sums.view(np.int64), np.zeros(n_codes), np.zeros(n_codes, np.int64))
+
+
 # Fields of a candidate split (float64[SPLIT_SIZE]).
 SCORE, FEATURE, SPLIT_BIN, MISSING_LEFT, LEFT_G, LEFT_H, LEFT_N = range(7)
 SPLIT_SIZE = 8
@@ -183,19 +198,19 @@ def beats(score, feature, best):
 
 
 @internal
-def search_numeric(histogram, at, n_bins, feature, total, limits, scratch, scratch_bits, best):
+def search_numeric(histogram, at, n_bins, feature, total, limits, scratch, best):
     """Improve `best` (a candidate split) by the best split of a numeric feature.
 
-    histogram : float64[n_channels, n_buckets]; total : float64[3] (G, H, N of the node);
-    scratch : float64[4, >= n_bins + 1], and the same memory as int64.
+    histogram : float64[n_channels, n_buckets]; total : float64[3] (G, H, N of the node); scratch : SearchScratch.
     """
+    sums, score_bits = scratch.sums, scratch.bits[3]
     missing_g, missing_h = histogram[0, at + n_bins], histogram[1, at + n_bins]
     # After the last bin a split can only separate the missing values.
     n = n_bins if missing_h > 0.0 else n_bins - 1
     channel = limits.count_channel
-    left_g, left_h, left_n, scores = scratch[0], scratch[1], scratch[2], scratch[3]
+    left_g, left_h, left_n, scores = sums[0], sums[1], sums[2], sums[3]
     for p in range(2 if channel < 2 else 3):
-        _prefix(histogram[p, at : at + n], n, scratch[p])
+        _prefix(histogram[p, at : at + n], n, sums[p])
     if channel == 1:
         left_n = left_h
     # Every row has a Hessian of at least 1 in these units, so no side is empty.
@@ -217,10 +232,10 @@ def search_numeric(histogram, at, n_bins, feature, total, limits, scratch, scrat
             continue
         _scores(left_g[first:last], left_h[first:last], extra_g, extra_h, total, limits, scores)
         # Most features do not beat the best split so far: the position of their best bin is not needed.
-        top = _largest(scratch_bits[3], last - first)
+        top = _largest(score_bits, last - first)
         if top < I(0) or top < float64_to_bits(best[SCORE]):
             continue
-        k = position(scratch_bits[3], last - first, top)
+        k = position(score_bits, last - first, top)
         if beats(scores[k], feature, best):
             b = first + k
             best[SCORE] = scores[k]
@@ -279,15 +294,14 @@ def _first_with(sums, first, last, extra, least):
 
 
 @internal
-def search_packed(packed_sums, packed_counts, slot, at, n_bins, feature, total, limits, scratch, scratch_bits, best):
+def search_packed(packed, slot, at, n_bins, feature, total, limits, scratch, best):
     """Do the work of `search_numeric` for a histogram of packed prefix sums, in trees without an L1 penalty or a bound on
     steps.
 
-    packed_sums : int64[n_slots, n_buckets], sums ``G << 32 | H``; packed_counts : the same for counts, or None where counts are
-    not needed or are Hessians (`count_channel` is 1).
+    packed : `histograms.PackedSums`, without counts where these are not needed or are Hessians (`count_channel` is 1).
     """
-    sums = packed_sums[slot]
-    scores, score_bits = scratch[3], scratch_bits[3]
+    sums, all_counts = packed.sums[slot], packed.counts
+    scores, score_bits = scratch.sums[3], scratch.bits[3]
     missing = sums[at + n_bins] - sums[at + n_bins - 1]
     has_missing = np.int32(missing) != 0
     min_hessian = limits.min_hessian if limits.min_hessian > 1.0 else 1.0
@@ -300,8 +314,8 @@ def search_packed(packed_sums, packed_counts, slot, at, n_bins, feature, total, 
         last = at + n_bins if has_missing and missing_left == 0 else at + n_bins - 1
         first = _first_with(sums, at, last, extra, least)
         last = _first_with(sums, first, last, extra, I(total[1]) - least + 1)
-        if packed_counts is not None:
-            rows, fewest = packed_counts[slot], I(np.ceil(limits.min_rows))
+        if all_counts is not None:
+            rows, fewest = all_counts[slot], I(np.ceil(limits.min_rows))
             extra_rows = (rows[at + n_bins] - rows[at + n_bins - 1]) * missing_left
             first = _first_with(rows, first, last, extra_rows, fewest)
             last = _first_with(rows, first, last, extra_rows, I(total[2]) - fewest + 1)
@@ -321,7 +335,7 @@ def search_packed(packed_sums, packed_counts, slot, at, n_bins, feature, total, 
             best[LEFT_G] = np.float64(np.int32(word >> I(32)))
             best[LEFT_H] = np.float64(np.int32(word))
             best[LEFT_N] = best[LEFT_H] if limits.count_channel == 1 else 0.0
-            if packed_counts is not None:
+            if all_counts is not None:
                 best[LEFT_N] = np.float64(rows[first + b] + extra_rows)
 
 
@@ -437,12 +451,13 @@ def _sift(order, keys, root, end):
 
 
 @internal
-def search_categorical(histogram, at, n_categories, feature, total, limits, keys, order, best):
+def search_categorical(histogram, at, n_categories, feature, total, limits, scratch, best):
     """Improve `best` by the best prefix of the sorted categories.
 
     SPLIT_BIN is the length of the prefix, negative when it is taken from the upper end.
     """
-    used = sort_categories(histogram, at, n_categories, limits, keys, order)
+    order = scratch.order
+    used = sort_categories(histogram, at, n_categories, limits, scratch.keys, order)
     channel = limits.count_channel
     min_hessian = max(limits.min_hessian, 1.0)
     l2 = limits.l2 + limits.category_l2
@@ -475,13 +490,14 @@ def search_categorical(histogram, at, n_categories, feature, total, limits, keys
 
 
 @internal
-def mark_left_categories(histogram, at, n_categories, split_bin, limits, keys, order, goes_left):
+def mark_left_categories(histogram, at, n_categories, split_bin, limits, scratch, goes_left):
     """Mark the bin codes of a categorical feature that go left: goes_left[code] for its categories, and for "missing" after
     them.
 
     The split stores only the length of a prefix; the order is computed again from the node's histogram.
     """
-    used = sort_categories(histogram, at, n_categories, limits, keys, order)
+    order = scratch.order
+    used = sort_categories(histogram, at, n_categories, limits, scratch.keys, order)
     for code in range(n_categories + 1):
         goes_left[code] = 0
     for k in range(abs(split_bin)):

@@ -10,10 +10,12 @@ block records are first grouped by slot, so that the buckets of one node at a ti
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from dboost.kernels import kernel
-from dboost.kernels.histograms import add_records, flush
+from dboost.kernels.histograms import HistogramRows, add_records, flush
 from dboost.kernels.rows import add_leaves, quantise
 
 U = np.uint64
@@ -21,6 +23,27 @@ I = np.int64  # noqa: E741
 
 #: Mask of the row number in a record.
 ROW = U(0xFFFFFFFF)
+
+
+class BlockRows(NamedTuple):
+    """The rows of a block, for a pass of one tree."""
+
+    codes: HistogramRows
+    leaf: np.ndarray  # uint8 or int32[n_rows]: the rows' slots
+    gradient: np.ndarray  # float32[n_rows]
+    hessian: np.ndarray | None  # float32[n_rows], None when it is 1 for all rows
+    sampled: np.ndarray | None  # int64[n]: rows that take part in the tree, None for all
+    n: int  # number of rows that take part
+
+
+class PairSums(NamedTuple):
+    """The sibling pairs that need histograms, and the sums of their small children from block to block."""
+
+    pair_of: np.ndarray  # int64[n_slots]: number of the pair of a slot, or -1
+    packed: np.ndarray  # int64[n_pairs, n_words]: packed buckets
+    histograms: np.ndarray  # float64[n_pairs, n_channels, n_buckets]
+    pending: np.ndarray  # int64[n_pairs], see `histograms.add_records`
+    flushed: np.ndarray  # int64[n_pairs]
 
 
 @kernel
@@ -45,21 +68,19 @@ def route(tiles, wide, leaf, tile_of, column_of, follows):
 
 
 @kernel
-def sum_pairs(
-    tiles, wide, leaf, gradient, hessian, repeat_count, rows, n, scales, layout, packing, pair_of, counts, records, packed,
-    histograms, pending, flushed, scratch,
-):  # fmt: skip
+def sum_pairs(rows, scales, layout, packing, pairs, counts, records, scratch):
     """Count the rows of each slot, and add the rows of small children to their histograms.
 
-    tiles : uint64[n_tiles, n_rows, words]; wide : uint16[n_wide, n_rows] or None; rows : int64[n], those that take part in the
-    tree, or None for all (n of them); pair_of : int64[n_slots], number of the sibling pair, or -1; counts : int64[n_slots],
-    added to; records : uint64[2, >= n], scratch; packed : int64[n_pairs, n_words], histograms : float64[n_pairs, n_channels,
-    n_buckets], pending, flushed : int64[n_pairs], see `histograms.add_records`.
+    rows : BlockRows; scales : see `rows.quantise`; pairs : PairSums, updated; counts : int64[n_slots], added to; records :
+    uint64[2, >= n], scratch; scratch : int64[n_codes].
     """
+    codes, leaf, n = rows.codes, rows.leaf, rows.n
+    pair_of, packed, histograms = pairs.pair_of, pairs.packed, pairs.histograms
+    pending, flushed = pairs.pending, pairs.flushed
     found, grouped = records[0], records[1]
     n_slots = pair_of.size
     here, there, step = np.zeros(n_slots, np.uint64), np.zeros(n_slots, np.uint64), np.zeros(n_slots, np.uint64)
-    quantise(gradient, hessian, rows, scales[0], scales[1], 0, n, found)
+    quantise(rows.gradient, rows.hessian, rows.sampled, scales, 0, n, found)
     if n_slots == 1:
         # All records belong to the root: they need no grouping.
         counts[0] += n
@@ -94,27 +115,29 @@ def sum_pairs(
             grouped[there[slot]] = found[n - 1]
             there[slot] += step[slot]
     # The records of the next slot begin behind those of this slot's second half.
-    first = U(0)
+    first, columns = U(0), (I(0), I(layout.first.size - 1))
     for slot in range(n_slots):
         k, last = pair_of[slot], there[slot]
         if k >= 0 and last > first:
             pending[k], flushed[k] = add_records(
-                tiles, wide, grouped[I(first) : I(last)], repeat_count, layout, packing, I(0), I(layout.first.size - 1),
-                packed[k], histograms[k], pending[k], flushed[k], scratch,
+                codes, grouped[I(first) : I(last)], layout, packing, columns, packed[k], histograms[k],
+                (pending[k], flushed[k]), scratch,
             )  # fmt: skip
             first = last
 
 
 @kernel
-def finish_pairs(layout, packing, packed, histograms, flushed, scratch):
+def finish_pairs(layout, packing, pairs, scratch):
     """Add the sums that are left in packed buckets to the histograms."""
+    packed, histograms, flushed = pairs.packed, pairs.histograms, pairs.flushed
     for k in range(flushed.size):
-        flush(layout, packing, I(0), I(layout.first.size - 1), I(0), packed[k], histograms[k], flushed[k] == 0, scratch)
+        flush(layout, packing, (I(0), I(layout.first.size - 1)), I(0), packed[k], histograms[k], flushed[k] == 0, scratch)
 
 
 @kernel
-def finish_leaves(leaf, gradient, hessian, repeat_count, rows, n, scales, number_of, sums):
+def finish_leaves(rows, scales, number_of, sums):
     """Replace slots by leaf numbers (number_of : as leaf [n_slots]), and add up exact sums by leaf (float64[n_leaves, 2])."""
+    leaf, gradient, hessian, repeat_count = rows.leaf, rows.gradient, rows.hessian, rows.codes.repeat_count
     for i in range(leaf.size):
         leaf[i] = number_of[leaf[i]]
-    add_leaves(leaf, gradient, hessian, repeat_count, rows, 0, n, scales[2], scales[3], sums)
+    add_leaves(leaf, gradient, hessian, repeat_count, rows.sampled, 0, rows.n, scales[2], scales[3], sums)

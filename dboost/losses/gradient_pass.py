@@ -1,9 +1,9 @@
 """The pass over rows that depends on the loss: score update, gradient, Hessian and loss in one loop.
 
 A built-in loss keeps its parameters in a `NamedTuple` of its own type and overloads `block_terms` for that type. Numba then
-compiles `advance` for each loss that is used. `advance_outputs` does the same for losses with several outputs, whose gradients
-depend on all raw scores of a row: its arrays have the shape [n_outputs, n_rows], and the loss gets a block of rows with the raw
-scores of all outputs.
+compiles `update_gradients` for each loss that is used. `update_all_gradients` does the same for losses with several outputs,
+whose gradients depend on all raw scores of a row: its arrays have the shape [n_outputs, n_rows], and the loss gets a block of
+rows with the raw scores of all outputs.
 
 The loss is summed exactly: each row's loss is divided into a coarse and a fine integer (in units of 1 / loss_unit and
 1 / (loss_unit * FINE)), whose float64 sums are exact in any order.
@@ -12,7 +12,7 @@ The loss is summed exactly: each row's loss is divided into a coarse and a fine 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba.extending import overload
@@ -21,12 +21,59 @@ from dboost.kernels import OVERLOAD, any_order, internal, uncounted
 from dboost.kernels.quantile_keys import add_influence
 from dboost.kernels.rows import ROUNDER64
 
+I = np.int64  # noqa: E741
+
 #: Fine units per coarse unit; `metrics.exact_sum` uses the same number.
 FINE = np.float64(2.0**26)
 #: Rows are processed in blocks of this many.
 BLOCK = 1024
 #: A row's loss in coarse units is clipped to this, so that its integer stays exact.
 LARGEST = np.float64(2.0**50)
+
+
+class GradientRows(NamedTuple):
+    """The rows of a shard, for the pass that computes gradients. With n_outputs outputs, arrays marked * have an axis before
+    that of the rows."""
+
+    raw: np.ndarray  # * float64[n], updated
+    leaf: np.ndarray  # * uint8 or int32[n]: leaf of the last tree
+    target: np.ndarray  # float64[n]
+    weight: np.ndarray | None  # float64[n]
+    repeat_count: np.ndarray | None  # uint8[n]: how often each row counts; None: gradients are multiplied by the weights
+    gradient: np.ndarray  # * float32[n], written
+    hessian: np.ndarray | None  # * float32[n], written; None when it is constant
+    #: The same memory as int32, in which magnitudes order like numbers and maxima vectorise.
+    gradient_bits: np.ndarray
+    hessian_bits: np.ndarray | None
+
+
+class PassScratch(NamedTuple):
+    """Scratch of one thread."""
+
+    terms: np.ndarray  # float64[2, BLOCK]
+    single: np.ndarray  # float32[BLOCK]
+
+
+def new_pass_scratch() -> PassScratch:
+    return PassScratch(np.empty((2, BLOCK)), np.empty(BLOCK, np.float32))
+
+
+class PassTotals(NamedTuple):
+    """What a pass adds up."""
+
+    loss: np.ndarray  # float64[2]: coarse and fine sums of the weighted loss, added to
+    #: int32[2] or int32[2, n_outputs]: receives the bits of the largest |gradient| and Hessian of each output (a NaN is larger
+    #: than all numbers).
+    maxima: np.ndarray
+
+
+class InfluencePass(NamedTuple):
+    """What a pass notes for influence trimming, by output (see `kernels.quantile_keys.add_influence`)."""
+
+    sums: np.ndarray  # int64[n_outputs, LANES, N_DIGITS], added to: Hessians by the first digit of their bits
+    expected: np.ndarray  # int32[n_outputs]: the digit whose rows are recorded
+    near: np.ndarray | None  # int32[n_outputs, ...]: these rows
+    n_near: np.ndarray  # int64[n_outputs]: their number, updated
 
 
 def block_terms(loss, y, raw, gradient, hessian, value, scratch):
@@ -55,39 +102,30 @@ def overloads_block_terms(choose):
 
 
 @uncounted
-def advance(
-    loss, raw, leaf, values, target, weight, gradient, hessian, gradient_bits, hessian_bits,
-    first_row, last_row, loss_unit, terms, scratch, sums, maxima, weigh, repeat_count, influence, expected,
-    near, n_near,
-):  # fmt: skip
+def update_gradients(loss, rows, values, first_row, last_row, loss_unit, scratch, totals, influence):
     """Add leaf values to raw scores, then write gradients and Hessians and add up the loss, for rows first_row…last_row-1.
 
-    loss : the loss's record; raw : float64[n], updated; leaf : uint8 or int32[n]; values : float64[n_leaves]; target :
-    float64[n]; weight : float64[n] or None; gradient : float32[n]; hessian : float32[n] or None (constant); gradient_bits,
-    hessian_bits : the same memory as int32, in which magnitudes order like numbers and maxima vectorise; terms : float64[2,
-    BLOCK] and scratch : float32[BLOCK], scratch; sums : float64[2], added to: coarse and fine sums of the weighted loss; weigh
-    : whether gradients and Hessians are multiplied by the weights too, not the loss alone; maxima : int32[2], receives the bits
-    of the largest |gradient| and Hessian (a NaN is larger than all numbers); repeat_count : uint8[n], how often each row
-    counts, or None (once); influence : int64[LANES, N_DIGITS] or None, added to: the sum of Hessians by the first digit of
-    their bits; expected : int32[1], near : int32[...] or None, n_near : int64[1], updated: the rows that have a certain digit
-    (see `kernels.quantile_keys.add_influence`).
+    loss : the loss's record; rows : GradientRows; values : float64[n_leaves]; scratch : PassScratch; totals : PassTotals;
+    influence : InfluencePass or None.
     """
+    raw, leaf, target, weight = rows.raw, rows.leaf, rows.target, rows.weight
+    gradient, hessian, gradient_bits, hessian_bits = rows.gradient, rows.hessian, rows.gradient_bits, rows.hessian_bits
     top_gradient = top_hessian = np.int32(0)
-    value, coarse = terms[0], terms[1]
+    value, coarse = scratch.terms[0], scratch.terms[1]
     for first in range(first_row, last_row, BLOCK):
         last = first + BLOCK if first + BLOCK < last_row else last_row
         score, y, g, at = raw[first:last], target[first:last], gradient[first:last], leaf[first:last]
         for i in range(score.size):
             score[i] += values[at[i]]
         if hessian is None:
-            block_terms(loss, y, score, g, hessian, value, scratch)
+            block_terms(loss, y, score, g, hessian, value, scratch.single)
         else:
-            block_terms(loss, y, score, g, hessian[first:last], value, scratch)
+            block_terms(loss, y, score, g, hessian[first:last], value, scratch.single)
         if weight is not None:
             w = weight[first:last]
             for i in range(score.size):
                 value[i] *= w[i]
-            if weigh:
+            if rows.repeat_count is None:
                 for i in range(score.size):
                     g[i] *= np.float32(w[i])
                 if hessian is not None:
@@ -103,10 +141,23 @@ def advance(
             for i in range(bits.size):
                 top_hessian = bits[i] if bits[i] > top_hessian else top_hessian
             if influence is not None:
-                n_near[0] = add_influence(bits, repeat_count, first, influence, expected[0], near, n_near[0])
-        add_exactly(value, coarse, score.size, loss_unit, sums)
-    maxima[0] = top_gradient
-    maxima[1] = top_hessian
+                _note_influence(influence, I(0), bits, rows.repeat_count, first)
+        add_exactly(value, coarse, score.size, loss_unit, totals.loss)
+    totals.maxima[0] = top_gradient
+    totals.maxima[1] = top_hessian
+
+
+@internal
+def _note_influence(influence, output, bits, repeat_count, first):
+    """Add up the influences of some rows, the first of which is `first`. influence : InfluencePass."""
+    sums, near = influence.sums[output], influence.near
+    if near is None:
+        add_influence(bits, repeat_count, first, sums, np.int32(-1), None, I(0))
+    else:
+        n_near = influence.n_near
+        n_near[output] = add_influence(
+            bits, repeat_count, first, sums, influence.expected[output], near[output], n_near[output]
+        )
 
 
 @internal
@@ -131,25 +182,14 @@ def _sum_integers(values, n):
     return total
 
 
-I = np.int64  # noqa: E741
-
-
 @uncounted
-def advance_outputs(
-    loss, raw, leaf, values, target, weight, gradient, hessian, gradient_bits, hessian_bits,
-    first_row, last_row, loss_unit, terms, scratch, sums, maxima, weigh, repeat_count, influence, expected,
-    near, n_near,
-):  # fmt: skip
-    """Add leaf values to raw scores, then write gradients and Hessians and add up the loss, for rows first_row…last_row-1.
-
-    raw : float64[n_outputs, n], updated; leaf : uint8 or int32 [n_outputs, n]; values : float64[n_outputs, n_leaves];
-    gradient, hessian : float32[n_outputs, n], and gradient_bits, hessian_bits the same memory as int32; maxima :
-    int32[2, n_outputs], receives the bits of each output's largest |gradient| and Hessian; influence :
-    int64[n_outputs, LANES, N_DIGITS] or None; expected : int32[n_outputs], near : int32[n_outputs, ...] or None,
-    n_near : int64[n_outputs]. All else as in `advance`.
-    """
+def update_all_gradients(loss, rows, values, first_row, last_row, loss_unit, scratch, totals, influence):
+    """Do the work of `update_gradients` for several outputs. values : float64[n_outputs, n_leaves]."""
+    raw, leaf, target, weight = rows.raw, rows.leaf, rows.target, rows.weight
+    gradient, hessian, gradient_bits, hessian_bits = rows.gradient, rows.hessian, rows.gradient_bits, rows.hessian_bits
+    maxima = totals.maxima
     n_outputs = raw.shape[0]
-    value, coarse = terms[0], terms[1]
+    value, coarse = scratch.terms[0], scratch.terms[1]
     for first in range(first_row, last_row, BLOCK):
         last = first + BLOCK if first + BLOCK < last_row else last_row
         n = last - first
@@ -158,17 +198,18 @@ def advance_outputs(
             for i in range(n):
                 score[i] += value_of[at[i]]
         block_terms(
-            loss, target[first:last], raw[:, first:last], gradient[:, first:last], hessian[:, first:last], value, scratch
+            loss, target[first:last], raw[:, first:last], gradient[:, first:last], hessian[:, first:last], value, scratch.single
         )
         if weight is not None:
             w = weight[first:last]
             for i in range(n):
                 value[i] *= w[i]
-            for k in range(n_outputs if weigh else 0):
-                g, h = gradient[k, first:last], hessian[k, first:last]
-                for i in range(n):
-                    g[i] *= np.float32(w[i])
-                    h[i] *= np.float32(w[i])
+            if rows.repeat_count is None:
+                for k in range(n_outputs):
+                    g, h = gradient[k, first:last], hessian[k, first:last]
+                    for i in range(n):
+                        g[i] *= np.float32(w[i])
+                        h[i] *= np.float32(w[i])
         for k in range(n_outputs):
             g_bits, h_bits = gradient_bits[k, first:last], hessian_bits[k, first:last]
             top_gradient, top_hessian = maxima[0, k], maxima[1, k]
@@ -178,8 +219,5 @@ def advance_outputs(
                 top_hessian = h_bits[i] if h_bits[i] > top_hessian else top_hessian
             maxima[0, k], maxima[1, k] = top_gradient, top_hessian
             if influence is not None:
-                if near is None:
-                    add_influence(h_bits, repeat_count, first, influence[k], np.int32(-1), None, I(0))
-                else:
-                    n_near[k] = add_influence(h_bits, repeat_count, first, influence[k], expected[k], near[k], n_near[k])
-        add_exactly(value, coarse, n, loss_unit, sums)
+                _note_influence(influence, k, h_bits, rows.repeat_count, first)
+        add_exactly(value, coarse, n, loss_unit, totals.loss)

@@ -104,7 +104,7 @@ class FlatEnsemble:
 
         def work(start: int, stop: int) -> None:
             scratch = scratch_for(forest.columns, forest.n_levels, matrix.dtype)
-            kernel(*forest, matrix, (start, stop), trees, scores, leaves, *scratch)
+            kernel(forest, matrix, (start, stop), trees, scores, leaves, scratch)
 
         share_out(work, len(matrix), trees[1] - trees[0], n_threads)
 

@@ -15,6 +15,7 @@ without a timeout might never return.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import reduce
@@ -22,17 +23,26 @@ from typing import Any
 
 import numpy as np
 
-from dboost.kernels.histograms import TILE_COLUMNS
+from dboost.kernels.histograms import TILE_COLUMNS, PackedSums
 from dboost.kernels.rows import STRIPE
-from dboost.kernels.splits import SPLIT_SIZE
+from dboost.kernels.splits import SPLIT_SIZE, new_search_scratch
 from dboost.kernels.thread_barrier import ABORT, CONTROL_SIZE
+from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.shards.apply_trees import leaf_finder
 from dboost.shards.block_store import BlockStore, StreamedShard
-from dboost.shards.shard import Scratch, Shard, advance_rows
+from dboost.shards.shard import Shard, advance_rows
 from dboost.shards.statistics import merge_into_bins
 from dboost.trees.bin_proposal import in_fine_bins, new_proposal_buffers
 from dboost.trees.feature_sampling import FeaturePaths, new_feature_paths
-from dboost.trees.fused_grower import EXCLUDED_FRACTION, TeamBuffers, ThreadScratch, grow_whole_tree
+from dboost.trees.fused_grower import (
+    EXCLUDED_FRACTION,
+    FusedTask,
+    LeafHistograms,
+    TeamBuffers,
+    ThreadScratch,
+    TreeRows,
+    grow_whole_tree,
+)
 from dboost.trees.grower import MOST_OPENED, RoundRequest, RoundResult, grow_tree
 from dboost.trees.nodes import ANY_ORDER, GrowthPolicy, new_node_arrays
 from dboost.trees.split_finder import SplitFinder, can_stay_packed
@@ -105,7 +115,39 @@ SMALL = 400_000
 _SLOTS_ANY_ORDER = 64
 
 
-class FusedEngine:
+class TeamEngine(ABC):
+    """What the engines of this process have in common: a team of threads, and trees that grow one after the other."""
+
+    team: Team
+    _terms: tuple
+
+    def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
+        """Add the last trees' leaf values (float64[n_outputs, n_leaves]) to the scores; recompute gradients and Hessians."""
+        self._terms = self._terms if terms is None else terms
+        return reduce(GradientStats.merge, [stats for stats in self._advance_rows(values) if stats is not None])
+
+    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Return the results of all threads' rows."""
+        return [one for results in self._map_rows(function, *arguments) for one in results]
+
+    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
+        """Grow one tree after the other."""
+        return map(self._grow, tasks)
+
+    @abstractmethod
+    def _advance_rows(self, values: np.ndarray) -> Sequence[GradientStats | None]:
+        """Do the work of `advance` in all threads; return the statistics of their rows, None without rows."""
+
+    @abstractmethod
+    def _map_rows(self, function: Callable[..., Any], *arguments: Any) -> Sequence[Sequence[Any]]:
+        """Do the work of `map_shards`; return the results of each thread."""
+
+    @abstractmethod
+    def _grow(self, task: TreeTask) -> GrownTree:
+        """Grow a tree."""
+
+
+class FusedEngine(TeamEngine):
     """Train on one shard in memory.
 
     Parameters
@@ -135,15 +177,14 @@ class FusedEngine:
             team = Team(n_threads, in_caller=is_small(shard.n_rows, len(shard.bin_layout.n_bins)))
         self.team, n_threads = team, team.n_threads
         self._by_unit = (shard.bin_layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS >= 2 * n_threads
-        self._team_buffers = _team_buffers(shard, policy, shard.spec.n_channels, n_threads, self._by_unit)
+        self._team_buffers = _team_buffers(shard, policy, team, self._by_unit)
         self._n_slots = min(policy.max_leaves, _SLOTS_ANY_ORDER) if policy.order == ANY_ORDER else policy.max_leaves
         self._pool: np.ndarray | None = None
-        self._packed_sums: np.ndarray | None = None
-        self._packed_counts: np.ndarray | None = None
+        self._packed: PackedSums | None = None
         self._paths: list[FeaturePaths | None] = [None] * n_threads
         self._thread_scratch = [_thread_scratch(shard, policy, n_threads, self._n_slots) for _ in range(n_threads)]
         self._nodes = [new_node_arrays(policy.max_leaves) for _ in range(n_threads)]
-        self._scratch = [Scratch() for _ in range(n_threads)]
+        self._scratch = [new_pass_scratch() for _ in range(n_threads)]
         self._unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]] = []
         self._categorical = True if shard.bin_layout.is_categorical.any() else None
 
@@ -151,10 +192,7 @@ class FusedEngine:
     def n_rows(self) -> int:
         return self.shard.n_rows
 
-    def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
-        """Add the last trees' leaf values (float64[n_outputs, n_leaves]) to the scores; recompute gradients and Hessians."""
-        self._terms = self._terms if terms is None else terms
-
+    def _advance_rows(self, values: np.ndarray) -> Sequence[GradientStats]:
         unrouted, self._unrouted = self._unrouted, []
 
         def work(thread: int) -> GradientStats:
@@ -164,16 +202,15 @@ class FusedEngine:
                 self.shard, self._terms, values, self.shard.spec.loss_unit, self._scratch[thread], *self._range(thread)
             )
 
-        return reduce(GradientStats.merge, self.team.run(work))
+        return self.team.run(work)
 
-    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Return one result for each thread's range of rows."""
+    def _map_rows(self, function: Callable[..., Any], *arguments: Any) -> Sequence[Sequence[Any]]:
         ranges = [self._range(thread) for thread in range(self.team.n_threads)]
         is_short = getattr(function, "is_short", None)
         if is_short is not None and all(is_short(self.shard, *of, *arguments) for of in ranges):
-            return [function(self.shard, *of, *arguments) for of in ranges]
+            return [[function(self.shard, *of, *arguments)] for of in ranges]
         self._route()
-        return self.team.run(lambda thread: function(self.shard, *ranges[thread], *arguments))
+        return self.team.run(lambda thread: [function(self.shard, *ranges[thread], *arguments)])
 
     def _route(self) -> None:
         """Assign rows that were excluded from a tree to its leaves now, and not in the next pass over all rows."""
@@ -190,10 +227,6 @@ class FusedEngine:
         n, p = self.shard.n_rows, self.team.n_threads
         return n * thread // p, n * (thread + 1) // p
 
-    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
-        """Grow one tree after the other."""
-        return map(self._grow, tasks)
-
     def _grow(self, task: TreeTask) -> GrownTree:
         self._route()
         team, shard = self.team, self.shard
@@ -209,19 +242,21 @@ class FusedEngine:
         proposal_buffers = [
             None if task.node_bins is None else new_proposal_buffers(task.node_bins) for _ in range(team.n_threads)
         ]
-        wide = shard.bins.wide if len(shard.bins.wide) else None
-        pool, packed_sums, packed_counts = self._histograms_for(task)
         if task.constraints is not None and self._paths[0] is None:
             self._paths = [new_feature_paths(task.constraints, 2 * task.policy.max_leaves - 1) for _ in range(team.n_threads)]
 
+        bins = shard.bins
+        rows = TreeRows(shard.histogram_rows(), bins.narrow, bins.row_of, gradient, hessian, chosen, influence, leaf)
+        fused_task = FusedTask(
+            task.packing, task.limits, task.policy, task.scales, task.allowed, task.least_influence, task.constraints,
+            task.direction, self._categorical,
+        )  # fmt: skip
+        histograms = self._histograms_for(task)
+
         def work(thread: int) -> int:
             return grow_whole_tree(
-                thread, team.n_threads, team.control, shard.tiles, shard.bins.narrow, wide, shard.bins.row_of,
-                gradient, hessian, shard.repeat_count, chosen, influence, task.least_influence, leaf, shard.bin_layout,
-                task.packing, task.limits, task.policy, self._nodes[thread], self._team_buffers,
-                self._thread_scratch[thread], task.scales, task.allowed, self._by_unit, pool, packed_sums,
-                packed_counts, self._categorical, task.constraints, self._paths[thread], task.direction,
-                proposal_buffers[thread],
+                thread, rows, shard.bin_layout, fused_task, self._team_buffers, self._thread_scratch[thread],
+                self._nodes[thread], self._paths[thread], proposal_buffers[thread], histograms,
             )  # fmt: skip
 
         n_nodes = team.run(work)[0]
@@ -243,17 +278,17 @@ class FusedEngine:
         in_fine_bins(grown, task.bin_merge, shard.is_identity_bin_map)
         return grown
 
-    def _histograms_for(self, task: TreeTask) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
-        """Return buffers for the histograms of open leaves: by channel, or packed sums and packed counts."""
+    def _histograms_for(self, task: TreeTask) -> LeafHistograms:
+        """Return buffers for the histograms of open leaves."""
         shape = self._n_slots, int(self.shard.bin_layout.offset[-1])
         if self._categorical is None and can_stay_packed(task, self.shard.n_rows, self._by_unit):
-            if self._packed_sums is None:
-                self._packed_sums = np.zeros(shape, np.int64)
-                self._packed_counts = np.zeros(shape, np.int64) if task.limits.count_channel == 2 else None
-            return None, self._packed_sums, self._packed_counts
+            if self._packed is None:
+                counts = np.zeros(shape, np.int64) if task.limits.count_channel == 2 else None
+                self._packed = PackedSums(np.zeros(shape, np.int64), counts)
+            return LeafHistograms(None, self._packed)
         if self._pool is None:
             self._pool = np.zeros((shape[0], self._team_buffers.thread_histograms.shape[1], shape[1]))
-        return self._pool, None, None
+        return LeafHistograms(self._pool, None)
 
     def report(self) -> dict[str, float]:
         """Return no statistics."""
@@ -271,18 +306,20 @@ def choose_threads(n_rows: int, n_features: int, n_threads: int) -> int:
     return 1 if is_small(n_rows, n_features) else n_threads
 
 
-def _team_buffers(shard: Shard, policy: GrowthPolicy, n_channels: int, n_threads: int, by_unit: bool) -> TeamBuffers:
-    layout, n, p = shard.bin_layout, shard.n_rows, n_threads
+def _team_buffers(shard: Shard, policy: GrowthPolicy, team: Team, by_unit: bool) -> TeamBuffers:
+    layout, n, p = shard.bin_layout, shard.n_rows, team.n_threads
     n_buckets = int(layout.offset[-1])
     n_nodes = 2 * policy.max_leaves - 1
     units = [*range(0, layout.n_tiled, TILE_COLUMNS), *range(layout.n_tiled, len(layout.first))]
     words = int(np.diff(layout.start[units]).max()) if by_unit else int(layout.start[-1])
     categorical = bool(layout.is_categorical.any())
     return TeamBuffers(
+        control=team.control,
+        by_unit=by_unit,
         records=np.empty((2, n), np.uint64),
         starts=_starts(n, p),
         packed=np.zeros((p, words), np.int64),
-        thread_histograms=np.zeros((p, n_channels, 1 if by_unit else n_buckets)),
+        thread_histograms=np.zeros((p, shard.spec.n_channels, 1 if by_unit else n_buckets)),
         flushed=np.zeros(p, np.int64),
         counts=np.zeros((2, p), np.int64),
         found=np.zeros((p, 2, SPLIT_SIZE)),
@@ -302,7 +339,6 @@ def _starts(n: int, p: int) -> np.ndarray:
 def _thread_scratch(shard: Shard, policy: GrowthPolicy, n_threads: int, n_slots: int) -> ThreadScratch:
     n_nodes = 2 * policy.max_leaves - 1
     n_codes = int(shard.bin_layout.n_bins.max()) + 1
-    scratch = np.zeros((4, n_codes))
     return ThreadScratch(
         slot=np.zeros(n_nodes, np.int64),
         free=np.zeros(n_slots, np.int64),
@@ -310,10 +346,7 @@ def _thread_scratch(shard: Shard, policy: GrowthPolicy, n_threads: int, n_slots:
         end=np.zeros((n_nodes, n_threads), np.int64),
         side=np.zeros(n_nodes, np.int64),
         excluded=np.zeros((n_nodes, 2), np.int64),
-        scratch=scratch,
-        scratch_bits=scratch.view(np.int64),
-        keys=np.zeros(n_codes),
-        order=np.zeros(n_codes, np.int64),
+        search=new_search_scratch(n_codes),
         goes_left=np.zeros(n_codes, np.uint8),
         leaf_sums=np.zeros((policy.max_leaves, 2)),
         stack=np.zeros(policy.max_leaves + 1, np.int64),
@@ -326,7 +359,7 @@ def _thread_scratch(shard: Shard, policy: GrowthPolicy, n_threads: int, n_slots:
 WORTH_KEEPING = 32 * 2**20
 
 
-class StreamedEngine:
+class StreamedEngine(TeamEngine):
     """Train on rows in files.
 
     Parameters
@@ -373,18 +406,12 @@ class StreamedEngine:
     def n_rows(self) -> int:
         return self._blocks.n_rows
 
-    def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
-        self._terms = self._terms if terms is None else terms
-        results = self.team.run(lambda t: self.shards[t].advance(self._terms, values))
-        return reduce(GradientStats.merge, [one for one in results if one is not None])
+    def _advance_rows(self, values: np.ndarray) -> Sequence[GradientStats | None]:
+        return self.team.run(lambda t: self.shards[t].advance_rows(self._terms, values))
 
-    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def _map_rows(self, function: Callable[..., Any], *arguments: Any) -> Sequence[Sequence[Any]]:
         """Return one result per block, or one per thread if results can be summed."""
-        return [one for results in self.team.run(lambda t: self.shards[t].map_shards(function, *arguments)) for one in results]
-
-    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
-        """Grow one tree after the other."""
-        return map(self._grow, tasks)
+        return self.team.run(lambda t: self.shards[t].map_ranges(function, *arguments))
 
     def _grow(self, task: TreeTask) -> GrownTree:
         for shard in self.shards:

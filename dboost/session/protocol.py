@@ -288,10 +288,12 @@ class Session(Protocol):
 
     # Training.
 
-    def visit(self, visit: BiteVisit, first: int, iterations: Sequence[Sequence[TreeDelta]], applied: int, /) -> bool:
+    def switch_bite(self, visit: BiteVisit, first: int, iterations: Sequence[Sequence[TreeDelta]], applied: int, /) -> bool:
         """Switch to a bite; return False if the session lacks iterations before number `first`."""
 
-    def advance(self, iteration: int, values: np.ndarray, terms: tuple, /) -> tuple[GradientStats | None, float, int, int]:
+    def update_scores(
+        self, iteration: int, values: np.ndarray, terms: tuple, /
+    ) -> tuple[GradientStats | None, float, int, int]:
         """Add leaf values to the scores; return gradient statistics, seconds, bytes read and the number of training rows."""
 
     def round_histograms(
@@ -313,7 +315,7 @@ class Session(Protocol):
     ) -> tuple[dict[int, BestSplits], float]:
         """Merge the slices of a feature range, and return the best splits by output, and the seconds."""
 
-    def map_shards(self, function: Callable[..., Any], arguments: tuple[Any, ...], /) -> list[Any]:
+    def shard_statistics(self, function: Callable[..., Any], arguments: tuple[Any, ...], /) -> list[Any]:
         """Return ``function(shard, first, last, *arguments)`` of every shard."""
 
     def evaluate(

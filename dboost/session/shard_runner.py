@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from dboost.losses import Loss
+from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble
 from dboost.session.batch_rows import BatchRows, starting_pieces
@@ -30,7 +31,7 @@ from dboost.session.protocol import BuildSpec, RefitStep, ReplayState
 from dboost.shards.apply_trees import add_grown_tree, leaves_of
 from dboost.shards.block_store import BlockStore, BlockWriter, StreamedShard
 from dboost.shards.encode import in_ranges, tiles_of
-from dboost.shards.shard import Scratch, Shard, advance_rows, empty_binned_columns, runs_of
+from dboost.shards.shard import Shard, advance_rows, empty_binned_columns, runs_of
 from dboost.shards.shard_grower import ShardGrower
 from dboost.shards.shard_spec import ShardSpec, code_fields, plan_layout, rows_that_fit
 from dboost.storage.block_file import BlockFile
@@ -57,9 +58,9 @@ class ShardRunner(ABC):
     def n_rows(self) -> int:
         return self.shard.n_rows
 
-    def advance(self, terms: tuple, values: np.ndarray) -> None:
+    def advance_rows(self, terms: tuple, values: np.ndarray) -> None:
         """Add leaf values to the scores, recompute the gradients, and store their statistics."""
-        self.stats = self.shard.advance(terms, values)
+        self.stats = self.shard.advance_rows(terms, values)
 
     @abstractmethod
     def keep(self, numbers: Sequence[int]) -> ShardRunner | None:
@@ -230,7 +231,7 @@ def streamed_runners(
             # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
             zeros = np.zeros((spec.shard.n_outputs, spec.shard.max_leaves))
             for runner in runners:
-                runner.advance(past.terms, zeros)
+                runner.advance_rows(past.terms, zeros)
         return runners
     except BaseException:
         files.close()
@@ -287,7 +288,7 @@ class LeafRefitRows:
             raw,
         )
         self._flat, self._matrices, self._n_threads = FlatEnsemble(model), matrices, n_threads
-        self._loss_unit, self._scratch = loss_unit, Scratch()
+        self._loss_unit, self._scratch = loss_unit, new_pass_scratch()
         self._n_outputs, self._iteration = model.n_outputs, -1
         self._n_advanced = 0
         self._stats: GradientStats | None = None
@@ -308,7 +309,7 @@ class LeafRefitRows:
             at += len(matrix)
         self._iteration = iteration
 
-    def advance(self, number: int, step: RefitStep) -> GradientStats:
+    def take_step(self, number: int, step: RefitStep) -> GradientStats:
         """Apply step `number` unless it has been applied; return the gradient statistics after it."""
         if number == self._n_advanced:
             self._assign_leaves(step.iteration)
@@ -318,7 +319,7 @@ class LeafRefitRows:
         assert number == self._n_advanced - 1 and self._stats is not None
         return self._stats
 
-    def map_shards(self, iteration: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    def map_ranges(self, iteration: int, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return ``function(shard, first, last, *arguments)`` of the rows, assigned to the leaves of an iteration's trees."""
         self._assign_leaves(iteration)
         return function(self._shard, 0, len(self._shard.target), *arguments)

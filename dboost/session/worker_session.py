@@ -298,7 +298,7 @@ class WorkerSession(PartitionLoader):
 
     # Arcbites.
 
-    def visit(self, visit: BiteVisit, first: int, iterations: Iterations, applied: int) -> bool:
+    def switch_bite(self, visit: BiteVisit, first: int, iterations: Iterations, applied: int) -> bool:
         """Switch to the rows of a bite; return False if the session lacks iterations before number `first`.
 
         iterations : iterations of the truncated model from number `first` on.
@@ -328,7 +328,7 @@ class WorkerSession(PartitionLoader):
 
     # Training.
 
-    def advance(self, iteration: int, values: np.ndarray, terms: tuple) -> tuple[GradientStats | None, float, int, int]:
+    def update_scores(self, iteration: int, values: np.ndarray, terms: tuple) -> tuple[GradientStats | None, float, int, int]:
         """Complete an iteration: add the leaf values of its trees to the scores, and recompute the gradients.
 
         iteration : number of completed iterations, 0 before the first tree.
@@ -417,10 +417,10 @@ class WorkerSession(PartitionLoader):
         found = {k: self._split_finders[k].find_best_splits(pairs, sums[k]) for k, pairs in search.pairs.items()}
         return found, time.perf_counter() - started
 
-    def map_shards(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
+    def shard_statistics(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
         """Return ``function(shard, first, last, *arguments)`` of every shard."""
         return [
-            result for results in self._each(lambda runner: runner.shard.map_shards(function, *arguments)) for result in results
+            result for results in self._each(lambda runner: runner.shard.map_ranges(function, *arguments)) for result in results
         ]
 
     @property
@@ -499,20 +499,20 @@ class WorkerSession(PartitionLoader):
             assert raw is not None
             refit_rows = LeafRefitRows(order.model, matrices, y, weight, raw, order.loss, order.loss_unit, self._n_threads)
             for number, step in enumerate(past):
-                refit_rows.advance(number, step)
+                refit_rows.take_step(number, step)
         self._refits[batch] = refit_rows
 
     def refit_advance(self, batch: str, number: int, step: RefitStep) -> tuple[int, GradientStats | None]:
-        """Return the number of rows and the result of `LeafRefitRows.advance`, None without rows."""
+        """Return the number of rows and the result of `LeafRefitRows.take_step`, None without rows."""
         rows = self._known_rows(batch)
-        return (0, None) if rows is None else (rows.n_rows, rows.advance(number, step))
+        return (0, None) if rows is None else (rows.n_rows, rows.take_step(number, step))
 
     def refit_map(
         self, batch: str, iteration: int, function: Callable[..., Any], arguments: tuple[Any, ...]
     ) -> tuple[int, Any]:
-        """Return the number of rows and the result of `LeafRefitRows.map_shards`, None without rows."""
+        """Return the number of rows and the result of `LeafRefitRows.map_ranges`, None without rows."""
         rows = self._known_rows(batch)
-        return (0, None) if rows is None else (rows.n_rows, rows.map_shards(iteration, function, *arguments))
+        return (0, None) if rows is None else (rows.n_rows, rows.map_ranges(iteration, function, *arguments))
 
     def _known_rows(self, batch: str) -> LeafRefitRows | None:
         if batch not in self._refits:
@@ -527,7 +527,7 @@ def _replay(runner: InMemoryRunner, past: ReplayState) -> None:
     add_iterations(shard.codes, shard.layout, missed, shard.raw, 0, shard.n_rows)
     if past.applied >= 0:
         # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
-        runner.advance(past.terms, np.zeros((shard.n_outputs, 1)))
+        runner.advance_rows(past.terms, np.zeros((shard.n_outputs, 1)))
         runner.applied = past.applied
     for tree in past.pending:
         shard.output_arrays(tree.output)[2][:] = leaves_of(shard.codes, shard.layout, tree.grown)
@@ -539,6 +539,6 @@ def _sum_histograms(runner: ShardRunner, output: int, request: RoundRequest) -> 
 
 def _advance_to(runner: ShardRunner, iteration: int, values: np.ndarray, terms: tuple) -> GradientStats | None:
     if runner.applied < iteration:
-        runner.advance(terms, values)
+        runner.advance_rows(terms, values)
         runner.applied = iteration
     return runner.stats

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dboost.kernels.assign_leaves import BLOCK, MASK_LEAVES, N_PLANES, N_STEPS, label_by_masks, label_by_tables, prepare_masks
+from dboost.kernels.assign_leaves import (
+    BLOCK,
+    MASK_LEAVES,
+    N_PLANES,
+    label_by_masks,
+    label_by_tables,
+    new_mask_splits,
+    prepare_masks,
+)
 from dboost.kernels.histograms import BinLayout
 from dboost.kernels.rows import add_tree
 from dboost.shards.shard import BinnedColumns
@@ -35,13 +43,9 @@ def add_grown_tree(
     codes: BinnedColumns, layout: BinLayout, grown: GrownTree, values: np.ndarray, raw: np.ndarray, first: int, last: int
 ) -> None:
     """Add leaf values (float64[n_leaves]) to the raw scores (float64[n_rows]) of rows first…last-1."""
-    nodes = grown.nodes
     # For splits, `leaf_of` holds values of an earlier, larger tree in the engine's buffer; they are never used.
     of_node = values.take(grown.leaf_of[: grown.n_nodes], mode="clip")
-    add_tree(
-        codes.narrow, codes.wide, codes.row_of, nodes.feature, nodes.split_bin, nodes.missing_left, nodes.child,
-        layout.n_bins, grown.left_codes, layout.is_categorical, of_node, first, last, raw,
-    )  # fmt: skip
+    add_tree(codes, layout, grown.nodes, grown.left_codes, of_node, first, last, raw)
 
 
 def add_iterations(
@@ -63,16 +67,12 @@ def leaf_finder(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> Ca
     """Return a function that writes the leaves of rows first…last-1 into an array of leaf numbers."""
     n, nodes = grown.n_nodes, grown.nodes
     if grown.n_leaves <= MASK_LEAVES:
-        steps = np.empty((N_STEPS, MASK_LEAVES), np.int64)
-        tables, struck = np.empty((MASK_LEAVES, 256), np.uint8), np.empty((MASK_LEAVES, N_PLANES), np.uint8)
+        mask_splits = new_mask_splits()
         below, leaves = np.empty((2, n), np.int64)
-        n_splits = prepare_masks(
-            nodes.child[:n], nodes.feature, nodes.split_bin, nodes.missing_left, grown.leaf_of, grown.left_codes,
-            layout.n_bins, layout.is_categorical, codes.row_of, below, leaves, steps, tables, struck,
-        )  # fmt: skip
+        n_splits = prepare_masks(nodes, n, grown.leaf_of, grown.left_codes, layout, codes.row_of, below, leaves, mask_splits)
         if n_splits >= 0:
             return lambda leaf, first, last: label_by_masks(
-                codes.narrow, steps, tables, struck, n_splits, first, last, np.empty((N_PLANES + 1, BLOCK), np.uint8), leaf
+                codes.narrow, mask_splits, n_splits, first, last, np.empty((N_PLANES + 1, BLOCK), np.uint8), leaf
             )
     child, feature = nodes.child[:n], nodes.feature[:n]
     splits = np.flatnonzero(child >= 0)

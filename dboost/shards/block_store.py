@@ -36,9 +36,10 @@ from typing import Any
 import numpy as np
 
 from dboost.kernels.histograms import TILE_COLUMNS, BinLayout
-from dboost.kernels.streaming import finish_leaves, finish_pairs, route, sum_pairs
+from dboost.kernels.streaming import BlockRows, PairSums, finish_leaves, finish_pairs, route, sum_pairs
+from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.shards.encode import codes_of
-from dboost.shards.shard import BinnedColumns, Scratch, Shard, advance_rows, empty_binned_columns
+from dboost.shards.shard import BinnedColumns, Shard, advance_rows, empty_binned_columns
 from dboost.shards.shard_spec import ShardSpec, code_rows
 from dboost.storage.block_file import BlockFile, FieldRef
 from dboost.trees.grower import RoundHistograms, RoundRequest
@@ -262,7 +263,7 @@ class StreamedShard:
         self.layout = blocks.spec.layout
         self.bytes_read = 0
         self._buffers = (BlockBuffer(blocks), BlockBuffer(blocks))
-        self._scratch = Scratch()
+        self._scratch = new_pass_scratch()
         self._sums = _HistogramBuffers(blocks.spec)
         self._trees: dict[int, _Tree] = {}  # growing trees, by output
         self._records = np.empty((2, blocks.state.block_rows), np.uint64)  # scratch
@@ -317,7 +318,7 @@ class StreamedShard:
             empty.put(None)
             reader.join()
 
-    def advance(self, terms: tuple, values: np.ndarray) -> GradientStats | None:
+    def advance_rows(self, terms: tuple, values: np.ndarray) -> GradientStats | None:
         """Do the work of `shards.shard.advance_rows` over all blocks; None if there are none."""
         spec = self.blocks.spec
         writes = ["raw", "gradient"]
@@ -329,7 +330,7 @@ class StreamedShard:
             found = stats if found is None else found.merge(stats)
         return found
 
-    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def map_ranges(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Call ``function(shard, first, last, *arguments)`` for every block; merge the results if the function has a `merge`.
 
         Codes are read only for functions with the attribute `reads_codes`.
@@ -403,7 +404,7 @@ class _Tree:
             position_of[self._slot_of[node]] = k
         counts = np.zeros(n_slots, np.int64)
         packed, histograms = shard._sums.take(n_nodes)
-        pending, flushed = np.zeros(n_nodes, np.int64), np.zeros(n_nodes, np.int64)
+        pairs = PairSums(position_of, packed, histograms, np.zeros(n_nodes, np.int64), np.zeros(n_nodes, np.int64))
         number_of = np.zeros(n_slots, spec.leaf_type)
         sums = None
         if request.leaves is not None:
@@ -433,15 +434,12 @@ class _Tree:
                 slots[:] = 0
             if splits:
                 tables.apply(block, slots)
-            wide = block.codes.wide if len(block.codes.wide) else None
+            of_block = BlockRows(block.histogram_rows(), slots, gradient, hessian, rows, n)
             if splits or n_nodes:
-                sum_pairs(
-                    block.tiles, wide, slots, gradient, hessian, block.repeat_count, rows, n, task.scales, layout, task.packing,
-                    position_of, counts, shard._records, packed, histograms, pending, flushed, self._scratch,
-                )  # fmt: skip
+                sum_pairs(of_block, task.scales, layout, task.packing, pairs, counts, shard._records, self._scratch)
             if sums is not None:
-                finish_leaves(slots, gradient, hessian, block.repeat_count, rows, n, task.scales, number_of, sums)
-        finish_pairs(layout, task.packing, packed, histograms, flushed, self._scratch)
+                finish_leaves(of_block, task.scales, number_of, sums)
+        finish_pairs(layout, task.packing, pairs, self._scratch)
         if is_first:
             return RoundHistograms(histograms, np.array([[counts[0], 0]]), sums)
         n_rows = [(counts[self._slot_of[left]], counts[self._slot_of[right]]) for _, _, left, right in splits]

@@ -18,28 +18,36 @@ elsewhere, or too many rows are near it, all rows are read again: the threshold 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from dboost.kernels.bins import fill_tiles
-from dboost.kernels.histograms import BinLayout
+from dboost.kernels.histograms import BinLayout, HistogramRows
 from dboost.kernels.quantile_keys import LANES, N_DIGITS
 from dboost.kernels.rows import select_rows
 from dboost.losses import Loss
 from dboost.losses.base import CustomTerms, call_custom
-from dboost.losses.gradient_pass import BLOCK, LARGEST, advance, advance_outputs
+from dboost.losses.gradient_pass import (
+    LARGEST,
+    GradientRows,
+    InfluencePass,
+    PassScratch,
+    PassTotals,
+    update_all_gradients,
+    update_gradients,
+)
 from dboost.metrics.exact_sum import ExactSum
 from dboost.shards.shard_spec import NARROW_BINS, ShardSpec, code_rows, tile_shape
 from dboost.trees.tree_task import GradientStats, RowSubset, Sample, hash_rows
 
 
-@dataclass(frozen=True, eq=False)
-class BinnedColumns:
+class BinnedColumns(NamedTuple):
     """The bin codes of a table: each feature is a row of `narrow` or of `wide` (see `shards.shard_spec.code_rows`)."""
 
     narrow: np.ndarray  # uint8[n_narrow, n_rows]
     wide: np.ndarray  # uint16[n_wide, n_rows]
-    row_of: np.ndarray  # int64[n_features]
+    row_of: np.ndarray  # int64[n_features]: the row of a feature, -1 - row if it is one of `wide`
 
     @property
     def n_rows(self) -> int:
@@ -202,6 +210,10 @@ class Shard:
             return self.gradient, self.hessian, self.leaf
         return self.gradient[output], None if self.hessian is None else self.hessian[output], self.leaf[output]
 
+    def histogram_rows(self) -> HistogramRows:
+        """Return what the rows add to histograms."""
+        return HistogramRows(self.tiles, self.bins.wide if len(self.bins.wide) else None, self.repeat_count)
+
     def fill_tiles(self, first: int, last: int) -> None:
         """Copy the bins of rows first…last-1 into tiles, the histogram kernel's memory order."""
         as_bytes = self.tiles.view(np.uint8)
@@ -234,16 +246,8 @@ def _aligned_zeros(shape: tuple[int, ...]) -> np.ndarray:
     return memory[skip : skip + n_bytes].view(np.uint64).reshape(shape)
 
 
-class Scratch:
-    """Scratch memory for one thread's block of rows."""
-
-    def __init__(self) -> None:
-        self.terms = np.empty((2, BLOCK))
-        self.single = np.empty(BLOCK, np.float32)
-
-
 def advance_rows(
-    shard: Shard, loss_terms: tuple, values: np.ndarray, loss_unit: float, scratch: Scratch, first: int, last: int
+    shard: Shard, loss_terms: tuple, values: np.ndarray, loss_unit: float, scratch: PassScratch, first: int, last: int
 ) -> GradientStats:
     """Add leaf values to the scores of rows first…last-1, and compute their gradients, Hessians and loss.
 
@@ -256,31 +260,40 @@ def advance_rows(
         Leaf values of each output's last tree.
     loss_unit : float
         Unit of the exact loss sums.
-    scratch : Scratch
+    scratch : PassScratch
     first, last : int
     """
     if isinstance(loss_terms, CustomTerms):
         return _by_methods(shard, loss_terms.loss, values[0], loss_unit, first, last)
-    sums, top = np.zeros(2), np.zeros((2, shard.n_outputs), np.int32)
-    gradient_bits = shard.gradient.view(np.int32)
     hessian = shard.hessian if shard.loss_hessian is None else shard.loss_hessian
-    hessian_bits = None if hessian is None else hessian.view(np.int32)
-    one = shard.raw.ndim == 1
-    counts = getattr(loss_terms, "counts_influence", False)
-    influence = np.zeros((shard.n_outputs, LANES, N_DIGITS), np.int64) if counts else None
-    near = shard.near.buffer_for(first, last) if counts and shard.near is not None else NOTHING_NEAR
-    (advance if one else advance_outputs)(
-        loss_terms, shard.raw, shard.leaf, values[0] if one else values, shard.target, shard.weight, shard.gradient,
-        hessian, gradient_bits, hessian_bits, first, last, loss_unit, scratch.terms, scratch.single, sums,
-        top.ravel() if one else top, shard.repeat_count is None, shard.repeat_count,
-        influence[0] if one and influence is not None else influence, near.expected,
-        near.rows[0] if one and near.rows is not None else near.rows, near.n,
-    )  # fmt: skip
-    max_gradient, max_hessian = top.view(np.float32).astype(np.float64)
+    rows = GradientRows(
+        shard.raw,
+        shard.leaf,
+        shard.target,
+        shard.weight,
+        shard.repeat_count,
+        shard.gradient,
+        hessian,
+        shard.gradient.view(np.int32),
+        None if hessian is None else hessian.view(np.int32),
+    )
+    influence = None
+    if getattr(loss_terms, "counts_influence", False):
+        near = shard.near.buffer_for(first, last) if shard.near is not None else NOTHING_NEAR
+        sums = np.zeros((shard.n_outputs, LANES, N_DIGITS), np.int64)
+        influence = InfluencePass(sums, near.expected, near.rows, near.n)
+    loss, maxima = np.zeros(2), np.zeros((2, shard.n_outputs), np.int32)
+    if shard.raw.ndim == 1:
+        totals = PassTotals(loss, maxima.ravel())
+        update_gradients(loss_terms, rows, values[0], first, last, loss_unit, scratch, totals, influence)
+    else:
+        totals = PassTotals(loss, maxima)
+        update_all_gradients(loss_terms, rows, values, first, last, loss_unit, scratch, totals, influence)
+    max_gradient, max_hessian = maxima.view(np.float32).astype(np.float64)
     if hessian is None:
         max_hessian = np.ones_like(max_hessian)
-    by_digit = None if influence is None else influence.sum(axis=1)
-    return GradientStats(max_gradient, max_hessian, float(sums[0]), float(sums[1]), by_digit)
+    by_digit = None if influence is None else influence.sums.sum(axis=1)
+    return GradientStats(max_gradient, max_hessian, float(loss[0]), float(loss[1]), by_digit)
 
 
 def _by_methods(shard: Shard, loss: Loss, values: np.ndarray, loss_unit: float, first: int, last: int) -> GradientStats:

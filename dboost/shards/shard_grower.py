@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from dboost.kernels import kernel
-from dboost.kernels.histograms import BinLayout, add_records, flush
+from dboost.kernels.histograms import add_records, flush
 from dboost.kernels.rows import add_leaves, label_rows, quantise, split_records
-from dboost.shards.shard import Scratch, Shard, advance_rows
+from dboost.losses.gradient_pass import new_pass_scratch
+from dboost.shards.shard import Shard, advance_rows
 from dboost.shards.statistics import merge_into_bins
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import GradientStats, TreeTask
@@ -38,7 +39,7 @@ class ShardGrower:
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
-        self._block = Scratch()
+        self._block = new_pass_scratch()
         self.n_channels = shard.spec.n_channels
         self._packed = np.zeros(int(shard.bin_layout.start[-1]), np.int64)
         self._scratch = np.zeros(int(shard.bin_layout.n_bins.max()) + 1, np.int64)
@@ -50,12 +51,12 @@ class ShardGrower:
     def n_rows(self) -> int:
         return self.shard.n_rows
 
-    def advance(self, terms: tuple, values: np.ndarray) -> GradientStats:
+    def advance_rows(self, terms: tuple, values: np.ndarray) -> GradientStats:
         """Do the work of `shards.shard.advance_rows` for all rows."""
         shard = self.shard
         return advance_rows(shard, terms, values, shard.spec.loss_unit, self._block, 0, shard.n_rows)
 
-    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def map_ranges(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return ``[function(shard, 0, n_rows, *arguments)]``."""
         return [function(self.shard, 0, self.n_rows, *arguments)]
 
@@ -74,10 +75,9 @@ class ShardGrower:
         counts = np.array([[tree.n_sampled, 0]]) if request.is_first else tree.split(request)
         histograms = self._zeros(len(request.nodes), int(shard.bin_layout.offset[-1]))
         if len(request.nodes):
-            wide = shard.bins.wide if len(shard.bins.wide) else None
             _add_up(
-                shard.tiles, wide, tree.records, tree.ranges, request.nodes, shard.repeat_count, shard.bin_layout,
-                tree.task.packing, self._packed, histograms, self._scratch,
+                shard.histogram_rows(), tree.records, tree.ranges, request.nodes, shard.bin_layout, tree.task.packing,
+                self._packed, histograms, self._scratch,
             )  # fmt: skip
         sums = None if request.leaves is None else tree.finish_leaves(request.leaves)
         return RoundHistograms(histograms, counts, sums)
@@ -167,7 +167,7 @@ def _with_room(ranges: np.ndarray, n_numbers: int) -> np.ndarray:
 
 @kernel
 def _quantise(gradient, hessian, rows, n, scales, records):
-    quantise(gradient, hessian, rows, scales[0], scales[1], 0, n, records)
+    quantise(gradient, hessian, rows, scales, 0, n, records)
 
 
 @kernel
@@ -189,21 +189,18 @@ def _split(narrow, wide, row_of, records, ranges, splits, goes_left, counts):
 
 
 @kernel
-def _add_up(
-    tiles, wide_codes, records, ranges, nodes, repeat_count, layout: BinLayout, packing, packed, histograms, scratch
-):  # fmt: skip
-    """Sum the records of nodes into histograms (float64[n_nodes, n_channels, n_buckets])."""
-    n_columns = layout.first.size - 1
+def _add_up(rows, records, ranges, nodes, layout, packing, packed, histograms, scratch):
+    """Sum the records of nodes into histograms (float64[n_nodes, n_channels, n_buckets]). rows : HistogramRows."""
+    columns = np.int64(0), np.int64(layout.first.size - 1)
     for k in range(len(nodes)):
         side, begin, end = ranges[nodes[k]]
         for word in range(packed.size):
             packed[word] = 0
         histogram = histograms[k]
         _, flushed = add_records(
-            tiles, wide_codes, records[side, begin:end], repeat_count, layout, packing, np.int64(0), np.int64(n_columns),
-            packed, histogram, np.int64(0), np.int64(0), scratch,
-        )  # fmt: skip
-        flush(layout, packing, np.int64(0), np.int64(n_columns), np.int64(0), packed, histogram, flushed == 0, scratch)
+            rows, records[side, begin:end], layout, packing, columns, packed, histogram, (np.int64(0), np.int64(0)), scratch
+        )
+        flush(layout, packing, columns, np.int64(0), packed, histogram, flushed == 0, scratch)
 
 
 @kernel

@@ -31,6 +31,7 @@ import numpy as np
 from dboost.kernels.quantile_keys import (
     FIRST_SHIFT,
     N_DIGITS,
+    Residuals,
     add_clipped,
     collect_keys,
     count_digits,
@@ -67,24 +68,24 @@ def reduced_by(
     return note
 
 
+def _residuals_by_leaf(shard: Shard, subset: RowSubset, first: int, last: int) -> Residuals:
+    """Return the residuals of the rows that take part in a tree, grouped by leaf."""
+    rows, begin, end = shard.sampled_range(subset, first, last)
+    return Residuals(shard.target, shard.raw, shard.weight, shard.leaf, False, rows, begin, end)
+
+
+def _residual_sizes(shard: Shard, first: int, last: int) -> Residuals:
+    """Return the absolute residuals of rows first…last-1."""
+    return Residuals(shard.target, shard.raw, shard.weight, None, True, None, first, last)
+
+
 @reduced_by(np.add)
 def leaf_digits(
     shard: Shard, first: int, last: int, subset: RowSubset, n_leaves: int, unit: float, prefix: np.ndarray, shift: np.uint64
 ) -> np.ndarray:
     """Return the weights of residuals by leaf and next byte of their rank keys: int64[n_leaves, 256], see `quantile_keys`."""
     counts = np.zeros((n_leaves, 256), np.int64)
-    count_digits(
-        shard.target,
-        shard.raw,
-        shard.weight,
-        shard.leaf,
-        False,
-        *shard.sampled_range(subset, first, last),
-        prefix,
-        shift,
-        unit,
-        counts,
-    )
+    count_digits(_residuals_by_leaf(shard, subset, first, last), prefix, shift, unit, counts)
     return counts
 
 
@@ -102,18 +103,7 @@ def leaf_keys(
     """Return leaf, rank key and weight of residuals that share the bytes found so far: uint64[n, 3], or None if there are too
     many."""
     found = np.empty((FEW, 3), np.uint64)
-    n = collect_keys(
-        shard.target,
-        shard.raw,
-        shard.weight,
-        shard.leaf,
-        False,
-        *shard.sampled_range(subset, first, last),
-        prefix,
-        shift,
-        unit,
-        found,
-    )
+    n = collect_keys(_residuals_by_leaf(shard, subset, first, last), prefix, shift, unit, found)
     return found[:n] if n <= FEW else None
 
 
@@ -121,7 +111,7 @@ def leaf_keys(
 def leaf_next(shard: Shard, first: int, last: int, subset: RowSubset, keys: np.ndarray) -> np.ndarray:
     """Return the smallest rank keys above these in each leaf: uint64[n_leaves]."""
     following = np.full(len(keys), ~np.uint64(0))
-    next_keys(shard.target, shard.raw, shard.leaf, False, *shard.sampled_range(subset, first, last), keys, following)
+    next_keys(_residuals_by_leaf(shard, subset, first, last), keys, following)
     return following
 
 
@@ -131,19 +121,8 @@ def leaf_clipped(
 ) -> np.ndarray:
     """Return sums by leaf of residuals relative to a centre and clipped, and of weights: float64[n_leaves, 2], integers."""
     sums = np.zeros((len(centre), 2))
-    add_clipped(
-        shard.target,
-        shard.raw,
-        shard.weight,
-        shard.repeat_count,
-        shard.leaf,
-        centre,
-        bound,
-        *shard.sampled_range(subset, first, last),
-        unit,
-        weight_unit,
-        sums,
-    )
+    residuals = _residuals_by_leaf(shard, subset, first, last)
+    add_clipped(residuals, shard.repeat_count, centre, bound, unit, weight_unit, sums)
     return sums
 
 
@@ -151,7 +130,7 @@ def leaf_clipped(
 def size_digits(shard: Shard, first: int, last: int, unit: float, prefix: np.ndarray, shift: np.uint64) -> np.ndarray:
     """Return the weights of all residuals by the next byte of the rank keys of |y - F|: int64[1, 256]."""
     counts = np.zeros((1, 256), np.int64)
-    count_digits(shard.target, shard.raw, shard.weight, None, True, None, first, last, prefix, shift, unit, counts)
+    count_digits(_residual_sizes(shard, first, last), prefix, shift, unit, counts)
     return counts
 
 
@@ -159,7 +138,7 @@ def size_digits(shard: Shard, first: int, last: int, unit: float, prefix: np.nda
 def size_keys(shard: Shard, first: int, last: int, unit: float, prefix: np.ndarray, shift: np.uint64) -> np.ndarray | None:
     """Return group 0, rank key and weight of all |y - F| that share the bytes found so far, as `leaf_keys`."""
     found = np.empty((FEW, 3), np.uint64)
-    n = collect_keys(shard.target, shard.raw, shard.weight, None, True, None, first, last, prefix, shift, unit, found)
+    n = collect_keys(_residual_sizes(shard, first, last), prefix, shift, unit, found)
     return found[:n] if n <= FEW else None
 
 
@@ -167,7 +146,7 @@ def size_keys(shard: Shard, first: int, last: int, unit: float, prefix: np.ndarr
 def size_next(shard: Shard, first: int, last: int, keys: np.ndarray) -> np.ndarray:
     """Return the smallest rank key of an |y - F| above this one: uint64[1]."""
     following = np.full(1, ~np.uint64(0))
-    next_keys(shard.target, shard.raw, None, True, None, first, last, keys, following)
+    next_keys(_residual_sizes(shard, first, last), keys, following)
     return following
 
 
@@ -286,7 +265,7 @@ def row_fingerprint(shard: Shard, first: int, last: int) -> np.ndarray:
     return sums
 
 
-row_fingerprint.reads_codes = True  # type: ignore[attr-defined]  # see `StreamedShard.map_shards`
+row_fingerprint.reads_codes = True  # type: ignore[attr-defined]  # see `StreamedShard.map_ranges`
 
 
 def random_numbers(rows: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dboost.errors import DataError, ParameterError
-from dboost.kernels.quantile_keys import count_digits, next_keys
+from dboost.kernels.quantile_keys import Residuals, count_digits, next_keys
 from dboost.losses import Huber, Loss, is_custom, register
 from dboost.losses.base import check_derivatives
 from dboost.losses.classification import SoftmaxLogLoss
@@ -239,7 +239,8 @@ def _digits(
     y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, at: float, sizes: bool, unit: float, *digits: Any
 ) -> np.ndarray:
     counts = np.zeros((1, 256), np.int64)
-    count_digits(y, _raw_scores(y, offset, at), weight, None, sizes, None, 0, len(y), *digits, unit, counts)
+    residuals = Residuals(y, _raw_scores(y, offset, at), weight, None, sizes, None, 0, len(y))
+    count_digits(residuals, *digits, unit, counts)
     return counts
 
 
@@ -247,7 +248,7 @@ def _next(
     y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, at: float, sizes: bool, keys: np.ndarray
 ) -> np.ndarray:
     following = np.full(1, ~np.uint64(0))
-    next_keys(y, _raw_scores(y, offset, at), None, sizes, None, 0, len(y), keys, following)
+    next_keys(Residuals(y, _raw_scores(y, offset, at), weight, None, sizes, None, 0, len(y)), keys, following)
     return following
 
 

@@ -83,7 +83,7 @@ def refit_leaves(
 
 
 class _RefitRows:
-    """All rows, with the methods of an engine that `LeafEstimator` calls, and the iteration that is estimated.
+    """All rows, with what `LeafEstimator` calls, and the iteration that is estimated.
 
     A call contains its iteration and the number of steps before it, so it may be repeated. When a worker is lost, the sessions
     that read its partitions again replay all steps so far.
@@ -100,7 +100,7 @@ class _RefitRows:
         """Estimate leaf values of this iteration; sessions assign rows to its leaves when they are next called."""
         self._iteration = iteration
 
-    def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
+    def take_step(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
         self._terms = self._terms if terms is None else terms
         step = RefitStep(self._iteration, values, self._terms)
         found = reduce(GradientStats.merge, self._checked(self._table.ask(Session.refit_advance, len(self._past), step)))
@@ -108,7 +108,7 @@ class _RefitRows:
         self._table.note_progress(f"advance {len(self._past)} of the leaf values")
         return found
 
-    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def map_ranges(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         return self._checked(self._table.ask(Session.refit_map, self._iteration, function, arguments))
 
     def _checked(self, found: Sequence[tuple[int, Any]]) -> list[Any]:
@@ -141,8 +141,11 @@ def with_new_leaf_values(
         As in `refit_leaves`.
     """
     k = model.n_outputs
-    steps = {id(one): LeafEstimator(rows, start.loss, one, rows.n_rows, start.max_weight) for one in parameters}  # type: ignore[arg-type]
-    stats = steps[id(parameters[0])].advance(np.zeros((k, 1)))
+    steps = {
+        id(one): LeafEstimator(rows.take_step, rows.map_ranges, start.loss, one, rows.n_rows, start.max_weight)
+        for one in parameters
+    }
+    stats = steps[id(parameters[0])].add_leaf_values(np.zeros((k, 1)))
     trees: list[Tree] = []
     for iteration, of_iteration in enumerate(parameters):
         rows.select_iteration(iteration)
@@ -154,7 +157,7 @@ def with_new_leaf_values(
             trees.append(_with_values(tree, found, sums.reached, decay))
             values.append(trees[-1].value[tree.feature < 0])
         next_parameters = parameters[min(iteration + 1, len(parameters) - 1)]
-        stats = steps[id(next_parameters)].advance(in_rows(values))
+        stats = steps[id(next_parameters)].add_leaf_values(in_rows(values))
         if not np.isfinite(stats.max_gradient).all():
             raise DataError(f"refit_leaves diverged in iteration {iteration + 1}: scores are no longer finite")
     note = {"label": source_name, "rows": rows.n_rows, "decay": decay}
@@ -209,7 +212,7 @@ class _LeafSums:
 
 def _leaf_sums(rows: _RefitRows, stats: GradientStats, n_leaves: int, output: int) -> _LeafSums:
     units = [unit_for(float(largest[output]), rows.n_rows) for largest in (stats.max_gradient, stats.max_hessian)]
-    totals = reduce(np.add, rows.map_shards(leaf_totals, output, n_leaves, *units))
+    totals = reduce(np.add, rows.map_ranges(leaf_totals, output, n_leaves, *units))
     return _LeafSums(n_leaves, totals[:, :2] / units, totals[:, 2] > 0)
 
 

@@ -36,7 +36,6 @@ from dboost.losses import Huber, LogLoss, Loss, SoftmaxLogLoss
 from dboost.metrics.exact_sum import merged_float, unit_for
 from dboost.metrics.quantiles import exact_level, find_cut, find_quantiles, find_size, rank_unit
 from dboost.params import Parameters
-from dboost.session.protocol import Engine
 from dboost.shards import statistics
 from dboost.trees.finished_tree import bounded, leaf_values, newton_steps
 from dboost.trees.tree_task import GradientStats, Leaves, RowSubset
@@ -93,7 +92,8 @@ class LeafEstimator:
 
     Parameters
     ----------
-    engine : Engine
+    advance, map_shards : callable
+        Those of the engine; see `session.protocol.Engine`.
     loss : Loss
     parameters : Parameters
     n_counted : int
@@ -102,8 +102,16 @@ class LeafEstimator:
         The largest weight; 1 with integer weights.
     """
 
-    def __init__(self, engine: Engine, loss: Loss, parameters: Parameters, n_counted: int, max_weight: float) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        advance: Callable[[np.ndarray, tuple | None], GradientStats],
+        map_shards: Callable[..., list[Any]],
+        loss: Loss,
+        parameters: Parameters,
+        n_counted: int,
+        max_weight: float,
+    ) -> None:
+        self._advance, self._map_shards = advance, map_shards
         self._loss = loss
         self._parameters = parameters
         self._n_counted = n_counted
@@ -121,20 +129,20 @@ class LeafEstimator:
         """Use another learning rate from the next tree on."""
         self._parameters = parameters
 
-    def advance(self, values: np.ndarray) -> GradientStats:
+    def add_leaf_values(self, values: np.ndarray) -> GradientStats:
         """Add the leaf values of the last trees (float64[n_outputs, n_leaves]) to the scores; compute the gradients."""
-        stats = self._engine.advance(values, self._influence_terms)
+        stats = self._advance(values, self._influence_terms)
         if isinstance(self._loss, Huber):
             self._delta = find_size(
                 exact_level(self._loss.alpha),
-                lambda *digits: reduce(np.add, self._engine.map_shards(statistics.size_digits, self._rank_unit, *digits)),
-                lambda keys: reduce(np.minimum, self._engine.map_shards(statistics.size_next, keys)),
+                lambda *digits: reduce(np.add, self._map_shards(statistics.size_digits, self._rank_unit, *digits)),
+                lambda keys: reduce(np.minimum, self._map_shards(statistics.size_next, keys)),
                 lambda *digits: reduce(
-                    statistics.concatenated, self._engine.map_shards(statistics.size_keys, self._rank_unit, *digits)
+                    statistics.concatenated, self._map_shards(statistics.size_keys, self._rank_unit, *digits)
                 ),
                 self._n_counted,
             )
-            stats = self._engine.advance(np.zeros_like(values), self._loss.terms_with(self._delta))
+            stats = self._advance(np.zeros_like(values), self._loss.terms_with(self._delta))
         self._max_hessian, self._influence = stats.max_hessian, stats.influence
         return stats
 
@@ -162,7 +170,7 @@ class LeafEstimator:
         assert self._influence is not None
         return find_cut(
             self._influence[output],
-            lambda *digits: reduce(np.add, self._engine.map_shards(statistics.influence_digits, output, *digits)),
+            lambda *digits: reduce(np.add, self._map_shards(statistics.influence_digits, output, *digits)),
             exact_level(fraction),
         )
 
@@ -171,12 +179,12 @@ class LeafEstimator:
         if self._parameters.criterion == "newton" or self._loss.constant_hessian:
             return grown.leaf_sums
         unit = unit_for(float(self._max_hessian[subset.output]), self._n_counted)
-        sums = reduce(np.add, self._engine.map_shards(statistics.loss_hessian_sums, subset, grown.n_leaves, unit))
+        sums = reduce(np.add, self._map_shards(statistics.loss_hessian_sums, subset, grown.n_leaves, unit))
         return np.column_stack([grown.leaf_sums[:, 0], sums / unit])
 
     def _residual_steps(self, grown: Leaves, subset: RowSubset) -> np.ndarray:
         """Return quantiles of the leaves' residuals, or Huber's step from their medians: float64[n_leaves]."""
-        map_shards: Callable[..., list[Any]] = self._engine.map_shards
+        map_shards = self._map_shards
         steps = find_quantiles(
             lambda *digits: reduce(
                 np.add, map_shards(statistics.leaf_digits, subset, grown.n_leaves, self._rank_unit, *digits)
@@ -201,7 +209,7 @@ class LeafEstimator:
         loss = self._loss.with_delta(self._delta) if isinstance(self._loss, Huber) else self._loss
 
         def slopes(at: float) -> tuple[float, float]:
-            derivatives = self._engine.map_shards(statistics.line_slopes, subset, loss, steps, at)
+            derivatives = self._map_shards(statistics.line_slopes, subset, loss, steps, at)
             slope, curvature = map(merged_float, zip(*derivatives, strict=True))
             return slope, curvature
 

@@ -94,7 +94,7 @@ class BoostingLoop:
             counted = engine.n_rows, self.start.max_weight
         else:
             counted = int(self.start.total_weight), 1.0
-        self.steps = LeafEstimator(engine, self.loss, self.parameters, *counted)
+        self.steps = LeafEstimator(engine.advance, engine.map_shards, self.loss, self.parameters, *counted)
         self.precision = precision_of(self.parameters, plan.shard.constant_hessian, plan.max_weight or 1)
         self.total_weight = self.start.total_weight
         self.rate = plan.learning.learning_rate
@@ -164,7 +164,7 @@ class BoostingLoop:
 
     def begin(self) -> GradientStats:
         """Compute the first gradients, and losses and metrics before the first iteration."""
-        stats = self.steps.advance(self.zero_values)
+        stats = self.steps.add_leaf_values(self.zero_values)
         self.before = self._resume(self.state_of(stats))
         return stats
 
@@ -199,7 +199,7 @@ class BoostingLoop:
             "bytes_read": 0,
         }
         record |= self._judge()
-        stats = self.steps.advance(in_rows(values))
+        stats = self.steps.add_leaf_values(in_rows(values))
         record["train_loss"] = self.loss_of(stats, iteration)
         if self.plan.request.learning_rates is not None or self._is_set_by_callback:
             record["learning_rate"] = self.rate

@@ -29,13 +29,23 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.kernels import uncounted
-from dboost.kernels.histograms import accumulate, accumulate_channels, add_records, flush
+from dboost.kernels.histograms import (
+    HistogramRows,
+    PackedSums,
+    Packing,
+    accumulate,
+    accumulate_channels,
+    add_records,
+    flush,
+)
 from dboost.kernels.rows import STRIPE, add_leaf, add_leaves, label_rows, quantise, quantise_above, split_records
 from dboost.kernels.split_candidates import search_proposed
 from dboost.kernels.splits import (
     FEATURE,
     SCORE,
     SPLIT_SIZE,
+    SearchScratch,
+    SplitParams,
     clear_split,
     mark_left_categories,
     search_bounded,
@@ -45,7 +55,8 @@ from dboost.kernels.splits import (
 )
 from dboost.kernels.thread_barrier import barrier
 from dboost.trees.feature_sampling import extend_path, init_path, mark_allowed_features
-from dboost.trees.nodes import apply_split, init_root, select_leaf, set_best_split
+from dboost.trees.nodes import GrowthPolicy, apply_split, init_root, select_leaf, set_best_split
+from dboost.trees.tree_task import FeatureConstraints
 
 I = np.int64  # noqa: E741
 
@@ -53,9 +64,45 @@ I = np.int64  # noqa: E741
 EXCLUDED_FRACTION = 5
 
 
+class TreeRows(NamedTuple):
+    """The rows of a shard, for one tree."""
+
+    codes: HistogramRows
+    narrow: np.ndarray  # uint8[n_narrow, n_rows]
+    row_of: np.ndarray  # int64[n_features], see `shards.shard_spec.code_rows`
+    gradient: np.ndarray  # float32[n_rows]
+    hessian: np.ndarray | None  # float32[n_rows], None when it is 1 for all rows
+    sampled: np.ndarray | None  # int64[...]: rows that take part, ascending; None for all
+    influence: np.ndarray | None  # int32[n_rows]: rows take part whose influence is not below `FusedTask.least_influence`
+    leaf: np.ndarray  # uint8 or int32[n_rows], receives the leaf of each row
+
+
+class FusedTask(NamedTuple):
+    """How one tree is grown: the part of `trees.tree_task.TreeTask` that the kernel reads."""
+
+    packing: Packing
+    limits: SplitParams
+    policy: GrowthPolicy
+    scales: np.ndarray  # float64[4]: factors of gradients and Hessians before rounding, for histograms and for sums of leaves
+    allowed: np.ndarray  # uint8[n_features]
+    least_influence: int
+    constraints: FeatureConstraints | None  # see `trees.feature_sampling`
+    direction: np.ndarray | None  # int8[n_features], see `nodes.child_stats`
+    categorical: bool | None  # None when no feature is
+
+
+class LeafHistograms(NamedTuple):
+    """The histograms of open leaves, by slot: one of the two is None."""
+
+    by_channel: np.ndarray | None  # float64[n_slots, n_channels, n_buckets]
+    packed: PackedSums | None
+
+
 class TeamBuffers(NamedTuple):
     """Buffers that are visible to all P threads; they live as long as the fit."""
 
+    control: np.ndarray  # int64[...]: see `kernels.thread_barrier`
+    by_unit: bool  # whether threads divide units of columns instead of rows
     records: np.ndarray  # uint64[2, n_rows]
     starts: np.ndarray  # int64[P + 1]: range of each thread in the record buffers
     packed: np.ndarray  # int64[P, words]: packed buckets, of all columns, or of one unit when threads divide units
@@ -78,10 +125,7 @@ class ThreadScratch(NamedTuple):
     end: np.ndarray  # int64[n_nodes, P]
     side: np.ndarray  # int64[n_nodes]: which record buffer
     excluded: np.ndarray  # int64[n_nodes, 2]: range of this thread's excluded rows, if they are routed along
-    scratch: np.ndarray  # float64[4, n_codes]
-    scratch_bits: np.ndarray  # the same memory as int64
-    keys: np.ndarray  # float64[n_codes]
-    order: np.ndarray  # int64[n_codes]
+    search: SearchScratch
     goes_left: np.ndarray  # uint8[n_codes]
     leaf_sums: np.ndarray  # float64[max_leaves, 2]
     stack: np.ndarray  # int64[max_leaves + 1]
@@ -90,33 +134,26 @@ class ThreadScratch(NamedTuple):
 
 
 @uncounted
-def grow_whole_tree(
-    thread, n_threads, control, tiles, codes, wide_codes, code_row, gradient, hessian, repeat_count, sampled, influence, least,
-    leaf, layout, packing,
-    limits, policy, nodes, team_buffers, thread_scratch, scales, allowed, by_unit, pool, packed_sums, packed_counts,
-    categorical, constraints, paths, direction, proposal,
-):  # fmt: skip
+def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, nodes, paths, proposal, histograms):
     """Grow one tree. Return the number of nodes, or -1 when the team was aborted.
 
-    tiles : uint64[n_tiles, n_rows, words]; codes : uint8[n_narrow, n_rows]; wide_codes : uint16[n_wide, n_rows] or None;
-    code_row : int64[n_features], see `shards.shard_spec.code_rows`; gradient, hessian : float32[n_rows], hessian None when it
-    is 1 for all rows; repeat_count : uint8[n_rows], how often each row counts, or None (once); sampled : int64[...], rows that
-    take part, ascending, or None (all); influence : int32[n_rows] or None: rows take part whose influence is not below `least`;
-    leaf : uint8 or int32[n_rows], receives the leaf of each row; scales : float64[4], factors of gradients and Hessians before
-    rounding, for histograms and for the exact sums of leaves; allowed : uint8[n_features]; by_unit : whether threads divide
-    units of columns instead of rows; pool : float64[n_slots, n_channels, n_buckets], histograms of leaves, or None when these
-    are packed; packed_sums : int64[n_slots, n_buckets], prefix sums, or None; packed_counts : their counts, or None;
-    categorical : None when no feature is; constraints, paths : see `trees.feature_sampling`, or None; direction :
-    int8[n_features], see `nodes.child_stats`, or None; proposal : `kernels.split_candidates.ProposalBuffers` where bins are
-    proposed in every node, or None. Numba prunes the branches of an argument that is None.
+    rows : TreeRows; layout : BinLayout; task : FusedTask; team_buffers : TeamBuffers; thread_scratch : ThreadScratch; nodes :
+    NodeArrays, this thread's copy; paths : `feature_sampling.FeaturePaths`, or None without constraints; proposal :
+    `kernels.split_candidates.ProposalBuffers` where bins are proposed in every node, or None; histograms : LeafHistograms.
+    The branches of arguments and fields that are None are pruned (`kernels.pipeline`).
     """
-    # Unpacked once: every access through a record makes Numba emit a pair of reference counts.
+    codes, wide_codes, code_row, repeat_count = rows.narrow, rows.codes.wide, rows.row_of, rows.codes.repeat_count
+    gradient, hessian, leaf, histogram_rows = rows.gradient, rows.hessian, rows.leaf, rows.codes
+    sampled, influence = rows.sampled, rows.influence
+    packing, limits, policy, scales, allowed = task.packing, task.limits, task.policy, task.scales, task.allowed
+    constraints, direction, categorical = task.constraints, task.direction, task.categorical
+    pool, packed_histograms = histograms.by_channel, histograms.packed
     slot, free, excluded = thread_scratch.slot, thread_scratch.free, thread_scratch.excluded
     begins, ends, side_of = thread_scratch.begin, thread_scratch.end, thread_scratch.side
-    scratch, scratch_bits = thread_scratch.scratch, thread_scratch.scratch_bits
-    keys, order, goes_left = thread_scratch.keys, thread_scratch.order, thread_scratch.goes_left
+    search, order, goes_left = thread_scratch.search, thread_scratch.search.order, thread_scratch.goes_left
     leaf_sums, stack = thread_scratch.leaf_sums, thread_scratch.stack
     best, total = thread_scratch.best, thread_scratch.total
+    control, by_unit = team_buffers.control, team_buffers.by_unit
     records, starts, all_packed = team_buffers.records, team_buffers.starts, team_buffers.packed
     thread_histograms, flushed_of = team_buffers.thread_histograms, team_buffers.flushed
     counts, all_found, left_codes = team_buffers.counts, team_buffers.found, team_buffers.left_codes
@@ -126,6 +163,7 @@ def grow_whole_tree(
     total_of, gain_of, child_of, depth_of = nodes.total, nodes.gain, nodes.child, nodes.depth
     missing_left_of, feature_of, split_bin_of = nodes.missing_left, nodes.feature, nodes.split_bin
 
+    n_threads = starts.size - 1
     n_rows = starts[n_threads]
     n_columns = first_of.size - 1
     n_channels = thread_histograms.shape[1]
@@ -137,6 +175,7 @@ def grow_whole_tree(
     n_units = units.size - 1
     # Columns that this thread reduces and searches in a narrow table.
     my_first, my_last = n_columns * thread // n_threads, n_columns * (thread + 1) // n_threads
+    my_columns = (my_first, my_last)
     epoch, parity = I(0), I(0)
 
     # The root: no rows have been routed yet, all of them belong to the smaller "child".
@@ -158,8 +197,8 @@ def grow_whole_tree(
             last = first + STRIPE if first + STRIPE < n_rows else n_rows
             piece = spare[starts[thread] : starts[thread] + last - first]
             at, behind = quantise_above(
-                gradient, hessian, influence, least, scales[0], scales[1], first, last, at, behind, mine, piece
-            )  # fmt: skip
+                gradient, hessian, influence, task.least_influence, scales, first, last, (at, behind), mine, piece
+            )
         excluded[0, 0] = at
         counts[parity, thread] = at
         epoch = barrier(control, n_threads, epoch)
@@ -183,7 +222,7 @@ def grow_whole_tree(
             at = starts[thread]
             for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
                 last = first + STRIPE if first + STRIPE < n_rows else n_rows
-                quantise(gradient, hessian, sampled, scales[0], scales[1], first, last, records[0, at : at + last - first])
+                quantise(gradient, hessian, sampled, scales, first, last, records[0, at : at + last - first])
                 at += last - first
             epoch = barrier(control, n_threads, epoch)
             if epoch < 0:
@@ -195,14 +234,16 @@ def grow_whole_tree(
         for unit in range(thread if by_unit else I(0), n_units if by_unit else I(1), n_threads if by_unit else I(1)):
             first_column = units[unit] if by_unit else I(0)
             last_column = units[unit + 1] if by_unit else I(n_columns)
+            columns = (first_column, last_column)
             base = start_of[first_column]
             n_words = start_of[last_column] - base
             for k in range(n_words):
                 packed[k] = 0
             # Packed buckets without counts never overflow (`engines.can_stay_packed`): no code to flush them is compiled.
             destination = None
-            if packed_counts is not None:
-                destination = thread_histograms[thread]
+            if packed_histograms is not None:
+                if packed_histograms.counts is not None:
+                    destination = thread_histograms[thread]
             if pool is not None:
                 destination = pool[slot[small]] if by_unit else thread_histograms[thread]
             pending, flushed = I(0), I(0)
@@ -214,23 +255,19 @@ def grow_whole_tree(
                     n = step if s + step < end else end - s
                     piece = records[side, s : s + n]
                     if not quantised:
-                        quantise(gradient, hessian, sampled, scales[0], scales[1], first, first + n, piece)
+                        quantise(gradient, hessian, sampled, scales, first, first + n, piece)
                         first += n_threads * STRIPE
                     pending, flushed = add_records(
-                        tiles, wide_codes, piece, repeat_count, layout, packing, first_column, last_column, packed, destination,
-                        pending, flushed, order,
-                    )  # fmt: skip
+                        histogram_rows, piece, layout, packing, columns, packed, destination, (pending, flushed), order
+                    )
             if not by_unit:
                 flushed_of[thread] = flushed
                 break
             if pool is not None:
-                flush(layout, packing, first_column, last_column, base, packed, destination, flushed == 0, order)
-            if packed_sums is not None:
+                flush(layout, packing, columns, base, packed, destination, flushed == 0, order)
+            if packed_histograms is not None:
                 # `by_unit` is true here. A literal True would be a type of its own and compile `accumulate` a second time.
-                accumulate(
-                    layout, packing, first_column, last_column, base, packed, packed_sums, packed_counts, slot[small],
-                    by_unit, order,
-                )  # fmt: skip
+                accumulate(layout, packing, columns, base, packed, packed_histograms, slot[small], by_unit, order)
         if not by_unit:
             epoch = barrier(control, n_threads, epoch)
             if epoch < 0:
@@ -241,19 +278,14 @@ def grow_whole_tree(
             clear_split(all_found[thread, which])
         if not by_unit:
             for q in range(n_threads):
-                if packed_sums is not None:
-                    accumulate(
-                        layout, packing, my_first, my_last, I(0), all_packed[q], packed_sums, packed_counts, slot[small],
-                        q == 0, order,
-                    )  # fmt: skip
-                    if packed_counts is not None:
+                if packed_histograms is not None:
+                    accumulate(layout, packing, my_columns, I(0), all_packed[q], packed_histograms, slot[small], q == 0, order)
+                    if packed_histograms.counts is not None:
                         if flushed_of[q] != 0:
-                            accumulate_channels(
-                                layout, my_first, my_last, thread_histograms[q], packed_sums, packed_counts, slot[small]
-                            )
+                            accumulate_channels(layout, my_columns, thread_histograms[q], packed_histograms, slot[small])
                 if pool is not None:
                     histogram = pool[slot[small]]
-                    flush(layout, packing, my_first, my_last, I(0), all_packed[q], histogram, q == 0, order)
+                    flush(layout, packing, my_columns, I(0), all_packed[q], histogram, q == 0, order)
                     if flushed_of[q] != 0:
                         for k in range(first_of[my_first], first_of[my_last]):
                             for bucket in range(offset[features[k]], offset[features[k] + 1]):
@@ -269,11 +301,11 @@ def grow_whole_tree(
                     total[channel] = 0.0
                     for b in range(offset[1]):
                         total[channel] += pool[slot[small], channel, b]
-            if packed_sums is not None:
-                word = packed_sums[slot[small], offset[1] - 1]
+            if packed_histograms is not None:
+                word = packed_histograms.sums[slot[small], offset[1] - 1]
                 total[0], total[1] = np.float64(word >> I(32)), np.float64(word & I(0xFFFFFFFF))
-                if packed_counts is not None:
-                    total[2] = np.float64(packed_counts[slot[small], offset[1] - 1])
+                if packed_histograms.counts is not None:
+                    total[2] = np.float64(packed_histograms.counts[slot[small], offset[1] - 1])
             init_root(nodes, total[0], total[1], total[2] if n_channels == 3 else total[1])
         for unit in range(thread if by_unit else my_first, n_units if by_unit else my_last, n_threads if by_unit else I(1)):
             first_column = units[unit] if by_unit else I(unit)
@@ -282,14 +314,16 @@ def grow_whole_tree(
                 feature = features[k]
                 start, stop = offset[feature], offset[feature + 1]
                 if large >= 0:
-                    if packed_sums is not None:
+                    if packed_histograms is not None:
+                        packed_sums = packed_histograms.sums
                         rest, taken = packed_sums[slot[large], start:stop], packed_sums[slot[small], start:stop]
                         for bucket in range(taken.size):
                             rest[bucket] -= taken[bucket]
-                    if packed_counts is not None:
-                        rest, taken = packed_counts[slot[large], start:stop], packed_counts[slot[small], start:stop]
-                        for bucket in range(taken.size):
-                            rest[bucket] -= taken[bucket]
+                        if packed_histograms.counts is not None:
+                            packed_counts = packed_histograms.counts
+                            rest, taken = packed_counts[slot[large], start:stop], packed_counts[slot[small], start:stop]
+                            for bucket in range(taken.size):
+                                rest[bucket] -= taken[bucket]
                     if pool is not None:
                         for channel in range(n_channels):
                             rest, taken = pool[slot[large], channel, start:stop], pool[slot[small], channel, start:stop]
@@ -302,23 +336,23 @@ def grow_whole_tree(
                         if paths.open[child - left, feature] == 0:
                             continue
                     found = all_found[thread, child - left]
-                    if packed_sums is not None:
+                    if packed_histograms is not None:
                         search_packed(
-                            packed_sums, packed_counts, slot[child], start, stop - start - 1, feature, total_of[child], limits,
-                            scratch, scratch_bits, found,
+                            packed_histograms, slot[child], start, stop - start - 1, feature, total_of[child], limits,
+                            search, found,
                         )  # fmt: skip
                     if pool is not None:
                         if categorical is not None:
                             if is_category[feature] != 0:
                                 search_categorical(
                                     pool[slot[child]], start, stop - start - 1, feature, total_of[child], limits,
-                                    keys, order, found,
+                                    search, found,
                                 )  # fmt: skip
                                 continue
                         if proposal is not None:
                             search_proposed(
                                 pool[slot[child]], start, stop - start - 1, feature, direction, total_of[child], limits,
-                                proposal, scratch, scratch_bits, found,
+                                proposal, search, found,
                             )  # fmt: skip
                             continue
                         if direction is not None:
@@ -328,9 +362,8 @@ def grow_whole_tree(
                             )  # fmt: skip
                             continue
                         search_numeric(
-                            pool[slot[child]], start, stop - start - 1, feature, total_of[child], limits,
-                            scratch, scratch_bits, found,
-                        )  # fmt: skip
+                            pool[slot[child]], start, stop - start - 1, feature, total_of[child], limits, search, found
+                        )
         epoch = barrier(control, n_threads, epoch)
         if epoch < 0:
             return I(-1)
@@ -364,13 +397,14 @@ def grow_whole_tree(
             at_missing, missing_h = offset[feature] + n_bins, 0.0
             if pool is not None:
                 missing_h = pool[slot[node], 1, at_missing]
-            if packed_sums is not None:
-                missing_h = np.float64(np.int32(packed_sums[slot[node], at_missing] - packed_sums[slot[node], at_missing - 1]))
+            if packed_histograms is not None:
+                sums = packed_histograms.sums[slot[node]]
+                missing_h = np.float64(np.int32(sums[at_missing] - sums[at_missing - 1]))
             is_categorical = is_category[feature] != 0
             if categorical is not None:
                 if is_categorical:
                     mark_left_categories(
-                        pool[slot[node]], offset[feature], n_bins, split_bin_of[node], limits, keys, order, goes_left
+                        pool[slot[node]], offset[feature], n_bins, split_bin_of[node], limits, search, goes_left
                     )
                     missing_left_of[node] = goes_left[n_bins]
                     if thread == 0:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.kernels import internal, kernel
-from dboost.kernels.histograms import BinLayout
+from dboost.kernels.histograms import BinLayout, PackedSums
 from dboost.kernels.split_candidates import search_proposed
 from dboost.kernels.splits import (
     FEATURE,
@@ -27,6 +27,7 @@ from dboost.kernels.splits import (
     SPLIT_SIZE,
     clear_split,
     mark_left_categories,
+    new_search_scratch,
     search_bounded,
     search_categorical,
     search_numeric,
@@ -50,6 +51,18 @@ class SiblingPair(NamedTuple):
     large: int
     totals: np.ndarray | None
     open: np.ndarray | None = None
+
+
+class PairArrays(NamedTuple):
+    """The pairs of one search, and what is found for the small (0) and the large (1) child of each."""
+
+    slots: np.ndarray  # int64[n_pairs, 2]: where their histograms are stored; -1 for a large child that does not exist
+    totals: np.ndarray  # float64[n_pairs, 2, 5], as in `SiblingPair`
+    allowed: np.ndarray  # uint8[n_pairs, 2, n_features]: the features that they may split by
+    best: np.ndarray  # float64[n_pairs, 2, SPLIT_SIZE]; this and the others receive the results, see `SplitInfo`
+    children: np.ndarray  # float64[n_pairs, 2, 2, 5]
+    gains: np.ndarray  # float64[n_pairs, 2]
+    goes_left: np.ndarray  # uint8[n_pairs, 2, n_codes]
 
 
 class SplitInfo(NamedTuple):
@@ -114,9 +127,8 @@ class SplitFinder:
         self._last = len(layout.n_bins) if last is None else last
         self.buckets = slice(int(layout.offset[self._first]), int(layout.offset[self._last]))
         n_codes = int(layout.n_bins.max()) + 1
-        self._scratch = np.empty((4, n_codes))
+        self._n_codes, self._scratch = n_codes, new_search_scratch(n_codes)
         self._proposal_buffers = None if task.node_bins is None else new_proposal_buffers(task.node_bins)
-        self._keys, self._order = np.empty(n_codes), np.empty(n_codes, np.int64)
         #: Histograms of leaves, and the slot of each node.
         self._is_packed = (
             n_rows is not None
@@ -158,18 +170,16 @@ class SplitFinder:
                 slots[k, 1] = self._slot_of[pair.large] = self._slot_of.pop(pair.parent)
                 totals[k] = pair.totals
         best, children = np.zeros((n, 2, SPLIT_SIZE)), np.empty((n, 2, 2, 5))
-        gains, goes_left = np.empty((n, 2)), np.zeros((n, 2, len(self._order)), np.uint8)
+        gains, goes_left = np.empty((n, 2)), np.zeros((n, 2, self._n_codes), np.uint8)
+        arrays = PairArrays(slots, totals, allowed, best, children, gains, goes_left)
+        limits, direction = self._task.limits, self._task.direction
         if self._is_packed:
-            counts = self._packed_counts if self._task.limits.count_channel == 2 else None
-            _search_packed_pairs(
-                histograms, self._packed_sums, counts, slots, self._layout, totals, self._task.limits, allowed,
-                self._task.direction, self._scratch, self._scratch.view(np.int64), best, children, gains, goes_left,
-            )  # fmt: skip
+            packed = PackedSums(self._packed_sums, self._packed_counts if limits.count_channel == 2 else None)
+            _search_packed_pairs(histograms, packed, arrays, self._layout, limits, direction, self._scratch)
         else:
             _search_pairs(
-                histograms, self._stored, slots, self._layout, self._first, self._last, totals, self._task.limits, allowed,
-                self._task.direction, self._proposal_buffers, self._scratch, self._scratch.view(np.int64), self._keys,
-                self._order, best, children, gains, goes_left,
+                histograms, self._stored, arrays, self._layout, (self._first, self._last), limits, direction,
+                self._proposal_buffers, self._scratch,
             )  # fmt: skip
         n_codes = self._layout.n_bins + 1
         gain_of = gains.tolist()
@@ -210,16 +220,15 @@ class SplitFinder:
 
 
 @kernel
-def _search_pairs(
-    histograms, stored, slots, layout, first, last, totals, limits, allowed, direction, proposal, scratch, scratch_bits, keys,
-    order, best, children, gains, goes_left,
-):  # fmt: skip
-    """Store the children's histograms in `slots` of `stored`, and find their best splits over some features.
+def _search_pairs(histograms, stored, pairs, layout, features, limits, direction, proposal, scratch):
+    """Store the children's histograms in their slots of `stored`, and find their best splits over some features.
 
-    The small child's histogram is given; the large child's (if its slot is not -1) replaces that of their parent. The other
-    results are those of `SplitInfo`.
+    pairs : PairArrays; features : (first, last). The small child's histogram is given; the large child's (if its slot is not
+    -1) replaces that of their parent.
     """
-    base = layout.offset[first]
+    slots, totals, allowed = pairs.slots, pairs.totals, pairs.allowed
+    best, children, gains, goes_left = pairs.best, pairs.children, pairs.gains, pairs.goes_left
+    base = layout.offset[features[0]]
     for k in range(len(histograms)):
         small, large = slots[k]
         for p in range(histograms.shape[1]):
@@ -235,9 +244,8 @@ def _search_pairs(
                 continue
             node_histogram, split = stored[slots[k, side]], best[k, side]
             _search_node(
-                node_histogram, layout, first, last, totals[k, side], limits, allowed[k, side], direction, proposal,
-                scratch, scratch_bits, keys, order, split,
-            )  # fmt: skip
+                node_histogram, layout, features, totals[k, side], limits, allowed[k, side], direction, proposal, scratch, split
+            )
             gains[k, side] = -1.0
             if split[SCORE] == NO_SPLIT:
                 continue
@@ -248,7 +256,7 @@ def _search_pairs(
             n_bins, at = layout.n_bins[feature], layout.offset[feature] - base
             marks = goes_left[k, side]
             if layout.is_categorical[feature] != 0:
-                mark_left_categories(node_histogram, at, n_bins, np.int64(split[SPLIT_BIN]), limits, keys, order, marks)
+                mark_left_categories(node_histogram, at, n_bins, np.int64(split[SPLIT_BIN]), limits, scratch, marks)
             else:
                 for code in range(np.int64(split[SPLIT_BIN]) + 1):
                     marks[code] = 1
@@ -259,33 +267,31 @@ def _search_pairs(
 
 
 @internal
-def _search_node(
-    histogram, layout, first, last, total, limits, allowed, direction, proposal, scratch, scratch_bits, keys, order, best
-):  # fmt: skip
-    """Find the best split of a node over some features, whose buckets begin at 0."""
+def _search_node(histogram, layout, features, total, limits, allowed, direction, proposal, scratch, best):
+    """Find the best split of a node over some features (first, last), whose buckets begin at 0."""
     clear_split(best)
-    base = layout.offset[first]
-    for feature in range(first, last):
+    base = layout.offset[features[0]]
+    for feature in range(features[0], features[1]):
         if not allowed[feature]:
             continue
         at, n_bins = layout.offset[feature] - base, layout.n_bins[feature]
         if layout.is_categorical[feature] != 0:
-            search_categorical(histogram, at, n_bins, feature, total, limits, keys, order, best)
+            search_categorical(histogram, at, n_bins, feature, total, limits, scratch, best)
             continue
         if proposal is not None:
-            search_proposed(histogram, at, n_bins, feature, direction, total, limits, proposal, scratch, scratch_bits, best)
+            search_proposed(histogram, at, n_bins, feature, direction, total, limits, proposal, scratch, best)
         elif direction is not None:
             search_bounded(histogram, at, n_bins, feature, direction[feature], total, limits, best)
         else:
-            search_numeric(histogram, at, n_bins, feature, total, limits, scratch, scratch_bits, best)
+            search_numeric(histogram, at, n_bins, feature, total, limits, scratch, best)
 
 
 @kernel
-def _search_packed_pairs(
-    histograms, packed_sums, packed_counts, slots, layout, totals, limits, allowed, direction, scratch, scratch_bits, best,
-    children, gains, goes_left,
-):  # fmt: skip
+def _search_packed_pairs(histograms, packed, pairs, layout, limits, direction, scratch):
     """Do the work of `_search_pairs` for all features, with packed prefix sums (see `kernels.splits.search_packed`)."""
+    packed_sums, packed_counts = packed.sums, packed.counts
+    slots, totals, allowed = pairs.slots, pairs.totals, pairs.allowed
+    best, children, gains, goes_left = pairs.best, pairs.children, pairs.gains, pairs.goes_left
     n_features = len(layout.n_bins)
     for k in range(len(histograms)):
         small, large = slots[k]
@@ -319,9 +325,8 @@ def _search_packed_pairs(
             for feature in range(n_features):
                 if allowed[k, side, feature]:
                     search_packed(
-                        packed_sums, packed_counts, slot, layout.offset[feature], layout.n_bins[feature], feature, total,
-                        limits, scratch, scratch_bits, split,
-                    )  # fmt: skip
+                        packed, slot, layout.offset[feature], layout.n_bins[feature], feature, total, limits, scratch, split
+                    )
             gains[k, side] = -1.0
             if split[SCORE] == NO_SPLIT:
                 continue

@@ -43,11 +43,11 @@ class ShardedEngine:
 
     def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
         self._terms = self._terms if terms is None else terms
-        return reduce(GradientStats.merge, [rounds.advance(self._terms, values) for rounds in self._rounds])
+        return reduce(GradientStats.merge, [rounds.advance_rows(self._terms, values) for rounds in self._rounds])
 
     def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return the result of each shard."""
-        return [result for rounds in self._rounds for result in rounds.map_shards(function, *arguments)]
+        return [result for rounds in self._rounds for result in rounds.map_ranges(function, *arguments)]
 
     def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
         return map(self._grow, tasks)

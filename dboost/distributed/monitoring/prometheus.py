@@ -19,7 +19,7 @@ from typing import Any
 from dboost.distributed.monitoring.status import PHASES, FitRegistry, FitStatus
 
 #: Methods that belong to boosting rounds; all others belong to loading.
-_ROUNDS = {"advance", "round_histograms", "histogram_slices", "search_slices", "map_shards", "evaluate"}
+_ROUNDS = {"update_scores", "round_histograms", "histogram_slices", "search_slices", "shard_statistics", "evaluate"}
 
 
 class WorkMeter:
@@ -42,7 +42,7 @@ class WorkMeter:
                 self._totals["wait"] += max(began - last, 0.0)
             if method in _ROUNDS:
                 self._last[fit] = now
-            self._totals["iterations"] += method == "advance"
+            self._totals["iterations"] += method == "update_scores"
             self._totals["received"] += n_received
             self._totals["sent"] += n_sent
             self._rows[fit] = n_rows
