@@ -326,6 +326,41 @@ def test_a_worker_that_cannot_take_part_is_named(cluster: Processes, sabotage: s
             time.sleep(0.05)
 
 
+#: A worker that takes seconds to import dboost, as from a slow disk.
+SLOW_START = """
+import sys, time
+from distributed.cli.dask_worker import main
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "dboost.distributed.worker_plugin":
+            time.sleep(6)
+
+sys.meta_path.insert(0, Slow())
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_starts_slowly_is_waited_for(cluster: Processes, expected: str) -> None:
+    before = cluster.addresses()
+    with cluster.impatient():
+        worker = subprocess.Popen(
+            [sys.executable, "-c", SLOW_START, cluster.address, "--no-nanny", "--no-dashboard"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            cluster.wait_for(lambda: len(cluster.addresses()) == len(before) + 1)
+            (address,) = cluster.addresses() - before
+            booster = dboost.fit(lazily(), "z", client=cluster.client, workers=address, **OPTIONS)
+            assert booster.sha256 == expected
+        finally:
+            worker.kill()
+            worker.wait()
+            cluster.wait_for(lambda: cluster.addresses() == before)
+
+
 @pytest.mark.slow
 def test_the_scheduler_dies() -> None:
     with Processes(1) as processes:

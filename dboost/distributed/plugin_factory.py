@@ -1,7 +1,7 @@
 """Installation of the worker plugin, also on workers without dboost.
 
 Importing Numba and the kernels takes seconds on a busy machine. It runs in a thread, because other processes take a worker with
-a blocked event loop for dead.
+a blocked event loop for dead. Until it ends, the worker answers pings that it is starting.
 
 If dboost is not installed or cannot be started, the worker answers pings without a version; in the second case with the reason,
 which the client reports.
@@ -28,6 +28,7 @@ class WorkerPluginFactory:
 
                 async def setup(self, worker: Any) -> None:
                     reply = {"status": "OK", "version": None}
+                    worker.handlers["dboost_ping"] = lambda: {"status": "OK", "starting": True}
                     try:
                         module = await asyncio.to_thread(import_module, "dboost.distributed.worker_plugin")
                         worker_plugin = module.DBoostWorkerPlugin()

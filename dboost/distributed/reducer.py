@@ -31,7 +31,7 @@ from distributed import Scheduler
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from dboost.config import fan_in, liveness_timeout, uses_lines
+from dboost.config import fan_in, liveness_timeout, uses_lines, worker_timeout
 from dboost.distributed.feature_exchange import choose_owners
 from dboost.distributed.line import Line
 from dboost.distributed.messages import (
@@ -421,20 +421,20 @@ class Reducer(SchedulerPlugin):
         return {address: self._versions.get(identity, (SILENT, None)) for address, identity in identities}
 
     async def _ping(self, address: str) -> WorkerVersion:
-        """Return a worker's version of dboost; SILENT without an answer."""
+        """Return a worker's version of dboost; SILENT without an answer, or if it does not start in time.
 
-        async def asked() -> WorkerVersion:
-            deadline = time.monotonic() + liveness_timeout() / 2
-            while True:
-                reply = await self._scheduler.rpc(address).dboost_ping()
-                if reply is not None:
-                    return reply.get("version"), reply.get("reason")
-                if time.monotonic() > deadline:
-                    return None, None
-                await asyncio.sleep(_PING_INTERVAL)  # a new worker may not have started its plugins yet
-
+        A new worker has no handler until Dask has installed the plugin there, and then answers that it is starting while it
+        imports dboost, which takes seconds on a busy machine or from a slow disk.
+        """
+        began = time.monotonic()
         with contextlib.suppress(OSError, asyncio.TimeoutError):
-            return await asyncio.wait_for(asked(), liveness_timeout())
+            while True:
+                reply = await asyncio.wait_for(self._scheduler.rpc(address).dboost_ping(), liveness_timeout())
+                if reply is not None and not reply.get("starting"):
+                    return reply.get("version"), reply.get("reason")
+                if time.monotonic() - began > (liveness_timeout() / 2 if reply is None else worker_timeout()):
+                    break
+                await asyncio.sleep(_PING_INTERVAL)
         return SILENT, None
 
     async def _has(self, name: str, ref: SessionRef) -> bool:
