@@ -62,8 +62,8 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Connection]:
     found: list[Connection] = []
     begin = Connection.__init__
 
-    def noted(self: Connection, client: Client) -> None:
-        begin(self, client)
+    def noted(self: Connection, *arguments: Any) -> None:
+        begin(self, *arguments)
         found.append(self)
 
     monkeypatch.setattr(Connection, "__init__", noted)
