@@ -355,7 +355,7 @@ class Parameters:
             raise ParameterError("monotonic_cst needs step='leaf', since other steps move all leaves at once")
         _check_integer(self, "max_bins", 2, 255)
         if self.split_proposal == "exact" and self.max_bins != 255:
-            raise ParameterError(f"max_bins={self.max_bins} says nothing with split_proposal='exact': leave it out")
+            raise ParameterError(f"max_bins={self.max_bins} has no effect with split_proposal='exact': leave it out")
         for name in ("categorical_smoothing", "categorical_l2", "min_category_hessian"):
             _check_number(self, name, least=0.0)
         _check_integer(self, "max_category_group", 1)

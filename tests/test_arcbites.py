@@ -453,7 +453,7 @@ def test_the_warning_of_drift_tells_how_steps_are_damped(steps: str) -> None:
         dboost.fit(drifted, "y", start_from=old, **options)
     (warning,) = caught
     assert ("steps are not damped" in str(warning.message)) == (steps == "full")
-    assert ("steps are damped: learning_rate" in str(warning.message)) == (steps == "damped")
+    assert ("steps are damped: " in str(warning.message)) == (steps == "damped")
 
 
 def test_a_bite_that_was_altered_on_the_disk_is_an_error(tmp_path: Any) -> None:

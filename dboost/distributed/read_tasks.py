@@ -167,7 +167,7 @@ class ReadTasks:
                 if set(connection.usable()[1]) == set(unusable):
                     raise
                 # An unusable worker has joined meanwhile and may have received a task.
-        raise DBoostError(f"{_MAX_SUBMISSIONS} times workers came that have no dboost {__version__}: nobody can read the data")
+        raise DBoostError(f"{_MAX_SUBMISSIONS} times new workers had no dboost {__version__}, so the data could not be read")
 
     def _read(
         self, connection: Connection, batch: str, numbers: Sequence[int], plan: ReadPlan, restrictions: dict[str, Any]
@@ -298,7 +298,7 @@ class _Wait:
         if self._seconds >= worker_timeout():
             seconds, lost = f"{worker_timeout():.0f} s", self._connection.attempts.summary()
             if not here:
-                raise DBoostError(f"no worker has come for {seconds}: nobody can read the data{lost}")
+                raise DBoostError(f"no worker has come for {seconds}, so the data cannot be read{lost}")
             usage = ", ".join(
                 f"{worker} uses {format_bytes(used)}" + (f" of {format_bytes(limit)}" if limit else "")
                 for worker, (used, limit) in paused.items()

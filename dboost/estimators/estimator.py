@@ -294,10 +294,10 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         check_settings(self)
         check_pair(self.early_stopping, *validation[:3])
         if is_path(X) or isinstance(y, str):
-            raise InputTypeError("an estimator wants X and y themselves; dboost.fit takes paths and names of columns")
+            raise InputTypeError("estimators need X and y themselves; dboost.fit accepts paths and names of columns")
         sets = _evaluation_sets(eval_set, validation, offset)
         if offset is not None and settings["scoring"] != "loss":
-            raise ParameterError("scorers know nothing of offsets: with an offset, scoring must be 'loss'")
+            raise ParameterError("scorers do not take offsets: with an offset, scoring must be 'loss'")
         warm_start, own_model = self._warm_start(settings, continued)
         continues = own_model is not None or continued is not None
         seeds = self._seeds if continues and hasattr(self, "_seeds") else self._draw_seeds()

@@ -56,6 +56,8 @@ def parse_memory_limit(given: Any, name: str = "memory_limit") -> int | None:
 
 def format_bytes(n_bytes: float) -> str:
     """Return a number of bytes as text with a unit."""
+    if n_bytes < 2**10:
+        return f"{n_bytes:.0f} bytes"
     for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
         if n_bytes >= size:
             return f"{n_bytes / size:.3g} {unit}" if n_bytes < 1000 * size else f"{n_bytes / size:.0f} {unit}"

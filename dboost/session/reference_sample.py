@@ -112,13 +112,9 @@ def warn_of_drift(model: Ensemble, sample: ReferenceSample, asked: Parameters, l
     unique = list(dict.fromkeys(one["name"] for one in drifted))  # scores of several outputs have one entry
     rest = f" and {len(unique) - _MOST_NAMES} more" if len(unique) > _MOST_NAMES else ""
     listed = ", ".join(unique[:_MOST_NAMES]) + rest
-    if (learning.learning_rate, learning.l2_regularization) == (asked.learning_rate, asked.l2_regularization):
-        steps = "steps are not damped"
-    else:
-        steps = (
-            f"steps are damped: learning_rate {learning.learning_rate:.3g} instead of {asked.learning_rate:.3g}, "
-            f"l2_regularization {learning.l2_regularization:.3g}"
-        )
+    pairs = ((name, getattr(learning, name), getattr(asked, name)) for name in ("learning_rate", "l2_regularization"))
+    changed = [f"{name} {damped:.3g} instead of {given:.3g}" for name, damped, given in pairs if damped != given]
+    steps = f"steps are damped: {', '.join(changed)}" if changed else "steps are not damped"
     warnings.warn(
         f"the new data have drifted from those that the model learned from last (stability index above {STRONG}): {listed}; "
         f"{steps}. Booster.drift(data) tells more",

@@ -34,7 +34,7 @@ ROUND = 12
 WARM_UP = Spec(
     *(5000, 5, 4, 0), target="z", options={"max_iter": 3, "n_threads": 2, "progress": False}, evaluation="lazy", weight=True
 )
-_NAMES_A_CAUSE = re.compile(r"worker|partition|scheduler|nobody can read|\.parquet|tcp://")
+_NAMES_A_CAUSE = re.compile(r"worker|partition|scheduler|cannot be read|\.parquet|tcp://")
 _INTERNAL = re.compile(
     r"(KeyError|AttributeError|AssertionError|TypeError|IndexError|ValueError|RuntimeError|UnboundLocalError|NameError|"
     r"StopIteration|BufferError|ZeroDivisionError|UnpicklingError|EOFError|InvalidStateError)\b"
