@@ -10,7 +10,10 @@ from __future__ import annotations
 import os
 import posixpath
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dboost._lazy_import import fsspec, is_a
 from dboost._storage_errors import is_failure, reason, shown
@@ -34,15 +37,11 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     ModelFileError
         Naming the file. An older file is unchanged.
     """
-    name = os.fspath(path)
-    try:
-        filesystem, target = fsspec.url_to_fs(name)
-        if is_a(filesystem, "fsspec.implementations.local", "LocalFileSystem"):
+    with _place(path, "write") as (filesystem, target):
+        if _is_local(filesystem):
             _replace(Path(target), data)
         else:
             filesystem.pipe_file(target, data)
-    except Exception as error:
-        raise _file_error("write", name, error) from error
 
 
 def create_whole(path: str | os.PathLike[str], data: bytes) -> None:
@@ -57,26 +56,20 @@ def create_whole(path: str | os.PathLike[str], data: bytes) -> None:
     ModelFileError
         Naming the file.
     """
-    name = os.fspath(path)
-    try:
-        filesystem, target = fsspec.url_to_fs(name)
-        if is_a(filesystem, "fsspec.implementations.local", "LocalFileSystem"):
+    with _place(path, "write") as (filesystem, target):
+        if _is_local(filesystem):
             with open(target, "xb") as file:
                 file.write(data)
             return
         filesystem.invalidate_cache()
         if filesystem.exists(target):  # some libraries ignore the mode
-            raise FileExistsError(name)
+            raise FileExistsError(os.fspath(path))
         try:
             filesystem.pipe_file(target, data, mode="create")
         except FileExistsError:
             raise
         except Exception:  # the library does not know the mode, or the store the condition
             filesystem.pipe_file(target, data)
-    except FileExistsError:
-        raise
-    except Exception as error:
-        raise _file_error("write", name, error) from error
 
 
 def remove(path: str | os.PathLike[str]) -> None:
@@ -87,14 +80,10 @@ def remove(path: str | os.PathLike[str]) -> None:
     ModelFileError
         Naming the file.
     """
-    name = os.fspath(path)
-    try:
-        filesystem, target = fsspec.url_to_fs(name)
+    with _place(path, "remove") as (filesystem, target):
         filesystem.invalidate_cache()
         if filesystem.exists(target):
             filesystem.rm(target, recursive=True)
-    except Exception as error:
-        raise _file_error("remove", name, error) from error
 
 
 def try_writing(path: str | os.PathLike[str]) -> None:
@@ -105,17 +94,13 @@ def try_writing(path: str | os.PathLike[str]) -> None:
     ModelFileError
         Naming the path.
     """
-    name = os.fspath(path)
-    try:
-        filesystem, target = fsspec.url_to_fs(name)
-        if is_a(filesystem, "fsspec.implementations.local", "LocalFileSystem"):
+    with _place(path, "write") as (filesystem, target):
+        if _is_local(filesystem):
             target = Path(target).resolve().as_posix()
         folder, base = posixpath.split(target.rstrip("/"))
         trial = posixpath.join(folder, f".{base[:100]}.{uuid.uuid4().hex[:8]}.part")
         filesystem.pipe_file(trial, b"dboost tests whether it can write here\n")
         filesystem.rm_file(trial)
-    except Exception as error:
-        raise _file_error("write", name, error) from error
 
 
 def read_whole(path: str | os.PathLike[str]) -> bytes:
@@ -126,16 +111,29 @@ def read_whole(path: str | os.PathLike[str]) -> bytes:
     ModelFileError
         Naming the file.
     """
-    name = os.fspath(path)
-    try:
-        filesystem, target = fsspec.url_to_fs(name)
+    with _place(path, "read") as (filesystem, target):
         try:
-            return filesystem.cat_file(target)
+            found: bytes = filesystem.cat_file(target)
         except FileNotFoundError:
             filesystem.invalidate_cache()  # it may be newer than the cached listing
-            return filesystem.cat_file(target)
+            found = filesystem.cat_file(target)
+    return found
+
+
+@contextmanager
+def _place(path: str | os.PathLike[str], verb: str) -> Iterator[tuple[Any, str]]:
+    """Yield the file system of a path, and the path there; turn failures into errors that name the path."""
+    name = os.fspath(path)
+    try:
+        yield fsspec.url_to_fs(name)
+    except FileExistsError:
+        raise
     except Exception as error:
-        raise _file_error("read", name, error) from error
+        raise _file_error(verb, name, error) from error
+
+
+def _is_local(filesystem: Any) -> bool:
+    return is_a(filesystem, "fsspec.implementations.local", "LocalFileSystem")
 
 
 def _replace(target: Path, data: bytes) -> None:
