@@ -24,7 +24,8 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
     leaf_penalty, min_gain, max_delta_step, criterion, step, growth, split_proposal, max_bins, categorical_smoothing, \
     categorical_l2, max_category_group, min_category_hessian, subsample, influence_trimming, max_features, monotonic_cst, \
     interaction_cst
-        Parameters of the trees, see `dboost.params.Parameters`. None for `max_leaf_nodes` or `max_depth` means no limit.
+        Parameters of the trees, see `dboost.params.Parameters`; `learning_rate` may be a schedule as in
+        `dboost.fit`. None for `max_leaf_nodes` or `max_depth` means no limit.
     grow_policy, min_split_gain, leaf_estimation, init_model : optional
         Aliases of `growth` ("lossguide" or "depthwise"), `min_gain`, `step` and `start_from`. An alias replaces the default; it
         is an error beside another value of the parameter. Default: None, not used.
@@ -103,7 +104,7 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
         huber_alpha: float = 0.9,
         tweedie_power: float = 1.5,
         class_weight: Mapping[Any, float] | str | None = None,
-        learning_rate: float = 0.1,
+        learning_rate: Any = 0.1,
         max_iter: int = 100,
         max_leaf_nodes: int | None = 31,
         max_depth: int | None = None,

@@ -42,6 +42,7 @@ from dboost.session.warm_start import WarmStart, check_loss, check_options, chec
 from dboost.training.callbacks import Callback
 from dboost.training.checkpoint import checkpoint_in
 from dboost.training.fit import available_threads, fit_table
+from dboost.training.learning_rates import schedule_of
 from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit
 
 
@@ -302,6 +303,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         continues = own_model is not None or continued is not None
         seeds = self._seeds if continues and hasattr(self, "_seeds") else self._draw_seeds()
         given = {name: value for name, value in settings.items() if name not in _OWN} | {"loss": self._loss()}
+        learning_rates = schedule_of(given)
         parameters = make_parameters(given | {"random_state": seeds.learning})
         if settings["refit_leaves"]:
             given = {"sample_weight": sample_weight, "offset": offset, "eval_set": eval_set, "X_val": validation[0]}
@@ -337,6 +339,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
             classes=None if classes is None else tuple(np.unique(np.asarray(classes)).tolist()),
             source_name=checked_source_name(settings["source_name"]),
             budget=budget,
+            learning_rates=learning_rates,
             time_limit=parse_time_limit(settings["time_limit"]),
             began=began,
         )

@@ -227,11 +227,15 @@ class BoostingLoop:
             self._use_rate(self._scheduled(iteration))
 
     def _scheduled(self, iteration: int) -> float:
-        """Return the rate of an iteration by the schedule, damped as those of all trees."""
+        """Return the rate of an iteration by the schedule, damped as those of all trees.
+
+        The schedule counts the iterations of a fit; a warm start on the same data belongs to the fit that it continues.
+        """
         rates = self.plan.request.learning_rates
         assert rates is not None
         damping = self.plan.learning.learning_rate / self.plan.parameters.learning_rate
-        return rates.at(iteration - 1 - self.warm_start.n_earlier) * damping
+        first = self.warm_start.n_earlier if self.warm_start.is_new_source else 0
+        return rates.at(iteration - 1 - first) * damping
 
     def _check_rates(self, past: Sequence[dict[str, Any]]) -> None:
         """Raise a ParameterError if the iterations of a checkpoint had other learning rates than the schedule."""
