@@ -158,8 +158,6 @@ def fit(
     """
     if not isinstance(refit_leaves, bool):
         raise ParameterError(f"refit_leaves={refit_leaves!r} must be True or False")
-    if not isinstance(keep_summary, bool):
-        raise ParameterError(f"keep_summary={keep_summary!r} must be True or False")
     given: dict[str, Any] = {**parameters}
     learning = canonical(given | {"start_from": start_from, "init_model": init_model, "continue_steps": continue_steps})
     start_from, continue_steps = learning.pop("start_from"), learning.pop("continue_steps")
@@ -185,7 +183,7 @@ def fit(
         of_trees = [name for name, value in (given | {"early_stopping": early_stopping}).items() if value is not None]
         return _refitted(start_from, data, target, options, [*of_trees, *idle_in_refit(idle)])
     if target is None and not is_prepared(data):
-        raise InputTypeError("the target y is None: give the name of a column, or one value per row")
+        raise DataError("the target y is None: give the name of a column, or one value per row")
     custom_loss = None
     if start_from is None:
         warm_start = without_model(continue_bins, continue_steps)
@@ -222,6 +220,7 @@ def fit(
             budget=budget,
             early_stopping=early_stopping,
             learning_rates=learning_rates,
+            workers=workers,
             keep_summary=keep_summary,
             time_limit=seconds,
             began=began,
@@ -240,17 +239,15 @@ def fit(
     else:
         asked = request(checked, (target, sample_weight, offset))
         reading = columns | warm_start.like
-        with client_for(data, client) as cluster:
+        with client_for(data, client, workers) as cluster:
             if cluster is not None:
                 from dboost.distributed.cluster_fit import fit_on_cluster, n_parts_of
                 from dboost.distributed.read_tasks import ReadTasks
 
                 n_parts = n_parts_of(cluster)
                 fitted = fit_on_cluster(
-                    cluster, asked, lambda: ReadTasks(data, target, n_parts=n_parts, budget=budget, **reading), workers
+                    cluster, asked, lambda: ReadTasks(data, target, n_parts=n_parts, budget=budget, **reading)
                 )
-            elif workers is not None:
-                raise ParameterError(f"workers={workers!r:.60} needs a cluster: give its client")
             else:
                 fitted = fit_table(asked, lambda: open_table(data, target, **reading, options=reading_within(budget, threads)))
     return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=custom_loss)
@@ -391,7 +388,7 @@ def prepare(
     >>> boosters = [dboost.fit(data, learning_rate=rate) for rate in (0.1, 0.2)]     # doctest: +SKIP
     """
     if target is None:
-        raise InputTypeError("the target y is None: give the name of a column, or one value per row")
+        raise DataError("the target y is None: give the name of a column, or one value per row")
     parameters = make_parameters({"max_bins": max_bins, "random_state": random_state})
     threads = available_threads(n_threads)
     start_from = canonical({"start_from": start_from, "init_model": init_model})["start_from"]

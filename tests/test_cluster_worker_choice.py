@@ -185,3 +185,17 @@ def test_a_cancelled_fit_ends() -> None:
 
     asyncio.run(train())  # waits for the thread, which would otherwise run for minutes
     assert len(iterations) < 50_000
+
+
+def test_estimators_take_a_choice_of_workers(client: Client, expected: str) -> None:
+    address = sorted(client.scheduler_info(n_workers=-1)["workers"])[1]
+    seen: list[set[str]] = []
+    model = dboost.DBoostClassifier(
+        client=client, workers=address, callbacks=workers_of(client, seen), early_stopping=False, random_state=0, **OPTIONS
+    )
+    features = TABLE.columns[:-1].tolist()
+    model.fit(lazily()[features], lazily()[TARGET])
+    assert seen and all(one == {address} for one in seen)
+    assert (model.predict(TABLE[features]) == dboost.fit(TABLE, TARGET, **OPTIONS).predict(TABLE)).all()
+    with pytest.raises(dboost.ParameterError, match="needs a cluster"):
+        dboost.DBoostClassifier(workers=address, early_stopping=False, **OPTIONS).fit(TABLE[features], TABLE[TARGET])

@@ -127,3 +127,13 @@ def test_a_cluster_gives_the_same_file() -> None:
     with threads_cluster(2) as client:
         far = fit(dd.from_pandas(data, npartitions=3), client=client, keep_summary=False)
     assert far.sha256 == fit(data, keep_summary=False).sha256
+
+
+def test_estimators_take_it() -> None:
+    data = frame()
+    model = dboost.DBoostRegressor(max_iter=20, early_stopping=False, random_state=0, keep_summary=False)
+    model.fit(data[["x", "town", "name"]], data["y"])
+    assert all(source["rows"] is None for source in model.booster_.sources)
+    assert np.array_equal(model.predict(data), fit(data, keep_summary=False).predict(data))
+    with pytest.raises(dboost.ParameterError, match="keep_summary"):
+        model.set_params(keep_summary=1).fit(data[["x"]], data["y"])

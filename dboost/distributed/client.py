@@ -8,24 +8,37 @@ from contextlib import contextmanager
 from typing import Any
 
 from dboost.data.frame import is_lazy, is_path
+from dboost.errors import ParameterError
 
 
 @contextmanager
-def client_for(data: Any, given: Any = None) -> Iterator[Any]:
+def client_for(data: Any, given: Any = None, workers: Any = None) -> Iterator[Any]:
     """Yield the client to train with: the given one; for Dask collections and paths also the current one; else None.
+
+    workers : the workers that may take part, which need a client.
 
     Raises
     ------
     InputTypeError
         For an asynchronous client, or an object that is not a client.
+    ParameterError
+        If there are workers but no client.
     """
     if given is None and not ("distributed" in sys.modules and (is_lazy(data) or is_path(data))):
+        _check_no_workers(workers)
         yield None
         return
     from dboost.distributed.connection import current_client
 
     with current_client(given) as found:
+        if found is None:
+            _check_no_workers(workers)
         yield found
+
+
+def _check_no_workers(workers: Any) -> None:
+    if workers is not None:
+        raise ParameterError(f"workers={workers!r:.60} needs a cluster: give its client")
 
 
 @contextmanager

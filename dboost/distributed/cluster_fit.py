@@ -45,7 +45,7 @@ _TRAINING = "training data"
 _log = logging.getLogger("dboost")
 
 
-def fit_on_cluster(client: Client, request: FitRequest, make_tasks: Callable[[], ReadTasks], workers: Any = None) -> FitResult:
+def fit_on_cluster(client: Client, request: FitRequest, make_tasks: Callable[[], ReadTasks]) -> FitResult:
     """Train on the workers of a cluster.
 
     Parameters
@@ -55,10 +55,8 @@ def fit_on_cluster(client: Client, request: FitRequest, make_tasks: Callable[[],
         Its `n_threads` applies to this process, its budget to each worker.
     make_tasks : callable
         Makes the tasks that read the training data.
-    workers : optional
-        The value of ``workers=``, see `WorkerChoice`.
     """
-    with Connection(client, WorkerChoice.of(workers)) as connection:
+    with Connection(client, WorkerChoice.of(request.workers)) as connection:
         return fit(request, SessionRows(ClusterTable(connection, make_tasks, request.n_threads), request))
 
 

@@ -163,7 +163,7 @@ _OWN = {
     "loss", "random_state", "features", "categorical_features", "eval_metric", "n_jobs", "n_threads", "callbacks", "progress",
     "early_stopping", "scoring", "tol", "n_iter_no_change", "validation_fraction", "class_weight", "verbose", "warm_start",
     "client", "start_from", "source_name", "continue_bins", "continue_steps", "refit_leaves", "checkpoint", "checkpoint_every",
-    "memory_limit", "time_limit",
+    "memory_limit", "time_limit", "workers", "keep_summary",
 }  # fmt: skip
 
 
@@ -340,6 +340,8 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
             source_name=checked_source_name(settings["source_name"]),
             budget=budget,
             learning_rates=learning_rates,
+            workers=settings["workers"],
+            keep_summary=settings["keep_summary"],
             time_limit=parse_time_limit(settings["time_limit"]),
             began=began,
         )
@@ -354,7 +356,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
                 raise
             return table
 
-        with client_for(X, settings["client"]) as client:
+        with client_for(X, settings["client"], request.workers) as client:
             if client is None:
                 fitted = fit_table(request, open_training)
             else:

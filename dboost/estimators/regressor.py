@@ -34,7 +34,7 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
     start_from, source_name, continue_bins, continue_steps, refit_leaves, checkpoint, checkpoint_every
         As in `dboost.fit`. `start_from` and `warm_start` exclude each other. With `refit_leaves`, `fit` and `partial_fit`
         add no trees but estimate the leaf values of that model (or in `partial_fit` of the estimator's own model) again.
-    memory_limit, time_limit
+    memory_limit, time_limit, workers, keep_summary
         As in `dboost.fit`.
     features, categorical_features, eval_metric, client, callbacks
         As in `dboost.fit`.
@@ -146,6 +146,8 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
         checkpoint_every: int = 10,
         memory_limit: Any = None,
         time_limit: float | str | None = None,
+        workers: Any = None,
+        keep_summary: bool = True,
         arcbites: Any = None,
         client: Any = None,
         n_jobs: int | None = None,

@@ -288,12 +288,15 @@ class FitRequest:
     budget: Budget | None = None  # memory that the fit may use in each process
     early_stopping: EarlyStopping | None = None  # beside `Parameters.early_stopping_rounds`, which are its rounds
     learning_rates: LearningRates | None = None  # of the iterations; default: `Parameters.learning_rate`
+    workers: Any = None  # the workers of a cluster that may take part, see `distributed.worker_choice`
     keep_summary: bool = True  # whether the model contains counts, categories without use and a summary of the rows
     time_limit: float | None = None  # seconds from `began` after which no iteration begins
     began: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
         _check_early_stopping(self)
+        if not isinstance(self.keep_summary, bool):
+            raise ParameterError(f"keep_summary={self.keep_summary!r} must be True or False")
         if self.parameters.arcbites is not None and self.warm_start.model is not None and not self.warm_start.is_new_source:
             # The model does not contain the next bite and the iterations that were cut back.
             raise ParameterError("arcbites do not go together with a warm start: leave one of them out")
