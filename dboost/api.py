@@ -36,7 +36,7 @@ from dboost.training.prepared_folder import check_same, describe, is_prepared, o
 
 def fit(
     data: Any,
-    target: Any = None,
+    target: Any = ...,
     *,
     sample_weight: Any = None,
     offset: Any = None,
@@ -70,7 +70,7 @@ def fit(
     data : dask DataFrame or Array, pandas or polars frame, pyarrow Table, array (n, F), path, or dboost.Dataset
         A path is a file, folder, glob or URL of Parquet or CSV, or a folder that `dboost.prepare` wrote.
     target : str, or one value per row
-        Name of the target column, or the targets. For prepared data None, or the same name again.
+        Name of the target column, or the targets. Not needed for prepared data.
     sample_weight : str, or one value per row, optional
         Name of the column of weights, or the weights. Default: 1.
     offset : str, or one value per row, optional
@@ -158,6 +158,10 @@ def fit(
     """
     if not isinstance(refit_leaves, bool):
         raise ParameterError(f"refit_leaves={refit_leaves!r} must be True or False")
+    if target is ...:
+        if not is_prepared(data):
+            raise InputTypeError("the target is missing: give the name of a column, or one value per row")
+        target = None
     given: dict[str, Any] = {**parameters}
     learning = canonical(given | {"start_from": start_from, "init_model": init_model, "continue_steps": continue_steps})
     start_from, continue_steps = learning.pop("start_from"), learning.pop("continue_steps")
@@ -182,8 +186,6 @@ def fit(
         }
         of_trees = [name for name, value in (given | {"early_stopping": early_stopping}).items() if value is not None]
         return _refitted(start_from, data, target, options, [*of_trees, *idle_in_refit(idle)])
-    if target is None and not is_prepared(data):
-        raise DataError("the target y is None: give the name of a column, or one value per row")
     custom_loss = None
     if start_from is None:
         warm_start = without_model(continue_bins, continue_steps)
@@ -253,9 +255,7 @@ def fit(
     return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=custom_loss)
 
 
-async def fit_async(
-    data: Any, target: Any = None, *, callbacks: Callback | Sequence[Callback] = (), **keywords: Any
-) -> Booster:
+async def fit_async(data: Any, target: Any = ..., *, callbacks: Callback | Sequence[Callback] = (), **keywords: Any) -> Booster:
     """Train a boosted model in a thread, for clients with ``asynchronous=True`` and other coroutines.
 
     Cancelling it ends the fit after the iteration that is running.
@@ -387,8 +387,6 @@ def prepare(
     >>> data = dboost.prepare("rows/*.parquet", "target")                        # doctest: +SKIP
     >>> boosters = [dboost.fit(data, learning_rate=rate) for rate in (0.1, 0.2)]     # doctest: +SKIP
     """
-    if target is None:
-        raise DataError("the target y is None: give the name of a column, or one value per row")
     parameters = make_parameters({"max_bins": max_bins, "random_state": random_state})
     threads = available_threads(n_threads)
     start_from = canonical({"start_from": start_from, "init_model": init_model})["start_from"]

@@ -177,7 +177,7 @@ def test_one_empty_partition_is_fine() -> None:
 
 def test_a_target_is_asked_for() -> None:
     with pytest.raises(TypeError, match="target"):
-        dboost.fit(FRAME)  # type: ignore[call-arg]
+        dboost.fit(FRAME)
 
 
 @pytest.mark.parametrize("scale", [1e39, 1e154, 1e300])

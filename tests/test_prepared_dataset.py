@@ -202,6 +202,8 @@ def test_a_forgotten_data_set_leaves_no_files() -> None:
 
 
 def test_a_missing_target_is_named() -> None:
-    for call in (lambda: dboost.fit(mixed_frame(50)), lambda: dboost.prepare(mixed_frame(50), None)):
+    with pytest.raises(InputTypeError, match="the target is missing"):
+        dboost.fit(mixed_frame(50))
+    for call in (lambda: dboost.fit(mixed_frame(50), None), lambda: dboost.prepare(mixed_frame(50), None)):
         with pytest.raises(DataError, match="target y is None"):
             call()
