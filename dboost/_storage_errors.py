@@ -70,8 +70,10 @@ def reason(error: BaseException) -> str:
     # For local files strerror describes denied access.
     known = None if getattr(error, "filename", None) else _REASONS.get(type(error).__name__)
     if isinstance(error, ImportError):
-        extra = next((extra for library, extra in _EXTRAS.items() if library in str(text)), None)
-        known = None if extra is None else f"a library is not installed; it comes with the extra: pip install 'dboost[{extra}]'"
+        library = next((library for library in _EXTRAS if library in str(text)), None)
+        known = None
+        if library is not None:
+            known = f"{library} is not installed; it comes with the extra: pip install 'dboost[{_EXTRAS[library]}]'"
     return known or shown(" ".join(str(text).split())) or type(error).__name__
 
 

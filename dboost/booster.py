@@ -781,7 +781,9 @@ class Booster:
         X, feature = dependence.in_order(X, feature)
         return attributions.plot_dependence(self.ensemble, X, feature, output, background, ax)
 
-    def plot_waterfall(self, X: Any, row: int = 0, *, output: Any = None, max_features: int = 10, ax: Any = None) -> Any:
+    def plot_waterfall(
+        self, X: Any, row: int = 0, *, output: Any = None, background: Any = None, max_features: int = 10, ax: Any = None
+    ) -> Any:
         """Plot the Shapley values of one row, from the expected score to the row's score.
 
         Parameters
@@ -791,9 +793,11 @@ class Booster:
             Position of the row in X.
         output : class, optional
             Whose scores, with K classes. Default: the last class.
+        background : table in memory, optional
+            As in `shap_values`.
         max_features : int, default 10
         """
-        return attributions.plot_waterfall(self.ensemble, X, row, output, max_features, ax)
+        return attributions.plot_waterfall(self.ensemble, X, row, output, background, max_features, ax)
 
     def plot_calibration(
         self, data: Any, target: Any, *, sample_weight: Any = None, output: Any = None, n_bins: int = 10, ax: Any = None

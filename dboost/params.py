@@ -58,6 +58,22 @@ ALIASES: dict[str, tuple[str, dict[str, str] | None]] = {
 }
 
 
+#: Names of XGBoost, LightGBM and scikit-learn for keywords of `dboost.fit`, for messages.
+NAMES_OF_PEERS = {
+    "bagging_fraction": "subsample", "categorical_feature": "categorical_features", "class_weight":
+    "class_weight of DBoostClassifier, or sample_weight", "colsample_bynode": "max_features", "eta": "learning_rate",
+    "feature_fraction_bynode": "max_features", "gamma": "leaf_penalty", "interaction_constraints": "interaction_cst",
+    "lambda_l1": "l1_regularization", "lambda_l2": "l2_regularization", "max_bin": "max_bins", "max_leaves": "max_leaf_nodes",
+    "metric": "eval_metric", "min_child_samples": "min_samples_leaf", "min_child_weight": "min_hessian",
+    "min_data_in_leaf": "min_samples_leaf", "min_sum_hessian_in_leaf": "min_hessian", "monotone_constraints": "monotonic_cst",
+    "n_estimators": "max_iter", "n_jobs": "n_threads", "nthread": "n_threads", "num_boost_round": "max_iter",
+    "num_iterations": "max_iter", "num_leaves": "max_leaf_nodes", "num_threads": "n_threads", "objective": "loss",
+    "reg_alpha": "l1_regularization", "reg_lambda": "l2_regularization", "scale_pos_weight":
+    "class_weight of DBoostClassifier, or sample_weight", "seed": "random_state", "validation_fraction":
+    "validation_fraction of the estimators, or eval_set", "verbose": "progress",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class ArcBites:
     """Sequential boosting on random subsets of the rows.
@@ -469,6 +485,8 @@ def make_parameters(given: dict[str, Any]) -> Parameters:
     known = {field.name for field in fields(Parameters)}
     for name in given:
         if name not in known:
+            if name in NAMES_OF_PEERS:
+                raise ParameterError(f"unknown parameter {name!r}; did you mean {NAMES_OF_PEERS[name]}?")
             near = difflib.get_close_matches(name, {*known, *ALIASES}, n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise ParameterError(f"unknown parameter {name!r}{hint}")

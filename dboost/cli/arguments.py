@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import dboost
 from dboost.errors import ParameterError
-from dboost.params import ALIASES, Parameters
+from dboost.params import ALIASES, NAMES_OF_PEERS, Parameters
 
 DATA = "Parquet or CSV: a file, a folder, a glob or a URL"
 
@@ -235,6 +235,7 @@ def _check_key(key: str, where: str, known: list[str]) -> None:
         return
     if key in ELSEWHERE:
         raise ParameterError(f"{key!r} cannot be set {where}: {ELSEWHERE[key]}")
-    close = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
+    peers = NAMES_OF_PEERS.get(key)
+    close = difflib.get_close_matches(key, known, n=3, cutoff=0.6) if peers is None else [peers]
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are: {', '.join(known)}"
     raise ParameterError(f"unknown parameter {key!r} {where}; {hint}")

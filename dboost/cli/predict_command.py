@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     from dboost.booster import Booster
 
 
+#: Endings of files of other formats, which the output must not have.
+_OTHER_FORMATS = (".csv", ".tsv", ".txt", ".json", ".xlsx", ".gz", ".zip")
+
+
 def run(arguments: argparse.Namespace) -> None:
+    if arguments.output.lower().endswith(_OTHER_FORMATS):
+        raise ParameterError(f"--output {arguments.output}: predictions are written as Parquet, so name it …parquet")
     outputs.check(arguments.output, "--output")
     booster = dboost.load(arguments.model)
     if arguments.proba and booster.classes_ is None:

@@ -24,7 +24,7 @@ from fsspec.utils import read_block
 
 from dboost._lazy_import import pa, pd
 from dboost._storage_errors import is_failure, reason, shown
-from dboost.errors import DataError, DBoostError
+from dboost.errors import DataError, DBoostError, MissingExtraError
 from dboost.schema import TEXT, Feature
 
 #: Bytes of a CSV block.
@@ -126,7 +126,8 @@ def reading(path: Any) -> Iterator[None]:
     except Exception as error:
         if path is None or not (is_failure(error) or isinstance(error, RuntimeError | pa.ArrowException)):
             raise
-        raise DataError(f"cannot read {_shown(path)}: {reason(error)}") from error
+        kind = MissingExtraError if isinstance(error, ImportError) else DataError
+        raise kind(f"cannot read {_shown(path)}: {reason(error)}") from error
 
 
 def _shown(path: Any) -> str:

@@ -6,6 +6,7 @@ existing model, before any row is read. It is plain data, and the same for every
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -243,8 +244,21 @@ def _role(role: str, value: Any, names: tuple[str, ...], named: bool) -> str | N
     if not named:
         raise DataError(f"{role} is {value!r}, but an array has no column names: pass the values themselves")
     if str(value) not in names:
-        raise DataError(f"the data have no column {str(value)!r}, which was given as {role}")
+        raise DataError(f"the data have no column {str(value)!r}, which was given as {role}{_similar(str(value), names)}")
     return str(value)
+
+
+def _similar(name: str, names: tuple[str, ...]) -> str:
+    """Return a hint at columns with similar names, or at the first columns, to be appended to a message."""
+    lower = {one.strip().lower(): one for one in names}
+    near = difflib.get_close_matches(name.strip().lower(), lower, n=2)
+    if near:
+        return f"; did you mean {' or '.join(repr(lower[one]) for one in near)}?"
+    return f"; the columns are {_list([_shortened(one) for one in names[:5]])}{', …' if len(names) > 5 else ''}"
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= 30 else f"{name[:29]}…"
 
 
 def _chosen(features: Sequence[Any], names: tuple[str, ...], named: bool, target: str | None) -> tuple[str, ...]:
@@ -256,7 +270,7 @@ def _chosen(features: Sequence[Any], names: tuple[str, ...], named: bool, target
     present = set(names)
     absent = [name for name in chosen if name not in present]
     if absent:
-        raise DataError(f"the data have no column {_list(absent)}, which features asks for")
+        raise DataError(f"the data have no column {_list(absent)}, which features asks for{_similar(absent[0], names)}")
     if len(set(chosen)) < len(chosen):
         raise ParameterError("features names a column twice")
     if target in chosen:

@@ -17,7 +17,7 @@ from typing import Any
 
 from dboost._lazy_import import fsspec, is_a
 from dboost._storage_errors import is_failure, reason, shown
-from dboost.errors import ModelFileError
+from dboost.errors import MissingExtraError, ModelFileError
 
 
 class FileMissingError(ModelFileError, FileNotFoundError):
@@ -180,4 +180,5 @@ def _file_error(verb: str, name: str, error: Exception) -> Exception:
         if verb == "write" and "://" in name:
             why = "there is no such folder or bucket"
         return FileMissingError(f"cannot {verb} {name}: {why}")
-    return ModelFileError(f"cannot {verb} {name}: {reason(error)}")
+    kind = MissingExtraError if isinstance(error, ImportError) else ModelFileError
+    return kind(f"cannot {verb} {name}: {reason(error)}")

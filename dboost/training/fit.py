@@ -25,6 +25,7 @@ import numpy as np
 
 from dboost.data import Table
 from dboost.data.binning import Binning, distinct_values, exact_binning, propose_all
+from dboost.data.row_metadata import warn_of_numbers_as_text
 from dboost.errors import DBoostError, FitInterrupted, ParameterError
 from dboost.metrics.named import find_metrics
 from dboost.model import model_file
@@ -92,6 +93,8 @@ def _prepare(
 ) -> tuple[FitPlan, Engine, list[EvalSet]]:
     """Read the data; return the plan, an engine with the encoded rows, and the evaluation sets."""
     features = rows.load()
+    if request.warm_start.model is None:
+        warn_of_numbers_as_text(features)
     warm_start = request.warm_start.widened(features)
     target = rows.learn_target()
     if warm_start.model is not None:

@@ -12,6 +12,7 @@ from dboost.inspection.plots.canvas import BLUE, GREY, INK, VERMILION
 from dboost.inspection.row_functions import at_least_one, sample
 from dboost.inspection.shapley import Shapley, expected_value
 from dboost.model.ensemble import Ensemble
+from dboost.model.forest import FlatEnsemble
 from dboost.schema import Feature
 
 #: Largest number of rows in a plot.
@@ -106,15 +107,19 @@ def _spread(x: np.ndarray) -> np.ndarray:
     return heights
 
 
-def plot_waterfall(ensemble: Ensemble, X: Any, row: int, output: Any, max_features: int, ax: Any) -> Any:
+def plot_waterfall(ensemble: Ensemble, X: Any, row: int, output: Any, background: Any, max_features: int, ax: Any) -> Any:
     """Draw one bar per feature from the expected score to the score of a row, the largest on top."""
     block = sample(X, ensemble, _ALL_ROWS)[1].block
     if isinstance(row, bool) or not isinstance(row, int | np.integer) or not -len(block) <= row < len(block):
         raise ParameterError(f"there is no row {row!r}: X has {len(block)} rows")
     x = block[int(row) % len(block)]
-    of_rows, label = _attributions(ensemble, x[None], output, None)
+    of_rows, label = _attributions(ensemble, x[None], output, background)
     values, features = of_rows[0], ensemble.features
-    start = float(expected_value(ensemble)[_output(ensemble, output)])
+    k = _output(ensemble, output)
+    if background is None:
+        start = float(expected_value(ensemble)[k])
+    else:  # the values of a row add up to its score minus the start
+        start = float(FlatEnsemble(ensemble).raw_scores(x[None])[0, k] - values.sum())
     max_features = at_least_one("max_features", max_features)
     order = np.argsort(-np.abs(values), kind="stable")
     shown, rest = order[: max_features - 1], order[max_features - 1 :]

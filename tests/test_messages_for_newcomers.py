@@ -1,0 +1,100 @@
+"""Warnings and messages about what newcomers get wrong: text in numeric columns, names of columns and of other libraries."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+
+import dboost
+from dboost.cli import main
+from dboost.data.row_metadata import warn_of_numbers_as_text
+from dboost.schema import Feature
+from tests.helpers.clusters import threads_cluster
+
+RNG = np.random.default_rng(2)
+FRAME = pd.DataFrame({"age": RNG.integers(18, 80, 400), "pay": RNG.gamma(3, 10, 400), "y": RNG.normal(size=400)})
+
+
+def fit(data: Any, **options: Any) -> dboost.Booster:
+    return dboost.fit(data, "y", max_iter=2, progress=False, **options)
+
+
+def test_a_question_mark_in_a_column_of_numbers(tmp_path: Path) -> None:
+    table = FRAME.astype({"age": object})
+    table.loc[5, "age"] = "?"
+    table.to_csv(tmp_path / "table.csv", index=False)
+    with pytest.warns(UserWarning, match=r"column 'age' holds text.* are numbers, but not '\?'; convert"):
+        fit(str(tmp_path / "table.csv"))
+    with threads_cluster(2) as client, pytest.warns(UserWarning, match="column 'age' holds text"):
+        fit(dd.read_csv(tmp_path / "table.csv", dtype={"age": object}), client=client)
+
+
+@pytest.mark.parametrize(
+    ("levels", "message"),
+    [
+        ([f"{k},5" for k in range(30)], "decimal comma"),
+        ([f"2024-01-{k:02d}" for k in range(1, 29)], "look like dates"),
+        ([f"2024-01-{k:02d} 10:30:00" for k in range(1, 29)], "look like dates"),
+        ([*map(str, range(50)), "NA?", "-", "x", "y"], "'NA\\?', '-', 'x' and others"),
+        ([*map(str, range(8)), "?"], None),  # too few to tell
+        ([f"{k:05d}" for k in range(60)], None),  # postal codes
+        ([f"town {k}" for k in range(60)], None),
+        ([*map(str, range(20)), *(f"a{k}" for k in range(20))], None),
+        (list(range(60)), None),
+    ],
+)
+def test_categories_that_look_like_numbers(levels: list[Any], message: str | None) -> None:
+    features = [Feature("x"), Feature("c", tuple(levels))]
+    if message is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warn_of_numbers_as_text(features)
+    else:
+        with pytest.warns(UserWarning, match=message):
+            warn_of_numbers_as_text(features)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "message"),
+    [
+        ("Y", {}, "no column 'Y', which was given as target; did you mean 'y'"),
+        ("price", {}, "no column 'price', which was given as target; the columns are 'age', 'pay' and 'y'|'age', 'pay', 'y'"),
+        ("y", {"features": ["agee"]}, "no column 'agee', which features asks for; did you mean 'age'"),
+        ("y", {"sample_weight": "pya"}, "given as sample_weight; did you mean 'pay'"),
+    ],
+)
+def test_names_of_columns(target: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(dboost.DataError, match=message):
+        dboost.fit(FRAME, target, max_iter=2, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [("n_estimators", "max_iter"), ("num_leaves", "max_leaf_nodes"), ("eta", "learning_rate"), ("objective", "loss")],
+)
+def test_names_of_other_libraries(name: str, ours: str) -> None:
+    with pytest.raises(dboost.ParameterError, match=rf"unknown parameter '{name}'; did you mean {ours}\?"):
+        fit(FRAME, **{name: 3})
+
+
+def test_predictions_are_not_written_under_the_name_of_another_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(FRAME).save(tmp_path / "model.json")
+    FRAME.to_parquet(tmp_path / "rows.parquet")
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(main(["predict", str(tmp_path / "model.json"), str(tmp_path / "rows.parquet"), "--output", "p.csv"]))
+    assert ended.value.code == 2 and "written as Parquet" in capsys.readouterr().err
+
+
+def test_a_waterfall_with_a_background() -> None:
+    bare = fit(FRAME, keep_summary=False)
+    ax = bare.plot_waterfall(FRAME, 3, background=FRAME.head(50))
+    start = bare.predict(FRAME.head(50), raw_score=True).mean()
+    assert ax.lines and any(np.isclose(line.get_xdata()[0], start) for line in ax.lines)
