@@ -52,6 +52,7 @@ MOST_PARAMETERS = 10
 PUBLIC = {
     "dboost.api.fit",
     "dboost.api.prepare",
+    "dboost.sizing.plan",
     "dboost.estimators.classifier.DBoostClassifier.__init__",
     "dboost.estimators.regressor.DBoostRegressor.__init__",
 }
