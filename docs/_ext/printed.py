@@ -3,7 +3,7 @@
 When the documentation is built, the blocks of every page run in order, each page in a process and an empty folder of its own.
 What a block prints is inserted below it, and so is each figure that it leaves open in pyplot (as SVG). A block that fails is a
 warning, which fails the build. Results are kept in ``docs/_generated/printed`` until the code of the page changes; `make docs`
-removes them.
+removes them. The configuration value ``printed_only``, a regular expression, limits this to some pages.
 
 Pages in ``docs/notebooks`` are also offered as Jupyter notebooks, which are made from the text.
 """
@@ -142,7 +142,8 @@ def prepare(app: Any, env: Any, docnames: list[str]) -> None:
     logger = logging.getLogger(__name__)
     source = Path(app.srcdir)
     pages = {name: Path(env.doc2path(name)) for name in docnames}
-    pages = {name: page for name, page in pages.items() if BLOCK.search(page.read_text(encoding="utf-8"))}
+    only = re.compile(app.config.printed_only)  # by default it matches all
+    pages = {name: page for name, page in pages.items() if only.match(name) and BLOCK.search(page.read_text(encoding="utf-8"))}
 
     def one(name: str) -> list[dict[str, Any]]:
         try:
@@ -171,6 +172,7 @@ def insert(app: Any, page: str, source: list[str]) -> None:
 
 def setup(app: Any) -> dict[str, Any]:
     app.printed = {}
+    app.add_config_value("printed_only", "", "env", str)
     app.connect("env-before-read-docs", prepare)
     app.connect("source-read", insert)
     return {"parallel_read_safe": False}
