@@ -107,6 +107,10 @@ def test_it_can_be_continued_and_leaves_refitted() -> None:
     assert np.array_equal(both[0].predict(later), both[1].predict(later))
     assert all(source["rows"] is None for model in both for source in model.sources)
     assert bare.refit_leaves(later, "y").n_iter_ == 20
+    partly = fit(later, start_from=bare)  # its first trees have no counts
+    assert partly.sources[1]["rows"] == len(later)
+    with pytest.raises(dboost.ParameterError, match="keep_summary=False"):
+        partly.shap_values(later.head())
     with pytest.raises(dboost.ParameterError, match="keep_summary"):
         dboost.fit(later, "y", start_from=bare, refit_leaves=True, keep_summary=False)
     with pytest.raises(dboost.ParameterError, match="keep_summary='no'"):

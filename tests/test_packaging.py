@@ -25,7 +25,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 def texts() -> Iterator[tuple[Path, str]]:
     for folder in ("dboost", "docs", "deploy"):
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".md", ".yaml", "") and path.is_file() and "_build" not in path.parts:
+            is_made = any(part.startswith((".", "_build", "_generated")) for part in path.relative_to(ROOT).parts)
+            if path.suffix in (".py", ".md", ".yaml", "") and path.is_file() and not is_made:
                 yield path, path.read_text(encoding="utf-8")
     yield ROOT / "README.md", (ROOT / "README.md").read_text(encoding="utf-8")
 

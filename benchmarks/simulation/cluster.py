@@ -54,7 +54,7 @@ class Worker:
         self.address = address
         self.handlers: dict[str, Any] = {}
         self.plugins: dict[str, Any] = {}
-        self.state = SimpleNamespace(nthreads=1, nanny=None, server_id=address)
+        self.state = SimpleNamespace(nthreads=1, nanny=None, server_id=address, name=address, resources={})
         self.local_directory = tempfile.gettempdir()  # the folder of streamed rows, if memory were limited
         self.memory_manager = SimpleNamespace(memory_limit=None)
         self._simulated = simulated

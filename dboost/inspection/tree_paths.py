@@ -40,7 +40,9 @@ def split_numbers(tree: Tree) -> np.ndarray:
 
 
 def has_counts(ensemble: Ensemble) -> bool:
-    """Return whether the trees contain the numbers of training rows or their Hessians; without, `shares` are unknown."""
+    """Return whether counts of training rows are in the model, as opposed to a fit with ``keep_summary=False``."""
+    if all(source.get("rows") is not None for source in ensemble.sources):
+        return True
     return all(tree.n_nodes == 1 or tree.cover[0] > 0 or tree.count[0] > 0 for tree in ensemble.trees)
 
 
