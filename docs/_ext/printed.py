@@ -143,7 +143,7 @@ def prepare(app: Any, env: Any, docnames: list[str]) -> None:
     source = Path(app.srcdir)
     pages = {name: Path(env.doc2path(name)) for name in docnames}
     only = re.compile(app.config.printed_only)  # by default it matches all
-    pages = {name: page for name, page in pages.items() if only.match(name) and BLOCK.search(page.read_text(encoding="utf-8"))}
+    to_run = [name for name, page in pages.items() if only.match(name) and BLOCK.search(page.read_text(encoding="utf-8"))]
 
     def one(name: str) -> list[dict[str, Any]]:
         try:
@@ -153,7 +153,7 @@ def prepare(app: Any, env: Any, docnames: list[str]) -> None:
             return []
 
     with ThreadPoolExecutor(2) as pool:
-        app.printed = dict(zip(pages, pool.map(one, pages), strict=True))
+        app.printed = dict(zip(to_run, pool.map(one, to_run), strict=True))
     for name in filter(_is_notebook, docnames):
         file = source / NOTEBOOKS / f"{Path(name).name}.ipynb"
         file.parent.mkdir(parents=True, exist_ok=True)
