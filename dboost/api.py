@@ -284,9 +284,10 @@ async def fit_async(data: Any, target: Any = ..., *, callbacks: Callback | Seque
     def is_cancelled(_: Any) -> bool:
         return cancelled.is_set()
 
-    of_user = (callbacks,) if callable(callbacks) else tuple(callbacks)
+    if not keywords.get("refit_leaves"):  # which has no iterations and takes no callbacks
+        callbacks = (*checked_callbacks(callbacks), is_cancelled)
     try:
-        return await asyncio.to_thread(fit, data, target, callbacks=(*of_user, is_cancelled), **keywords)
+        return await asyncio.to_thread(fit, data, target, callbacks=callbacks, **keywords)
     except asyncio.CancelledError:
         cancelled.set()
         raise

@@ -98,7 +98,7 @@ def test_histgradientboosting_tests_pass_with_the_import_swapped(
 
 @pytest.mark.slow
 def test_the_estimators_under_test_are_those_of_dboost(tmp_path: Path) -> None:
-    """Tests that make an estimator are told from others, and one that cannot pass fails."""
+    """The plugin counts only tests that make an estimator, and reports one that fails."""
     pytest.importorskip(SUITE, reason="this scikit-learn was installed without its tests")
     outcomes = run(tmp_path, "-k", "test_X_val_raises or test_small_trainset or test_sum_hessians_are_sample_weight")
     made = {name.partition("::")[2]: (outcome, n > 0) for name, (outcome, n, _) in outcomes.items()}

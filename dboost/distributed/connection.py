@@ -226,6 +226,11 @@ class Connection:
         except OSError as error:
             raise DBoostError(f"the connection to the scheduler was lost: {error}") from error
 
+    @property
+    def is_confined(self) -> bool:
+        """Whether the user chose the workers of this fit."""
+        return bool(self._choice)
+
     def usable(self) -> tuple[list[str], dict[str, str]]:
         """Return the usable workers, and for others the reason; workers that do not answer are in neither.
 

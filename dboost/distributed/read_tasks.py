@@ -145,7 +145,8 @@ class ReadTasks:
     ) -> list[Receipt]:
         """Read partitions into a batch, on the given workers while there are any of them, else on all.
 
-        Workers without dboost, or with another version, are excluded. If there are any, tasks are restricted to the others.
+        Workers without dboost, or with another version, are excluded. If there are any, or the user chose workers, tasks are
+        restricted to the usable ones.
 
         Raises
         ------
@@ -156,7 +157,9 @@ class ReadTasks:
             usable, unusable = connection.usable()
             if unusable and not usable:
                 usable = connection.wait_for_usable()
-            wanted = [address for address in workers or () if address in usable] or (usable if unusable else [])
+            wanted = [address for address in workers or () if address in usable]
+            if not wanted and (unusable or connection.is_confined):
+                wanted = usable
             # A preference would not do: idle workers steal tasks from workers that are only preferred.
             restrictions = {"workers": wanted, "allow_other_workers": False} if wanted else {}
             try:
