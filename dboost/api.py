@@ -284,10 +284,11 @@ async def fit_async(data: Any, target: Any = ..., *, callbacks: Callback | Seque
     def is_cancelled(_: Any) -> bool:
         return cancelled.is_set()
 
+    of_fit = checked_callbacks(callbacks)
     if not keywords.get("refit_leaves"):  # which has no iterations and takes no callbacks
-        callbacks = (*checked_callbacks(callbacks), is_cancelled)
+        of_fit = (*of_fit, is_cancelled)
     try:
-        return await asyncio.to_thread(fit, data, target, callbacks=callbacks, **keywords)
+        return await asyncio.to_thread(fit, data, target, callbacks=of_fit, **keywords)
     except asyncio.CancelledError:
         cancelled.set()
         raise
