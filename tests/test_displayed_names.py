@@ -76,9 +76,9 @@ def test_pictures_show_names_as_they_are(target: str, mine: bool) -> None:
 
     everything = shown(booster.plot_importance) + shown(booster.plot_shap_summary, frame) + shown(booster.plot_waterfall, frame)
     for name in ("$k$", KINDS[0]):
-        assert name in shown(booster.plot_shap_dependence, name, frame)
+        assert name in shown(booster.plot_shap_dependence, frame, name)
     for name in [*NUMBERS, *KINDS]:
-        dependence = shown(booster.plot_partial_dependence, name, frame)
+        dependence = shown(booster.plot_partial_dependence, frame, name)
         assert name in dependence and f"Dependence on {name}" in dependence
         assert name in everything
         if TARGETS[target] == 3:
@@ -94,8 +94,8 @@ def test_pictures_show_names_as_they_are(target: str, mine: bool) -> None:
     else:
         assert target in shown(booster.plot_residuals, frame, target)
     if not mine:
-        assert NUMBERS[0] in shown(booster.plot_partial_dependence, [NUMBERS[0], NUMBERS[2]], frame, grid=4)
-        panels = shown(booster.plot_partial_dependence, [NUMBERS[2], KINDS[0]], frame, grid=4)
+        assert NUMBERS[0] in shown(booster.plot_partial_dependence, frame, [NUMBERS[0], NUMBERS[2]], grid=4)
+        panels = shown(booster.plot_partial_dependence, frame, [NUMBERS[2], KINDS[0]], grid=4)
         assert "[red]_$q$_{: _$q$_{" in panels.replace("…", "") or "[red]_$q$_{" in panels
 
 

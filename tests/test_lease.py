@@ -68,6 +68,22 @@ def test_a_second_run_ends_as_long_as_the_first_renews(model: str, capsys: pytes
         pass
 
 
+def test_a_run_that_fails_after_it_lost_the_lease_says_so(model: str) -> None:
+    """The other run has removed the files that the first one writes to."""
+    with pytest.raises(BusyError, match="another run") as caught, Lease(model, LONG) as lease:
+        lease._ended.set()  # as if suspended: nothing renews it
+        abandoned(f"{model}.other")
+        atomic_write.write_whole(f"{model}.lease.json", atomic_write.read_whole(f"{model}.other.lease.json"))
+        raise ModelFileError("no such folder")
+    assert isinstance(caught.value.__cause__, ModelFileError)
+    assert is_there(model), "the other run still holds it"
+    with pytest.raises(BusyError, match="another run"), Lease(f"{model}.gone", LONG):
+        atomic_write.remove(f"{model}.gone.lease.json")
+        raise ModelFileError("no such folder")
+    with pytest.raises(ModelFileError, match="no such folder"), Lease(f"{model}.own", LONG):
+        raise ModelFileError("no such folder")
+
+
 def test_the_lease_of_a_killed_run_is_taken_over_once(model: str) -> None:
     killed = abandoned(model)
     began = time.monotonic()

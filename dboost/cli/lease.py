@@ -12,7 +12,8 @@ watches it for the duration, by its own clock, so the clocks of hosts need not a
 A file is created only if there is none (stores: a conditional put). A store that ignores the condition may give the lease to
 two runs, and a run that was suspended for longer than the duration may have lost it. So every renewal first reads the file, and
 a run that finds the record of another run, or no file, ends with a `BusyError` as well. The ledger renews the lease
-before each of its writes, and so does each iteration that ends later than the duration after the last renewal.
+before each of its writes, and so does each iteration that ends later than the duration after the last renewal. A run that fails
+after it has lost the lease (the other run has removed its checkpoint, for instance) ends with a `BusyError` too.
 """
 
 from __future__ import annotations
@@ -81,11 +82,16 @@ class Lease:
         self._ended.set()
         self._thread.join()
         try:
-            if self._is_own(read_whole(self.path)):
+            found = self._read()
+            if self._is_own(found):
                 remove(self.path)
+                return
         except Exception as failed:  # the file counts as abandoned after its duration
             if not is_failure(failed):
                 raise
+            return
+        if isinstance(error, DBoostError) and not isinstance(error, BusyError):
+            raise self._busy(found) from error
 
     def check(self, *_: Any) -> None:
         """Renew the lease if that is overdue; a callback of `dboost.fit`."""
@@ -104,10 +110,7 @@ class Lease:
         """
         with self._lock:
             began = time.monotonic()
-            try:
-                found = read_whole(self.path)
-            except FileMissingError:
-                found = b""
+            found = self._read()
             if not self._is_own(found):
                 raise self._busy(found)
             self._write(write_whole)
@@ -150,6 +153,13 @@ class Lease:
         if not self._is_own(now):
             raise self._busy(now)
         return True
+
+    def _read(self) -> bytes:
+        """Return the content of the file; nothing if there is no file."""
+        try:
+            return read_whole(self.path)
+        except FileMissingError:
+            return b""
 
     def _write(self, write: Callable[[str, bytes], None]) -> None:
         # The time makes each content different from the one before.
