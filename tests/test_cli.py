@@ -499,50 +499,6 @@ def test_the_demo_shows_and_leaves_its_results(here: Path, capsys: pytest.Captur
     assert Path("shown/model.json").read_bytes() == model
 
 
-AFTER_WARMUP = """
-import numpy as np, pandas as pd, dboost
-rng = np.random.default_rng(0)
-frame = pd.DataFrame(rng.standard_normal((60_000, 8)), columns=list("abcdefgh"))
-frame["kind"] = rng.choice(list("xyz"), len(frame))
-frame["town"] = rng.integers(0, 1000, len(frame)).astype(str)
-frame["weight"] = rng.random(len(frame))
-X, y = rng.standard_normal((60_000, 8), dtype=np.float32), rng.standard_normal(60_000)
-for target in (y, y > 0, np.digitize(y, [-1, 1]).astype(str)):
-    for depth in (None, 3):
-        dboost.fit(X, target, max_iter=2, max_depth=depth, growth="depth_wise" if depth else "best_first").predict(X)
-for features in (list("abcd"), ["a", "kind"], ["a", "town"]):
-    dboost.fit(frame, "h", features=features, sample_weight="weight", eval_set=frame, max_iter=2).predict(frame)
-"""
-ON_A_CLUSTER = """
-import dask.dataframe as dd
-from distributed import Client, LocalCluster
-with LocalCluster(n_workers=2, threads_per_worker=2, processes=False, dashboard_address=None) as cluster, Client(cluster):
-    lazy = dd.from_pandas(frame, npartitions=4)
-    for target in ("a", "kind"):
-        dboost.fit(lazy, target, features=list("bcdefgh"), eval_set=lazy, max_iter=2)
-    dboost.fit(lazy, "h", features=["a", "kind", "town"], sample_weight="weight", loss="huber", max_iter=2)
-"""
-
-
-@pytest.mark.slow
-def test_after_warmup_nothing_is_compiled(tmp_path: Path) -> None:
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-
-    def run(*command: str) -> str:
-        done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def compiled() -> set[str]:
-        return {path.name for path in tmp_path.rglob("*.nbc")}
-
-    assert "warm after" in run("-m", "dboost", "warmup")
-    warm = compiled()
-    assert warm
-    run("-c", AFTER_WARMUP + ON_A_CLUSTER)
-    assert compiled() == warm
-
-
 def test_train_goes_on(here: Path, table: pd.DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
     """--start-from continues a model, --checkpoint resumes a fit; both as `dboost.fit` does."""
     assert main([*TRAIN, "--set", "max_iter=5", "--output", "old.json", "--checkpoint", "kept"]) == 0

@@ -45,6 +45,28 @@ with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_
     with Client(cluster) as client:
         print(dboost.fit(frame, "a", sample_weight="d", loss="huber", max_iter=3, client=client, progress=False).sha256)
 """
+#: Fits with other kernels, among them those of larger tables.
+MORE_FITS = """
+import numpy as np, pandas as pd, dboost
+rng = np.random.default_rng(0)
+frame = pd.DataFrame(rng.standard_normal((60_000, 8)), columns=list("abcdefgh"))
+frame["kind"] = rng.choice(list("xyz"), len(frame))
+frame["town"] = rng.integers(0, 1000, len(frame)).astype(str)
+frame["weight"] = rng.random(len(frame))
+X, y = rng.standard_normal((60_000, 8), dtype=np.float32), rng.standard_normal(60_000)
+for target in (y, y > 0, np.digitize(y, [-1, 1]).astype(str)):
+    for depth in (None, 3):
+        dboost.fit(X, target, max_iter=2, max_depth=depth, growth="depth_wise" if depth else "best_first").predict(X)
+for features in (list("abcd"), ["a", "kind"], ["a", "town"]):
+    dboost.fit(frame, "h", features=features, sample_weight="weight", eval_set=frame, max_iter=2).predict(frame)
+import dask.dataframe as dd
+from distributed import Client, LocalCluster
+with LocalCluster(n_workers=2, threads_per_worker=2, processes=False, dashboard_address=None) as cluster, Client(cluster):
+    lazy = dd.from_pandas(frame, npartitions=4)
+    for target in ("a", "kind"):
+        dboost.fit(lazy, target, features=list("bcdefgh"), eval_set=lazy, max_iter=2)
+    dboost.fit(lazy, "h", features=["a", "kind", "town"], sample_weight="weight", loss="huber", max_iter=2)
+"""
 
 
 @dataclass
@@ -225,7 +247,9 @@ def test_the_steps_make_what_runs(tmp_path: Path) -> None:
             assert run(*command).returncode == 0
         fits = run("python", "-c", FITS)
         assert fits.returncode == 0, fits.stderr
-        assert "compiling" not in fits.stderr
+        more = run("python", "-c", MORE_FITS)
+        assert more.returncode == 0, more.stderr
+        assert "compiling" not in fits.stderr + more.stderr
         # Kernels compiled for all processors of a level give the results of those for this one.
         beside = subprocess.run([sys.executable, "-c", FITS], cwd=ROOT, capture_output=True, text=True, timeout=300)
         assert fits.stdout.splitlines() == beside.stdout.splitlines()

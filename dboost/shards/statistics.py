@@ -111,7 +111,7 @@ def leaf_keys(
 def leaf_next(shard: Shard, first: int, last: int, subset: RowSubset, keys: np.ndarray) -> np.ndarray:
     """Return the smallest rank keys above these in each leaf: uint64[n_leaves]."""
     following = np.full(len(keys), ~np.uint64(0))
-    next_keys(_residuals_by_leaf(shard, subset, first, last), keys, following)
+    next_keys(_residuals_by_leaf(shard, subset, first, last)._replace(weight=None), keys, following)
     return following
 
 
@@ -146,7 +146,7 @@ def size_keys(shard: Shard, first: int, last: int, unit: float, prefix: np.ndarr
 def size_next(shard: Shard, first: int, last: int, keys: np.ndarray) -> np.ndarray:
     """Return the smallest rank key of an |y - F| above this one: uint64[1]."""
     following = np.full(1, ~np.uint64(0))
-    next_keys(_residual_sizes(shard, first, last), keys, following)
+    next_keys(_residual_sizes(shard, first, last)._replace(weight=None), keys, following)
     return following
 
 

@@ -247,8 +247,10 @@ def _digits(
 def _next(
     y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, at: float, sizes: bool, keys: np.ndarray
 ) -> np.ndarray:
+    # The weights do not matter, and an array of them would make Numba compile a second kernel, for the rare sums that meet a
+    # quantile exactly.
     following = np.full(1, ~np.uint64(0))
-    next_keys(Residuals(y, _raw_scores(y, offset, at), weight, None, sizes, None, 0, len(y)), keys, following)
+    next_keys(Residuals(y, _raw_scores(y, offset, at), None, None, sizes, None, 0, len(y)), keys, following)
     return following
 
 
