@@ -56,6 +56,13 @@ class Binning:
     def is_categorical(self) -> np.ndarray:
         return np.array([feature.is_categorical for feature in self.features])
 
+    def equals(self, other: Binning) -> bool:
+        """Whether another binning has the same features and edges."""
+        pairs = zip(self.edges, other.edges, strict=True)
+        return self.features == other.features and all(
+            mine is its if mine is None or its is None else np.array_equal(mine, its) for mine, its in pairs
+        )
+
 
 def sample_rows(n_rows: int, seed: int, first: int = 0, last: int | None = None, size: int | None = None) -> np.ndarray:
     """Return the sampled rows among first…last-1, ascending int64: a function of seed and row number.

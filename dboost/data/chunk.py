@@ -14,7 +14,7 @@ numbered after those of the model, sorted among themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,9 @@ class CategoryColumn:
     codes: np.ndarray
     categories: tuple[Level, ...]
 
+    def __len__(self) -> int:
+        return len(self.codes)
+
 
 Column = np.ndarray | CategoryColumn
 
@@ -40,7 +43,7 @@ class Chunk:
 
     n_rows: int
     #: One for each feature, in the order of the table's features.
-    columns: tuple[Column, ...]
+    columns: Sequence[Column]
     target: Column | None = None
     #: float64[n_rows] or None.
     weight: np.ndarray | None = None

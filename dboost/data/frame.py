@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dboost._lazy_import import is_a, nw, pa
+from dboost.data.binned_partition import BinnedPartition
 from dboost.errors import DataError, InputTypeError
 
 
@@ -117,6 +118,8 @@ def as_frame(data: Any) -> Frame:
     DataError
         If an array is not two-dimensional, or a column name repeats.
     """
+    if isinstance(data, BinnedPartition):
+        return Frame(array_names(len(data.codes)), False, data.n_rows, data.codes.__getitem__)
     if is_a(data, "pandas", "DataFrame"):
         return Frame(names_of(data.columns), True, len(data), lambda j: data.iloc[:, j])
     data = collected(data)

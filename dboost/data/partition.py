@@ -428,6 +428,8 @@ def role_column(values: Any, role: str, name: str | None, n_rows: int | None) ->
 
 def one_column(values: Any, role: str) -> Any:
     """Return the single column of a target, weight or offset of any kind."""
+    if isinstance(values, CategoryColumn):
+        return values
     values = collected(values)
     kind = kind_of(values)
     if kind == "series":

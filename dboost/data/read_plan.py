@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dboost.data.binning import Binning
 from dboost.data.frame import array_names
 from dboost.errors import DataError, ParameterError
 from dboost.schema import Feature
@@ -59,6 +60,8 @@ class ReadPlan:
     all_names: tuple[str, ...] | None = None
     #: Whether unknown categories are added to those of the model; otherwise they are missing values.
     extend_categories: bool = False
+    #: The partitions are `BinnedPartition` objects: their columns are codes of these bins.
+    binning: Binning | None = None
 
     @property
     def closed(self) -> bool:
@@ -74,6 +77,12 @@ class ReadPlan:
         """Names of all columns that are read, each once."""
         extra = [name for name in (self.target, self.weight, self.offset) if name is not None]
         return tuple(dict.fromkeys([*map(str, self.columns), *extra]))
+
+
+def binned_plan(binning: Binning) -> ReadPlan:
+    """Return how to read partitions that hold codes of these bins."""
+    specs = tuple(ColumnSpec(feature.name, categorical=False) for feature in binning.features)
+    return ReadPlan(specs, tuple(range(len(specs))), binning.features, binning=binning)
 
 
 def make_read_plan(

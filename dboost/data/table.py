@@ -23,10 +23,12 @@ from typing import Any
 
 import numpy as np
 
+from dboost.data.binned_partition import BinnedPartition, DecodedColumns
+from dboost.data.binning import Binning
 from dboost.data.chunk import CategoryColumn, CategoryIndex, Chunk, Column, apply, without_unused
 from dboost.data.frame import as_frame, is_lazy, is_path
 from dboost.data.partition import ROLES, check_columns, fingerprint, read_partition, read_slices, role_column
-from dboost.data.read_plan import ReadPlan, make_read_plan
+from dboost.data.read_plan import ReadPlan, binned_plan, make_read_plan
 from dboost.data.row_metadata import (
     DataIssue,
     MetadataRows,
@@ -457,6 +459,20 @@ def open_table(
         raise
 
 
+def open_binned(partitions: Sequence[BinnedPartition], binning: Binning, named: bool) -> Table:
+    """Return binned partitions in memory as a table; their arrays are not copied.
+
+    named : whether the features' names are the user's.
+    """
+    plan = binned_plan(binning)
+    spool = Spool(sum(partition.n_bytes for partition in partitions))
+    reader = Reader(plan, spool)
+    pieces = [reader.take_partition(i, (partition, *partition.roles)) for i, partition in enumerate(partitions)]
+    rows = MetadataRows(tuple(piece.n_rows for piece in pieces), True)
+    features, translations = reader.finish_features()
+    return Table(features, named, rows, reader.finish_roles({}, rows), spool, pieces, translations, binning=binning)
+
+
 def separate_roles(plan: ReadPlan, given: dict[str, Any]) -> dict[str, Any]:
     """Return target, weight and offset that are not columns of the table, by role."""
     in_table = dict(zip(ROLES, (plan.target, plan.weight, plan.offset), strict=True))
@@ -501,8 +517,11 @@ class Table:
         pieces: list[SpooledChunk],
         translations: list[np.ndarray | None],
         metadata_spool: RowMetadataSpool | None = None,
+        binning: Binning | None = None,
     ) -> None:
         self.features = features
+        #: The stored columns are codes of these bins; None: they are values.
+        self._binning = binning
         #: Whether the data have column names; the features of arrays are called f0, f1, ….
         self.named = named
         #: Rows of each chunk, 0 for empty partitions.
@@ -549,7 +568,7 @@ class Table:
             If the table is closed, or its temporary file was removed.
         """
         parts = [part for _, _, part in self.slices(i)]
-        whole = parts[0] if len(parts) == 1 else Chunk(self.lengths[i], tuple(map(_joined, *(p.columns for p in parts))))
+        whole = parts[0] if len(parts) == 1 else Chunk(self.lengths[i], _joined_columns([part.columns for part in parts]))
         roles = (None, None, None) if self._metadata_spool is not None else self.roles(i)
         return Chunk(whole.n_rows, whole.columns, *roles, whole.matrix)
 
@@ -572,6 +591,8 @@ class Table:
     def _slice(self, i: int, k: int, part: ChunkSlice) -> Chunk:
         is_code = part.is_code
         arrays = self._spool.get(self.numbers[i], k)
+        if self._binning is not None:
+            return Chunk(part.n_rows, DecodedColumns(arrays, self._binning))
         matrix = arrays[0] if part.is_matrix else None
         if matrix is not None:
             arrays = tuple(matrix.T)
@@ -654,6 +675,14 @@ class Table:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _joined_columns(parts: list[Sequence[Column]]) -> Sequence[Column]:
+    """Concatenate the columns of slices."""
+    if isinstance(parts[0], DecodedColumns):
+        codes = [part.codes for part in parts if isinstance(part, DecodedColumns)]
+        return DecodedColumns([np.concatenate(of_feature) for of_feature in zip(*codes, strict=True)], parts[0].binning)
+    return tuple(map(_joined, *parts))
 
 
 def _joined(*parts: Column) -> Column:

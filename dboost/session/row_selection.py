@@ -11,7 +11,7 @@ independent of the number of rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -138,6 +138,42 @@ def in_proportion(counts: Sequence[int], n: int, seed: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+#: The use of a row in a fold: left out, training, held out.
+UNUSED, TRAIN, TEST = np.uint8(0), np.uint8(1), np.uint8(2)
+
+
+@dataclass(frozen=True, eq=False)
+class FoldRows:
+    """The use of each row in a fold of a cross-validation.
+
+    uses : uint8[n], of consecutive runs of rows; starts : int64[n_runs], global id of the first row of each run, ascending;
+    ends : int64[n_runs], where each run ends in `uses`. Default: one run from row 0 on.
+    """
+
+    uses: np.ndarray
+    starts: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
+
+    ends: np.ndarray | None = None
+
+    def of_partitions(self, ranges: Sequence[tuple[int, int]]) -> FoldRows:
+        """Return the uses of rows of some partitions only. ranges : global id of the first row, and number of rows."""
+        filled = sorted(one for one in ranges if one[1])
+        uses = [self.uses[start : start + n] for start, n in filled]
+        return FoldRows(
+            np.concatenate([np.empty(0, np.uint8), *uses]),
+            np.array([start for start, _ in filled], np.int64),
+            np.cumsum([n for _, n in filled], dtype=np.int64),
+        )
+
+    def of(self, row_ids: np.ndarray) -> np.ndarray:
+        """Return the uses of rows (int64[n], global ids): uint8[n]."""
+        if self.ends is None:
+            return self.uses[row_ids]
+        begins = np.concatenate(([0], self.ends[:-1]))
+        run = np.searchsorted(self.starts, row_ids, "right") - 1
+        return self.uses[row_ids - self.starts[run] + begins[run]]
+
+
 @dataclass(frozen=True, eq=False)
 class RowAssignment:
     """The use of each row: training, validation or both, and the weights of classes."""
@@ -145,6 +181,7 @@ class RowAssignment:
     class_weight: np.ndarray | None = None  # float64[n_classes], factors of the rows' weights
     held_out: DrawnRows | None = None  # validation rows, which are not trained on
     watched: DrawnRows | None = None  # rows that are both trained on and evaluated
+    fold: FoldRows | None = None  # instead of `held_out`
 
 
 #: Positions of chosen rows in their table (int64, ascending), and their weights or None.
@@ -196,7 +233,8 @@ class NumberedRows:
         The returned weights include the class weights.
         """
         table, held_out, watched = self._table, assignment.held_out, assignment.watched
-        if assignment.class_weight is None and held_out is None and watched is None:
+        fold = assignment.fold
+        if assignment.class_weight is None and held_out is None and watched is None and fold is None:
             return None, None
         weighted = assignment.class_weight is not None
         weighted = weighted or any(n and table.roles(k)[1] is not None for k, n in enumerate(table.lengths))
@@ -206,22 +244,26 @@ class NumberedRows:
             """Return the new weights of chunk k, and append its chosen rows to `found`."""
             weight = self._weights(k, assignment.class_weight)
             for first, row_ids, classes, rows in self._pieces(k):
-                held = np.zeros(len(rows), bool) if held_out is None else held_out.selects(row_ids, classes)
+                uses = None if fold is None else fold.of(row_ids)
+                if uses is not None:
+                    held = uses == TEST
+                else:
+                    held = np.zeros(len(rows), bool) if held_out is None else held_out.selects(row_ids, classes)
                 seen = np.zeros(len(rows), bool) if watched is None else watched.selects(row_ids, classes) & ~held
                 for is_held, own in ((True, rows[held]), (False, rows[seen])):
                     found[is_held].append((first + own, weight[own]))
-                weight[rows[held]] = 0.0
+                weight[rows[held if uses is None else uses != TRAIN]] = 0.0
             return weight
 
         table.reweigh(weights)
 
-        def joined(drawn: DrawnRows | None, is_held: bool) -> ChosenRows | None:
-            if drawn is None:
+        def joined(exists: bool, is_held: bool) -> ChosenRows | None:
+            if not exists:
                 return None
             positions, factors = zip((np.empty(0, np.int64), np.empty(0)), *found[is_held], strict=True)
             return np.concatenate(positions), np.concatenate(factors) if weighted else None
 
-        return joined(held_out, True), joined(watched, False)
+        return joined(held_out is not None or fold is not None, True), joined(watched is not None, False)
 
     def _weights(self, k: int, class_weight: np.ndarray | None) -> np.ndarray:
         """Return a copy of the weights of all rows of chunk k, times the weights of their classes."""

@@ -130,6 +130,38 @@ def _encode(
     return np.array([known.get(level, -1) for level in classes], np.float64)[codes]
 
 
+def encode_values(
+    target: Target, values: np.ndarray, categories: tuple[Level, ...] | None = None, first: int = 0
+) -> np.ndarray:
+    """Return stored targets of rows of positive weight, encoded for the loss: float64[n].
+
+    Parameters
+    ----------
+    target : Target
+    values : float64[n], or codes of the categories
+    categories : tuple, optional
+        Categories of the stored targets. Default: they are numbers.
+    first : int
+        Number of the first row among those of positive weight, for messages.
+    """
+    if target.classes is None:
+        if categories is not None:
+            raise DataError("the target holds categories or text, the training target numbers")
+        check_range(target.loss, values, lambda row: f"row {first + row} of those of positive weight")
+        return values
+    if categories is not None:
+        known = {level: code for code, level in enumerate(target.classes)}
+        codes = np.array([known.get(level, -1) for level in categories], np.float64)[values.astype(np.int64)]
+        if (codes < 0).any():
+            raise unknown_class(categories[int(values[np.argmax(codes < 0)])])
+        return codes
+    numbers = np.array(target.classes, np.float64)
+    at = np.minimum(np.searchsorted(numbers, values), len(numbers) - 1)
+    if (numbers[at] != values).any():
+        raise unknown_class(float(values[np.argmax(numbers[at] != values)]))
+    return at.astype(np.float64)
+
+
 def unknown_class(level: Level) -> DataError:
     """Return the error for a class that the training target does not have."""
     return DataError(f"the target holds a class that the training target has not: {level!r}")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dboost.data import CategoryColumn, Chunk, Column, Table
+from dboost.data.binned_partition import DecodedColumns
 from dboost.data.binning import FEW, Binning, distinct_values, padded_edges
 from dboost.errors import DataError
 from dboost.kernels.bins import encode_column, encode_matrix, fill_tiles
@@ -130,6 +131,9 @@ class Encoder:
         """Write codes from row `position` on; return (row in chunk, feature) of an infinite value, or None."""
         matrix = chunk.matrix
         n = chunk.n_rows if rows is None else len(rows)
+        if isinstance(chunk.columns, DecodedColumns):
+            self._copy(chunk.columns, rows, slice(position, position + n))
+            return None
         map_tasks = map if n * len(self._narrow) < FEW else self._pool.map
         if matrix is not None and matrix.dtype in (np.float32, np.float64) and all(self._narrow):
             if rows is not None:
@@ -142,6 +146,17 @@ class Encoder:
         if found is not None and rows is not None:
             return int(rows[found[0]]), found[1]
         return found
+
+    def _copy(self, columns: DecodedColumns, rows: np.ndarray | None, out: slice) -> None:
+        """Copy the codes of rows that are binned already."""
+        if columns.binning is not self._binning and not columns.binning.equals(self._binning):
+            raise AssertionError("the rows are binned by other edges")
+
+        def copy(feature: int) -> None:
+            codes = columns.codes[feature]
+            self._codes.of(feature)[out] = codes if rows is None else codes[rows]
+
+        list(self._pool.map(copy, range(len(columns))))
 
     def _encode_matrix(self, matrix: np.ndarray, out: slice, map_tasks: Callable[..., Any]) -> tuple[int, int] | None:
         edges = self._edges[matrix.dtype.type]
@@ -269,9 +284,12 @@ def encoded_pieces(
 
 def some_rows(chunk: Chunk, rows: slice | np.ndarray) -> Chunk:
     """Return some rows of a chunk; views if they are consecutive."""
+    n_rows = len(np.arange(chunk.n_rows)[rows])
+    if isinstance(chunk.columns, DecodedColumns):
+        return Chunk(n_rows, chunk.columns.rows(rows))
     matrix = None if chunk.matrix is None else chunk.matrix[rows]
     columns = tuple(matrix.T) if matrix is not None else tuple(_chunk_rows(column, rows) for column in chunk.columns)
-    return Chunk(len(np.arange(chunk.n_rows)[rows]), columns, matrix=matrix)  # type: ignore[arg-type]
+    return Chunk(n_rows, columns, matrix=matrix)  # type: ignore[arg-type]
 
 
 def _chunk_rows(column: Column | None, rows: slice | np.ndarray) -> Column | None:

@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Any, Protocol
 
@@ -310,13 +310,19 @@ class SessionRows:
         holds_out_test_set = needs_test_set(parameters, validation, request.eval_sets)
         test_rows = held_out_rows_of(n_rows, parameters.random_state) if holds_out_test_set else None
         assignment = validation.assign(counts, digit_counts, test_rows)
-        table.apply(Session.assign_rows, lambda numbers: (*numbered(numbers), assignment))
+
+        def assigned(numbers: Sequence[int]) -> tuple[Any, ...]:
+            fold = assignment.fold
+            of_session = fold if fold is None else fold.of_partitions([(starts[i], before[i]) for i in numbers])
+            return *numbered(numbers), replace(assignment, fold=of_session)
+
+        table.apply(Session.assign_rows, assigned)
         found = table.ask(Session.trained_rows)
         after = dict(sorted((i, n) for each, *_ in found for i, n in each.items()))
         n_held_out = n_rows - sum(after.values())
         if holds_out_test_set:
             warn_held_out(n_held_out, n_rows)
-        elif after.keys() != before.keys() or n_held_out != (sum(validation.held_out.sizes) if validation.held_out else 0):
+        elif after.keys() != before.keys() or n_held_out != validation.n_held_out:
             raise DBoostError(f"{n_held_out} of {n_rows} rows in {len(after)} of {len(before)} partitions were held out")
         table.note_assigned(after, all(is_unit for *_, is_unit in found))
         chosen: Chosen = {}

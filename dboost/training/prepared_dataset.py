@@ -41,7 +41,7 @@ from dboost.session.memory_budget import Budget, check_rows_in_memory
 from dboost.session.partition_loader import scan_targets
 from dboost.session.protocol import BuildSpec, Engine
 from dboost.session.reference_sample import ReferenceSample, reference_rows, values_of
-from dboost.session.target import Target, TargetScan, check_range, unknown_class
+from dboost.session.target import Target, TargetScan, encode_values
 from dboost.session.transport import NamedSet
 from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_of
 from dboost.shards.arcbite_rows import InMemoryBite
@@ -243,10 +243,6 @@ class PreparedTargets:
         self, data: PreparedDataset, target: Target, *, continues: bool = False, missing: tuple[Ensemble, Range] | None = None
     ) -> None:
         self.data, self._target, self._continues, self._missing = data, target, continues, missing
-        self._code_of: np.ndarray | None = None
-        if target.classes is not None and data.categories is not None:
-            known = {level: code for code, level in enumerate(target.classes)}
-            self._code_of = np.array([known.get(level, -1) for level in data.categories], np.float64)
 
     def map_rows(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return ``function(y, weight, offset, *arguments)`` of each block."""
@@ -263,22 +259,7 @@ class PreparedTargets:
 
     def encode(self, values: np.ndarray, block: int) -> np.ndarray:
         """Return targets encoded for the loss: float64[n]."""
-        classes = self._target.classes
-        if self._code_of is not None:
-            codes = self._code_of[values.astype(np.int64)]
-            if (codes < 0).any():
-                assert self.data.categories is not None
-                raise unknown_class(self.data.categories[int(values[np.argmax(codes < 0)])])
-            return codes
-        if classes is not None:
-            known = np.array(classes, np.float64)
-            at = np.minimum(np.searchsorted(known, values), len(known) - 1)
-            if (known[at] != values).any():
-                raise unknown_class(float(values[np.argmax(known[at] != values)]))
-            return at.astype(np.float64)
-        first = block * self.data.rows.block_rows
-        check_range(self._target.loss, values, lambda row: f"row {first + row} of those of positive weight")
-        return values
+        return encode_values(self._target, values, self.data.categories, block * self.data.rows.block_rows)
 
     @property
     def reference(self) -> ReferenceSample | None:

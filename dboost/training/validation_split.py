@@ -22,9 +22,11 @@ from dboost.metrics.metric import MetricReduction
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
 from dboost.session.row_selection import (
+    TRAIN,
     DigitRequest,
     Draw,
     DrawnRows,
+    FoldRows,
     RowAssignment,
     find_bounds,
 )
@@ -39,9 +41,17 @@ class ValidationPlan:
 
     class_weight: np.ndarray | None = None  # float64[n_classes], factors of the row weights
     held_out: Draw | None = None  # rows of the evaluation set "validation", excluded from training
+    fold: FoldRows | None = None  # instead of `held_out`: these rows are given, and others may be left out
     watched: Draw | None = None  # training rows that also form the evaluation set "train"
     metrics: tuple[MetricReduction, ...] = ()  # evaluated in addition to those of `eval_metric`
     early_stopping: StoppingRule | None = None
+
+    @property
+    def n_held_out(self) -> int:
+        """Number of rows that are not trained on."""
+        if self.fold is not None:
+            return len(self.fold.uses) - int(np.count_nonzero(self.fold.uses == TRAIN))
+        return sum(self.held_out.sizes) if self.held_out is not None else 0
 
     def assign(
         self, counts: Sequence[int], ask: Callable[[DigitRequest], np.ndarray], test_share: DrawnRows | None = None
@@ -57,7 +67,7 @@ class ValidationPlan:
             if self.held_out is not None:
                 remaining = [n - own for n, own in zip(counts, self.held_out.sizes, strict=True)]
             watched = find_bounds(self.watched, remaining, ask, held_out)
-        return RowAssignment(self.class_weight, held_out, watched)
+        return RowAssignment(self.class_weight, held_out, watched, self.fold)
 
 
 #: Called with the number of rows of positive weight (of each class, or one number for regression), the target (without rows),
