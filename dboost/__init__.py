@@ -26,6 +26,7 @@ from dboost.version import __version__
 if TYPE_CHECKING:
     from dboost.api import continue_on, fit, fit_async, prepare
     from dboost.booster import Booster, from_lightgbm, from_xgboost, load
+    from dboost.cross_validation import CVResult, cv
     from dboost.dataset import Dataset
     from dboost.estimators import DBoostClassifier, DBoostRegressor
     from dboost.params import ArcBites, EarlyStopping
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ArcBites",
     "Booster",
+    "CVResult",
     "DBoostClassifier",
     "DBoostError",
     "DBoostRegressor",
@@ -52,6 +54,7 @@ __all__ = [
     "Plan",
     "__version__",
     "continue_on",
+    "cv",
     "fit",
     "fit_async",
     "from_lightgbm",
@@ -67,6 +70,7 @@ __all__ = [
 _LATE = {
     "ArcBites": "params",
     "Booster": "booster",
+    "CVResult": "cross_validation",
     "DBoostClassifier": "estimators",
     "DBoostRegressor": "estimators",
     "Dataset": "dataset",
@@ -74,6 +78,7 @@ _LATE = {
     "Iteration": "training.callbacks",
     "Plan": "sizing",
     "continue_on": "api",
+    "cv": "cross_validation",
     "fit": "api",
     "fit_async": "api",
     "from_lightgbm": "booster",

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -31,7 +32,15 @@ from dboost.training.fit import fit as fit_rows
 from dboost.training.learning_rates import schedule_of
 from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit, rounds_of_rule
 from dboost.training.prepared_dataset import PreparedDataset, PreparedRows, propose_within, scan_table, write_binned
-from dboost.training.prepared_folder import check_same, describe, is_prepared, open_folder, write_folder
+from dboost.training.prepared_folder import (
+    check_same,
+    check_same_model,
+    describe,
+    is_prepared,
+    named_roles,
+    open_folder,
+    write_folder,
+)
 
 
 def fit(
@@ -159,7 +168,7 @@ def fit(
     if not isinstance(refit_leaves, bool):
         raise ParameterError(f"refit_leaves={refit_leaves!r} must be True or False")
     if target is ...:
-        if not is_prepared(data):
+        if not isinstance(data, Dataset) and not is_prepared(data):
             raise InputTypeError("the target is missing: give the name of a column, or one value per row")
         target = None
     given: dict[str, Any] = {**parameters}
@@ -229,7 +238,11 @@ def fit(
         )
 
     custom_loss = custom_loss if isinstance(checked.loss, str) else checked.loss
-    if is_prepared(data):
+    if isinstance(data, Dataset) and data.is_on_cluster:
+        given_shape = columns | {"target": target}
+        given_shape["categorical_features"] = None if categorical_features == "from_dtype" else categorical_features
+        fitted = _fit_on_dataset(data, client, workers, given_shape, learning, request)
+    elif is_prepared(data):
         if client is not None or workers is not None:
             raise ParameterError("prepared data are trained on in this process: leave client and workers out")
         shaping = columns | {"target": target}
@@ -311,15 +324,34 @@ def _fit_prepared(
     """
     data = open_folder(path)
     try:
-        check_same(data, given | {name: parameters[name] for name in ("max_bins",) if name in parameters})
+        check_same_model(data, given.get("start_from"))
+        where = str(data.codes.path.parent)
+        of_data = {name: value for name, value in given.items() if name != "start_from"}
+        check_same(data.settings, where, of_data | {name: parameters[name] for name in ("max_bins",) if name in parameters})
         checked = make_parameters(parameters | {"max_bins": data.settings["max_bins"]})
-        names = (data.settings[name] for name in ("target", "sample_weight", "offset"))
-        target, weight, offset = (None if name is None or str(name).startswith("<") else name for name in names)
-        asked = request(checked, (target, weight, offset))
+        asked = request(checked, named_roles(data.settings))
     except BaseException:
         data.close()
         raise
     return fit_rows(asked, PreparedRows(data, asked))
+
+
+def _fit_on_dataset(
+    data: Dataset,
+    client: Any,
+    workers: Any,
+    given: dict[str, Any],
+    parameters: dict[str, Any],
+    request: Callable[[Parameters, tuple[Any, Any, Any]], FitRequest],
+) -> FitResult:
+    """Train on a data set on a cluster. given, parameters, request : as of `_fit_prepared`."""
+    rows: Any = data._rows()
+    if workers is not None or client not in (None, rows.client):
+        raise ParameterError("a data set on a cluster is trained on where it is: leave client and workers out")
+    shaping = {name: value for name, value in given.items() if value is not None}
+    check_same(data.settings, repr(data), shaping | {name: parameters[name] for name in ("max_bins",) if name in parameters})
+    checked = make_parameters(parameters | {"max_bins": data.max_bins})
+    return rows.fit(request(checked, named_roles(data.settings)))
 
 
 def _refitted(start_from: Any, data: Any, target: Any, options: dict[str, Any], given: list[str]) -> Booster:
@@ -349,8 +381,15 @@ def prepare(
     continue_bins: str = "new",
     memory_limit: int | str | None = None,
     n_threads: int | None = None,
+    client: Any = None,
+    workers: Any = None,
+    publish: str | None = None,
 ) -> Dataset:
     """Read a data set once and bin it, for many fits.
+
+    Without a cluster the data set is in files. With a cluster it is in the memory of the workers, where each partition of the
+    data was read; Dask spills it to disk if memory runs short, and reads the partitions of a lost worker again. Several fits
+    may run on a data set at the same time.
 
     Parameters
     ----------
@@ -358,8 +397,9 @@ def prepare(
         As in `dboost.fit`. A fit on the folder uses these and refuses other values. `random_state` is the seed of the sample of
         rows that proposes the split points; a fit's own seed applies to the rest.
     path : str or path, optional
-        A folder in the local file system, which stays; `dboost.fit` also accepts its path. An existing prepared data set is
-        replaced, other content is refused. Default: temporary files, removed when the data set is closed or garbage-collected.
+        A folder in the local file system of this process, which writes it, without a cluster. It stays, and `dboost.fit` also
+        accepts its path. An existing prepared data set is replaced, other content is refused. Default: temporary files, removed
+        when the data set is closed or garbage-collected.
     start_from : Booster, path or URL, optional
         The model that fits on the folder will continue; they must be given the same one. The rows' scores are stored in the
         folder, because they cannot be computed from bins.
@@ -371,6 +411,14 @@ def prepare(
         Memory that the call may add to this process. Default: at most 128 MiB of rows wait in memory.
     n_threads : int, optional
         Default: all processors that this process may use.
+    client : distributed.Client, optional
+        Prepare the data set on its workers. Default: for Dask collections and paths the current client if there is one and no
+        `path` is given, else this process.
+    workers : sequence of str, str, or dict of str to float, optional
+        The workers of the cluster that may take part, also in fits on the data set; as in `dboost.fit`.
+    publish : str, optional
+        Keep the data set on the cluster under this name until it is closed, also when this client leaves; other clients find it
+        with ``dboost.Dataset.published(name)``.
 
     Returns
     -------
@@ -397,6 +445,7 @@ def prepare(
     limit = parse_memory_limit(memory_limit)
     budget = None if limit is None else Budget(limit)
     settings = {
+        "data": data,
         "target": target,
         "sample_weight": sample_weight,
         "offset": offset,
@@ -406,6 +455,14 @@ def prepare(
     }
     if model is not None:
         settings |= {"start_from": storage.digest(model), "continue_bins": continue_bins}
+    with nullcontext() if path is not None and client is None else client_for(data, client, workers) as cluster:
+        if cluster is not None:
+            for name, value in (("path", path), ("start_from", model)):
+                if value is not None:
+                    raise ParameterError(f"{name} is for data sets in files, not on a cluster: leave client or {name} out")
+            return _prepared_on(cluster, settings, parameters, threads, budget, workers, publish)
+    if publish is not None or workers is not None:
+        raise ParameterError(f"{'publish' if workers is None else 'workers'} needs a cluster: give its client")
 
     def write(folder: Path) -> PreparedDataset:
         with (
@@ -436,7 +493,7 @@ def prepare(
                 )
             seed = parameters.random_state
             written = write_binned(table, census, binning, folder, warm_start=begun, seed=seed, n_threads=threads)
-        written.settings = {name: describe(value) for name, value in settings.items()}
+        written.settings = {name: describe(value) for name, value in settings.items() if name != "data"}
         return written
 
     if path is not None:
@@ -450,6 +507,32 @@ def prepare(
     except BaseException:
         directory.close()
         raise
+
+
+def _prepared_on(
+    client: Any,
+    settings: dict[str, Any],
+    parameters: Parameters,
+    n_threads: int,
+    budget: Budget | None,
+    workers: Any,
+    publish: str | None,
+) -> Dataset:
+    """Prepare a data set on a cluster. settings : the data and what shapes them, by the names of `prepare`."""
+    from dboost.distributed.cluster_dataset import prepare_on_cluster
+    from dboost.distributed.cluster_fit import n_parts_of
+    from dboost.distributed.read_tasks import ReadTasks
+
+    names = ("sample_weight", "offset", "features", "categorical_features")
+    shaping = {name: settings[name] for name in names}
+    data, target = settings.pop("data"), settings["target"]
+    tasks = ReadTasks(data, target, n_parts=n_parts_of(client), budget=budget, **shaping)
+    with interruptible_reading():
+        rows = prepare_on_cluster(client, tasks, FitRequest(parameters, n_threads, budget=budget, workers=workers))
+    described = {name: describe(value) for name, value in settings.items()}
+    if publish is not None:
+        rows.publish(publish, described)
+    return Dataset.on_cluster(rows, described)
 
 
 #: Keywords that only a fit with `start_from` accepts, with their defaults.

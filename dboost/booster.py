@@ -951,6 +951,11 @@ class Booster:
             return _OutputForm(_raw, self._class_columns if self.ensemble.n_outputs > 1 else None)
         return _OutputForm(self._decisions, None, np.dtype(np.float64) if self.classes_ is None else self.classes_.dtype)
 
+    @property
+    def _finish_scores(self) -> Callable[[np.ndarray], np.ndarray]:
+        """The function of raw scores [n_rows, n_outputs] that returns predictions, or the probabilities of classes."""
+        return self._decisions if self.classes_ is None else self._probabilities
+
     def _probability(self) -> _OutputForm:
         if self.ensemble.classes is None:
             loss = self.ensemble.loss["name"]

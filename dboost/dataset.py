@@ -1,8 +1,9 @@
 """`Dataset`: a table that `dboost.prepare` has read and binned, for many fits.
 
-Its files are a folder of the user's (``path=``), or a temporary one that exists as long as the data set. `training` reads them
-(`training.prepared_dataset` describes their content), so a data set is also a path: wherever dboost accepts the folder of a
-prepared data set it accepts the object.
+It is in a folder: of the user's (``path=``), or a temporary one that exists as long as the data set. `training` reads the files
+(`training.prepared_dataset` describes their content), so such a data set is also a path: wherever dboost accepts the folder of
+a prepared data set it accepts the object. Or it is in the memory of the workers of a cluster (``client=``), see
+`distributed.cluster_dataset`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from dboost.errors import InputTypeError
 from dboost.schema import Feature
 from dboost.session.memory_budget import format_bytes
 from dboost.storage.spool import PrivateDirectory
+from dboost.training.cross_validation import BinnedRows
+from dboost.training.dataset_rows import DatasetDescription, LocalRows
 from dboost.training.prepared_folder import is_prepared, open_folder
 
 
@@ -57,6 +60,7 @@ class Dataset:
         if not is_prepared(path):
             raise InputTypeError(f"{os.fspath(path)} is not a folder that dboost.prepare has written")
         self._path, self._temporary, self._closed = Path(path), None, False
+        self._settings: dict[str, Any] = {}
         opened = open_folder(self._path)
         try:
             self._features: tuple[Feature, ...] = opened.binning.features
@@ -75,7 +79,39 @@ class Dataset:
         made._temporary = directory
         return made
 
+    @classmethod
+    def on_cluster(cls, rows: Any, settings: dict[str, Any]) -> Self:
+        """Return a data set on a cluster. rows : `distributed.cluster_dataset.ClusterRows`; settings : as of `prepare`."""
+        made = cls.__new__(cls)
+        made._path, made._temporary, made._closed = None, None, False
+        made._cluster, made._settings = rows, settings
+        made._features, made.n_rows, made._n_bytes = rows.data.binning.features, rows.n_rows, rows.n_bytes
+        made.max_bins, target = int(settings["max_bins"]), settings["target"]
+        made.target = None if str(target).startswith("<") else str(target)
+        return made
+
+    @classmethod
+    def published(cls, name: str, client: Any = None) -> Self:
+        """Return a data set that a client of the cluster has published under a name (``prepare(…, publish=name)``).
+
+        Parameters
+        ----------
+        name : str
+        client : distributed.Client, optional
+            Default: the current client.
+
+        Raises
+        ------
+        InputTypeError
+            If nothing of that name was published, or there is no client.
+        """
+        from dboost.distributed.cluster_dataset import published_rows
+
+        return cls.on_cluster(*published_rows(name, client))
+
     _temporary: PrivateDirectory | None
+    _path: Path | None
+    _cluster: Any = None
 
     @property
     def features(self) -> tuple[Feature, ...]:
@@ -94,18 +130,65 @@ class Dataset:
         Raises
         ------
         InputTypeError
-            If the data set is closed.
+            If the data set is closed, or on a cluster.
         """
+        self._check_open()
+        if self._path is None:
+            raise InputTypeError("the data set is on the workers of a cluster and has no folder")
+        return self._path
+
+    @property
+    def is_on_cluster(self) -> bool:
+        """Whether the rows are on the workers of a cluster."""
+        return self._cluster is not None
+
+    def _check_open(self) -> None:
         if self._closed:
             raise InputTypeError("the data set is closed: prepare it again, or open its folder with dboost.Dataset(path)")
-        return self._path
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Parameters of `prepare`, by name; other objects than text and numbers as the names of their types."""
+        self._check_open()
+        if self._cluster is not None:
+            return dict(self._settings)
+        opened = open_folder(self.path)
+        opened.close()
+        return dict(opened.settings)
+
+    def _rows(self) -> BinnedRows:
+        """Return the rows in memory, for several fits at the same time.
+
+        Raises
+        ------
+        InputTypeError
+            If the data set was prepared for a model that is continued.
+        """
+        self._check_open()
+        if self._cluster is not None:
+            return self._cluster
+        opened = open_folder(self.path)
+        try:
+            if opened.has("start"):
+                raise InputTypeError("the data set was prepared to go on from a model, so it is for that fit only")
+            sample = opened.reference
+            if sample is None:
+                raise InputTypeError(f"{self.path} was written by an older dboost: prepare it again")
+            described = DatasetDescription(
+                opened.binning, opened.named, np.array(sample.values), opened.as_given(np.array(sample.target))
+            )
+            return LocalRows(described, opened.partitions())
+        finally:
+            opened.close()
+
     def close(self) -> None:
         """Release the data set; a temporary folder is removed, one of the user's stays. May be called repeatedly."""
         self._closed = True
+        if self._cluster is not None:
+            self._cluster.close()
         if self._temporary is not None:
             self._temporary.close()
 
@@ -118,10 +201,13 @@ class Dataset:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._temporary is not None:
             raise TypeError("a temporary data set cannot be pickled: prepare it with path=…")
+        if self._cluster is not None:
+            raise TypeError("a data set on a cluster cannot be pickled: give it a name with publish=…")
         return type(self), (os.fspath(self.path),)
 
     def __repr__(self) -> str:
-        where = "closed" if self._closed else "temporary" if self._temporary is not None else str(self._path)
+        where = "temporary" if self._temporary is not None else str(self._path)
+        where = "closed" if self._closed else where if self._cluster is None else self._cluster.place
         target = "" if self.target is None else f", target {self.target!r}"
         size = f"{self.n_rows:,} rows × {len(self._features)} features{target}, {format_bytes(self._n_bytes)}"
         return f"<dboost.Dataset: {size}, {where}>"

@@ -34,6 +34,7 @@ LAYERS: list[set[str]] = [
     {"inspection", "interop", "sizing"},
     {"booster", "dataset"},
     {"api"},
+    {"cross_validation"},
     {"estimators"},
     {"integrations"},
     {"__init__"},  # `import dboost`: only the commands import it
@@ -52,6 +53,7 @@ MOST_PARAMETERS = 10
 PUBLIC = {
     "dboost.api.fit",
     "dboost.api.prepare",
+    "dboost.cross_validation.cv",
     "dboost.sizing.plan",
     "dboost.estimators.classifier.DBoostClassifier.__init__",
     "dboost.estimators.regressor.DBoostRegressor.__init__",

@@ -26,6 +26,8 @@ class BinnedPartition:
     target: Column
     weight: np.ndarray | None = None  # float64[n_rows], positive
     offset: np.ndarray | None = None  # float64[n_rows]
+    #: Raw values (float64[n, n_features]) and targets of those rows that are in the data set's reference sample.
+    sample: tuple[np.ndarray, Column] | None = None
 
     @property
     def n_rows(self) -> int:

@@ -105,6 +105,11 @@ class ClusterTable:
         return self._partitions.n_kept
 
     @property
+    def lengths(self) -> dict[int, int]:
+        """Number of rows of each partition."""
+        return self._partitions.lengths
+
+    @property
     def unit_weights(self) -> bool:
         if self._unit_weights is None:
             return all(stats.unit_weights for stats in self._partitions.partition_stats)

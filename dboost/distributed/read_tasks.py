@@ -9,6 +9,7 @@ Data in the client's memory are split into partitions, which are sent with their
 
 from __future__ import annotations
 
+import copy
 import queue
 import time
 from collections.abc import Sequence
@@ -130,6 +131,27 @@ class ReadTasks:
         return len(self._bundles)
 
     @property
+    def graph(self) -> dict[Any, Any]:
+        """The graph of the partitions."""
+        return dict(self._graph)
+
+    @property
+    def bundles(self) -> list[Any]:
+        """For each partition the key or task of the tuple of its table and of the roles that are `filled`."""
+        return list(self._bundles)
+
+    @property
+    def filled(self) -> tuple[bool, ...]:
+        """Whether target, weight and offset are separate collections."""
+        return self._filled
+
+    def over(self, graph: dict[Any, Any], bundles: list[Any]) -> ReadTasks:
+        """Return tasks that read the same partitions from another graph."""
+        found = copy.copy(self)
+        found._graph, found._bundles = graph, bundles
+        return found
+
+    @property
     def is_persisted(self) -> bool:
         """Whether the partitions are persisted, i.e. the graph depends on data that are on the cluster already."""
         graph = self._graph
@@ -245,6 +267,28 @@ class _ReadEvents:
         if now - self._last_event >= _EVENT_INTERVAL or n_read == self._table["partitions"]:
             self._last_event = now
             self._connection.record_event("reading", read=n_read, **self._table)
+
+
+def finished(connection: Connection, futures: Sequence[Future], what: str, bound: Sequence[str] = ()) -> list[Any]:
+    """Return the results of one task for each partition.
+
+    what : name of the partitions; bound : the workers to which the tasks are restricted, empty without restriction.
+
+    Raises
+    ------
+    DBoostError
+        Naming the partition whose task failed, or if the workers have left.
+    """
+    waiting = dict(zip(futures, range(len(futures)), strict=True))
+    try:
+        return _receipts(connection, waiting, _ReadEvents(connection, what, len(futures)), bound)
+    except _ReadFailed as failed:
+        if isinstance(failed.error, DBoostError):
+            raise failed.error from failed.error.__cause__
+        name = type(failed.error).__name__
+        raise DBoostError(f"partition {failed.number} failed: {name}: {failed.error}") from failed.error
+    except _SubmitAgain:
+        raise DBoostError(f"the workers that may compute the {what} have left") from None
 
 
 class _SubmitAgain(Exception):

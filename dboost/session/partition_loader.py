@@ -395,7 +395,8 @@ class PartitionBatch:
             final = feature.categories is not None and not self._plan.closed
             translations.append(CategoryIndex(feature.name, feature.categories).translate(categories) if final else None)
         pieces = [self._pieces[i] for i in self._rows.numbers or ()]
-        return Table(features, named, self._rows, self._roles, self._spool, pieces, translations, self._metadata_spool, self._plan.binning)
+        spools = self._spool, pieces, translations, self._metadata_spool
+        return Table(features, named, self._rows, self._roles, *spools, self._plan.binning)
 
     def close(self) -> None:
         self._spool.close()

@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 
 from dboost.data import CategoryColumn, Chunk, Column, Table
-from dboost.data.binned_partition import DecodedColumns
+from dboost.data.binned_partition import BinnedPartition, DecodedColumns
 from dboost.data.binning import FEW, Binning, distinct_values, padded_edges
+from dboost.data.chunk import CategoryIndex, apply
 from dboost.errors import DataError
 from dboost.kernels.bins import encode_column, encode_matrix, fill_tiles
 from dboost.kernels.histograms import BinLayout
+from dboost.schema import Feature
 from dboost.shards.shard import BinnedColumns, empty_binned_columns
-from dboost.shards.shard_spec import NARROW_BINS, tile_shape
+from dboost.shards.shard_spec import NARROW_BINS, plan_layout, tile_shape
 
 #: Tables with fewer rows are encoded by one thread.
 _FEW_ROWS = 16_384
@@ -199,6 +201,43 @@ class Encoder:
             target[first : first + _PIECE] = np.where(np.isnan(piece), self._n_bins[feature], codes)
         infinite = np.flatnonzero(np.isinf(values))
         return (int(infinite[0]), feature) if len(infinite) else None
+
+
+def bin_chunk(chunk: Chunk, binning: Binning) -> tuple[BinnedPartition, Chunk, np.ndarray]:
+    """Return the rows of positive weight of a chunk as bin codes, the chunk with codes of the features' categories, and the
+    numbers of these rows.
+
+    Raises
+    ------
+    DataError
+        When a numeric feature holds an infinite value, naming column and row.
+    """
+    features, n = binning.features, chunk.n_rows
+    columns = tuple(map(_of_feature, features, chunk.columns))
+    is_plain = chunk.matrix is not None and not any(feature.is_categorical for feature in features)
+    known = Chunk(n, columns, matrix=chunk.matrix if is_plain else None)
+    kept = kept_rows(chunk.weight)
+    rows = np.arange(n) if kept is None else kept
+    codes = empty_binned_columns(plan_layout(binning.n_bins, binning.is_categorical), len(rows))
+    with ThreadPoolExecutor(1) as pool:
+        infinite = Encoder(binning, codes, pool, 1).encode(known, kept, 0)
+    if infinite is not None:
+        raise DataError(f"column {features[infinite[1]].name!r} holds an infinite value (row {infinite[0]})")
+    target, weight, offset = (_chunk_rows(column, rows) for column in (chunk.target, chunk.weight, chunk.offset))
+    assert target is not None and not isinstance(weight, CategoryColumn) and not isinstance(offset, CategoryColumn)
+    of_features = tuple(codes.of(feature) for feature in range(len(features)))
+    return BinnedPartition(of_features, target, weight, offset), known, rows
+
+
+def _of_feature(feature: Feature, column: Column) -> Column:
+    """Return a column of a chunk with the codes of a feature; a column of the other kind has missing values only."""
+    is_category = isinstance(column, CategoryColumn)
+    if feature.categories is None:
+        return np.full(len(column), np.nan, np.float32) if is_category else column
+    if not isinstance(column, CategoryColumn):
+        return CategoryColumn(np.full(len(column), -1, np.int32), feature.categories)
+    codes = CategoryIndex(feature.name, feature.categories).translate(column.categories)
+    return CategoryColumn(apply(codes, column.codes), feature.categories)
 
 
 def _ranges(n: int, n_ranges: int) -> Iterator[tuple[int, int]]:

@@ -34,6 +34,10 @@ class Iteration:
 Callback = Callable[[Iteration], Any]
 
 
+#: Returns a record in place of that of an iteration.
+RecordOf = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
 class FitObserver(Protocol):
     """Observes one fit: called after each iteration, as a callback, and at the end. It must not raise."""
 
@@ -53,10 +57,20 @@ class StoppingRule:
 
     Only a change larger than `tolerance` counts as an improvement. The best iteration is the one with the best value regardless
     of the tolerance: the earliest of equal ones, with `keep_latest` the latest. NaN is never an improvement.
+
+    pooled : returns the record to judge by instead of that of an iteration, such as the mean over the folds of a
+    cross-validation.
     """
 
     def __init__(
-        self, column: str, rounds: int, *, larger_is_better: bool, tolerance: float = 0.0, keep_latest: bool = False
+        self,
+        column: str,
+        rounds: int,
+        *,
+        larger_is_better: bool,
+        tolerance: float = 0.0,
+        keep_latest: bool = False,
+        pooled: RecordOf | None = None,
     ) -> None:
         self.column = column
         self.rounds = rounds
@@ -64,6 +78,7 @@ class StoppingRule:
         self._sign = 1.0 if larger_is_better else -1.0
         self._tolerance = tolerance
         self._keep_latest = keep_latest
+        self._pooled = pooled
         self._best = -float("inf")
         self._threshold = -float("inf")
         self._last_improvement = 0
@@ -80,7 +95,7 @@ class StoppingRule:
         return found
 
     def should_stop(self, iteration: int, record: Mapping[str, Any]) -> bool:
-        value = self._sign * record[self.column]
+        value = self._sign * (record if self._pooled is None else self._pooled(record))[self.column]
         if value > self._best or self.best_iteration == 0 or (self._keep_latest and value == self._best):
             self.best_iteration = iteration
             self._best = value if value == value else self._best

@@ -11,21 +11,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dboost.data import CategoryColumn, Column
-from dboost.data.binned_partition import BinnedPartition
+from dboost.data import CategoryColumn, Chunk, Column
+from dboost.data.binned_partition import BinnedPartition, DecodedColumns
 from dboost.data.binning import Binning
-from dboost.data.chunk import CategoryIndex
+from dboost.data.chunk import CategoryIndex, apply
 from dboost.data.table import open_binned
 from dboost.errors import ParameterError
 from dboost.model.ensemble import Ensemble
+from dboost.model.forest import FlatEnsemble
+from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.session.reference_sample import ReferenceSample
+from dboost.session.row_selection import TEST, FoldRows
 from dboost.session.target import Target, encode_values
 from dboost.session.transport import LocalTable, SessionTable
-from dboost.session.warm_start import WarmStart
+from dboost.session.warm_start import WarmStart, matrix_of
 from dboost.training.fit import FitResult, SessionRows, fit
 from dboost.training.plan import FitRequest, RowsDescription
-from dboost.params import Parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +78,7 @@ class DatasetRows(SessionRows):
 
 def fit_binned(request: FitRequest, data: DatasetDescription, partitions: Sequence[BinnedPartition]) -> FitResult:
     """Train in this process on partitions in memory."""
-    table = LocalTable(
-        lambda: open_binned(partitions, data.binning, data.named), request.n_threads, request.budget
-    )
+    table = LocalTable(lambda: open_binned(partitions, data.binning, data.named), request.n_threads, request.budget)
     return fit(request, DatasetRows(table, request, data))
 
 
@@ -96,7 +96,8 @@ def check_thresholds(model: Ensemble, binning: Binning) -> None:
     """
     for number, (of_model, of_data) in enumerate(zip(model.features, binning.features, strict=False)):
         if of_model != of_data:
-            raise ParameterError(f"start_from: feature {number} of the model is {of_model.name!r}, of the data {of_data.name!r}")
+            names = f"{of_model.name!r} in the model and {of_data.name!r} in the data"
+            raise ParameterError(f"start_from: feature {number} is not the same: {names}")
     if len(model.features) != len(binning.features):
         raise ParameterError(f"start_from: the model has {len(model.features)} features, the data {len(binning.features)}")
     used: dict[int, list[float]] = {}
@@ -111,3 +112,70 @@ def check_thresholds(model: Ensemble, binning: Binning) -> None:
                 f"start_from: the model splits {binning.features[feature].name!r} where the data set has no edge of a bin, so "
                 "bins do not tell the model's scores: fit on the table itself, or give prepare(…, path=…, start_from=…)"
             )
+
+
+class LocalRows:
+    """The rows of a data set in the memory of this process; implements `training.cross_validation.BinnedRows`."""
+
+    def __init__(self, data: DatasetDescription, partitions: Sequence[BinnedPartition]) -> None:
+        self._data, self._partitions = data, partitions
+
+    @property
+    def n_rows(self) -> int:
+        return sum(partition.n_rows for partition in self._partitions)
+
+    def fit(self, request: FitRequest) -> FitResult:
+        return fit_binned(request, self._data, self._partitions)
+
+    def targets(self) -> Column:
+        return joined_targets([partition.target for partition in self._partitions])
+
+    def held_out_scores(self, models: Sequence[Ensemble], folds: Sequence[FoldRows]) -> list[tuple[np.ndarray, np.ndarray]]:
+        parts, first = [], 0
+        for partition in self._partitions:
+            uses = [fold.uses[first : first + partition.n_rows] for fold in folds]
+            parts.append((first, scores_of_partition(partition, self._data.binning, models, uses)))
+            first += partition.n_rows
+        return joined_scores(parts)
+
+
+#: For each fold: positions of the held-out rows in a partition, and their raw scores [n, n_outputs].
+FoldScoresOfPartition = list[tuple[np.ndarray, np.ndarray]]
+
+
+def scores_of_partition(
+    partition: BinnedPartition, binning: Binning, models: Sequence[Ensemble], uses: Sequence[np.ndarray]
+) -> FoldScoresOfPartition:
+    """Return the raw scores of the held-out rows of each fold by the fold's model.
+
+    uses : for each fold the uses of the partition's rows, see `session.row_selection.FoldRows`.
+    """
+    found = []
+    columns = DecodedColumns(partition.codes, binning)
+    for model, of_fold in zip(models, uses, strict=True):
+        rows = np.flatnonzero(of_fold == TEST)
+        raw = FlatEnsemble(model).raw_scores(matrix_of(Chunk(len(rows), columns.rows(rows))), n_threads=1)
+        if partition.offset is not None:
+            raw += partition.offset[rows, None]
+        found.append((rows, raw))
+    return found
+
+
+def joined_scores(parts: Sequence[tuple[int, FoldScoresOfPartition]]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Join the scores of partitions. parts : position of each partition's first row, and its scores."""
+    return [
+        (
+            np.concatenate([first + scores[k][0] for first, scores in parts]),
+            np.concatenate([scores[k][1] for _, scores in parts]),
+        )
+        for k in range(len(parts[0][1]))
+    ]
+
+
+def joined_targets(parts: Sequence[Column]) -> Column:
+    """Join the targets of partitions, which may have different categories."""
+    if not isinstance(parts[0], CategoryColumn):
+        return np.concatenate([part for part in parts if not isinstance(part, CategoryColumn)])
+    index = CategoryIndex("target")
+    codes = [apply(index.translate(part.categories), part.codes) for part in parts if isinstance(part, CategoryColumn)]
+    return CategoryColumn(np.concatenate(codes), index.categories())

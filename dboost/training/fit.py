@@ -289,7 +289,9 @@ class SessionRows:
     def assign(self, target: Target, ensemble_so_far: Callable[[], Ensemble]) -> tuple[ValidationPlan, Chosen]:
         table, request, validation = self._table, self._request, ValidationPlan()
         parameters = request.parameters
-        if request.make_validation_plan is None and not needs_test_set(parameters, validation, request.eval_sets):
+        if request.fold is not None:
+            validation = ValidationPlan(fold=request.fold.rows)
+        elif request.make_validation_plan is None and not needs_test_set(parameters, validation, request.eval_sets):
             return validation, {}
         before = table.n_kept
         starts, n_rows = starts_of(before), sum(before.values())

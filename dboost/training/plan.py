@@ -43,12 +43,12 @@ from dboost.schema import Feature, Level
 from dboost.session.memory_budget import Budget, check_proposal, format_bytes, histogram_bytes, resident_bytes
 from dboost.session.protocol import BuildSpec
 from dboost.session.reference_sample import ReferenceSample
-from dboost.session.row_selection import HELD_OUT
+from dboost.session.row_selection import HELD_OUT, FoldRows
 from dboost.session.target import Target
 from dboost.session.transport import NamedSet
 from dboost.session.warm_start import COLD_START, WarmStart
 from dboost.shards.shard_spec import ShardSpec, plan_layout
-from dboost.training.callbacks import Callback, StoppingRule
+from dboost.training.callbacks import Callback, RecordOf, StoppingRule
 from dboost.training.initial_score import TargetStats
 from dboost.training.learning_rates import LearningRates
 from dboost.training.validation_split import MakeValidationPlan
@@ -269,6 +269,14 @@ def with_damped_steps(parameters: Parameters, unexplained: float) -> Parameters:
 
 
 @dataclass(frozen=True, eq=False)
+class Fold:
+    """A fold of a cross-validation."""
+
+    rows: FoldRows
+    pooled: RecordOf  # returns the record by which all folds are stopped early, instead of the fold's own
+
+
+@dataclass(frozen=True, eq=False)
 class FitRequest:
     """The user's settings of a fit, before any data are read."""
 
@@ -291,6 +299,7 @@ class FitRequest:
     workers: Any = None  # the workers of a cluster that may take part, see `distributed.worker_choice`
     keep_summary: bool = True  # whether the model contains counts, categories without use and a summary of the rows
     time_limit: float | None = None  # seconds from `began` after which no iteration begins
+    fold: Fold | None = None  # the fold of a cross-validation that is fitted
     began: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
@@ -514,7 +523,13 @@ def stopping_rule(
                 "eval_metric, too"
             )
         column = f"{eval_set}_{metric.name}"
-        return StoppingRule(column, rounds, larger_is_better=metric.greater_is_better, tolerance=asked.min_delta)
+        return StoppingRule(
+            column,
+            rounds,
+            larger_is_better=metric.greater_is_better,
+            tolerance=asked.min_delta,
+            pooled=None if request.fold is None else request.fold.pooled,
+        )
     if arcbites is not None and given.column == "train_loss":
         raise ParameterError("arcbites cannot be stopped by the training loss, which is always another bite's: hold rows out")
     if arcbites is not None and arcbites.early_stopping_rounds is not None:
@@ -573,7 +588,7 @@ def rounds_of(parameters: Parameters) -> int | None:
 def _check_early_stopping(request: FitRequest) -> None:
     """Raise ParameterError for early stopping without an evaluation set and without held-out rows."""
     parameters = request.parameters
-    holds_out = parameters.arcbites is not None and parameters.arcbites.is_watched
+    holds_out = request.fold is not None or (parameters.arcbites is not None and parameters.arcbites.is_watched)
     if parameters.early_stopping_rounds is not None and not request.eval_sets and not holds_out:
         raise ParameterError("early_stopping_rounds needs an eval_set")
 

@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data import CategoryColumn, Table
+from dboost.data import CategoryColumn, Column, Table
+from dboost.data.binned_partition import BinnedPartition
 from dboost.data.binning import Binning, propose_all, sample_rows
 from dboost.errors import ParameterError
 from dboost.kernels.histograms import BinLayout
@@ -117,6 +118,26 @@ class PreparedDataset:
         for block in range(self.rows.n_blocks):
             self.rows.read(block, buffer)
             yield block, self.rows.views(buffer, block)
+
+    def partitions(self) -> list[BinnedPartition]:
+        """Read all rows into memory, one partition for each block."""
+        layout = plan_layout(self.binning.n_bins, self.binning.is_categorical)
+        buffer = self.codes.buffer()
+        found = []
+        for block, rows in self.blocks_of_rows():
+            self.codes.read(block, buffer)
+            views, codes = self.codes.views(buffer, block), empty_binned_columns(layout, len(rows["target"]))
+            codes_of(views["tiles"], views.get("wide"), layout, codes)
+            weight, offset = (None if name not in rows else rows[name].copy() for name in ("weight", "offset"))
+            columns = tuple(codes.of(feature) for feature in range(len(self.binning.edges)))
+            found.append(BinnedPartition(columns, self.as_given(rows["target"]), weight, offset))
+        return found
+
+    def as_given(self, stored: np.ndarray) -> Column:
+        """Return stored targets (float64[n]) in the type that they were given in."""
+        if self.categories is not None:
+            return CategoryColumn(stored.astype(np.int32), self.categories)
+        return stored.astype(bool if self.target.is_bool else np.dtype(self.target.dtype))
 
     def close(self) -> None:
         self.codes.close()

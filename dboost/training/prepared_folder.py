@@ -126,16 +126,16 @@ def open_folder(path: str | os.PathLike[str]) -> PreparedDataset:
         raise StorageError(f"{name} is damaged or no description of prepared data: {error}") from error
 
 
-def check_same(data: PreparedDataset, given: dict[str, Any]) -> None:
-    """Check that given parameters equal those with which the data were prepared. given : values by name.
+def check_same_model(data: PreparedDataset, given_value: Any) -> None:
+    """Check that a fit continues the model for which the data were prepared. given_value : its digest, or None.
 
     Raises
     ------
     ParameterError
-        Naming the parameter that differs.
+        If it does not.
     """
     folder = data.codes.path.parent
-    prepared_with, given_value = data.settings.get("start_from"), given.get("start_from")
+    prepared_with = data.settings.get("start_from")
     if prepared_with is not None and given_value is None:
         raise ParameterError(
             f"{folder} was prepared to go on from a model (sha256 {prepared_with[:12]}…): give it as start_from"
@@ -146,13 +146,32 @@ def check_same(data: PreparedDataset, given: dict[str, Any]) -> None:
             f"{folder} was prepared {how}: bins cannot tell what scores the rows have under a model, so prepare the data with "
             "start_from=…"
         )
+
+
+def check_same(settings: dict[str, Any], where: str, given: dict[str, Any]) -> None:
+    """Check that given parameters equal those with which data were prepared.
+
+    settings, given : values by name; where : name of the data set, for messages.
+
+    Raises
+    ------
+    ParameterError
+        Naming the parameter that differs.
+    """
     for name, value in given.items():
-        known, given_value = data.settings.get(name), describe(value)
+        known, given_value = settings.get(name), describe(value)
         if str(given_value).startswith("<"):
-            raise ParameterError(f"{data.codes.path.parent} holds prepared data with a {name} of their own: leave yours out")
+            raise ParameterError(f"{where} holds prepared data with a {name} of their own: leave yours out")
         if given_value != known:
             what = f"was prepared with {name}={known!r}" if known is not None else f"was prepared without {name}"
-            raise ParameterError(f"{name}={given_value!r} does not fit the data: {data.codes.path.parent} {what}")
+            raise ParameterError(f"{name}={given_value!r} does not fit the data: {where} {what}")
+
+
+def named_roles(settings: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
+    """Return the names of the columns of target, weight and offset; None for those that were given as values."""
+    names = (settings[name] for name in ("target", "sample_weight", "offset"))
+    target, weight, offset = (None if name is None or str(name).startswith("<") else str(name) for name in names)
+    return target, weight, offset
 
 
 def describe(value: Any) -> Any:

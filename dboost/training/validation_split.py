@@ -41,10 +41,10 @@ class ValidationPlan:
 
     class_weight: np.ndarray | None = None  # float64[n_classes], factors of the row weights
     held_out: Draw | None = None  # rows of the evaluation set "validation", excluded from training
-    fold: FoldRows | None = None  # instead of `held_out`: these rows are given, and others may be left out
     watched: Draw | None = None  # training rows that also form the evaluation set "train"
     metrics: tuple[MetricReduction, ...] = ()  # evaluated in addition to those of `eval_metric`
     early_stopping: StoppingRule | None = None
+    fold: FoldRows | None = None  # instead of `held_out`: these rows are given, and others may be left out
 
     @property
     def n_held_out(self) -> int:

@@ -1,0 +1,265 @@
+"""`cv`: cross-validation on a data set that is read and binned once."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Unpack
+
+import numpy as np
+import pandas as pd
+
+from dboost.api import prepare
+from dboost.booster import Booster
+from dboost.data import CategoryColumn
+from dboost.dataset import Dataset
+from dboost.errors import InputTypeError, ParameterError
+from dboost.params import EarlyStopping, LearningParameters, canonical, make_parameters
+from dboost.session.memory_budget import Budget, parse_memory_limit
+from dboost.session.row_selection import FoldRows
+from dboost.session.target import choose_target, scan_target
+from dboost.training.callbacks import Callback, StoppingRule
+from dboost.training.cross_validation import BinnedRows, FoldScores, MetricName, fit_folds, metric_names, split_rows
+from dboost.training.fit import FitResult, available_threads
+from dboost.training.learning_rates import schedule_of
+from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit, rounds_of_rule
+
+
+@dataclass(frozen=True, eq=False)
+class CVResult:
+    """The result of `cv`.
+
+    Attributes
+    ----------
+    scores : DataFrame
+        Columns fold, iteration (from 1), metric and value: each metric of the held-out rows, and "train_loss".
+    summary : DataFrame
+        Columns iteration, metric, mean and std (of the folds, divided by their number).
+    best_iteration : int
+        Iteration with the best mean: of the metric that stops early, else of the last metric.
+    best_score : float
+        That mean.
+    boosters : list of Booster
+        The model of each fold; with early stopping, up to the best iteration.
+    predictions : float64[n_rows] or float64[n_rows, n_classes]
+        Predictions, or probabilities of the classes, of each row by the model that has not been trained on it, in row order.
+        NaN for rows that no fold holds out, the mean for rows that several folds hold out.
+    """
+
+    scores: pd.DataFrame
+    summary: pd.DataFrame
+    best_iteration: int
+    best_score: float
+    boosters: list[Booster]
+    predictions: np.ndarray
+
+    def __repr__(self) -> str:
+        metric = self.summary["metric"].iloc[0] if len(self.summary) else ""
+        best = f"{metric} {self.best_score:.6g} in iteration {self.best_iteration}"
+        return f"<dboost.CVResult: {len(self.boosters)} folds, {best}>"
+
+
+def cv(
+    data: Any,
+    target: Any = ...,
+    *,
+    folds: Any = 5,
+    groups: Any = None,
+    sample_weight: Any = None,
+    offset: Any = None,
+    features: Sequence[str] | None = None,
+    categorical_features: Any = "from_dtype",
+    eval_metric: Any = None,
+    early_stopping: EarlyStopping | None = None,
+    client: Any = None,
+    n_threads: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
+    memory_limit: int | str | None = None,
+    time_limit: float | str | None = None,
+    **parameters: Unpack[LearningParameters],
+) -> CVResult:
+    """Cross-validate: train a model on all folds but one, and evaluate it on that one, for each fold.
+
+    The rows are read and binned once, and all folds use the split points that all rows propose. A fold's model is the same, to
+    the last bit, as that of a fit on the fold's rows with these split points.
+
+    Parameters
+    ----------
+    data : dboost.Dataset, or a table as in `dboost.fit`
+        A table is prepared first (`dboost.prepare`).
+    target : str, or one value per row
+        Not needed for a `Dataset`.
+    folds : int, splitter of scikit-learn, iterable of (train, test), or one value per row, default 5
+        A number divides the rows at random (by `random_state`), each class evenly. Pairs hold positions or masks; a row that is
+        in neither is left out. With one value per row, each value is a fold; for tables it may be the name of a column, which
+        is then no feature. Positions count the rows of positive weight.
+    groups : one value per row, optional
+        Rows of a group are not divided: for a number of folds, and for splitters.
+    sample_weight, offset, features, categorical_features, n_threads
+        As in `dboost.fit`; for a `Dataset` those of `dboost.prepare` apply.
+    eval_metric : str, callable, dboost.metrics.Metric, or sequence of these, optional
+        Metrics of the held-out rows. Default: the loss.
+    early_stopping : dboost.EarlyStopping, optional
+        Stop all folds by the mean of a metric over the folds; `early_stopping_rounds` is the same for the last metric.
+    client : distributed.Client, optional
+        Train on its cluster; for a `Dataset`, that of its own rows is used. Default: as in `dboost.fit`.
+    callbacks : sequence of callable, default ()
+        Called after every iteration with an `Iteration` whose record holds the means over the folds, such as
+        "validation_log_loss"; the result True stops all folds.
+    progress : bool, optional
+        As in `dboost.fit`; shows the means.
+    memory_limit : int or str, optional
+        Memory that all folds together may add to this process, or to each worker.
+    time_limit : float or str, optional
+        No iteration begins that would probably end later.
+    **parameters
+        Parameters of learning, as in `dboost.fit`.
+
+    Returns
+    -------
+    CVResult
+
+    Raises
+    ------
+    DataError, ParameterError, InputTypeError
+        As `dboost.fit`, and if the folds do not match the rows.
+    FitInterrupted
+        On ^C.
+
+    Examples
+    --------
+    >>> result = dboost.cv(frame, "target", folds=5, eval_metric="auc", early_stopping_rounds=20)      # doctest: +SKIP
+    >>> result.best_iteration, result.best_score                                                       # doctest: +SKIP
+    """
+    began, seconds = time.perf_counter(), parse_time_limit(time_limit)
+    learning = canonical({**parameters})
+    learning |= rounds_of_rule(early_stopping, learning)
+    if early_stopping is not None and early_stopping.eval_set not in (None, "validation"):
+        raise ParameterError(f"early_stopping: cv has no evaluation set {early_stopping.eval_set!r}, only held-out rows")
+    learning_rates = schedule_of(learning)
+    checked = make_parameters(learning)
+    if checked.arcbites is not None:
+        raise ParameterError("cv does not take arcbites: each fold would visit other bites at the same time")
+    threads = available_threads(n_threads)
+    limit = parse_memory_limit(memory_limit)
+    shaping = {"sample_weight": sample_weight, "offset": offset, "features": features}
+    is_dataset = isinstance(data, Dataset)
+    if is_dataset:
+        given = shaping | {"target": None if target is ... else target, "client": client}
+        given["categorical_features"] = None if categorical_features == "from_dtype" else categorical_features
+        for name, value in given.items():
+            if value is not None:
+                raise ParameterError(f"{name} belongs to dboost.prepare: the data set was prepared before")
+        if "max_bins" in learning and checked.max_bins != data.max_bins:
+            raise ParameterError(f"max_bins={checked.max_bins} does not fit the data set, which has max_bins={data.max_bins}")
+        learning |= {"max_bins": data.max_bins}
+        checked = make_parameters(learning)
+    elif target is ...:
+        raise InputTypeError("the target is missing: give the name of a column, or one value per row")
+    else:
+        data, folds, shaping["features"] = _without_fold_column(data, folds, features, (target, sample_weight, offset))
+        of_bins = {"max_bins": checked.max_bins, "random_state": checked.random_state}
+        more: dict[str, Any] = {"categorical_features": categorical_features, "memory_limit": memory_limit}
+        options: dict[str, Any] = shaping | of_bins | more
+        data = prepare(data, target, n_threads=n_threads, client=client, **options)
+    with nullcontext(data) if is_dataset else data:
+        rows: BinnedRows = data._rows()
+        scan = scan_target(targets := rows.targets(), None, _dtype_of(targets), _is_bool(targets))
+        assert scan is not None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # every fold warns
+            chosen = choose_target([scan], checked)
+        seed = checked.random_state
+        is_classification = chosen.classes is not None
+        found = split_rows(folds, rows.n_rows, lambda: targets, groups=groups, is_classification=is_classification, seed=seed)
+        of_each = None if limit is None else Budget(max(limit // len(found), 1))
+        request_of = partial(
+            FitRequest,
+            checked,
+            eval_metric=eval_metric,
+            budget=of_each,
+            early_stopping=early_stopping,
+            learning_rates=learning_rates,
+        )
+        until = math.inf if seconds is None else began + seconds
+        means = FoldScores(len(found), checked_callbacks(callbacks), progress, checked.max_iter, until)
+        metrics = metric_names(eval_metric, chosen)
+        fitted = fit_folds(rows, found, request_of, means, threads)
+        custom_loss = None if isinstance(checked.loss, str) else checked.loss
+        boosters = [Booster(one.ensemble, history=one.history, timings=one.timings, loss=custom_loss) for one in fitted]
+        scores, summary = _scores(fitted, metrics)
+        best, score = _best(fitted, metrics, summary)
+        return CVResult(scores, summary, best, score, boosters, _predictions(rows, boosters, found))
+
+
+def _dtype_of(targets: Any) -> str:
+    return "object" if isinstance(targets, CategoryColumn) else str(targets.dtype)
+
+
+def _is_bool(targets: Any) -> bool:
+    return not isinstance(targets, CategoryColumn) and targets.dtype == bool
+
+
+def _without_fold_column(data: Any, folds: Any, features: Sequence[str] | None, roles: tuple[Any, Any, Any]) -> Any:
+    """Return the table without the column that names the folds, the values of that column, and the features."""
+    if not isinstance(folds, str):
+        return data, folds, features
+    if not hasattr(data, "columns") or not hasattr(data, "__getitem__"):
+        raise InputTypeError(f"folds={folds!r} names a column, but the data have no columns: give one value per row")
+    names = [str(name) for name in data.columns]
+    if folds not in names:
+        raise ParameterError(f"the data have no column {folds!r}, which was given as folds")
+    values = data[folds]
+    values = np.asarray(values.compute() if hasattr(values, "compute") else values)
+    taken = {folds, *(role for role in roles if isinstance(role, str))}
+    return data, values, [name for name in (names if features is None else features) if name not in taken]
+
+
+def _scores(fitted: Sequence[FitResult], metrics: Sequence[MetricName]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the scores of each fold, and their means."""
+    columns = [*((metric.column, metric.name) for metric in metrics), ("train_loss", "train_loss")]
+    records = [
+        (fold, record["iteration"], name, record[column])
+        for fold, one in enumerate(fitted)
+        for record in one.history
+        for column, name in columns
+    ]
+    scores = pd.DataFrame(records, columns=["fold", "iteration", "metric", "value"])
+    grouped = scores.groupby(["metric", "iteration"], sort=False)["value"]
+    summary = pd.DataFrame({"mean": grouped.mean(), "std": grouped.std(ddof=0)}).reset_index()
+    order = {name: number for number, (_, name) in enumerate(columns)}
+    summary = summary.sort_values(["iteration", "metric"], key=lambda of: of.map(order) if of.name == "metric" else of)
+    return scores, summary[["iteration", "metric", "mean", "std"]].reset_index(drop=True)
+
+
+def _best(fitted: Sequence[FitResult], metrics: Sequence[MetricName], summary: pd.DataFrame) -> tuple[int, float]:
+    """Return the best iteration and its mean score."""
+    rule: StoppingRule | None = fitted[0].early_stopping
+    metric = metrics[-1] if rule is None else next(one for one in metrics if one.column == rule.column)
+    means = summary.loc[summary["metric"] == metric.name].set_index("iteration")["mean"]
+    if rule is not None:
+        return rule.best_iteration, float(means[rule.best_iteration])
+    best = int((-means if metric.greater_is_better else means).fillna(np.inf).idxmin())
+    return best, float(means[best])
+
+
+def _predictions(rows: BinnedRows, boosters: Sequence[Booster], folds: Sequence[FoldRows]) -> np.ndarray:
+    """Return the predictions of the rows by the models that have not been trained on them."""
+    output = boosters[0]._finish_scores
+    sums: np.ndarray | None = None
+    times = np.zeros(rows.n_rows, np.int64)
+    for positions, raw in rows.held_out_scores([booster.ensemble for booster in boosters], folds):
+        found = output(raw)
+        if sums is None:
+            sums = np.zeros((rows.n_rows, *found.shape[1:]))
+        sums[positions] += found
+        times[positions] += 1
+    assert sums is not None
+    with np.errstate(invalid="ignore"):
+        return sums / (times if sums.ndim == 1 else times[:, None])

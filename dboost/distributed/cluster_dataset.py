@@ -1,0 +1,294 @@
+"""A data set on the workers of a cluster: read and binned once, for many fits.
+
+`prepare_on_cluster` reads the partitions as a fit does, to find the features and the split points, and then makes a task for
+each partition that returns it as a `data.binned_partition.BinnedPartition`. Dask holds the results: it spills them to disk when
+a worker runs short of memory, and computes those of a lost worker again from their source. While the split points are found it
+also holds the raw partitions, so the source is read once.
+
+A fit on the data set reads the binned partitions (`BinnedTasks`) instead of the source. Everything else, such as balancing,
+recovery and workers that join, is as for any table. Several fits may run at the same time.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from distributed import Client, Future
+
+from dboost.data import CategoryColumn, Column
+from dboost.data.binned_partition import BinnedPartition
+from dboost.data.dask_collections import in_place
+from dboost.data.partition import ROLES, read_partition
+from dboost.data.read_plan import binned_plan
+from dboost.distributed.cluster_fit import ClusterTable
+from dboost.distributed.connection import Connection, current_client
+from dboost.distributed.messages import pack
+from dboost.distributed.read_tasks import ReadTasks, finished, rows_alone
+from dboost.distributed.worker_choice import WorkerChoice
+from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
+from dboost.model.ensemble import Ensemble
+from dboost.session.memory_budget import Budget
+from dboost.session.protocol import unpack
+from dboost.session.reference_sample import reference_rows, values_of
+from dboost.session.row_selection import FoldRows
+from dboost.session.warm_start import COLD_START
+from dboost.shards.encode import bin_chunk
+from dboost.shards.shard_spec import NARROW_BINS
+from dboost.training.dataset_rows import (
+    DatasetDescription,
+    DatasetRows,
+    FoldScoresOfPartition,
+    joined_scores,
+    joined_targets,
+    scores_of_partition,
+)
+from dboost.training.fit import FitResult, SessionRows, fit, starts_of
+from dboost.training.plan import FitRequest
+
+
+class BinnedTasks(ReadTasks):
+    """The tasks that read a data set: they pass on partitions that are on the workers.
+
+    Parameters
+    ----------
+    data : DatasetDescription
+    futures : sequence of Future
+        Of the `BinnedPartition` objects.
+    filled : (bool, bool, bool)
+        Whether the data set has targets, weights and offsets.
+    budget : Budget or None
+        Memory limit of each worker.
+    """
+
+    def __init__(
+        self, data: DatasetDescription, futures: Sequence[Future], filled: tuple[bool, ...], budget: Budget | None
+    ) -> None:
+        self._budget, self._unselected, self.whole = budget, None, {}
+        self.named, self.plan, self._filled = data.named, binned_plan(data.binning), filled
+        self._graph: dict[Any, Any] = {future.key: future for future in futures}
+        self._bundles = [(_bundle_of, future.key) for future in futures]
+
+
+@dataclass(eq=False)
+class ClusterRows:
+    """The rows of a data set on a cluster; implements `training.cross_validation.BinnedRows`."""
+
+    client: Client
+    data: DatasetDescription
+    futures: list[Future]
+    lengths: tuple[int, ...]  # rows of positive weight of each partition
+    filled: tuple[bool, ...]
+    workers: Any = None
+
+    name: str | None = None  # under which it is published
+
+    @property
+    def n_rows(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def n_bytes(self) -> int:
+        """Approximate size of the rows."""
+        widths = np.where(self.data.binning.n_bins < NARROW_BINS, 1, 2).sum()
+        return self.n_rows * int(widths + 8 * sum(self.filled))
+
+    @property
+    def place(self) -> str:
+        """The name or the address of the cluster, for messages."""
+        address = self.client.scheduler.address if self.client.scheduler is not None else "a cluster"
+        return f"on {address}" + (f" as {self.name!r}" if self.name is not None else "")
+
+    def fit(self, request: FitRequest) -> FitResult:
+        def make_tasks() -> ReadTasks:
+            return BinnedTasks(self.data, self.futures, self.filled, request.budget)
+
+        with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
+            return fit(request, DatasetRows(ClusterTable(connection, make_tasks, request.n_threads), request, self.data))
+
+    def targets(self) -> Column:
+        return joined_targets(self._map(_target_of, [() for _ in self.futures]))
+
+    def held_out_scores(self, models: Sequence[Ensemble], folds: Sequence[FoldRows]) -> list[tuple[np.ndarray, np.ndarray]]:
+        starts = np.cumsum((0, *self.lengths)).tolist()
+        uses = [([fold.uses[first : first + n] for fold in folds],) for first, n in zip(starts, self.lengths, strict=False)]
+        scores = self._map(partial(_scores_of, pack((self.data.binning, list(models)))), uses)
+        return joined_scores(list(zip(starts, scores, strict=False)))
+
+    def _map(self, function: Any, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Return ``function(partition, *arguments)`` of each partition."""
+        token = uuid.uuid4().hex
+        keys = [f"dboost-map-{token}-{i}" for i in range(len(self.futures))]
+        graph: dict[Any, Any] = {future.key: future for future in self.futures}
+        for key, future, of_partition in zip(keys, self.futures, arguments, strict=True):
+            graph[key] = (_call, pack((function, of_partition)), future.key)
+        with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
+            futures = self.client.get(graph, keys, sync=False, **_restricted(connection))
+            return finished(connection, futures, "partitions of a data set")
+
+    def publish(self, name: str, settings: dict[str, Any]) -> None:
+        """Keep the rows on the cluster under a name, also when this client has left.
+
+        Raises
+        ------
+        ParameterError
+            If the name is taken.
+        """
+        stored = {"settings": settings, "data": self.data, "futures": self.futures, "lengths": self.lengths}
+        try:
+            self.client.publish_dataset({**stored, "filled": self.filled, "workers": self.workers}, name=_PREFIX + name)
+        except KeyError:
+            raise ParameterError(f"publish={name!r}: the cluster has a data set of that name already") from None
+        self.name = name
+
+    def close(self) -> None:
+        """Release the partitions, and the name."""
+        if self.name is not None and self.client.status == "running":
+            self.client.unpublish_dataset(_PREFIX + self.name)
+        for future in self.futures:
+            future.release()
+        self.futures = []
+
+
+#: Prefix of the names of published data sets.
+_PREFIX = "dboost-"
+
+
+def published_rows(name: str, client: Client | None) -> tuple[ClusterRows, dict[str, Any]]:
+    """Return the published rows of that name, and their settings.
+
+    Raises
+    ------
+    InputTypeError
+        If there are none, or no client.
+    """
+    with current_client(client) as found:
+        if found is None:
+            raise InputTypeError(f"the published data set {name!r} is on a cluster: give its client")
+        try:
+            stored = found.get_dataset(_PREFIX + name)
+        except KeyError:
+            names = [one.removeprefix(_PREFIX) for one in found.list_datasets() if str(one).startswith(_PREFIX)]
+            known = f"there are {', '.join(map(repr, names))}" if names else "nothing is published"
+            raise InputTypeError(f"the cluster has no data set {name!r}: {known}") from None
+    settings = stored.pop("settings")
+    return ClusterRows(found, **stored, name=name), settings
+
+
+def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) -> ClusterRows:
+    """Read a table on the workers, and bin it.
+
+    tasks : read the table; request : of a fit, with the parameters that shape the bins.
+    """
+    parameters = request.parameters
+    with Connection(client, WorkerChoice.of(request.workers)) as connection:
+        restricted = _restricted(connection)
+        raw, held = _held(client, tasks, restricted)
+        table = ClusterTable(connection, lambda: raw, request.n_threads)
+        rows = SessionRows(table, request)
+        features = rows.load()
+        binning = rows.propose_bins(COLD_START, parameters)
+        n_kept = table.n_kept
+        starts, n_rows = starts_of(n_kept), sum(n_kept.values())
+        plan = replace(raw.plan, known=features, extend_categories=False)
+        has = tuple(
+            column is not None or is_filled or role in raw.whole
+            for role, column, is_filled in zip(ROLES, (plan.target, plan.weight, plan.offset), raw.filled, strict=True)
+        )
+        ends = np.cumsum([0, *(table.lengths[i] for i in range(raw.n_parts))]).tolist()
+        token = uuid.uuid4().hex
+        keys = [f"dboost-binned-{token}-{i}" for i in range(raw.n_parts)]
+        shared = f"dboost-bins-{token}"
+        graph = raw.graph | {shared: (_identity, pack((plan, binning, n_rows, parameters.random_state, raw.filled, has)))}
+        for i, key in enumerate(keys):
+            given = {role: rows_alone(_some(values, ends[i], ends[i + 1])) for role, values in raw.whole.items()}
+            graph[key] = (_bin_part, shared, i, (starts[i], n_kept[i]), pack(given), raw.bundles[i])
+        futures = list(client.get(graph, keys, sync=False, **restricted))
+        of_samples = {f"dboost-sample-{token}-{i}": (_sample_of, key) for i, key in enumerate(keys)}
+        held_keys: dict[Any, Any] = {future.key: future for future in futures}
+        parts = list(client.get(held_keys | of_samples, list(of_samples), sync=False, **restricted))
+        samples = finished(connection, parts, "binned partitions", restricted.get("workers", ()))
+        del held
+    filled = [sample for i, sample in enumerate(samples) if n_kept[i]]
+    values = np.concatenate([values for values, _ in filled])
+    data = DatasetDescription(binning, table.named, values, joined_targets([target for _, target in filled]))
+    return ClusterRows(client, data, futures, tuple(n_kept[i] for i in range(len(keys))), has, request.workers)
+
+
+def _bin_part(shared: bytes, i: int, rows: tuple[int, int], given: bytes, bundle: tuple[Any, ...]) -> BinnedPartition:
+    """Bin a partition, in a task. rows : global id of its first row of positive weight, and number of such rows."""
+    plan, binning, n_rows, seed, filled, has = unpack(shared)
+    roles: dict[str, Any] = unpack(given)
+    data, *vectors = in_place(bundle, filled)
+    target, weight, offset = (roles.get(role, vector) for role, vector in zip(ROLES, vectors, strict=True))
+    try:
+        chunk = read_partition(data, plan, (target, weight, offset))
+        if not chunk.n_rows:  # roles of an empty partition are not read
+            target, weight, offset = (np.empty(0) if there else None for there in has)
+            chunk = replace(chunk, target=target, weight=weight, offset=offset)
+        found, known, kept = bin_chunk(chunk, binning)
+    except DBoostError as error:
+        raise type(error)(f"partition {i}: {error}") from None
+    start, n_kept = rows
+    if found.n_rows != n_kept:
+        raise DataError(
+            f"partition {i} has {found.n_rows} rows of positive weight, but had {n_kept} when it was first read: the data have "
+            "changed meanwhile"
+        )
+    drawn = reference_rows(n_rows, len(binning.features), seed, start, start + n_kept) - start
+    column = found.target
+    of_sample = CategoryColumn(column.codes[drawn], column.categories) if isinstance(column, CategoryColumn) else column[drawn]
+    return replace(found, sample=(values_of(known, kept[drawn]), of_sample))
+
+
+def _sample_of(partition: BinnedPartition) -> tuple[np.ndarray, Column]:
+    assert partition.sample is not None
+    return partition.sample
+
+
+def _held(client: Client, tasks: ReadTasks, restricted: dict[str, Any]) -> tuple[ReadTasks, list[Future]]:
+    """Return tasks that read partitions which Dask holds, so that they are read from their source once."""
+    token = uuid.uuid4().hex
+    keys = [f"dboost-rows-{token}-{i}" for i in range(tasks.n_parts)]
+    graph = dict(tasks.graph) | {key: (_identity, bundle) for key, bundle in zip(keys, tasks.bundles, strict=True)}
+    futures = list(client.get(graph, keys, sync=False, **restricted))
+    return tasks.over({future.key: future for future in futures}, keys), futures
+
+
+def _restricted(connection: Connection) -> dict[str, Any]:
+    """Return keywords that confine tasks to the usable workers, if some are not."""
+    usable, unusable = connection.usable()
+    if not usable:
+        usable = connection.wait_for_usable()
+    return {"workers": usable, "allow_other_workers": False} if unusable or connection.is_confined else {}
+
+
+def _some(values: Any, first: int, last: int) -> Any:
+    return values.iloc[first:last] if hasattr(values, "iloc") else values[first:last]
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+def _bundle_of(partition: BinnedPartition) -> tuple[Any, ...]:
+    """Return a partition with those of its roles that are there."""
+    return partition, *(role for role in partition.roles if role is not None)
+
+
+def _call(packed: bytes, partition: BinnedPartition) -> Any:
+    function, arguments = unpack(packed)
+    return function(partition, *arguments)
+
+
+def _target_of(partition: BinnedPartition) -> Column:
+    return partition.target
+
+
+def _scores_of(packed: bytes, partition: BinnedPartition, uses: list[np.ndarray]) -> FoldScoresOfPartition:
+    binning, models = unpack(packed)
+    return scores_of_partition(partition, binning, models, uses)

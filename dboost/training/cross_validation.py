@@ -1,0 +1,337 @@
+"""Folds of a data set, and fits on all of them at the same time.
+
+The rows are binned once, by split points that all rows propose; a fold is one byte per row (`session.row_selection.FoldRows`).
+So the fit of a fold differs from a fit on the same rows of the data set in nothing: it gives the same trees to the last bit.
+
+Each fold is fitted in a thread of its own. After every iteration all folds wait for each other (`FoldScores`), because early
+stopping, callbacks, the time limit and the progress display use the means of their scores. Folds of a data set on a cluster
+grow their trees concurrently: while the messages of one fold travel, the workers compute for another.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from dboost.data import CategoryColumn, Column
+from dboost.errors import DBoostError, FitInterrupted, InputTypeError, ParameterError
+from dboost.metrics.named import find_metrics
+from dboost.model.ensemble import Ensemble
+from dboost.session.row_selection import TEST, TRAIN, FoldRows
+from dboost.session.target import Target
+from dboost.training.callbacks import Callback, Iteration, Progress
+from dboost.training.fit import FitResult
+from dboost.training.plan import FitRequest, Fold
+from dboost.trees.tree_task import derive_seed, hash_rows
+
+#: Purpose of the hashes that assign rows to folds, see `trees.tree_task.derive_seed`.
+_FOLDS = 7
+
+
+class BinnedRows(Protocol):
+    """The rows of a data set that stays in memory, in this process or on a cluster."""
+
+    @property
+    def n_rows(self) -> int: ...
+
+    def fit(self, request: FitRequest) -> FitResult:
+        """Train on the rows; may be called from several threads at the same time."""
+
+    def targets(self) -> Column:
+        """Return the targets of all rows, as they were given."""
+
+    def held_out_scores(self, models: Sequence[Ensemble], folds: Sequence[FoldRows]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return, for each fold, the positions of its held-out rows and their raw scores [n, n_outputs] by the fold's model."""
+
+
+# Folds.
+
+
+def split_rows(
+    folds: Any, n_rows: int, targets: Callable[[], Column], *, groups: Any = None, is_classification: bool, seed: int
+) -> list[FoldRows]:
+    """Return the folds of a cross-validation.
+
+    Parameters
+    ----------
+    folds : int, iterable of (train, test), one value per row, or splitter of scikit-learn
+    n_rows : int
+    targets : callable
+        Returns the targets of all rows.
+    groups : one value per row, optional
+        For splitters; with a number of folds, rows of a group are in the same fold.
+    is_classification : bool
+        Whether a number of folds divides each class evenly.
+    seed : int
+        Of the assignment of rows to a number of folds.
+
+    Raises
+    ------
+    ParameterError, InputTypeError
+        If the folds do not match the rows, or a fold has no row to train on or to hold out.
+    """
+    of_groups = None if groups is None else _per_row(groups, n_rows, "groups")
+    if isinstance(folds, int | np.integer) and not isinstance(folds, bool):
+        numbers = _numbered(int(folds), n_rows, targets, of_groups, is_classification, seed)
+        found = [_of_test(numbers == fold) for fold in range(int(folds))]
+    elif hasattr(folds, "split"):
+        y = _plain(targets())
+        found = [_of_pair(pair, n_rows) for pair in folds.split(np.zeros((n_rows, 1)), y, of_groups)]
+    elif _is_column(folds):
+        if groups is not None:
+            raise ParameterError("groups do not go together with the fold of each row: leave one of them out")
+        values = _per_row(folds, n_rows, "folds")
+        found = [_of_test(values == value) for value in np.unique(values)]
+        if len(found) < 2:
+            raise ParameterError("folds: all rows are in the same fold; at least two are needed")
+    elif isinstance(folds, Iterable) and not isinstance(folds, str):
+        if groups is not None:
+            raise ParameterError("groups do not go together with pairs (train, test): leave one of them out")
+        found = [_of_pair(pair, n_rows) for pair in folds]
+    else:
+        raise InputTypeError(
+            f"folds={folds!r:.60} must be a number, pairs (train, test), the fold of each row, or a splitter of scikit-learn"
+        )
+    if not found:
+        raise ParameterError("folds: there is no fold")
+    for number, fold in enumerate(found):
+        for use, what in ((TRAIN, "train on"), (TEST, "hold out")):
+            if not (fold.uses == use).any():
+                raise ParameterError(f"folds: fold {number} has no row to {what}")
+    return found
+
+
+def _numbered(
+    n_folds: int,
+    n_rows: int,
+    targets: Callable[[], Column],
+    groups: np.ndarray | None,
+    is_classification: bool,
+    seed: int,
+) -> np.ndarray:
+    """Return the fold of each row: each class (or group) is shuffled by hashes and dealt out evenly."""
+    if not 2 <= n_folds <= n_rows:
+        raise ParameterError(f"folds={n_folds} must be at least 2 and at most the number of rows, {n_rows}")
+    seed = derive_seed(seed, _FOLDS)
+    if groups is not None:
+        _, of_row = np.unique(groups, return_inverse=True)
+        n_groups = int(of_row.max()) + 1
+        if n_groups < n_folds:
+            raise ParameterError(f"folds={n_folds} is more than the {n_groups} groups")
+        return _balanced(np.bincount(of_row), n_folds, seed)[of_row]
+    order = np.argsort(hash_rows(seed, np.arange(n_rows)), kind="stable")
+    if is_classification:
+        target = targets()
+        codes = target.codes if isinstance(target, CategoryColumn) else np.unique(target, return_inverse=True)[1]
+        counts = np.bincount(codes)
+        if counts[counts > 0].min() < n_folds:
+            raise ParameterError(f"folds={n_folds} is more than the {counts[counts > 0].min()} rows of the rarest class")
+        order = order[np.argsort(codes[order], kind="stable")]
+    found = np.empty(n_rows, np.int64)
+    found[order] = np.arange(n_rows) % n_folds
+    return found
+
+
+def _balanced(sizes: np.ndarray, n_folds: int, seed: int) -> np.ndarray:
+    """Return the fold of each group: the largest first, each to the fold with the fewest rows so far."""
+    n_rows = np.zeros(n_folds, np.int64)
+    found = np.empty(len(sizes), np.int64)
+    for group in np.lexsort((hash_rows(seed, np.arange(len(sizes))), -sizes)).tolist():
+        found[group] = fold = int(np.argmin(n_rows))
+        n_rows[fold] += sizes[group]
+    return found
+
+
+def _is_column(folds: Any) -> bool:
+    """Whether folds are one value per row."""
+    if hasattr(folds, "ndim"):
+        return folds.ndim == 1 and getattr(folds, "dtype", np.dtype(object)).kind != "O"
+    return isinstance(folds, list | tuple) and bool(folds) and not isinstance(folds[0], list | tuple | np.ndarray)
+
+
+def _per_row(values: Any, n_rows: int, name: str) -> np.ndarray:
+    found = np.asarray(values.compute() if hasattr(values, "compute") else values)
+    if found.shape != (n_rows,):
+        raise ParameterError(
+            f"{name} has shape {found.shape}, but the data have {n_rows} rows of positive weight: give one value for each"
+        )
+    return found
+
+
+def _of_test(is_test: np.ndarray) -> FoldRows:
+    return FoldRows(np.where(is_test, TEST, TRAIN))
+
+
+def _of_pair(pair: Any, n_rows: int) -> FoldRows:
+    """Return a fold from positions or masks of the rows to train on and to hold out."""
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        raise InputTypeError(f"folds: {pair!r:.60} is no pair (train, test)")
+    uses = np.zeros(n_rows, np.uint8)
+    for rows, use in zip(pair, (TRAIN, TEST), strict=True):
+        at = np.asarray(rows)
+        if at.dtype == bool:
+            at = np.flatnonzero(_per_row(at, n_rows, "a mask of folds"))
+        if at.dtype.kind not in "iu" and len(at):
+            raise InputTypeError(f"folds: rows are given by their positions or by a mask, not by {at.dtype}")
+        if len(at) and (at.min() < 0 or at.max() >= n_rows):
+            raise ParameterError(f"folds: row {at.max() if at.min() >= 0 else at.min()} is not among the {n_rows} rows")
+        at = at.astype(np.int64)
+        if use == TEST and (uses[at] == TRAIN).any():
+            raise ParameterError(f"folds: row {int(at[np.argmax(uses[at] == TRAIN)])} is both trained on and held out")
+        uses[at] = use
+    return FoldRows(uses)
+
+
+def _plain(column: Column) -> np.ndarray:
+    """Return targets as an array."""
+    if isinstance(column, CategoryColumn):
+        return np.array(column.categories, object)[column.codes]
+    return column
+
+
+# Fits.
+
+
+class FoldScores:
+    """The scores of all folds, iteration by iteration, and their means. Every fold waits until all have finished an iteration.
+
+    Parameters
+    ----------
+    n_folds : int
+    callbacks : sequence of callable
+        Called with the means after every iteration; True stops all folds.
+    progress : bool or None
+    n_iterations : int
+    until : float
+        Time (`time.perf_counter`) after which no iteration begins.
+    """
+
+    def __init__(
+        self, n_folds: int, callbacks: Sequence[Callback], progress: bool | None, n_iterations: int, until: float = math.inf
+    ) -> None:
+        self._callbacks, self.n_iterations, self._until = callbacks, n_iterations, until
+        self._progress = Progress(progress, n_iterations)
+        self._barrier = threading.Barrier(n_folds, self._combine)
+        self._records: list[Mapping[str, Any]] = [{}] * n_folds
+        self._means: dict[str, Any] = {"iteration": 0}
+        self._stops = False
+        self._last = time.perf_counter()
+
+    def mean(self, fold: int, record: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the means of an iteration's record over the folds, once all folds have finished the iteration."""
+        if record["iteration"] != self._means["iteration"]:
+            self._records[fold] = record
+            self._barrier.wait()
+        return self._means
+
+    def ends(self, fold: int, iteration: Iteration) -> bool:
+        """Whether all folds end with this iteration, as a callback or the time limit decides."""
+        self.mean(fold, iteration.record)
+        return self._stops
+
+    @property
+    def n_done(self) -> int:
+        """Number of iterations that all folds have finished."""
+        return self._means["iteration"]
+
+    def _combine(self) -> None:
+        """Compute the means, and what follows from them; runs in the thread of one fold while the others wait."""
+        first = self._records[0]
+        means: dict[str, Any] = {}
+        for name, value in first.items():
+            values = [record[name] for record in self._records]
+            is_score = isinstance(value, float) and name != "seconds"
+            means[name] = float(np.mean(values)) if is_score else max(values) if name != "rows_kept" else sum(values)
+        now = time.perf_counter()
+        self._stops = now + (now - self._last) > self._until
+        self._last = now
+        self._progress.show(means, [name for name in means if name == "train_loss" or name.startswith("validation_")])
+        told = Iteration(first["iteration"], self.n_iterations, means, _no_model, float("nan"))
+        for callback in self._callbacks:
+            self._stops = bool(callback(told)) or self._stops
+        self._means = means
+
+    def abort(self) -> None:
+        """Have all folds fail at their next iteration."""
+        self._barrier.abort()
+
+    def close(self) -> None:
+        self._progress.close()
+
+
+def _no_model() -> Ensemble:
+    raise DBoostError("callbacks of a cross-validation have no model: there is one for each fold")
+
+
+def fit_folds(
+    rows: BinnedRows, folds: Sequence[FoldRows], request_of: Callable[..., FitRequest], scores: FoldScores, n_threads: int
+) -> list[FitResult]:
+    """Fit a model on each fold, all at the same time.
+
+    Parameters
+    ----------
+    rows : BinnedRows
+    folds : sequence of FoldRows
+    request_of : callable
+        Returns the request of one fit, given ``fold``, ``n_threads``, ``callbacks`` and ``progress``.
+    scores : FoldScores
+        Receives the scores; closed at the end.
+    n_threads : int
+        Threads of this process for all folds together.
+
+    Raises
+    ------
+    FitInterrupted
+        On ^C.
+    """
+
+    def run(number: int) -> FitResult:
+        try:
+            fold = Fold(folds[number], partial(scores.mean, number))
+            threads = max(n_threads // len(folds), 1)
+            callbacks = (partial(scores.ends, number),)
+            return rows.fit(request_of(fold=fold, n_threads=threads, callbacks=callbacks, progress=False))
+        except BaseException:
+            scores.abort()
+            raise
+
+    with ThreadPoolExecutor(len(folds), "dboost-fold") as pool:
+        futures = [pool.submit(run, number) for number in range(len(folds))]
+        try:
+            while wait(futures, 0.2).not_done:
+                pass
+        except KeyboardInterrupt as stopped:
+            scores.abort()
+            wait(futures)
+            done = f"after {scores.n_done} of {scores.n_iterations} iterations"
+            raise FitInterrupted(f"cross-validation was interrupted {done}", None, 0) from stopped
+        finally:
+            scores.close()
+    errors = [error for error in (future.exception() for future in futures) if error is not None]
+    own = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+    if errors:
+        raise (own or errors)[0]
+    return [future.result() for future in futures]
+
+
+@dataclass(frozen=True)
+class MetricName:
+    """A column of scores."""
+
+    column: str  # of the history of a fit
+    name: str
+    greater_is_better: bool
+
+
+def metric_names(eval_metric: Any, target: Target) -> list[MetricName]:
+    """Return the metrics of the held-out rows."""
+    found = find_metrics(eval_metric, target.loss)
+    return [MetricName(f"validation_{metric.name}", metric.name, metric.greater_is_better) for metric in found]
