@@ -24,7 +24,7 @@ from dboost.session.memory_budget import Budget, parse_memory_limit
 from dboost.session.row_selection import FoldRows
 from dboost.session.target import choose_target, scan_target
 from dboost.training.callbacks import Callback, StoppingRule
-from dboost.training.cross_validation import BinnedRows, FoldScores, MetricName, fit_folds, metric_names, split_rows
+from dboost.training.cross_validation import BinnedRows, FoldScores, MetricName, fit_folds, mean_of, metric_names, split_rows
 from dboost.training.fit import FitResult, available_threads
 from dboost.training.learning_rates import schedule_of
 from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit, rounds_of_rule
@@ -44,6 +44,8 @@ class CVResult:
         Iteration with the best mean: of the metric that stops early, else of the last metric.
     best_score : float
         That mean.
+    metric : str
+        That metric.
     boosters : list of Booster
         The model of each fold; with early stopping, up to the best iteration.
     predictions : float64[n_rows] or float64[n_rows, n_classes]
@@ -55,12 +57,12 @@ class CVResult:
     summary: pd.DataFrame
     best_iteration: int
     best_score: float
+    metric: str
     boosters: list[Booster]
     predictions: np.ndarray
 
     def __repr__(self) -> str:
-        metric = self.summary["metric"].iloc[0] if len(self.summary) else ""
-        best = f"{metric} {self.best_score:.6g} in iteration {self.best_iteration}"
+        best = f"{self.metric} {self.best_score:.6g} in iteration {self.best_iteration}"
         return f"<dboost.CVResult: {len(self.boosters)} folds, {best}>"
 
 
@@ -194,8 +196,8 @@ def cv(
         custom_loss = None if isinstance(checked.loss, str) else checked.loss
         boosters = [Booster(one.ensemble, history=one.history, timings=one.timings, loss=custom_loss) for one in fitted]
         scores, summary = _scores(fitted, metrics)
-        best, score = _best(fitted, metrics, summary)
-        return CVResult(scores, summary, best, score, boosters, _predictions(rows, boosters, found))
+        best = _best(fitted, metrics, summary)
+        return CVResult(scores, summary, *best, boosters, _predictions(rows, boosters, found))
 
 
 def _dtype_of(targets: Any) -> str:
@@ -232,21 +234,21 @@ def _scores(fitted: Sequence[FitResult], metrics: Sequence[MetricName]) -> tuple
     ]
     scores = pd.DataFrame(records, columns=["fold", "iteration", "metric", "value"])
     grouped = scores.groupby(["metric", "iteration"], sort=False)["value"]
-    summary = pd.DataFrame({"mean": grouped.mean(), "std": grouped.std(ddof=0)}).reset_index()
+    summary = pd.DataFrame({"mean": grouped.agg(mean_of), "std": grouped.std(ddof=0)}).reset_index()
     order = {name: number for number, (_, name) in enumerate(columns)}
     summary = summary.sort_values(["iteration", "metric"], key=lambda of: of.map(order) if of.name == "metric" else of)
     return scores, summary[["iteration", "metric", "mean", "std"]].reset_index(drop=True)
 
 
-def _best(fitted: Sequence[FitResult], metrics: Sequence[MetricName], summary: pd.DataFrame) -> tuple[int, float]:
-    """Return the best iteration and its mean score."""
+def _best(fitted: Sequence[FitResult], metrics: Sequence[MetricName], summary: pd.DataFrame) -> tuple[int, float, str]:
+    """Return the best iteration, its mean score, and the metric."""
     rule: StoppingRule | None = fitted[0].early_stopping
     metric = metrics[-1] if rule is None else next(one for one in metrics if one.column == rule.column)
     means = summary.loc[summary["metric"] == metric.name].set_index("iteration")["mean"]
     if rule is not None:
-        return rule.best_iteration, float(means[rule.best_iteration])
+        return rule.best_iteration, float(means[rule.best_iteration]), metric.name
     best = int((-means if metric.greater_is_better else means).fillna(np.inf).idxmin())
-    return best, float(means[best])
+    return best, float(means[best]), metric.name
 
 
 def _predictions(rows: BinnedRows, boosters: Sequence[Booster], folds: Sequence[FoldRows]) -> np.ndarray:

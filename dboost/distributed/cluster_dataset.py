@@ -212,7 +212,8 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
         held_keys: dict[Any, Any] = {future.key: future for future in futures}
         parts = list(client.get(held_keys | of_samples, list(of_samples), sync=False, **restricted))
         samples = finished(connection, parts, "binned partitions", restricted.get("workers", ()))
-        del held
+        for future in held:  # Dask computes them again if it has to
+            future.release()
     filled = [sample for i, sample in enumerate(samples) if n_kept[i]]
     values = np.concatenate([values for values, _ in filled])
     data = DatasetDescription(binning, table.named, values, joined_targets([target for _, target in filled]))

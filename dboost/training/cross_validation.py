@@ -249,7 +249,7 @@ class FoldScores:
         for name, value in first.items():
             values = [record[name] for record in self._records]
             is_score = isinstance(value, float) and name != "seconds"
-            means[name] = float(np.mean(values)) if is_score else max(values) if name != "rows_kept" else sum(values)
+            means[name] = mean_of(values) if is_score else max(values) if name != "rows_kept" else sum(values)
         now = time.perf_counter()
         self._stops = now + (now - self._last) > self._until
         self._last = now
@@ -265,6 +265,11 @@ class FoldScores:
 
     def close(self) -> None:
         self._progress.close()
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean, correctly rounded: it does not depend on the order of the folds."""
+    return math.fsum(values) / len(values)
 
 
 def _no_model() -> Ensemble:

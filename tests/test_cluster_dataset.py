@@ -1,0 +1,275 @@
+"""Data sets on the workers of a cluster: fits on them are fits on their source, whatever happens to the workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dboost
+from dboost import DataError, InputTypeError, ParameterError
+from tests.helpers.clusters import ROOT, Processes, a_table, at, held_fits, threads_cluster, until
+from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame
+
+FRAME = mixed_frame(900)
+OPTIONS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 8, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    with Processes(2) as found:
+        found.client.run(lambda: __import__("dboost.distributed.worker_plugin"))
+        yield found
+
+
+@given(
+    at=st.lists(st.integers(0, 900), max_size=6),
+    target=st.sampled_from(TARGETS),
+    role=st.sampled_from([None, "weight", "offset"]),
+)
+def test_a_fit_on_a_data_set_is_a_fit_on_its_source(client: Client, at: list[int], target: str, role: str | None) -> None:
+    roles: dict[str, Any] = {} if role is None else {"sample_weight" if role == "weight" else "offset": "w"}
+    expected = dboost.fit(FRAME, target, features=FEATURES, **roles, **OPTIONS)
+    with dboost.prepare(cut(FRAME, at), target, client=client, features=FEATURES, **roles) as data:
+        assert dboost.fit(data, **OPTIONS).sha256 == expected.sha256
+        assert data.n_rows == (FRAME["w"] > 0).sum() if role == "weight" else len(FRAME)
+        found = dboost.cv(data, folds=3, **OPTIONS)
+    local = dboost.cv(FRAME, target, folds=3, features=FEATURES, **roles, **OPTIONS)
+    assert [one.sha256 for one in found.boosters] == [one.sha256 for one in local.boosters]
+    np.testing.assert_array_equal(found.predictions, local.predictions)
+    pd.testing.assert_frame_equal(found.scores, local.scores, check_exact=True)
+
+
+def test_data_of_every_kind(client: Client, tmp_path: Path) -> None:
+    X, y = FRAME[["x", "age"]].to_numpy(), FRAME["y"].to_numpy()
+    weight = FRAME["w"].to_numpy()
+    expected = dboost.fit(X, y, sample_weight=weight, **OPTIONS).sha256
+    lazy = da.from_array(X, chunks=(200, 2))
+    for data, target, of in (
+        (X, y, weight),
+        (lazy, da.from_array(y, chunks=200), da.from_array(weight, chunks=200)),
+        (lazy, y, weight),
+    ):
+        with dboost.prepare(data, target, sample_weight=of, client=client) as found:
+            assert dboost.fit(found, **OPTIONS).sha256 == expected
+            assert found.target is None and list(found.feature_names_in_) == ["f0", "f1"]
+    FRAME.to_parquet(tmp_path / "rows.parquet")
+    with client.as_current(), dboost.prepare(str(tmp_path / "rows.parquet"), "y", features=FEATURES) as found:
+        assert found.is_on_cluster and repr(found).startswith("<dboost.Dataset: 900 rows × 7 features, target 'y'")
+        assert dboost.fit(found, **OPTIONS).sha256 == dboost.fit(FRAME, "y", features=FEATURES, **OPTIONS).sha256
+
+
+def test_options_of_fits(client: Client, tmp_path: Path) -> None:
+    test = mixed_frame(300, seed=1)
+    cases: list[dict[str, Any]] = [
+        {"eval_set": test, "eval_metric": "mae", "early_stopping_rounds": 2, "learning_rate": 0.9},
+        {"subsample": 0.5, "loss": "huber"},
+        {"memory_limit": "100MiB", "checkpoint": str(tmp_path / "kept")},
+        {"arcbites": dboost.ArcBites(n_bites=3), "eval_set": test},
+        {"monotonic_cst": {"x": 1}, "interaction_cst": "pairwise"},
+    ]
+    with dboost.prepare(cut(FRAME, [300, 500]), "y", client=client, features=FEATURES) as data:
+        for options in cases:
+            expected = dboost.fit(FRAME, "y", features=FEATURES, **OPTIONS | options | {"checkpoint": None})
+            assert dboost.fit(data, **OPTIONS | options).sha256 == expected.sha256, options
+        first = dboost.fit(data, **OPTIONS)
+        longer = dboost.fit(data, start_from=first, continue_steps="full", **OPTIONS)
+        expected = dboost.fit(FRAME, "y", start_from=first, continue_steps="full", continue_bins="kept", **OPTIONS)
+        np.testing.assert_array_equal(longer.predict(FRAME), expected.predict(FRAME))
+        other = dboost.fit(test, "y", features=FEATURES, **OPTIONS)
+        with pytest.raises(ParameterError, match="where the data set has no edge of a bin"):
+            dboost.fit(data, start_from=other, **OPTIONS)
+
+
+def test_what_does_not_fit(client: Client, tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="path is for data sets in files"):
+        dboost.prepare(FRAME, "y", tmp_path / "folder", client=client)
+    with pytest.raises(ParameterError, match="publish needs a cluster"):
+        dboost.prepare(FRAME, "y", publish="rows")
+    with pytest.raises(DataError, match=r"partition 1: column 'x' holds an infinite value \(row 3\)"):
+        rows = FRAME.copy()
+        rows.loc[403, "x"] = np.inf
+        dboost.prepare(cut(rows, [400]), "y", client=client)
+    with pytest.raises(DataError, match="no column 'nothing'"):
+        dboost.prepare(cut(FRAME, [400]), "nothing", client=client)
+    data = dboost.prepare(cut(FRAME, [400]), "y", client=client, features=FEATURES)
+    with pytest.raises(ParameterError, match="max_bins=7 does not fit the data"):
+        dboost.fit(data, max_bins=7)
+    with pytest.raises(ParameterError, match="target='late' does not fit the data"):
+        dboost.fit(data, "late")
+    with pytest.raises(ParameterError, match="leave client and workers out"):
+        dboost.fit(data, workers=["one"])
+    with pytest.raises(ParameterError, match="split_proposal"):
+        dboost.fit(data, split_proposal="exact")
+    with pytest.raises(ParameterError, match="client belongs to"):
+        dboost.cv(data, client=client)
+    with pytest.raises(InputTypeError, match="has no folder"):
+        os.fspath(data)
+    with pytest.raises(TypeError, match="publish="):
+        __import__("pickle").dumps(data)
+    data.close()
+    data.close()
+    with pytest.raises(InputTypeError, match="closed"):
+        dboost.fit(data)
+    assert "closed" in repr(data)
+
+
+def test_the_source_is_read_once(client: Client, tmp_path: Path) -> None:
+    def read(i: int) -> pd.DataFrame:
+        (tmp_path / f"{i}-{time.monotonic_ns()}").touch()
+        return FRAME.iloc[i * 300 : i * 300 + 300]
+
+    lazy = dd.from_map(read, range(3), meta=FRAME.iloc[:0])
+    with dboost.prepare(lazy, "y", client=client, features=FEATURES) as data:
+        dboost.cv(data, folds=3, **OPTIONS)
+        dboost.fit(data, **OPTIONS)
+    assert sorted(name.name[0] for name in tmp_path.iterdir()) == ["0", "1", "2"]
+
+
+def keys_of(dask_worker: Any = None) -> list[str]:
+    """For `Client.run`: the keys of the data that Dask holds on a worker."""
+    return [str(key) for key in dask_worker.data]
+
+
+def test_nothing_is_left_when_a_data_set_is_closed(client: Client) -> None:
+    def keys() -> list[str]:
+        return [key for of_worker in client.run(keys_of).values() for key in of_worker if "dboost" in key]
+
+    data = dboost.prepare(cut(FRAME, [300, 600]), "y", client=client, features=FEATURES)
+    until(lambda: len([key for key in keys() if "binned" in key]) == 3)
+    until(lambda: not [key for key in keys() if "dboost-rows" in key])
+    dboost.fit(data, **OPTIONS)
+    data.close()
+    until(lambda: not keys())
+
+
+def test_several_fits_at_once_and_one_that_is_given_up(client: Client) -> None:
+    class Pruned(Exception):
+        pass
+
+    def prune(now: dboost.Iteration) -> None:
+        if now.iteration == 3:
+            raise Pruned
+
+    with dboost.prepare(cut(FRAME, [200, 450, 700]), "y", client=client, features=FEATURES) as data:
+        rates = [0.05, 0.1, 0.2, 0.3, 0.5]
+        with ThreadPoolExecutor(6) as pool:
+            given_up = pool.submit(dboost.fit, data, callbacks=[prune], **OPTIONS | {"max_iter": 10**6})
+            found = list(pool.map(lambda rate: dboost.fit(data, learning_rate=rate, **OPTIONS).sha256, rates))
+            with pytest.raises(Pruned):
+                given_up.result()
+        began = time.monotonic()
+        until(lambda: set(client.run(held_fits).values()) == {0})
+        assert time.monotonic() - began < 10
+    assert found == [dboost.fit(FRAME, "y", features=FEATURES, learning_rate=rate, **OPTIONS).sha256 for rate in rates]
+
+
+def kill_one(processes: Processes) -> None:
+    """Kill a worker, and start another one when the scheduler has noticed."""
+    n_workers = len(processes.addresses())
+    os.kill(processes.any_pid(), signal.SIGKILL)
+    processes.wait_for(lambda: len(processes.addresses()) < n_workers)
+    processes.ensure_workers(n_workers)
+
+
+LONG: dict[str, Any] = {"max_iter": 25, "max_leaf_nodes": 8, "progress": False}
+ROWS = a_table(4000)[["a", "b", "c", "e", "z"]]
+
+
+@pytest.mark.slow
+def test_a_killed_worker_between_and_during_fits(processes: Processes) -> None:
+    processes.ensure_workers(2)
+    expected = dboost.fit(ROWS, "z", **LONG).sha256
+    lazy = dd.from_pandas(ROWS, npartitions=6, sort=False)
+    with dboost.prepare(lazy, "z", client=processes.client) as data:
+        kill_one(processes)
+        assert dboost.fit(data, **LONG).sha256 == expected
+        kill = at(7, lambda: kill_one(processes))
+        assert dboost.fit(data, callbacks=[kill], **LONG).sha256 == expected
+        local = dboost.cv(ROWS, "z", folds=4, eval_metric="auc", **LONG)
+        kill = at(7, lambda: kill_one(processes))
+        found = dboost.cv(data, folds=4, eval_metric="auc", callbacks=[kill], **LONG)
+        assert [one.sha256 for one in found.boosters] == [one.sha256 for one in local.boosters]
+        np.testing.assert_array_equal(found.predictions, local.predictions)
+
+
+@pytest.mark.slow
+def test_a_worker_is_killed_while_the_data_set_is_made(processes: Processes) -> None:
+    processes.ensure_workers(2)
+
+    def slow(part: pd.DataFrame) -> pd.DataFrame:
+        time.sleep(0.5)
+        return part
+
+    lazy = dd.from_pandas(ROWS, npartitions=8, sort=False).map_partitions(slow, meta=ROWS.iloc[:0])
+    pid = processes.any_pid()
+    killer = threading.Timer(1.5, os.kill, (pid, signal.SIGKILL))
+    killer.start()
+    with dboost.prepare(lazy, "z", client=processes.client) as data:
+        killer.join()
+        assert data.n_rows == len(ROWS)
+        assert dboost.fit(data, **LONG).sha256 == dboost.fit(ROWS, "z", **LONG).sha256
+    processes.ensure_workers(2)
+
+
+@pytest.mark.slow
+def test_a_worker_joins(processes: Processes) -> None:
+    processes.ensure_workers(2)
+    n_before = len(processes.addresses())
+    lazy = dd.from_pandas(ROWS, npartitions=6, sort=False)
+    with dboost.prepare(lazy, "z", client=processes.client) as data:
+        processes.ensure_workers(n_before + 1)
+        booster = dboost.fit(data, **LONG)
+        assert booster.sha256 == dboost.fit(ROWS, "z", **LONG).sha256
+
+
+PUBLISHED = """
+import sys, dask.dataframe as dd, dboost
+from distributed import Client
+from tests.helpers.clusters import a_table
+rows = a_table(4000)[["a", "b", "c", "e", "z"]]
+client = Client(sys.argv[1])
+print(dboost.prepare(dd.from_pandas(rows, npartitions=4, sort=False), "z", client=client, publish="rows"))
+"""
+
+
+@pytest.mark.slow
+def test_a_published_data_set_outlives_its_client(processes: Processes) -> None:
+    processes.ensure_workers(2)
+    done = subprocess.run(
+        [sys.executable, "-c", PUBLISHED, processes.address], capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
+    assert done.returncode == 0 and "as 'rows'" in done.stdout, done.stderr
+    with pytest.raises(ParameterError, match="data set of that name"):
+        dboost.prepare(ROWS, "z", client=processes.client, publish="rows")
+    with pytest.raises(InputTypeError, match="no data set 'lines': there are 'rows'"):
+        dboost.Dataset.published("lines", processes.client)
+    data = dboost.Dataset.published("rows", processes.client)
+    assert data.target == "z" and data.n_rows == 4000
+    kill_one(processes)
+    assert dboost.fit(data, **LONG).sha256 == dboost.fit(ROWS, "z", **LONG).sha256
+    data.close()
+    with pytest.raises(InputTypeError, match="nothing is published"):
+        dboost.Dataset.published("rows", processes.client)

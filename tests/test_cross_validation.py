@@ -1,0 +1,299 @@
+"""`dboost.cv`: the folds, their models, the means by which they stop, and the predictions of held-out rows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.model_selection import GroupKFold, RepeatedKFold, StratifiedKFold, TimeSeriesSplit
+
+import dboost
+from dboost import DataError, EarlyStopping, FitInterrupted, InputTypeError, ParameterError
+from dboost.losses import Loss
+from dboost.session.row_selection import TEST, TRAIN
+from dboost.training.cross_validation import split_rows
+from tests.helpers.clusters import ROOT
+
+RNG = np.random.default_rng(0)
+N = 2_000
+
+
+def a_frame() -> pd.DataFrame:
+    """Few distinct values, so that every fold has them all and proposes the split points that all rows propose."""
+    frame = pd.DataFrame({name: RNG.integers(0, 12, N).astype(np.float64) for name in "abc"})
+    frame.loc[::13, "b"] = np.nan
+    frame["kind"] = RNG.choice(["one", "two", "three"], N)
+    frame["w"] = RNG.integers(1, 4, N)
+    score = frame["a"] - np.nan_to_num(frame["b"]) * (frame["kind"] == "one") + RNG.normal(size=N)
+    frame["y"], frame["z"] = score, score > 1
+    frame["t"] = np.where(score > 4, "high", np.where(score < -1, "low", "middle"))
+    return frame
+
+
+FRAME = a_frame()
+FEATURES = ["a", "b", "c", "kind"]
+OPTIONS: dict[str, Any] = {"features": FEATURES, "max_iter": 12, "max_leaf_nodes": 8, "progress": False}
+
+
+def trees(booster: dboost.Booster) -> pd.DataFrame:
+    return booster.to_frame()
+
+
+@pytest.mark.parametrize("target", ["y", "z", "t"])
+@pytest.mark.parametrize("weight", [None, "w"])
+def test_a_fold_is_a_fit_on_its_rows(target: str, weight: str | None) -> None:
+    splits = list(StratifiedKFold(3, shuffle=True, random_state=1).split(FRAME, FRAME["t"]))
+    options = OPTIONS | {"sample_weight": weight, "subsample": 0.7}
+    result = dboost.cv(FRAME, target, folds=splits, **options)
+    for fold, (train, test) in enumerate(splits):
+        rows = FRAME.iloc[train].reset_index(drop=True)
+        explicit = dboost.fit(rows, target, eval_set={"validation": FRAME.iloc[test]}, **options)
+        booster = result.boosters[fold]
+        pd.testing.assert_frame_equal(trees(booster), trees(explicit), check_exact=True)
+        found = result.scores[(result.scores["fold"] == fold) & (result.scores["metric"] != "train_loss")]
+        (name,) = found["metric"].unique()
+        assert found["value"].tolist() == explicit.history[f"validation_{name}"].tolist()
+        expected = explicit.predict(FRAME.iloc[test]) if target == "y" else explicit.predict_proba(FRAME.iloc[test])
+        np.testing.assert_array_equal(result.predictions[test], np.asarray(expected))
+    assert not np.isnan(result.predictions).any()
+
+
+def test_the_summary_has_means_and_deviations_of_the_folds() -> None:
+    result = dboost.cv(FRAME, "z", folds=4, eval_metric=["auc", "log_loss"], **OPTIONS)
+    assert list(result.scores.columns) == ["fold", "iteration", "metric", "value"]
+    assert len(result.scores) == 4 * 12 * 3
+    table = result.scores.pivot_table(index=["iteration", "metric"], columns="fold", values="value")
+    of = result.summary.set_index(["iteration", "metric"])
+    np.testing.assert_allclose(of["mean"], table.mean(axis=1).loc[of.index], rtol=1e-15)
+    np.testing.assert_allclose(of["std"], table.std(axis=1, ddof=0).loc[of.index], rtol=1e-9, atol=1e-15)
+    losses = result.summary[result.summary["metric"] == "log_loss"]
+    assert result.best_iteration == losses.loc[losses["mean"].idxmin(), "iteration"]
+    assert result.best_score == losses["mean"].min() and result.metric == "log_loss"
+    assert "log_loss" in repr(result) and "4 folds" in repr(result)
+    assert all(booster.n_iter_ == 12 for booster in result.boosters)
+
+
+def test_folds_stop_together_by_the_mean() -> None:
+    options = OPTIONS | {"max_iter": 200, "learning_rate": 0.5, "eval_metric": ["auc", "log_loss"]}
+    result = dboost.cv(FRAME, "z", folds=3, early_stopping_rounds=4, **options)
+    means = result.summary[result.summary["metric"] == "log_loss"].set_index("iteration")["mean"]
+    assert result.best_iteration == means.idxmin() and means.index[-1] == result.best_iteration + 4 < 200
+    for booster in result.boosters:
+        assert booster.n_iter_ == booster.best_iteration == result.best_iteration
+    by_auc = dboost.cv(FRAME, "z", folds=3, early_stopping=EarlyStopping(4, "auc"), **options)
+    means = by_auc.summary[by_auc.summary["metric"] == "auc"].set_index("iteration")["mean"]
+    assert by_auc.best_iteration == means.idxmax() and by_auc.metric == "auc"
+    with pytest.raises(ParameterError, match="no evaluation set 'other'"):
+        dboost.cv(FRAME, "z", early_stopping=EarlyStopping(4, eval_set="other"), **options)
+    with pytest.raises(ParameterError, match="'rmse' is none of the fit's metrics"):
+        dboost.cv(FRAME, "z", early_stopping=EarlyStopping(4, "rmse"), **options)
+
+
+def test_callbacks_get_the_means_and_stop_all_folds() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def callback(now: dboost.Iteration) -> bool:
+        seen.append(now.record)
+        return now.iteration == 5
+
+    result = dboost.cv(FRAME, "y", folds=3, eval_metric="rmse", callbacks=[callback], **OPTIONS)
+    means = result.summary[result.summary["metric"] == "rmse"]["mean"].tolist()
+    assert [record["validation_rmse"] for record in seen] == means and len(means) == 5
+    assert [record["iteration"] for record in seen] == [1, 2, 3, 4, 5]
+
+    def fails(_: dboost.Iteration) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        dboost.cv(FRAME, "y", callbacks=[fails], **OPTIONS)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("dboost-fold")]
+
+
+def test_a_time_limit_ends_all_folds_after_the_same_iteration() -> None:
+    result = dboost.cv(FRAME, "y", folds=3, **OPTIONS | {"max_iter": 10**6, "time_limit": "2s"})
+    (n,) = {booster.n_iter_ for booster in result.boosters}
+    assert 0 < n < 10**6
+
+
+@given(n_rows=st.integers(20, 300), n_folds=st.integers(2, 6), seed=st.integers(0, 99), n_classes=st.integers(1, 3))
+def test_a_number_of_folds_divides_each_class_evenly(n_rows: int, n_folds: int, seed: int, n_classes: int) -> None:
+    target = np.arange(n_rows) % n_classes
+    folds = split_rows(n_folds, n_rows, lambda: target, is_classification=True, seed=seed)
+    assert sum((fold.uses == TEST).astype(int) for fold in folds).tolist() == [1] * n_rows
+    for fold in folds:
+        assert set(np.unique(fold.uses)) == {TRAIN, TEST}
+    for level in range(n_classes):
+        counts = [int(np.count_nonzero((fold.uses == TEST) & (target == level))) for fold in folds]
+        assert max(counts) - min(counts) <= 1
+    again = split_rows(n_folds, n_rows, lambda: target, is_classification=True, seed=seed)
+    assert all((one.uses == other.uses).all() for one, other in zip(folds, again, strict=True))
+
+
+def test_groups_are_not_divided() -> None:
+    groups = RNG.integers(0, 40, N)
+    for folds in (5, GroupKFold(5)):
+        result = dboost.cv(FRAME, "y", folds=folds, groups=groups, **OPTIONS)
+        assert not np.isnan(result.predictions).any() and len(result.boosters) == 5
+    found = split_rows(5, N, lambda: groups, groups=groups, is_classification=False, seed=0)
+    for fold in found:
+        assert not set(groups[fold.uses == TEST]) & set(groups[fold.uses == TRAIN])
+    sizes = [int(np.count_nonzero(fold.uses == TEST)) for fold in found]
+    assert max(sizes) - min(sizes) <= np.bincount(groups).max()
+
+
+def test_folds_of_every_kind() -> None:
+    ordered = dboost.cv(FRAME, "y", folds=TimeSeriesSplit(3), **OPTIONS)
+    first = min(test[0] for _, test in TimeSeriesSplit(3).split(FRAME))
+    assert np.isnan(ordered.predictions[:first]).all() and not np.isnan(ordered.predictions[first:]).any()
+
+    repeated = dboost.cv(FRAME, "y", folds=RepeatedKFold(n_splits=2, n_repeats=2, random_state=0), **OPTIONS)
+    assert len(repeated.boosters) == 4
+    expected = np.zeros(N)
+    for booster, (_, test) in zip(
+        repeated.boosters, RepeatedKFold(n_splits=2, n_repeats=2, random_state=0).split(FRAME), strict=True
+    ):
+        expected[test] += booster.predict(FRAME.iloc[test]) / 2
+    np.testing.assert_allclose(repeated.predictions, expected, rtol=1e-14)
+
+    numbers = np.arange(N) % 3
+    by_values = dboost.cv(FRAME, "y", folds=numbers, **OPTIONS)
+    by_column = dboost.cv(FRAME.assign(part=numbers), "y", folds="part", **OPTIONS | {"features": [*FEATURES]})
+    masks = [(numbers != k, numbers == k) for k in range(3)]
+    by_masks = dboost.cv(FRAME, "y", folds=masks, **OPTIONS)
+    for other in (by_column, by_masks):
+        assert [one.sha256 for one in other.boosters] == [one.sha256 for one in by_values.boosters]
+    only = FRAME[[*FEATURES, "y"]].assign(part=numbers)
+    all_features = dboost.cv(only, "y", folds="part", max_iter=2, progress=False)
+    assert list(all_features.boosters[0].feature_names_in_) == FEATURES, "the column of folds is no feature"
+
+
+@pytest.mark.parametrize(
+    ("folds", "message"),
+    [
+        (1, "folds=1 must be at least 2"),
+        (N + 1, "at most the number of rows"),
+        ([], "there is no fold"),
+        ([(np.arange(5), np.arange(5, 9)), (np.arange(5),)], "is no pair"),
+        ([(np.arange(5), np.array([4, 9]))], "row 4 is both trained on and held out"),
+        ([(np.arange(5), np.array([N]))], f"row {N} is not among the {N} rows"),
+        ([(np.arange(5), np.array([-1]))], "row -1 is not among"),
+        ([(np.arange(5), np.array([], np.int64))], "fold 0 has no row to hold out"),
+        ([(np.zeros(N - 1, bool), np.zeros(N - 1, bool))], "shape"),
+        (np.zeros(N, np.int64), "the same fold"),
+        (np.zeros(N - 1, np.int64), f"the data have {N} rows of positive weight"),
+        ("nothing", "no column 'nothing'"),
+        (2.5, "must be a number, pairs"),
+        ([(np.array([0.5]), np.array([1.0]))], "positions or by a mask"),
+    ],
+)
+def test_folds_that_do_not_match_the_rows(folds: Any, message: str) -> None:
+    with pytest.raises((ParameterError, InputTypeError), match=message):
+        dboost.cv(FRAME, "y", folds=folds, **OPTIONS)
+
+
+def test_what_cv_does_not_take() -> None:
+    with pytest.raises(InputTypeError, match="the target is missing"):
+        dboost.cv(FRAME)
+    with pytest.raises(ParameterError, match="rarest class"):
+        dboost.cv(FRAME.iloc[:40].assign(z=[True] * 38 + [False] * 2), "z", **OPTIONS)
+    with pytest.raises(ParameterError, match="arcbites"):
+        dboost.cv(FRAME, "y", arcbites=True, **OPTIONS)
+    with pytest.raises(ParameterError, match="groups do not go together"):
+        dboost.cv(FRAME, "y", folds=np.arange(N) % 2, groups=np.arange(N), **OPTIONS)
+    with pytest.raises(ParameterError, match="groups has shape"):
+        dboost.cv(FRAME, "y", groups=[1, 2], **OPTIONS)
+    with pytest.raises(ParameterError, match="more than the 2 groups"):
+        dboost.cv(FRAME, "y", groups=np.arange(N) % 2, **OPTIONS)
+    with dboost.prepare(FRAME, "y", features=FEATURES, max_bins=30) as data:
+        for given in ({"features": ["a"]}, {"sample_weight": "w"}, {"target": "z"}):
+            with pytest.raises(ParameterError, match="belongs to dboost"):
+                dboost.cv(data, **given)
+        with pytest.raises(ParameterError, match="max_bins=99 does not fit"):
+            dboost.cv(data, max_bins=99)
+        assert dboost.cv(data, max_iter=2, progress=False).boosters[0].n_iter_ == 2
+        with pytest.raises(ParameterError, match="split_proposal"):
+            dboost.cv(data, max_iter=2, progress=False, split_proposal="node")
+    with pytest.raises(InputTypeError, match="closed"):
+        dboost.cv(data)
+
+
+def test_a_data_set_is_read_once_for_many() -> None:
+    with dboost.prepare(FRAME, "t", features=FEATURES) as data:
+        one, other = (dboost.cv(data, folds=3, max_iter=3, progress=False, learning_rate=rate) for rate in (0.1, 0.3))
+    again = dboost.cv(FRAME, "t", folds=3, learning_rate=0.3, **OPTIONS | {"max_iter": 3, "max_leaf_nodes": 31})
+    assert [booster.sha256 for booster in other.boosters] == [booster.sha256 for booster in again.boosters]
+    assert one.best_score != other.best_score
+
+
+def test_a_memory_limit_and_other_threads_change_nothing() -> None:
+    expected = [booster.sha256 for booster in dboost.cv(FRAME, "y", folds=3, **OPTIONS).boosters]
+    for how in ({"n_threads": 1}, {"n_threads": 7}, {"memory_limit": "200MiB"}):
+        assert [booster.sha256 for booster in dboost.cv(FRAME, "y", folds=3, **OPTIONS, **how).boosters] == expected
+
+
+def test_rows_of_weight_zero_are_in_no_fold() -> None:
+    weight = (np.arange(N) % 4 > 0).astype(np.float64)
+    result = dboost.cv(FRAME, "y", sample_weight=weight, folds=3, **OPTIONS)
+    assert result.predictions.shape == (int(weight.sum()),)
+    kept = FRAME[weight > 0].reset_index(drop=True)
+    np.testing.assert_array_equal(result.predictions, dboost.cv(kept, "y", folds=3, **OPTIONS).predictions)
+
+
+def test_offsets_are_part_of_the_predictions() -> None:
+    offset = RNG.normal(size=N)
+    result = dboost.cv(FRAME, "y", offset=offset, folds=np.arange(N) % 2, **OPTIONS)
+    odd = np.arange(N) % 2 == 1
+    expected = result.boosters[1].predict(FRAME[odd], offset=offset[odd])
+    np.testing.assert_array_equal(result.predictions[odd], expected)
+
+
+class Fails(Loss):
+    """A loss that fails in the middle of a fit."""
+
+    name = "fails"
+    constant_hessian = True
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        if (raw != raw[0]).any():
+            raise ZeroDivisionError("on purpose")
+        return 0.5 * (y - raw) ** 2
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return raw - y
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.ones(len(y))
+
+
+def test_an_error_in_one_fold_ends_all() -> None:
+    with pytest.raises((DataError, dboost.DBoostError, ZeroDivisionError)) as caught:
+        dboost.cv(FRAME, "y", loss=Fails(), **OPTIONS)
+    assert "on purpose" in str(caught.value) + str(caught.value.__cause__)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("dboost-fold")]
+
+
+INTERRUPTED = """
+import os, signal, threading, numpy as np, dboost
+def interrupt(now):
+    if now.iteration == 3:
+        os.kill(os.getpid(), signal.SIGINT)
+try:
+    X = np.random.default_rng(0).normal(size=(2000, 3))
+    dboost.cv(X, X[:, 0], max_iter=10**6, callbacks=[interrupt], progress=False)
+except KeyboardInterrupt as error:
+    print(type(error).__name__, error, threading.active_count())
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_all_folds() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.stdout.startswith(f"{FitInterrupted.__name__} cross-validation was interrupted after"), done
+    assert done.stdout.split()[-1] == "1", "a thread of a fold still runs"
