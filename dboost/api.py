@@ -417,8 +417,8 @@ def prepare(
     workers : sequence of str, str, or dict of str to float, optional
         The workers of the cluster that may take part, also in fits on the data set; as in `dboost.fit`.
     publish : str, optional
-        Keep the data set on the cluster under this name until it is closed, also when this client leaves; other clients find it
-        with ``dboost.Dataset.published(name)``.
+        Keep the data set on the cluster under this name until `Dataset.unpublish`, also when this client leaves; other clients
+        find it with ``dboost.Dataset.published(name)``.
 
     Returns
     -------

@@ -137,6 +137,19 @@ class Dataset:
             raise InputTypeError("the data set is on the workers of a cluster and has no folder")
         return self._path
 
+    def unpublish(self) -> None:
+        """Remove the name of a data set on a cluster: its rows stay only as long as a client holds the data set.
+
+        Raises
+        ------
+        InputTypeError
+            If it is not published.
+        """
+        self._check_open()
+        if self._cluster is None or self._cluster.name is None:
+            raise InputTypeError("the data set is not published")
+        self._cluster.unpublish()
+
     @property
     def is_on_cluster(self) -> bool:
         """Whether the rows are on the workers of a cluster."""
@@ -185,7 +198,11 @@ class Dataset:
             opened.close()
 
     def close(self) -> None:
-        """Release the data set; a temporary folder is removed, one of the user's stays. May be called repeatedly."""
+        """Release the data set. May be called repeatedly.
+
+        A temporary folder is removed, one of the user's stays. Workers of a cluster release the rows, unless the data set is
+        published.
+        """
         self._closed = True
         if self._cluster is not None:
             self._cluster.close()

@@ -271,5 +271,11 @@ def test_a_published_data_set_outlives_its_client(processes: Processes) -> None:
     kill_one(processes)
     assert dboost.fit(data, **LONG).sha256 == dboost.fit(ROWS, "z", **LONG).sha256
     data.close()
+    again = dboost.Dataset.published("rows", processes.client)
+    assert dboost.fit(again, **LONG).sha256 == dboost.fit(ROWS, "z", **LONG).sha256
+    again.unpublish()
+    with pytest.raises(InputTypeError, match="not published"):
+        again.unpublish()
     with pytest.raises(InputTypeError, match="nothing is published"):
         dboost.Dataset.published("rows", processes.client)
+    again.close()

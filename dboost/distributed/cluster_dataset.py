@@ -145,10 +145,14 @@ class ClusterRows:
             raise ParameterError(f"publish={name!r}: the cluster has a data set of that name already") from None
         self.name = name
 
-    def close(self) -> None:
-        """Release the partitions, and the name."""
-        if self.name is not None and self.client.status == "running":
+    def unpublish(self) -> None:
+        """Remove the name; the partitions stay as long as a client holds them."""
+        if self.name is not None:
             self.client.unpublish_dataset(_PREFIX + self.name)
+            self.name = None
+
+    def close(self) -> None:
+        """Release the partitions; those of a published data set stay on the cluster."""
         for future in self.futures:
             future.release()
         self.futures = []
@@ -188,32 +192,34 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
     with Connection(client, WorkerChoice.of(request.workers)) as connection:
         restricted = _restricted(connection)
         raw, held = _held(client, tasks, restricted)
-        table = ClusterTable(connection, lambda: raw, request.n_threads)
-        rows = SessionRows(table, request)
-        features = rows.load()
-        binning = rows.propose_bins(COLD_START, parameters)
-        n_kept = table.n_kept
-        starts, n_rows = starts_of(n_kept), sum(n_kept.values())
-        plan = replace(raw.plan, known=features, extend_categories=False)
-        has = tuple(
-            column is not None or is_filled or role in raw.whole
-            for role, column, is_filled in zip(ROLES, (plan.target, plan.weight, plan.offset), raw.filled, strict=True)
-        )
-        ends = np.cumsum([0, *(table.lengths[i] for i in range(raw.n_parts))]).tolist()
-        token = uuid.uuid4().hex
-        keys = [f"dboost-binned-{token}-{i}" for i in range(raw.n_parts)]
-        shared = f"dboost-bins-{token}"
-        graph = raw.graph | {shared: (_identity, pack((plan, binning, n_rows, parameters.random_state, raw.filled, has)))}
-        for i, key in enumerate(keys):
-            given = {role: rows_alone(_some(values, ends[i], ends[i + 1])) for role, values in raw.whole.items()}
-            graph[key] = (_bin_part, shared, i, (starts[i], n_kept[i]), pack(given), raw.bundles[i])
-        futures = list(client.get(graph, keys, sync=False, **restricted))
-        of_samples = {f"dboost-sample-{token}-{i}": (_sample_of, key) for i, key in enumerate(keys)}
-        held_keys: dict[Any, Any] = {future.key: future for future in futures}
-        parts = list(client.get(held_keys | of_samples, list(of_samples), sync=False, **restricted))
-        samples = finished(connection, parts, "binned partitions", restricted.get("workers", ()))
-        for future in held:  # Dask computes them again if it has to
-            future.release()
+        try:
+            table = ClusterTable(connection, lambda: raw, request.n_threads)
+            rows = SessionRows(table, request)
+            features = rows.load()
+            binning = rows.propose_bins(COLD_START, parameters)
+            n_kept = table.n_kept
+            starts, n_rows = starts_of(n_kept), sum(n_kept.values())
+            plan = replace(raw.plan, known=features, extend_categories=False)
+            has = tuple(
+                column is not None or is_filled or role in raw.whole
+                for role, column, is_filled in zip(ROLES, (plan.target, plan.weight, plan.offset), raw.filled, strict=True)
+            )
+            ends = np.cumsum([0, *(table.lengths[i] for i in range(raw.n_parts))]).tolist()
+            token = uuid.uuid4().hex
+            keys = [f"dboost-binned-{token}-{i}" for i in range(raw.n_parts)]
+            shared = f"dboost-bins-{token}"
+            graph = raw.graph | {shared: (_identity, pack((plan, binning, n_rows, parameters.random_state, raw.filled, has)))}
+            for i, key in enumerate(keys):
+                given = {role: rows_alone(_some(values, ends[i], ends[i + 1])) for role, values in raw.whole.items()}
+                graph[key] = (_bin_part, shared, i, (starts[i], n_kept[i]), pack(given), raw.bundles[i])
+            futures = list(client.get(graph, keys, sync=False, **restricted))
+            of_samples = {f"dboost-sample-{token}-{i}": (_sample_of, key) for i, key in enumerate(keys)}
+            held_keys: dict[Any, Any] = {future.key: future for future in futures}
+            parts = list(client.get(held_keys | of_samples, list(of_samples), sync=False, **restricted))
+            samples = finished(connection, parts, "binned partitions", restricted.get("workers", ()))
+        finally:
+            for future in held:  # Dask computes them again if it has to
+                future.release()
     filled = [sample for i, sample in enumerate(samples) if n_kept[i]]
     values = np.concatenate([values for values, _ in filled])
     data = DatasetDescription(binning, table.named, values, joined_targets([target for _, target in filled]))
