@@ -155,8 +155,11 @@ def keys_of(dask_worker: Any = None) -> list[str]:
 
 def test_nothing_is_left_when_a_data_set_is_closed(client: Client) -> None:
     def keys() -> list[str]:
-        return [key for of_worker in client.run(keys_of).values() for key in of_worker if "dboost" in key]
+        found = {key for of_worker in client.run(keys_of).values() for key in of_worker if "dboost" in key}
+        return sorted(found - before)
 
+    before: set[str] = set()
+    before = set(keys())
     data = dboost.prepare(cut(FRAME, [300, 600]), "y", client=client, features=FEATURES)
     until(lambda: len([key for key in keys() if "binned" in key]) == 3)
     until(lambda: not [key for key in keys() if "dboost-rows" in key])

@@ -192,6 +192,7 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
     with Connection(client, WorkerChoice.of(request.workers)) as connection:
         restricted = _restricted(connection)
         raw, held = _held(client, tasks, restricted)
+        futures: list[Future] = []
         try:
             table = ClusterTable(connection, lambda: raw, request.n_threads)
             rows = SessionRows(table, request)
@@ -212,11 +213,15 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
             for i, key in enumerate(keys):
                 given = {role: rows_alone(_some(values, ends[i], ends[i + 1])) for role, values in raw.whole.items()}
                 graph[key] = (_bin_part, shared, i, (starts[i], n_kept[i]), pack(given), raw.bundles[i])
-            futures = list(client.get(graph, keys, sync=False, **restricted))
+            futures += client.get(graph, keys, sync=False, **restricted)
             of_samples = {f"dboost-sample-{token}-{i}": (_sample_of, key) for i, key in enumerate(keys)}
             held_keys: dict[Any, Any] = {future.key: future for future in futures}
             parts = list(client.get(held_keys | of_samples, list(of_samples), sync=False, **restricted))
             samples = finished(connection, parts, "binned partitions", restricted.get("workers", ()))
+        except BaseException:
+            for future in futures:
+                future.release()
+            raise
         finally:
             for future in held:  # Dask computes them again if it has to
                 future.release()

@@ -173,9 +173,11 @@ def joined_scores(parts: Sequence[tuple[int, FoldScoresOfPartition]]) -> list[tu
 
 
 def joined_targets(parts: Sequence[Column]) -> Column:
-    """Join the targets of partitions, which may have different categories."""
-    if not isinstance(parts[0], CategoryColumn):
-        return np.concatenate([part for part in parts if not isinstance(part, CategoryColumn)])
+    """Join the targets of partitions, which may have different categories, sorted."""
+    filled = [part for part in parts if len(part)]
+    if not any(isinstance(part, CategoryColumn) for part in filled):
+        return np.concatenate([part for part in filled if not isinstance(part, CategoryColumn)])
     index = CategoryIndex("target")
-    codes = [apply(index.translate(part.categories), part.codes) for part in parts if isinstance(part, CategoryColumn)]
-    return CategoryColumn(np.concatenate(codes), index.categories())
+    codes = [apply(index.translate(part.categories), part.codes) for part in filled if isinstance(part, CategoryColumn)]
+    categories, final = index.finish()
+    return CategoryColumn(apply(final, np.concatenate(codes)), categories)
