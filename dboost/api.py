@@ -27,6 +27,7 @@ from dboost.session.warm_start import WarmStart, check_options, checked_source_n
 from dboost.storage.spool import PrivateDirectory
 from dboost.training.callbacks import Callback
 from dboost.training.checkpoint import checkpoint_in
+from dboost.training.dataset_files import check_place
 from dboost.training.fit import FitResult, available_threads, fit_table, interruptible_reading
 from dboost.training.fit import fit as fit_rows
 from dboost.training.learning_rates import schedule_of
@@ -238,7 +239,7 @@ def fit(
         )
 
     custom_loss = custom_loss if isinstance(checked.loss, str) else checked.loss
-    if isinstance(data, Dataset) and data.is_on_cluster:
+    if isinstance(data, Dataset) and not data.is_in_one_process:
         given_shape = columns | {"target": target}
         given_shape["categorical_features"] = None if categorical_features == "from_dtype" else categorical_features
         fitted = _fit_on_dataset(data, client, workers, given_shape, learning, request)
@@ -345,8 +346,9 @@ def _fit_on_dataset(
     request: Callable[[Parameters, tuple[Any, Any, Any]], FitRequest],
 ) -> FitResult:
     """Train on a data set on a cluster. given, parameters, request : as of `_fit_prepared`."""
-    rows: Any = data._rows()
-    if workers is not None or client not in (None, rows.client):
+    with client_for(data, client) as cluster:
+        rows: Any = data._rows(cluster)
+    if workers is not None or client not in (None, getattr(rows, "client", None)):
         raise ParameterError("a data set on a cluster is trained on where it is: leave client and workers out")
     shaping = {name: value for name, value in given.items() if value is not None}
     check_same(data.settings, repr(data), shaping | {name: parameters[name] for name in ("max_bins",) if name in parameters})
@@ -397,9 +399,10 @@ def prepare(
         As in `dboost.fit`. A fit on the folder uses these and refuses other values. `random_state` is the seed of the sample of
         rows that proposes the split points; a fit's own seed applies to the rest.
     path : str or path, optional
-        A folder in the local file system of this process, which writes it, without a cluster. It stays, and `dboost.fit` also
-        accepts its path. An existing prepared data set is replaced, other content is refused. Default: temporary files, removed
-        when the data set is closed or garbage-collected.
+        A folder, which stays. This process writes it, and `dboost.fit` also accepts its path; or with `client` the workers do,
+        to a folder that all of them share or a URL of an object store, and any cluster and any process may open it again with
+        ``dboost.Dataset(path)``. An existing prepared data set is replaced, other content is refused. Default: temporary files,
+        removed when the data set is closed or garbage-collected; on a cluster, the memory of the workers.
     start_from : Booster, path or URL, optional
         The model that fits on the folder will continue; they must be given the same one. The rows' scores are stored in the
         folder, because they cannot be computed from bins.
@@ -457,10 +460,9 @@ def prepare(
         settings |= {"start_from": storage.digest(model), "continue_bins": continue_bins}
     with nullcontext() if path is not None and client is None else client_for(data, client, workers) as cluster:
         if cluster is not None:
-            for name, value in (("path", path), ("start_from", model)):
-                if value is not None:
-                    raise ParameterError(f"{name} is for data sets in files, not on a cluster: leave client or {name} out")
-            return _prepared_on(cluster, settings, parameters, threads, budget, workers, publish)
+            if model is not None:
+                raise ParameterError("start_from is for data sets of one process, not of a cluster: leave client or it out")
+            return _prepared_on(cluster, settings, parameters, threads, budget, workers, publish, path)
     if publish is not None or workers is not None:
         raise ParameterError(f"{'publish' if workers is None else 'workers'} needs a cluster: give its client")
 
@@ -517,22 +519,30 @@ def _prepared_on(
     budget: Budget | None,
     workers: Any,
     publish: str | None,
+    path: str | os.PathLike[str] | None,
 ) -> Dataset:
     """Prepare a data set on a cluster. settings : the data and what shapes them, by the names of `prepare`."""
-    from dboost.distributed.cluster_dataset import prepare_on_cluster
+    from dboost.distributed.cluster_dataset import ClusterRows, prepare_on_cluster
     from dboost.distributed.cluster_fit import n_parts_of
     from dboost.distributed.read_tasks import ReadTasks
 
     names = ("sample_weight", "offset", "features", "categorical_features")
     shaping = {name: settings[name] for name in names}
     data, target = settings.pop("data"), settings["target"]
+    if path is not None:
+        check_place(os.fspath(path))
     tasks = ReadTasks(data, target, n_parts=n_parts_of(client), budget=budget, **shaping)
     with interruptible_reading():
         rows = prepare_on_cluster(client, tasks, FitRequest(parameters, n_threads, budget=budget, workers=workers))
     described = {name: describe(value) for name, value in settings.items()}
+    stored = None
+    if path is not None:
+        stored = rows.write(os.fspath(path), described)
+        rows.close()
+        rows = ClusterRows.stored(stored, client, workers)  # partitions of lost workers are read from the files
     if publish is not None:
         rows.publish(publish, described)
-    return Dataset.on_cluster(rows, described)
+    return Dataset.on_cluster(rows, described, stored)
 
 
 #: Keywords that only a fit with `start_from` accepts, with their defaults.

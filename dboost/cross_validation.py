@@ -18,6 +18,7 @@ from dboost.api import prepare
 from dboost.booster import Booster
 from dboost.data import CategoryColumn
 from dboost.dataset import Dataset
+from dboost.distributed.client import client_for
 from dboost.errors import InputTypeError, ParameterError
 from dboost.params import EarlyStopping, LearningParameters, canonical, make_parameters
 from dboost.session.memory_budget import Budget, parse_memory_limit
@@ -153,7 +154,7 @@ def cv(
     shaping = {"sample_weight": sample_weight, "offset": offset, "features": features}
     is_dataset = isinstance(data, Dataset)
     if is_dataset:
-        given = shaping | {"target": None if target is ... else target, "client": client}
+        given = shaping | {"target": None if target is ... else target, "client": client if data.is_on_cluster else None}
         given["categorical_features"] = None if categorical_features == "from_dtype" else categorical_features
         for name, value in given.items():
             if value is not None:
@@ -171,7 +172,8 @@ def cv(
         options: dict[str, Any] = shaping | of_bins | more
         data = prepare(data, target, n_threads=n_threads, client=client, **options)
     with nullcontext(data) if is_dataset else data:
-        rows: BinnedRows = data._rows()
+        with client_for(data, client) as cluster:
+            rows: BinnedRows = data._rows(None if data.is_in_one_process else cluster)
         scan = scan_target(targets := rows.targets(), None, _dtype_of(targets), _is_bool(targets))
         assert scan is not None
         with warnings.catch_warnings():

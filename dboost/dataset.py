@@ -15,11 +15,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from dboost._storage_errors import shown
 from dboost.errors import InputTypeError
 from dboost.schema import Feature
-from dboost.session.memory_budget import format_bytes
+from dboost.session.memory_budget import format_bytes, reading_within
 from dboost.storage.spool import PrivateDirectory
 from dboost.training.cross_validation import BinnedRows
+from dboost.training.dataset_files import StoredDataset, is_stored, read_description
 from dboost.training.dataset_rows import DatasetDescription, LocalRows
 from dboost.training.prepared_folder import is_prepared, open_folder
 
@@ -31,8 +33,8 @@ class Dataset:
 
     Parameters
     ----------
-    path : path
-        Folder that ``dboost.prepare(…, path=…)`` has written.
+    path : path or URL
+        Folder that ``dboost.prepare(…, path=…)`` has written; a URL if the workers of a cluster have written it.
 
     Attributes
     ----------
@@ -58,7 +60,10 @@ class Dataset:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not is_prepared(path):
-            raise InputTypeError(f"{os.fspath(path)} is not a folder that dboost.prepare has written")
+            if not is_stored(path):
+                raise InputTypeError(f"{os.fspath(path)} is not a folder that dboost.prepare has written")
+            self._describe(read_description(os.fspath(path)))
+            return
         self._path, self._temporary, self._closed = Path(path), None, False
         self._settings: dict[str, Any] = {}
         opened = open_folder(self._path)
@@ -80,15 +85,27 @@ class Dataset:
         return made
 
     @classmethod
-    def on_cluster(cls, rows: Any, settings: dict[str, Any]) -> Self:
-        """Return a data set on a cluster. rows : `distributed.cluster_dataset.ClusterRows`; settings : as of `prepare`."""
+    def on_cluster(cls, rows: Any, settings: dict[str, Any], stored: StoredDataset | None = None) -> Self:
+        """Return a data set on a cluster.
+
+        rows : `distributed.cluster_dataset.ClusterRows`; settings : of `prepare`; stored : the files of the rows, if any.
+        """
         made = cls.__new__(cls)
-        made._path, made._temporary, made._closed = None, None, False
-        made._cluster, made._settings = rows, settings
-        made._features, made.n_rows, made._n_bytes = rows.data.binning.features, rows.n_rows, rows.n_bytes
-        made.max_bins, target = int(settings["max_bins"]), settings["target"]
-        made.target = None if str(target).startswith("<") else str(target)
+        made._set(rows.data, rows.n_rows, rows.n_bytes, settings)
+        made._cluster, made._stored = rows, stored
         return made
+
+    def _describe(self, stored: StoredDataset) -> None:
+        """Set the attributes of a data set in files that workers have written."""
+        self._set(stored.data, sum(stored.lengths), stored.n_bytes, stored.settings)
+        self._stored = stored
+
+    def _set(self, data: DatasetDescription, n_rows: int, n_bytes: int, settings: dict[str, Any]) -> None:
+        self._path, self._temporary, self._closed = None, None, False
+        self._features, self.n_rows, self._n_bytes = data.binning.features, n_rows, n_bytes
+        self._settings = settings
+        self.max_bins, target = int(settings["max_bins"]), settings["target"]
+        self.target = None if str(target).startswith("<") else str(target)
 
     @classmethod
     def published(cls, name: str, client: Any = None) -> Self:
@@ -112,6 +129,8 @@ class Dataset:
     _temporary: PrivateDirectory | None
     _path: Path | None
     _cluster: Any = None
+    _stored: StoredDataset | None = None
+    _opened: Any = None  # the rows of the stored files that a cluster has read
 
     @property
     def features(self) -> tuple[Feature, ...]:
@@ -133,9 +152,13 @@ class Dataset:
             If the data set is closed, or on a cluster.
         """
         self._check_open()
-        if self._path is None:
+        if self._path is not None:
+            return self._path
+        if self._stored is None:
             raise InputTypeError("the data set is on the workers of a cluster and has no folder")
-        return self._path
+        if "://" in self._stored.root:
+            raise InputTypeError(f"the data set is at {shown(self._stored.root)}, not in a folder")
+        return Path(self._stored.root)
 
     def unpublish(self) -> None:
         """Remove the name of a data set on a cluster: its rows stay only as long as a client holds the data set.
@@ -166,14 +189,19 @@ class Dataset:
     def settings(self) -> dict[str, Any]:
         """Parameters of `prepare`, by name; other objects than text and numbers as the names of their types."""
         self._check_open()
-        if self._cluster is not None:
+        if self._path is None:
             return dict(self._settings)
         opened = open_folder(self.path)
         opened.close()
         return dict(opened.settings)
 
-    def _rows(self) -> BinnedRows:
-        """Return the rows in memory, for several fits at the same time.
+    @property
+    def is_in_one_process(self) -> bool:
+        """Whether only one process may train on the rows: those of a folder that one process has written."""
+        return self._cluster is None and self._stored is None
+
+    def _rows(self, client: Any = None) -> BinnedRows:
+        """Return the rows for several fits at the same time. client : reads files on the workers of its cluster.
 
         Raises
         ------
@@ -183,6 +211,8 @@ class Dataset:
         self._check_open()
         if self._cluster is not None:
             return self._cluster
+        if self._stored is not None:
+            return self._stored_rows(self._stored, client)
         opened = open_folder(self.path)
         try:
             if opened.has("start"):
@@ -193,9 +223,23 @@ class Dataset:
             described = DatasetDescription(
                 opened.binning, opened.named, np.array(sample.values), opened.as_given(np.array(sample.target))
             )
-            return LocalRows(described, opened.partitions())
+            partitions = opened.partitions()
+            return LocalRows(described, [one.n_rows for one in partitions], lambda: partitions)
         finally:
             opened.close()
+
+    def _stored_rows(self, stored: StoredDataset, client: Any) -> BinnedRows:
+        """Return the rows of files that workers have written; those that a cluster has read stay there."""
+        if client is None:
+            return LocalRows(
+                stored.data, stored.lengths, stored.partitions,
+                lambda request: reading_within(request.budget, request.n_threads),
+            )  # fmt: skip
+        from dboost.distributed.cluster_dataset import ClusterRows
+
+        if self._opened is None or self._opened.client is not client:
+            self._opened = ClusterRows.stored(stored, client)
+        return self._opened
 
     def close(self) -> None:
         """Release the data set. May be called repeatedly.
@@ -204,8 +248,9 @@ class Dataset:
         published.
         """
         self._closed = True
-        if self._cluster is not None:
-            self._cluster.close()
+        for rows in (self._cluster, self._opened):
+            if rows is not None:
+                rows.close()
         if self._temporary is not None:
             self._temporary.close()
 
@@ -218,12 +263,15 @@ class Dataset:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._temporary is not None:
             raise TypeError("a temporary data set cannot be pickled: prepare it with path=…")
+        if self._stored is not None:
+            return type(self), (self._stored.root,)
         if self._cluster is not None:
             raise TypeError("a data set on a cluster cannot be pickled: give it a name with publish=…")
         return type(self), (os.fspath(self.path),)
 
     def __repr__(self) -> str:
         where = "temporary" if self._temporary is not None else str(self._path)
+        where = where if self._stored is None else shown(self._stored.root)
         where = "closed" if self._closed else where if self._cluster is None else self._cluster.place
         target = "" if self.target is None else f", target {self.target!r}"
         size = f"{self.n_rows:,} rows × {len(self._features)} features{target}, {format_bytes(self._n_bytes)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -10,11 +11,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import dask.array as da
 import dask.dataframe as dd
+import fsspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -24,10 +27,14 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost import DataError, InputTypeError, ParameterError
+from dboost.storage.block_file import StorageError
 from tests.helpers.clusters import ROOT, Processes, a_table, at, held_fits, threads_cluster, until
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame
+from tests.helpers.object_store import served
 
 FRAME = mixed_frame(900)
+#: So small that rows are streamed.
+LIMIT = 64 * 10**6
 OPTIONS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 8, "progress": False}
 
 
@@ -104,8 +111,12 @@ def test_options_of_fits(client: Client, tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit(client: Client, tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match="path is for data sets in files"):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine").touch()
+    with pytest.raises(DataError, match="is there already and holds no data set"):
         dboost.prepare(FRAME, "y", tmp_path / "folder", client=client)
+    with pytest.raises(ParameterError, match="start_from is for data sets of one process"):
+        dboost.prepare(FRAME, "y", client=client, start_from=dboost.fit(FRAME, "y", features=FEATURES, **OPTIONS))
     with pytest.raises(ParameterError, match="publish needs a cluster"):
         dboost.prepare(FRAME, "y", publish="rows")
     with pytest.raises(DataError, match=r"partition 1: column 'x' holds an infinite value \(row 3\)"):
@@ -128,12 +139,65 @@ def test_what_does_not_fit(client: Client, tmp_path: Path) -> None:
     with pytest.raises(InputTypeError, match="has no folder"):
         os.fspath(data)
     with pytest.raises(TypeError, match="publish="):
-        __import__("pickle").dumps(data)
+        pickle.dumps(data)
     data.close()
     data.close()
     with pytest.raises(InputTypeError, match="closed"):
         dboost.fit(data)
     assert "closed" in repr(data)
+
+
+@pytest.mark.parametrize("where", ["folder", "store"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_data_set_in_files_of_the_workers(client: Client, tmp_path: Path, where: str, target: str) -> None:
+    with served(tmp_path) if where == "store" else nullcontext():
+        root = "s3://lake/data" if where == "store" else str(tmp_path / "data")
+        expected = dboost.fit(FRAME, target, features=FEATURES, sample_weight="w", **OPTIONS)
+        made = dboost.prepare(cut(FRAME, [300, 300, 600]), target, root, client=client, features=FEATURES, sample_weight="w")
+        assert dboost.fit(made, **OPTIONS).sha256 == expected.sha256
+        made.close()
+        again = dboost.Dataset(root)
+        assert not again.is_on_cluster and again.n_rows == made.n_rows and again.target == target and root in repr(again)
+        for how in ({}, {"memory_limit": LIMIT}, {"client": client}):
+            assert dboost.fit(again, **OPTIONS, **how).sha256 == expected.sha256, how
+        one, other = (dboost.cv(again, folds=3, client=of, **OPTIONS) for of in (None, client))
+        assert [booster.sha256 for booster in one.boosters] == [booster.sha256 for booster in other.boosters]
+        assert pickle.loads(pickle.dumps(again)).n_rows == made.n_rows
+        again.close()
+        # It is replaced as a whole, and the old files are removed.
+        files = names_in(root)
+        assert len([name for name in files if name.startswith("part-")]) == 4
+        dboost.prepare(cut(FRAME, [500]), "y", root, client=client, features=["x"]).close()
+        assert len(names_in(root)) == 4 and len(set(names_in(root)) & set(files)) == 1
+        assert dboost.fit(dboost.Dataset(root), **OPTIONS) == dboost.fit(FRAME, "y", features=["x"], **OPTIONS)
+
+
+def names_in(root: str) -> list[str]:
+    filesystem, folder = fsspec.url_to_fs(root)
+    filesystem.invalidate_cache()
+    return sorted(name.rpartition("/")[2] for name in filesystem.find(folder))
+
+
+def test_damaged_files_are_named(client: Client, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    dboost.prepare(cut(FRAME, [400]), "y", root, client=client, features=FEATURES).close()
+    part = sorted(root.glob("part-*"))[1]
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-9])
+    with pytest.raises(StorageError, match=f"{part.name} is damaged"):
+        dboost.fit(dboost.Dataset(root), **OPTIONS)
+    with pytest.raises(dboost.DBoostError, match=f"{part.name} is damaged"):
+        dboost.fit(dboost.Dataset(root), client=client, **OPTIONS)
+    part.unlink()
+    with pytest.raises(StorageError, match=f"the file {part.name} is missing"):
+        dboost.fit(dboost.Dataset(root), **OPTIONS)
+    text = (root / "dataset.json").read_text()
+    (root / "dataset.json").write_text(text.replace('"named": true', '"named": false'))
+    with pytest.raises(StorageError, match="does not match its checksum"):
+        dboost.Dataset(root)
+    (root / "dataset.json").write_text(text[: len(text) // 2])
+    with pytest.raises(StorageError, match="no description of a data set"):
+        dboost.Dataset(root)
 
 
 def test_the_source_is_read_once(client: Client, tmp_path: Path) -> None:

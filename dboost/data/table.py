@@ -14,9 +14,10 @@ block is read as floats).
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -137,8 +138,8 @@ class Reader:
     ) -> None:
         self._plan = plan
         self._fingerprints = fingerprints
-        self._spool = spool
-        self._metadata_spool = roles
+        self.spool = spool
+        self.metadata_spool = roles
         known = plan.known or (None,) * len(plan.specs)
         self._features = [
             ColumnUnifier(spec.name, None if feature is None else feature.categories, plan.extend_categories)
@@ -161,14 +162,14 @@ class Reader:
             except DBoostError as error:
                 raise type(error)(f"partition {i}: {error}") from None
             del chunk
-            self._spool.put(i, arrays, len(found))
+            self.spool.put(i, arrays, len(found))
             del arrays
             found.append(one)
 
     @property
     def _most_rows(self) -> int | None:
         """Rows of a slice; a column takes at most 8 bytes a row."""
-        most = self._spool.most_bytes
+        most = self.spool.most_bytes
         return None if most is None else max(most // (8 * max(len(self._features), 1)), 1)
 
     def take_slice(self, i: int, chunk: Chunk, number: int) -> ChunkSlice:
@@ -177,8 +178,8 @@ class Reader:
             chunk = replace(chunk, columns=tuple(chunk.matrix.T))
         arrays, one = self._translate(i, chunk, private=True)
         if number == 0:
-            self._spool.drop(i)  # of an interrupted attempt
-        self._spool.put(i, arrays, number)
+            self.spool.drop(i)  # of an interrupted attempt
+        self.spool.put(i, arrays, number)
         return one
 
     def chunk(self, i: int, piece: ChunkSlice, number: int) -> Chunk:
@@ -186,7 +187,7 @@ class Reader:
 
         A matrix is not accompanied by columns. The first slice contains target, weight and offset of the whole partition.
         """
-        arrays = self._spool.get(i, number)
+        arrays = self.spool.get(i, number)
         columns: tuple[Column, ...] = (
             ()
             if piece.is_matrix
@@ -197,7 +198,7 @@ class Reader:
         )
         if number:
             return Chunk(piece.n_rows, columns, matrix=arrays[0] if piece.is_matrix else None)
-        spool = self._metadata_spool
+        spool = self.metadata_spool
         target, weight, offset = (self._parts[role].get(i) if spool is None else spool.raw(role, i) for role in ROLES)
         if isinstance(target, CategoryColumn):
             target = _with_own_categories(target.codes, self._target)
@@ -207,7 +208,7 @@ class Reader:
     def take_whole(self, data: Any) -> SpooledChunk:
         """Read a table in memory without unnecessary copies."""
         arrays, one = self._translate(0, read_partition(data, self._plan), private=False)
-        self._spool.hold(0, arrays)
+        self.spool.hold(0, arrays)
         return SpooledChunk((one,))
 
     def _translate(self, i: int, chunk: Chunk, private: bool) -> tuple[list[np.ndarray], ChunkSlice]:
@@ -220,8 +221,8 @@ class Reader:
                 continue
             if role == "target":
                 column = self._code_target(column, i)
-            if private and self._metadata_spool is not None:
-                self._metadata_spool.put(role, i, column)
+            if private and self.metadata_spool is not None:
+                self.metadata_spool.put(role, i, column)
                 continue
             # A view would keep the partition alive.
             copied = private and isinstance(column, np.ndarray) and column.base is not None
@@ -238,8 +239,8 @@ class Reader:
         for parts in self._parts.values():
             for i in set(parts) - numbers:
                 del parts[i]
-        if self._metadata_spool is not None:
-            self._metadata_spool.keep(numbers)
+        if self.metadata_spool is not None:
+            self.metadata_spool.keep(numbers)
 
     def kinds(self) -> tuple[tuple[bool, int] | None, ...]:
         """Return for each feature whether it is categorical, and a partition that determines it; None if all are missing."""
@@ -268,7 +269,7 @@ class Reader:
                 first += one.n_rows
                 if not any(one.is_code):
                     continue
-                for array, is_code, of_feature in zip(self._spool.get(i, number), one.is_code, used, strict=True):
+                for array, is_code, of_feature in zip(self.spool.get(i, number), one.is_code, used, strict=True):
                     if is_code:
                         of_feature[array[counts & (array >= 0)]] = True
         for unifier, of_feature in zip(self._features, used, strict=True):
@@ -298,9 +299,9 @@ class Reader:
 
     def finish_spooled(self, rows: MetadataRows) -> tuple[list[DataIssue], float]:
         """Return the issues of target, weight and offset in files, and the largest weight."""
-        assert self._metadata_spool is not None
-        self._metadata_spool.finish(self._target.categories)
-        return self._metadata_spool.check(self._plan, rows)
+        assert self.metadata_spool is not None
+        self.metadata_spool.finish(self._target.categories)
+        return self.metadata_spool.check(self._plan, rows)
 
     def finish_roles(self, whole: dict[str, Any], rows: MetadataRows) -> RowMetadata:
         """Return target, weight and offset of all rows, and their issues.
@@ -438,20 +439,7 @@ def open_table(
         if not rows.n_rows:
             where = f": all {len(pieces)} partitions are empty" if in_partitions else ""
             raise DataError(f"the data have no rows{where}")
-        if metadata_spool is not None:
-            issues, max_weight = reader.finish_spooled(rows)
-            raise_for_issues(issues)
-            check_max_weight(max_weight, label("sample_weight", plan.weight))
-            none = RowMetadata(None, metadata_spool.target_dtype, metadata_spool.target_is_bool, None, None)
-            features_, translations = reader.finish_features()
-            return Table(features_, named, rows, none, spool, pieces, translations, metadata_spool)
-        roles = reader.finish_roles(separate, rows)
-        raise_for_issues(roles.issues)
-        if roles.weight is not None:
-            check_max_weight(float(roles.weight.max()), label("sample_weight", plan.weight))
-        reader.drop_unweighted_categories(dict(enumerate(pieces)), roles.weight)
-        features_, translations = reader.finish_features()
-        return Table(features_, named, rows, roles, spool, pieces, translations)
+        return _finished(reader, plan, rows, pieces, named=named, separate=separate)
     except BaseException:
         spool.close()
         if metadata_spool is not None:
@@ -459,18 +447,50 @@ def open_table(
         raise
 
 
-def open_binned(partitions: Sequence[BinnedPartition], binning: Binning, named: bool) -> Table:
-    """Return binned partitions in memory as a table; their arrays are not copied.
+def _finished(
+    reader: Reader,
+    plan: ReadPlan,
+    rows: MetadataRows,
+    pieces: list[SpooledChunk],
+    *,
+    named: bool,
+    separate: dict[str, Any] | None = None,
+) -> Table:
+    """Check target, weight and offset when all partitions are read, and return the table. separate : see `finish_roles`."""
+    metadata_spool = reader.metadata_spool
+    if metadata_spool is not None:
+        issues, max_weight = reader.finish_spooled(rows)
+        roles = RowMetadata(None, metadata_spool.target_dtype, metadata_spool.target_is_bool, None, None, tuple(issues))
+    else:
+        roles = reader.finish_roles(separate or {}, rows)
+        max_weight = 1.0 if roles.weight is None else float(roles.weight.max())
+    raise_for_issues(roles.issues)
+    check_max_weight(max_weight, label("sample_weight", plan.weight))
+    if metadata_spool is None:
+        reader.drop_unweighted_categories(dict(enumerate(pieces)), roles.weight)
+    features, translations = reader.finish_features()
+    return Table(features, named, rows, roles, reader.spool, pieces, translations, metadata_spool, plan.binning)
 
-    named : whether the features' names are the user's.
+
+def open_binned(
+    partitions: Iterable[BinnedPartition], binning: Binning, named: bool, options: ReadOptions | None = None
+) -> Table:
+    """Return binned partitions as a table.
+
+    named : whether the features' names are the user's; options : memory, by default without a limit: arrays are not copied.
     """
     plan = binned_plan(binning)
-    spool = Spool(sum(partition.n_bytes for partition in partitions))
-    reader = Reader(plan, spool)
-    pieces = [reader.take_partition(i, (partition, *partition.roles)) for i, partition in enumerate(partitions)]
-    rows = MetadataRows(tuple(piece.n_rows for piece in pieces), True)
-    features, translations = reader.finish_features()
-    return Table(features, named, rows, reader.finish_roles({}, rows), spool, pieces, translations, binning=binning)
+    spool = Spool(sys.maxsize) if options is None else Spool(options.retain_bytes, options.most_bytes)
+    metadata_spool = RowMetadataSpool() if options is not None and options.spool_roles else None
+    try:
+        reader = Reader(plan, spool, metadata_spool)
+        pieces = [reader.take_partition(i, (partition, *partition.roles)) for i, partition in enumerate(partitions)]
+        return _finished(reader, plan, MetadataRows(tuple(piece.n_rows for piece in pieces), True), pieces, named=named)
+    except BaseException:
+        spool.close()
+        if metadata_spool is not None:
+            metadata_spool.close()
+        raise
 
 
 def separate_roles(plan: ReadPlan, given: dict[str, Any]) -> dict[str, Any]:

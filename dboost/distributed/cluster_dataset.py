@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from distributed import Client, Future
@@ -39,6 +39,7 @@ from dboost.session.row_selection import FoldRows
 from dboost.session.warm_start import COLD_START
 from dboost.shards.encode import bin_chunk
 from dboost.shards.shard_spec import NARROW_BINS
+from dboost.training.dataset_files import StoredDataset, new_version, read_part, write_description, write_part
 from dboost.training.dataset_rows import (
     DatasetDescription,
     DatasetRows,
@@ -144,6 +145,22 @@ class ClusterRows:
         except KeyError:
             raise ParameterError(f"publish={name!r}: the cluster has a data set of that name already") from None
         self.name = name
+
+    def write(self, root: str, settings: dict[str, Any]) -> StoredDataset:
+        """Write the rows to a folder that all workers share, or to an object store, replacing an older data set."""
+        version = new_version()
+        parts = self._map(partial(_write_part, root, version), [(i,) for i in range(len(self.futures))])
+        return write_description(root, version, self.data, settings, parts, self.lengths, self.filled)
+
+    @classmethod
+    def stored(cls, stored: StoredDataset, client: Client, workers: Any = None) -> Self:
+        """Have the workers read the files of a data set."""
+        token = uuid.uuid4().hex
+        keys = [f"dboost-binned-{token}-{i}" for i in range(len(stored.files))]
+        graph = {key: (read_part, stored.root, *file) for key, file in zip(keys, stored.files, strict=True)}
+        with Connection(client, WorkerChoice.of(workers)) as connection:
+            futures = list(client.get(graph, keys, sync=False, **_restricted(connection)))
+        return cls(client, stored.data, futures, stored.lengths, stored.filled, workers)
 
     def unpublish(self) -> None:
         """Remove the name; the partitions stay as long as a client holds them."""
@@ -295,6 +312,10 @@ def _bundle_of(partition: BinnedPartition) -> tuple[Any, ...]:
 def _call(packed: bytes, partition: BinnedPartition) -> Any:
     function, arguments = unpack(packed)
     return function(partition, *arguments)
+
+
+def _write_part(root: str, version: str, partition: BinnedPartition, i: int) -> tuple[str, str, int]:
+    return write_part(root, version, i, partition)
 
 
 def _target_of(partition: BinnedPartition) -> Column:

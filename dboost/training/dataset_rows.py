@@ -6,12 +6,12 @@ set, which was drawn when the raw values were read. Everything else is as for an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dboost.data import CategoryColumn, Chunk, Column
+from dboost.data import CategoryColumn, Chunk, Column, ReadOptions, Table
 from dboost.data.binned_partition import BinnedPartition, DecodedColumns
 from dboost.data.binning import Binning
 from dboost.data.chunk import CategoryIndex, apply
@@ -76,12 +76,6 @@ class DatasetRows(SessionRows):
         )  # fmt: skip
 
 
-def fit_binned(request: FitRequest, data: DatasetDescription, partitions: Sequence[BinnedPartition]) -> FitResult:
-    """Train in this process on partitions in memory."""
-    table = LocalTable(lambda: open_binned(partitions, data.binning, data.named), request.n_threads, request.budget)
-    return fit(request, DatasetRows(table, request, data))
-
-
 def refuse_other_proposals(parameters: Parameters) -> None:
     """Raise a ParameterError if split points would be proposed from values."""
     proposal = parameters.split_proposal
@@ -115,24 +109,47 @@ def check_thresholds(model: Ensemble, binning: Binning) -> None:
 
 
 class LocalRows:
-    """The rows of a data set in the memory of this process; implements `training.cross_validation.BinnedRows`."""
+    """The rows of a data set in this process; implements `training.cross_validation.BinnedRows`.
 
-    def __init__(self, data: DatasetDescription, partitions: Sequence[BinnedPartition]) -> None:
-        self._data, self._partitions = data, partitions
+    Parameters
+    ----------
+    data : DatasetDescription
+    lengths : sequence of int
+        Number of rows of each partition.
+    partitions : callable
+        Returns the partitions one after the other: those in memory, or those read from files.
+    options : callable, optional
+        Returns how a fit may use memory for partitions that are read, given its request. Default: they are in memory.
+    """
+
+    def __init__(
+        self,
+        data: DatasetDescription,
+        lengths: Sequence[int],
+        partitions: Callable[[], Iterable[BinnedPartition]],
+        options: Callable[[FitRequest], ReadOptions] | None = None,
+    ) -> None:
+        self._data, self._lengths, self._partitions, self._options = data, lengths, partitions, options
 
     @property
     def n_rows(self) -> int:
-        return sum(partition.n_rows for partition in self._partitions)
+        return sum(self._lengths)
 
     def fit(self, request: FitRequest) -> FitResult:
-        return fit_binned(request, self._data, self._partitions)
+        options = None if self._options is None else self._options(request)
+
+        def opened() -> Table:
+            return open_binned(self._partitions(), self._data.binning, self._data.named, options)
+
+        table = LocalTable(opened, request.n_threads, request.budget)
+        return fit(request, DatasetRows(table, request, self._data))
 
     def targets(self) -> Column:
-        return joined_targets([partition.target for partition in self._partitions])
+        return joined_targets([partition.target for partition in self._partitions()])
 
     def held_out_scores(self, models: Sequence[Ensemble], folds: Sequence[FoldRows]) -> list[tuple[np.ndarray, np.ndarray]]:
         parts, first = [], 0
-        for partition in self._partitions:
+        for partition in self._partitions():
             uses = [fold.uses[first : first + partition.n_rows] for fold in folds]
             parts.append((first, scores_of_partition(partition, self._data.binning, models, uses)))
             first += partition.n_rows
