@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from dboost.errors import InputTypeError
+from dboost.errors import DataFileMissingError, InputTypeError
 from dboost.schema import Feature
 from dboost.session.memory_budget import format_bytes
 from dboost.storage.spool import PrivateDirectory
@@ -44,6 +44,8 @@ class Dataset:
     ------
     InputTypeError
         If the path has no prepared data set.
+    DataFileMissingError
+        If there is no such folder; it is a `DataError` and a `FileNotFoundError`.
     StorageError
         If the folder is damaged; it is a `DBoostError`.
 
@@ -55,6 +57,8 @@ class Dataset:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not is_prepared(path):
+            if not os.path.exists(path):
+                raise DataFileMissingError(f"there is no folder {os.fspath(path)}")
             raise InputTypeError(f"{os.fspath(path)} is not a folder that dboost.prepare has written")
         self._path, self._temporary, self._closed = Path(path), None, False
         opened = open_folder(self._path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import dask
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import dboost
 from dboost.data import open_table, paths
 from dboost.errors import DataError
 from dboost.schema import Feature
@@ -168,6 +170,35 @@ def test_errors_name_the_file(folder: Path, path: str, message: str) -> None:
         (folder / path).write_bytes(text[path[0]])
     with pytest.raises(DataError, match=message):
         open_table(str(folder / path), "y")
+
+
+def test_a_missing_path_is_also_a_file_not_found_error(folder: Path) -> None:
+    frame = rows()
+    booster = dboost.fit(frame[["a", "y"]], "y", max_iter=1)
+    for path in (folder / "nothing.parquet", folder / "nothing", folder / "nothing*.csv"):
+        for use in (
+            lambda path=path: dboost.fit(path, "y"),
+            lambda path=path: dboost.prepare(path, "y"),
+            lambda path=path: dboost.fit(frame, "y", eval_set=path),
+            lambda path=path: dboost.fit([folder / "csv/part-0.csv", path], "y"),
+            lambda path=path: booster.predict(path),
+            lambda path=path: dboost.load(path),
+            lambda path=path: dboost.Dataset(path),
+        ):
+            with pytest.raises(FileNotFoundError, match=re.escape(path.name)) as error:
+                use()
+            assert isinstance(error.value, dboost.DBoostError | ValueError)
+
+
+def test_a_folder_without_data_files_is_not_a_missing_one(folder: Path) -> None:
+    (folder / "other").mkdir()
+    for names in ((), ("_SUCCESS", "notes.txt")):
+        for name in names:
+            (folder / "other" / name).write_text("")
+        for use in (lambda: dboost.fit(folder / "other", "y"), lambda: dboost.fit([folder / "csv", folder / "other"], "y")):
+            with pytest.raises(DataError, match=r"the folder .*other has no data files") as error:
+                use()
+            assert not isinstance(error.value, FileNotFoundError)
 
 
 def test_a_damaged_file_among_many(folder: Path) -> None:

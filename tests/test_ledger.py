@@ -147,6 +147,8 @@ class TestRefused:
         return line
 
     def test_no_file_at_all(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.said(capsys).startswith("dboost: the folder data has no data files")
+        Path("data").rmdir()
         assert self.said(capsys) == "dboost: there is no file at data"
 
     def test_a_model_that_was_begun_otherwise(self, capsys: pytest.CaptureFixture[str]) -> None:

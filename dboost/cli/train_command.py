@@ -16,6 +16,7 @@ from dboost._storage_errors import is_passing, shown
 from dboost.cli import arguments as settings
 from dboost.cli import outputs
 from dboost.cli.ledger import model_settings, open_ledger
+from dboost.data.paths import no_files_error
 from dboost.distributed.client import cluster_at
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.storage.atomic_write import write_whole
@@ -69,7 +70,7 @@ def _train_on_new(arguments: argparse.Namespace, parameters: dict[str, Any]) -> 
         batch = ledger.next_batch()
         if batch is None:
             if not ledger.files:
-                raise DataError(f"there is no file at {shown(data)}")
+                raise no_files_error(data)
             print(f"nothing new at {shown(data)}: {shown(model)} has learned from all that is there")
             return
         if batch.base is not None:

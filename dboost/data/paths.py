@@ -24,7 +24,7 @@ from fsspec.utils import read_block
 
 from dboost._lazy_import import pa, pd
 from dboost._storage_errors import is_failure, reason, shown
-from dboost.errors import DataError, DBoostError, MissingExtraError
+from dboost.errors import DataError, DataFileMissingError, DBoostError, MissingExtraError
 from dboost.schema import TEXT, Feature
 
 #: Bytes of a CSV block.
@@ -57,13 +57,12 @@ def open_path(path: Any, like: Sequence[Feature] | None = None, most_bytes: int 
     Raises
     ------
     DataError
-        If there is no file, the files are neither Parquet nor CSV, or a row group is too large. The message names the path.
+        If there is no file (which is also a FileNotFoundError), a folder has no data files, the files are neither Parquet nor
+        CSV, or a row group is too large. The message names the path.
     """
     paths = [os.fspath(item) for item in path] if isinstance(path, (list, tuple)) else [os.fspath(path)]
     with reading(path):
-        found = [file for item in paths for file in _files(item)]
-        if not found:
-            raise DataError(f"there is no file at {_shown(path)}")
+        found = [file for item in paths for file in _existing_files(item)]
         parquet = [file for file in found if file.lower().endswith(_PARQUET)]
         text = [file for file in found if file.lower().endswith(_CSV)]
         if parquet and text:
@@ -126,12 +125,32 @@ def reading(path: Any) -> Iterator[None]:
     except Exception as error:
         if path is None or not (is_failure(error) or isinstance(error, RuntimeError | pa.ArrowException)):
             raise
-        kind = MissingExtraError if isinstance(error, ImportError) else DataError
+        kinds = ((ImportError, MissingExtraError), (FileNotFoundError, DataFileMissingError))
+        kind = next((ours for theirs, ours in kinds if isinstance(error, theirs)), DataError)
         raise kind(f"cannot read {_shown(path)}: {reason(error)}") from error
 
 
 def _shown(path: Any) -> str:
     return ", ".join(map(shown, path)) if isinstance(path, (list, tuple)) else shown(path)
+
+
+def no_files_error(path: str) -> DataError:
+    """Return the error of a path, folder, glob or URL without data files: whether nothing is there, or nothing to read."""
+    fs, root = fsspec.url_to_fs(path)
+    if not fs.isdir(root):
+        return DataFileMissingError(f"there is no file at {shown(path)}")
+    return DataError(
+        f"the folder {shown(path)} has no data files: their names end in .parquet, .csv or .csv.gz, and do not begin with "
+        f"'.' or '_'"
+    )
+
+
+def _existing_files(path: str) -> list[str]:
+    """Return the files of a path, folder or glob; raise a DataError if there is none."""
+    found = _files(path)
+    if not found:
+        raise no_files_error(path)
+    return found
 
 
 def _files(path: str) -> list[str]:
