@@ -278,7 +278,7 @@ def test_arcbites_by_option_and_in_detail(here: Path, capsys: pytest.CaptureFixt
         (["--set", "arcbites={n_bites=3, trees_per_visit=1}"], dboost.ArcBites(3, 1)),
         (["--arcbites", "--set", 'arcbites={"n_bites": 3, "order": "cyclic"}'], dboost.ArcBites(3, order="cyclic")),
     ]:
-        assert status_of(*TRAIN, "--eval", "parts/1.parquet", "--set", "max_iter=5", *options) == 0
+        assert status_of(*TRAIN, "--eval", "parts/1.parquet", "--set", "max_iter=5", "--overwrite", *options) == 0
         assert dboost.load("model.json").sha256 == dboost.fit("rows.parquet", "price", arcbites=written, **common).sha256
         assert "bite" not in capsys.readouterr().out, "no score"
 
@@ -297,6 +297,30 @@ def test_train_saves_what_fit_would(here: Path, table: pd.DataFrame, capsys: pyt
     history = pd.read_csv("history.csv")
     assert list(history["iteration"]) == [1, 2, 3, 4]
     assert list(history["train_loss"]) == list(booster.history["train_loss"])
+
+
+def test_an_existing_model_is_replaced_only_on_request(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = ("--quiet", "--set", "max_iter=2")
+    assert status_of(*TRAIN, *few) == 0
+    first = Path("model.json").read_bytes()
+    before = files(here)
+    for more in ((), ("--start-from", "old.json"), ("--checkpoint", "kept")):
+        assert status_of(*TRAIN, *few, "--set", "learning_rate=0.5", *more) == 2
+        said = "dboost: model.json exists: name another file with --output, or replace this one with --overwrite\n"
+        assert capsys.readouterr().err == said
+        assert Path("model.json").read_bytes() == first
+        assert files(here) == before
+    assert status_of(*TRAIN, *few, "--set", "learning_rate=0.5", "--overwrite") == 0
+    second = Path("model.json").read_bytes()
+    assert second != first
+    assert status_of(*TRAIN, *few, "--output", "model.json") == 0
+    assert Path("model.json").read_bytes() == first
+    for continued in (("--start-from", "./model.json"), ("--set", "start_from=model.json")):
+        n_iter = dboost.load("model.json").n_iter_
+        assert status_of(*TRAIN[:4], *few, *continued) == 0
+        assert dboost.load("model.json").n_iter_ == n_iter + 2
+    assert status_of(*TRAIN, "--only-new", "--overwrite") == 2
+    assert "--only-new" in capsys.readouterr().err
 
 
 def test_quiet_says_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,8 @@ from dboost.errors import ParameterError
 from dboost.params import ALIASES, NAMES_OF_PEERS, Parameters
 
 DATA = "Parquet or CSV: a file, a folder, a glob or a URL"
+#: Output of ``dboost train`` without ``--output``.
+DEFAULT_MODEL = "model.json"
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,7 +72,9 @@ def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         help="a keyword of dboost.fit, for example --set max_iter=500 --set loss=huber; may be repeated, the last wins",
     )
     command.add_argument("--params", metavar="FILE.toml", help="keywords of dboost.fit from a file; --set overrides them")
-    command.add_argument("--output", metavar="FILE", default="model.json", help="where the model goes [%(default)s]")
+    where = f"where the model goes; replaces a file of this name [{DEFAULT_MODEL}, which is not replaced]"
+    command.add_argument("--output", metavar="FILE", help=where)
+    command.add_argument("--overwrite", action="store_true", help=f"replace {DEFAULT_MODEL} without --output too")
     command.add_argument("--history", metavar="FILE.csv", help="also write score and seconds of each iteration")
     command.add_argument("--start-from", "--init-model", metavar="MODEL", help="continue boosting this model on the data")
     command.add_argument(

@@ -8,6 +8,7 @@ have arrived, and does nothing without new files.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -23,19 +24,32 @@ from dboost.storage.atomic_write import write_whole
 
 
 def run(arguments: argparse.Namespace) -> None:
-    outputs.check(arguments.output, "--output")
-    if arguments.history:
-        outputs.check(arguments.history, "--history")
     parameters = settings.gather(arguments.params, arguments.set, settings.parameter_names())
     if arguments.arcbites:
         parameters.setdefault("arcbites", True)  # --set may have given options
     parameters |= _options(arguments)
+    arguments.output = _output(arguments, parameters)
+    outputs.check(arguments.output, "--output")
+    if arguments.history:
+        outputs.check(arguments.history, "--history")
     if parameters.get("refit_leaves"):
         del parameters["progress"]  # there are no iterations to show
     if arguments.only_new:
         _train_on_new(arguments, parameters)
     else:
         _train(arguments, arguments.data, parameters)
+
+
+def _output(arguments: argparse.Namespace, parameters: dict[str, Any]) -> str:
+    """Return the path of the model. Without ``--output`` an existing model is replaced only by its continuation."""
+    if arguments.overwrite and arguments.only_new:
+        raise ParameterError("--overwrite replaces the model, and --only-new continues it: leave one of them out")
+    if arguments.output is not None:
+        return str(arguments.output)
+    default = settings.DEFAULT_MODEL
+    bases = [str(parameters[name]) for name in ("start_from", "init_model") if name in parameters]
+    continued = arguments.only_new or os.path.abspath(default) in map(os.path.abspath, bases)
+    return default if arguments.overwrite or continued else outputs.not_existing(default, "--output")
 
 
 def _train(
