@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import re
 import shutil
@@ -373,6 +375,49 @@ def test_inspect_shows_what_was_learned(here: Path, capsys: pytest.CaptureFixtur
         assert expected in said
 
 
+def test_inspect_shows_a_line_for_each_parameter(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert status_of(*TRAIN, "--set", "max_iter=3", "--set", "interaction_cst=[['a','b','shop'],['b','c','shop']]") == 0
+    capsys.readouterr()
+    assert status_of("inspect", "model.json") == 0
+    said = capsys.readouterr().out
+    lines = said.splitlines()
+    set_here = lines.index("Parameters that differ from the default")
+    defaults = lines.index("Parameters with their default")
+    kept = dboost.load("model.json").ensemble.parameters
+    shown = {name: ast.literal_eval(value) for name, _, value in (line.strip().partition(" = ") for line in lines) if value}
+    assert {name: shown[name] for name in kept} == kept
+    changed = {line.split(" = ")[0].strip() for line in lines[set_here + 1 : defaults]}
+    assert changed == {"max_iter", "interaction_cst", "loss"}
+    assert "null" not in said
+
+
+def test_inspect_as_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(*TRAIN, "--set", "max_iter=3") == 0
+    booster = dboost.load("model.json")
+
+    def printed(*options: str) -> Any:
+        capsys.readouterr()
+        assert status_of("inspect", "model.json", "--json", *options) == 0
+        return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+    model = printed()
+    assert model["parameters"] == booster.ensemble.parameters
+    assert model["metrics"] == {name: list(values) for name, values in booster.ensemble.metrics.items()}
+    assert model["sources"][0]["rows"] == 600
+    assert {one["name"]: one["splits"] for one in model["features"]}.keys() == set(booster.feature_names_in_)
+    assert sum(one["splits"] for one in model["features"]) == sum(tree.n_leaves - 1 for tree in booster.ensemble.trees)
+    assert model["features"][3]["levels"] == ["north", "south", "west"]
+    several = printed("--importance", "--dependence", "a", "--drift", "rows.parquet")
+    assert list(several) == ["importance", "dependence", "drift"]
+    assert [one["feature"] for one in several["importance"]] == list(booster.importance().index)
+    expected = booster.partial_dependence("a", grid=20)
+    assert [one["value"] for one in several["dependence"]] == list(expected["value"])
+    assert len(several["drift"]) == 5
+
+
 def test_inspect_shows_what_matters_and_how(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of(*TRAIN, "--set", "max_iter=3") == 0
     booster = dboost.load("model.json")
@@ -438,6 +483,7 @@ def test_inspect_writes_a_report(here: Path, capsys: pytest.CaptureFixture[str])
         (("inspect", "nowhere.json", "--html", "report.html"), "nowhere.json"),
         (("inspect", "nowhere.json", "--html", "nowhere/report.html"), "there is no folder"),
         (("inspect", "nowhere.json", "--data", "rows.parquet"), "--data"),
+        (("inspect", "nowhere.json", "--json", "--html", "report.html"), "--json"),
         (("inspect", "nowhere.json", "--dependence", "a", "--weight", "b"), "--weight"),
         (("inspect", "nowhere.json", "--html", "report.html", "--target", "price"), "--target"),
     ],

@@ -112,6 +112,7 @@ def _inspect(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command.add_argument("--importance", action="store_true", help="how much each feature matters")
     command.add_argument("--dependence", metavar="A,B", help="partial dependence on one or two features")
     command.add_argument("--drift", metavar="DATA", help="whether these rows look like those it has learned from")
+    command.add_argument("--json", action="store_true", help="print one JSON object instead of tables, without shortening")
     command.add_argument("--html", metavar="FILE", help="write a report: one page that needs nothing else")
     command.add_argument("--data", metavar="DATA", help="rows to look at for --dependence and --html")
     command.add_argument("--target", metavar="COL", help="the target of --data (for --html) or of --drift")
