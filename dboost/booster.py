@@ -8,6 +8,7 @@ workers and used by several threads at once.
 
 from __future__ import annotations
 
+import itertools
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,7 +86,8 @@ class Booster:
         ``iteration`` (from 1, including those that early stopping dropped), ``train_loss`` and ``<eval set>_<metric>``. In the
         process of the fit also ``seconds``, ``rows_kept`` and ``bytes_read``; on a cluster ``workers``, the number of workers
         that hold rows; with arcbites ``bite`` and ``visit``, where iterations that were rolled back are followed by others
-        with the same numbers.
+        with the same numbers. A continued model has the iterations of all fits, NaN where a column was not recorded: the file
+        of a model has only its metrics.
     timings : dict of str to float
 
     Examples
@@ -115,6 +117,23 @@ class Booster:
     def history(self) -> pd.DataFrame:
         """One row per iteration: what the fit recorded, or the metrics in the ensemble."""
         return _metrics(self.ensemble) if self._history is None else pd.DataFrame(self._history)
+
+    def history_with(self, later: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the history of a fit that continues this model: that of the model's iterations, and then the fit's own.
+
+        Parameters
+        ----------
+        later : list of dict
+            What the fit recorded.
+        """
+        if self._history is None:  # as _metrics, which needs pandas
+            names, values = ["iteration", *self.ensemble.metrics], self.ensemble.metrics.values()
+            earlier = [dict(zip(names, row, strict=True)) for row in zip(itertools.count(1), *values)] if values else []
+        elif isinstance(self._history, list):
+            earlier = self._history
+        else:
+            earlier = [{str(name): value for name, value in row.items()} for row in self._history.to_dict("records")]
+        return [*(record for record in earlier if record["iteration"] <= self.n_iter_), *later]
 
     @property
     def features(self) -> tuple[Feature, ...]:

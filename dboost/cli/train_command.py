@@ -116,15 +116,15 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _summary(booster: Any, path: str) -> str:
     history = booster.history
-    # The history of a continued model has only the new iterations, and early stopping may have dropped all of them.
     last = history[history["iteration"] == booster.n_iter_].to_dict("records")
-    scores = [f", {name} {last[0][name]:.5g}" for name in history.columns if last and name not in NOT_SCORES]
+    values = last[0].items() if last else ()  # NaN: evaluated by an earlier fit only
+    scores = [f", {name} {value:.5g}" for name, value in values if name not in NOT_SCORES and value == value]
     stopped = f" (the best of {history['iteration'].max()})" if booster.best_iteration and len(history) else ""
     return f"{booster.n_iter_} iterations{stopped}{''.join(scores)}; saved as {path}"
 
 
 #: Columns of the history that are not scores.
 NOT_SCORES = {
-    "iteration", "bite", "visit", "seconds", "rows_kept", "bytes_read", "workers", "seconds_compute", "seconds_reduce",
-    "seconds_wait",
+    "iteration", "learning_rate", "bite", "visit", "seconds", "rows_kept", "bytes_read", "workers", "seconds_compute",
+    "seconds_reduce", "seconds_wait",
 }  # fmt: skip
