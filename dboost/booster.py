@@ -267,7 +267,8 @@ class Booster:
         ----------
         X : as in `predict`
         costs : float[n_classes, n_classes]
-            ``costs[k, j]`` is the cost of predicting class k where the true class is j, in the order of `classes_`.
+            ``costs[k, j]`` is the cost of predicting class k where the true class is j, in the order of `classes_`. A pandas
+            frame with the classes as labels of rows and columns may have them in any order.
         iteration_range, n_threads
             As in `predict`.
 
@@ -287,7 +288,7 @@ class Booster:
         """
         self._probability()  # raises for a regression model
         assert self.classes_ is not None
-        form = _OutputForm(partial(self._cheapest, read_costs(costs, len(self.classes_))), None, self.classes_.dtype)
+        form = _OutputForm(partial(self._cheapest, read_costs(costs, self.classes_)), None, self.classes_.dtype)
         return self._through(X, form, iteration_range, n_threads)
 
     def staged_predict(self, X: Any, raw_score: bool = False, n_threads: int | None = None) -> Iterator[Any]:
