@@ -468,7 +468,9 @@ class Booster:
 
     # Interpretation.
 
-    def importance(self, kind: str = "friedman", per_class: bool = False, **how: Any) -> pd.Series | pd.DataFrame:
+    def importance(
+        self, kind: str = "friedman", data: Any = None, target: Any = None, *, per_class: bool = False, **how: Any
+    ) -> pd.Series | pd.DataFrame:
         """Return the importance of each feature, largest first and scaled to 100.
 
         Parameters
@@ -477,11 +479,13 @@ class Booster:
             Root of the mean squared-error improvement, equations (44), (45) and (49) of Friedman (2001); reduction of the loss
             by the splits; Hessians of the rows at the splits; number of splits; or how much a metric gets worse when the
             feature's values are permuted.
+        data, target : as in `dboost.fit`, optional
+            For "permutation", which needs them: ideally held-out rows.
         per_class : bool, default False
             Return a frame with one column per class, each scaled to 100.
         **how
-            For "permutation": `data` and `target`, and optionally `sample_weight`, `metric`, `n_repeats`, `random_state`
-            and `n_threads`; see `dboost.inspection.importance.permutation_importance`.
+            For "permutation": `sample_weight`, `metric`, `n_repeats`, `random_state` and `n_threads`; see
+            `dboost.inspection.importance.permutation_importance`.
 
         Returns
         -------
@@ -497,9 +501,12 @@ class Booster:
         Examples
         --------
         >>> booster.importance().head(3)                            # doctest: +SKIP
-        >>> booster.importance("permutation", data=test, target="price")     # doctest: +SKIP
+        >>> booster.importance("permutation", test, "price")        # doctest: +SKIP
         """
-        return importance.importance(self.ensemble, kind, per_class, how)
+        if isinstance(data, bool):
+            raise ParameterError(f"the second argument of importance is data: write importance({kind!r}, per_class={data})")
+        given = {name: value for name, value in (("data", data), ("target", target)) if value is not None}
+        return importance.importance(self.ensemble, kind, per_class, given | how)
 
     @cached_property
     def expected_value(self) -> float | np.ndarray:
@@ -737,18 +744,19 @@ class Booster:
     # for several panels; ``ax.figure.savefig("name.svg")`` saves the plot. They need matplotlib (``dboost[plots]``).
 
     def plot_importance(
-        self, kind: str = "friedman", per_class: bool = False, *, max_features: int = 20, ax: Any = None, **how: Any
-    ) -> Any:
+        self, kind: str = "friedman", data: Any = None, target: Any = None, *, max_features: int = 20, ax: Any = None,
+        **how: Any,
+    ) -> Any:  # fmt: skip
         """Plot `importance` as bars, the largest on top.
 
         Parameters
         ----------
-        kind, per_class, **how
+        kind, data, target, **how
             As in `importance`.
         max_features : int, default 20
             Largest number of bars.
         """
-        return effects.plot_importance(self.importance(kind, per_class, **how), max_features, ax)
+        return effects.plot_importance(self.importance(kind, data, target, **how), max_features, ax)
 
     def plot_partial_dependence(
         self, data: Any = None, features: Any = None, kind: str = "average", *, ax: Any = None, **how: Any

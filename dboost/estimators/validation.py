@@ -118,11 +118,11 @@ def _class_weight(counts: Sequence[int], target: Target, class_weight: Any) -> n
         return sum(counts) / (len(counts) * np.array(counts, np.float64))
     if not isinstance(class_weight, Mapping):
         raise ParameterError(f"class_weight={class_weight!r:.60} must be 'balanced', a dict of weights by class, or None")
-    missing = [label for label in target.classes if label not in class_weight]
+    without = [label for label in target.classes if label not in class_weight]
     unknown = [key for key in class_weight if key not in target.classes]
-    if missing and unknown:
-        classes = ", ".join(map(repr, target.classes))
-        raise ParameterError(f"class_weight has a weight of {unknown[0]!r}, which is not one of the classes {classes}")
+    if without and unknown:
+        labels = ", ".join(map(repr, target.classes))
+        raise ParameterError(f"class_weight has a weight of {unknown[0]!r}, which is not one of the classes {labels}")
     try:
         of_classes = np.array([class_weight.get(label, 1.0) for label in target.classes], np.float64)
     except (TypeError, ValueError) as error:
