@@ -82,6 +82,10 @@ def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         action="store_true",
         help="train on the files that the model at --output has not seen, continuing it; nothing is done when there are none",
     )
+    moved = "with --only-new: the files that the model has seen in OLD are in DATA now"
+    command.add_argument("--moved-from", metavar="OLD", help=moved)
+    discard = "with --only-new: give up an unfinished batch and its checkpoint, and begin with the files that are there"
+    command.add_argument("--discard-batch", action="store_true", help=discard)
     command.add_argument("--checkpoint", metavar="DIR", help="save progress here; the same command resumes from it")
     command.add_argument("--memory-limit", metavar="SIZE", help="what a worker may use, for example 2GiB")
     bites = "boost on random subsets of the rows, one by one; details by --set, for example --set arcbites={n_bites=20}"

@@ -28,6 +28,9 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.arcbites:
         parameters.setdefault("arcbites", True)  # --set may have given options
     parameters |= _options(arguments)
+    for option, value in (("--moved-from", arguments.moved_from), ("--discard-batch", arguments.discard_batch)):
+        if value and not arguments.only_new:
+            raise ParameterError(f"{option} needs --only-new")
     arguments.output = _output(arguments, parameters)
     outputs.check(arguments.output, "--output")
     if arguments.history:
@@ -78,7 +81,10 @@ def _train_on_new(arguments: argparse.Namespace, parameters: dict[str, Any]) -> 
         if given not in (None, model):
             raise ParameterError(f"--only-new continues the model at --output, and --start-from names another: {shown(given)}")
     checkpoint = parameters.get("checkpoint")
-    with open_ledger(model, data, model_settings(arguments.target, parameters), checkpoint) as ledger:
+    asked = model_settings(arguments.target, parameters)
+    with open_ledger(model, data, asked, checkpoint, arguments.moved_from) as ledger:
+        if arguments.discard_batch:
+            ledger.discard()
         if any(continued) and not ledger.files:
             raise DataError(f"there is no model at {shown(model)} yet: the first fit is the same command without --start-from")
         batch = ledger.next_batch()
