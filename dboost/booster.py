@@ -29,6 +29,7 @@ from dboost.losses.classification import cheapest, read_costs
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, drop_source, to_frame, truncate
 from dboost.model.forest import FlatEnsemble
+from dboost.model.row_predictor import RowPredictor
 from dboost.schema import Feature, Level
 from dboost.session.transport import LocalTable
 from dboost.session.warm_start import checked_decay, checked_source_name
@@ -259,6 +260,47 @@ class Booster:
             For a regression model.
         """
         return self._through(X, self._probability(), iteration_range, n_threads, offset)
+
+    def predictor(self, output: str = "prediction", iteration_range: Range | None = None) -> RowPredictor:
+        """Return a function that predicts single rows, prepared for services: it takes some microseconds for each.
+
+        Parameters
+        ----------
+        output : {"prediction", "probability", "raw_score"}, default "prediction"
+            What it returns: that of `predict`, of `predict_proba`, or of ``predict(raw_score=True)``.
+        iteration_range : (first, last), optional
+            As in `predict`.
+
+        Returns
+        -------
+        Callable ``predictor(row, *, offset=None)``
+            `row` is one row, or a few as an array of two dimensions: numbers as a NumPy array in the order of
+            `feature_names_in_` (fastest, if no feature is categorical); a list or tuple in that order; or a mapping by name,
+            which may have more entries. It returns what the method returns for the same rows, to the last bit: for one row a
+            scalar, or an array of the classes' scores or probabilities. `offset` is a number, or one for each row. Several
+            threads may call it at once. It can be pickled.
+
+        Raises
+        ------
+        ParameterError
+            For another output, for probabilities of a regression model, or for a range outside the model's iterations.
+
+        Examples
+        --------
+        >>> predictor = booster.predictor()                         # doctest: +SKIP
+        >>> predictor(np.array([0.5, 2.0, np.nan]))                 # doctest: +SKIP
+        >>> predictor({"age": 41, "town": "Gent"})                  # doctest: +SKIP
+        """
+        forms = {
+            "prediction": lambda: self._raw_or_prediction(False),
+            "probability": self._probability,
+            "raw_score": lambda: self._raw_or_prediction(True),
+        }
+        if output not in forms:
+            raise ParameterError(f"output={output!r} must be one of {', '.join(map(repr, forms))}")
+        form, iterations = forms[output](), self._iterations(iteration_range)
+        predict = partial(self._predict_rows, form, iterations)
+        return RowPredictor(self.ensemble, iterations, form.finish, predict, (_predictor_of, (self, output, iteration_range)))
 
     def decide(self, X: Any, costs: Any, iteration_range: Range | None = None, n_threads: int | None = None) -> Any:
         """Choose the class with the lowest expected cost under the predicted probabilities.
@@ -1006,6 +1048,10 @@ class Booster:
         function = partial(self._finished, form.finish, iterations=iterations, n_threads=_threads_for(X, n_threads))
         return self._map_rows(X, function, form.names, form.dtype, offset)
 
+    def _predict_rows(self, form: _OutputForm, iterations: Range, X: Any, offset: Any) -> Any:
+        """Predict a table in memory in this thread, for `predictor`."""
+        return self._through(X, form, iterations, 1, offset)
+
     def _map_rows(self, X: Any, function: Any, names: Sequence[Any] | None, dtype: Any, offset: Any = None) -> Any:
         options: dict[str, Any] = {"features": self.features, "named": self.ensemble.named, "names": names, "dtype": dtype}
         return predict_through(X, function, **options) if offset is None else predict_from(X, offset, function, **options)
@@ -1032,7 +1078,9 @@ class Booster:
         if self.ensemble.n_outputs > 1:
             return self.loss.inverse_link(raw)
         second = self.loss.inverse_link(raw[:, 0])
-        return np.column_stack([1.0 - second, second])
+        both = np.empty((len(raw), 2))  # column_stack takes longer for one row
+        both[:, 0], both[:, 1] = 1.0 - second, second
+        return both
 
     def _cheapest(self, costs: np.ndarray, raw: np.ndarray) -> np.ndarray:
         assert self.classes_ is not None
@@ -1047,6 +1095,10 @@ class Booster:
 
 def _restore(stored: bytes, history: pd.DataFrame, timings: dict[str, float], loss: Loss | None = None) -> Booster:
     return Booster(model_file.loads(stored, "the pickled model"), history=history, timings=timings, loss=loss)
+
+
+def _predictor_of(booster: Booster, output: str, iteration_range: Range | None) -> RowPredictor:
+    return booster.predictor(output, iteration_range)
 
 
 def _metrics(ensemble: Ensemble) -> pd.DataFrame:
