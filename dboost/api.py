@@ -196,7 +196,7 @@ def fit(
         }
         of_trees = [name for name, value in (given | {"early_stopping": early_stopping}).items() if value is not None]
         return _refitted(start_from, data, target, options, [*of_trees, *idle_in_refit(idle)])
-    custom_loss = None
+    custom_loss, model = None, None
     if start_from is None:
         warm_start = without_model(continue_bins, continue_steps)
     else:
@@ -266,7 +266,8 @@ def fit(
                 )
             else:
                 fitted = fit_table(asked, lambda: open_table(data, target, **reading, options=reading_within(budget, threads)))
-    return Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings, loss=custom_loss)
+    history = fitted.history if model is None else model.history_with(fitted.history)
+    return Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=custom_loss)
 
 
 async def fit_async(data: Any, target: Any = ..., *, callbacks: Callback | Sequence[Callback] = (), **keywords: Any) -> Booster:

@@ -8,6 +8,7 @@ workers and used by several threads at once.
 
 from __future__ import annotations
 
+import itertools
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from dboost.losses.classification import cheapest, read_costs
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, drop_source, to_frame, truncate
 from dboost.model.forest import FlatEnsemble
+from dboost.model.row_predictor import RowPredictor
 from dboost.schema import Feature, Level
 from dboost.session.transport import LocalTable
 from dboost.session.warm_start import checked_decay, checked_source_name
@@ -85,7 +87,8 @@ class Booster:
         ``iteration`` (from 1, including those that early stopping dropped), ``train_loss`` and ``<eval set>_<metric>``. In the
         process of the fit also ``seconds``, ``rows_kept`` and ``bytes_read``; on a cluster ``workers``, the number of workers
         that hold rows; with arcbites ``bite`` and ``visit``, where iterations that were rolled back are followed by others
-        with the same numbers.
+        with the same numbers. A continued model has the iterations of all fits, NaN where a column was not recorded: the file
+        of a model has only its metrics.
     timings : dict of str to float
 
     Examples
@@ -115,6 +118,23 @@ class Booster:
     def history(self) -> pd.DataFrame:
         """One row per iteration: what the fit recorded, or the metrics in the ensemble."""
         return _metrics(self.ensemble) if self._history is None else pd.DataFrame(self._history)
+
+    def history_with(self, later: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the history of a fit that continues this model: that of the model's iterations, and then the fit's own.
+
+        Parameters
+        ----------
+        later : list of dict
+            What the fit recorded.
+        """
+        if self._history is None:  # as _metrics, which needs pandas
+            names, values = ["iteration", *self.ensemble.metrics], self.ensemble.metrics.values()
+            earlier = [dict(zip(names, row, strict=True)) for row in zip(itertools.count(1), *values)] if values else []
+        elif isinstance(self._history, list):
+            earlier = self._history
+        else:
+            earlier = [{str(name): value for name, value in row.items()} for row in self._history.to_dict("records")]
+        return [*(record for record in earlier if record["iteration"] <= self.n_iter_), *later]
 
     @property
     def features(self) -> tuple[Feature, ...]:
@@ -241,6 +261,47 @@ class Booster:
         """
         return self._through(X, self._probability(), iteration_range, n_threads, offset)
 
+    def predictor(self, output: str = "prediction", iteration_range: Range | None = None) -> RowPredictor:
+        """Return a function that predicts single rows, prepared for services: it takes some microseconds for each.
+
+        Parameters
+        ----------
+        output : {"prediction", "probability", "raw_score"}, default "prediction"
+            What it returns: that of `predict`, of `predict_proba`, or of ``predict(raw_score=True)``.
+        iteration_range : (first, last), optional
+            As in `predict`.
+
+        Returns
+        -------
+        Callable ``predictor(row, *, offset=None)``
+            `row` is one row, or a few as an array of two dimensions: numbers as a NumPy array in the order of
+            `feature_names_in_` (fastest, if no feature is categorical); a list or tuple in that order; or a mapping by name,
+            which may have more entries. It returns what the method returns for the same rows, to the last bit: for one row a
+            scalar, or an array of the classes' scores or probabilities. `offset` is a number, or one for each row. Several
+            threads may call it at once. It can be pickled.
+
+        Raises
+        ------
+        ParameterError
+            For another output, for probabilities of a regression model, or for a range outside the model's iterations.
+
+        Examples
+        --------
+        >>> predictor = booster.predictor()                         # doctest: +SKIP
+        >>> predictor(np.array([0.5, 2.0, np.nan]))                 # doctest: +SKIP
+        >>> predictor({"age": 41, "town": "Gent"})                  # doctest: +SKIP
+        """
+        forms = {
+            "prediction": lambda: self._raw_or_prediction(False),
+            "probability": self._probability,
+            "raw_score": lambda: self._raw_or_prediction(True),
+        }
+        if output not in forms:
+            raise ParameterError(f"output={output!r} must be one of {', '.join(map(repr, forms))}")
+        form, iterations = forms[output](), self._iterations(iteration_range)
+        predict = partial(self._predict_rows, form, iterations)
+        return RowPredictor(self.ensemble, iterations, form.finish, predict, (_predictor_of, (self, output, iteration_range)))
+
     def decide(self, X: Any, costs: Any, iteration_range: Range | None = None, n_threads: int | None = None) -> Any:
         """Choose the class with the lowest expected cost under the predicted probabilities.
 
@@ -248,7 +309,8 @@ class Booster:
         ----------
         X : as in `predict`
         costs : float[n_classes, n_classes]
-            ``costs[k, j]`` is the cost of predicting class k where the true class is j, in the order of `classes_`.
+            ``costs[k, j]`` is the cost of predicting class k where the true class is j, in the order of `classes_`. A pandas
+            frame with the classes as labels of rows and columns may have them in any order.
         iteration_range, n_threads
             As in `predict`.
 
@@ -268,7 +330,7 @@ class Booster:
         """
         self._probability()  # raises for a regression model
         assert self.classes_ is not None
-        form = _OutputForm(partial(self._cheapest, read_costs(costs, len(self.classes_))), None, self.classes_.dtype)
+        form = _OutputForm(partial(self._cheapest, read_costs(costs, self.classes_)), None, self.classes_.dtype)
         return self._through(X, form, iteration_range, n_threads)
 
     def staged_predict(self, X: Any, raw_score: bool = False, n_threads: int | None = None) -> Iterator[Any]:
@@ -448,7 +510,9 @@ class Booster:
 
     # Interpretation.
 
-    def importance(self, kind: str = "friedman", per_class: bool = False, **how: Any) -> pd.Series | pd.DataFrame:
+    def importance(
+        self, kind: str = "friedman", data: Any = None, target: Any = None, *, per_class: bool = False, **how: Any
+    ) -> pd.Series | pd.DataFrame:
         """Return the importance of each feature, largest first and scaled to 100.
 
         Parameters
@@ -457,11 +521,13 @@ class Booster:
             Root of the mean squared-error improvement, equations (44), (45) and (49) of Friedman (2001); reduction of the loss
             by the splits; Hessians of the rows at the splits; number of splits; or how much a metric gets worse when the
             feature's values are permuted.
+        data, target : as in `dboost.fit`, optional
+            For "permutation", which needs them: ideally held-out rows.
         per_class : bool, default False
             Return a frame with one column per class, each scaled to 100.
         **how
-            For "permutation": `data` and `target`, and optionally `sample_weight`, `metric`, `n_repeats`, `random_state`
-            and `n_threads`; see `dboost.inspection.importance.permutation_importance`.
+            For "permutation": `sample_weight`, `metric`, `n_repeats`, `random_state` and `n_threads`; see
+            `dboost.inspection.importance.permutation_importance`.
 
         Returns
         -------
@@ -477,9 +543,12 @@ class Booster:
         Examples
         --------
         >>> booster.importance().head(3)                            # doctest: +SKIP
-        >>> booster.importance("permutation", data=test, target="price")     # doctest: +SKIP
+        >>> booster.importance("permutation", test, "price")        # doctest: +SKIP
         """
-        return importance.importance(self.ensemble, kind, per_class, how)
+        if isinstance(data, bool):
+            raise ParameterError(f"the second argument of importance is data: write importance({kind!r}, per_class={data})")
+        given = {name: value for name, value in (("data", data), ("target", target)) if value is not None}
+        return importance.importance(self.ensemble, kind, per_class, given | how)
 
     @cached_property
     def expected_value(self) -> float | np.ndarray:
@@ -717,18 +786,19 @@ class Booster:
     # for several panels; ``ax.figure.savefig("name.svg")`` saves the plot. They need matplotlib (``dboost[plots]``).
 
     def plot_importance(
-        self, kind: str = "friedman", per_class: bool = False, *, max_features: int = 20, ax: Any = None, **how: Any
-    ) -> Any:
+        self, kind: str = "friedman", data: Any = None, target: Any = None, *, max_features: int = 20, ax: Any = None,
+        **how: Any,
+    ) -> Any:  # fmt: skip
         """Plot `importance` as bars, the largest on top.
 
         Parameters
         ----------
-        kind, per_class, **how
+        kind, data, target, **how
             As in `importance`.
         max_features : int, default 20
             Largest number of bars.
         """
-        return effects.plot_importance(self.importance(kind, per_class, **how), max_features, ax)
+        return effects.plot_importance(self.importance(kind, data, target, **how), max_features, ax)
 
     def plot_partial_dependence(
         self, data: Any = None, features: Any = None, kind: str = "average", *, ax: Any = None, **how: Any
@@ -983,6 +1053,10 @@ class Booster:
         function = partial(self._finished, form.finish, iterations=iterations, n_threads=_threads_for(X, n_threads))
         return self._map_rows(X, function, form.names, form.dtype, offset)
 
+    def _predict_rows(self, form: _OutputForm, iterations: Range, X: Any, offset: Any) -> Any:
+        """Predict a table in memory in this thread, for `predictor`."""
+        return self._through(X, form, iterations, 1, offset)
+
     def _map_rows(self, X: Any, function: Any, names: Sequence[Any] | None, dtype: Any, offset: Any = None) -> Any:
         options: dict[str, Any] = {"features": self.features, "named": self.ensemble.named, "names": names, "dtype": dtype}
         return predict_through(X, function, **options) if offset is None else predict_from(X, offset, function, **options)
@@ -1009,7 +1083,9 @@ class Booster:
         if self.ensemble.n_outputs > 1:
             return self.loss.inverse_link(raw)
         second = self.loss.inverse_link(raw[:, 0])
-        return np.column_stack([1.0 - second, second])
+        both = np.empty((len(raw), 2))  # column_stack takes longer for one row
+        both[:, 0], both[:, 1] = 1.0 - second, second
+        return both
 
     def _cheapest(self, costs: np.ndarray, raw: np.ndarray) -> np.ndarray:
         assert self.classes_ is not None
@@ -1024,6 +1100,10 @@ class Booster:
 
 def _restore(stored: bytes, history: pd.DataFrame, timings: dict[str, float], loss: Loss | None = None) -> Booster:
     return Booster(model_file.loads(stored, "the pickled model"), history=history, timings=timings, loss=loss)
+
+
+def _predictor_of(booster: Booster, output: str, iteration_range: Range | None) -> RowPredictor:
+    return booster.predictor(output, iteration_range)
 
 
 def _metrics(ensemble: Ensemble) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from dboost._storage_errors import shown
-from dboost.errors import InputTypeError
+from dboost.errors import DataFileMissingError, InputTypeError
 from dboost.schema import Feature
 from dboost.session.memory_budget import format_bytes, reading_within
 from dboost.storage.spool import PrivateDirectory
@@ -49,6 +49,8 @@ class Dataset:
     ------
     InputTypeError
         If the path has no prepared data set.
+    DataFileMissingError
+        If there is no such folder; it is a `DataError` and a `FileNotFoundError`.
     StorageError
         If the folder is damaged; it is a `DBoostError`.
 
@@ -60,10 +62,12 @@ class Dataset:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not is_prepared(path):
-            if not is_stored(path):
-                raise InputTypeError(f"{os.fspath(path)} is not a folder that dboost.prepare has written")
-            self._describe(read_description(os.fspath(path)))
-            return
+            if is_stored(path):
+                self._describe(read_description(os.fspath(path)))
+                return
+            if "://" not in os.fspath(path) and not os.path.exists(path):
+                raise DataFileMissingError(f"there is no folder {os.fspath(path)}")
+            raise InputTypeError(f"{os.fspath(path)} is not a folder that dboost.prepare has written")
         self._path, self._temporary, self._closed = Path(path), None, False
         self._settings: dict[str, Any] = {}
         opened = open_folder(self._path)

@@ -18,6 +18,14 @@ class DataError(DBoostError, ValueError):
     """The data are invalid; the message names the column, and the partition or rows."""
 
 
+class ColumnKindsError(DataError):
+    """A column holds numbers in some partitions, and text or categories in others."""
+
+
+class DataFileMissingError(DataError, FileNotFoundError):
+    """There is no file or folder at the path of the data."""
+
+
 class ParameterError(DBoostError, ValueError):
     """A parameter has an invalid or unsupported value."""
 

@@ -73,6 +73,21 @@ NAMES_OF_PEERS = {
     "validation_fraction of the estimators, or eval_set", "verbose": "progress",
 }  # fmt: skip
 
+#: Names of XGBoost, LightGBM, CatBoost and scikit-learn for losses, in small letters, for messages.
+LOSSES_OF_PEERS = {
+    "squared_error": ("l2", "l2_root", "least_squares", "ls", "mean_squared_error", "mse", "reg:linear", "reg:squarederror",
+                      "regression", "regression_l2", "rmse", "root_mean_squared_error", "squared_loss", "squarederror"),
+    "absolute_error": ("l1", "lad", "mae", "mean_absolute_error", "reg:absoluteerror", "regression_l1"),
+    "quantile": ("pinball", "pinball_loss", "reg:quantileerror"),
+    "huber": ("reg:pseudohubererror",),
+    "poisson": ("count:poisson",),
+    "gamma": ("reg:gamma",),
+    "tweedie": ("reg:tweedie",),
+    "log_loss": ("binary", "binary:logistic", "binary_crossentropy", "binary_logloss", "binomial_deviance",
+                 "categorical_crossentropy", "cross_entropy", "crossentropy", "deviance", "log", "logistic", "logloss",
+                 "multi:softmax", "multi:softprob", "multi_logloss", "multiclass", "multinomial_deviance", "softmax"),
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class ArcBites:
@@ -334,7 +349,7 @@ class Parameters:
 
     def __post_init__(self) -> None:
         if isinstance(self.loss, str) or not hasattr(self.loss, "inverse_link"):
-            _check_choice(self, "loss", LOSSES, "or a dboost.losses.Loss of your own")
+            _check_choice(self, "loss", LOSSES, f"or a dboost.losses.Loss of your own{_similar_loss(self.loss)}")
         elif isinstance(self.loss, type):
             raise ParameterError(f"loss is the class {self.loss.__name__}: give an instance, {self.loss.__name__}()")
         elif self.loss.name in LOSSES:
@@ -526,6 +541,13 @@ def _check_groups(given: Any) -> None:
             "Interaction constraints must be a sequence of tuples or lists of names or numbers, 'pairwise' or "
             f"'no_interactions', not interaction_cst={_short(given)}"
         )
+
+
+def _similar_loss(given: Any) -> str:
+    """Return the end of the message about an unknown loss: the loss of that name in another library, or a similar name."""
+    name = str(given).lower()
+    found = [loss for loss, names in LOSSES_OF_PEERS.items() if name in names] or difflib.get_close_matches(name, LOSSES, n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def _check_choice(record: Parameters, name: str, choices: tuple[str, ...], more: str = "") -> None:

@@ -11,7 +11,7 @@ booster = dboost.fit(train, "target", eval_set=test, max_iter=300, learning_rate
 
 # Feature importance, by the splits and by the loss of accuracy when a feature is permuted.
 print(booster.importance().head(3).round(1).to_string())
-print(booster.importance("permutation", data=test, target="target").head(3).round(1).to_string())
+print(booster.importance("permutation", test, "target").head(3).round(1).to_string())
 
 # Partial dependence on the most important feature, averaged over rows that were not used for training.
 first = booster.importance().index[0]

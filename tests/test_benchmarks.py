@@ -18,6 +18,7 @@ from benchmarks import (
     cold_start,
     curves,
     fixed_fits,
+    latency,
     limits,
     peers,
     profile,
@@ -176,6 +177,13 @@ def test_shapley_values_are_compared_on_the_same_trees(capsys: pytest.CaptureFix
     assert [row[0] for row in rows] == [str(case) for case in shap.CASES]
     assert [row[2] for row in rows] == ["60", "60", "10", "60", "10"]
     assert all(float(row[-1]) < 1e-5 for row in rows)  # the values equal the others' up to float32
+
+
+def test_latency_is_compared_on_the_same_trees(capsys: pytest.CaptureFixture[str]) -> None:
+    latency.main(["--quick", "--rows", "20", "--rounds", "1"])
+    rows = [row for row in cells(capsys.readouterr().out) if len(row) == 5]
+    assert [row[0] for row in rows] == ["regression"] * 3 + ["binary"] * 3
+    assert all(float(row[2]) > 0 and float(row[4]) < 1e-9 for row in rows)
 
 
 def cells(drawn: str) -> list[list[str]]:

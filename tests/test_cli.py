@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import re
 import shutil
@@ -278,7 +280,7 @@ def test_arcbites_by_option_and_in_detail(here: Path, capsys: pytest.CaptureFixt
         (["--set", "arcbites={n_bites=3, trees_per_visit=1}"], dboost.ArcBites(3, 1)),
         (["--arcbites", "--set", 'arcbites={"n_bites": 3, "order": "cyclic"}'], dboost.ArcBites(3, order="cyclic")),
     ]:
-        assert status_of(*TRAIN, "--eval", "parts/1.parquet", "--set", "max_iter=5", *options) == 0
+        assert status_of(*TRAIN, "--eval", "parts/1.parquet", "--set", "max_iter=5", "--overwrite", *options) == 0
         assert dboost.load("model.json").sha256 == dboost.fit("rows.parquet", "price", arcbites=written, **common).sha256
         assert "bite" not in capsys.readouterr().out, "no score"
 
@@ -297,6 +299,30 @@ def test_train_saves_what_fit_would(here: Path, table: pd.DataFrame, capsys: pyt
     history = pd.read_csv("history.csv")
     assert list(history["iteration"]) == [1, 2, 3, 4]
     assert list(history["train_loss"]) == list(booster.history["train_loss"])
+
+
+def test_an_existing_model_is_replaced_only_on_request(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = ("--quiet", "--set", "max_iter=2")
+    assert status_of(*TRAIN, *few) == 0
+    first = Path("model.json").read_bytes()
+    before = files(here)
+    for more in ((), ("--start-from", "old.json"), ("--checkpoint", "kept")):
+        assert status_of(*TRAIN, *few, "--set", "learning_rate=0.5", *more) == 2
+        said = "dboost: model.json exists: name another file with --output, or replace this one with --overwrite\n"
+        assert capsys.readouterr().err == said
+        assert Path("model.json").read_bytes() == first
+        assert files(here) == before
+    assert status_of(*TRAIN, *few, "--set", "learning_rate=0.5", "--overwrite") == 0
+    second = Path("model.json").read_bytes()
+    assert second != first
+    assert status_of(*TRAIN, *few, "--output", "model.json") == 0
+    assert Path("model.json").read_bytes() == first
+    for continued in (("--start-from", "./model.json"), ("--set", "start_from=model.json")):
+        n_iter = dboost.load("model.json").n_iter_
+        assert status_of(*TRAIN[:4], *few, *continued) == 0
+        assert dboost.load("model.json").n_iter_ == n_iter + 2
+    assert status_of(*TRAIN, "--only-new", "--overwrite") == 2
+    assert "--only-new" in capsys.readouterr().err
 
 
 def test_quiet_says_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -347,6 +373,49 @@ def test_inspect_shows_what_was_learned(here: Path, capsys: pytest.CaptureFixtur
     said = capsys.readouterr().out
     for expected in ("squared_error", "learning_rate", "0.25", "shop", "categorical, 3 levels", "train_loss", "600"):
         assert expected in said
+
+
+def test_inspect_shows_a_line_for_each_parameter(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert status_of(*TRAIN, "--set", "max_iter=3", "--set", "interaction_cst=[['a','b','shop'],['b','c','shop']]") == 0
+    capsys.readouterr()
+    assert status_of("inspect", "model.json") == 0
+    said = capsys.readouterr().out
+    lines = said.splitlines()
+    set_here = lines.index("Parameters that differ from the default")
+    defaults = lines.index("Parameters with their default")
+    kept = dboost.load("model.json").ensemble.parameters
+    shown = {name: ast.literal_eval(value) for name, _, value in (line.strip().partition(" = ") for line in lines) if value}
+    assert {name: shown[name] for name in kept} == kept
+    changed = {line.split(" = ")[0].strip() for line in lines[set_here + 1 : defaults]}
+    assert changed == {"max_iter", "interaction_cst", "loss"}
+    assert "null" not in said
+
+
+def test_inspect_as_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(*TRAIN, "--set", "max_iter=3") == 0
+    booster = dboost.load("model.json")
+
+    def printed(*options: str) -> Any:
+        capsys.readouterr()
+        assert status_of("inspect", "model.json", "--json", *options) == 0
+        return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+    model = printed()
+    assert model["parameters"] == booster.ensemble.parameters
+    assert model["metrics"] == {name: list(values) for name, values in booster.ensemble.metrics.items()}
+    assert model["sources"][0]["rows"] == 600
+    assert {one["name"]: one["splits"] for one in model["features"]}.keys() == set(booster.feature_names_in_)
+    assert sum(one["splits"] for one in model["features"]) == sum(tree.n_leaves - 1 for tree in booster.ensemble.trees)
+    assert model["features"][3]["levels"] == ["north", "south", "west"]
+    several = printed("--importance", "--dependence", "a", "--drift", "rows.parquet")
+    assert list(several) == ["importance", "dependence", "drift"]
+    assert [one["feature"] for one in several["importance"]] == list(booster.importance().index)
+    expected = booster.partial_dependence("a", grid=20)
+    assert [one["value"] for one in several["dependence"]] == list(expected["value"])
+    assert len(several["drift"]) == 5
 
 
 def test_inspect_shows_what_matters_and_how(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -414,6 +483,7 @@ def test_inspect_writes_a_report(here: Path, capsys: pytest.CaptureFixture[str])
         (("inspect", "nowhere.json", "--html", "report.html"), "nowhere.json"),
         (("inspect", "nowhere.json", "--html", "nowhere/report.html"), "there is no folder"),
         (("inspect", "nowhere.json", "--data", "rows.parquet"), "--data"),
+        (("inspect", "nowhere.json", "--json", "--html", "report.html"), "--json"),
         (("inspect", "nowhere.json", "--dependence", "a", "--weight", "b"), "--weight"),
         (("inspect", "nowhere.json", "--html", "report.html", "--target", "price"), "--target"),
     ],

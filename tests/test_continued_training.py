@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +52,9 @@ def test_new_trees_begin_where_the_model_ended(target: str) -> None:
         ("winter", 600, 1, 8),
         ("spring", 400, 9, 13),
     ]
-    assert new.history["iteration"].tolist() == [9, 10, 11, 12, 13]
+    assert new.history["iteration"].tolist() == list(range(1, 14))
     assert raw(new.truncate(8), STRANGE).tobytes() == raw(old, STRANGE).tobytes()
-    assert (np.diff(new.history["train_loss"]) < 0).all()
+    assert (np.diff(new.history["train_loss"].iloc[8:]) < 0).all()
     if target == "y":
         loss = 0.5 * ((raw(new, STRANGE) - STRANGE["y"]) ** 2).mean()
         np.testing.assert_allclose(new.history["train_loss"].iloc[-1], loss, rtol=1e-9)
@@ -163,7 +165,7 @@ def test_early_stopping_may_find_that_nothing_helps() -> None:
     new = dboost.fit(noise, "y", start_from=old, eval_set={"old": OLD}, early_stopping_rounds=3, continue_steps="full")
     assert (new.n_iter_, new.best_iteration) == (60, 60)
     assert new.sources[1]["first_iteration"] == 61 and new.sources[1]["last_iteration"] == 60
-    assert len(new.history) == 3
+    assert len(new.history) == 63
     assert raw(new).tobytes() == raw(old).tobytes()
 
 
@@ -179,6 +181,34 @@ def test_steps_are_damped_by_what_the_model_knows() -> None:
     np.testing.assert_allclose(turned["unexplained_loss"], residual / variance, rtol=1e-9)
     full = dboost.fit(NEW, "y", start_from=old, max_iter=1, continue_steps="full", learning_rate=0.3).sources[1]
     assert full["steps"] == {"learning_rate": 0.3, "l2_regularization": 1.0}
+
+
+def test_the_history_has_the_iterations_of_all_fits(tmp_path: Path) -> None:
+    old = dboost.fit(OLD, "y", features=FEATURES, learning_rate=0.9, eval_set={"test": NEW}, early_stopping_rounds=1)
+    assert len(old.history) > old.n_iter_, "early stopping has dropped iterations"
+    kept = old.history.iloc[: old.n_iter_]
+    old.save(tmp_path / "old.json")
+    of_metrics = ["iteration", "test_squared_error", "train_loss"]
+    digests = set()
+    for base in (old, pickle.loads(pickle.dumps(old)), tmp_path / "old.json"):
+        new = dboost.fit(NEW, "y", start_from=base, max_iter=3)
+        digests.add(new.sha256)
+        assert new.history["iteration"].tolist() == list(range(1, old.n_iter_ + 4))
+        first, rest = new.history.iloc[: old.n_iter_], new.history.iloc[old.n_iter_ :]
+        recorded = of_metrics if isinstance(base, Path) else list(kept.columns)
+        pd.testing.assert_frame_equal(first[recorded], kept[recorded], check_dtype=False)
+        assert first.drop(columns=recorded).isna().to_numpy().all()
+        assert (rest["rows_kept"] == len(NEW)).all() and (rest["seconds"] > 0).all()
+        assert rest["test_squared_error"].isna().all()
+        np.testing.assert_array_equal(new.history["train_loss"], new.ensemble.metrics["train_loss"])
+        third = dboost.fit(OLD, "y", start_from=new, max_iter=2)
+        assert third.history["iteration"].tolist() == list(range(1, old.n_iter_ + 6))
+    assert len(digests) == 1, "the history is no part of the model"
+    imported = dboost.Booster(replace(old.ensemble, metrics={}, best_iteration=None))
+    assert dboost.fit(NEW, "y", start_from=imported, max_iter=2).history["iteration"].tolist() == [
+        old.n_iter_ + 1,
+        old.n_iter_ + 2,
+    ]
 
 
 def test_truncate_gives_the_model_of_then() -> None:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import gzip
+import re
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import dask
 import fsspec
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import dboost
 from dboost.data import open_table, paths
 from dboost.errors import DataError
 from dboost.schema import Feature
+from tests.helpers.clusters import threads_cluster
+from tests.helpers.examples import examples
 from tests.helpers.table_content import content
 
 N = 40
@@ -168,6 +176,106 @@ def test_errors_name_the_file(folder: Path, path: str, message: str) -> None:
         (folder / path).write_bytes(text[path[0]])
     with pytest.raises(DataError, match=message):
         open_table(str(folder / path), "y")
+
+
+CELLS = {
+    "number": ["1", "2.5", "-3", "1e3", "007"],
+    "text": ["a7", "word", "1_000", "12-04"],
+    "missing": ["", "NA"],
+}
+
+
+@st.composite
+def csv_columns(draw: st.DrawFn) -> list[list[str]]:
+    """Columns of 30 cells; some mix text with numbers, anywhere."""
+    columns = []
+    for _ in range(draw(st.integers(1, 3))):
+        usual = draw(st.sampled_from(["number", "text", "missing"]))
+        cells = [CELLS[usual][k % len(CELLS[usual])] for k in range(30)]
+        for row in draw(st.sets(st.integers(0, 29), max_size=3)):
+            cells[row] = draw(st.sampled_from([cell for kind in CELLS.values() for cell in kind]))
+        columns.append(cells)
+    return columns
+
+
+@examples(100, deadline=None)
+@given(csv_columns(), st.lists(st.integers(8, 400), min_size=1, max_size=3), st.integers(1, 30))
+def test_kinds_of_csv_columns_do_not_depend_on_the_blocks(columns: list[list[str]], sizes: list[int], sample: int) -> None:
+    names = [f"c{j}" for j in range(len(columns))]
+    lines = [",".join([*names, "y"])] + [",".join([*cells, str(i % 2)]) for i, cells in enumerate(zip(*columns, strict=True))]
+    found = []
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        Path(folder, "a.csv").write_text("\n".join(lines))
+        for k, size in enumerate([10**6, *sizes]):
+            patch.setattr(paths, "BLOCK_BYTES", size)
+            patch.setattr(paths, "SAMPLE_ROWS", 1000 if k == 0 else sample)
+            with open_table(Path(folder, "a.csv"), "y") as table:
+                found.append((table.features, {name: list(values) for name, values in content(table).items()}))
+    for feature, cells in zip(found[0][0], columns, strict=True):
+        assert feature.is_categorical == any(cell in CELLS["text"] for cell in cells)
+    for features, values in found[1:]:
+        assert features == found[0][0]
+        for name, expected in found[0][1].items():
+            pd.testing.assert_series_equal(pd.Series(values[name]), pd.Series(expected), check_dtype=False)
+
+
+def mixed_csv(path: Path, n: int = 300) -> None:
+    """Write a table whose first rows are numbers; text follows in a feature, in the target and in a declared category."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.random(n), "late": np.arange(n) % 7, "kind": np.arange(n) % 3, "y": np.arange(n) % 2})
+    frame = frame.astype({"late": str, "kind": str, "y": str})
+    frame.loc[200:210, "late"] = "unknown"
+    frame.loc[250:280, "y"] = "maybe"
+    frame.loc[220:, "kind"] = "other"
+    frame.to_csv(path, index=False)
+
+
+@pytest.mark.parametrize("declared", ["from_dtype", ["kind"]])
+def test_late_text_gives_the_same_model_for_every_division(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declared: Any
+) -> None:
+    mixed_csv(tmp_path / "a.csv")
+    options = {"max_iter": 3, "min_samples_leaf": 5, "categorical_features": declared}
+    monkeypatch.setattr(paths, "SAMPLE_ROWS", 20)
+    if declared != "from_dtype":
+        options["features"] = ["x", "kind"]
+    whole = dboost.fit(tmp_path / "a.csv", "y", **options)
+    assert whole.classes_.tolist() == ["0", "1", "maybe"]
+    monkeypatch.setattr(paths, "BLOCK_BYTES", 900)
+    assert dboost.fit(tmp_path / "a.csv", "y", **options) == whole
+    monkeypatch.setattr(paths, "LEAST_BLOCK_BYTES", 500)
+    assert dboost.fit(tmp_path / "a.csv", "y", memory_limit="200MiB", **options) == whole
+    with threads_cluster(2) as client:
+        assert dboost.fit(tmp_path / "a.csv", "y", client=client, **options) == whole
+
+
+def test_a_missing_path_is_also_a_file_not_found_error(folder: Path) -> None:
+    frame = rows()
+    booster = dboost.fit(frame[["a", "y"]], "y", max_iter=1)
+    for path in (folder / "nothing.parquet", folder / "nothing", folder / "nothing*.csv"):
+        for use in (
+            lambda path=path: dboost.fit(path, "y"),
+            lambda path=path: dboost.prepare(path, "y"),
+            lambda path=path: dboost.fit(frame, "y", eval_set=path),
+            lambda path=path: dboost.fit([folder / "csv/part-0.csv", path], "y"),
+            lambda path=path: booster.predict(path),
+            lambda path=path: dboost.load(path),
+            lambda path=path: dboost.Dataset(path),
+        ):
+            with pytest.raises(FileNotFoundError, match=re.escape(path.name)) as error:
+                use()
+            assert isinstance(error.value, dboost.DBoostError | ValueError)
+
+
+def test_a_folder_without_data_files_is_not_a_missing_one(folder: Path) -> None:
+    (folder / "other").mkdir()
+    for names in ((), ("_SUCCESS", "notes.txt")):
+        for name in names:
+            (folder / "other" / name).write_text("")
+        for use in (lambda: dboost.fit(folder / "other", "y"), lambda: dboost.fit([folder / "csv", folder / "other"], "y")):
+            with pytest.raises(DataError, match=r"the folder .*other has no data files") as error:
+                use()
+            assert not isinstance(error.value, FileNotFoundError)
 
 
 def test_a_damaged_file_among_many(folder: Path) -> None:

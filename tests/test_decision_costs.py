@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from typing import Any
 
 import dask.dataframe as dd
@@ -54,8 +56,28 @@ def test_the_kind_that_comes_in_goes_out() -> None:
     assert not booster.decide(frame, costs, iteration_range=(0, 0)).nunique() > 1
 
 
+def test_a_frame_of_costs_is_read_by_its_labels() -> None:
+    labels = THREE.classes_.tolist()
+    frame = pd.DataFrame(rng.random((3, 3)), index=labels, columns=labels)
+    expected = THREE.decide(X, frame.to_numpy())
+    np.testing.assert_array_equal(THREE.decide(X, frame), expected)
+    np.testing.assert_array_equal(THREE.decide(X, frame.loc[labels[::-1], labels[1:] + labels[:1]]), expected)
+    np.testing.assert_array_equal(THREE.decide(X, pd.DataFrame(frame.to_numpy())), expected)
+    for wrong in (frame.rename(index={labels[0]: "other"}), frame.reset_index(drop=True)):
+        with pytest.raises(dboost.ParameterError, match="a frame's rows and columns must be labelled by them"):
+            THREE.decide(X, wrong)
+
+
+def test_the_message_about_costs_has_an_example() -> None:
+    for wrong, reason in (({"a": 1}, "not a dict"), ([[0, 1], [1, "x"]], "some are not"), (None, r"the shape is \(\)")):
+        with pytest.raises(dboost.ParameterError, match=f"for each predicted class .* for example .*; {reason}") as error:
+            THREE.decide(X, wrong)
+        example = re.search(r"example (\[\[.*\]\]);", str(error.value))[1]
+        np.testing.assert_array_equal(THREE.decide(X, ast.literal_eval(example)), THREE.predict(X))
+
+
 @pytest.mark.parametrize(
-    "costs", [np.ones((2, 2)), np.ones(3), [[0, 1, np.nan], [1, 0, 1], [1, 1, 0]], [[0, 1], [1]], "cheap", None]
+    "costs", [np.ones((2, 2)), np.ones(3), [[0, 1, np.nan], [1, 0, 1], [1, 1, 0]], [[0, 1], [1]], "cheap", None, {"a": 1}]
 )
 def test_costs_that_are_refused(costs: Any) -> None:
     with pytest.raises(dboost.ParameterError, match="costs must be a matrix"):

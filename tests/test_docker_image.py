@@ -56,7 +56,9 @@ frame["weight"] = rng.random(len(frame))
 X, y = rng.standard_normal((60_000, 8), dtype=np.float32), rng.standard_normal(60_000)
 for target in (y, y > 0, np.digitize(y, [-1, 1]).astype(str)):
     for depth in (None, 3):
-        dboost.fit(X, target, max_iter=2, max_depth=depth, growth="depth_wise" if depth else "best_first").predict(X)
+        booster = dboost.fit(X, target, max_iter=2, max_depth=depth, growth="depth_wise" if depth else "best_first")
+        booster.predict(X)
+        booster.predictor()(X[0])
 for features in (list("abcd"), ["a", "kind"], ["a", "town"]):
     dboost.fit(frame, "h", features=features, sample_weight="weight", eval_set=frame, max_iter=2).predict(frame)
 import dask.dataframe as dd

@@ -191,6 +191,15 @@ def test_what_does_not_fit_together_is_said() -> None:
         DBoostClassifier().fit(frame, np.full(400, "only"))
     with pytest.raises(ValueError, match="class_weight of class 'low' is 0"):
         DBoostClassifier(class_weight={"low": 0.0}).fit(frame, classes)
+    for wrong, message in (
+        ({"low": 1.0, "hihg": 2.0}, "has a weight of 'hihg', which is not one of the classes .*'low'"),
+        ({0: 1.0}, "has a weight of 0, which is not one of the classes"),
+        ({"low": "much"}, "must hold numbers"),
+        ("balance", "must be 'balanced', a dict of weights by class, or None"),
+        ([1.0, 2.0], "must be 'balanced', a dict of weights by class, or None"),
+    ):
+        with pytest.raises(dboost.ParameterError, match=f"class_weight.*{message}"):
+            DBoostClassifier(class_weight=wrong).fit(frame, classes)
     with pytest.raises(TypeError, match=r"dboost\.fit"):
         DBoostRegressor().fit(frame, "town")
     for Estimator, target in ((DBoostRegressor, number), (DBoostClassifier, classes)):

@@ -105,6 +105,19 @@ PARAMETERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: fit(n_estimators=5), "unknown parameter 'n_estimators'"),
     (lambda: fit(max_leaves=5), "unknown parameter 'max_leaves'; did you mean max_leaf_nodes"),
     (lambda: fit(loss="squared"), "loss='squared' must be one of 'auto', 'squared_error', "),
+    *(
+        (lambda name=name: fit(loss=name), f"loss='{name}' must be one of .*; did you mean '{loss}'\\?")
+        for loss, names in {
+            "log_loss": "logloss Logloss binary:logistic binary multiclass multi:softprob log-loss",
+            "squared_error": "reg:squarederror mse l2 RMSE squared",
+            "absolute_error": "reg:absoluteerror mae l1 regression_l1",
+            "huber": "reg:pseudohubererror hubber",
+            "poisson": "count:poisson",
+            "quantile": "reg:quantileerror",
+        }.items()
+        for name in names.split()
+    ),
+    (lambda: fit(loss="rank:ndcg"), "or a dboost.losses.Loss of your own$"),
     (lambda: fit(growth="wide"), "growth='wide' must be one of 'best_first', 'depth_wise'"),
     (lambda: fit(max_bins=256), "max_bins=256 must be an integer between 2 and 255"),
     (lambda: fit(max_bins=1), "max_bins=1 must be an integer between 2 and 255"),

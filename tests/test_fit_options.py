@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from sklearn import metrics as reference
 
 import dboost
 from dboost.data import open_table
+from dboost.training import arcbites
+from dboost.training.loop import BoostingLoop
 from tests.helpers.fits import FEATURES, mixed_frame
 
 FRAME, HELD_OUT = mixed_frame(800), mixed_frame(300, seed=1)
@@ -469,6 +473,32 @@ def test_progress_lines_where_there_is_no_terminal(capfd: pytest.CaptureFixture[
     for quiet in (False, None):
         fit(progress=quiet)
         assert capfd.readouterr() == ("", "")
+
+
+def test_the_rate_of_the_progress_line_is_that_of_the_iterations(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the first iteration, which compiles kernels, nor loading arcbites counts."""
+    grow, enter = BoostingLoop._with_bins, arcbites._ArcbiteLoop._enter
+    slow = 0.2
+
+    def slow_first(loop: BoostingLoop, task: Any) -> Any:
+        time.sleep(slow if loop.n_done == 0 else 0.0)
+        return grow(loop, task)
+
+    def slow_enter(loop: arcbites._ArcbiteLoop, bite: int) -> Any:
+        time.sleep(slow)
+        return enter(loop, bite)
+
+    monkeypatch.setattr(BoostingLoop, "_with_bins", slow_first)
+    monkeypatch.setattr(arcbites._ArcbiteLoop, "_enter", slow_enter)
+    for options, n_slow, n_rows in (({}, 1, len(FRAME)), ({"arcbites": dboost.ArcBites(4, 2)}, 5, len(FRAME) / 4)):
+        booster = fit(progress=True, max_iter=8, **options)
+        lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("iteration ")]
+        assert booster.history["seconds"].sum() > slow * n_slow
+        assert "rows/s" not in lines[0]
+        rate = float(re.search(r"([\d,]+) rows/s", lines[-1])[1].replace(",", ""))
+        assert rate > 3 * 8 * n_rows / (slow * n_slow)
 
 
 def test_history_without_evaluation_sets() -> None:

@@ -91,7 +91,10 @@ def test_two_classes_have_one_column_and_no_split_no_importance() -> None:
     [
         ({"kind": "gian"}, "'gian'"),
         ({"per_class": True}, "predicts numbers"),
-        ({"kind": "permutation"}, "data="),
+        ({"kind": "permutation"}, r'importance\("permutation", data, target\)'),
+        ({"kind": "permutation", "data": mixed_frame(60)}, r'importance\("permutation", data, target\)'),
+        ({"kind": "permutation", "target": "y"}, r'importance\("permutation", data, target\)'),
+        ({"kind": "gain", "data": True}, r"write importance\('gain', per_class=True\)"),
         ({"kind": "permutation", "data": 1, "target": "y", "per_class": True}, "per_class"),
         ({"kind": "gain", "data": 1}, "no data"),
         ({"kind": "permutation", "data": mixed_frame(60), "target": "y", "metric": "roc_auc"}, "roc_auc"),
@@ -109,7 +112,8 @@ def test_what_makes_no_sense_is_refused(arguments: dict[str, object], complaint:
 def test_permutation_by_hand(target: str) -> None:
     frame = mixed_frame(300)
     booster = dboost.fit(frame[[*FEATURES, target]], target, max_iter=5)
-    found = booster.importance("permutation", data=frame, target=target, n_repeats=2, random_state=3)
+    found = booster.importance("permutation", frame, target, n_repeats=2, random_state=3)
+    assert found.equals(booster.importance("permutation", data=frame, target=target, n_repeats=2, random_state=3))
 
     def loss(rows: pd.DataFrame) -> float:
         if target == "y":

@@ -147,6 +147,8 @@ class TestRefused:
         return line
 
     def test_no_file_at_all(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.said(capsys).startswith("dboost: the folder data has no data files")
+        Path("data").rmdir()
         assert self.said(capsys) == "dboost: there is no file at data"
 
     def test_a_model_that_was_begun_otherwise(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,12 +184,33 @@ class TestRefused:
                 main(COMMAND)
         Path("data/part-2.parquet").unlink()
         assert "part-2.parquet is gone, and model.json is being trained on it" in self.said(capsys)
+        assert main((*COMMAND, "--discard-batch")) == 0
+        (batch,) = json.loads(Path("model.json.ledger.json").read_text())["settled"]
+        assert list(batch["files"]) == ["part-1.parquet"]
 
-    def test_other_data_and_other_places(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_other_data_and_other_places(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         arrive(1)
         assert main(COMMAND) == 0
         Path("data").rename("moved")
-        assert "has learned from" in self.said(capsys, "train", "moved", *COMMAND[2:])
+        moved = ("train", "moved", *COMMAND[2:])
+        told = self.said(capsys, *moved)
+        assert "has learned from" in told
+        remedy = told.split(": if its files have moved there, add ")[1].split()
+        assert remedy == ["--moved-from", f"file://{here}/data"]
+        assert "not file:" in self.said(capsys, *moved, "--moved-from", "elsewhere")
+        assert "needs --only-new" in self.said(capsys, *(one for one in moved if one != "--only-new"), *remedy)
+        before = json.loads(Path("model.json.ledger.json").read_text())
+        for old in (remedy, ["--moved-from", "data"], []):  # may be given again, and is not needed again
+            assert main((*moved, *old)) == 0
+            assert json.loads(Path("model.json.ledger.json").read_text()) == before | {"data": f"file://{here}/moved"}
+        frame = pd.read_parquet("moved/part-1.parquet")
+        Path("moved").rename("again")
+        pd.concat([frame, frame]).to_parquet("again/part-1.parquet")
+        kept = Path("model.json.ledger.json").read_bytes()
+        assert "part-1.parquet has" in self.said(capsys, "train", "again", *COMMAND[2:], "--moved-from", "moved")
+        assert Path("model.json.ledger.json").read_bytes() == kept
+        Path("again").rename("data")
+        assert "--moved-from" in self.said(capsys)
         assert "--start-from names another: old.json" in self.said(capsys, *COMMAND, "--start-from", "old.json")
 
     @pytest.mark.parametrize("text", ["{", "{}", "[]", '{"format": "dboost ledger", "version": 2}', "\xff"])
@@ -223,7 +246,7 @@ class TestSettingsOfABatch:
         assert main((*COMMAND, "--set", "max_iter=2")) == 2
         assert capsys.readouterr().err == (
             "dboost: model.json is being trained on 2 files with max_iter=4, not 2: finish that by the same command as before, "
-            'or remove "pending" from model.json.ledger.json to begin anew\n'
+            "or begin anew with --discard-batch\n"
         )
         assert not Path("model.json").exists()
         assert main((*COMMAND, "--set", "max_iter=4")) == 0
@@ -257,6 +280,26 @@ class TestSettingsOfABatch:
         self.killed(monkeypatch, "--set", "learning_rate=0.2", "--set", "features=[a,b]")
         assert main((*COMMAND, "--set", "learning_rate=0.2", "--set", "features=[a,b]", *options)) == 2
         assert f"trained on 1 file with {said}: finish" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("n_settled", [0, 1])
+    def test_a_batch_is_discarded_with_its_checkpoint(
+        self, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], n_settled: int
+    ) -> None:
+        kept = ("--checkpoint", "kept")
+        if n_settled:
+            arrive(1)
+            assert main((*COMMAND, "--set", "max_iter=3", *kept)) == 0
+        arrive(2)
+        self.killed(monkeypatch, "--set", "max_iter=4", "--set", "checkpoint_every=1", *kept)
+        (folder,) = Path("kept").iterdir()
+        assert main((*COMMAND, "--set", "max_iter=2", *kept)) == 2
+        assert main((*COMMAND[:-2], "--set", "max_iter=2", "--discard-batch", *kept, "--output", "new.json")) == 2
+        assert "needs --only-new" in capsys.readouterr().err
+        assert folder.exists()
+        for _ in range(2):  # without an unfinished batch there is nothing to discard
+            assert main((*COMMAND, "--set", "max_iter=2", "--discard-batch", *kept)) == 0
+            assert not folder.exists()
+            assert dboost.load("model.json").n_iter_ == 3 * n_settled + 2
 
     def test_what_does_not_change_the_model_is_not_compared(
         self, learned: list[list[str]], monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dboost.kernels.predict import QuickScorerForest, TraversalForest, predict_quickscorer, predict_traversal, scratch_for
+from dboost.kernels.predict import (
+    QuickScorerForest,
+    TraversalForest,
+    predict_quickscorer,
+    predict_rows,
+    predict_traversal,
+    scratch_for,
+)
 from dboost.model import forest as layouts
 from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble, floor_to_float32, lay_out_forest
@@ -29,7 +36,7 @@ ensembles = st.builds(
 
 
 def ask_both(ensemble: Ensemble, rows: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return scores and leaves by either kernel."""
+    """Return scores and leaves by either kernel, and the scores by the one for single rows."""
     answers = {}
     forest = layouts._Forest(ensemble.trees, ensemble.features)
     pages = layouts._paged(forest, layouts._PageConditions(forest), rows.dtype)
@@ -39,6 +46,10 @@ def ask_both(ensemble: Ensemble, rows: np.ndarray) -> dict[str, tuple[np.ndarray
         room = scratch_for(laid.columns, laid.n_levels, rows.dtype)
         kernel(laid, rows, (0, len(rows)), (0, len(ensemble.trees)), scores, leaves, room)
         answers[kernel.__name__] = scores, leaves
+    scores = np.tile(ensemble.baseline, (len(rows), 1))
+    laid = layouts.traversal_forest(ensemble.trees, ensemble.features)
+    predict_rows(laid, rows.astype(np.float64), (0, len(ensemble.trees)), scores)
+    answers["predict_rows"] = scores, leaves
     return answers
 
 

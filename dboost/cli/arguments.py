@@ -26,6 +26,8 @@ from dboost.errors import ParameterError
 from dboost.params import ALIASES, NAMES_OF_PEERS, Parameters
 
 DATA = "Parquet or CSV: a file, a folder, a glob or a URL"
+#: Output of ``dboost train`` without ``--output``.
+DEFAULT_MODEL = "model.json"
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,7 +72,9 @@ def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         help="a keyword of dboost.fit, for example --set max_iter=500 --set loss=huber; may be repeated, the last wins",
     )
     command.add_argument("--params", metavar="FILE.toml", help="keywords of dboost.fit from a file; --set overrides them")
-    command.add_argument("--output", metavar="FILE", default="model.json", help="where the model goes [%(default)s]")
+    where = f"where the model goes; replaces a file of this name [{DEFAULT_MODEL}, which is not replaced]"
+    command.add_argument("--output", metavar="FILE", help=where)
+    command.add_argument("--overwrite", action="store_true", help=f"replace {DEFAULT_MODEL} without --output too")
     command.add_argument("--history", metavar="FILE.csv", help="also write score and seconds of each iteration")
     command.add_argument("--start-from", "--init-model", metavar="MODEL", help="continue boosting this model on the data")
     command.add_argument(
@@ -78,6 +82,10 @@ def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         action="store_true",
         help="train on the files that the model at --output has not seen, continuing it; nothing is done when there are none",
     )
+    moved = "with --only-new: the files that the model has seen in OLD are in DATA now"
+    command.add_argument("--moved-from", metavar="OLD", help=moved)
+    discard = "with --only-new: give up an unfinished batch and its checkpoint, and begin with the files that are there"
+    command.add_argument("--discard-batch", action="store_true", help=discard)
     command.add_argument("--checkpoint", metavar="DIR", help="save progress here; the same command resumes from it")
     command.add_argument("--memory-limit", metavar="SIZE", help="what a worker may use, for example 2GiB")
     bites = "boost on random subsets of the rows, one by one; details by --set, for example --set arcbites={n_bites=20}"
@@ -108,6 +116,7 @@ def _inspect(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command.add_argument("--importance", action="store_true", help="how much each feature matters")
     command.add_argument("--dependence", metavar="A,B", help="partial dependence on one or two features")
     command.add_argument("--drift", metavar="DATA", help="whether these rows look like those it has learned from")
+    command.add_argument("--json", action="store_true", help="print one JSON object instead of tables, without shortening")
     command.add_argument("--html", metavar="FILE", help="write a report: one page that needs nothing else")
     command.add_argument("--data", metavar="DATA", help="rows to look at for --dependence and --html")
     command.add_argument("--target", metavar="COL", help="the target of --data (for --html) or of --drift")

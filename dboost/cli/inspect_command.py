@@ -1,9 +1,11 @@
-"""``dboost inspect``: print the content of a saved model as tables, or write a report."""
+"""``dboost inspect``: print the content of a saved model as tables or as JSON, or write a report."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -15,6 +17,7 @@ import dboost
 from dboost._lazy_import import pd
 from dboost.cli import outputs
 from dboost.errors import ParameterError
+from dboost.params import Parameters
 
 if TYPE_CHECKING:
     from dboost.booster import Booster
@@ -29,20 +32,34 @@ def run(arguments: argparse.Namespace) -> None:
     booster = _load(arguments.model)
     # Names, levels and values are printed verbatim: "speed [km/h]" is not markup, ":smile:" not an emoji.
     console = Console(highlight=False, markup=False, emoji=False)
-    tables = [_importance(booster)] if arguments.importance else []
+    frames: dict[str, pd.DataFrame] = {}
+    if arguments.importance:
+        frames["importance"] = _importance(booster)
     if arguments.dependence:
-        tables.append(_dependence(booster, arguments.dependence, arguments.data, arguments.weight))
+        frames["dependence"] = _dependence(booster, arguments.dependence, arguments.data, arguments.weight)
     if arguments.drift:
-        tables.append(_drift(booster, arguments.drift, arguments.target))
+        frames["drift"] = booster.drift(arguments.drift, arguments.target)
     if arguments.html:
         booster.report(arguments.html, arguments.data, arguments.target, arguments.weight)
         console.print(f"report in {arguments.html}", soft_wrap=True)
-    ensemble = booster.ensemble
-    if not tables and not arguments.html:
-        tables = [_outline(ensemble), _parameters(ensemble), _metrics(ensemble), _sources(ensemble), _features(ensemble)]
-    for table in tables:
-        if table.row_count:
-            console.print(table)
+    if arguments.json:
+        found = {name: frame.to_dict("records") for name, frame in frames.items()} or _content(booster)
+        print(json.dumps(_plain(found), allow_nan=False, indent=1))
+        return
+    printers = {"importance": _importance_table, "dependence": _dependence_table, "drift": _drift_table}
+    for name, frame in frames.items():
+        _print(console, printers[name](frame))
+    if not frames and not arguments.html:
+        ensemble = booster.ensemble
+        _print(console, _outline(ensemble))
+        _print_parameters(console, ensemble)
+        for table in (_metrics(ensemble), _sources(ensemble), _features(ensemble)):
+            _print(console, table)
+
+
+def _print(console: Console, table: Table) -> None:
+    if table.row_count:
+        console.print(table)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -51,6 +68,8 @@ def _check(arguments: argparse.Namespace) -> None:
         outputs.check(arguments.html, "--html")
         if arguments.html.endswith("/"):
             raise ParameterError(f"--html {arguments.html} is a folder: name a file")
+    if arguments.json and arguments.html:
+        raise ParameterError("--json prints, and --html writes a report: use one of them")
     if arguments.data and not (arguments.html or arguments.dependence):
         raise ParameterError("--data is looked at for --dependence and --html only")
     if arguments.target and not (arguments.drift or (arguments.data and arguments.html)):
@@ -70,26 +89,36 @@ def _load(path: str) -> Booster:
     return booster
 
 
-def _importance(booster: Booster) -> Table:
+def _importance(booster: Booster) -> pd.DataFrame:
+    """Return relative importance and number of splits of each feature, largest first."""
     importance, splits = booster.importance(), booster.importance("count")
-    title = "Importance" if len(importance) <= SHOWN else f"Importance (the first {SHOWN} of {len(importance)} features)"
+    numbers = [round(splits[name] * splits.attrs["unit"] / 100) for name in importance.index]
+    return pd.DataFrame({"feature": importance.index, "relative": importance.to_numpy(), "splits": numbers})
+
+
+def _importance_table(found: pd.DataFrame) -> Table:
+    title = "Importance" if len(found) <= SHOWN else f"Importance (the first {SHOWN} of {len(found)} features)"
     table = _table(title, "", "relative", "splits")
-    for name, value in importance.iloc[:SHOWN].items():
-        table.add_row(str(name), f"{value:.1f}", f"{splits[name] * splits.attrs['unit'] / 100:.0f}")
+    for row in found.iloc[:SHOWN].itertuples(index=False):
+        table.add_row(str(row.feature), f"{row.relative:.1f}", str(row.splits))
     return table
 
 
-def _dependence(booster: Booster, wanted: str, data: str | None, weight: str | None) -> Table:
+def _dependence(booster: Booster, wanted: str, data: str | None, weight: str | None) -> pd.DataFrame:
     names = [wanted] if wanted in booster.feature_names_in_ else [name.strip() for name in wanted.split(",")]
     found = booster.partial_dependence(data, names, grid=20 if len(names) == 1 else 8, sample_weight=weight)
-    table = _table(f"Dependence on {' and '.join(names)}", *map(str, found.columns))
+    found.attrs["features"] = names
+    return found
+
+
+def _dependence_table(found: pd.DataFrame) -> Table:
+    table = _table(f"Dependence on {' and '.join(found.attrs['features'])}", *map(str, found.columns))
     for row in found.itertuples(index=False):
         table.add_row(*(f"{value:.6g}" if isinstance(value, float) else str(value) for value in row))
     return table
 
 
-def _drift(booster: Booster, data: str, target: str | None) -> Table:
-    found = booster.drift(data, target)
+def _drift_table(found: pd.DataFrame) -> Table:
     shown = found if len(found) <= SHOWN else found.iloc[:SHOWN]
     of = f"{len(shown)} of {len(found)}" if len(shown) < len(found) else str(len(found))
     title = f"Drift of {found.attrs['rows']:,} rows from the {found.attrs['rows_before']:,} it learned from last ({of})"
@@ -100,6 +129,42 @@ def _drift(booster: Booster, data: str, target: str | None) -> Table:
         numbers = (f"{value:.3f}" for value in (row.psi, row.chance, row.distance))
         table.add_row(row.name, row.drift, *numbers, missing, f"{new:.3f}")
     return table
+
+
+def _content(booster: Booster) -> dict[str, Any]:
+    """Return what the tables without options show, as JSON types after `_plain`."""
+    ensemble, leaves = booster.ensemble, [tree.n_leaves for tree in booster.ensemble.trees]
+    return {
+        "sha256": booster.sha256,
+        "loss": ensemble.loss,
+        "classes": ensemble.classes,
+        "baseline": ensemble.baseline,
+        "iterations": ensemble.n_iterations,
+        "trees_per_iteration": ensemble.n_outputs,
+        "best_iteration": ensemble.best_iteration,
+        "leaves_per_tree": {"min": min(leaves), "max": max(leaves), "mean": sum(leaves) / len(leaves)} if leaves else None,
+        "depth": max((tree.depth for tree in ensemble.trees), default=None),
+        "parameters": ensemble.parameters,
+        "metrics": ensemble.metrics,
+        "sources": booster.sources,
+        "features": [
+            {"name": feature.name, "levels": feature.categories, "splits": splits}
+            for feature, splits in zip(ensemble.features, _splits(ensemble), strict=True)
+        ],
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Convert to JSON types; numbers that JSON does not have become None if missing, else text."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _outline(ensemble: Ensemble) -> Table:
@@ -119,11 +184,19 @@ def _outline(ensemble: Ensemble) -> Table:
     return table
 
 
-def _parameters(ensemble: Ensemble) -> Table:
-    table = _table("Parameters", "", "")
-    for name, value in ensemble.parameters.items():
-        table.add_row(name, json.dumps(value, ensure_ascii=False))
-    return table
+def _print_parameters(console: Console, ensemble: Ensemble) -> None:
+    """Print a line ``name = value`` for each parameter, those that differ from the default first."""
+    defaults = {field.name: field.default for field in fields(Parameters)}
+    set_here = {name for name, value in ensemble.parameters.items() if value != defaults.get(name, MISSING)}
+    of = " of the first fit" if len(ensemble.sources) > 1 else ""
+    for title, names in (
+        (f"Parameters{of} that differ from the default", [name for name in ensemble.parameters if name in set_here]),
+        ("Parameters with their default", [name for name in ensemble.parameters if name not in set_here]),
+    ):
+        if names:
+            console.print(title, style="bold")
+        for name in names:
+            console.print(f"  {name} = {ensemble.parameters[name]!r}", soft_wrap=True)
 
 
 def _metrics(ensemble: Ensemble) -> Table:
@@ -138,16 +211,18 @@ def _metrics(ensemble: Ensemble) -> Table:
 def _sources(ensemble: Ensemble) -> Table:
     first = ("label", "rows", "first_iteration", "last_iteration")
     found = [key for source in ensemble.sources for key in source if key not in (*first, "parameters", "summary")]
-    keys = dict.fromkeys([*first, *found])
-    table = _table("Learned from", *(key.replace("_", " ") for key in keys))
+    keys = dict.fromkeys(found)
+    table = _table("Learned from", "label", "rows", "iterations", *(key.replace("_", " ") for key in keys))
     for source in ensemble.sources:
-        table.add_row(*(_shown(source[key]) if key in source else "" for key in keys))
+        rows = "–" if source.get("rows") is None else f"{source['rows']:,}"
+        iterations = f"{source['first_iteration']} to {source['last_iteration']}"
+        rest = (_shown(source[key]) if key in source else "" for key in keys)
+        table.add_row(_shown(source.get("label")), rows, iterations, *rest)
     return table
 
 
 def _features(ensemble: Ensemble) -> Table:
-    of_splits = [tree.feature[tree.feature >= 0] for tree in ensemble.trees]
-    splits = np.bincount(np.concatenate([np.empty(0, np.int64), *of_splits]), minlength=len(ensemble.features)).tolist()
+    splits = _splits(ensemble)
     order = sorted(range(len(splits)), key=lambda j: -splits[j])
     title = "Features" if len(order) <= SHOWN else f"Features (the {SHOWN} with most splits, of {len(order)})"
     table = _table(title, "", "kind", "splits")
@@ -156,6 +231,13 @@ def _features(ensemble: Ensemble) -> Table:
         kind = "numeric" if feature.categories is None else f"categorical, {len(feature.categories)} levels"
         table.add_row(feature.name, kind, str(splits[j]))
     return table
+
+
+def _splits(ensemble: Ensemble) -> list[int]:
+    """Return the number of splits by each feature."""
+    of_trees = [tree.feature[tree.feature >= 0] for tree in ensemble.trees]
+    counts = np.bincount(np.concatenate([np.empty(0, np.int64), *of_trees]), minlength=len(ensemble.features))
+    return [int(count) for count in counts]
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -167,10 +249,14 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _shown(value: Any) -> str:
-    """Format a value: a loss as ``name (other keys)``, a digest by its first characters."""
-    if isinstance(value, dict) and "name" in value:
-        rest = ", ".join(f"{key} = {value[key]}" for key in value if key != "name")
-        return f"{value['name']} ({rest})" if rest else str(value["name"])
+    """Format a value: a loss as ``name (other keys)``, other mappings as lines, a digest by its first characters."""
+    if isinstance(value, dict):
+        items = [f"{key} = {_shown(one)}" for key, one in value.items() if key != "name"]
+        if "name" not in value:
+            return "\n".join(items)
+        return f"{value['name']} ({', '.join(items)})" if items else str(value["name"])
     if isinstance(value, str):
         return value[:12] + "…" if len(value) == 64 else value
-    return "–" if value is None else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value))
+    return "–" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

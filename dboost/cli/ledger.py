@@ -20,7 +20,8 @@ A restarted run compares the digest of the model file: it is either that of the 
 there is one), or the recorded one (commit). Any other file was written by another program, and is an error.
 
 **Mistakes do not stay in the ledger.** A batch whose data or settings turn out to be invalid before anything is in its
-checkpoint is withdrawn. A ledger of other data is an error if a model exists, and is begun anew otherwise.
+checkpoint is withdrawn; ``--discard-batch`` discards any other unfinished one. A ledger of other data is an error if a model
+exists (unless ``--moved-from`` names its folder: the files have moved), and is begun anew otherwise.
 
 **One run at a time** has the ledger, from reading it to the last write: it holds the lease of the model (`dboost.cli.lease`).
 """
@@ -29,6 +30,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
@@ -93,10 +95,12 @@ def _defaults() -> dict[str, Any]:
 
 
 @contextmanager
-def open_ledger(model: str, data: str, settings: dict[str, Any], checkpoint: str | None = None) -> Iterator[Ledger]:
+def open_ledger(
+    model: str, data: str, settings: dict[str, Any], checkpoint: str | None = None, moved_from: str | None = None
+) -> Iterator[Ledger]:
     """Open the ledger of a model for this run alone; see `Ledger` and `Lease` for arguments and errors."""
     with Lease(model, lease_seconds()) as lease:
-        yield Ledger(model, data, settings, checkpoint, lease)
+        yield Ledger(model, data, settings, checkpoint, moved_from, lease)
 
 
 class Ledger:
@@ -112,6 +116,8 @@ class Ledger:
         Those of the next batch, see `model_settings`.
     checkpoint : str or None
         Folder or URL in which every batch has a checkpoint, removed when the batch is committed.
+    moved_from : str or None
+        Where the files of the ledger were before they moved to `data`.
     lease : Lease
         Renewed before each write.
 
@@ -121,10 +127,20 @@ class Ledger:
         If the ledger belongs to other data, or does not match the model.
     """
 
-    def __init__(self, model: str, data: str, settings: dict[str, Any], checkpoint: str | None, lease: Lease) -> None:
+    def __init__(
+        self,
+        model: str,
+        data: str,
+        settings: dict[str, Any],
+        checkpoint: str | None,
+        moved_from: str | None,
+        lease: Lease,
+    ) -> None:
         self._model, self._settings, self._checkpoint = model, settings, checkpoint
         self.path, self.lease = f"{model}.ledger.json", lease
         self._data = find_files(data)
+        self._moved_from = None if moved_from is None else shown(find_files(moved_from).root)
+        self._is_moved = False
         self._base = self._digest()
         self._settled, self._pending = self._read()
         if self._pending is not None and self._pending.model is not None and self._base == self._pending.model:
@@ -153,6 +169,8 @@ class Ledger:
                     f"{name} has {present[name]:,} bytes, and had {size:,} when {shown(self._model)} learned from it: "
                     f"give changed rows a name of their own"
                 )
+        if self._is_moved:
+            self._write()
         if self._pending is None:
             new = {name: size for name, size in present.items() if name not in self.files}
             if not new:
@@ -164,8 +182,8 @@ class Ledger:
             if present.get(name) != size:
                 what = "is gone" if name not in present else f"has {present[name]:,} bytes instead of {size:,}"
                 raise DataError(
-                    f"{name} {what}, and {shown(self._model)} is being trained on it: put it back, or remove "
-                    f'"pending" from {shown(self.path)} to begin anew with what is there'
+                    f"{name} {what}, and {shown(self._model)} is being trained on it: put it back, or begin anew with what is "
+                    f"there, by --discard-batch"
                 )
         return self._pending
 
@@ -200,7 +218,14 @@ class Ledger:
             folder = self.checkpoint(self._pending)
             if _exists(f"{folder}/{STATE}"):
                 return
-            remove(folder)
+        self.discard()
+
+    def discard(self) -> None:
+        """Drop the pending batch, if there is one, with its checkpoint."""
+        if self._pending is None:
+            return
+        if self._checkpoint is not None:
+            remove(self.checkpoint(self._pending))
         self._pending = None
         if self._settled:
             self._write()
@@ -237,7 +262,7 @@ class Ledger:
             files = f"{len(pending.files):,} file{'s' * (len(pending.files) != 1)}"
             raise ParameterError(
                 f"{shown(self._model)} is being trained on {files} with {name}={recorded!r}, not {given!r}: "
-                f'finish that by the same command as before, or remove "pending" from {shown(self.path)} to begin anew'
+                f"finish that by the same command as before, or begin anew with --discard-batch"
             )
 
     def _read(self) -> tuple[list[Batch], Batch | None]:
@@ -258,10 +283,13 @@ class Ledger:
         if root != shown(self._data.root):
             if not settled and self._base is None:
                 return [], None
-            raise ParameterError(
-                f"{shown(self._model)} has learned from {root}, not {shown(self._data.root)}: if the files have moved, change "
-                f'"data" in {shown(self.path)}'
-            )
+            if root != self._moved_from:
+                given = "" if self._moved_from is None else f" or {self._moved_from}"
+                raise ParameterError(
+                    f"{shown(self._model)} has learned from {root}, not {shown(self._data.root)}{given}: if its files have "
+                    f"moved there, add --moved-from {shlex.quote(root)}"
+                )
+            self._is_moved = True
         return settled, pending
 
     def _write(self) -> None:

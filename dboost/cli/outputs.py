@@ -22,6 +22,21 @@ from dboost.errors import DBoostError, ModelFileError, ParameterError
 from dboost.storage.atomic_write import try_writing
 
 
+def not_existing(path: str, option: str) -> str:
+    """Return the default path of an output; a default never replaces a file, unlike a path that the user names.
+
+    Raises
+    ------
+    ParameterError
+        If there is such a file.
+    """
+    with _usable(option, path):
+        files, name = fsspec.url_to_fs(path)
+        if files.exists(name):
+            raise ParameterError(f"{path} exists: name another file with {option}, or replace this one with --overwrite")
+    return path
+
+
 def check(path: str, option: str) -> None:
     """Raise a `ParameterError` if `path` cannot be written: wrong kind, a folder with files, a missing folder, no permission.
 

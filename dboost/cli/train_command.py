@@ -8,6 +8,7 @@ have arrived, and does nothing without new files.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,25 +17,42 @@ from dboost._storage_errors import is_passing, shown
 from dboost.cli import arguments as settings
 from dboost.cli import outputs
 from dboost.cli.ledger import model_settings, open_ledger
+from dboost.data.paths import no_files_error
 from dboost.distributed.client import cluster_at
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.storage.atomic_write import write_whole
 
 
 def run(arguments: argparse.Namespace) -> None:
-    outputs.check(arguments.output, "--output")
-    if arguments.history:
-        outputs.check(arguments.history, "--history")
     parameters = settings.gather(arguments.params, arguments.set, settings.parameter_names())
     if arguments.arcbites:
         parameters.setdefault("arcbites", True)  # --set may have given options
     parameters |= _options(arguments)
+    for option, value in (("--moved-from", arguments.moved_from), ("--discard-batch", arguments.discard_batch)):
+        if value and not arguments.only_new:
+            raise ParameterError(f"{option} needs --only-new")
+    arguments.output = _output(arguments, parameters)
+    outputs.check(arguments.output, "--output")
+    if arguments.history:
+        outputs.check(arguments.history, "--history")
     if parameters.get("refit_leaves"):
         del parameters["progress"]  # there are no iterations to show
     if arguments.only_new:
         _train_on_new(arguments, parameters)
     else:
         _train(arguments, arguments.data, parameters)
+
+
+def _output(arguments: argparse.Namespace, parameters: dict[str, Any]) -> str:
+    """Return the path of the model. Without ``--output`` an existing model is replaced only by its continuation."""
+    if arguments.overwrite and arguments.only_new:
+        raise ParameterError("--overwrite replaces the model, and --only-new continues it: leave one of them out")
+    if arguments.output is not None:
+        return str(arguments.output)
+    default = settings.DEFAULT_MODEL
+    bases = [str(parameters[name]) for name in ("start_from", "init_model") if name in parameters]
+    continued = arguments.only_new or os.path.abspath(default) in map(os.path.abspath, bases)
+    return default if arguments.overwrite or continued else outputs.not_existing(default, "--output")
 
 
 def _train(
@@ -63,13 +81,16 @@ def _train_on_new(arguments: argparse.Namespace, parameters: dict[str, Any]) -> 
         if given not in (None, model):
             raise ParameterError(f"--only-new continues the model at --output, and --start-from names another: {shown(given)}")
     checkpoint = parameters.get("checkpoint")
-    with open_ledger(model, data, model_settings(arguments.target, parameters), checkpoint) as ledger:
+    asked = model_settings(arguments.target, parameters)
+    with open_ledger(model, data, asked, checkpoint, arguments.moved_from) as ledger:
+        if arguments.discard_batch:
+            ledger.discard()
         if any(continued) and not ledger.files:
             raise DataError(f"there is no model at {shown(model)} yet: the first fit is the same command without --start-from")
         batch = ledger.next_batch()
         if batch is None:
             if not ledger.files:
-                raise DataError(f"there is no file at {shown(data)}")
+                raise no_files_error(data)
             print(f"nothing new at {shown(data)}: {shown(model)} has learned from all that is there")
             return
         if batch.base is not None:
@@ -101,15 +122,15 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _summary(booster: Any, path: str) -> str:
     history = booster.history
-    # The history of a continued model has only the new iterations, and early stopping may have dropped all of them.
     last = history[history["iteration"] == booster.n_iter_].to_dict("records")
-    scores = [f", {name} {last[0][name]:.5g}" for name in history.columns if last and name not in NOT_SCORES]
+    values = last[0].items() if last else ()  # NaN: evaluated by an earlier fit only
+    scores = [f", {name} {value:.5g}" for name, value in values if name not in NOT_SCORES and value == value]
     stopped = f" (the best of {history['iteration'].max()})" if booster.best_iteration and len(history) else ""
     return f"{booster.n_iter_} iterations{stopped}{''.join(scores)}; saved as {path}"
 
 
 #: Columns of the history that are not scores.
 NOT_SCORES = {
-    "iteration", "bite", "visit", "seconds", "rows_kept", "bytes_read", "workers", "seconds_compute", "seconds_reduce",
-    "seconds_wait",
+    "iteration", "learning_rate", "bite", "visit", "seconds", "rows_kept", "bytes_read", "workers", "seconds_compute",
+    "seconds_reduce", "seconds_wait",
 }  # fmt: skip

@@ -66,6 +66,8 @@ def _use(data: Any, target: np.ndarray, weight: np.ndarray | None, **options: An
         booster = dboost.fit(data, target, sample_weight=given, eval_set=held_out, **FEW, **options)
     booster.predict(data)
     booster.apply(data)
+    if isinstance(data, np.ndarray):
+        booster.predictor()(data[0])
 
 
 def tables() -> dict[str, Any]:

@@ -158,7 +158,10 @@ def _from_objects(values: np.ndarray, spec: ColumnSpec) -> Column:
             numeric = present.astype(np.int64 if whole else np.float64)
         except OverflowError:
             unsigned = whole and present.min() >= 0 and present.max() < 2**64
-            numeric = present.astype(np.uint64 if unsigned else np.float64)
+            try:
+                numeric = present.astype(np.uint64 if unsigned else np.float64)
+            except OverflowError:
+                raise DataError(f"column {spec.name!r} holds an integer that is too large for a float") from None
     if not missing.any():
         return numeric
     full = np.zeros(len(values), dtype=numeric.dtype)

@@ -1,18 +1,22 @@
 """Parquet and CSV files as a lazy Dask frame.
 
 Parquet is read by Dask. CSV files are divided into blocks of whole lines here, because Dask determines the dtypes by a sample
-of the first file and fails if a later block differs; dboost determines the kind of a column from all blocks. Columns that are
-text in the sample are read as text in every block, also if a block contains only digits. As in Dask, a line break inside quotes
-must not fall on a block boundary.
+of the first file and fails if a later block differs. A column is text if it contains text anywhere, and numeric otherwise, so
+the features do not depend on the blocks. Columns that are text in the sample are read as text in every block, also if a block
+contains only digits. If a block contains text in a column that has numbers in another block, all files are read again: once to
+find the columns that are text in any block (`open_with_text`), and then with these as text. As in Dask, a line break inside
+quotes must not fall on a block boundary.
 """
 
 from __future__ import annotations
 
 import io
+import logging
 import os
 import posixpath
 import re
 from collections.abc import Container, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +28,10 @@ from fsspec.utils import read_block
 
 from dboost._lazy_import import pa, pd
 from dboost._storage_errors import is_failure, reason, shown
-from dboost.errors import DataError, DBoostError, MissingExtraError
+from dboost.errors import DataError, DataFileMissingError, DBoostError, MissingExtraError
 from dboost.schema import TEXT, Feature
+
+_log = logging.getLogger("dboost")
 
 #: Bytes of a CSV block.
 BLOCK_BYTES = 32 * 2**20
@@ -57,26 +63,64 @@ def open_path(path: Any, like: Sequence[Feature] | None = None, most_bytes: int 
     Raises
     ------
     DataError
-        If there is no file, the files are neither Parquet nor CSV, or a row group is too large. The message names the path.
+        If there is no file (which is also a FileNotFoundError), a folder has no data files, the files are neither Parquet nor
+        CSV, or a row group is too large. The message names the path.
     """
-    paths = [os.fspath(item) for item in path] if isinstance(path, (list, tuple)) else [os.fspath(path)]
     with reading(path):
-        found = [file for item in paths for file in _files(item)]
-        if not found:
-            raise DataError(f"there is no file at {_shown(path)}")
-        parquet = [file for file in found if file.lower().endswith(_PARQUET)]
-        text = [file for file in found if file.lower().endswith(_CSV)]
-        if parquet and text:
-            raise DataError(f"{_shown(path)} holds both Parquet and CSV files: name one kind")
+        paths, parquet, text = _classified(path)
         if parquet:
             if most_bytes is not None:
                 _check_row_groups(parquet, _LARGEST * most_bytes)
             return _read_parquet(paths, parquet, most_bytes)
-        if text:
-            as_text = {one.name for one in like or () if one.legal_kinds == (TEXT,)}
-            block_bytes = BLOCK_BYTES if most_bytes is None else min(BLOCK_BYTES, max(most_bytes, LEAST_BLOCK_BYTES))
-            return _read_csv(text, as_text, block_bytes)
-    raise DataError(f"{_shown(path)} is neither Parquet nor CSV: its name must end in .parquet, .csv or .csv.gz")
+        return _read_csv(text, _text_of(like), _block_bytes(most_bytes))
+
+
+def open_with_text(
+    path: Any, like: Sequence[Feature] | None = None, most_bytes: int | None = None, n_threads: int | None = None
+) -> dd.DataFrame | None:
+    """Return what `open_path` does, with all columns of CSV files as text that contain text in any block; None for Parquet.
+
+    Reads all files once.
+
+    Parameters
+    ----------
+    path, like, most_bytes : as in `open_path`
+    n_threads : int, optional
+        Default: as `concurrent.futures` selects it.
+    """
+    with reading(path):
+        _, _, text = _classified(path)
+        if not text:
+            return None
+        blocks = list(_blocks(text, _block_bytes(most_bytes)))
+        with ThreadPoolExecutor(n_threads) as threads:
+            found = set[str]().union(*threads.map(_text_columns, blocks))
+        _log.info(
+            "columns of %s that contain text, and are read as text everywhere: %s", _shown(path), ", ".join(sorted(found))
+        )
+        return _read_csv(text, found | _text_of(like), _block_bytes(most_bytes))
+
+
+def _classified(path: Any) -> tuple[list[str], list[str], list[str]]:
+    """Return the paths of a path or list, and the Parquet and CSV files there; one of the two lists is empty."""
+    paths = [os.fspath(item) for item in path] if isinstance(path, (list, tuple)) else [os.fspath(path)]
+    found = [file for item in paths for file in _existing_files(item)]
+    parquet = [file for file in found if file.lower().endswith(_PARQUET)]
+    text = [file for file in found if file.lower().endswith(_CSV)]
+    if parquet and text:
+        raise DataError(f"{_shown(path)} holds both Parquet and CSV files: name one kind")
+    if not (parquet or text):
+        raise DataError(f"{_shown(path)} is neither Parquet nor CSV: its name must end in .parquet, .csv or .csv.gz")
+    return paths, parquet, text
+
+
+def _text_of(like: Sequence[Feature] | None) -> set[str]:
+    """Return the names of a model's text features."""
+    return {one.name for one in like or () if one.legal_kinds == (TEXT,)}
+
+
+def _block_bytes(most_bytes: int | None) -> int:
+    return BLOCK_BYTES if most_bytes is None else min(BLOCK_BYTES, max(most_bytes, LEAST_BLOCK_BYTES))
 
 
 @dataclass(frozen=True)
@@ -126,12 +170,32 @@ def reading(path: Any) -> Iterator[None]:
     except Exception as error:
         if path is None or not (is_failure(error) or isinstance(error, RuntimeError | pa.ArrowException)):
             raise
-        kind = MissingExtraError if isinstance(error, ImportError) else DataError
+        kinds = ((ImportError, MissingExtraError), (FileNotFoundError, DataFileMissingError))
+        kind = next((ours for theirs, ours in kinds if isinstance(error, theirs)), DataError)
         raise kind(f"cannot read {_shown(path)}: {reason(error)}") from error
 
 
 def _shown(path: Any) -> str:
     return ", ".join(map(shown, path)) if isinstance(path, (list, tuple)) else shown(path)
+
+
+def no_files_error(path: str) -> DataError:
+    """Return the error of a path, folder, glob or URL without data files: whether nothing is there, or nothing to read."""
+    fs, root = fsspec.url_to_fs(path)
+    if not fs.isdir(root):
+        return DataFileMissingError(f"there is no file at {shown(path)}")
+    return DataError(
+        f"the folder {shown(path)} has no data files: their names end in .parquet, .csv or .csv.gz, and do not begin with "
+        f"'.' or '_'"
+    )
+
+
+def _existing_files(path: str) -> list[str]:
+    """Return the files of a path, folder or glob; raise a DataError if there is none."""
+    found = _files(path)
+    if not found:
+        raise no_files_error(path)
+    return found
 
 
 def _files(path: str) -> list[str]:
@@ -179,9 +243,9 @@ def _check_row_groups(files: list[str], most: int) -> None:
 def _read_csv(files: list[str], as_text: Container[str], block_bytes: int) -> dd.DataFrame:
     with reading(files[0]), fsspec.open(files[0], "rb", compression="infer") as stream:
         sample = _parse(stream, [], n_rows=SAMPLE_ROWS)
-    text = [name for name in sample if name in as_text or pd.api.types.infer_dtype(sample[name], skipna=True) == "string"]
+    text = [name for name in sample if name in as_text or _is_text(sample[name])]
     sample = sample.astype(dict.fromkeys(text, "str"))
-    blocks = [(file, start, length) for file in files for start, length in _cut(file, block_bytes)]
+    blocks = list(_blocks(files, block_bytes))
     return dd.from_map(
         read_csv_block,
         [block[0] for block in blocks],
@@ -192,6 +256,21 @@ def _read_csv(files: list[str], as_text: Container[str], block_bytes: int) -> dd
         label="read-csv",
         enforce_metadata=False,
     )
+
+
+def _blocks(files: Sequence[str], block_bytes: int) -> Iterator[tuple[str, int, int | None]]:
+    """Yield file, start and length of each block."""
+    return ((file, start, length) for file in files for start, length in _cut(file, block_bytes))
+
+
+def _text_columns(block: tuple[str, int, int | None]) -> set[str]:
+    """Return the columns of a block that contain text."""
+    frame = read_csv_block(*block, text=[])
+    return {name for name in frame if _is_text(frame[name])}
+
+
+def _is_text(column: pd.Series) -> bool:
+    return bool(pd.api.types.infer_dtype(column, skipna=True) == "string")
 
 
 def _cut(file: str, block_bytes: int) -> list[tuple[int, int | None]]:
@@ -215,5 +294,6 @@ def read_csv_block(
 
 def _parse(stream: Any, text: list[str], columns: list[str] | None = None, n_rows: int | None = None) -> pd.DataFrame:
     types = {name: "str" for name in text if columns is None or name in columns}
-    frame = pd.read_csv(stream, dtype=types, usecols=columns, nrows=n_rows)
+    # With low_memory, pandas determines the type of a column by pieces, which need not agree.
+    frame = pd.read_csv(stream, dtype=types, usecols=columns, nrows=n_rows, low_memory=False)
     return frame if columns is None else frame[columns]

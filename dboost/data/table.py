@@ -44,7 +44,7 @@ from dboost.data.row_metadata import (
     label,
     raise_for_issues,
 )
-from dboost.errors import DataError, DBoostError
+from dboost.errors import ColumnKindsError, DataError, DBoostError
 from dboost.schema import Feature, Level
 from dboost.storage.spool import Spool, remove_stale
 
@@ -108,7 +108,14 @@ class ColumnUnifier:
 def disagree(name: str, one: tuple[bool, int], other: tuple[bool, int]) -> DataError:
     """Return the error for a column that is categorical in one partition only. one, other : (categorical, partition number)."""
     (_, numbers), (_, text) = sorted((one, other))
-    return DataError(f"column {name!r} holds numbers in partition {numbers}, but text or categories in partition {text}")
+    if numbers == text:
+        return ColumnKindsError(f"column {name!r} holds numbers in some rows of partition {numbers}, but text in others")
+    return ColumnKindsError(f"column {name!r} holds numbers in partition {numbers}, but text or categories in partition {text}")
+
+
+def mixes_kinds(features: Sequence[Feature]) -> bool:
+    """Return whether a feature has categories that are text and others that are not."""
+    return any(len({isinstance(level, str) for level in one.categories}) == 2 for one in features if one.categories)
 
 
 def _with_own_categories(codes: np.ndarray, unifier: ColumnUnifier) -> CategoryColumn:
@@ -159,6 +166,8 @@ class Reader:
                 if chunk is None:
                     return SpooledChunk(tuple(found))
                 arrays, one = self._translate(i, chunk, private=True)
+            except ColumnKindsError:  # it names the partitions
+                raise
             except DBoostError as error:
                 raise type(error)(f"partition {i}: {error}") from None
             del chunk
@@ -397,54 +406,71 @@ def open_table(
         raise DataError("training requires y to be passed, but the target y is None")
     remove_stale()
     path = data if is_path(data) else None
-    if path is not None:
-        from dboost.data.paths import open_path
 
-        data = open_path(path, like, options.most_bytes)
-    in_partitions = is_lazy(data)
-    if in_partitions:
-        from dboost.data import dask_collections as lazy
-
-        names, named = lazy.layout(data)
-    else:
-        frame = as_frame(data)
-        names, named = frame.names, frame.named
-    given = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
-    plan = make_read_plan(
-        names,
-        named,
-        roles=given,
-        features=features,
-        categorical_features=categorical_features,
-        like=like,
-        extend_categories=extend_categories,
-    )
-    separate = separate_roles(plan, given)
-    spool = Spool(options.retain_bytes, options.most_bytes)
-    metadata_spool = (
-        RowMetadataSpool() if options.spool_roles and in_partitions and all(map(is_lazy, separate.values())) else None
-    )
-    try:
-        reader = Reader(plan, spool, metadata_spool)
+    def read(data: Any) -> Table:
+        in_partitions = is_lazy(data)
         if in_partitions:
-            aligned = {role: separate.pop(role) for role in ROLES if is_lazy(separate.get(role))}
-            from dboost.data.paths import reading
+            from dboost.data import dask_collections as lazy
 
-            with reading(path):
-                pieces = _read_partitions(data, aligned, plan, reader, options.n_threads)
+            names, named = lazy.layout(data)
         else:
-            separate = {role: _compute(v) if is_lazy(v) else v for role, v in separate.items()}
-            pieces = [reader.take_whole(frame)]
-        rows = MetadataRows(tuple(piece.n_rows for piece in pieces), in_partitions)
-        if not rows.n_rows:
-            where = f": all {len(pieces)} partitions are empty" if in_partitions else ""
-            raise DataError(f"the data have no rows{where}")
-        return _finished(reader, plan, rows, pieces, named=named, separate=separate)
-    except BaseException:
-        spool.close()
-        if metadata_spool is not None:
-            metadata_spool.close()
-        raise
+            frame = as_frame(data)
+            names, named = frame.names, frame.named
+        given = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
+        plan = make_read_plan(
+            names,
+            named,
+            roles=given,
+            features=features,
+            categorical_features=categorical_features,
+            like=like,
+            extend_categories=extend_categories,
+        )
+        separate = separate_roles(plan, given)
+        spool = Spool(options.retain_bytes, options.most_bytes)
+        metadata_spool = (
+            RowMetadataSpool() if options.spool_roles and in_partitions and all(map(is_lazy, separate.values())) else None
+        )
+        try:
+            reader = Reader(plan, spool, metadata_spool)
+            if in_partitions:
+                aligned = {role: separate.pop(role) for role in ROLES if is_lazy(separate.get(role))}
+                from dboost.data.paths import reading
+
+                with reading(path):
+                    pieces = _read_partitions(data, aligned, plan, reader, options.n_threads)
+            else:
+                separate = {role: _compute(v) if is_lazy(v) else v for role, v in separate.items()}
+                pieces = [reader.take_whole(frame)]
+            rows = MetadataRows(tuple(piece.n_rows for piece in pieces), in_partitions)
+            if not rows.n_rows:
+                where = f": all {len(pieces)} partitions are empty" if in_partitions else ""
+                raise DataError(f"the data have no rows{where}")
+            return _finished(reader, plan, rows, pieces, named=named, separate=separate)
+        except BaseException:
+            spool.close()
+            if metadata_spool is not None:
+                metadata_spool.close()
+            raise
+
+    if path is None:
+        return read(data)
+    from dboost.data.paths import open_path, open_with_text
+
+    how = path, like, options.most_bytes
+    try:
+        table = read(open_path(*how))
+    except ColumnKindsError:
+        again = open_with_text(*how, options.n_threads)
+        if again is None:
+            raise
+        return read(again)
+    if like is None and mixes_kinds(table.features):
+        again = open_with_text(*how, options.n_threads)
+        if again is not None:
+            table.close()
+            return read(again)
+    return table
 
 
 def _finished(

@@ -70,6 +70,7 @@ class BinnedTasks(ReadTasks):
         self, data: DatasetDescription, futures: Sequence[Future], filled: tuple[bool, ...], budget: Budget | None
     ) -> None:
         self._budget, self._unselected, self.whole = budget, None, {}
+        self.with_text = lambda: None
         self.named, self.plan, self._filled = data.named, binned_plan(data.binning), filled
         self._graph: dict[Any, Any] = {future.key: future for future in futures}
         self._bundles = [(_bundle_of, future.key) for future in futures]
@@ -214,6 +215,7 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
             table = ClusterTable(connection, lambda: raw, request.n_threads)
             rows = SessionRows(table, request)
             features = rows.load()
+            raw = table.source  # read again, perhaps, with columns as text
             binning = rows.propose_bins(COLD_START, parameters)
             n_kept = table.n_kept
             starts, n_rows = starts_of(n_kept), sum(n_kept.values())

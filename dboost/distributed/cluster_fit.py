@@ -18,14 +18,14 @@ from dboost.data.chunk import CategoryIndex
 from dboost.data.frame import is_lazy, is_path
 from dboost.data.read_plan import ReadPlan
 from dboost.data.row_metadata import check_max_weight, label, raise_for_issues
-from dboost.data.table import disagree
+from dboost.data.table import disagree, mixes_kinds
 from dboost.distributed.cluster_engine import ClusterEngine, ClusterEvalSets
 from dboost.distributed.connection import Connection
 from dboost.distributed.monitoring.events import FitEvents
 from dboost.distributed.partitioned_table import PartitionedTable
 from dboost.distributed.read_tasks import ReadTasks
 from dboost.distributed.worker_choice import WorkerChoice
-from dboost.errors import DataError, InputTypeError, ParameterError
+from dboost.errors import ColumnKindsError, DataError, InputTypeError, ParameterError
 from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
 from dboost.session.evaluation import EvalSet, EvalSetBuilder, log_streamed_eval_set
@@ -108,6 +108,11 @@ class ClusterTable:
     def lengths(self) -> dict[int, int]:
         """Number of rows of each partition."""
         return self._partitions.lengths
+
+    @property
+    def source(self) -> ReadTasks:
+        """The tasks that have read the table."""
+        return self._partitions.source
 
     @property
     def unit_weights(self) -> bool:
@@ -221,15 +226,35 @@ def load_partitions(table: PartitionedTable) -> tuple[Feature, ...]:
     DataError
         For invalid values, and for a table without rows.
     """
-    table.load()
+    try:
+        table.load()
+        features = _checked_features(table)
+        mixed = table.source.plan.known is None and mixes_kinds(features)
+    except ColumnKindsError:
+        again = table.source.with_text()
+        if again is None:
+            raise
+    else:
+        again = table.source.with_text() if mixed else None
+    if again is not None:
+        table.load_again(again)
+        features = _checked_features(table)
+    table.set_features(features)
+    return features
+
+
+def _checked_features(table: PartitionedTable) -> tuple[Feature, ...]:
+    """Return the features of a table that has been read; raise a DataError for invalid values."""
     stats, plan = table.partition_stats, table.source.plan
     if not sum(table.lengths.values()):
         raise DataError(f"the data have no rows: all {table.source.n_parts} partitions are empty")
     raise_for_issues([issue for one in stats for issue in one.complaints])
     check_max_weight(max(one.max_weight for one in stats), label("sample_weight", plan.weight))
-    features = merge_features(plan, stats)
-    table.set_features(features)
-    return features
+    scans = [(one.target, min(one.n_kept)) for one in stats if one.target is not None]
+    kinds = {scan.categories is not None: (scan.categories is not None, number) for scan, number in scans}
+    if len(kinds) == 2:
+        raise disagree(plan.target or "target", kinds[False], kinds[True])
+    return merge_features(plan, stats)
 
 
 def merge_features(plan: ReadPlan, stats: Sequence[PartitionStats]) -> tuple[Feature, ...]:

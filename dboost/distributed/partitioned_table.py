@@ -72,6 +72,15 @@ class PartitionedTable:
             self.stages.append(self._attach)
         self._add_stage(self._collect_stats)
 
+    def load_again(self, source: ReadTasks) -> None:
+        """Read all partitions by other tasks, after `load`, also if that failed."""
+        for number in range(1, self._n_batches + 1):
+            self.connection.discard(f"{self.name}/{number}")
+        self.source, self.worker_partitions, self.stages = source, [], []
+        self.lengths, self.fingerprints = {}, {}
+        self._best_progress = 0
+        self.load()
+
     def set_features(self, features: tuple[Feature, ...]) -> None:
         """Set the features of the table, with the final codes of categories."""
         self._known = features

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import queue
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -90,10 +90,21 @@ class ReadTasks:
         self._unselected: Any = None
         if target is None:
             raise DataError("training requires y to be passed, but the target y is None")
+        #: Returns the tasks that read CSV files with all columns as text that contain text anywhere; None for other data.
+        self.with_text: Callable[[], ReadTasks | None] = lambda: None
         if is_path(data):
-            from dboost.data.paths import open_path
+            from dboost.data.paths import open_path, open_with_text
 
-            data = open_path(data, like, None if budget is None else budget.chunk)
+            path, most_bytes = data, None if budget is None else budget.chunk
+            data = open_path(path, like, most_bytes)
+
+            def again() -> ReadTasks | None:
+                frame = open_with_text(path, like, most_bytes)
+                return None if frame is None else ReadTasks(frame, target, **how)
+
+            how: dict[str, Any] = {"sample_weight": sample_weight, "offset": offset, "features": features, "budget": budget}
+            how |= {"categorical_features": categorical_features, "like": like, "extend_categories": extend_categories}
+            self.with_text = again
         given = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
         if not is_lazy(data):
             data = collected(data)  # once, not for each partition

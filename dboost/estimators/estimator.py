@@ -25,7 +25,6 @@ from sklearn.exceptions import DataConversionWarning
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dboost._lazy_import import pd
 from dboost.booster import Booster, as_booster
 from dboost.data import Table, open_table
 from dboost.data.frame import is_lazy, is_path
@@ -299,7 +298,8 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         sets = _evaluation_sets(eval_set, validation, offset)
         if offset is not None and settings["scoring"] != "loss":
             raise ParameterError("scorers do not take offsets: with an offset, scoring must be 'loss'")
-        warm_start, own_model = self._warm_start(settings, continued)
+        warm_start, model = self._warm_start(settings, continued)
+        own_model = model if settings["warm_start"] and continued is None else None
         continues = own_model is not None or continued is not None
         seeds = self._seeds if continues and hasattr(self, "_seeds") else self._draw_seeds()
         given = {name: value for name, value in settings.items() if name not in _OWN} | {"loss": self._loss()}
@@ -367,10 +367,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
                 self._set_features(X)
                 n_parts = n_parts_of(client)
                 fitted = fit_on_cluster(client, request, lambda: ReadTasks(X, y, n_parts=n_parts, budget=budget, **reading))
-        history = pd.DataFrame(fitted.history)
-        if own_model is not None:
-            first = own_model.history[own_model.history["iteration"] <= own_model.n_iter_]
-            history = pd.concat([first, history], ignore_index=True)
+        history = fitted.history if model is None else model.history_with(fitted.history)
         if warm_start.model is None:
             before = fitted.before
         else:  # the scores before the first tree are unknown for the model of `start_from`
@@ -384,14 +381,14 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         return self
 
     def _warm_start(self, settings: dict[str, Any], continued: Booster | None) -> tuple[WarmStart, Booster | None]:
-        """The state that training starts from; with ``warm_start=True``, also the estimator's own model."""
+        """The state that training starts from, and its model."""
         options = settings["continue_bins"], settings["continue_steps"]
         start_from = settings["start_from"]
         if start_from is not None and settings["warm_start"]:
             raise ParameterError("start_from and warm_start=True go on with two models: give one")
         if continued is not None or start_from is not None:
             model = as_booster(start_from) if continued is None else continued
-            return WarmStart.continuation(model.ensemble, *options), None
+            return WarmStart.continuation(model.ensemble, *options), model
         check_options(*options)
         own_model = self.booster_ if settings["warm_start"] and hasattr(self, "booster_") else None
         return WarmStart.same_data(None if own_model is None else own_model.ensemble), own_model

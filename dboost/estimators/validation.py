@@ -14,12 +14,11 @@ from __future__ import annotations
 import copy
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from sklearn.utils.class_weight import compute_class_weight
 
 from dboost.booster import Booster
 from dboost.errors import DataError, ParameterError
@@ -112,13 +111,22 @@ def _class_weight(counts: Sequence[int], target: Target, class_weight: Any) -> n
     """Weights of the classes, float64[n_classes], or None; "balanced" counts rows with positive weight."""
     if class_weight is None or target.classes is None:
         return None
-    classes = np.array(target.classes, np.dtype(target.classes_dtype))
     if isinstance(class_weight, str) and class_weight == "balanced":
         if not all(counts):
             missing = target.classes[list(counts).index(0)]
             raise DataError(f"class_weight='balanced' wants rows of every class, but the target has none of class {missing!r}")
         return sum(counts) / (len(counts) * np.array(counts, np.float64))
-    of_classes = compute_class_weight(class_weight, classes=classes, y=classes)
+    if not isinstance(class_weight, Mapping):
+        raise ParameterError(f"class_weight={class_weight!r:.60} must be 'balanced', a dict of weights by class, or None")
+    without = [label for label in target.classes if label not in class_weight]
+    unknown = [key for key in class_weight if key not in target.classes]
+    if without and unknown:
+        labels = ", ".join(map(repr, target.classes))
+        raise ParameterError(f"class_weight has a weight of {unknown[0]!r}, which is not one of the classes {labels}")
+    try:
+        of_classes = np.array([class_weight.get(label, 1.0) for label in target.classes], np.float64)
+    except (TypeError, ValueError) as error:
+        raise ParameterError(f"class_weight must hold numbers: {error}") from None
     if not (of_classes > 0).all():
         culprit = int(np.argmin(of_classes > 0))
         raise ParameterError(f"class_weight of class {target.classes[culprit]!r} is {of_classes[culprit]:g}, not positive")

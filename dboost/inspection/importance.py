@@ -59,7 +59,7 @@ def importance(
         if per_class:
             raise ParameterError("importance by permutation is that of the whole model: it has no per_class")
         if options.get("data") is None or options.get("target") is None:
-            raise ParameterError("importance by permutation needs rows: pass data=… and target=…")
+            raise ParameterError('importance by permutation needs rows and target: importance("permutation", data, target)')
         return permutation_importance(ensemble, options.pop("data"), options.pop("target"), **options)
     if options:
         raise ParameterError(f"importance of kind {kind!r} takes no {next(iter(options))}")

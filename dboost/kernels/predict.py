@@ -242,3 +242,38 @@ def _hand_over(leaf, values, first_value, row, n_rows, t, column, scores, leaves
     if leaves.shape[1]:
         for r in range(n_rows):
             leaves[row + r, column] = leaf[r]
+
+
+@uncounted
+def predict_rows(forest, matrix, tree_range, scores):
+    """Add the leaf values of some trees (a `TraversalForest`) to the scores of a few rows, one row and one tree at a time.
+
+    It skips what pays off for many rows only: copying them to blocks, and computing all 64 lanes of a block.
+
+    Parameters
+    ----------
+    forest : TraversalForest
+        For float64.
+    matrix : float64[n, p], C-contiguous
+    tree_range, scores
+        As of `predict_quickscorer`.
+    """
+    columns, n_levels, trees, nodes = forest.columns, forest.n_levels, forest.trees, forest.nodes
+    node_sets, sets, values = forest.node_sets, forest.sets, forest.values
+    first = columns.size - n_levels.size
+    for row in range(matrix.shape[0]):
+        for t in range(tree_range[0], tree_range[1]):
+            tree = trees[t]
+            at = U32(tree.root)
+            while nodes[at].right != at:  # a leaf is its own right child
+                node = nodes[at]
+                value = matrix[row, columns[node.start // U32(2 * LANES)]]
+                left = (value <= node.threshold) | ((value != value) & (node.start // U32(LANES) % U32(2) == U32(1)))
+                word = node_sets[at].word
+                if word != U32(0):
+                    i = node_sets[at].start // U32(LANES)
+                    value, limit = matrix[row, columns[first + i]], n_levels[i]
+                    code = U32(value if (value >= 0) & (value < limit) else limit)
+                    left = (sets[word + (code >> U32(5))] >> (code & U32(31))) & U32(1) != U32(0)
+                at = pick(left, at + U32(1), node.right)
+            scores[row, t % scores.shape[1]] += values[tree.first_value + nodes[at].leaf]

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dboost._lazy_import import is_a
 from dboost.errors import ParameterError
 from dboost.kernels.exp_log32 import exp32, log1p32
 from dboost.losses.base import Loss
@@ -281,24 +282,46 @@ class Exponential(Loss):
         return float(0.5 * (np.log(mean) - np.log1p(-mean)))
 
 
-def read_costs(costs: Any, n_classes: int) -> np.ndarray:
+def read_costs(costs: Any, classes: np.ndarray) -> np.ndarray:
     """Return a matrix of costs as float64[n_classes, n_classes].
+
+    Parameters
+    ----------
+    costs : matrix of numbers, one row and column for each class
+        A pandas frame whose rows and columns are labelled by all classes may have them in any order.
+    classes : array [n_classes]
 
     Raises
     ------
     ParameterError
         When it is not a matrix of finite numbers, one row and column for each class.
     """
+    n = len(classes)
+    if is_a(costs, "pandas", "DataFrame"):
+        labels, axes = set(classes.tolist()), (costs.index.tolist(), costs.columns.tolist())
+        if all(len(axis) == n and set(axis) == labels for axis in axes):
+            costs = costs.reindex(index=classes, columns=classes)
+        elif any(axis != list(range(n)) for axis in axes):
+            raise _costs_error(classes, f"a frame's rows and columns must be labelled by them, not {axes[0]} and {axes[1]}")
     try:
         matrix = np.asarray(costs, np.float64)
-    except (TypeError, ValueError) as error:
-        raise ParameterError(f"costs must be a matrix of numbers: {error}") from None
-    if matrix.shape != (n_classes, n_classes) or not np.isfinite(matrix).all():
-        raise ParameterError(
-            f"costs must be a matrix of finite numbers of shape {n_classes, n_classes}, one row and column for each class; it "
-            f"has shape {matrix.shape}"
-        )
+    except (TypeError, ValueError):
+        given = "some are not" if isinstance(costs, list | tuple | np.ndarray) else f"not a {type(costs).__name__}"
+        raise _costs_error(classes, given) from None
+    if matrix.shape != (n, n):
+        raise _costs_error(classes, f"the shape is {matrix.shape}")
+    if not np.isfinite(matrix).all():
+        raise _costs_error(classes, "some are not finite")
     return matrix
+
+
+def _costs_error(classes: np.ndarray, reason: str) -> ParameterError:
+    n, names = len(classes), ", ".join(map(repr, classes.tolist()[:5]))
+    example = [[float(k != j) for j in range(n)] for k in range(n)] if n <= 3 else f"1 - numpy.eye({n})"
+    return ParameterError(
+        f"costs must be a matrix of numbers of shape {n, n}, with a row for each predicted class and a column for each true "
+        f"class ({names}{', …' * (n > 5)}), for example {example}; {reason}"
+    )
 
 
 def cheapest(probabilities: np.ndarray, costs: np.ndarray) -> np.ndarray:

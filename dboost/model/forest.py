@@ -156,6 +156,11 @@ def lay_out_forest(
     return _paged(forest, conditions, precision)
 
 
+def traversal_forest(trees: Sequence[Tree], features: tuple[Feature, ...]) -> TraversalForest:
+    """Return the traversal layout of the trees for float64, which `dboost.kernels.predict.predict_rows` reads."""
+    return _walked(_Forest(trees, features), np.dtype(np.float64))
+
+
 class _Forest:
     """The nodes of all trees in concatenated arrays.
 

@@ -147,12 +147,19 @@ class Progress:
             self._task = self._bar.add_task("", total=n_iterations, note="")
             self._bar.start()
         self._shown = 0.0
+        self._is_first = True
         self._n_rows_grown, self._seconds = 0, 0.0
 
-    def show(self, record: dict[str, Any], scores: Sequence[str]) -> None:
+    def show(self, record: dict[str, Any], scores: Sequence[str], seconds: float) -> None:
+        """Show an iteration.
+
+        seconds : duration of the iteration alone; with arcbites ``record["seconds"]`` may include loading one.
+        """
         iteration = record["iteration"]
-        self._n_rows_grown += record["rows_kept"]
-        self._seconds += record["seconds"]
+        if not self._is_first:  # kernels are compiled in the first one
+            self._n_rows_grown += record["rows_kept"]
+            self._seconds += seconds
+        self._is_first = False
         if self._bar is not None:
             now = time.monotonic()
             if now - self._shown > 0.1 or iteration == self._total:
@@ -167,7 +174,7 @@ class Progress:
             self._bar = None
 
     def _note(self, record: dict[str, Any], scores: Sequence[str]) -> str:
-        """Current metrics, rows per second over all iterations so far, and on a cluster the number of workers with rows."""
+        """Current metrics, rows per second from the second iteration on, and on a cluster the number of workers with rows."""
         parts = [f"{name} {record[name]:.5g}" for name in scores]
         if self._seconds > 0:
             parts.append(f"{self._n_rows_grown / self._seconds:,.0f} rows/s")

@@ -251,9 +251,10 @@ class FoldScores:
             is_score = isinstance(value, float) and name != "seconds"
             means[name] = mean_of(values) if is_score else max(values) if name != "rows_kept" else sum(values)
         now = time.perf_counter()
-        self._stops = now + (now - self._last) > self._until
-        self._last = now
-        self._progress.show(means, [name for name in means if name == "train_loss" or name.startswith("validation_")])
+        seconds, self._last = now - self._last, now
+        self._stops = now + seconds > self._until
+        shown = [name for name in means if name == "train_loss" or name.startswith("validation_")]
+        self._progress.show(means, shown, seconds)
         told = Iteration(first["iteration"], self.n_iterations, means, _no_model, float("nan"))
         for callback in self._callbacks:
             self._stops = bool(callback(told)) or self._stops

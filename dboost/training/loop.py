@@ -182,7 +182,8 @@ class BoostingLoop:
         Return the gradient statistics afterwards, whether early stopping stops, and whether a callback or the time limit ends
         the fit.
         """
-        began = time.perf_counter() if began is None else began
+        grows_from = time.perf_counter()
+        began = grows_from if began is None else began
         iteration, n_iterations = self.n_done + 1, self.n_iterations
         n_sampled: list[int] = []
         self._set_rate(iteration)
@@ -204,10 +205,11 @@ class BoostingLoop:
         if self.plan.request.learning_rates is not None or self._is_set_by_callback:
             record["learning_rate"] = self.rate
         record |= self.engine.report()
-        record["seconds"] = time.perf_counter() - began
+        ended = time.perf_counter()
+        record["seconds"] = ended - began
         self.history.append(record)
         self.n_complete += 1
-        progress.show(record, self.shown)
+        progress.show(record, self.shown, ended - grows_from)
         has_waited = self.early_stopping is not None and self.early_stopping.should_stop(iteration, record)
         is_ended = False
         now = Iteration(iteration, n_iterations, record, assemble, self.rate)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dboost.data.binning import Binning
-from dboost.errors import DataError, ParameterError
+from dboost.errors import DataError, DBoostError, ParameterError
 from dboost.schema import Feature
 from dboost.session.reference_sample import ReferenceSample
 from dboost.session.target import TargetScan
@@ -81,7 +81,7 @@ def write_folder(path: str | os.PathLike[str], write: Callable[[Path], PreparedD
         _put_in_place(new, final)
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)
-        if isinstance(error, StorageError):
+        if isinstance(error, DBoostError):  # of the data, too
             raise
         raise StorageError(f"cannot write {final}: {error.strerror}") from error
     except BaseException:

@@ -1,0 +1,179 @@
+"""Predictions of single rows with little overhead, for services.
+
+`Booster.predict` converts a table of any kind, which takes longer for one row than the trees do. A `RowPredictor` is prepared
+once: the layout of the trees, and for each categorical feature a dictionary from level to code. A call with a NumPy row of
+numbers is one call of a kernel and the loss's inverse link. A mapping or sequence is converted here if all of its values have
+the types of the features; everything unusual (other types, other numbers of columns) goes through `predict`, which converts it
+or raises an error. So results and errors are those of `predict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dboost._lazy_import import pd
+from dboost.errors import DataError, InputTypeError
+from dboost.kernels.predict import predict_rows
+from dboost.model.ensemble import Ensemble
+from dboost.model.forest import Range, traversal_forest
+from dboost.schema import NUMBERS, TEXT, TRUTH_VALUES, Feature
+
+#: Types of values that have the kind of the levels of a feature; NumPy's other integers and floats are numbers, too.
+_TYPES: dict[str, frozenset[type]] = {
+    NUMBERS: frozenset({int, float, np.float64, np.float32, np.int64, np.int32}),
+    TEXT: frozenset({str, np.str_}),
+    TRUTH_VALUES: frozenset({bool, np.bool_}),
+}
+_NAN = float("nan")
+
+
+class RowPredictor:
+    """Predicts one row, or few rows, with little overhead; `Booster.predictor` makes one and documents it.
+
+    It has no state that a call changes, so several threads may use it at once.
+
+    Parameters
+    ----------
+    ensemble : Ensemble
+    iterations : (first, last)
+    finish : callable
+        Makes predictions [n] or [n, n_classes] of raw scores (float64[n, n_outputs]).
+    predict : callable
+        ``predict(X, offset)``: the same predictions of a table of any kind.
+    origin : (function, arguments)
+        The call that makes this predictor again, for pickles.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        iterations: Range,
+        finish: Callable[[np.ndarray], np.ndarray],
+        predict: Callable[[Any, Any], Any],
+        origin: tuple[Callable[..., RowPredictor], tuple[Any, ...]],
+    ) -> None:
+        self._forest = traversal_forest(ensemble.trees, ensemble.features)
+        self._trees = iterations[0] * ensemble.n_outputs, iterations[1] * ensemble.n_outputs
+        self._baseline = np.asarray(ensemble.baseline, np.float64)[None]
+        self._finish, self._predict, self._origin = finish, predict, origin
+        self._width = len(ensemble.features)
+        self._names = [feature.name for feature in ensemble.features]
+        self._levels = [_Levels.of(feature) for feature in ensemble.features]
+        self._takes_arrays = not any(feature.is_categorical for feature in ensemble.features)
+
+    def __call__(self, row: Any, *, offset: Any = None) -> Any:
+        """Predict; see `Booster.predictor`."""
+        if offset is not None:
+            offset = _numbers(offset)
+        if self._takes_arrays and type(row) is np.ndarray and row.dtype.kind in "fiub":
+            matrix: np.ndarray | None = np.ascontiguousarray(row, np.float64)
+            if not row.flags.behaved:  # read-only or unaligned: another type for Numba, which would compile
+                matrix = np.array(row, np.float64, order="C")
+        else:
+            matrix = self._encoded(row)
+        if matrix is None or not 1 <= matrix.ndim <= 2 or matrix.shape[-1] != self._width:
+            return self._by_predict(row, offset)
+        is_row = matrix.ndim == 1
+        if is_row:
+            matrix = matrix.reshape(1, -1)
+            scores = self._baseline.copy()
+        else:
+            scores = self._baseline.repeat(len(matrix), axis=0)
+        predict_rows(self._forest, matrix, self._trees, scores)
+        if offset is not None:
+            scores += _checked(offset, len(matrix))[:, None]
+        values = self._finish(scores)
+        if values.dtype.kind == "U":
+            values = values.astype(object)
+        return values[0] if is_row else values
+
+    def __reduce__(self) -> tuple[Callable[..., RowPredictor], tuple[Any, ...]]:
+        return self._origin
+
+    def _encoded(self, row: Any) -> np.ndarray | None:
+        """Return the codes and numbers of one row; None if it is not one row of values of the usual types."""
+        if isinstance(row, Mapping):
+            try:
+                return self._codes([row[name] for name in self._names])
+            except KeyError:
+                return None
+        if isinstance(row, list | tuple):
+            return self._codes(row)
+        return self._codes(row.tolist()) if type(row) is np.ndarray and row.ndim == 1 else None
+
+    def _codes(self, values: Iterable[Any]) -> np.ndarray | None:
+        found: list[float] = []
+        try:
+            for value, levels in zip(values, self._levels, strict=True):
+                kind = type(value)
+                if levels is not None and kind in levels.types:
+                    if kind is int:
+                        float(value)  # raises for those that `predict` refuses
+                    found.append(levels.codes.get(value, _NAN))
+                elif levels is None and kind in _TYPES[NUMBERS]:
+                    found.append(float(value))
+                elif value is None or (kind is float and value != value):
+                    found.append(_NAN)
+                else:
+                    return None
+        except (ValueError, OverflowError):  # another number of values; an integer beyond the range of floats
+            return None
+        return np.array(found)
+
+    def _by_predict(self, row: Any, offset: Any) -> Any:
+        """Predict one row or a table by `Booster.predict`."""
+        table, is_row = row, True
+        if isinstance(row, Mapping):
+            table = pd.DataFrame([dict(row)])
+        elif isinstance(row, list | tuple | np.ndarray):
+            is_row = np.ndim(row) == 1 if isinstance(row, np.ndarray) else not any(map(_is_row, row))
+            if is_row:
+                table = np.empty((1, len(row)), object)
+                table[0] = row
+        else:
+            raise InputTypeError(
+                f"a predictor takes one row (a NumPy array, mapping or sequence) or a few (an array of two dimensions), not "
+                f"{type(row).__name__}: Booster.predict takes tables"
+            )
+        values = np.asarray(self._predict(table, offset))
+        return values[0] if is_row else values
+
+
+class _Levels:
+    """The codes of the levels of a categorical feature, and the types of values that are looked up without conversion."""
+
+    def __init__(self, codes: dict[Any, float], types: frozenset[type]) -> None:
+        self.codes, self.types = codes, types
+
+    @classmethod
+    def of(cls, feature: Feature) -> _Levels | None:
+        """Return the levels of a feature; None for a numeric one."""
+        if feature.categories is None:
+            return None
+        kinds = feature.legal_kinds  # none for levels of several kinds: `predict` converts the values
+        codes = {level: float(code) for code, level in enumerate(feature.categories)}
+        return cls(codes, _TYPES[kinds[0]] if kinds else frozenset())
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, list | tuple | np.ndarray)
+
+
+def _numbers(offset: Any) -> np.ndarray:
+    """Return offsets as float64[n]."""
+    try:
+        return np.asarray(offset, np.float64).reshape(-1)
+    except (TypeError, ValueError):
+        raise InputTypeError(f"offset={offset!r:.60} must be a number, or one for each row") from None
+
+
+def _checked(offset: np.ndarray, n_rows: int) -> np.ndarray:
+    """Return the offsets; raise a DataError if they are not finite, or not one for each row."""
+    if len(offset) != n_rows:
+        raise DataError(f"offset has {len(offset)} values, but there are {n_rows} rows")
+    if not np.isfinite(offset).all():
+        raise DataError("offset is missing or infinite")
+    return offset
