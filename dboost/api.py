@@ -361,11 +361,28 @@ def _refitted(start_from: Any, data: Any, target: Any, options: dict[str, Any], 
     """Refit leaves, for `fit` with ``refit_leaves=True``. given : names of keywords that have no meaning with it."""
     if start_from is None:
         raise ParameterError("refit_leaves=True needs start_from, the model whose leaf values are estimated anew")
+    if isinstance(data, Dataset) and not data.is_in_one_process:
+        return _refitted_on_dataset(as_booster(start_from), data, target, options, given)
     if is_prepared(data):
         raise ParameterError(f"refit_leaves=True needs the values of the rows, but {data} holds prepared data: give the data")
     if given:
         raise ParameterError(f"{given[0]} has nothing to do with refit_leaves=True, which adds no trees")
     return as_booster(start_from).refit_leaves(data, target, **options)
+
+
+def _refitted_on_dataset(booster: Booster, data: Dataset, target: Any, options: dict[str, Any], given: list[str]) -> Booster:
+    """Refit leaves on a data set of a cluster; arguments as of `_refitted`."""
+    with client_for(data, options["client"]) as cluster:
+        rows: Any = data._rows(cluster)
+    shaping = {"target": target, "sample_weight": options["sample_weight"], "offset": options["offset"]}
+    check_same(data.settings, repr(data), {name: value for name, value in shaping.items() if value is not None})
+    if given:
+        raise ParameterError(f"{given[0]} has nothing to do with refit_leaves=True, which adds no trees")
+    found = rows.refit(
+        booster.ensemble, decay=0.0, source_name=checked_source_name(options["source_name"]),
+        custom_loss=booster.custom_loss, n_threads=available_threads(options["n_threads"]),
+    )  # fmt: skip
+    return Booster(found, loss=booster.custom_loss)
 
 
 def prepare(

@@ -44,6 +44,8 @@ class Dataset:
         Number of rows of positive weight.
     max_bins : int
         Largest number of bins of a numeric feature.
+    has_names : bool
+        Whether the features have names of their own; those of arrays are called f0, f1, ….
 
     Raises
     ------
@@ -73,7 +75,7 @@ class Dataset:
         opened = open_folder(self._path)
         try:
             self._features: tuple[Feature, ...] = opened.binning.features
-            self.n_rows = opened.n_rows
+            self.n_rows, self.has_names = opened.n_rows, opened.named
             self.max_bins = int(opened.settings["max_bins"])
             target = opened.settings["target"]
             self.target: str | None = None if str(target).startswith("<") else str(target)
@@ -106,7 +108,7 @@ class Dataset:
 
     def _set(self, data: DatasetDescription, n_rows: int, n_bytes: int, settings: dict[str, Any]) -> None:
         self._path, self._temporary, self._closed = None, None, False
-        self._features, self.n_rows, self._n_bytes = data.binning.features, n_rows, n_bytes
+        self._features, self.n_rows, self._n_bytes, self.has_names = data.binning.features, n_rows, n_bytes, data.named
         self._settings = settings
         self.max_bins, target = int(settings["max_bins"]), settings["target"]
         self.target = None if str(target).startswith("<") else str(target)

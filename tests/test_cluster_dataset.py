@@ -110,6 +110,36 @@ def test_options_of_fits(client: Client, tmp_path: Path) -> None:
             dboost.fit(data, start_from=other, **OPTIONS)
 
 
+def test_estimators_and_leaf_refits(client: Client) -> None:
+    rows = FRAME[[*FEATURES, "late"]]
+    X, y = rows[FEATURES], rows["late"]
+    options: dict[str, Any] = {"max_iter": 6, "random_state": 0, "early_stopping": True, "n_iter_no_change": 3}
+    expected = dboost.DBoostClassifier(max_iter=6, early_stopping=False, random_state=0).fit(X, y)
+    scores = []
+    for of in ({}, {"client": client}):
+        with dboost.prepare(rows, "late", **of) as data:
+            found = dboost.DBoostClassifier(max_iter=6, early_stopping=False, random_state=0).fit(data)
+            np.testing.assert_array_equal(found.predict_proba(X), expected.predict_proba(X))
+            # Rows that are held out have taken part in the proposal of the data set's bins.
+            scores.append(dboost.DBoostClassifier(**options).fit(data).validation_score_.tolist())
+            assert scores[0] == scores[-1] and len(scores[0]) > 3
+            assert list(found.feature_names_in_) == FEATURES and found.n_features_in_ == 7
+            with pytest.raises(ParameterError, match="y belongs to"):
+                dboost.DBoostClassifier().fit(data, y)
+            with pytest.raises(ParameterError, match="max_bins=9 does not fit"):
+                dboost.DBoostClassifier(max_bins=9).fit(data)
+            with pytest.raises(ParameterError, match="features belongs to"):
+                dboost.DBoostClassifier(features=["x"]).fit(data)
+    with dboost.prepare(cut(rows, [300]), "late", client=client) as data:
+        model = dboost.fit(data, loss="log_loss", **OPTIONS)
+        refitted = dboost.fit(data, start_from=model, refit_leaves=True)
+        again = model.refit_leaves(rows, "late")
+        np.testing.assert_array_equal(refitted.predict_proba(X), again.predict_proba(X))
+        other = dboost.fit(mixed_frame(200, seed=5)[[*FEATURES, "late"]], "late", **OPTIONS)
+        with pytest.raises(ParameterError, match=r"no edge of a bin|is not the same"):
+            dboost.fit(data, start_from=other, refit_leaves=True)
+
+
 def test_what_does_not_fit(client: Client, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "mine").touch()

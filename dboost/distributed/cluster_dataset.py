@@ -49,6 +49,7 @@ from dboost.training.dataset_rows import (
     scores_of_partition,
 )
 from dboost.training.fit import FitResult, SessionRows, fit, starts_of
+from dboost.training.leaf_refit import refit_leaves
 from dboost.training.plan import FitRequest
 
 
@@ -106,11 +107,15 @@ class ClusterRows:
         return f"on {address}" + (f" as {self.name!r}" if self.name is not None else "")
 
     def fit(self, request: FitRequest) -> FitResult:
-        def make_tasks() -> ReadTasks:
-            return BinnedTasks(self.data, self.futures, self.filled, request.budget)
-
         with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
-            return fit(request, DatasetRows(ClusterTable(connection, make_tasks, request.n_threads), request, self.data))
+            return fit(request, DatasetRows(self._table(connection, request.budget, request.n_threads), request, self.data))
+
+    def refit(self, model: Ensemble, **options: Any) -> Ensemble:
+        with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
+            return refit_leaves(model, self._table(connection, None, options["n_threads"]), data=self.data, **options)
+
+    def _table(self, connection: Connection, budget: Budget | None, n_threads: int) -> ClusterTable:
+        return ClusterTable(connection, lambda: BinnedTasks(self.data, self.futures, self.filled, budget), n_threads)
 
     def targets(self) -> Column:
         return joined_targets(self._map(_target_of, [() for _ in self.futures]))

@@ -28,6 +28,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from dboost.booster import Booster, as_booster
 from dboost.data import Table, open_table
 from dboost.data.frame import is_lazy, is_path
+from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.estimators.fit_hooks import N_FRAMES, CallbackSupportMixin, FitHooks, with_callbacks
@@ -43,6 +44,7 @@ from dboost.training.checkpoint import checkpoint_in
 from dboost.training.fit import available_threads, fit_table
 from dboost.training.learning_rates import schedule_of
 from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit
+from dboost.training.prepared_folder import named_roles
 
 
 def _is_flag(value: Any) -> bool:
@@ -200,7 +202,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
     def fit(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,
         sample_weight: Any = None,
         *,
         offset: Any = None,
@@ -214,7 +216,8 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
 
         Parameters
         ----------
-        X : pandas or polars frame, pyarrow Table, array (n, F), dask DataFrame or Array
+        X : pandas or polars frame, pyarrow Table, array (n, F), dask DataFrame or Array, or dboost.Dataset
+            A data set (`dboost.prepare`) has target, weights and offsets, and takes none here.
         y : one value per row
             Also a column (n, 1), or a Dask collection that aligns with X.
         sample_weight : one value per row, optional
@@ -293,7 +296,11 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         settings["n_threads"] = _threads_of(settings.pop("n_jobs"), settings["n_threads"])
         check_settings(self)
         check_pair(self.early_stopping, *validation[:3])
-        if is_path(X) or isinstance(y, str):
+        if isinstance(X, Dataset):
+            roles = {"y": y, "sample_weight": sample_weight, "offset": offset}
+            _check_data_set(X, roles, settings, defaults)
+            settings["max_bins"] = X.max_bins
+        elif is_path(X) or isinstance(y, str):
             raise InputTypeError("estimators need X and y themselves; dboost.fit accepts paths and names of columns")
         sets = _evaluation_sets(eval_set, validation, offset)
         if offset is not None and settings["scoring"] != "loss":
@@ -330,7 +337,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
             threads,
             eval_sets=tuple(named_sets(sets or None)),
             eval_metric=settings["eval_metric"],
-            columns=(None, None, offset),
+            columns=named_roles(X.settings) if isinstance(X, Dataset) else (None, None, offset),
             callbacks=(*checked_callbacks(settings["callbacks"]), *hooks),
             progress=bool(settings["verbose"]) if settings["progress"] is None else settings["progress"],
             make_validation_plan=policy.make_validation_plan,
@@ -357,7 +364,10 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
             return table
 
         with client_for(X, settings["client"], request.workers) as client:
-            if client is None:
+            if isinstance(X, Dataset):
+                self._set_features_of(X)
+                fitted = X._rows(None if X.is_in_one_process else client).fit(request)
+            elif client is None:
                 fitted = fit_table(request, open_training)
             else:
                 from dboost.distributed.cluster_fit import fit_on_cluster, n_parts_of
@@ -439,6 +449,13 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
                 "Pass monotonic_cst as an integer array instead."
             )
 
+    def _set_features_of(self, data: Dataset) -> None:
+        """Do the same for a data set."""
+        names = data.feature_names_in_
+        self.n_features_in_ = len(names)
+        if data.has_names:
+            self.feature_names_in_ = names
+
     def _check_features(self, X: Any) -> None:
         """Check that X has the names of the training data in their order, or has further columns, which are ignored."""
         if is_path(X) or len(getattr(X, "shape", (0, 0))) != 2:
@@ -498,6 +515,18 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         clone = super(BaseGradientBoosting, copy.copy(self)).__sklearn_clone__()
         clone.client = self.client
         return clone
+
+
+def _check_data_set(data: Dataset, roles: dict[str, Any], settings: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Raise a ParameterError for what a data set has and the estimator or its `fit` are given, too."""
+    for name, value in roles.items():
+        if value is not None:
+            raise ParameterError(f"{name} belongs to dboost.prepare: the data set has its own")
+    for name in ("features", "categorical_features"):
+        if not np.array_equal(settings[name], defaults[name]):
+            raise ParameterError(f"{name} belongs to dboost.prepare: the data set has its own")
+    if settings["max_bins"] not in (defaults["max_bins"], data.max_bins):
+        raise ParameterError(f"max_bins={settings['max_bins']} does not fit the data set, which has max_bins={data.max_bins}")
 
 
 def _evaluation_sets(eval_set: Any, validation: tuple[Any, Any, Any, Any], offset: Any) -> dict[str, tuple[Any, ...]]:

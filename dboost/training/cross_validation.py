@@ -45,6 +45,9 @@ class BinnedRows(Protocol):
     def fit(self, request: FitRequest) -> FitResult:
         """Train on the rows; may be called from several threads at the same time."""
 
+    def refit(self, model: Ensemble, **options: Any) -> Ensemble:
+        """Return the model with leaf values estimated from the rows; options : of `training.leaf_refit.refit_leaves`."""
+
     def targets(self) -> Column:
         """Return the targets of all rows, as they were given."""
 

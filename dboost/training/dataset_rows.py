@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -136,13 +137,21 @@ class LocalRows:
         return sum(self._lengths)
 
     def fit(self, request: FitRequest) -> FitResult:
+        return fit(request, DatasetRows(self._table(request), request, self._data))
+
+    def refit(self, model: Ensemble, **options: Any) -> Ensemble:
+        from dboost.training.leaf_refit import refit_leaves  # which imports this module
+
+        request = FitRequest(Parameters(), options["n_threads"])
+        return refit_leaves(model, self._table(request), data=self._data, **options)
+
+    def _table(self, request: FitRequest) -> LocalTable:
         options = None if self._options is None else self._options(request)
 
         def opened() -> Table:
             return open_binned(self._partitions(), self._data.binning, self._data.named, options)
 
-        table = LocalTable(opened, request.n_threads, request.budget)
-        return fit(request, DatasetRows(table, request, self._data))
+        return LocalTable(opened, request.n_threads, request.budget)
 
     def targets(self) -> Column:
         return joined_targets([partition.target for partition in self._partitions()])

@@ -31,6 +31,7 @@ from dboost.session.reference_sample import with_summary
 from dboost.session.transport import SessionTable
 from dboost.session.warm_start import WarmStart, check_continues, keywords_for
 from dboost.shards.statistics import leaf_totals
+from dboost.training.dataset_rows import DatasetDescription, DatasetRows, check_thresholds
 from dboost.training.fit import SessionRows, interruptible_reading
 from dboost.training.initial_score import TargetStats, target_stats
 from dboost.training.leaf_values import LeafEstimator
@@ -40,7 +41,14 @@ from dboost.trees.tree_task import GradientStats, RowSubset
 
 
 def refit_leaves(
-    model: Ensemble, table: SessionTable, *, decay: float, source_name: str | None, custom_loss: Loss | None, n_threads: int
+    model: Ensemble,
+    table: SessionTable,
+    *,
+    decay: float,
+    source_name: str | None,
+    custom_loss: Loss | None,
+    n_threads: int,
+    data: DatasetDescription | None = None,
 ) -> Ensemble:
     """Return the model with leaf values estimated from the rows of a table.
 
@@ -55,6 +63,8 @@ def refit_leaves(
     custom_loss : Loss or None
         The loss, if it is a custom one.
     n_threads : int
+    data : DatasetDescription, optional
+        The data set whose rows the table has. Default: the table has raw values.
 
     Raises
     ------
@@ -66,8 +76,11 @@ def refit_leaves(
     parameters = parameters_of(model, custom_loss)
     start = WarmStart(replace(model, trees=()), is_new_source=True)  # raw scores start at the model's baseline
     loading = replace(parameters[0], early_stopping_rounds=None, arcbites=None)
-    rows = SessionRows(table, FitRequest(loading, n_threads, warm_start=start))
+    request = FitRequest(loading, n_threads, warm_start=start)
+    rows = SessionRows(table, request) if data is None else DatasetRows(table, request, data)
     try:
+        if data is not None:
+            check_thresholds(model, data.binning)
         with interruptible_reading():
             features = rows.load()
             target = rows.learn_target()
