@@ -217,7 +217,7 @@ def status_of(*arguments: str) -> int:
     [
         ((), "required: COMMAND"),
         (("fly",), "invalid choice: 'fly'"),
-        (("train", "x.csv"), "required: --target"),
+        (("train", "x.csv"), "--target is missing: x.csv is no folder that dboost prepare has written"),
         (("train", "x.csv", "--target", "y", "--colour", "red"), "unrecognized arguments: --colour"),
         (("train", "x.csv", "--target", "y", "--workers", "0"), "invalid whole number above 0 value: '0'"),
         (("train", "x.csv", "--target", "y", "--workers", "2", "--scheduler", "tcp://a:1"), "not allowed with"),

@@ -15,7 +15,7 @@ import importlib
 import inspect
 import json
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -42,7 +42,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(prog="dboost", description="Gradient boosting on Dask.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"dboost {version('dboost')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    for add in (_train, _predict, _inspect, _demo, _warmup):
+    for add in (_train, _predict, _inspect, _prepare, _demo, _warmup):
         command = add(commands)
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser.parse_args(argv)
@@ -61,17 +61,10 @@ def _command(commands: argparse._SubParsersAction, name: str, does: str) -> argp
 
 def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "train", "Train a model and save it.")
-    command.add_argument("data", metavar="DATA", help=DATA)
-    command.add_argument("--target", metavar="COL", required=True, help="the column to predict")
+    command.add_argument("data", metavar="DATA", help=f"{DATA}; or a folder of dboost prepare")
+    command.add_argument("--target", metavar="COL", help="the column to predict; a folder of dboost prepare has one")
     command.add_argument("--eval", metavar="DATA", help="evaluation set: its metrics are computed after each iteration")
-    command.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="a keyword of dboost.fit, for example --set max_iter=500 --set loss=huber; may be repeated, the last wins",
-    )
-    command.add_argument("--params", metavar="FILE.toml", help="keywords of dboost.fit from a file; --set overrides them")
+    _keywords(command, "dboost.fit", "--set max_iter=500 --set loss=huber")
     where = f"where the model goes; replaces a file of this name [{DEFAULT_MODEL}, which is not replaced]"
     command.add_argument("--output", metavar="FILE", help=where)
     command.add_argument("--overwrite", action="store_true", help=f"replace {DEFAULT_MODEL} without --output too")
@@ -124,6 +117,18 @@ def _inspect(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     return command
 
 
+def _prepare(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    command = _command(commands, "prepare", "Read and bin a table once, for many fits.")
+    command.add_argument("data", metavar="DATA", help=DATA)
+    command.add_argument("--target", metavar="COL", required=True, help="the column to predict")
+    command.add_argument(
+        "--output", metavar="FOLDER", required=True, help="where the data go; prepared data that are there are replaced"
+    )
+    _keywords(command, "dboost.prepare", "--set sample_weight=w --set features=[age,income] --set max_bins=63")
+    command.add_argument("--memory-limit", metavar="SIZE", help="what the command may use, for example 2GiB")
+    return command
+
+
 def _demo(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "demo", "Train on real rows and show what comes out.")
     command.add_argument("--output", metavar="DIR", default="demo-output", help="where the results go [%(default)s]")
@@ -133,6 +138,13 @@ def _demo(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 def _warmup(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     does = "Compile the kernels now instead of in the first fit (cached for later processes)."
     return _command(commands, "warmup", does)
+
+
+def _keywords(command: argparse.ArgumentParser, function: str, example: str) -> None:
+    """Add the options with the keywords of a function."""
+    does = f"a keyword of {function}, for example {example}; may be repeated, the last wins"
+    command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help=does)
+    command.add_argument("--params", metavar="FILE.toml", help=f"keywords of {function} from a file; --set overrides them")
 
 
 def _cluster(command: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
@@ -202,14 +214,24 @@ def _is_plain(value: Any) -> bool:
 
 def parameter_names() -> list[str]:
     """Return the keywords of `dboost.fit` that ``--set`` accepts."""
-    signature = inspect.signature(dboost.fit).parameters.values()
-    own = [parameter.name for parameter in signature if parameter.kind is parameter.KEYWORD_ONLY]
-    learning = [field.name for field in fields(Parameters)]
-    return [name for name in dict.fromkeys((*own, *learning, *ALIASES)) if name not in ELSEWHERE]
+    return keywords(dboost.fit, ELSEWHERE)
 
 
-def gather(file: str | None, assignments: Iterable[str], known: list[str]) -> dict[str, Any]:
+def keywords(function: Callable[..., Any], elsewhere: Mapping[str, str]) -> list[str]:
+    """Return the keywords of a function without those in `elsewhere`; parameters of learning in place of ``**parameters``."""
+    signature = inspect.signature(function).parameters.values()
+    names = [parameter.name for parameter in signature if parameter.kind is parameter.KEYWORD_ONLY]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature):
+        names += [*(field.name for field in fields(Parameters)), *ALIASES]
+    return [name for name in dict.fromkeys(names) if name not in elsewhere]
+
+
+def gather(
+    file: str | None, assignments: Iterable[str], known: list[str], elsewhere: Mapping[str, str] = ELSEWHERE
+) -> dict[str, Any]:
     """Return the parameters of a TOML file, overridden by ``key=value`` pairs (the last of equal keys wins).
+
+    elsewhere : why other keys cannot be set.
 
     Raises
     ------
@@ -219,15 +241,21 @@ def gather(file: str | None, assignments: Iterable[str], known: list[str]) -> di
     parameters = _from_file(file) if file is not None else {}
     where = dict.fromkeys(parameters, f"in {file}")
     for assignment in assignments:
-        key, equals, value = assignment.partition("=")
-        key = key.strip()
-        if not (key and equals and value.strip()):
-            raise ParameterError(f"--set takes key=value, not {assignment!r}")
+        key, value = key_and_value(assignment)
         parameters[key] = literal(value)
         where[key] = "in --set"
     for key in parameters:
-        _check_key(key, where[key], known)
+        check_key(key, where[key], known, elsewhere)
     return parameters
+
+
+def key_and_value(assignment: str) -> tuple[str, str]:
+    """Split the value of ``--set``."""
+    key, equals, value = assignment.partition("=")
+    key = key.strip()
+    if not (key and equals and value.strip()):
+        raise ParameterError(f"--set takes key=value, not {assignment!r}")
+    return key, value
 
 
 def _from_file(file: str) -> dict[str, Any]:
@@ -239,11 +267,12 @@ def _from_file(file: str) -> dict[str, Any]:
         raise ParameterError(f"the parameter file {file} is not valid TOML: {error}") from error
 
 
-def _check_key(key: str, where: str, known: list[str]) -> None:
+def check_key(key: str, where: str, known: list[str], elsewhere: Mapping[str, str]) -> None:
+    """Raise a ParameterError for an unknown key. where : it is, for the message; elsewhere : as of `gather`."""
     if key in known:
         return
-    if key in ELSEWHERE:
-        raise ParameterError(f"{key!r} cannot be set {where}: {ELSEWHERE[key]}")
+    if key in elsewhere:
+        raise ParameterError(f"{key!r} cannot be set {where}: {elsewhere[key]}")
     peers = NAMES_OF_PEERS.get(key)
     close = difflib.get_close_matches(key, known, n=3, cutoff=0.6) if peers is None else [peers]
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are: {', '.join(known)}"
