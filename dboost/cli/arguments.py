@@ -42,7 +42,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(prog="dboost", description="Gradient boosting on Dask.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"dboost {version('dboost')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    for add in (_train, _predict, _inspect, _prepare, _demo, _warmup):
+    for add in (_train, _predict, _inspect, _prepare, _cv, _demo, _warmup):
         command = add(commands)
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser.parse_args(argv)
@@ -61,8 +61,7 @@ def _command(commands: argparse._SubParsersAction, name: str, does: str) -> argp
 
 def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "train", "Train a model and save it.")
-    command.add_argument("data", metavar="DATA", help=f"{DATA}; or a folder of dboost prepare")
-    command.add_argument("--target", metavar="COL", help="the column to predict; a folder of dboost prepare has one")
+    _rows(command)
     command.add_argument("--eval", metavar="DATA", help="evaluation set: its metrics are computed after each iteration")
     _keywords(command, "dboost.fit", "--set max_iter=500 --set loss=huber")
     where = f"where the model goes; replaces a file of this name [{DEFAULT_MODEL}, which is not replaced]"
@@ -129,6 +128,19 @@ def _prepare(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     return command
 
 
+def _cv(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    command = _command(commands, "cv", "Cross-validate: print the scores of held-out rows.")
+    _rows(command)
+    command.add_argument("--folds", metavar="N", type=_positive, default=5, help="number of folds [%(default)s]")
+    _keywords(command, "dboost.cv", "--set eval_metric=[auc,log_loss] --set early_stopping_rounds=20")
+    command.add_argument("--output", metavar="FILE", help="write all scores: .csv, .parquet or .json")
+    command.add_argument("--predictions", metavar="FILE", help="write the predictions of held-out rows: .csv or .parquet")
+    command.add_argument("--memory-limit", metavar="SIZE", help="what all folds together may use, or on each worker")
+    _cluster(command).add_argument("--workers", metavar="N", type=_positive, help="start N local workers")
+    command.add_argument("--quiet", action="store_true", help="no progress bar and no table")
+    return command
+
+
 def _demo(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "demo", "Train on real rows and show what comes out.")
     command.add_argument("--output", metavar="DIR", default="demo-output", help="where the results go [%(default)s]")
@@ -138,6 +150,12 @@ def _demo(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 def _warmup(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     does = "Compile the kernels now instead of in the first fit (cached for later processes)."
     return _command(commands, "warmup", does)
+
+
+def _rows(command: argparse.ArgumentParser) -> None:
+    """Add DATA and --target of a command that takes a table or a prepared data set; see `data_argument`."""
+    command.add_argument("data", metavar="DATA", help=f"{DATA}; or a folder of dboost prepare")
+    command.add_argument("--target", metavar="COL", help="the column to predict; a folder of dboost prepare has one")
 
 
 def _keywords(command: argparse.ArgumentParser, function: str, example: str) -> None:

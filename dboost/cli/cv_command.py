@@ -1,0 +1,118 @@
+"""``dboost cv``: call `dboost.cv` with the keywords of the command line and print the scores of the held-out rows.
+
+``--output`` has the scores of all iterations, ``--predictions`` the predictions of each row by the model that has not been
+trained on it, in row order and in the columns of ``dboost predict``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from rich.console import Console
+from rich.table import Table
+
+import dboost
+from dboost.cli import arguments as settings
+from dboost.cli import data_argument, outputs
+from dboost.distributed.client import cluster_at
+from dboost.errors import ParameterError
+from dboost.storage.atomic_write import write_whole
+
+#: Why keywords of `dboost.cv` cannot be set.
+ELSEWHERE = {
+    **{name: why for name, why in settings.ELSEWHERE.items() if name != "eval_set"},
+    "folds": "use --folds",
+    "groups": "values per row can only be given in Python",
+}
+
+
+def run(arguments: argparse.Namespace) -> None:
+    check_output(arguments.output, "--output", (".csv", ".parquet", ".json"))
+    check_output(arguments.predictions, "--predictions", (".csv", ".parquet"))
+    known = settings.keywords(dboost.cv, ELSEWHERE)
+    parameters = settings.gather(arguments.params, arguments.set, known, ELSEWHERE)
+    if arguments.memory_limit is not None:
+        parameters["memory_limit"] = arguments.memory_limit
+    data, target = data_argument.rows_of(arguments)
+    with cluster_at(arguments.scheduler, arguments.workers) as client:
+        parameters |= target | {"folds": arguments.folds, "client": client, "progress": not arguments.quiet}
+        result = dboost.cv(data, **parameters)
+    if arguments.output:
+        _write_scores(arguments.output, result)
+    if arguments.predictions:
+        _write(arguments.predictions, _predictions(result))
+    if not arguments.quiet:
+        Console(highlight=False, markup=False, emoji=False).print(_table(result))
+
+
+def check_output(path: str | None, option: str, endings: Sequence[str]) -> None:
+    """Raise a ParameterError if a file cannot be written, or has another ending than these."""
+    if path is None:
+        return
+    if not path.lower().endswith(tuple(endings)):
+        raise ParameterError(f"{option} {path}: the name must end in {' or '.join(endings)}")
+    outputs.check(path, option)
+
+
+def _table(result: dboost.CVResult) -> Table:
+    """Return the scores in the best iteration: a row for each metric."""
+    last = result.scores["iteration"].max()
+    title = f"{len(result.boosters)} folds, {last} iterations; the best mean {result.metric} is in {result.best_iteration}"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("metric", overflow="fold")
+    table.add_column("iteration", justify="right")
+    table.add_column("mean ± std", justify="right", no_wrap=True)
+    table.add_column("each fold", overflow="fold")
+    summary = result.summary[result.summary["iteration"] == result.best_iteration]
+    scores = result.scores[result.scores["iteration"] == result.best_iteration]
+    for name, mean, std in zip(summary["metric"], summary["mean"], summary["std"], strict=True):
+        of_folds = scores.loc[scores["metric"] == name].sort_values("fold")["value"]
+        each = " ".join(f"{value:.5g}" for value in of_folds)
+        table.add_row(str(name), str(result.best_iteration), f"{mean:.5g} ± {std:.2g}", each)
+    return table
+
+
+def _write_scores(path: str, result: dboost.CVResult) -> None:
+    if path.lower().endswith(".json"):
+        content = {
+            "metric": result.metric,
+            "best_iteration": result.best_iteration,
+            "best_score": result.best_score,
+            "summary": result.summary.to_dict("records"),
+            "scores": result.scores.to_dict("records"),
+        }
+        write_whole(path, json.dumps(_without_nan(content), indent=1).encode())
+    else:
+        _write(path, pa.Table.from_pandas(result.scores, preserve_index=False))
+
+
+def _without_nan(value: Any) -> Any:
+    """Return values that JSON has: null in place of NaN and infinity."""
+    if isinstance(value, dict):
+        return {key: _without_nan(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _predictions(result: dboost.CVResult) -> pa.Table:
+    found = result.predictions
+    if found.ndim == 1:
+        return pa.table({"prediction": found})
+    classes = result.boosters[0].classes_
+    assert classes is not None
+    return pa.table({f"probability_{label}": found[:, i] for i, label in enumerate(classes)})
+
+
+def _write(path: str, table: pa.Table) -> None:
+    buffer = io.BytesIO()
+    (pa.parquet.write_table if path.lower().endswith(".parquet") else pa.csv.write_csv)(table, buffer)
+    write_whole(path, buffer.getvalue())
