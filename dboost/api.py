@@ -347,8 +347,7 @@ def _fit_on_dataset(
     request: Callable[[Parameters, tuple[Any, Any, Any]], FitRequest],
 ) -> FitResult:
     """Train on a data set on a cluster. given, parameters, request : as of `_fit_prepared`."""
-    with client_for(data, client) as cluster:
-        rows: Any = data._rows(cluster)
+    rows: Any = data._rows(client)
     if workers is not None or client not in (None, getattr(rows, "client", None)):
         raise ParameterError("a data set on a cluster is trained on where it is: leave client and workers out")
     shaping = {name: value for name, value in given.items() if value is not None}
@@ -372,8 +371,7 @@ def _refitted(start_from: Any, data: Any, target: Any, options: dict[str, Any], 
 
 def _refitted_on_dataset(booster: Booster, data: Dataset, target: Any, options: dict[str, Any], given: list[str]) -> Booster:
     """Refit leaves on a data set of a cluster; arguments as of `_refitted`."""
-    with client_for(data, options["client"]) as cluster:
-        rows: Any = data._rows(cluster)
+    rows: Any = data._rows(options["client"])
     shaping = {"target": target, "sample_weight": options["sample_weight"], "offset": options["offset"]}
     check_same(data.settings, repr(data), {name: value for name, value in shaping.items() if value is not None})
     if given:

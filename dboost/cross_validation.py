@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Unpack
@@ -16,14 +16,13 @@ import pandas as pd
 
 from dboost.api import prepare
 from dboost.booster import Booster
-from dboost.data import CategoryColumn
+from dboost.data import CategoryColumn, Column
 from dboost.dataset import Dataset
-from dboost.distributed.client import client_for
 from dboost.errors import InputTypeError, ParameterError
-from dboost.params import EarlyStopping, LearningParameters, canonical, make_parameters
+from dboost.params import EarlyStopping, LearningParameters, Parameters, canonical, make_parameters
 from dboost.session.memory_budget import Budget, parse_memory_limit
 from dboost.session.row_selection import FoldRows
-from dboost.session.target import choose_target, scan_target
+from dboost.session.target import Target, choose_target, scan_target
 from dboost.training.callbacks import Callback, StoppingRule
 from dboost.training.cross_validation import BinnedRows, FoldScores, MetricName, fit_folds, mean_of, metric_names, split_rows
 from dboost.training.fit import FitResult, available_threads
@@ -151,34 +150,23 @@ def cv(
         raise ParameterError("cv does not take arcbites: each fold would visit other bites at the same time")
     threads = available_threads(n_threads)
     limit = parse_memory_limit(memory_limit)
-    shaping = {"sample_weight": sample_weight, "offset": offset, "features": features}
-    is_dataset = isinstance(data, Dataset)
-    if is_dataset:
-        given = shaping | {"target": None if target is ... else target, "client": client if data.is_on_cluster else None}
-        given["categorical_features"] = None if categorical_features == "from_dtype" else categorical_features
-        for name, value in given.items():
-            if value is not None:
-                raise ParameterError(f"{name} belongs to dboost.prepare: the data set was prepared before")
+    shaping = {
+        "sample_weight": sample_weight,
+        "offset": offset,
+        "features": features,
+        "categorical_features": categorical_features,
+        "client": client,
+    }
+    if isinstance(data, Dataset):
         if "max_bins" in learning and checked.max_bins != data.max_bins:
             raise ParameterError(f"max_bins={checked.max_bins} does not fit the data set, which has max_bins={data.max_bins}")
-        learning |= {"max_bins": data.max_bins}
-        checked = make_parameters(learning)
-    elif target is ...:
-        raise InputTypeError("the target is missing: give the name of a column, or one value per row")
-    else:
-        data, folds, shaping["features"] = _without_fold_column(data, folds, features, (target, sample_weight, offset))
-        of_bins = {"max_bins": checked.max_bins, "random_state": checked.random_state}
-        more: dict[str, Any] = {"categorical_features": categorical_features, "memory_limit": memory_limit}
-        options: dict[str, Any] = shaping | of_bins | more
-        data = prepare(data, target, n_threads=n_threads, client=client, **options)
-    with nullcontext(data) if is_dataset else data:
-        with client_for(data, client) as cluster:
-            rows: BinnedRows = data._rows(None if data.is_in_one_process else cluster)
-        scan = scan_target(targets := rows.targets(), None, _dtype_of(targets), _is_bool(targets))
-        assert scan is not None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # every fold warns
-            chosen = choose_target([scan], checked)
+        checked = make_parameters(learning | {"max_bins": data.max_bins})
+    of_bins = {"max_bins": checked.max_bins, "random_state": checked.random_state}
+    reading = of_bins | {"memory_limit": memory_limit, "n_threads": n_threads}
+    opened, folds = dataset_of(data, target, folds, shaping, reading)
+    with opened as prepared:
+        rows: BinnedRows = prepared._rows(client)
+        chosen = target_of(targets := rows.targets(), checked)
         seed = checked.random_state
         is_classification = chosen.classes is not None
         found = split_rows(folds, rows.n_rows, lambda: targets, groups=groups, is_classification=is_classification, seed=seed)
@@ -202,12 +190,45 @@ def cv(
         return CVResult(scores, summary, *best, boosters, _predictions(rows, boosters, found))
 
 
-def _dtype_of(targets: Any) -> str:
-    return "object" if isinstance(targets, CategoryColumn) else str(targets.dtype)
+def dataset_of(
+    data: Any, target: Any, folds: Any, shaping: dict[str, Any], reading: dict[str, Any]
+) -> tuple[AbstractContextManager[Dataset], Any]:
+    """Return a context with the data set, which is closed at its end if it was made for it, and the folds.
+
+    shaping, reading : keywords of `prepare`, those that belong to a data set and the others.
+
+    Raises
+    ------
+    ParameterError, InputTypeError
+        If the target is missing, or if a target or shaping are given with a data set.
+    """
+    if isinstance(data, Dataset):
+        given = shaping | {"target": None if target is ... else target}
+        given["client"] = None if data.is_stored else given["client"]
+        given["categorical_features"] = None if given["categorical_features"] == "from_dtype" else given["categorical_features"]
+        for name, value in given.items():
+            if value is not None:
+                raise ParameterError(f"{name} belongs to dboost.prepare: the data set was prepared before")
+        return nullcontext(data), folds
+    if target is ...:
+        raise InputTypeError("the target is missing: give the name of a column, or one value per row")
+    roles = (target, shaping["sample_weight"], shaping["offset"])
+    data, folds, features = _without_fold_column(data, folds, shaping["features"], roles)
+    return prepare(data, target, **shaping | {"features": features}, **reading), folds
 
 
-def _is_bool(targets: Any) -> bool:
-    return not isinstance(targets, CategoryColumn) and targets.dtype == bool
+def target_of(targets: Column, parameters: Parameters) -> Target:
+    """Return the loss and the classes for the targets of a data set."""
+    if isinstance(targets, CategoryColumn):
+        scan = scan_target(targets, None, "object", False)
+    else:
+        scan = scan_target(targets, None, str(targets.dtype), targets.dtype == bool)
+    assert scan is not None
+    if parameters.loss_name != "auto":
+        return choose_target([scan], parameters)
+    with warnings.catch_warnings():  # not safe with threads, so only where it is needed
+        warnings.simplefilter("ignore")  # every fold warns
+        return choose_target([scan], parameters)
 
 
 def _without_fold_column(data: Any, folds: Any, features: Sequence[str] | None, roles: tuple[Any, Any, Any]) -> Any:

@@ -9,6 +9,9 @@ a prepared data set it accepts the object. Or it is in the memory of the workers
 from __future__ import annotations
 
 import os
+import threading
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +19,7 @@ from typing import Any, Self
 import numpy as np
 
 from dboost._storage_errors import shown
+from dboost.distributed.client import client_for
 from dboost.errors import DataFileMissingError, InputTypeError
 from dboost.schema import Feature
 from dboost.session.memory_budget import format_bytes, reading_within
@@ -24,6 +28,10 @@ from dboost.training.cross_validation import BinnedRows
 from dboost.training.dataset_files import StoredDataset, is_stored, read_description
 from dboost.training.dataset_rows import DatasetDescription, LocalRows
 from dboost.training.prepared_folder import is_prepared, open_folder
+
+
+def _nothing() -> None:
+    """The rows in memory where there are none."""
 
 
 class Dataset:
@@ -72,6 +80,7 @@ class Dataset:
             raise InputTypeError(f"{os.fspath(path)} is not a folder that dboost.prepare has written")
         self._path, self._temporary, self._closed = Path(path), None, False
         self._settings: dict[str, Any] = {}
+        self._reading, self._in_memory = threading.Lock(), _nothing
         opened = open_folder(self._path)
         try:
             self._features: tuple[Feature, ...] = opened.binning.features
@@ -108,6 +117,7 @@ class Dataset:
 
     def _set(self, data: DatasetDescription, n_rows: int, n_bytes: int, settings: dict[str, Any]) -> None:
         self._path, self._temporary, self._closed = None, None, False
+        self._reading = threading.Lock()
         self._features, self.n_rows, self._n_bytes, self.has_names = data.binning.features, n_rows, n_bytes, data.named
         self._settings = settings
         self.max_bins, target = int(settings["max_bins"]), settings["target"]
@@ -137,6 +147,7 @@ class Dataset:
     _cluster: Any = None
     _stored: StoredDataset | None = None
     _opened: Any = None  # the rows of the stored files that a cluster has read
+    _in_memory: Callable[[], LocalRows | None]
 
     @property
     def features(self) -> tuple[Feature, ...]:
@@ -202,12 +213,19 @@ class Dataset:
         return dict(opened.settings)
 
     @property
+    def is_stored(self) -> bool:
+        """Whether the workers of a cluster have written it to files, which any cluster and any process may read."""
+        return self._stored is not None
+
+    @property
     def is_in_one_process(self) -> bool:
         """Whether only one process may train on the rows: those of a folder that one process has written."""
         return self._cluster is None and self._stored is None
 
     def _rows(self, client: Any = None) -> BinnedRows:
-        """Return the rows for several fits at the same time. client : reads files on the workers of its cluster.
+        """Return the rows for several fits at the same time; they stay in memory as long as a caller holds them.
+
+        client : for files of a cluster, to read them on its workers; default: the current client, else this process reads them.
 
         Raises
         ------
@@ -218,7 +236,16 @@ class Dataset:
         if self._cluster is not None:
             return self._cluster
         if self._stored is not None:
-            return self._stored_rows(self._stored, client)
+            with client_for(self, client) as cluster:
+                return self._stored_rows(self._stored, cluster)
+        with self._reading:
+            rows = self._in_memory()
+            if rows is None:
+                rows = self._read()
+                self._in_memory = weakref.ref(rows)
+            return rows
+
+    def _read(self) -> LocalRows:
         opened = open_folder(self.path)
         try:
             if opened.has("start"):
@@ -243,9 +270,10 @@ class Dataset:
             )  # fmt: skip
         from dboost.distributed.cluster_dataset import ClusterRows
 
-        if self._opened is None or self._opened.client is not client:
-            self._opened = ClusterRows.stored(stored, client)
-        return self._opened
+        with self._reading:
+            if self._opened is None or self._opened.client is not client:
+                self._opened = ClusterRows.stored(stored, client)
+            return self._opened
 
     def close(self) -> None:
         """Release the data set. May be called repeatedly.

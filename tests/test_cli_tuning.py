@@ -1,9 +1,16 @@
-"""The commands `prepare`, `cv` and `tune`, and `dboost.integrations.optuna.tune`."""
+"""The commands `prepare`, `cv` and `tune`."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,8 +18,13 @@ import pytest
 from pyarrow import csv
 
 import dboost
-from dboost.cli import main
-from tests.helpers.clusters import Processes
+from dboost.cli import main, search_space
+from dboost.cli.arguments import literal
+from dboost.cli.search_space import Range
+from tests.helpers.clusters import ROOT, Processes, held_fits, scheduler_plugin, until
+
+optuna = pytest.importorskip("optuna", reason="optuna is not installed (dboost[optuna])")
+from dboost.cli.tune_command import as_set  # noqa: E402
 
 RNG = np.random.default_rng(0)
 N = 600
@@ -178,3 +190,229 @@ def test_cv_on_a_cluster(here: Path) -> None:
     with Processes(2) as processes:
         assert main([*command, "--output", "there.csv", "--scheduler", processes.address]) == 0
     assert Path("here.csv").read_bytes() == Path("there.csv").read_bytes()
+
+
+# tune
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("8..128", Range(8, 128)),
+        ("-1..1", Range(-1, 1)),
+        ("0.5..2", Range(0.5, 2.0)),
+        ("1e-3..1", Range(0.001, 1.0)),
+        ("log:0.01..0.3", Range(0.01, 0.3, log=True)),
+        ("log: 1 .. 64", Range(1, 64, log=True)),
+        ("best_first,depth_wise", ["best_first", "depth_wise"]),
+        ("0.5, 1, none", [0.5, 1, None]),
+        ("true,false", [True, False]),
+        ("0.1", None),
+        ("huber", None),
+        ("[a, b]", None),
+        ('"a,b"', None),
+        ("{a = 1, b = -1}", None),
+    ],
+)
+def test_values_that_are_searched(text: str, expected: Any) -> None:
+    found = search_space.parse(text)
+    assert found == expected
+    if isinstance(found, Range):
+        assert type(found.low) is type(found.high) is type(expected.low)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("learning_rate=0.3..0.1", "--set learning_rate=0.3..0.1: 0.3 is not below 0.1"),
+        ("learning_rate=log:0..1", "--set learning_rate=log:0..1: 0 has no logarithm"),
+        ("max_iter=10..", "--set max_iter=10..: a range is LOW..HIGH or log:LOW..HIGH, with two numbers"),
+        ("max_iter=a..b", "--set max_iter=a..b: a range is"),
+        ("max_iter=log:10", "--set max_iter=log:10: a range is"),
+        ("max_iter=true..3", "--set max_iter=true..3: a range is"),
+        ("growth=best_first,,depth_wise", "--set growth=best_first,,depth_wise: a list of choices is"),
+        ("growth=a,b,a", "--set growth=a,b,a: 'a' is there twice"),
+        ("max_leaves=3..9", "unknown parameter 'max_leaves' in --set; did you mean 'max_leaf_nodes'?"),
+        ("max_bins=3..9", "'max_bins' cannot be set in --set: the data are binned once"),
+        ("eval_metric=auc", "'eval_metric' cannot be set in --set: use --metric"),
+        ("max_iter", "--set takes key=value"),
+        ("grow_policy=lossguide,depthwise", "growth is given twice"),
+    ],
+)
+def test_the_assignment_that_cannot_be_searched_is_named(
+    here: Path, assignment: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["tune", "rows.parquet", "--target", "z", "--output", "study", "--set", "growth=best_first"]
+    said = complaint(capsys, *command, "--set", assignment)
+    assert message in said and said.count("\n") == 1
+    assert not Path("study").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "nothing is searched: give a range, for example --set learning_rate=log:0.01..0.3"),
+        (("--set", "max_iter=2..3", "--output", "nowhere/study"), "there is no folder nowhere"),
+        (("--set", "max_iter=2..3", "--output", "nowhere/"), "there is no folder nowhere/"),
+        (("--set", "max_iter=2..3", "--output", "s3://bucket/study"), "a study is kept in a local file"),
+        (("--set", "max_iter=2..3", "--output", "rows.parquet"), "rows.parquet exists and is no study"),
+        (("--set", "max_iter=2..3", "--plot", "p.bmp"), "the name must end in .svg or .png or .pdf"),
+        (("--set", "max_iter=2..3", "--metric", "r2"), "eval_metric 'r2' does not go with loss 'log_loss'"),
+        (("--set", "max_iter=2..3", "--time-limit", "soon"), "time_limit='soon' must be a positive number"),
+        (("--set", "max_iter=2..3", "--target", "q"), "the data have no column 'q'"),
+        (("--set", "loss=log_loss,exponential"), "the loss is searched, so it cannot be the metric"),
+    ],
+)
+def test_what_tune_cannot_use(here: Path, arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path("rows.parquet").read_bytes()
+    said = complaint(capsys, "tune", "rows.parquet", "--target", "z", "--output", "study", *arguments)
+    assert message in said and said.count("\n") == 1
+    assert Path("rows.parquet").read_bytes() == before
+    assert not Path("study").exists()
+
+
+TUNE = ["tune", "rows.parquet", "--target", "z", "--folds", "2", "--metric", "auc", "--set", NAMED, "--set", "max_iter=20"]
+TUNE += ["--set", "learning_rate=log:0.05..0.5", "--set", "max_leaf_nodes=2..8", "--set", "growth=best_first,depth_wise"]
+
+
+def study_in(path: str) -> optuna.Study:
+    backend = optuna.storages.journal.JournalFileBackend(path)
+    return optuna.load_study(study_name="dboost", storage=optuna.storages.JournalStorage(backend))
+
+
+def test_tune_prints_the_best_trials_and_a_command_that_trains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*TUNE, "--set", "early_stopping_rounds=5", "--output", "study", "--trials", "8"]
+    assert main([*command, "--plot", "trials.svg", "--time-limit", "1h"]) == 0
+    said = capsys.readouterr()
+    study = study_in("study")
+    best = study.best_trial
+    assert len(study.trials) == 8 and study.direction == optuna.study.StudyDirection.MAXIMIZE
+    assert len(said.err.splitlines()) == 8
+    assert f"best {best.value:.6g} of trial {best.number}" in said.err.splitlines()[-1]
+    *_, counts, train = said.out.splitlines()
+    assert counts.startswith("8 trials: ") and counts.endswith("the study is in study")
+    rows = [line.split("│")[1:3] for line in said.out.splitlines() if line.startswith("│")]
+    assert [int(rows[0][0]), float(rows[0][1])] == [best.number, pytest.approx(best.value, abs=1e-5)]
+    values = [float(value) for _, value in rows]
+    assert values == sorted(values, reverse=True)
+    assert "best so far" in Path("trials.svg").read_text()
+
+    # The printed command trains with the parameters and the number of iterations that gave the best score.
+    assert main([*shlex.split(train)[1:], "--output", "model.json", "--quiet"]) == 0
+    fixed: dict[str, Any] = {"features": FEATURES, "max_iter": best.user_attrs["best_iteration"], "progress": False}
+    assert dboost.load("model.json") == dboost.fit(FRAME, "z", **fixed, **best.params)
+    again = dboost.cv(
+        FRAME, "z", folds=2, eval_metric="auc", early_stopping_rounds=5, **fixed | {"max_iter": 20}, **best.params
+    )
+    assert (again.best_score, again.best_iteration) == (best.value, best.user_attrs["best_iteration"])
+
+    assert main([*command[:-1], "9", "--quiet"]) == 0, "the study continues"
+    said = capsys.readouterr()
+    assert said.err == "" and said.out.startswith("dboost train ") and said.out.count("\n") == 1
+    assert len(study_in("study").trials) == 9
+    assert "study has a study with other settings (learning_rate)" in complaint(
+        capsys, *command, "--set", "learning_rate=0.1..0.2"
+    )
+
+
+def test_tune_on_prepared_rows_into_a_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with dboost.prepare(FRAME, "y", "prepared", features=FEATURES):
+        pass
+    Path("studies").mkdir()
+    Path("fixed.toml").write_text("max_iter = 3\nlearning_rate = 0.2\n")
+    command = ["tune", "prepared", "--folds", "2", "--trials", "2", "--output", "studies", "--params", "fixed.toml"]
+    assert main([*command, "--set", "learning_rate=0.1,0.3", "--set", "max_leaf_nodes=8"]) == 0
+    assert Path("studies/study.journal").is_file()
+    train = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch("dboost train prepared --set max_iter=3 --set max_leaf_nodes=8 --set learning_rate=0.[13]", train)
+    assert main([*shlex.split(train)[1:], "--quiet"]) == 0
+
+
+def test_no_time_for_a_trial(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*TUNE, "--set", "max_iter=1000000", "--output", "study"]
+    assert "no trial has ended: give a longer --time-limit" in complaint(capsys, *command, "--time-limit", "1s")
+
+
+def test_values_are_printed_as_set_reads_them() -> None:
+    for value in (0.1, 1e-7, 3, True, None, "huber", "3", "none", "a b", ["a", "b"], {"a": 1}, [["a"], ["b"]]):
+        found = literal(as_set(value))
+        assert found == value and type(found) is type(value)
+
+
+def test_missing_optuna_is_an_error_that_names_the_extra(here: Path) -> None:
+    code = "import sys; sys.modules['optuna'] = None; from dboost.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = ["tune", "rows.parquet", "--target", "z", "--output", "study", "--set", "max_iter=2..3"]
+    done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 1 and "pip install 'dboost[optuna]'" in done.stderr and done.stderr.count("\n") == 1
+
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def start(*command: str) -> subprocess.Popen[str]:
+    """Start a command in a process of its own."""
+    whole = [sys.executable, "-m", "dboost", *command]
+    return subprocess.Popen(whole, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def outcome(study: optuna.Study) -> list[tuple[Any, ...]]:
+    """Return what the trials that count have in common with those of an undisturbed study."""
+    counted = [trial for trial in study.trials if trial.state.name in ("COMPLETE", "PRUNED")]
+    return [(trial.params, trial.value, trial.state.name, trial.intermediate_values) for trial in counted]
+
+
+@pytest.mark.slow
+def test_a_killed_study_ends_with_the_parameters_of_an_undisturbed_one(here: Path) -> None:
+    options = ["--trials", "9", "--quiet", "--set", "max_iter=60", "--output"]
+    undisturbed = start(*TUNE, *options, "undisturbed")
+    expected, errors = undisturbed.communicate(timeout=300)
+    assert undisturbed.returncode == 0, errors
+    for n_trials in (1, 3, 6):
+        process = start(*TUNE, *options, "study")
+        until(lambda n=n_trials: Path("study").exists() and Path("study").read_text().count('"op_code":4') > n)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    last = start(*TUNE, *options, "study")
+    found, errors = last.communicate(timeout=300)
+    assert last.returncode == 0, errors
+    assert found == expected
+    study = study_in("study")
+    assert outcome(study) == outcome(study_in("undisturbed")) and len(outcome(study)) == 9
+    n_failed = [trial.state.name for trial in study.trials].count("FAIL")
+    assert 1 <= n_failed == sum("repeats" in trial.user_attrs for trial in study.trials) <= 3
+
+
+@pytest.mark.slow
+def test_a_search_on_a_cluster_survives_a_worker_and_its_client(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--trials", "6", "--quiet", "--at-once", "1", "--set", "max_iter=30", "--output"]
+    assert main([*TUNE, *options, "here"]) == 0
+    expected = capsys.readouterr().out
+    with Processes(3) as processes:
+        command = [*TUNE, *options, "there", "--scheduler", processes.address]
+        process = start(*command)
+        until(lambda: Path("there").exists() and Path("there").read_text().count('"op_code":4') >= 2)
+        os.kill(processes.any_pid(), signal.SIGKILL)
+        until(lambda: Path("there").read_text().count('"op_code":4') >= 4)
+        process.kill()
+        process.communicate()
+        processes.ensure_workers(3)
+        process = start(*command)
+        found, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+        assert found == expected
+        assert outcome(study_in("there")) == outcome(study_in("here"))
+        processes.wait_for(lambda: set(processes.client.run(held_fits).values()) == {0})
+        assert processes.client.run_on_scheduler(scheduler_plugin)["fits"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_study_says_how_far_it_came(here: Path, number: int, status: int) -> None:
+    process = start(*TUNE, "--set", "max_iter=300", "--output", "study", "--trials", "100")
+    until(lambda: Path("study").exists() and Path("study").read_text().count('"op_code":4') >= 3)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert re.search(r"dboost: the study was interrupted after \d+ of 100 trials", errors)
+    assert not any(trial.state.name == "RUNNING" for trial in study_in("study").trials)

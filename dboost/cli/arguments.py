@@ -42,7 +42,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(prog="dboost", description="Gradient boosting on Dask.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"dboost {version('dboost')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    for add in (_train, _predict, _inspect, _prepare, _cv, _demo, _warmup):
+    for add in (_train, _predict, _inspect, _prepare, _cv, _tune, _demo, _warmup):
         command = add(commands)
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser.parse_args(argv)
@@ -138,6 +138,26 @@ def _cv(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command.add_argument("--memory-limit", metavar="SIZE", help="what all folds together may use, or on each worker")
     _cluster(command).add_argument("--workers", metavar="N", type=_positive, help="start N local workers")
     command.add_argument("--quiet", action="store_true", help="no progress bar and no table")
+    return command
+
+
+def _tune(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    command = _command(commands, "tune", "Search for the best parameters by cross-validation.")
+    _rows(command)
+    example = "--set learning_rate=log:0.01..0.3 --set max_leaf_nodes=8..128 --set growth=best_first,depth_wise"
+    _keywords(command, "dboost.cv or a range", example)
+    command.add_argument("--trials", metavar="N", type=_positive, default=50, help="number of trials [%(default)s]")
+    command.add_argument("--time-limit", metavar="TIME", help="end after this time, for example 1h; the same command continues")
+    command.add_argument("--folds", metavar="N", type=_positive, default=5, help="number of folds [%(default)s]")
+    command.add_argument("--metric", metavar="NAME", help="what the trials are compared by, for example auc [the loss]")
+    does = "trials that run at the same time [1; on a cluster 2]"
+    command.add_argument("--at-once", metavar="N", type=_positive, help=does)
+    does = "file of the study, which the same command continues; in a folder, study.journal"
+    command.add_argument("--output", metavar="STUDY", required=True, help=does)
+    command.add_argument("--plot", metavar="FILE", help="draw the scores of the trials: .svg, .png or .pdf")
+    command.add_argument("--memory-limit", metavar="SIZE", help="what all trials together may use, or on each worker")
+    _cluster(command).add_argument("--workers", metavar="N", type=_positive, help="start N local workers")
+    command.add_argument("--quiet", action="store_true", help="print the command with the best parameters only")
     return command
 
 

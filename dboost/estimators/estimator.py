@@ -366,7 +366,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         with client_for(X, settings["client"], request.workers) as client:
             if isinstance(X, Dataset):
                 self._set_features_of(X)
-                fitted = X._rows(None if X.is_in_one_process else client).fit(request)
+                fitted = X._rows(settings["client"]).fit(request)
             elif client is None:
                 fitted = fit_table(request, open_training)
             else:

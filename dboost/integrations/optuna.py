@@ -1,20 +1,55 @@
-"""Optuna: pruning of trials while dboost trains, in this process or on a cluster.
+"""Optuna: pruning of trials while dboost trains, and searches that read and bin the data once.
 
->>> from dboost.integrations.optuna import PruningCallback                     # doctest: +SKIP
+>>> from dboost.integrations.optuna import PruningCallback, tune               # doctest: +SKIP
 >>> dboost.fit(frame, "y", eval_set=test, callbacks=[PruningCallback(trial, "eval_auc")])    # doctest: +SKIP
+>>> study = tune(frame, {"learning_rate": FloatDistribution(0.01, 0.3, log=True)}, target="y")    # doctest: +SKIP
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from dboost.errors import InputTypeError, MissingExtraError, ParameterError
+import numpy as np
+
+from dboost.cross_validation import CVResult, cv, dataset_of, target_of
+from dboost.data import CategoryColumn, Column
+from dboost.errors import DataError, FitInterrupted, InputTypeError, MissingExtraError, ParameterError
+from dboost.params import ALIASES, EarlyStopping, Parameters, canonical, make_parameters
+from dboost.session.memory_budget import parse_memory_limit
+from dboost.session.row_selection import TEST, TRAIN
 from dboost.training.callbacks import Iteration
+from dboost.training.cross_validation import metric_names, split_rows
+from dboost.training.fit import available_threads
+from dboost.training.learning_rates import schedule_of
+from dboost.training.plan import parse_time_limit
+from dboost.training.prepared_folder import describe
 
 try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+try:
     import optuna
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalStorage
+    from optuna.trial import FrozenTrial, TrialState
 except ImportError as error:
     raise MissingExtraError("optuna is not installed; it comes with the extra: pip install 'dboost[optuna]'") from error
+
+#: Called after each trial with the study and the trial; the result True ends the study.
+AfterTrial = Callable[[optuna.Study, FrozenTrial], Any]
+
+#: Attributes of trials and of the study. A trial that repeats an interrupted one has the number of that one.
+REPEATS, INTERRUPTED, ERROR, SETTINGS = "repeats", "interrupted", "error", "dboost"
 
 
 class PruningCallback:
@@ -25,7 +60,9 @@ class PruningCallback:
     trial : optuna.trial.Trial
     metric : str
         A column of `Booster.history` such as "eval_roc_auc" or "train_loss"; "roc_auc" alone means that of an evaluation set
-        without a name. The study's direction must be that of the metric.
+        without a name, and in `dboost.cv` the mean over the folds. The study's direction must be that of the metric.
+    every : int, default 1
+        Report each iteration whose number is a multiple of this.
 
     Raises
     ------
@@ -43,23 +80,428 @@ class PruningCallback:
     ...     return booster.history["eval_log_loss"].min()
     """
 
-    def __init__(self, trial: optuna.trial.BaseTrial, metric: str) -> None:
+    def __init__(self, trial: optuna.trial.BaseTrial, metric: str, every: int = 1) -> None:
         if not hasattr(trial, "should_prune"):
             raise InputTypeError(f"trial must be a trial of optuna, not {type(trial).__name__}")
         if not isinstance(metric, str):
             raise InputTypeError(f"metric must be the name of a metric, not {type(metric).__name__}")
-        self._trial, self._metric = trial, metric
+        if not isinstance(every, int) or every < 1:
+            raise ParameterError(f"every={every!r} must be a number of iterations, at least 1")
+        self._trial, self._metric, self._every = trial, metric, every
 
     def __call__(self, iteration: Iteration) -> None:
         """Report the metric of an iteration; raise `optuna.TrialPruned` if the pruner decides so."""
-        self._trial.report(float(iteration.record[self._column(iteration.record)]), step=iteration.iteration)
+        column = self._column(iteration.record)
+        if iteration.iteration % self._every:
+            return
+        self._trial.report(float(iteration.record[column]), step=iteration.iteration)
         if self._trial.should_prune():
             raise optuna.TrialPruned(f"pruned after iteration {iteration.iteration}")
 
     def _column(self, record: dict[str, Any]) -> str:
         """Return the column of the history that has the metric."""
-        if self._metric in record:
-            return self._metric
-        if f"eval_{self._metric}" in record:
-            return f"eval_{self._metric}"
+        for name in (self._metric, f"eval_{self._metric}", f"validation_{self._metric}"):
+            if name in record:
+                return name
         raise ParameterError(f"there is no metric {self._metric!r}: give one of the columns {', '.join(map(repr, record))}")
+
+
+def tune(
+    data: Any,
+    space: Mapping[str, optuna.distributions.BaseDistribution],
+    *,
+    target: Any = ...,
+    trials: int = 50,
+    time_limit: float | str | None = None,
+    folds: Any = 5,
+    groups: Any = None,
+    metric: Any = None,
+    at_once: int | None = None,
+    storage: Any = None,
+    sampler: optuna.samplers.BaseSampler | None = None,
+    pruner: optuna.pruners.BasePruner | None = None,
+    callbacks: Sequence[AfterTrial] = (),
+    sample_weight: Any = None,
+    offset: Any = None,
+    features: Sequence[str] | None = None,
+    categorical_features: Any = "from_dtype",
+    client: Any = None,
+    n_threads: int | None = None,
+    memory_limit: int | str | None = None,
+    **parameters: Any,
+) -> optuna.Study:
+    """Search for parameters by cross-validation, with pruning; read and bin the data once.
+
+    The value of a trial is the best mean score over the folds (`CVResult.best_score`); all trials have the same folds. A trial
+    that ends has the attributes (``user_attrs``) "best_iteration", "std" and "seconds".
+
+    Parameters
+    ----------
+    data : dboost.Dataset, or a table as in `dboost.fit`
+    space : mapping of str to optuna.distributions.BaseDistribution
+        What is searched: distributions by the names of parameters of learning.
+    target : str, or one value per row
+        Not needed for a `Dataset`.
+    trials : int, default 50
+        Trials of the study that have ended, pruned ones and those of earlier calls included.
+    time_limit : float or str, optional
+        Seconds, or a duration such as "1h", from the call: trials that run then are ended, and repeated by the next call.
+    folds, groups
+        As in `dboost.cv`.
+    metric : str, callable or dboost.metrics.Metric, optional
+        Metric of the held-out rows; the direction of the study follows from it. Default: the loss.
+    at_once : int, optional
+        Trials that run at the same time. Default: 2 on a cluster, 1 in this process.
+    storage : path, URL or optuna.storages.BaseStorage, optional
+        Keeps the study: a path of a file (Optuna's journal), or what `optuna.create_study` accepts. The same call continues the
+        study, and repeats the trials that had not ended; with other data, folds or parameters it is refused. One process at a
+        time may work on a study. Default: in memory.
+    sampler : optuna.samplers.BaseSampler, optional
+        Default: a `TPESampler` with a seed made from `random_state` and the number of the trial. So with one trial at once a
+        study that is continued makes the same trials as an undisturbed one.
+    pruner : optuna.pruners.BasePruner, optional
+        It sees the mean of the metric of up to 100 iterations of each trial. Default: a `MedianPruner` that compares after 5
+        trials, and of each trial after the first fifth of `max_iter`.
+    callbacks : sequence of callable, default ()
+        Called as ``callback(study, trial)`` after each trial that has ended; the result True ends the study.
+    sample_weight, offset, features, categorical_features, client
+        As in `dboost.fit`; for a `Dataset` those of `dboost.prepare` apply.
+    n_threads : int, optional
+        Threads of this process, for all trials together.
+    memory_limit : int or str, optional
+        Memory that all trials together may add to this process, or to each worker.
+    **parameters
+        Parameters of learning of all trials, and `early_stopping`, as in `dboost.cv`.
+
+    Returns
+    -------
+    optuna.Study
+
+    Raises
+    ------
+    DataError, ParameterError, InputTypeError
+        As `dboost.cv`; also those of a trial. Its parameters are then not tried again when the study continues.
+    FitInterrupted
+        On ^C.
+
+    Examples
+    --------
+    >>> space = {"max_leaf_nodes": IntDistribution(8, 128), "learning_rate": FloatDistribution(0.01, 0.3, log=True)}
+    >>> study = tune(frame, space, target="y", trials=20, metric="auc", early_stopping_rounds=20)    # doctest: +SKIP
+    >>> study.best_params, study.best_trial.user_attrs["best_iteration"]                             # doctest: +SKIP
+    """
+    seconds = parse_time_limit(time_limit)
+    until = math.inf if seconds is None else time.perf_counter() + seconds
+    _check_count("trials", trials)
+    if at_once is not None:
+        _check_count("at_once", at_once)
+    stopping = parameters.pop("early_stopping", None)
+    learning = canonical(parameters)
+    searched = _checked_space(space, learning)
+    if "loss" in searched and metric is None:
+        raise ParameterError("the loss is searched, so it cannot be the metric: give one as metric")
+    schedule_of(first := dict(learning))
+    checked = make_parameters(first)
+    shaping = {
+        "sample_weight": sample_weight,
+        "offset": offset,
+        "features": features,
+        "categorical_features": categorical_features,
+        "client": client,
+    }
+    reading: dict[str, Any] = {"max_bins": checked.max_bins, "random_state": checked.random_state}
+    reading |= {"memory_limit": memory_limit, "n_threads": n_threads}
+    limit = parse_memory_limit(memory_limit)
+    with ExitStack() as stack:
+        kept = stack.enter_context(_opened(storage))
+        opened, folds = dataset_of(data, target, folds, shaping, reading)
+        prepared = stack.enter_context(opened)
+        rows = prepared._rows()  # kept in memory between the trials
+        chosen = target_of(targets := rows.targets(), checked)
+        found = metric_names(metric, chosen)
+        if len(found) != 1:
+            raise ParameterError(f"metric={metric!r} must be one metric: the study has one value per trial")
+        if checked.loss_name == "auto" and "loss" not in searched:
+            learning["loss"] = chosen.loss.name  # so that no fit has to choose, and to report its choice
+        is_classification = chosen.classes is not None
+        seed = checked.random_state
+        divided = split_rows(folds, rows.n_rows, lambda: targets, groups=groups, is_classification=is_classification, seed=seed)
+        at_once = at_once or (2 if prepared.is_on_cluster else 1)
+        common = learning | {
+            "folds": [(fold.uses == TRAIN, fold.uses == TEST) for fold in divided],
+            "eval_metric": metric,
+            "early_stopping": stopping,
+            "n_threads": max(available_threads(n_threads) // at_once, 1),
+            "memory_limit": None if limit is None else max(limit // at_once, 1),
+            "progress": False,
+        }
+        iterations = int(getattr(searched.get("max_iter"), "high", checked.max_iter))
+        pruner = pruner or optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=iterations // 5)
+        settings = {
+            "metric": found[0].name,
+            "space": {name: optuna.distributions.distribution_to_json(one) for name, one in searched.items()},
+            "parameters": {name: _described(value) for name, value in (learning | {"early_stopping": stopping}).items()},
+            "data": _digest([",".join(prepared.feature_names_in_).encode(), _bytes_of(targets)]),
+            "folds": _digest([fold.uses.tobytes() for fold in divided]),
+        }
+        direction = "maximize" if found[0].greater_is_better else "minimize"
+        study = _study(kept, settings, direction=direction, pruner=pruner, sampler=sampler)
+
+        def run(trial: optuna.Trial, check: Callable[[Iteration], None]) -> CVResult:
+            pruning = PruningCallback(trial, found[0].column, max(iterations // 100, 1))
+            return cv(prepared, callbacks=[check, pruning], **common | trial.params)
+
+        search = _Search(study, searched, run, tuple(callbacks), None if sampler is not None else seed)
+        search.run_trials(trials, at_once, until)
+        return study
+
+
+class _Ended(Exception):
+    """Raised in a trial that is given up."""
+
+
+@dataclass
+class _Search:
+    """Trials that run at the same time; asks the study and tells it the values."""
+
+    study: optuna.Study
+    space: Mapping[str, optuna.distributions.BaseDistribution]
+    run: Callable[[optuna.Trial, Callable[[Iteration], None]], CVResult]
+    callbacks: Sequence[AfterTrial]
+    seed: int | None  # of the samplers; None for a sampler of the user
+    _is_over: threading.Event = field(default_factory=threading.Event)
+
+    def run_trials(self, n_trials: int, at_once: int, until: float) -> None:
+        """Run trials until the study has a number of them that have ended, or until a time (`time.perf_counter`)."""
+        _repeat_unfinished(self.study)
+        running: dict[Future[tuple[CVResult, float]], optuna.Trial] = {}
+        n_ended = sum(map(_has_ended, self.study.get_trials(deepcopy=False)))
+        is_stopped = False
+        with ThreadPoolExecutor(at_once, "dboost-trial") as pool:
+            try:
+                while True:
+                    while len(running) < min(at_once, n_trials - n_ended) and time.perf_counter() < until and not is_stopped:
+                        trial = self._ask(n_ended + len(running))
+                        running[pool.submit(self._timed, trial)] = trial
+                    if not running:
+                        return
+                    left = until - time.perf_counter()
+                    done, _ = wait(running, None if left == math.inf else max(left, 0), FIRST_COMPLETED)
+                    if not done:  # the time is over
+                        return
+                    for future in done:
+                        trial = running.pop(future)
+                        self._tell(trial, future)
+                        n_ended += 1
+                        ended = self.study.get_trials(deepcopy=False)[trial.number]
+                        is_stopped = any([bool(callback(self.study, ended)) for callback in self.callbacks]) or is_stopped
+            except KeyboardInterrupt as stopped:
+                raise FitInterrupted(f"the study was interrupted after {n_ended} of {n_trials} trials", None, 0) from stopped
+            finally:
+                self._is_over.set()
+                wait(running)
+                for trial in running.values():
+                    self._give_up(trial)
+
+    def _ask(self, number: int) -> optuna.Trial:
+        """Return the next trial. number : of trials that ended or run; the seed of the sampler is made from it."""
+        if self.seed is not None:
+            seed = int(np.random.SeedSequence((self.seed, number)).generate_state(1)[0])
+            self.study.sampler = optuna.samplers.TPESampler(seed=seed)
+        return self.study.ask(dict(self.space))
+
+    def _timed(self, trial: optuna.Trial) -> tuple[CVResult, float]:
+        began = time.perf_counter()
+        return self.run(trial, self._check), time.perf_counter() - began
+
+    def _check(self, _: Iteration) -> None:
+        """End a trial when the study is over; a callback."""
+        if self._is_over.is_set():
+            raise _Ended
+
+    def _tell(self, trial: optuna.Trial, future: Future[tuple[CVResult, float]]) -> None:
+        """Tell the study how a trial ended; raise the error of the trial."""
+        try:
+            result, seconds = future.result()
+            if math.isnan(result.best_score):
+                raise DataError(f"{result.metric} is not a number, with {trial.params}")
+        except optuna.TrialPruned:
+            self.study.tell(trial, state=TrialState.PRUNED)
+        except (DataError, ParameterError, InputTypeError) as error:  # the same parameters would fail again
+            if any(map(_has_ended, self.study.get_trials(deepcopy=False))):  # else nothing would work: all settings may change
+                trial.set_user_attr(ERROR, str(error))
+            self.study.tell(trial, state=TrialState.FAIL)
+            raise
+        except BaseException:
+            self._give_up(trial)
+            raise
+        else:
+            best = result.summary[result.summary["iteration"] == result.best_iteration].set_index("metric")
+            trial.set_user_attr("best_iteration", result.best_iteration)
+            trial.set_user_attr("std", float(best.loc[result.metric, "std"]))
+            trial.set_user_attr("seconds", seconds)
+            self.study.tell(trial, result.best_score)
+
+    def _give_up(self, trial: optuna.Trial) -> None:
+        """Mark a trial that is to be repeated."""
+        trial.set_user_attr(INTERRUPTED, True)
+        self.study.tell(trial, state=TrialState.FAIL)
+
+
+def _has_ended(trial: FrozenTrial) -> bool:
+    """Whether a trial counts: it is not waiting, running or to be repeated."""
+    return trial.state in (TrialState.COMPLETE, TrialState.PRUNED) or ERROR in trial.user_attrs
+
+
+def _is_unfinished(trial: FrozenTrial) -> bool:
+    """Whether a trial of an earlier call is to be repeated."""
+    return trial.state == TrialState.RUNNING or INTERRUPTED in trial.user_attrs
+
+
+def _repeat_unfinished(study: optuna.Study) -> None:
+    """Enqueue the trials of earlier calls that have not ended, and mark those that seem to run as failed.
+
+    A call that is killed in between does not lose or double a trial: a repetition knows the number of the first one.
+    """
+    known = study.get_trials(deepcopy=False)
+    repeated = {trial.user_attrs.get(REPEATS) for trial in known}
+    for trial in known:
+        if _is_unfinished(trial) and trial.number not in repeated:
+            study.enqueue_trial(trial.params, user_attrs={REPEATS: trial.number})
+        if trial.state == TrialState.RUNNING:
+            study.tell(trial.number, state=TrialState.FAIL)
+
+
+@contextmanager
+def _opened(storage: Any) -> Iterator[tuple[Any, str]]:
+    """Return a storage as an argument of Optuna, and its name for messages."""
+    if isinstance(storage, str | os.PathLike) and "://" not in os.fspath(storage):
+        with _opened_journal(os.fspath(storage)) as journal:
+            yield journal, os.fspath(storage)
+    elif storage is None or isinstance(storage, str | optuna.storages.BaseStorage):
+        yield storage, storage if isinstance(storage, str) else "storage"
+    else:
+        raise InputTypeError(f"storage must be a path, a URL or a storage of optuna, not {type(storage).__name__}")
+
+
+def _study(storage: tuple[Any, str], settings: dict[str, Any], **options: Any) -> optuna.Study:
+    """Create a study, or open the one of an earlier call, which must have the same settings.
+
+    storage : as of `_opened`; options : of `optuna.create_study`.
+    """
+    opened, name = storage
+    try:
+        study = optuna.create_study(storage=opened, study_name="dboost", load_if_exists=True, **options)
+    except Exception as error:
+        text = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ParameterError(f"{name} cannot be opened as a study: {text}") from error
+    _check_settings(study, settings, name)
+    return study
+
+
+class _NoLock(JournalFileOpenLock):
+    """The lock of a journal that one process has for itself; threads have another lock."""
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+@contextmanager
+def _opened_journal(path: str) -> Iterator[optuna.storages.BaseStorage]:
+    """Open a file of Optuna's journal for this process only; the lock of a process that was killed is free.
+
+    A journal has an entry per line. The last one may be incomplete, and is removed.
+    """
+    try:
+        file = open(path, "a+b")  # noqa: SIM115
+    except OSError as error:
+        raise ParameterError(f"{path} cannot be written: {error.strerror}") from error
+    with file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ParameterError(f"another process works on the study in {path}") from None
+        file.seek(0)
+        content = file.read()
+        if content and not content.startswith(_JOURNAL):
+            raise ParameterError(f"{path} exists and is no study")
+        if content and not content.endswith(b"\n"):
+            file.truncate(content.rfind(b"\n") + 1)
+        try:
+            yield JournalStorage(JournalFileBackend(path, None if fcntl is None else _NoLock(path)))
+        finally:
+            if os.fstat(file.fileno()).st_size == 0:  # no study was made
+                os.unlink(path)
+
+
+#: The first bytes of a journal.
+_JOURNAL = b'{"op_code":'
+
+
+def _check_settings(study: optuna.Study, settings: dict[str, Any], where: str) -> None:
+    """Store the settings of a new study; raise a ParameterError if an older one has others."""
+    given = json.loads(json.dumps(settings))
+    stored = study.user_attrs.get(SETTINGS)
+    known = study.get_trials(deepcopy=False)
+    if stored is None or not any(_has_ended(trial) or _is_unfinished(trial) for trial in known):
+        if stored is None and known:
+            raise ParameterError(f"{where} has a study that dboost.integrations.optuna.tune has not made")
+        study.set_user_attr(SETTINGS, given)
+        return
+    differing = []
+    for key, value in given.items():
+        if isinstance(value, dict):
+            differing += [name for name in {**stored[key], **value} if stored[key].get(name) != value.get(name)]
+        elif stored[key] != value:
+            differing.append(key)
+    if differing:
+        names = ", ".join(dict.fromkeys(differing))
+        raise ParameterError(f"{where} has a study with other settings ({names}): repeat those, or give another storage")
+
+
+def _checked_space(
+    space: Mapping[str, optuna.distributions.BaseDistribution], learning: Mapping[str, Any]
+) -> dict[str, optuna.distributions.BaseDistribution]:
+    """Return the distributions, if they are of parameters that can be searched."""
+    if not isinstance(space, Mapping) or not space:
+        raise InputTypeError("space must be distributions of optuna by the names of parameters")
+    known = {one.name for one in fields(Parameters)} - {"max_bins"}
+    found: dict[str, optuna.distributions.BaseDistribution] = {}
+    for name, distribution in space.items():
+        own = ALIASES.get(name, (name,))[0]
+        if not isinstance(distribution, optuna.distributions.BaseDistribution):
+            raise InputTypeError(f"space: {name!r} must have a distribution of optuna, not {distribution!r}")
+        if own == "max_bins":
+            raise ParameterError("max_bins cannot be searched: the data are binned once")
+        if own not in known:
+            raise ParameterError(f"space: there is no parameter {name!r}; there are {', '.join(sorted(known))}")
+        if own in learning or any(ALIASES.get(other, (other,))[0] == own for other in found):
+            raise ParameterError(f"{own} is given twice, as {name!r} in the space and elsewhere")
+        found[name] = distribution
+    return found
+
+
+def _check_count(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ParameterError(f"{name}={value!r} must be a number, at least 1")
+
+
+def _described(value: Any) -> Any:
+    """Return a parameter as JSON; objects as their types."""
+    if isinstance(value, Mapping):
+        return {str(key): _described(one) for key, one in value.items()}
+    return repr(value) if isinstance(value, EarlyStopping) else describe(value)
+
+
+def _bytes_of(targets: Column) -> bytes:
+    if isinstance(targets, CategoryColumn):
+        return repr(targets.categories).encode("utf-8", "backslashreplace") + targets.codes.tobytes()
+    return targets.tobytes()
+
+
+def _digest(content: Sequence[bytes]) -> str:
+    return hashlib.sha256(b"".join(content)).hexdigest()
