@@ -379,8 +379,7 @@ def test_a_killed_study_ends_with_the_parameters_of_an_undisturbed_one(here: Pat
     assert found == expected
     study = study_in("study")
     assert outcome(study) == outcome(study_in("undisturbed")) and len(outcome(study)) == 9
-    n_failed = [trial.state.name for trial in study.trials].count("FAIL")
-    assert 1 <= n_failed == sum("repeats" in trial.user_attrs for trial in study.trials) <= 3
+    assert 1 <= [trial.state.name for trial in study.trials].count("FAIL") <= 3
 
 
 @pytest.mark.slow

@@ -170,6 +170,19 @@ def test_interrupted_trials_are_repeated_and_the_study_is_that_of_no_interruptio
     assert len(tune(FRAME, SPACE, **options).trials) == 9, "nothing is left to do"
 
 
+def test_a_trial_that_was_killed_while_its_parameters_were_chosen(tmp_path: Path) -> None:
+    """The sampler would draw other values for the rest if some were given."""
+    options = OPTIONS | {"trials": 3, "storage": tmp_path / "study"}
+    expected = tune(FRAME, SPACE, **options | {"storage": None})
+    tune(FRAME, SPACE, **options | {"trials": 1})
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "study"))
+    opened = optuna.load_study(study_name="dboost", storage=optuna.storages.JournalStorage(backend))
+    opened.ask().suggest_float("learning_rate", 0.05, 0.5, log=True)
+    study = tune(FRAME, SPACE, **options)
+    assert states(study) == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
+    assert outcome(study) == outcome(expected)
+
+
 def test_a_trial_that_cannot_work_is_not_tried_again(tmp_path: Path) -> None:
     space = {"max_leaf_nodes": CategoricalDistribution([4, 1])}
     # With this seed the first trial works; if it fails nothing is stored of it.

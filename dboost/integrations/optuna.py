@@ -273,7 +273,7 @@ class _Search:
 
     def run_trials(self, n_trials: int, at_once: int, until: float) -> None:
         """Run trials until the study has a number of them that have ended, or until a time (`time.perf_counter`)."""
-        _repeat_unfinished(self.study)
+        _repeat_unfinished(self.study, set(self.space))
         running: dict[Future[tuple[CVResult, float]], optuna.Trial] = {}
         n_ended = sum(map(_has_ended, self.study.get_trials(deepcopy=False)))
         is_stopped = False
@@ -358,15 +358,16 @@ def _is_unfinished(trial: FrozenTrial) -> bool:
     return trial.state == TrialState.RUNNING or INTERRUPTED in trial.user_attrs
 
 
-def _repeat_unfinished(study: optuna.Study) -> None:
+def _repeat_unfinished(study: optuna.Study, names: set[str]) -> None:
     """Enqueue the trials of earlier calls that have not ended, and mark those that seem to run as failed.
 
-    A call that is killed in between does not lose or double a trial: a repetition knows the number of the first one.
+    A call that is killed in between does not lose or double a trial: a repetition knows the number of the first one. A trial
+    that lacks some of the parameters (`names`) had not begun: it is asked for again, with the same seed of the sampler.
     """
     known = study.get_trials(deepcopy=False)
     repeated = {trial.user_attrs.get(REPEATS) for trial in known}
     for trial in known:
-        if _is_unfinished(trial) and trial.number not in repeated:
+        if _is_unfinished(trial) and set(trial.params) == names and trial.number not in repeated:
             study.enqueue_trial(trial.params, user_attrs={REPEATS: trial.number})
         if trial.state == TrialState.RUNNING:
             study.tell(trial.number, state=TrialState.FAIL)
