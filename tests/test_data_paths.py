@@ -182,6 +182,7 @@ CELLS = {
     "number": ["1", "2.5", "-3", "1e3", "007"],
     "text": ["a7", "word", "1_000", "12-04"],
     "missing": ["", "NA"],
+    "truth": ["True", "false", "TRUE"],
 }
 
 
@@ -190,7 +191,7 @@ def csv_columns(draw: st.DrawFn) -> list[list[str]]:
     """Columns of 30 cells; some mix text with numbers, anywhere."""
     columns = []
     for _ in range(draw(st.integers(1, 3))):
-        usual = draw(st.sampled_from(["number", "text", "missing"]))
+        usual = draw(st.sampled_from(sorted(CELLS)))
         cells = [CELLS[usual][k % len(CELLS[usual])] for k in range(30)]
         for row in draw(st.sets(st.integers(0, 29), max_size=3)):
             cells[row] = draw(st.sampled_from([cell for kind in CELLS.values() for cell in kind]))

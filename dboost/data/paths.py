@@ -1,11 +1,11 @@
 """Parquet and CSV files as a lazy Dask frame.
 
 Parquet is read by Dask. CSV files are divided into blocks of whole lines here, because Dask determines the dtypes by a sample
-of the first file and fails if a later block differs. A column is text if it contains text anywhere, and numeric otherwise, so
-the features do not depend on the blocks. Columns that are text in the sample are read as text in every block, also if a block
-contains only digits. If a block contains text in a column that has numbers in another block, all files are read again: once to
-find the columns that are text in any block (`open_with_text`), and then with these as text. As in Dask, a line break inside
-quotes must not fall on a block boundary.
+of the first file and fails if a later block differs. A column is text if it contains anything but numbers and truth values, and
+numeric otherwise, so the features do not depend on the blocks. Columns that are text in the sample are read as text in every
+block, also if a block contains only digits. If a block contains text in a column that has numbers in another block, all files
+are read again: once to find the columns that are text in any block (`open_with_text`), and then with these as text. As in Dask,
+a line break inside quotes must not fall on a block boundary.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 import dask.dataframe as dd
 import fsspec
+import numpy as np
 from dask.utils import natural_sort_key
 from fsspec.utils import read_block
 
@@ -296,4 +297,35 @@ def _parse(stream: Any, text: list[str], columns: list[str] | None = None, n_row
     types = {name: "str" for name in text if columns is None or name in columns}
     # With low_memory, pandas determines the type of a column by pieces, which need not agree.
     frame = pd.read_csv(stream, dtype=types, usecols=columns, nrows=n_rows, low_memory=False)
+    for name in frame:
+        if name in types or pd.api.types.is_numeric_dtype(frame[name].dtype):
+            continue
+        numbers = _as_numbers(frame[name])
+        if numbers is not None:
+            frame[name] = numbers
     return frame if columns is None else frame[columns]
+
+
+#: Truth values as pandas reads them, with their numbers.
+_TRUTH_VALUES = {word: number for number, words in enumerate(("False FALSE false", "True TRUE true")) for word in words.split()}
+
+
+def _as_numbers(column: pd.Series) -> pd.Series | None:
+    """Return a column as float64 if it has only numbers and truth values; else None.
+
+    Pandas reads truth values beside numbers as text, and beside missing values as objects; in blocks of their own they are
+    numbers.
+    """
+    if pd.api.types.infer_dtype(column, skipna=True) == "boolean":
+        return column.astype(np.float64)
+    if not _is_text(column):
+        return None
+    distinct = column.dropna().unique().tolist()
+    words = [word for word in distinct if word not in _TRUTH_VALUES]
+    if any(pd.to_numeric(pd.Series(some, dtype=object), errors="coerce").isna().any() for some in (words[:100], words)):
+        return None
+    values: dict[Any, float] = dict(_TRUTH_VALUES)
+    if words:  # read as in other blocks, to the last bit
+        read = pd.read_csv(io.StringIO("\n".join(words)), header=None, low_memory=False)[0]
+        values |= dict(zip(words, pd.to_numeric(read).astype(np.float64), strict=True))
+    return column.map(values).astype(np.float64)
