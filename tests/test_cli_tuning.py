@@ -21,6 +21,8 @@ import dboost
 from dboost.cli import main, search_space
 from dboost.cli.arguments import literal
 from dboost.cli.search_space import Range
+from dboost.inspection.plots.canvas import detached
+from dboost.inspection.plots.trials import plot_trials
 from tests.helpers.clusters import ROOT, Processes, held_fits, scheduler_plugin, until
 
 optuna = pytest.importorskip("optuna", reason="optuna is not installed (dboost[optuna])")
@@ -326,6 +328,23 @@ def test_tune_on_prepared_rows_into_a_folder(here: Path, capsys: pytest.CaptureF
     train = capsys.readouterr().out.splitlines()[-1]
     assert re.fullmatch("dboost train prepared --set max_iter=3 --set max_leaf_nodes=8 --set learning_rate=0.[13]", train)
     assert main([*shlex.split(train)[1:], "--quiet"]) == 0
+
+
+@pytest.mark.parametrize("greater_is_better", [False, True])
+def test_the_plot_has_the_trials_and_the_best_so_far(greater_is_better: bool) -> None:
+    pytest.importorskip("matplotlib")
+    table = pd.DataFrame(
+        {"number": range(5), "value": [0.5, 9.0, 0.4, 0.7, 0.3], "is_pruned": [False, True, False, False, False]}
+    )
+    with detached():
+        axes = plot_trials(table, "log_loss", greater_is_better)
+    best, finished, pruned = axes.lines
+    assert best.get_ydata().tolist() == ([0.5, 0.5, 0.7, 0.7] if greater_is_better else [0.5, 0.4, 0.4, 0.3])
+    assert finished.get_xdata().tolist() == best.get_xdata().tolist() == [0, 2, 3, 4]
+    assert pruned.get_ydata().tolist() == [9.0] and axes.get_ylim()[1] < 1
+    assert axes.get_ylabel() == "log loss"
+    with detached():
+        assert len(plot_trials(table[:0], "log_loss", greater_is_better).lines) == 1
 
 
 def test_no_time_for_a_trial(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -302,6 +302,8 @@ class _Search:
                 wait(running)
                 for trial in running.values():
                     self._give_up(trial)
+                for other in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):  # ^C came during ask or tell
+                    self.study.tell(other.number, state=TrialState.FAIL)
 
     def _ask(self, number: int) -> optuna.Trial:
         """Return the next trial. number : of trials that ended or run; the seed of the sampler is made from it."""
