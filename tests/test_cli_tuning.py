@@ -418,7 +418,7 @@ def test_a_search_on_a_cluster_survives_a_worker_and_its_client(here: Path, caps
         process = start(*command)
         found, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
-        assert found == expected
+        assert found == expected.replace("\n", f" --scheduler {processes.address}\n")
         assert outcome(study_in("there")) == outcome(study_in("here"))
         processes.wait_for(lambda: set(processes.client.run(held_fits).values()) == {0})
         assert processes.client.run_on_scheduler(scheduler_plugin)["fits"] == 0
@@ -432,5 +432,5 @@ def test_an_interrupted_study_says_how_far_it_came(here: Path, number: int, stat
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == status
-    assert re.search(r"dboost: the study was interrupted after \d+ of 100 trials", errors)
+    assert re.search(r"dboost: the study was interrupted after \d+ of 100 trials; the same command continues it", errors)
     assert not any(trial.state.name == "RUNNING" for trial in study_in("study").trials)

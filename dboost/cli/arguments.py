@@ -144,8 +144,8 @@ def _cv(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 def _tune(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "tune", "Search for the best parameters by cross-validation.")
     _rows(command)
-    example = "--set learning_rate=log:0.01..0.3 --set max_leaf_nodes=8..128 --set growth=best_first,depth_wise"
-    _keywords(command, "dboost.cv or a range", example)
+    searched = "--set learning_rate=log:0.01..0.3 --set max_leaf_nodes=8..128 --set growth=best_first,depth_wise"
+    _keywords(command, "dboost.cv", f"--set max_iter=500, or a range or choices to search: {searched}")
     command.add_argument("--trials", metavar="N", type=_positive, default=50, help="number of trials [%(default)s]")
     command.add_argument("--time-limit", metavar="TIME", help="end after this time, for example 1h; the same command continues")
     command.add_argument("--folds", metavar="N", type=_positive, default=5, help="number of folds [%(default)s]")

@@ -68,20 +68,23 @@ def run(arguments: argparse.Namespace) -> None:
     data, target = data_argument.rows_of(arguments)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with cluster_at(arguments.scheduler, arguments.workers) as client:
-        study = tune(
-            data,
-            space,
-            trials=arguments.trials,
-            time_limit=arguments.time_limit,
-            folds=arguments.folds,
-            metric=arguments.metric,
-            at_once=arguments.at_once,
-            storage=study_file,
-            callbacks=() if arguments.quiet else (_print_trial,),
-            client=client,
-            **target,
-            **options,
-        )
+        try:
+            study = tune(
+                data,
+                space,
+                trials=arguments.trials,
+                time_limit=arguments.time_limit,
+                folds=arguments.folds,
+                metric=arguments.metric,
+                at_once=arguments.at_once,
+                storage=study_file,
+                callbacks=() if arguments.quiet else (_print_trial,),
+                client=client,
+                **target,
+                **options,
+            )
+        except KeyboardInterrupt as stop:  # its message has the number of trials
+            raise KeyboardInterrupt(f"{str(stop) or 'interrupted'}; the same command continues it") from stop
     metric = study.user_attrs["dboost"]["metric"]
     if arguments.plot:
         _draw(study, metric, arguments.plot)
@@ -176,8 +179,10 @@ def train_command(arguments: argparse.Namespace, fixed: dict[str, Any], best: op
     for name, value in (fixed | best.params | for_all_rows).items():
         if name not in stopping:
             command += ["--set", f"{name}={as_set(value)}"]
-    if arguments.memory_limit is not None:
-        command += ["--memory-limit", arguments.memory_limit]
+    for option in ("memory_limit", "scheduler", "workers"):
+        value = getattr(arguments, option)
+        if value is not None:
+            command += ["--" + option.replace("_", "-"), str(value)]
     return shlex.join(command)
 
 

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -186,7 +186,8 @@ def tune(
 
     Examples
     --------
-    >>> space = {"max_leaf_nodes": IntDistribution(8, 128), "learning_rate": FloatDistribution(0.01, 0.3, log=True)}
+    >>> from optuna.distributions import FloatDistribution, IntDistribution                          # doctest: +SKIP
+    >>> space = {"learning_rate": FloatDistribution(0.01, 0.3, log=True), "max_leaf_nodes": IntDistribution(8, 128)}
     >>> study = tune(frame, space, target="y", trials=20, metric="auc", early_stopping_rounds=20)    # doctest: +SKIP
     >>> study.best_params, study.best_trial.user_attrs["best_iteration"]                             # doctest: +SKIP
     """
@@ -438,7 +439,8 @@ def _opened_journal(path: str) -> Iterator[optuna.storages.BaseStorage]:
             yield JournalStorage(JournalFileBackend(path, None if fcntl is None else _NoLock(path)))
         finally:
             if os.fstat(file.fileno()).st_size == 0:  # no study was made
-                os.unlink(path)
+                with suppress(OSError):  # Windows removes no open file
+                    os.unlink(path)
 
 
 #: The first bytes of a journal.
