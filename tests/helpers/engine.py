@@ -37,12 +37,14 @@ _NETWORK = "dboost"
 #: Addresses of the bridge: all, those of pods under policies, those of other containers, and that of the machine ("the node").
 SUBNET, PODS, OTHERS, GATEWAY = "10.89.0.0/16", "10.89.128.0/17", "10.89.1.0/24", "10.89.0.1"
 _CLONE_NEWNET = 0x40000000
-#: Runs in the new namespaces and ends with its input. crun refuses cgroup v1 with v2 beside it, so v2 is unmounted here (only
-#: unmounted: the folder that it is mounted at belongs to the machine).
+#: Runs in the new namespaces and ends with its input. What is written to /run and /dev/shm stays in them. crun refuses cgroup v1
+#: with v2 beside it, so v2 is unmounted here (only unmounted: the folder that it is mounted at belongs to the machine).
 _SETUP = """set -e
 if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi
 mount -t tmpfs none /dev/shm
 mount -t tmpfs none "$1"
+mkdir "$1/upper" "$1/work"
+mount -t overlay -o "lowerdir=/run,upperdir=$1/upper,workdir=$1/work" none /run
 ip link set lo up
 echo ready
 cat
@@ -217,7 +219,9 @@ network_config_dir = "{run}/networks"
         """Create a container with its network, but start no process in it yet; return its address."""
         address = str(next(self._addresses[subnet]))
         network = ["--network", _NETWORK, "--ip", address, "--hostname", name]
-        log = ["--log-driver", "k8s-file", "--log-opt", f"path={self.folder / name}.log"]
+        path = self._log(name)
+        path.unlink(missing_ok=True)  # the log of a container that is replaced would be continued
+        log = ["--log-driver", "k8s-file", "--log-opt", f"path={path}"]
         self.podman("create", "--replace", "--pull=never", "--name", name, *network, *log, *options, image, *arguments)
         self.podman("init", name)
         return address
@@ -259,10 +263,13 @@ network_config_dir = "{run}/networks"
 
     def log(self, name: str) -> str:
         """Return what the processes of a container have printed."""
-        path = self.folder / f"{name}.log"
+        path = self._log(name)
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         parts = [line.split(" ", 3) for line in lines]  # time, stream, whether the line is complete, text
         return "".join(part[3] + ("\n" if part[2] == "F" else "") for part in parts if len(part) == 4)
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
 
     def within(self, name: str, *command: str, text: str = "") -> str:
         """Run a program of the machine in the network of a container and return what it printed."""
