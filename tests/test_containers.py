@@ -47,7 +47,7 @@ PORT = 443  # of the store: the only one outside the cluster that the network po
 SCHEDULER, WORKERS, JOB = "dboost-scheduler-0", ("dboost-workers-0", "dboost-workers-1"), "dboost-train"
 MODEL, LEDGER = "models/model.json", "models/model.json.ledger.json"
 N_FILES = 8
-TABLE = a_table(40_000)[["a", "b", "c", "e", "y"]].assign(nothing=pd.Series(None, dtype="object"))
+TABLE = a_table(100_000)[["a", "b", "c", "e", "y"]].assign(nothing=pd.Series(None, dtype="object"))
 
 STORE = """
 FROM {base}
@@ -286,12 +286,16 @@ def undisturbed(cluster: Cluster, figures: Figures) -> Reference:
     """Fit without faults, once on the cluster and once in this process."""
     faulthandler.cancel_dump_traceback_later()
     cluster.fresh()
-    outcome = cluster.run()
-    assert outcome.status == 0, outcome.log
+    first = cluster.run()
+    assert first.status == 0, first.log
     digest = cluster.digest()
+    cluster.fresh()
+    outcome = cluster.run()
+    assert outcome.status == 0 and cluster.digest() == digest, outcome.log
     booster = dboost.fit(TABLE, "y", progress=False, **parameters(cluster, "train"))
     assert digest == hashlib.sha256(model_file.dumps(booster.ensemble)).hexdigest(), "the image computes another model"
     figures.faults.append(("none", [0], outcome.seconds, digest))
+    figures.faults.append(("none, first fit of new workers", [0], first.seconds, digest))
     return Reference(booster, digest, outcome)
 
 
@@ -548,10 +552,10 @@ def test_a_worker_cut_off_from_the_network(cluster: Cluster, same_model: Callabl
     cluster.start()
     cluster.until(60)
     cluster.engine.disconnect(WORKERS[0])
-    try:
-        same_model("a worker cut off", cluster.finish())
-    finally:
-        cluster.engine.kill(WORKERS[0])
+    same_model("a worker cut off", cluster.finish())
+    began = time.monotonic()
+    assert cluster.engine.status(WORKERS[0], minutes=6) == 0, "it ends by itself, for its Deployment to replace it"
+    print(f"{time.monotonic() - began:.1f} s")
 
 
 # ------------------------------------------------------------------------------------------------ lost clients, schedulers
@@ -579,7 +583,7 @@ def test_a_stopped_client(cluster: Cluster, same_model: Callable[..., None]) -> 
     found = re.search(r"interrupted after (\d+) of 200 iterations; the checkpoint in s3://\S+ holds (\d+)", stopped.log)
     assert found, stopped.log
     resumed = cluster.run()
-    assert iterations(resumed.log)[0] == int(found[2]) + 1
+    assert int(found[2]) < iterations(resumed.log)[0] <= int(found[2]) + 10, "every tenth iteration is shown"
     same_model("the client stopped (SIGTERM)", stopped, resumed)
 
 
@@ -681,9 +685,10 @@ def test_settings_put_right_after_a_mistake(cluster: Cluster, same_model: Callab
 @pytest.mark.parametrize("iteration", [1, 60])
 def test_the_nightly_job_begins_during_the_first_fit(cluster: Cluster, same_model: Callable[..., None], iteration: int) -> None:
     cluster.fresh()
-    cluster.start()
+    often = {"DASK_DBOOST__LEASE": "3s"}  # the nightly job waits for the next renewal, which must come before the fit ends
+    cluster.start(environment=often)
     cluster.until(iteration)
-    nightly = cluster.run("nightly", "CronJob")
+    nightly = cluster.run("nightly", "CronJob", environment=often)
     assert nightly.status == 1 and "another run" in nightly.message, nightly.log
     same_model(f"the nightly job at iteration {iteration} of the first fit", cluster.finish())
 

@@ -37,8 +37,8 @@ _NETWORK = "dboost"
 #: Addresses of the bridge: all, those of pods under policies, those of other containers, and that of the machine ("the node").
 SUBNET, PODS, OTHERS, GATEWAY = "10.89.0.0/16", "10.89.128.0/17", "10.89.1.0/24", "10.89.0.1"
 _CLONE_NEWNET = 0x40000000
-#: Runs in the new namespaces and ends with its input. What is written to /run and /dev/shm stays in them. crun refuses cgroup v1
-#: with v2 beside it, so v2 is unmounted here (only unmounted: the folder that it is mounted at belongs to the machine).
+#: Runs in the new namespaces and ends with its input. What is written to /run and /dev/shm stays in them. crun refuses cgroup
+#: v1 with v2 beside it, so v2 is unmounted here (only unmounted: the folder that it is mounted at belongs to the machine).
 _SETUP = """set -e
 if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi
 mount -t tmpfs none /dev/shm
