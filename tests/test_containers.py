@@ -573,6 +573,26 @@ def test_a_worker_cut_off_from_the_network(cluster: Cluster, same_model: Callabl
     assert cluster.engine.status(WORKERS[0], minutes=6) == 0, "it ends by itself, for its Deployment to replace it"
 
 
+def test_hosts_with_links_of_a_gigabit(cluster: Cluster, same_model: Callable[..., None]) -> None:
+    def fit() -> str:
+        cluster.close()
+        cluster.fresh()
+        job = cluster.start()
+        for name in (SCHEDULER, *WORKERS, job):
+            cluster.engine.limit_link(name, "1gbit")
+        return job
+
+    try:
+        fit()
+        same_model("none, links of 1 Gbit/s", cluster.finish())
+        fit()
+        cluster.until(60)
+        cluster.engine.disconnect(WORKERS[0])
+        same_model("a worker cut off, links of 1 Gbit/s", cluster.finish())
+    finally:
+        cluster.close()
+
+
 # ------------------------------------------------------------------------------------------------ lost clients, schedulers
 
 
