@@ -1,7 +1,8 @@
 """Pods of the Kubernetes manifests as containers of `tests.helpers.engine`, under the manifests' network policies.
 
 User, rights, limits, environment, arguments, volumes and probes are read from the manifests. What a node of Kubernetes adds is
-imitated: variables in arguments, volumes as folders, names of services, and a process 1 that is not the container's.
+imitated: variables in arguments, volumes as folders, names and addresses of services, and a process 1 that is not the
+container's.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Pods:
     def __init__(self, engine: Engine, labels: dict[str, str]) -> None:
         self._engine, self._labels = engine, labels
         self._addresses: dict[str, str] = {}
+        self._services: dict[str, str] = {}
 
     def start(
         self,
@@ -93,9 +95,11 @@ class Pods:
         options = [*_rights(pod, container), *self._volumes(name, deployed, pod, container)]
         for key, value in given.items():
             options += ["--env", f"{key}={value}"]
-        options += [f"--network-alias={alias}" for alias in _services(deployed, labels)]
-        image = deployed.image or container["image"]
-        self._addresses[name] = self._engine.create(name, image, command, *options, subnet=PODS)
+        image, address = deployed.image or container["image"], self._engine.free_address(PODS)
+        for service in _services(deployed, labels):
+            address = self._services.setdefault(service, address)  # it does not change with the pod
+            options.append(f"--network-alias={service}")
+        self._addresses[name] = self._engine.create(name, image, command, *options, address=address)
         self._engine.within(name, "nft", "-f", "-", text=policy_rules(deployed.manifests, labels))
         self._engine.start(name)
 

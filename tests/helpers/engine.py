@@ -197,7 +197,10 @@ network_config_dir = "{run}/networks"
             return name
         if release is None or not shutil.which("mmdebstrap"):
             raise LookupError("a base image: it cannot be pulled or made by mmdebstrap, and IMAGE_TEST_BASE names none")
-        archive = self._store / "base.tar"
+        work = self._store / "base"
+        shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
+        work.mkdir()
+        archive = work / "base.tar"
         rest = "usr/share/doc/* usr/share/man/* usr/share/locale/* var/lib/apt/lists/* var/cache/apt/*"  # none of it is code
         options = [
             "--quiet", "--mode=root", "--variant=minbase", "--include=python3,python3-venv,ca-certificates",
@@ -205,17 +208,21 @@ network_config_dir = "{run}/networks"
         ]  # fmt: skip
         command = self._command(["mmdebstrap", *options, release, str(archive)], network=False)
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+            environment = os.environ | {"TMPDIR": str(work)}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
             if done.returncode:
                 raise RuntimeError(f"mmdebstrap: status {done.returncode}\n{done.stderr[-2000:]}")
             self.podman("import", str(archive), name)
         finally:
-            archive.unlink(missing_ok=True)
+            shutil.rmtree(work, ignore_errors=True)
         return name
 
-    def create(self, name: str, image: str, arguments: Sequence[str], *options: str, subnet: str = OTHERS) -> str:
+    def free_address(self, subnet: str) -> str:
+        return str(next(self._addresses[subnet]))
+
+    def create(self, name: str, image: str, arguments: Sequence[str], *options: str, address: str = "") -> str:
         """Create a container with its network, but start no process in it yet; return its address."""
-        address = str(next(self._addresses[subnet]))
+        address = address or self.free_address(OTHERS)
         network = ["--network", _NETWORK, "--ip", address, "--hostname", name]
         path = self._log(name)
         path.unlink(missing_ok=True)  # the log of a container that is replaced would be continued
