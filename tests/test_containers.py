@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator
@@ -460,7 +461,7 @@ def test_the_network_policy_shuts_others_out(cluster: Cluster) -> None:
 
     def connects(name: str, address: str, port: int) -> bool:
         try:
-            cluster.engine.within(name, "python3", "-c", connect, address, str(port))
+            cluster.engine.within(name, sys.executable, "-c", connect, address, str(port))
         except RuntimeError as error:
             assert "timed out" in str(error) or "refused" in str(error), error
             return False

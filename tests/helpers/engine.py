@@ -166,10 +166,9 @@ network_config_dir = "{run}/networks"
         """
         began = time.monotonic()
         options = options if text is None else (*options, "--file", "-")
-        with pip_settings(self.folder) as mounts:
-            volumes = [f"--volume={source}:{place}:ro" for source, place in mounts]
-            command = ["build", "--network=host", "--pull=never", *volumes, "--tag", tag, *options, str(ROOT)]
-            self.podman(*command, text=text, network=False, minutes=40)
+        volumes = [f"--volume={source}:{place}:ro" for source, place in pip_settings(self.folder).items()]
+        command = ["build", "--network=host", "--pull=never", *volumes, "--tag", tag, *options, str(ROOT)]
+        self.podman(*command, text=text, network=False, minutes=40)
         return time.monotonic() - began
 
     def base(self, wanted: str) -> tuple[str, str]:
@@ -339,9 +338,8 @@ def _enter_network(pid: int) -> None:
             raise OSError(ctypes.get_errno(), "setns")
 
 
-@contextlib.contextmanager
-def pip_settings(folder: Path) -> Any:
-    """Yield what gives a build the settings of pip on this machine: pairs of a file or folder here and its place there.
+def pip_settings(folder: Path) -> dict[str, str]:
+    """Return what gives a build the settings of pip on this machine: places in the build by file or folder of this machine.
 
     Settings that name local files (certificates, folders of packages) need those as well. Nothing of this remains in an image.
     """
@@ -363,4 +361,4 @@ def pip_settings(folder: Path) -> Any:
     file = folder / "pip.conf"
     file.write_text("[global]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))
     mounts[str(file)] = "/etc/pip.conf"
-    yield list(mounts.items())
+    return mounts
