@@ -7,13 +7,14 @@ CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.11 python3 python3.12 python3.13 
 
 PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal $(if $(filter true 1,$(CI)),-m "",)
 
-.PHONY: help demo test test-pythons lint format bench docs clean
+.PHONY: help demo test test-pythons image-test lint format bench docs clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    train on real rows and show what comes out"
 	@echo "make test    lint, types and tests (with CI=true the slow tests too)"
 	@echo "make test-pythons  install the wheel for every Python of this machine and run the README (half an hour)"
+	@echo "make image-test  build the image and run the Kubernetes manifests on podman, with faults (root, Linux; half an hour)"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff format the code"
 	@echo "make docs    build the documents into docs/_build/html"
@@ -29,6 +30,9 @@ test: lint
 
 test-pythons: $(VENV)/.dev
 	TEST_PYTHONS=all $(BIN)/python -m pytest -n 0 -v -m "" tests/test_packaging.py tests/test_install.py
+
+image-test: $(VENV)/.dev
+	IMAGE_TEST=1 $(BIN)/python -m pytest -n 0 -v -m "" tests/test_containers.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

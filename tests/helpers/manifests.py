@@ -7,7 +7,7 @@ import functools
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -45,10 +45,16 @@ def built(folder: str) -> tuple[Manifest, ...]:
     return tuple(_build(FOLDER / folder))
 
 
-def overlay(folder: Path, base: str, components: list[str]) -> list[Manifest]:
-    """Return what Kustomize builds from an overlay with components, as a user writes it, in an empty folder."""
+def overlay(folder: Path, base: str, components: Sequence[str] = (), patches: Sequence[Manifest] = ()) -> list[Manifest]:
+    """Return what Kustomize builds from an overlay, as a user writes it, in an empty folder."""
     ours = Path(os.path.relpath(FOLDER, folder.resolve()))
-    lines = {"resources": [str(ours / base)], "components": [str(ours / "components" / name) for name in components]}
+    lines: dict[str, Any] = {
+        "resources": [str(ours / base)],
+        "components": [str(ours / "components" / name) for name in components],
+        "patches": [{"path": f"patch-{k}.yaml"} for k in range(len(patches))],
+    }
+    for k, patch in enumerate(patches):
+        (folder / f"patch-{k}.yaml").write_text(yaml.safe_dump(patch))
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(lines))
     return _build(folder)
 
