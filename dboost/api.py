@@ -431,8 +431,8 @@ def prepare(
     n_threads : int, optional
         Default: all processors that this process may use.
     client : distributed.Client, optional
-        Prepare the data set on its workers. Default: for Dask collections and paths the current client if there is one and no
-        `path` is given, else this process.
+        Prepare the data set on its workers. Default: for Dask collections and paths the current client if there is one and
+        neither `path` nor `start_from` is given, else this process.
     workers : sequence of str, str, or dict of str to float, optional
         The workers of the cluster that may take part, also in fits on the data set; as in `dboost.fit`.
     publish : str, optional
@@ -474,7 +474,8 @@ def prepare(
     }
     if model is not None:
         settings |= {"start_from": storage.digest(model), "continue_bins": continue_bins}
-    with nullcontext() if path is not None and client is None else client_for(data, client, workers) as cluster:
+    is_here = client is None and (path is not None or model is not None)
+    with nullcontext() if is_here else client_for(data, client, workers) as cluster:
         if cluster is not None:
             if model is not None:
                 raise ParameterError("start_from is for data sets of one process, not of a cluster: leave client or it out")

@@ -24,8 +24,8 @@ from dboost.session.memory_budget import Budget, parse_memory_limit
 from dboost.session.row_selection import FoldRows
 from dboost.session.target import Target, choose_target, scan_target
 from dboost.training.callbacks import Callback, StoppingRule
-from dboost.training.cross_validation import BinnedRows, FoldScores, MetricName, fit_folds, mean_of, metric_names, split_rows
 from dboost.training.fit import FitResult, available_threads
+from dboost.training.folds import BinnedRows, FoldScores, MetricName, fit_folds, mean_of, metric_names, split_rows
 from dboost.training.learning_rates import schedule_of
 from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit, rounds_of_rule
 
@@ -117,7 +117,8 @@ def cv(
     progress : bool, optional
         As in `dboost.fit`; shows the means.
     memory_limit : int or str, optional
-        Memory that all folds together may add to this process, or to each worker.
+        Memory that all folds together may add to this process, or to each worker, beside the bin codes of the rows (a byte for
+        most values), which stay in memory.
     time_limit : float or str, optional
         No iteration begins that would probably end later.
     **parameters

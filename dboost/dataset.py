@@ -20,13 +20,13 @@ import numpy as np
 
 from dboost._storage_errors import shown
 from dboost.distributed.client import client_for
-from dboost.errors import DataFileMissingError, InputTypeError
+from dboost.errors import DataFileMissingError, InputTypeError, ParameterError
 from dboost.schema import Feature
 from dboost.session.memory_budget import format_bytes, reading_within
 from dboost.storage.spool import PrivateDirectory
-from dboost.training.cross_validation import BinnedRows
 from dboost.training.dataset_files import StoredDataset, is_stored, read_description
 from dboost.training.dataset_rows import DatasetDescription, LocalRows
+from dboost.training.folds import BinnedRows
 from dboost.training.prepared_folder import is_prepared, open_folder
 
 
@@ -231,10 +231,14 @@ class Dataset:
         ------
         InputTypeError
             If the data set was prepared for a model that is continued.
+        ParameterError
+            If the rows are on the workers of another cluster.
         """
         self._check_open()
-        if self._cluster is not None:
+        if self._cluster is not None and (client is None or client is self._cluster.client):
             return self._cluster
+        if self._cluster is not None and self._stored is None:
+            raise ParameterError(f"the data set is {self._cluster.place}, and client is of another cluster: leave client out")
         if self._stored is not None:
             with client_for(self, client) as cluster:
                 return self._stored_rows(self._stored, cluster)

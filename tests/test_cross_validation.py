@@ -18,7 +18,7 @@ import dboost
 from dboost import DataError, EarlyStopping, FitInterrupted, InputTypeError, ParameterError
 from dboost.losses import Loss
 from dboost.session.row_selection import TEST, TRAIN
-from dboost.training.cross_validation import split_rows
+from dboost.training.folds import split_rows
 from tests.helpers.clusters import ROOT
 
 RNG = np.random.default_rng(0)

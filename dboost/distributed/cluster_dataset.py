@@ -79,7 +79,7 @@ class BinnedTasks(ReadTasks):
 
 @dataclass(eq=False)
 class ClusterRows:
-    """The rows of a data set on a cluster; implements `training.cross_validation.BinnedRows`."""
+    """The rows of a data set on a cluster; implements `training.folds.BinnedRows`."""
 
     client: Client
     data: DatasetDescription
@@ -87,7 +87,6 @@ class ClusterRows:
     lengths: tuple[int, ...]  # rows of positive weight of each partition
     filled: tuple[bool, ...]
     workers: Any = None
-
     name: str | None = None  # under which it is published
 
     @property
@@ -134,8 +133,9 @@ class ClusterRows:
         for key, future, of_partition in zip(keys, self.futures, arguments, strict=True):
             graph[key] = (_call, pack((function, of_partition)), future.key)
         with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
-            futures = self.client.get(graph, keys, sync=False, **_restricted(connection))
-            return finished(connection, futures, "partitions of a data set")
+            restricted = _restricted(connection)
+            futures = self.client.get(graph, keys, sync=False, **restricted)
+            return finished(connection, futures, "partitions of a data set", restricted.get("workers", ()))
 
     def publish(self, name: str, settings: dict[str, Any]) -> None:
         """Keep the rows on the cluster under a name, also when this client has left.

@@ -28,8 +28,8 @@ from dboost.params import ALIASES, EarlyStopping, Parameters, canonical, make_pa
 from dboost.session.memory_budget import parse_memory_limit
 from dboost.session.row_selection import TEST, TRAIN
 from dboost.training.callbacks import Iteration
-from dboost.training.cross_validation import metric_names, split_rows
 from dboost.training.fit import available_threads
+from dboost.training.folds import metric_names, split_rows
 from dboost.training.learning_rates import schedule_of
 from dboost.training.plan import parse_time_limit
 from dboost.training.prepared_folder import describe

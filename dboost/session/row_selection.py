@@ -152,7 +152,6 @@ class FoldRows:
 
     uses: np.ndarray
     starts: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
-
     ends: np.ndarray | None = None
 
     def of_partitions(self, ranges: Sequence[tuple[int, int]]) -> FoldRows:

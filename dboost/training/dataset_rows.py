@@ -110,7 +110,7 @@ def check_thresholds(model: Ensemble, binning: Binning) -> None:
 
 
 class LocalRows:
-    """The rows of a data set in this process; implements `training.cross_validation.BinnedRows`.
+    """The rows of a data set in this process; implements `training.folds.BinnedRows`.
 
     Parameters
     ----------
