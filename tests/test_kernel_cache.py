@@ -195,8 +195,22 @@ def test_kernels_of_earlier_code_are_not_found(tmp_path: Path) -> None:
     old.save(key, "old")
     assert new.load(key) is None
     new.save(key, "new")
+    # Another checkout or branch may use those of the last day.
+    assert new.load(key) == "new" and old.load(key) == "old"
+    (file,) = tmp_path.glob("kernel-old-*")
+    os.utime(file, (time.time() - 25 * 3600,) * 2)
+    new.save(key, "new")
     assert new.load(key) == "new" and old.load(key) is None
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@known_numba
+def test_copies_of_the_code_share_a_folder_of_kernels(copy: Path) -> None:
+    assert use(copy) == (42, True)
+    shutil.copytree(copy / "code", copy / "second" / "code", ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "second" / "cache").symlink_to(copy / "cache")
+    assert use(copy / "second") == (42, False)
+    assert use(copy) == (42, False)
 
 
 @known_numba

@@ -4,7 +4,8 @@ Numba's own cache has an index for each function, which maps signatures to numbe
 index without a lock, and before it writes the file that the index names. Workers of a cluster that compile for the first
 time at the same time then give one number to two signatures, and one worker runs the machine code of the other. After a
 change of the code, a process that reads the new index before the new file exists runs old code under the new name. Here the
-name of a file is a digest of everything that its content depends on: there is no index, and a file is complete or absent.
+name of a file is a digest of everything that its content depends on: there is no index, and a file is complete or absent. So
+a `NUMBA_CACHE_DIR` also serves several copies of one state of the code: environments, checkouts, hosts with a common folder.
 
 This module uses private parts of Numba. `dboost.kernels` imports it only with the version of Numba that it was written for.
 """
@@ -16,6 +17,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
@@ -24,6 +26,10 @@ from typing import Any
 
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, UserProvidedCacheLocator
+
+
+#: Seconds for which the files of other states of the code are kept: another checkout or branch may use them.
+OTHERS_KEPT = 24 * 3600
 
 
 class KernelFiles(IndexDataCacheFile):
@@ -47,10 +53,10 @@ class KernelFiles(IndexDataCacheFile):
         _remove(self._folder.glob(f"{self._base}-*.nbc"))
 
     def save(self, key: Any, data: Any) -> None:
-        """Write what was compiled for a signature, and remove the files of earlier states of the code."""
+        """Write what was compiled for a signature, and remove the old files of other states of the code."""
         self._save_data(self.name_of(key), data)
-        all_files = self._folder.glob(f"{self._base}-*.nbc")
-        _remove(file for file in all_files if not file.name.startswith(self._prefix))
+        others = (file for file in self._folder.glob(f"{self._base}-*.nbc") if not file.name.startswith(self._prefix))
+        _remove(file for file in others if _age(file) > OTHERS_KEPT)
 
     def load(self, key: Any) -> Any:
         """Return what was compiled for a signature, or None."""
@@ -66,6 +72,13 @@ class KernelFiles(IndexDataCacheFile):
         return f"{self._prefix}{hashlib.sha256(repr(content).encode()).hexdigest()[:24]}.nbc"
 
 
+def _age(file: Path) -> float:
+    """Return the seconds since a file was written; 0 if it does not exist."""
+    with suppress(OSError):
+        return time.time() - file.stat().st_mtime
+    return 0.0
+
+
 def _remove(files: Iterable[Path]) -> None:
     for file in files:
         with suppress(OSError):
@@ -79,7 +92,13 @@ def _describe(kind: Any) -> str:
 
 
 class KernelFolder(UserProvidedCacheLocator):
-    """`NUMBA_CACHE_DIR`, also where it can be read but not written, as in a container image. Numba itself skips it then."""
+    """`NUMBA_CACHE_DIR`, also where it can be read but not written, as in a container image. Numba itself skips it then.
+
+    The folder of a kernel is named after its package, not after the path of the code as in Numba, so that copies share it."""
+
+    def get_cache_path(self) -> str:
+        settings: Any = numba.config
+        return os.path.join(settings.CACHE_DIR, "dboost", os.path.basename(os.path.dirname(self._py_file)))
 
     def ensure_cache_path(self) -> None:
         try:
