@@ -8,10 +8,10 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
-# No deadline: the first example compiles a kernel. Continuous integration draws five times as many examples (see
+# No deadline: the first example compiles a kernel. Continuous integration draws more examples (see
 # `tests.helpers.examples` for tests with a number of their own), the same ones every time.
 settings.register_profile("developer", deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("developer"), max_examples=50, derandomize=True, print_blob=True)
+settings.register_profile("ci", settings.get_profile("developer"), max_examples=25, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
 

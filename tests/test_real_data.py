@@ -48,28 +48,20 @@ def score(test: RealTable, predictions: np.ndarray) -> float:
 
 @pytest.mark.slow
 @TABLES
-def test_as_good_as_lightgbm_on_one_split(name: str) -> None:
-    table = load(name)
-    train, test = official(table) if name == "adult" else table.split(0)
-    found, theirs = score(test, ours(train, test.X)), score(test, lightgbms(train, test.X))
-    assert found < 1.01 * theirs
-    # And far better than the mean.
-    constant = np.full(len(test.y), train.y.mean())
-    assert found < 0.92 * score(test, constant)
-
-
-@pytest.mark.slow
-@TABLES
 def test_as_good_as_lightgbm_on_five_splits(name: str) -> None:
     """Pairs of the same split: the mean difference is within three standard errors of zero, or dboost is better."""
-    table, pairs = load(name), []
+    table, pairs, constants = load(name), [], []
     for seed in range(5):
         train, test = table.split(seed)
+        constants.append(score(test, np.full(len(test.y), train.y.mean())))
         pairs.append((score(test, ours(train, test.X)), score(test, lightgbms(train, test.X))))
     found, theirs = np.array(pairs).T
     difference = found - theirs
     print(f"{name}: {difference.mean():+.3g} ± {difference.std(ddof=1):.2g} of {theirs.mean():.5g}")
     assert difference.mean() < 3 * difference.std(ddof=1) / 5**0.5
+    assert (found < 1.02 * theirs).all()
+    # And far better than the mean.
+    assert (found < 0.92 * np.array(constants)).all()
 
 
 @TABLES
