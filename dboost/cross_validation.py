@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import pandas as pd
@@ -141,68 +141,56 @@ def cv(
     >>> result.best_iteration, result.best_score                                                       # doctest: +SKIP
     """
     began, seconds = time.perf_counter(), parse_time_limit(time_limit)
-    learning = canonical({**parameters})
-    learning |= rounds_of_rule(early_stopping, learning)
-    if early_stopping is not None and early_stopping.eval_set not in (None, "validation"):
-        raise ParameterError(f"early_stopping: cv has no evaluation set {early_stopping.eval_set!r}, only held-out rows")
-    learning_rates = schedule_of(learning)
-    checked = make_parameters(learning)
-    if checked.arcbites is not None:
-        raise ParameterError("cv does not take arcbites: each fold would visit other bites at the same time")
-    threads = available_threads(n_threads)
-    limit = parse_memory_limit(memory_limit)
-    shaping = {
-        "sample_weight": sample_weight,
-        "offset": offset,
-        "features": features,
-        "categorical_features": categorical_features,
-        "client": client,
-    }
-    if isinstance(data, Dataset):
-        if "max_bins" in learning and checked.max_bins != data.max_bins:
-            raise ParameterError(f"max_bins={checked.max_bins} does not fit the data set, which has max_bins={data.max_bins}")
-        checked = make_parameters(learning | {"max_bins": data.max_bins})
-    of_bins = {"max_bins": checked.max_bins, "random_state": checked.random_state}
-    reading = of_bins | {"memory_limit": memory_limit, "n_threads": n_threads}
-    opened, folds = dataset_of(data, target, folds, shaping, reading)
-    with opened as prepared:
-        rows: BinnedRows = prepared._rows(client)
-        chosen = target_of(targets := rows.targets(), checked)
-        seed = checked.random_state
-        is_classification = chosen.classes is not None
-        found = split_rows(folds, rows.n_rows, lambda: targets, groups=groups, is_classification=is_classification, seed=seed)
-        of_each = None if limit is None else Budget(max(limit // len(found), 1))
-        request_of = partial(
-            FitRequest,
-            checked,
-            eval_metric=eval_metric,
-            budget=of_each,
-            early_stopping=early_stopping,
-            learning_rates=learning_rates,
-        )
-        until = math.inf if seconds is None else began + seconds
-        means = FoldScores(len(found), checked_callbacks(callbacks), progress, checked.max_iter, until)
-        metrics = metric_names(eval_metric, chosen)
-        fitted = fit_folds(rows, found, request_of, means, threads)
-        custom_loss = None if isinstance(checked.loss, str) else checked.loss
-        boosters = [Booster(one.ensemble, history=one.history, timings=one.timings, loss=custom_loss) for one in fitted]
-        scores, summary = _scores(fitted, metrics)
-        best = _best(fitted, metrics, summary)
-        return CVResult(scores, summary, *best, boosters, _predictions(rows, boosters, found))
+    settings = FoldSettings(
+        canonical({**parameters}), eval_metric, early_stopping, checked_callbacks(callbacks), progress,
+        available_threads(n_threads), parse_memory_limit(memory_limit), math.inf if seconds is None else began + seconds,
+    )  # fmt: skip
+    options = DataOptions(sample_weight, offset, features, categorical_features, client, memory_limit, n_threads)
+    with folded(data, target, folds, groups, options, settings.parameters) as rows:
+        return cross_validate(rows, settings)
 
 
-def dataset_of(
-    data: Any, target: Any, folds: Any, shaping: dict[str, Any], reading: dict[str, Any]
-) -> tuple[AbstractContextManager[Dataset], Any]:
-    """Return a context with the data set, which is closed at its end if it was made for it, and the folds.
+class DataOptions(NamedTuple):
+    """Keywords of `cv` and `tune` that say how the data are read."""
 
-    shaping, reading : keywords of `prepare`, those that belong to a data set and the others.
+    sample_weight: Any
+    offset: Any
+    features: Sequence[str] | None
+    categorical_features: Any
+    client: Any
+    memory_limit: int | str | None
+    n_threads: int | None
+
+    @property
+    def shaping(self) -> dict[str, Any]:
+        """Those that belong to a data set: for one that is given they have been decided."""
+        names = ("sample_weight", "offset", "features", "categorical_features", "client")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, eq=False)
+class FoldedRows:
+    """The rows of a data set with their folds, for several cross-validations."""
+
+    data: Dataset
+    rows: BinnedRows  # stay in memory as long as this object
+    targets: Column
+    folds: list[FoldRows]
+
+
+@contextmanager
+def folded(
+    data: Any, target: Any, folds: Any, groups: Any, options: DataOptions, parameters: Parameters
+) -> Iterator[FoldedRows]:
+    """Yield rows with their folds; a data set that is made of a table is closed at the end.
 
     Raises
     ------
     ParameterError, InputTypeError
-        If the target is missing, or if a target or shaping are given with a data set.
+        If the target is missing, if a target or options are given that belong to the data set, or if the folds do not match
+        the rows.
     """
+    shaping = options.shaping
     if isinstance(data, Dataset):
         given = shaping | {"target": None if target is ... else target}
         given["client"] = None if data.is_stored else given["client"]
@@ -210,12 +198,87 @@ def dataset_of(
         for name, value in given.items():
             if value is not None:
                 raise ParameterError(f"{name} belongs to dboost.prepare: the data set was prepared before")
-        return nullcontext(data), folds
-    if target is ...:
-        raise InputTypeError("the target is missing: give the name of a column, or one value per row")
-    roles = (target, shaping["sample_weight"], shaping["offset"])
-    data, folds, features = _without_fold_column(data, folds, shaping["features"], roles)
-    return prepare(data, target, **shaping | {"features": features}, **reading), folds
+        opened: AbstractContextManager[Dataset] = nullcontext(data)
+    else:
+        if target is ...:
+            raise InputTypeError("the target is missing: give the name of a column, or one value per row")
+        roles = (target, options.sample_weight, options.offset)
+        data, folds, shaping["features"] = _without_fold_column(data, folds, options.features, roles)
+        reading = {name: getattr(parameters, name) for name in ("max_bins", "random_state")}
+        reading |= {name: getattr(options, name) for name in ("memory_limit", "n_threads")}
+        opened = prepare(data, target, **shaping, **reading)
+    with opened as prepared:
+        rows: BinnedRows = prepared._rows(options.client)
+        targets = rows.targets()
+        is_classification = target_of(targets, parameters).classes is not None
+        found = split_rows(
+            folds, rows.n_rows, lambda: targets, groups=groups, is_classification=is_classification,
+            seed=parameters.random_state,
+        )  # fmt: skip
+        yield FoldedRows(prepared, rows, targets, found)
+
+
+class FoldSettings:
+    """The settings of the fits of a cross-validation.
+
+    Parameters
+    ----------
+    learning : dict
+        Parameters of learning by their canonical names.
+    eval_metric, early_stopping
+        As in `cv`.
+    callbacks : tuple of callable
+    progress : bool or None
+    n_threads : int
+        Threads of this process for all folds together.
+    limit : int or None
+        Memory limit for all folds together.
+    until : float
+        Time (`time.perf_counter`) after which no iteration begins.
+    """
+
+    def __init__(
+        self, learning: Mapping[str, Any], eval_metric: Any, early_stopping: EarlyStopping | None,
+        callbacks: tuple[Callback, ...], progress: bool | None, n_threads: int, limit: int | None, until: float = math.inf,
+    ) -> None:  # fmt: skip
+        self._learning = {**learning} | rounds_of_rule(early_stopping, {**learning})
+        if early_stopping is not None and early_stopping.eval_set not in (None, "validation"):
+            raise ParameterError(f"early_stopping: cv has no evaluation set {early_stopping.eval_set!r}, only held-out rows")
+        self.learning_rates = schedule_of(self._learning)
+        self.parameters = make_parameters(self._learning)
+        if self.parameters.arcbites is not None:
+            raise ParameterError("cv does not take arcbites: each fold would visit other bites at the same time")
+        self.eval_metric, self.early_stopping, self.callbacks, self.progress = eval_metric, early_stopping, callbacks, progress
+        self.n_threads, self.limit, self.until = n_threads, limit, until
+
+    def parameters_on(self, data: Dataset) -> Parameters:
+        """Return the parameters of learning with the number of bins of a data set."""
+        if "max_bins" in self._learning and self.parameters.max_bins != data.max_bins:
+            raise ParameterError(
+                f"max_bins={self.parameters.max_bins} does not fit the data set, which has max_bins={data.max_bins}"
+            )
+        return make_parameters(self._learning | {"max_bins": data.max_bins})
+
+
+def cross_validate(folded: FoldedRows, settings: FoldSettings) -> CVResult:
+    """Fit and evaluate a model on each fold."""
+    rows, folds, parameters = folded.rows, folded.folds, settings.parameters_on(folded.data)
+    metrics = metric_names(settings.eval_metric, target_of(folded.targets, parameters))
+    request_of = partial(
+        FitRequest,
+        parameters,
+        eval_metric=settings.eval_metric,
+        budget=None if settings.limit is None else Budget(max(settings.limit // len(folds), 1)),
+        early_stopping=settings.early_stopping,
+        learning_rates=settings.learning_rates,
+    )
+    means = FoldScores(len(folds), settings.callbacks, settings.progress, parameters.max_iter, settings.until)
+    fitted = fit_folds(rows, folds, request_of, means, settings.n_threads)
+    custom_loss = None if isinstance(parameters.loss, str) else parameters.loss
+    boosters = [Booster(one.ensemble, history=one.history, timings=one.timings, loss=custom_loss) for one in fitted]
+    scores, summary = _scores(fitted, metrics)
+    best = _best(fitted, metrics, summary)
+    return CVResult(scores, summary, *best, boosters, _predictions(rows, boosters, folds))
 
 
 def target_of(targets: Column, parameters: Parameters) -> Target:

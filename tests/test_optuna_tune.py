@@ -273,6 +273,23 @@ def test_what_tune_does_not_take(change: dict[str, Any], error: type[Exception],
         tune(FRAME, **options)
 
 
+def test_rows_in_files_are_trained_on_by_the_cluster_that_is_given(tmp_path: Path) -> None:
+    held: list[int] = []
+    with threads_cluster(2, 1) as client:
+
+        class Look(optuna.pruners.NopPruner):
+            def prune(self, study: Any, trial: Any) -> bool:
+                held.append(max(client.run(held_fits).values()))
+                return False
+
+        dboost.prepare(FRAME, "z", tmp_path / "rows", features=FEATURES, client=client).close()
+        given = {"trials": 1, "folds": 2, "max_iter": 4, "metric": "auc", "pruner": Look()}
+        there = tune(dboost.Dataset(tmp_path / "rows"), SPACE, client=client, **given)
+        assert held == [2] * 4
+        assert outcome(tune(dboost.Dataset(tmp_path / "rows"), SPACE, **given)) == outcome(there)
+        assert held == [2] * 4 + [0] * 4
+
+
 def test_pruned_trials_leave_nothing_on_a_cluster() -> None:
     here = tune(FRAME, SPACE, trials=4, pruner=After(3), **OPTIONS)
     with threads_cluster(2, 2) as client:

@@ -15,22 +15,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
-from dboost.cross_validation import CVResult, cv, dataset_of, target_of
+from dboost.cross_validation import CVResult, DataOptions, FoldSettings, cross_validate, folded, target_of
 from dboost.data import CategoryColumn, Column
 from dboost.errors import DataError, FitInterrupted, InputTypeError, MissingExtraError, ParameterError
-from dboost.params import ALIASES, EarlyStopping, Parameters, canonical, make_parameters
+from dboost.params import ALIASES, EarlyStopping, Parameters, canonical
 from dboost.session.memory_budget import parse_memory_limit
-from dboost.session.row_selection import TEST, TRAIN
-from dboost.training.callbacks import Iteration
+from dboost.training.callbacks import Callback, Iteration
+from dboost.training.dataset_rows import LocalRows
 from dboost.training.fit import available_threads
-from dboost.training.folds import metric_names, split_rows
-from dboost.training.learning_rates import schedule_of
+from dboost.training.folds import metric_names
 from dboost.training.plan import parse_time_limit
 from dboost.training.prepared_folder import describe
 
@@ -201,58 +200,41 @@ def tune(
     searched = _checked_space(space, learning)
     if "loss" in searched and metric is None:
         raise ParameterError("the loss is searched, so it cannot be the metric: give one as metric")
-    schedule_of(first := dict(learning))
-    checked = make_parameters(first)
-    shaping = {
-        "sample_weight": sample_weight,
-        "offset": offset,
-        "features": features,
-        "categorical_features": categorical_features,
-        "client": client,
-    }
-    reading: dict[str, Any] = {"max_bins": checked.max_bins, "random_state": checked.random_state}
-    reading |= {"memory_limit": memory_limit, "n_threads": n_threads}
-    limit = parse_memory_limit(memory_limit)
-    with ExitStack() as stack:
-        kept = stack.enter_context(_opened(storage))
-        opened, folds = dataset_of(data, target, folds, shaping, reading)
-        prepared = stack.enter_context(opened)
-        rows = prepared._rows()  # kept in memory between the trials
-        chosen = target_of(targets := rows.targets(), checked)
+    threads, limit = available_threads(n_threads), parse_memory_limit(memory_limit)
+
+    def settings_of(parameters: Mapping[str, Any], more: Sequence[Callback] = (), at_once: int = 1) -> FoldSettings:
+        """Return the settings of one of the trials that run at the same time."""
+        share = None if limit is None else max(limit // at_once, 1)
+        of_trial = canonical(learning | dict(parameters))
+        return FoldSettings(of_trial, metric, stopping, tuple(more), False, max(threads // at_once, 1), share)
+
+    checked = settings_of({}).parameters
+    options = DataOptions(sample_weight, offset, features, categorical_features, client, memory_limit, n_threads)
+    with _opened(storage) as kept, folded(data, target, folds, groups, options, checked) as rows:
+        chosen = target_of(rows.targets, checked)
         found = metric_names(metric, chosen)
         if len(found) != 1:
             raise ParameterError(f"metric={metric!r} must be one metric: the study has one value per trial")
         if checked.loss_name == "auto" and "loss" not in searched:
             learning["loss"] = chosen.loss.name  # so that no fit has to choose, and to report its choice
-        is_classification = chosen.classes is not None
-        seed = checked.random_state
-        divided = split_rows(folds, rows.n_rows, lambda: targets, groups=groups, is_classification=is_classification, seed=seed)
-        at_once = at_once or (2 if prepared.is_on_cluster else 1)
-        common = learning | {
-            "folds": [(fold.uses == TRAIN, fold.uses == TEST) for fold in divided],
-            "eval_metric": metric,
-            "early_stopping": stopping,
-            "n_threads": max(available_threads(n_threads) // at_once, 1),
-            "memory_limit": None if limit is None else max(limit // at_once, 1),
-            "progress": False,
-        }
+        at_once = at_once or (1 if isinstance(rows.rows, LocalRows) else 2)
         iterations = int(getattr(searched.get("max_iter"), "high", checked.max_iter))
         pruner = pruner or optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=iterations // 5)
         settings = {
             "metric": found[0].name,
             "space": {name: optuna.distributions.distribution_to_json(one) for name, one in searched.items()},
             "parameters": {name: _described(value) for name, value in (learning | {"early_stopping": stopping}).items()},
-            "data": _digest([",".join(prepared.feature_names_in_).encode(), _bytes_of(targets)]),
-            "folds": _digest([fold.uses.tobytes() for fold in divided]),
+            "data": _digest([",".join(rows.data.feature_names_in_).encode(), _bytes_of(rows.targets)]),
+            "folds": _digest([fold.uses.tobytes() for fold in rows.folds]),
         }
         direction = "maximize" if found[0].greater_is_better else "minimize"
         study = _study(kept, settings, direction=direction, pruner=pruner, sampler=sampler)
 
         def run(trial: optuna.Trial, check: Callable[[Iteration], None]) -> CVResult:
             pruning = PruningCallback(trial, found[0].column, max(iterations // 100, 1))
-            return cv(prepared, callbacks=[check, pruning], **common | trial.params)
+            return cross_validate(rows, settings_of(trial.params, [check, pruning], at_once))
 
-        search = _Search(study, searched, run, tuple(callbacks), None if sampler is not None else seed)
+        search = _Search(study, searched, run, tuple(callbacks), None if sampler is not None else checked.random_state)
         search.run_trials(trials, at_once, until)
         return study
 
