@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -17,8 +17,10 @@ import pandas as pd
 from dboost.api import prepare
 from dboost.booster import Booster
 from dboost.data import CategoryColumn, Column
+from dboost.data.frame import is_path
+from dboost.data.paths import open_path
 from dboost.dataset import Dataset
-from dboost.errors import InputTypeError, ParameterError
+from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.params import EarlyStopping, LearningParameters, Parameters, canonical, make_parameters
 from dboost.session.memory_budget import Budget, parse_memory_limit
 from dboost.session.row_selection import FoldRows
@@ -72,6 +74,8 @@ def cv(
     *,
     folds: Any = 5,
     groups: Any = None,
+    time: Any = None,
+    repeats: int = 1,
     sample_weight: Any = None,
     offset: Any = None,
     features: Sequence[str] | None = None,
@@ -99,10 +103,16 @@ def cv(
         Not needed for a `Dataset`.
     folds : int, splitter of scikit-learn, iterable of (train, test), or one value per row, default 5
         A number divides the rows at random (by `random_state`), each class evenly. Pairs hold positions or masks; a row that is
-        in neither is left out. With one value per row, each value is a fold; for tables it may be the name of a column, which
-        is then no feature. Positions count the rows of positive weight.
-    groups : one value per row, optional
+        in neither is left out. With one value per row, each value is a fold. Positions and values count the rows of positive
+        weight. For tables and paths `folds`, `groups` and `time` may be names of columns, which are then no features unless
+        `features` names them.
+    groups : str, or one value per row, optional
         Rows of a group are not divided: for a number of folds, and for splitters.
+    time : str, or one value per row, optional
+        With a number of folds: divide the rows in the order of these values into one part more than there are folds; each fold
+        trains on all parts before the one that it holds out. Rows of equal time are in the same part.
+    repeats : int, default 1
+        Divide the rows by a number of folds this many times, each time differently: there are folds × repeats models.
     sample_weight, offset, features, categorical_features, n_threads
         As in `dboost.fit`; for a `Dataset` those of `dboost.prepare` apply.
     eval_metric : str, callable, dboost.metrics.Metric, or sequence of these, optional
@@ -140,14 +150,27 @@ def cv(
     >>> result = dboost.cv(frame, "target", folds=5, eval_metric="auc", early_stopping_rounds=20)      # doctest: +SKIP
     >>> result.best_iteration, result.best_score                                                       # doctest: +SKIP
     """
-    began, seconds = time.perf_counter(), parse_time_limit(time_limit)
+    began, seconds = perf_counter(), parse_time_limit(time_limit)
     settings = FoldSettings(
         canonical({**parameters}), eval_metric, early_stopping, checked_callbacks(callbacks), progress,
         available_threads(n_threads), parse_memory_limit(memory_limit), math.inf if seconds is None else began + seconds,
     )  # fmt: skip
     options = DataOptions(sample_weight, offset, features, categorical_features, client, memory_limit, n_threads)
-    with folded(data, target, folds, groups, options, settings.parameters) as rows:
+    with folded(data, target, FoldOptions(folds, groups, time, repeats), options, settings.parameters) as rows:
         return cross_validate(rows, settings)
+
+
+class FoldOptions(NamedTuple):
+    """Keywords of `cv` and `tune` that divide the rows."""
+
+    folds: Any
+    groups: Any
+    time: Any
+    repeats: int
+
+
+#: Those of `FoldOptions` that may name a column.
+_COLUMNS = ("folds", "groups", "time")
 
 
 class DataOptions(NamedTuple):
@@ -179,9 +202,7 @@ class FoldedRows:
 
 
 @contextmanager
-def folded(
-    data: Any, target: Any, folds: Any, groups: Any, options: DataOptions, parameters: Parameters
-) -> Iterator[FoldedRows]:
+def folded(data: Any, target: Any, division: FoldOptions, options: DataOptions, parameters: Parameters) -> Iterator[FoldedRows]:
     """Yield rows with their folds; a data set that is made of a table is closed at the end.
 
     Raises
@@ -198,12 +219,14 @@ def folded(
         for name, value in given.items():
             if value is not None:
                 raise ParameterError(f"{name} belongs to dboost.prepare: the data set was prepared before")
+        for name in _COLUMNS:
+            if isinstance(column := getattr(division, name), str):
+                raise ParameterError(f"{name}={column!r} names a column, but a data set has bins only: give one value per row")
         opened: AbstractContextManager[Dataset] = nullcontext(data)
     else:
         if target is ...:
             raise InputTypeError("the target is missing: give the name of a column, or one value per row")
-        roles = (target, options.sample_weight, options.offset)
-        data, folds, shaping["features"] = _without_fold_column(data, folds, options.features, roles)
+        division, shaping["features"] = _with_values(data, target, division, options)
         reading = {name: getattr(parameters, name) for name in ("max_bins", "random_state")}
         reading |= {name: getattr(options, name) for name in ("memory_limit", "n_threads")}
         opened = prepare(data, target, **shaping, **reading)
@@ -212,8 +235,8 @@ def folded(
         targets = rows.targets()
         is_classification = target_of(targets, parameters).classes is not None
         found = split_rows(
-            folds, rows.n_rows, lambda: targets, groups=groups, is_classification=is_classification,
-            seed=parameters.random_state,
+            division.folds, rows.n_rows, lambda: targets, groups=division.groups, time=division.time,
+            repeats=division.repeats, is_classification=is_classification, seed=parameters.random_state,
         )  # fmt: skip
         yield FoldedRows(prepared, rows, targets, found)
 
@@ -295,19 +318,45 @@ def target_of(targets: Column, parameters: Parameters) -> Target:
         return choose_target([scan], parameters)
 
 
-def _without_fold_column(data: Any, folds: Any, features: Sequence[str] | None, roles: tuple[Any, Any, Any]) -> Any:
-    """Return the table without the column that names the folds, the values of that column, and the features."""
-    if not isinstance(folds, str):
-        return data, folds, features
-    if not hasattr(data, "columns") or not hasattr(data, "__getitem__"):
-        raise InputTypeError(f"folds={folds!r} names a column, but the data have no columns: give one value per row")
-    names = [str(name) for name in data.columns]
-    if folds not in names:
-        raise ParameterError(f"the data have no column {folds!r}, which was given as folds")
-    values = data[folds]
-    values = np.asarray(values.compute() if hasattr(values, "compute") else values)
-    taken = {folds, *(role for role in roles if isinstance(role, str))}
-    return data, values, [name for name in (names if features is None else features) if name not in taken]
+def _with_values(
+    data: Any, target: Any, division: FoldOptions, options: DataOptions
+) -> tuple[FoldOptions, Sequence[str] | None]:
+    """Return the division with values in place of names of columns, and the features: without these columns."""
+    named = {name: value for name in _COLUMNS if isinstance(value := getattr(division, name), str)}
+    if not named:
+        return division, options.features
+    what = ", ".join(f"{name}={column!r}" for name, column in named.items())
+    table = open_path(data) if is_path(data) else data
+    if not hasattr(table, "columns") or not hasattr(table, "__getitem__"):
+        raise InputTypeError(f"{what} names a column, but the data have no columns: give one value per row")
+    names = [str(name) for name in getattr(table, "column_names", table.columns)]
+    for name, column in named.items():
+        if column not in names:
+            raise ParameterError(f"the data have no column {column!r}, which was given as {name}")
+    weight = options.sample_weight
+    if isinstance(weight, str) and weight in names:
+        weight = _values_of(table, weight)
+    is_kept = None if weight is None or isinstance(weight, str) else np.asarray(_computed(weight)).reshape(-1) > 0
+    values: dict[str, Any] = {}
+    for name, column in named.items():
+        found = _values_of(table, column)
+        found = found if is_kept is None or len(is_kept) != len(found) else found[is_kept]
+        if pd.isna(found).any():
+            raise DataError(f"column {column!r}, which was given as {name}, has missing values: fill them, or remove the rows")
+        values[name] = np.unique(found, return_inverse=True)[1]
+    taken = {role for role in (target, options.sample_weight, options.offset, *named.values()) if isinstance(role, str)}
+    features = [name for name in names if name not in taken] if options.features is None else options.features
+    return division._replace(**values), features
+
+
+def _values_of(table: Any, column: str) -> np.ndarray:
+    """Return a column of a table as an array."""
+    return np.asarray(_computed(table[column]))
+
+
+def _computed(values: Any) -> Any:
+    """Return the values of a Dask collection; others unchanged."""
+    return values.compute() if hasattr(values, "compute") else values
 
 
 def _scores(fitted: Sequence[FitResult], metrics: Sequence[MetricName]) -> tuple[pd.DataFrame, pd.DataFrame]:

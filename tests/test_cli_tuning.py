@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from pyarrow import csv
+from sklearn.model_selection import TimeSeriesSplit
 
 import dboost
 from dboost.cli import main, search_space
@@ -143,7 +144,9 @@ def test_cv_prints_and_writes_what_the_function_returns(here: Path, capsys: pyte
     np.testing.assert_array_equal(predictions.to_numpy(), expected.predictions)
     assert main([*command, "--output", "scores.json", "--quiet"]) == 0
     quiet = capsys.readouterr()
-    assert (quiet.out, quiet.err) == ("", "")
+    std = expected.scores.query("iteration == @expected.best_iteration and metric == 'log_loss'")["value"].std(ddof=0)
+    best = f"log_loss {expected.best_score:.6g} ± {std:.2g} in iteration {expected.best_iteration}\n"
+    assert (quiet.out, quiet.err) == (best, "")
     stored = json.loads(Path("scores.json").read_text())
     assert (stored["metric"], stored["best_iteration"], stored["best_score"]) == (
         "log_loss",
@@ -170,7 +173,12 @@ def test_cv_of_prepared_rows(here: Path) -> None:
     [
         (("--folds", "1"), "folds=1 must be at least 2"),
         (("--set", "folds=3"), "'folds' cannot be set in --set: use --folds"),
-        (("--set", "groups=a"), "'groups' cannot be set in --set: values per row can only be given in Python"),
+        (("--set", "groups=a"), "'groups' cannot be set in --set: use --groups"),
+        (("--folds", "column:q"), "the data have no column 'q', which was given as folds"),
+        (("--folds", "column:kind", "--groups", "a"), "--groups needs a number of folds, not --folds column:kind"),
+        (("--folds", "ordered:3", "--repeats", "2"), "--repeats needs a number of folds, not --folds ordered:3"),
+        (("--folds", "ordered:1"), "--folds ordered:1: at least two folds are needed"),
+        (("--groups", "kind"), "folds=5 is more than the 3 groups"),
         (("--set", "eval_set=a"), "unknown parameter 'eval_set' in --set"),
         (("--set", "max_leaves=3"), "did you mean 'max_leaf_nodes'?"),
         (("--output", "scores.txt"), "--output scores.txt: the name must end in .csv or .parquet or .json"),
@@ -183,6 +191,39 @@ def test_what_cv_cannot_use(here: Path, arguments: tuple[str, ...], message: str
     said = complaint(capsys, "cv", "rows.parquet", "--target", "z", *arguments)
     assert message in said and said.count("\n") == 1
     assert [path.name for path in here.iterdir()] == ["rows.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("options", "keywords"),
+    [
+        (["--folds", "column:kind"], {"folds": "kind"}),
+        (["--folds", "ordered:3"], {"folds": TimeSeriesSplit(3)}),
+        (["--folds", "2", "--groups", "kind"], {"folds": 2, "groups": "kind"}),
+        (["--folds", "3", "--time-column", "c"], {"folds": 3, "time": "c"}),
+        (["--folds", "2", "--repeats", "2"], {"folds": 2, "repeats": 2}),
+    ],
+)
+def test_folds_of_every_kind(here: Path, options: list[str], keywords: dict[str, Any]) -> None:
+    command = ["cv", "rows.parquet", "--target", "y", "--set", "max_iter=3", "--output", "scores.parquet", "--quiet"]
+    assert main([*command, *options]) == 0
+    expected = dboost.cv(FRAME, "y", max_iter=3, progress=False, **keywords)
+    pd.testing.assert_frame_equal(pd.read_parquet("scores.parquet"), expected.scores, check_exact=True)
+
+
+@pytest.mark.parametrize(("given", "status"), [("0", 2), ("x", 2), ("column:", 2), ("rows:3", 2), ("ordered:x", 2)])
+def test_folds_that_cannot_be_read(here: Path, given: str, status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["cv", "rows.parquet", "--target", "y", "--folds", given])
+    assert stopped.value.code == status
+    assert f"argument --folds: '{given}' is not N, column:NAME or ordered:N" in capsys.readouterr().err
+
+
+def test_prepared_rows_have_no_other_columns(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with dboost.prepare(FRAME, "y", "prepared"):
+        pass
+    for option, value in (("--folds", "column:kind"), ("--groups", "kind"), ("--time-column", "kind")):
+        said = complaint(capsys, "cv", "prepared", option, value)
+        assert f"{option}: prepared holds prepared data, without the column 'kind': give the table" in said
 
 
 @pytest.mark.slow
@@ -328,6 +369,19 @@ def test_tune_on_prepared_rows_into_a_folder(here: Path, capsys: pytest.CaptureF
     train = capsys.readouterr().out.splitlines()[-1]
     assert re.fullmatch("dboost train prepared --set max_iter=3 --set max_leaf_nodes=8 --set learning_rate=0.[13]", train)
     assert main([*shlex.split(train)[1:], "--quiet"]) == 0
+
+
+def test_the_printed_command_leaves_out_the_columns_that_divide_the_rows(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["tune", "rows.parquet", "--target", "z", "--folds", "2", "--groups", "kind", "--trials", "2", "--output", "s"]
+    assert main([*command, "--set", "max_leaf_nodes=4..8", "--set", "max_iter=3", "--quiet"]) == 0
+    train = shlex.split(capsys.readouterr().out)
+    assert 'features=["a", "b", "c", "w", "y"]' in train
+    assert main([*train[1:], "--output", "model.json", "--quiet"]) == 0
+    best = study_in("s").best_trial
+    found = dboost.cv(FRAME, "z", folds=2, groups="kind", max_iter=3, progress=False, **best.params)
+    assert found.best_score == best.value
 
 
 @pytest.mark.parametrize("greater_is_better", [False, True])

@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -174,6 +177,90 @@ def test_folds_of_every_kind() -> None:
     assert list(all_features.boosters[0].feature_names_in_) == FEATURES, "the column of folds is no feature"
 
 
+def hashes(result: dboost.CVResult) -> list[str]:
+    return [booster.sha256 for booster in result.boosters]
+
+
+def test_parts_of_the_time_are_held_out_one_after_the_other() -> None:
+    days = RNG.integers(0, 30, N)
+    names = np.array([f"2024-01-{day + 1:02d}" for day in days])
+    result = dboost.cv(FRAME, "y", folds=4, time=names, **OPTIONS)
+    assert hashes(dboost.cv(FRAME.assign(day=days), "y", folds=4, time="day", **OPTIONS)) == hashes(result)
+    found = split_rows(4, N, lambda: days, time=names, is_classification=False, seed=0)
+    n_held = []
+    for fold, booster in zip(found, result.boosters, strict=True):
+        held, trained = days[fold.uses == TEST], days[fold.uses == TRAIN]
+        assert trained.max() < held.min(), "rows of one day are not divided"
+        assert (fold.uses != TRAIN)[days >= held.min()].all() and booster.n_iter_ == 12
+        n_held.append(len(held))
+    assert sum(n_held) == np.count_nonzero(~np.isnan(result.predictions)) and max(n_held) < 1.5 * N / 5
+    rows = np.arange(N)
+    by_row = split_rows(4, N, lambda: rows, time=rows, is_classification=False, seed=0)
+    for fold, (train, test) in zip(by_row, TimeSeriesSplit(4).split(FRAME), strict=True):
+        assert np.flatnonzero(fold.uses == TRAIN).tolist() == train.tolist()
+        assert np.flatnonzero(fold.uses == TEST).tolist() == test.tolist()
+
+
+def test_repeated_folds_divide_the_rows_differently() -> None:
+    once = split_rows(3, N, lambda: FRAME["t"].to_numpy(), is_classification=True, seed=5)
+    twice = split_rows(3, N, lambda: FRAME["t"].to_numpy(), repeats=2, is_classification=True, seed=5)
+    assert [fold.uses.tolist() for fold in twice[:3]] == [fold.uses.tolist() for fold in once]
+    assert sum((fold.uses == TEST).astype(int) for fold in twice[3:]).tolist() == [1] * N
+    assert all((one.uses != other.uses).any() for one in twice[:3] for other in twice[3:])
+    result = dboost.cv(FRAME, "z", folds=3, repeats=2, **OPTIONS)
+    assert len(result.boosters) == 6 and not np.isnan(result.predictions).any()
+    assert hashes(result)[:3] == hashes(dboost.cv(FRAME, "z", folds=3, **OPTIONS))
+
+
+def test_columns_by_name_in_tables_of_every_kind(tmp_path: Path) -> None:
+    shops = RNG.choice([f"shop {number}" for number in range(20)], N)
+    weight = (np.arange(N) % 5 > 0).astype(np.float64)
+    kept = weight > 0
+    options = {"max_iter": 3, "max_leaf_nodes": 8, "progress": False, "folds": 3}
+    expected = dboost.cv(FRAME[[*FEATURES, "y"]], "y", groups=shops[kept], sample_weight=weight, **options)
+    table = FRAME[[*FEATURES, "y"]].assign(shop=shops, v=weight)
+    table.to_parquet(tmp_path / "rows.parquet", index=False)
+    table.to_csv(tmp_path / "rows.csv", index=False)
+    for data in (
+        table,
+        table.assign(shop=table["shop"].astype("category")),
+        dd.from_pandas(table, npartitions=3),
+        pa.Table.from_pandas(table),
+        tmp_path / "rows.parquet",
+        str(tmp_path / "rows.csv"),
+    ):
+        found = dboost.cv(data, "y", groups="shop", sample_weight="v", **options)
+        assert hashes(found) == hashes(expected)
+        assert list(found.boosters[0].feature_names_in_) == FEATURES, "the column of groups is no feature"
+    by_values = dboost.cv(table, "y", groups="shop", sample_weight=weight, features=FEATURES, **options)
+    assert hashes(by_values) == hashes(expected)
+    named = dboost.cv(table, "y", groups="shop", sample_weight="v", features=[*FEATURES, "shop"], **options)
+    assert "shop" in named.boosters[0].feature_names_in_
+    by_shop = dboost.cv(table[shops < "shop 2"], "y", **options | {"folds": "shop", "features": FEATURES})
+    assert len(by_shop.boosters) == len(set(shops[shops < "shop 2"])), "text names folds as well"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"repeats": 0}, "repeats=0 must be a number of at least 1"),
+        ({"repeats": True}, "repeats=True must be"),
+        ({"repeats": 2, "folds": GroupKFold(2)}, "repeats needs a number of folds, not GroupKFold"),
+        ({"repeats": 2, "groups": "a"}, "groups do not go together with repeats"),
+        ({"time": "a", "groups": "a"}, "groups do not go together with time"),
+        ({"time": "a", "repeats": 2}, "repeats do not go together with time"),
+        ({"time": "a", "folds": [(np.arange(9), np.arange(9, 20))]}, "time needs a number of folds, not list"),
+        ({"time": "z", "folds": 5}, "too few distinct values for folds=5: 2 of 2000 rows"),
+        ({"time": "nothing"}, "no column 'nothing', which was given as time"),
+        ({"groups": "b"}, "column 'b', which was given as groups, has missing values"),
+        ({"time": np.arange(3)}, "time has shape"),
+    ],
+)
+def test_divisions_that_do_not_go_together(given: dict[str, Any], message: str) -> None:
+    with pytest.raises((ParameterError, DataError), match=message):
+        dboost.cv(FRAME, "y", **given, **OPTIONS)
+
+
 @pytest.mark.parametrize(
     ("folds", "message"),
     [
@@ -215,6 +302,9 @@ def test_what_cv_does_not_take() -> None:
         for given in ({"features": ["a"]}, {"sample_weight": "w"}, {"target": "z"}):
             with pytest.raises(ParameterError, match="belongs to dboost"):
                 dboost.cv(data, **given)
+        for name in ("folds", "groups", "time"):
+            with pytest.raises(ParameterError, match=f"{name}='a' names a column, but a data set has bins only"):
+                dboost.cv(data, **{name: "a"})
         with pytest.raises(ParameterError, match="max_bins=99 does not fit"):
             dboost.cv(data, max_bins=99)
         assert dboost.cv(data, max_iter=2, progress=False).boosters[0].n_iter_ == 2

@@ -12,16 +12,16 @@ import json
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from dboost.cross_validation import CVResult, DataOptions, FoldSettings, cross_validate, folded, target_of
+from dboost.cross_validation import CVResult, DataOptions, FoldOptions, FoldSettings, cross_validate, folded, target_of
 from dboost.data import CategoryColumn, Column
 from dboost.errors import DataError, FitInterrupted, InputTypeError, MissingExtraError, ParameterError
 from dboost.params import ALIASES, EarlyStopping, Parameters, canonical
@@ -48,7 +48,7 @@ except ImportError as error:
 AfterTrial = Callable[[optuna.Study, FrozenTrial], Any]
 
 #: Attributes of trials and of the study. A trial that repeats an interrupted one has the number of that one.
-REPEATS, INTERRUPTED, ERROR, SETTINGS = "repeats", "interrupted", "error", "dboost"
+REPEATS, INTERRUPTED, ERROR, SETTINGS, FEATURES = "repeats", "interrupted", "error", "dboost", "features"
 
 
 class PruningCallback:
@@ -114,6 +114,8 @@ def tune(
     time_limit: float | str | None = None,
     folds: Any = 5,
     groups: Any = None,
+    time: Any = None,
+    repeats: int = 1,
     metric: Any = None,
     at_once: int | None = None,
     storage: Any = None,
@@ -145,7 +147,7 @@ def tune(
         Trials of the study that have ended, pruned ones and those of earlier calls included.
     time_limit : float or str, optional
         Seconds, or a duration such as "1h", from the call: trials that run then are ended, and repeated by the next call.
-    folds, groups
+    folds, groups, time, repeats
         As in `dboost.cv`.
     metric : str, callable or dboost.metrics.Metric, optional
         Metric of the held-out rows; the direction of the study follows from it. Default: the loss.
@@ -191,7 +193,7 @@ def tune(
     >>> study.best_params, study.best_trial.user_attrs["best_iteration"]                             # doctest: +SKIP
     """
     seconds = parse_time_limit(time_limit)
-    until = math.inf if seconds is None else time.perf_counter() + seconds
+    until = math.inf if seconds is None else perf_counter() + seconds
     _check_count("trials", trials)
     if at_once is not None:
         _check_count("at_once", at_once)
@@ -210,7 +212,7 @@ def tune(
 
     checked = settings_of({}).parameters
     options = DataOptions(sample_weight, offset, features, categorical_features, client, memory_limit, n_threads)
-    with _opened(storage) as kept, folded(data, target, folds, groups, options, checked) as rows:
+    with _opened(storage) as kept, folded(data, target, FoldOptions(folds, groups, time, repeats), options, checked) as rows:
         chosen = target_of(rows.targets, checked)
         found = metric_names(metric, chosen)
         if len(found) != 1:
@@ -229,6 +231,7 @@ def tune(
         }
         direction = "maximize" if found[0].greater_is_better else "minimize"
         study = _study(kept, settings, direction=direction, pruner=pruner, sampler=sampler)
+        study.set_user_attr(FEATURES, rows.data.feature_names_in_.tolist())
 
         def run(trial: optuna.Trial, check: Callable[[Iteration], None]) -> CVResult:
             pruning = PruningCallback(trial, found[0].column, max(iterations // 100, 1))
@@ -263,12 +266,12 @@ class _Search:
         with ThreadPoolExecutor(at_once, "dboost-trial") as pool:
             try:
                 while True:
-                    while len(running) < min(at_once, n_trials - n_ended) and time.perf_counter() < until and not is_stopped:
+                    while len(running) < min(at_once, n_trials - n_ended) and perf_counter() < until and not is_stopped:
                         trial = self._ask(n_ended + len(running))
                         running[pool.submit(self._timed, trial)] = trial
                     if not running:
                         return
-                    left = until - time.perf_counter()
+                    left = until - perf_counter()
                     done, _ = wait(running, None if left == math.inf else max(left, 0), FIRST_COMPLETED)
                     if not done:  # the time is over
                         return
@@ -296,8 +299,8 @@ class _Search:
         return self.study.ask(dict(self.space))
 
     def _timed(self, trial: optuna.Trial) -> tuple[CVResult, float]:
-        began = time.perf_counter()
-        return self.run(trial, self._check), time.perf_counter() - began
+        began = perf_counter()
+        return self.run(trial, self._check), perf_counter() - began
 
     def _check(self, _: Iteration) -> None:
         """End a trial when the study is over; a callback."""

@@ -25,7 +25,7 @@ from dboost.data import CategoryColumn, Column
 from dboost.errors import DBoostError, FitInterrupted, InputTypeError, ParameterError
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
-from dboost.session.row_selection import TEST, TRAIN, FoldRows
+from dboost.session.row_selection import TEST, TRAIN, UNUSED, FoldRows
 from dboost.session.target import Target
 from dboost.training.callbacks import Callback, Iteration, Progress
 from dboost.training.fit import FitResult
@@ -59,7 +59,15 @@ class BinnedRows(Protocol):
 
 
 def split_rows(
-    folds: Any, n_rows: int, targets: Callable[[], Column], *, groups: Any = None, is_classification: bool, seed: int
+    folds: Any,
+    n_rows: int,
+    targets: Callable[[], Column],
+    *,
+    groups: Any = None,
+    time: Any = None,
+    repeats: int = 1,
+    is_classification: bool,
+    seed: int,
 ) -> list[FoldRows]:
     """Return the folds of a cross-validation.
 
@@ -71,6 +79,11 @@ def split_rows(
         Returns the targets of all rows.
     groups : one value per row, optional
         For splitters; with a number of folds, rows of a group are in the same fold.
+    time : one value per row, optional
+        With a number of folds: the rows are ordered by it and divided into one part more than there are folds. A fold trains on
+        all parts before the one that it holds out. Rows of equal time are in the same part.
+    repeats : int
+        Number of times that a number of folds divides the rows, each time differently. Default 1.
     is_classification : bool
         Whether a number of folds divides each class evenly.
     seed : int
@@ -82,9 +95,24 @@ def split_rows(
         If the folds do not match the rows, or a fold has no row to train on or to hold out.
     """
     of_groups = None if groups is None else _per_row(groups, n_rows, "groups")
-    if isinstance(folds, int | np.integer) and not isinstance(folds, bool):
-        numbers = _numbered(int(folds), n_rows, targets, of_groups, is_classification, seed)
-        found = [_of_test(numbers == fold) for fold in range(int(folds))]
+    is_number = isinstance(folds, int | np.integer) and not isinstance(folds, bool)
+    if isinstance(repeats, bool) or not isinstance(repeats, int | np.integer) or repeats < 1:
+        raise ParameterError(f"repeats={repeats!r} must be a number of at least 1")
+    for name, is_given in (("time", time is not None), ("repeats", repeats > 1)):
+        if is_given and not is_number:
+            raise ParameterError(f"{name} needs a number of folds, not {type(folds).__name__}: leave it out")
+        if is_given and groups is not None:
+            raise ParameterError(f"groups do not go together with {name}: leave one of them out")
+    if is_number and time is not None:
+        if repeats > 1:
+            raise ParameterError("repeats do not go together with time, which divides the rows in one way only")
+        found = _ordered(int(folds), _per_row(time, n_rows, "time"))
+    elif is_number:
+        found = []
+        for repeat in range(repeats):
+            own_seed = derive_seed(seed, _FOLDS, repeat) if repeat else derive_seed(seed, _FOLDS)
+            numbers = _numbered(int(folds), n_rows, targets, of_groups, is_classification, own_seed)
+            found += [_of_test(numbers == fold) for fold in range(int(folds))]
     elif hasattr(folds, "split"):
         y = _plain(targets())
         found = [_of_pair(pair, n_rows) for pair in folds.split(np.zeros((n_rows, 1)), y, of_groups)]
@@ -123,7 +151,6 @@ def _numbered(
     """Return the fold of each row: each class (or group) is shuffled by hashes and dealt out evenly."""
     if not 2 <= n_folds <= n_rows:
         raise ParameterError(f"folds={n_folds} must be at least 2 and at most the number of rows, {n_rows}")
-    seed = derive_seed(seed, _FOLDS)
     if groups is not None:
         _, of_row = np.unique(groups, return_inverse=True)
         n_groups = int(of_row.max()) + 1
@@ -141,6 +168,19 @@ def _numbered(
     found = np.empty(n_rows, np.int64)
     found[order] = np.arange(n_rows) % n_folds
     return found
+
+
+def _ordered(n_folds: int, time: np.ndarray) -> list[FoldRows]:
+    """Return folds that hold out one part of the time after the other, and train on all parts before."""
+    if n_folds < 1:
+        raise ParameterError(f"folds={n_folds} must be at least 1 with time")
+    _, of_row, counts = np.unique(time, return_inverse=True, return_counts=True)
+    first = np.cumsum(counts) - counts  # position of the first row of each time
+    part = (first * (n_folds + 1) // len(time))[of_row]
+    is_held = [part == number for number in range(1, n_folds + 1)]
+    if not all(rows.any() for rows in is_held):
+        raise ParameterError(f"time has too few distinct values for folds={n_folds}: {len(counts)} of {len(time)} rows")
+    return [FoldRows(np.where(held, TEST, np.where(part < number, TRAIN, UNUSED))) for number, held in enumerate(is_held, 1)]
 
 
 def _balanced(sizes: np.ndarray, n_folds: int, seed: int) -> np.ndarray:
