@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, Unpack
@@ -26,8 +26,9 @@ from dboost.session.memory_budget import Budget, parse_memory_limit
 from dboost.session.row_selection import FoldRows
 from dboost.session.target import Target, choose_target, scan_target
 from dboost.training.callbacks import Callback, StoppingRule
+from dboost.training.checkpoint import first_difference, plain
 from dboost.training.fit import FitResult, available_threads
-from dboost.training.folds import BinnedRows, FoldScores, MetricName, fit_folds, mean_of, metric_names, split_rows
+from dboost.training.folds import BinnedRows, FoldScores, FoldState, MetricName, fit_folds, mean_of, metric_names, split_rows
 from dboost.training.learning_rates import schedule_of
 from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit, rounds_of_rule
 
@@ -62,6 +63,13 @@ class CVResult:
     metric: str
     boosters: list[Booster]
     predictions: np.ndarray
+    states: list[FoldState]  # for `start_from`
+    settings: dict[str, Any]  # the parameters of learning and the metrics, as JSON
+
+    @property
+    def n_iterations(self) -> int:
+        """Number of iterations of each fold, also those after the best one."""
+        return len(self.states[0].history)
 
     def __repr__(self) -> str:
         best = f"{self.metric} {self.best_score:.6g} in iteration {self.best_iteration}"
@@ -72,10 +80,11 @@ def cv(
     data: Any,
     target: Any = ...,
     *,
-    folds: Any = 5,
+    folds: Any = None,
     groups: Any = None,
     time: Any = None,
     repeats: int = 1,
+    start_from: CVResult | None = None,
     sample_weight: Any = None,
     offset: Any = None,
     features: Sequence[str] | None = None,
@@ -101,7 +110,8 @@ def cv(
         A table is prepared first (`dboost.prepare`).
     target : str, or one value per row
         Not needed for a `Dataset`.
-    folds : int, splitter of scikit-learn, iterable of (train, test), or one value per row, default 5
+    folds : int, splitter of scikit-learn, iterable of (train, test), or one value per row, optional
+        Default: 5, or those of `start_from`.
         A number divides the rows at random (by `random_state`), each class evenly. Pairs hold positions or masks; a row that is
         in neither is left out. With one value per row, each value is a fold. Positions and values count the rows of positive
         weight. For tables and paths `folds`, `groups` and `time` may be names of columns, which are then no features unless
@@ -113,6 +123,12 @@ def cv(
         trains on all parts before the one that it holds out. Rows of equal time are in the same part.
     repeats : int, default 1
         Divide the rows by a number of folds this many times, each time differently: there are folds × repeats models.
+    start_from : CVResult, optional
+        Continue the models of its folds on the same data, with `max_iter` more iterations and otherwise the same parameters,
+        metrics and early stopping; other ones are refused. The result is that of one call with all iterations, to the last bit:
+        scores, models and predictions, also if early stopping has kept fewer iterations than were grown. Only the seconds
+        differ, the iteration in which a time limit or a callback ends, and `max_iter` in the parameters of the models of a
+        result that has been stopped early, to which nothing is added.
     sample_weight, offset, features, categorical_features, n_threads
         As in `dboost.fit`; for a `Dataset` those of `dboost.prepare` apply.
     eval_metric : str, callable, dboost.metrics.Metric, or sequence of these, optional
@@ -151,13 +167,21 @@ def cv(
     >>> result.best_iteration, result.best_score                                                       # doctest: +SKIP
     """
     began, seconds = perf_counter(), parse_time_limit(time_limit)
+    learning = canonical({**parameters, "start_from": start_from})
+    earlier = learning.pop("start_from")
+    if earlier is not None:
+        if not isinstance(earlier, CVResult):
+            raise InputTypeError(f"start_from must be a result of dboost.cv, not {type(earlier).__name__}")
+        more = make_parameters({name: value for name, value in learning.items() if name == "max_iter"}).max_iter
+        learning["max_iter"] = earlier.n_iterations + more
     settings = FoldSettings(
-        canonical({**parameters}), eval_metric, early_stopping, checked_callbacks(callbacks), progress,
+        learning, eval_metric, early_stopping, checked_callbacks(callbacks), progress,
         available_threads(n_threads), parse_memory_limit(memory_limit), math.inf if seconds is None else began + seconds,
     )  # fmt: skip
     options = DataOptions(sample_weight, offset, features, categorical_features, client, memory_limit, n_threads)
-    with folded(data, target, FoldOptions(folds, groups, time, repeats), options, settings.parameters) as rows:
-        return cross_validate(rows, settings)
+    division = FoldOptions(folds, groups, time, repeats, earlier)
+    with folded(data, target, division, options, settings.parameters) as rows:
+        return cross_validate(rows, settings, earlier)
 
 
 class FoldOptions(NamedTuple):
@@ -167,6 +191,23 @@ class FoldOptions(NamedTuple):
     groups: Any
     time: Any
     repeats: int
+    known: CVResult | None = None  # with the folds to use, unless others are given
+
+    def of(self, n_rows: int, targets: Column, is_classification: bool, seed: int) -> list[FoldRows]:
+        """Return the folds; raise a ParameterError or a DataError if they are not those of `known`."""
+        known = [] if self.known is None else [state.rows for state in self.known.states]
+        if known and len(known[0].uses) != n_rows:
+            raise DataError(f"start_from is a result of {len(known[0].uses)} rows of positive weight, the data have {n_rows}")
+        if known and self.folds is None and self.groups is None and self.time is None and self.repeats == 1:
+            return known
+        found = split_rows(
+            5 if self.folds is None else self.folds, n_rows, lambda: targets, groups=self.groups, time=self.time,
+            repeats=self.repeats, is_classification=is_classification, seed=seed,
+        )  # fmt: skip
+        same = [np.array_equal(one.uses, other.uses) for one, other in zip(found, known, strict=False)]
+        if known and not (len(found) == len(known) and all(same)):
+            raise ParameterError("start_from is a result of other folds: leave folds, groups, time and repeats out")
+        return found
 
 
 #: Those of `FoldOptions` that may name a column.
@@ -234,10 +275,7 @@ def folded(data: Any, target: Any, division: FoldOptions, options: DataOptions, 
         rows: BinnedRows = prepared._rows(options.client)
         targets = rows.targets()
         is_classification = target_of(targets, parameters).classes is not None
-        found = split_rows(
-            division.folds, rows.n_rows, lambda: targets, groups=division.groups, time=division.time,
-            repeats=division.repeats, is_classification=is_classification, seed=parameters.random_state,
-        )  # fmt: skip
+        found = division.of(rows.n_rows, targets, is_classification, parameters.random_state)
         yield FoldedRows(prepared, rows, targets, found)
 
 
@@ -283,10 +321,21 @@ class FoldSettings:
         return make_parameters(self._learning | {"max_bins": data.max_bins})
 
 
-def cross_validate(folded: FoldedRows, settings: FoldSettings) -> CVResult:
-    """Fit and evaluate a model on each fold."""
+def cross_validate(folded: FoldedRows, settings: FoldSettings, earlier: CVResult | None = None) -> CVResult:
+    """Fit and evaluate a model on each fold.
+
+    earlier : a result on the same folds that is continued; the settings have the number of all iterations.
+    """
     rows, folds, parameters = folded.rows, folded.folds, settings.parameters_on(folded.data)
-    metrics = metric_names(settings.eval_metric, target_of(folded.targets, parameters))
+    target = target_of(folded.targets, parameters)
+    metrics = metric_names(settings.eval_metric, target)
+    described = _described(parameters.with_loss(target.loss.name), metrics, settings.early_stopping)
+    states = [] if earlier is None else earlier.states
+    if earlier is not None:
+        differs = first_difference(earlier.settings, described)
+        if differs is not None:
+            name, stored, current = differs
+            raise ParameterError(f"start_from: {name} was {stored} in this result and is {current} now: repeat its parameters")
     request_of = partial(
         FitRequest,
         parameters,
@@ -295,13 +344,26 @@ def cross_validate(folded: FoldedRows, settings: FoldSettings) -> CVResult:
         early_stopping=settings.early_stopping,
         learning_rates=settings.learning_rates,
     )
-    means = FoldScores(len(folds), settings.callbacks, settings.progress, parameters.max_iter, settings.until)
-    fitted = fit_folds(rows, folds, request_of, means, settings.n_threads)
+    past = [state.history for state in states]
+    means = FoldScores(len(folds), settings.callbacks, settings.progress, parameters.max_iter, settings.until, past)
+    fitted = fit_folds(rows, folds, request_of, means, settings.n_threads, states)
     custom_loss = None if isinstance(parameters.loss, str) else parameters.loss
     boosters = [Booster(one.ensemble, history=one.history, timings=one.timings, loss=custom_loss) for one in fitted]
     scores, summary = _scores(fitted, metrics)
     best = _best(fitted, metrics, summary)
-    return CVResult(scores, summary, *best, boosters, _predictions(rows, boosters, folds))
+    states = [
+        FoldState(fold, one.ensemble if one.whole is None else one.whole, tuple(one.history))
+        for fold, one in zip(folds, fitted, strict=True)
+    ]
+    return CVResult(scores, summary, *best, boosters, _predictions(rows, boosters, folds), states, described)
+
+
+def _described(parameters: Parameters, metrics: Sequence[MetricName], early_stopping: EarlyStopping | None) -> dict[str, Any]:
+    """Return what a continued cross-validation must have in common with its beginning, as JSON."""
+    learning = {name: value for name, value in parameters.to_dict().items() if name != "max_iter"}
+    rule = None if early_stopping is None else asdict(early_stopping)
+    described: dict[str, Any] = plain(learning | {"eval_metric": [one.name for one in metrics], "early_stopping": rule})
+    return described
 
 
 def target_of(targets: Column, parameters: Parameters) -> Target:

@@ -111,6 +111,16 @@ def test_options_of_fits(client: Client, tmp_path: Path) -> None:
             dboost.fit(data, start_from=other, **OPTIONS)
 
 
+def test_a_continued_cross_validation(client: Client) -> None:
+    expected = dboost.cv(FRAME, "late", folds=3, features=FEATURES, **OPTIONS)
+    with dboost.prepare(cut(FRAME, [300, 500]), "late", client=client, features=FEATURES) as data:
+        first = dboost.cv(data, folds=3, **OPTIONS | {"max_iter": 2})
+        found = dboost.cv(data, start_from=first, **OPTIONS | {"max_iter": 4})
+    assert [one.sha256 for one in found.boosters] == [one.sha256 for one in expected.boosters]
+    np.testing.assert_array_equal(found.predictions, expected.predictions)
+    pd.testing.assert_frame_equal(found.scores, expected.scores, check_exact=True)
+
+
 def test_estimators_and_leaf_refits(client: Client) -> None:
     rows = FRAME[[*FEATURES, "late"]]
     X, y = rows[FEATURES], rows["late"]

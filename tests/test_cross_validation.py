@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import threading
@@ -342,6 +343,110 @@ def test_offsets_are_part_of_the_predictions() -> None:
     odd = np.arange(N) % 2 == 1
     expected = result.boosters[1].predict(FRAME[odd], offset=offset[odd])
     np.testing.assert_array_equal(result.predictions[odd], expected)
+
+
+def assert_same(found: dboost.CVResult, expected: dboost.CVResult) -> None:
+    """Check that everything but seconds is the same, to the last bit."""
+    pd.testing.assert_frame_equal(found.scores, expected.scores, check_exact=True)
+    pd.testing.assert_frame_equal(found.summary, expected.summary, check_exact=True)
+    assert (found.best_iteration, found.best_score, found.metric) == (
+        expected.best_iteration,
+        expected.best_score,
+        expected.metric,
+    )
+    assert hashes(found) == hashes(expected) and found.n_iterations == expected.n_iterations
+    np.testing.assert_array_equal(found.predictions, expected.predictions)
+    for one, other in zip(found.boosters, expected.boosters, strict=True):
+        assert one.history.drop(columns="seconds").equals(other.history.drop(columns="seconds"))
+
+
+@pytest.mark.parametrize("target", ["y", "z", "t"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"eval_metric": ["log_loss", "auc"], "early_stopping_rounds": 3, "learning_rate": 0.9, "sample_weight": "w"},
+        {"subsample": 0.6, "learning_rate": lambda k: 0.3 / (1 + k)},
+        {"offset": "c", "folds": 2, "repeats": 2, "max_features": 0.5},
+    ],
+)
+def test_a_continued_cross_validation_is_one_with_all_iterations(target: str, more: dict[str, Any]) -> None:
+    if "eval_metric" in more and target != "z":
+        more = more | {"eval_metric": ["mae", "rmse"] if target == "y" else ["accuracy", "log_loss"]}
+    if "offset" in more and target == "t":
+        more = {name: value for name, value in more.items() if name != "offset"}
+    options = OPTIONS | {"folds": 3} | more
+    expected = dboost.cv(FRAME, target, **options)
+    division = {name: options.pop(name) for name in ("folds", "repeats") if name in options}
+    found = dboost.cv(FRAME, target, **options | division | {"max_iter": 1})
+    assert found.n_iterations == 1
+    for n in (4, 7) if "early_stopping_rounds" in options else (4, 5, 2):
+        found = pickle.loads(pickle.dumps(found)) if n != 4 and not callable(options.get("learning_rate")) else found
+        before = found.n_iterations
+        found = dboost.cv(FRAME, target, start_from=found, **options | {"max_iter": n})
+        assert before <= found.n_iterations <= before + n
+    assert_same(found, expected)
+    if "early_stopping_rounds" in options and target != "y":
+        assert found.n_iterations == found.best_iteration + 3 < 12, "early stopping has kept fewer iterations"
+        again = dboost.cv(FRAME, target, start_from=found, **options)
+        pd.testing.assert_frame_equal(again.scores, expected.scores, check_exact=True)
+        np.testing.assert_array_equal(again.predictions, expected.predictions)
+
+
+def test_a_continued_cross_validation_on_a_data_set() -> None:
+    given: dict[str, Any] = {"max_leaf_nodes": 8, "eval_metric": "auc", "progress": False}
+    seen: list[int] = []
+
+    def stop(now: dboost.Iteration) -> bool:
+        seen.append(now.iteration)
+        return now.iteration == 3
+
+    with dboost.prepare(FRAME, "z", features=FEATURES) as data:
+        expected = dboost.cv(data, folds=3, max_iter=9, **given)
+        stopped = dboost.cv(data, folds=3, max_iter=100, callbacks=[stop], **given)
+        numbers = np.zeros(N, np.int64)
+        for number, fold in enumerate(split_rows(3, N, lambda: FRAME["z"].to_numpy(), is_classification=True, seed=0)):
+            numbers[fold.uses == TEST] = number
+        for how in ({}, {"folds": 3}, {"folds": numbers}, {"n_threads": 1}, {"memory_limit": "200MiB"}):
+            seen.clear()
+            look = [lambda now: seen.append(now.iteration)]
+            assert_same(dboost.cv(data, start_from=stopped, max_iter=6, callbacks=look, **how, **given), expected)
+            assert seen == [4, 5, 6, 7, 8, 9]
+        assert_same(dboost.cv(data, init_model=stopped, max_iter=6, **given), expected)  # type: ignore[call-arg]
+
+
+def test_the_first_scores_of_a_continuation_are_not_read_twice_by_early_stopping() -> None:
+    """The rule sees each earlier mean once: iterations without improvement before the continuation count."""
+    options = OPTIONS | {"learning_rate": 0.9, "early_stopping_rounds": 5, "eval_metric": "log_loss", "folds": 3}
+    expected = dboost.cv(FRAME, "z", **options | {"max_iter": 50})
+    first = dboost.cv(FRAME, "z", **options | {"max_iter": expected.n_iterations - 1})
+    assert first.n_iterations == expected.n_iterations - 1
+    more = {"max_iter": 50 - first.n_iterations, "folds": None}
+    assert_same(dboost.cv(FRAME, "z", start_from=first, **options | more), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"learning_rate": 0.2}, ParameterError, "learning_rate was 0.1 in this result and is 0.2 now"),
+        ({"eval_metric": "mae"}, ParameterError, "eval_metric was"),
+        ({"early_stopping_rounds": 3}, ParameterError, "early_stopping_rounds was None"),
+        ({"learning_rate": [0.1] * 3 + [0.2] * 9}, ParameterError, "another cross-validation: iteration 1 had another"),
+        ({"folds": 4}, ParameterError, "start_from is a result of other folds"),
+        ({"folds": 3, "repeats": 2}, ParameterError, "start_from is a result of other folds"),
+        ({"time": np.arange(N)}, ParameterError, "start_from is a result of other folds"),
+        ({"start_from": 3}, InputTypeError, "start_from must be a result of dboost.cv, not int"),
+        ({"data": FRAME.assign(y=-FRAME["y"])}, DataError, "start_from is a result of other data: .* was"),
+        ({"data": FRAME.iloc[1:]}, DataError, f"result of {N} rows of positive weight, the data have {N - 1}"),
+        ({"features": ["a", "b"]}, ParameterError, "start_from: the model has 4 features, the data 2"),
+        ({"max_iter": -1}, ParameterError, "max_iter"),
+    ],
+)
+def test_what_cannot_be_continued(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    options = OPTIONS | {"max_iter": 3}
+    given = {"data": FRAME, "start_from": dboost.cv(FRAME, "y", folds=3, **options)} | options | change
+    with pytest.raises(error, match=message):
+        dboost.cv(given.pop("data"), "y", **given)
 
 
 class Fails(Loss):

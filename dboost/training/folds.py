@@ -27,6 +27,7 @@ from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
 from dboost.session.row_selection import TEST, TRAIN, UNUSED, FoldRows
 from dboost.session.target import Target
+from dboost.session.warm_start import COLD_START
 from dboost.training.callbacks import Callback, Iteration, Progress
 from dboost.training.fit import FitResult
 from dboost.training.plan import FitRequest, Fold
@@ -255,21 +256,32 @@ class FoldScores:
     n_iterations : int
     until : float
         Time (`time.perf_counter`) after which no iteration begins.
+    past : sequence of sequence of dict
+        For each fold the records of the iterations of the model that is continued.
     """
 
     def __init__(
-        self, n_folds: int, callbacks: Sequence[Callback], progress: bool | None, n_iterations: int, until: float = math.inf
+        self,
+        n_folds: int,
+        callbacks: Sequence[Callback],
+        progress: bool | None,
+        n_iterations: int,
+        until: float = math.inf,
+        past: Sequence[Sequence[Mapping[str, Any]]] = (),
     ) -> None:
         self._callbacks, self.n_iterations, self._until = callbacks, n_iterations, until
         self._progress = Progress(progress, n_iterations)
         self._barrier = threading.Barrier(n_folds, self._combine)
         self._records: list[Mapping[str, Any]] = [{}] * n_folds
-        self._means: dict[str, Any] = {"iteration": 0}
+        self._past = [_means_of(records) for records in zip(*past, strict=True)]
+        self._means: dict[str, Any] = self._past[-1] if self._past else {"iteration": 0}
         self._stops = False
         self._last = time.perf_counter()
 
     def mean(self, fold: int, record: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the means of an iteration's record over the folds, once all folds have finished the iteration."""
+        if record["iteration"] <= len(self._past):
+            return self._past[record["iteration"] - 1]
         if record["iteration"] != self._means["iteration"]:
             self._records[fold] = record
             self._barrier.wait()
@@ -288,11 +300,7 @@ class FoldScores:
     def _combine(self) -> None:
         """Compute the means, and what follows from them; runs in the thread of one fold while the others wait."""
         first = self._records[0]
-        means: dict[str, Any] = {}
-        for name, value in first.items():
-            values = [record[name] for record in self._records]
-            is_score = isinstance(value, float) and name != "seconds"
-            means[name] = mean_of(values) if is_score else max(values) if name != "rows_kept" else sum(values)
+        means = _means_of(self._records)
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         self._stops = now + seconds > self._until
@@ -311,6 +319,16 @@ class FoldScores:
         self._progress.close()
 
 
+def _means_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the means of the scores in the folds' records of an iteration, the longest of times, and the sum of rows."""
+    means: dict[str, Any] = {}
+    for name, value in records[0].items():
+        values = [record[name] for record in records]
+        is_score = isinstance(value, float) and name != "seconds"
+        means[name] = mean_of(values) if is_score else max(values) if name != "rows_kept" else sum(values)
+    return means
+
+
 def mean_of(values: Sequence[float]) -> float:
     """Return the mean, correctly rounded: it does not depend on the order of the folds."""
     return math.fsum(values) / len(values)
@@ -320,8 +338,22 @@ def _no_model() -> Ensemble:
     raise DBoostError("callbacks of a cross-validation have no model: there is one for each fold")
 
 
+@dataclass(frozen=True, eq=False)
+class FoldState:
+    """What continues the fit of a fold."""
+
+    rows: FoldRows
+    model: Ensemble  # with all iterations, also those after the best one
+    history: tuple[dict[str, Any], ...]
+
+
 def fit_folds(
-    rows: BinnedRows, folds: Sequence[FoldRows], request_of: Callable[..., FitRequest], scores: FoldScores, n_threads: int
+    rows: BinnedRows,
+    folds: Sequence[FoldRows],
+    request_of: Callable[..., FitRequest],
+    scores: FoldScores,
+    n_threads: int,
+    earlier: Sequence[FoldState] = (),
 ) -> list[FitResult]:
     """Fit a model on each fold, all at the same time.
 
@@ -330,11 +362,13 @@ def fit_folds(
     rows : BinnedRows
     folds : sequence of FoldRows
     request_of : callable
-        Returns the request of one fit, given ``fold``, ``n_threads``, ``callbacks`` and ``progress``.
+        Returns the request of one fit, given ``fold``, ``n_threads``, ``callbacks``, ``progress`` and ``warm_start``.
     scores : FoldScores
         Receives the scores; closed at the end.
     n_threads : int
         Threads of this process for all folds together.
+    earlier : sequence of FoldState
+        The models of the folds that are continued. Default: none.
 
     Raises
     ------
@@ -344,10 +378,14 @@ def fit_folds(
 
     def run(number: int) -> FitResult:
         try:
-            fold = Fold(folds[number], partial(scores.mean, number))
+            past: tuple[dict[str, Any], ...] = ()
+            warm_start = COLD_START
+            if earlier:  # the iterations so far belong to this fit, so it is the same as one fit with all iterations
+                past, warm_start = earlier[number].history, COLD_START.resumed(earlier[number].model)
+            fold = Fold(folds[number], partial(scores.mean, number), past)
             threads = max(n_threads // len(folds), 1)
-            callbacks = (partial(scores.ends, number),)
-            return rows.fit(request_of(fold=fold, n_threads=threads, callbacks=callbacks, progress=False))
+            how = {"callbacks": (partial(scores.ends, number),), "progress": False, "warm_start": warm_start}
+            return rows.fit(request_of(fold=fold, n_threads=threads, **how))
         except BaseException:
             scores.abort()
             raise
