@@ -54,6 +54,10 @@ class CVResult:
     predictions : float64[n_rows] or float64[n_rows, n_classes]
         Predictions, or probabilities of the classes, of each row by the model that has not been trained on it, in row order.
         NaN for rows that no fold holds out, the mean for rows that several folds hold out.
+    n_iterations : int
+        Number of iterations of each fold, also those after the best one.
+    states, settings
+        What ``cv(…, start_from=result)`` continues and compares; no part of the public API.
     """
 
     scores: pd.DataFrame
@@ -321,10 +325,13 @@ class FoldSettings:
         return make_parameters(self._learning | {"max_bins": data.max_bins})
 
 
-def cross_validate(folded: FoldedRows, settings: FoldSettings, earlier: CVResult | None = None) -> CVResult:
+def cross_validate(
+    folded: FoldedRows, settings: FoldSettings, earlier: CVResult | None = None, *, predicts: bool = True
+) -> CVResult:
     """Fit and evaluate a model on each fold.
 
-    earlier : a result on the same folds that is continued; the settings have the number of all iterations.
+    earlier : a result on the same folds that is continued; the settings have the number of all iterations. predicts : whether
+    the result has predictions.
     """
     rows, folds, parameters = folded.rows, folded.folds, settings.parameters_on(folded.data)
     target = target_of(folded.targets, parameters)
@@ -355,7 +362,8 @@ def cross_validate(folded: FoldedRows, settings: FoldSettings, earlier: CVResult
         FoldState(fold, one.ensemble if one.whole is None else one.whole, tuple(one.history))
         for fold, one in zip(folds, fitted, strict=True)
     ]
-    return CVResult(scores, summary, *best, boosters, _predictions(rows, boosters, folds), states, described)
+    predictions = _predictions(rows, boosters, folds) if predicts else np.empty(0)
+    return CVResult(scores, summary, *best, boosters, predictions, states, described)
 
 
 def _described(parameters: Parameters, metrics: Sequence[MetricName], early_stopping: EarlyStopping | None) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from tests.helpers.clusters import ROOT, Processes, held_fits, scheduler_plugin,
 
 optuna = pytest.importorskip("optuna", reason="optuna is not installed (dboost[optuna])")
 from dboost.cli.tune_command import as_set  # noqa: E402
+from dboost.integrations.optuna import tune  # noqa: E402
 
 RNG = np.random.default_rng(0)
 N = 600
@@ -304,6 +305,10 @@ def test_the_assignment_that_cannot_be_searched_is_named(
         (("--set", "max_iter=2..3", "--time-limit", "soon"), "time_limit='soon' must be a positive number"),
         (("--set", "max_iter=2..3", "--target", "q"), "the data have no column 'q'"),
         (("--set", "loss=log_loss,exponential"), "the loss is searched, so it cannot be the metric"),
+        (("--set", "max_iter=2..30", "--halving", "3"), "max_iter cannot be searched with halving"),
+        (("--set", "max_leaf_nodes=2..3", "--halving", "1"), "halving=1 must be a number, at least 2"),
+        (("--set", "max_leaf_nodes=2..3", "--min-iterations", "3"), "min_iterations=3 needs halving"),
+        (("--set", "max_leaf_nodes=2..3", "--set", "halving=3"), "'halving' cannot be set in --set: use --halving"),
     ],
 )
 def test_what_tune_cannot_use(here: Path, arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -401,6 +406,24 @@ def test_the_plot_has_the_trials_and_the_best_so_far(greater_is_better: bool) ->
         assert len(plot_trials(table[:0], "log_loss", greater_is_better).lines) == 1
 
 
+def test_halving_prints_each_trial_and_the_best(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*TUNE, "--output", "study", "--trials", "9", "--halving", "3", "--min-iterations", "3"]
+    assert main(command) == 0
+    said = capsys.readouterr()
+    study = study_in("study")
+    options = {"metric": "auc", "folds": 2, "max_iter": 20, "features": FEATURES, "halving": 3, "min_iterations": 3}
+    space = {
+        "learning_rate": optuna.distributions.FloatDistribution(0.05, 0.5, log=True),
+        "max_leaf_nodes": optuna.distributions.IntDistribution(2, 8),
+        "growth": optuna.distributions.CategoricalDistribution(["best_first", "depth_wise"]),
+    }
+    expected = tune(FRAME, space, target="z", trials=3, **options)
+    assert [trial.params for trial in study.trials[:3]] == [trial.params for trial in expected.trials]
+    assert len(said.err.splitlines()) == 9 and said.err.count("pruned after iteration 6") == 6
+    assert "9 trials: " in said.out and said.out.splitlines()[-1].startswith("dboost train rows.parquet")
+    assert "study with other settings (halving)" in complaint(capsys, *command, "--min-iterations", "2")
+
+
 def test_no_time_for_a_trial(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [*TUNE, "--set", "max_iter=1000000", "--output", "study"]
     assert "no trial has ended: give a longer --time-limit" in complaint(capsys, *command, "--time-limit", "1s")
@@ -453,6 +476,27 @@ def test_a_killed_study_ends_with_the_parameters_of_an_undisturbed_one(here: Pat
     study = study_in("study")
     assert outcome(study) == outcome(study_in("undisturbed")) and len(outcome(study)) == 9
     assert 1 <= [trial.state.name for trial in study.trials].count("FAIL") <= 3
+
+
+@pytest.mark.slow
+def test_a_killed_study_with_halving_ends_with_the_parameters_of_an_undisturbed_one(here: Path) -> None:
+    options = ["--trials", "12", "--quiet", "--set", "max_iter=270", "--halving", "3", "--output"]
+    undisturbed = start(*TUNE, *options, "undisturbed")
+    expected, errors = undisturbed.communicate(timeout=300)
+    assert undisturbed.returncode == 0, errors
+    for n_reports in (3, 10, 12, 14):
+        process = start(*TUNE, *options, "study")
+        until(lambda n=n_reports: Path("study").exists() and Path("study").read_text().count('"op_code":7') > n)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    last = start(*TUNE, *options, "study")
+    found, errors = last.communicate(timeout=300)
+    assert last.returncode == 0, errors
+    assert found == expected
+    one, other = (sorted(map(str, outcome(study_in(path)))) for path in ("study", "undisturbed"))
+    assert one == other and len(one) == 12
+    assert "FAIL" in [trial.state.name for trial in study_in("study").trials]
 
 
 @pytest.mark.slow

@@ -150,6 +150,10 @@ def _tune(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command.add_argument("--time-limit", metavar="TIME", help="end after this time, for example 1h; the same command continues")
     _folds(command)
     command.add_argument("--metric", metavar="NAME", help="what the trials are compared by, for example auc [the loss]")
+    does = "few iterations for many trials, more for the best 1/N of them, and so on up to max_iter; trials are continued"
+    command.add_argument("--halving", metavar="N", type=_positive, help=does)
+    does = "with --halving: the fewest iterations of a trial [max_iter / halving²]"
+    command.add_argument("--min-iterations", metavar="N", type=_positive, help=does)
     does = "trials that run at the same time [1; on a cluster 2]"
     command.add_argument("--at-once", metavar="N", type=_positive, help=does)
     does = "file of the study, which the same command continues; in a folder, study.journal"
