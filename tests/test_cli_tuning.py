@@ -175,6 +175,7 @@ def test_cv_of_prepared_rows(here: Path) -> None:
         (("--folds", "1"), "folds=1 must be at least 2"),
         (("--set", "folds=3"), "'folds' cannot be set in --set: use --folds"),
         (("--set", "groups=a"), "'groups' cannot be set in --set: use --groups"),
+        (("--set", "init_model=m.json"), "'init_model' cannot be set in --set: results of dboost.cv can only be continued in"),
         (("--folds", "column:q"), "the data have no column 'q', which was given as folds"),
         (("--folds", "column:kind", "--groups", "a"), "--groups needs a number of folds, not --folds column:kind"),
         (("--folds", "ordered:3", "--repeats", "2"), "--repeats needs a number of folds, not --folds ordered:3"),

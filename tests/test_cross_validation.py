@@ -251,7 +251,7 @@ def test_columns_by_name_in_tables_of_every_kind(tmp_path: Path) -> None:
         ({"time": "a", "groups": "a"}, "groups do not go together with time"),
         ({"time": "a", "repeats": 2}, "repeats do not go together with time"),
         ({"time": "a", "folds": [(np.arange(9), np.arange(9, 20))]}, "time needs a number of folds, not list"),
-        ({"time": "z", "folds": 5}, "too few distinct values for folds=5: 2 of 2000 rows"),
+        ({"time": "z", "folds": 5}, "folds=5 is too many for the 2 distinct values of time"),
         ({"time": "nothing"}, "no column 'nothing', which was given as time"),
         ({"groups": "b"}, "column 'b', which was given as groups, has missing values"),
         ({"time": np.arange(3)}, "time has shape"),

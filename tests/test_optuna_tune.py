@@ -273,7 +273,7 @@ def test_other_storages(tmp_path: Path) -> None:
         ({"halving": 1}, dboost.ParameterError, "halving=1 must be a number, at least 2"),
         ({"halving": 2.5}, dboost.ParameterError, "halving=2.5 must be a number, at least 2"),
         ({"min_iterations": 3}, dboost.ParameterError, "min_iterations=3 needs halving"),
-        ({"halving": 3, "min_iterations": 7}, dboost.ParameterError, "with min_iterations=7 needs max_iter=21"),
+        ({"halving": 3, "min_iterations": 7}, dboost.ParameterError, "min_iterations=7 needs a max_iter of at least 21"),
         ({"halving": 3, "min_iterations": 0}, dboost.ParameterError, "min_iterations=0 must be"),
         ({"halving": 3, "max_iter": "x"}, dboost.ParameterError, "max_iter"),
         ({"halving": 3, "pruner": optuna.pruners.NopPruner()}, dboost.ParameterError, "halving and pruner both end trials"),

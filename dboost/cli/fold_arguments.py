@@ -11,8 +11,14 @@ from typing import Any
 from dboost.errors import ParameterError
 from dboost.training.prepared_folder import is_prepared
 
-#: Why the keywords cannot be set by ``--set``.
-ELSEWHERE = {"folds": "use --folds", "groups": "use --groups", "time": "use --time-column", "repeats": "use --repeats"}
+#: Why keywords of `dboost.cv` and `tune` cannot be set by ``--set``.
+ELSEWHERE = {
+    "folds": "use --folds",
+    "groups": "use --groups",
+    "time": "use --time-column",
+    "repeats": "use --repeats",
+    **dict.fromkeys(("start_from", "init_model"), "results of dboost.cv can only be continued in Python"),
+}
 
 
 def keywords(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -589,7 +589,8 @@ def _stages(factor: Any, min_iterations: Any, max_iter: Any) -> _Stages | None:
     while iterations[0] // factor >= min_iterations:
         iterations.insert(0, iterations[0] // factor)
     if len(iterations) < 2:
-        raise ParameterError(f"halving={factor} with min_iterations={min_iterations} needs max_iter={factor * min_iterations}")
+        least = factor * min_iterations
+        raise ParameterError(f"halving={factor} with min_iterations={min_iterations} needs a max_iter of at least {least}")
     return _Stages(factor, tuple(iterations))
 
 

@@ -179,8 +179,9 @@ def _ordered(n_folds: int, time: np.ndarray) -> list[FoldRows]:
     first = np.cumsum(counts) - counts  # position of the first row of each time
     part = (first * (n_folds + 1) // len(time))[of_row]
     is_held = [part == number for number in range(1, n_folds + 1)]
-    if not all(rows.any() for rows in is_held):
-        raise ParameterError(f"time has too few distinct values for folds={n_folds}: {len(counts)} of {len(time)} rows")
+    if not (part == 0).any() or not all(rows.any() for rows in is_held):
+        values = f"the {len(counts)} distinct values of time"
+        raise ParameterError(f"folds={n_folds} is too many for {values}: a fold has no row to hold out or to train on")
     return [FoldRows(np.where(held, TEST, np.where(part < number, TRAIN, UNUSED))) for number, held in enumerate(is_held, 1)]
 
 
