@@ -242,7 +242,9 @@ def tune(
         if stages:
             pruner = optuna.pruners.NopPruner()
         pruner = pruner or optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=iterations // 5)
-        same_in_all = learning | {"early_stopping": stopping} | ({"halving": list(stages.iterations)} if stages else {})
+        same_in_all = (
+            learning | {"early_stopping": stopping} | ({"halving": [stages.factor, *stages.iterations]} if stages else {})
+        )
         settings = {
             "metric": found[0].name,
             "space": {name: optuna.distributions.distribution_to_json(one) for name, one in searched.items()},
@@ -507,7 +509,7 @@ class _Halving(_Trials):
                 done, _ = wait(running, None if left == math.inf else max(left, 0), FIRST_COMPLETED)
                 if not done:
                     raise _Ended
-                for future in done:
+                for future in [one for one in running if one in done]:  # in the order of the trials
                     self._note(running.pop(future), future, n_iterations)
         finally:
             if running:
