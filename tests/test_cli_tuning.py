@@ -220,6 +220,13 @@ def test_folds_that_cannot_be_read(here: Path, given: str, status: int, capsys: 
     assert f"argument --folds: '{given}' is not N, column:NAME or ordered:N" in capsys.readouterr().err
 
 
+def test_warnings_are_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    days = [f"2024-01-{number % 28 + 1:02d}" for number in range(N)]
+    FRAME.assign(day=days).to_parquet("days.parquet")
+    assert main(["cv", "days.parquet", "--target", "y", "--folds", "2", "--set", "max_iter=2", "--quiet"]) == 0
+    assert re.fullmatch(r"dboost: column 'day' holds text and is categorical: .*\n", capsys.readouterr().err)
+
+
 def test_prepared_rows_have_no_other_columns(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with dboost.prepare(FRAME, "y", "prepared"):
         pass
