@@ -1,14 +1,19 @@
 """Cross-validation and tuning on a data set that stays on a cluster, beside separate fits and beside the peers' loops.
 
-    python -m benchmarks.tuning [--rows 1000000] [--features 28] [--trees 60] [--folds 5] [--trials 50] [--trial-trees 20]
-                                [--workers 2] [--rounds 3] [--quick] [--output FILE.json]
+    python -m benchmarks.tuning [--rows 1000000] [--features 28] [--iterations 60] [--folds 5] [--workers 2] [--rounds 3]
+                                [--trials 50] [--trial-rows 200000] [--trial-iterations 20] [--engines dboost,xgboost,…]
+                                [--quick] [--output FILE.json]
 
-**Folds.** `dboost.prepare` and `dboost.cv` on a persisted frame, beside one fit for each fold on the frame's rows of the other
-folds, with the held-out rows as evaluation set. Both have a new cluster in every round; the peak memory is that of a worker.
+**Folds** (``--folds 0``: none). `dboost.prepare` and `dboost.cv` on a persisted frame, beside one fit for each fold on the
+frame's rows of the other folds, with the held-out rows as evaluation set, and beside a single one of these fits for the memory.
+Each has a new cluster in every round; the peak memory is that of a worker.
 
-**Trials.** The same sequence of settings (learning rate and number of leaves) is fitted and evaluated on a second table. dboost
-prepares the table once and has two fits at the same time. The loop over xgboost.dask makes its matrices once
-("xgboost, matrix kept") or for every trial; lightgbm.dask has no such object. Seconds are those of a trial.
+**Trials** (``--trials 0``: none). The same sequence of settings (learning rate and number of leaves) is fitted and evaluated on
+a second table. dboost prepares the table once and has two fits at the same time. "xgboost, matrix kept" makes its
+DaskQuantileDMatrix objects once, "xgboost" for every trial; lightgbm.dask has no such object. The fits of a peer follow one
+another, because each of them occupies all workers. Seconds are those of a trial, with the preparation.
+
+Ratios are those of the same round: median (smallest–largest). ``--output`` is written after every measurement.
 """
 
 from __future__ import annotations
@@ -17,8 +22,10 @@ import argparse
 import json
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +65,11 @@ def by_fits(client: Client, frame: Any, n_folds: int, trees: int) -> None:
         dboost.fit(rows, "y", client=client, eval_set=test, max_iter=trees, **FITS)
 
 
-def folds(workload: Workload, n_folds: int, n_workers: int, n_rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return seconds and peak memory of both ways in every round, and of one fit."""
+def folds(
+    workload: Workload, options: argparse.Namespace, say: Callable[[str], None], keep: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Return seconds and peak memory of both ways in every round, and of one fit. keep : called after every measurement."""
+    n_folds, n_workers, n_rounds = options.folds, options.workers, options.rounds
     ways: dict[str, Callable[..., None]] = {"cv": by_cv, "fits": by_fits, "one fit": by_fits}
     found: dict[str, dict[str, list[float]]] = {way: {"seconds": [], "peak_mib": []} for way in ways}
     for i in range(n_rounds):
@@ -74,6 +84,7 @@ def folds(workload: Workload, n_folds: int, n_workers: int, n_rounds: int, say: 
                 peak = max(client.run(_peak_mib).values())
             found[way]["seconds"].append(seconds)
             found[way]["peak_mib"].append(peak)
+            keep(found)
             say(f"round {i + 1}/{n_rounds} {way}: {seconds:.2f} s, {peak:.0f} MiB")
     return found
 
@@ -117,11 +128,11 @@ def trials_of_lightgbm(client: Client, frame: Any, test: Any, trials: Sequence[t
     import lightgbm as lgb
 
     for rate, leaves in trials:
-        model = lgb.DaskLGBMClassifier(
-            client=client, n_estimators=trees, n_jobs=1, verbose=-1, learning_rate=rate, num_leaves=leaves
-        )
+        model = lgb.DaskLGBMClassifier(client=client, n_estimators=trees, verbose=-1, learning_rate=rate, num_leaves=leaves)
         held_out = [(test.drop(columns="y"), test["y"])]
-        model.fit(frame.drop(columns="y"), frame["y"], eval_set=held_out)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # two lines for each fit: of the threads, and that eval_set will have another name
+            model.fit(frame.drop(columns="y"), frame["y"], eval_set=held_out)
 
 
 TRIALS: dict[str, Callable[..., None]] = {
@@ -130,13 +141,18 @@ TRIALS: dict[str, Callable[..., None]] = {
     "xgboost, matrix kept": lambda *arguments: trials_of_xgboost(*arguments, keeps=True),
     "lightgbm": trials_of_lightgbm,
 }
+#: The engines of ``--engines``.
+SHORT = {"dboost": "dboost", "xgboost": "xgboost", "xgboost-kept": "xgboost, matrix kept", "lightgbm": "lightgbm"}
 
 
-def trials(workload: Workload, n_trials: int, n_workers: int, n_rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return the seconds of a trial of every engine in every round."""
-    found: dict[str, list[float]] = {engine: [] for engine in TRIALS}
+def trials(
+    workload: Workload, options: argparse.Namespace, say: Callable[[str], None], keep: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Return the seconds of a trial of every engine in every round. keep : called after every measurement."""
+    n_trials, n_workers, n_rounds = options.trials, options.workers, options.rounds
+    found: dict[str, list[float]] = {engine: [] for engine in options.engines}
     for i in range(n_rounds):
-        for engine in TRIALS if i % 2 == 0 else reversed(TRIALS):
+        for engine in options.engines if i % 2 == 0 else reversed(options.engines):
             with cluster(n_workers) as client:
                 frame = frame_of(client, workload, 4 * n_workers)
                 test: Any = dd.from_pandas(frame.partitions[0].compute(), npartitions=n_workers).persist()
@@ -146,46 +162,75 @@ def trials(workload: Workload, n_trials: int, n_workers: int, n_rounds: int, say
                 TRIALS[engine](client, frame, test, settings_of(n_trials), workload.trees)
                 seconds = (time.perf_counter() - began) / n_trials
             found[engine].append(seconds)
+            keep(found)
             say(f"round {i + 1}/{n_rounds} {engine}: {seconds:.3f} s a trial")
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tuning", description="Measure cross-validation and tuning.")
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--features", type=int, default=28)
-    parser.add_argument("--trees", type=int, default=60)
-    parser.add_argument("--folds", type=int, default=5)
-    parser.add_argument("--trials", type=int, default=50, help="0: none")
-    parser.add_argument("--trial-rows", type=int, default=200_000)
-    parser.add_argument("--trial-trees", type=int, default=20)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="a tiny table, to see that everything runs")
-    parser.add_argument("--output", metavar="FILE.json")
-    options = parser.parse_args(argv)
-    if options.quick:
-        options.rows, options.features, options.trees, options.rounds = 20_000, 12, 3, 1
-        options.trials, options.trial_rows, options.trial_trees = min(options.trials, 3), 10_000, 3
-    console = Console()
+    options = _options(argv)
+    console = Console(width=160)
     console.print(peers.describe(peers.DISTRIBUTIONS))
     for warning in peers.warnings(peers.DISTRIBUTIONS):
         console.print(warning)
-    of_folds = Workload("folds", options.rows, options.features, "binary", options.trees)
-    found: dict[str, Any] = {"folds": folds(of_folds, options.folds, options.workers, options.rounds, console.print)}
-    seconds, peak = ({way: of[what] for way, of in found["folds"].items()} for what in ("seconds", "peak_mib"))
-    ratios = [one / other for one, other in zip(seconds["cv"], seconds["fits"], strict=True)]
-    memory = max(peak["cv"]) / max(peak["one fit"])
-    console.print(f"{options.folds} folds ÷ {options.folds} fits: {_spread(ratios)}; peak memory ÷ one fit: {memory:.2f}")
+    found: dict[str, Any] = {"options": vars(options), "peers": peers.describe(peers.DISTRIBUTIONS)}
+
+    def keep(part: str, measured: dict[str, Any]) -> None:
+        found[part] = measured
+        if options.output:
+            Path(options.output).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+    if options.folds:
+        workload = Workload("folds", options.rows, options.features, "binary", options.iterations)
+        of_folds = folds(workload, options, console.print, partial(keep, "folds"))
+        ours, theirs, one = (of_folds[way] for way in ("cv", "fits", "one fit"))
+        times, memory = ratios(ours["seconds"], theirs["seconds"]), ratios(ours["peak_mib"], one["peak_mib"])
+        console.print(f"{options.folds} folds ÷ {options.folds} fits: seconds × {_spread(times)}")
+        console.print(f"{options.folds} folds ÷ one fit: peak memory × {_spread(memory)}")
+        keep("folds_ratios", {"seconds": times, "peak_mib": memory})
     if options.trials:
-        of_trials = Workload("trials", options.trial_rows, options.features, "binary", options.trial_trees)
-        found["trials"] = trials(of_trials, options.trials, options.workers, options.rounds, console.print)
-        for engine, each in found["trials"].items():
-            ratios = [theirs / ours for theirs, ours in zip(each, found["trials"]["dboost"], strict=True)]
-            console.print(f"{engine}: {statistics.median(each):.3f} s a trial, × dboost {_spread(ratios)}")
-    if options.output:
-        Path(options.output).write_text(json.dumps(found, indent=1), encoding="utf-8")
+        workload = Workload("trials", options.trial_rows, options.features, "binary", options.trial_iterations)
+        of_trials = trials(workload, options, console.print, partial(keep, "trials"))
+        of_engines = {engine: ratios(each, of_trials["dboost"]) for engine, each in of_trials.items()}
+        for engine, each in of_trials.items():
+            how = "" if engine == "dboost" else f", × dboost {_spread(of_engines[engine])}"
+            console.print(f"{engine}: {statistics.median(each):.3f} s a trial{how}")
+        keep("trials_ratios", of_engines)
     return found
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    def engines(text: str) -> list[str]:
+        chosen = text.split(",")
+        if unknown := [name for name in chosen if name not in SHORT]:
+            raise argparse.ArgumentTypeError(f"no engine {', '.join(unknown)}; there are {', '.join(SHORT)}")
+        return ["dboost", *(SHORT[name] for name in chosen if name != "dboost")]
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tuning", description="Measure cross-validation and tuning.")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of the folds [%(default)s]")
+    parser.add_argument("--features", type=int, default=28, help="[%(default)s]")
+    parser.add_argument("--iterations", type=int, default=60, help="of the folds [%(default)s]")
+    parser.add_argument("--folds", type=int, default=5, help="number of folds; 0: no folds [%(default)s]")
+    parser.add_argument("--trials", type=int, default=50, help="number of trials; 0: no trials [%(default)s]")
+    parser.add_argument("--trial-rows", type=int, default=200_000, help="[%(default)s]")
+    parser.add_argument("--trial-iterations", type=int, default=20, help="[%(default)s]")
+    parser.add_argument("--engines", type=engines, default=list(TRIALS), help=f"of the trials: {','.join(SHORT)} [all]")
+    parser.add_argument("--workers", type=int, default=2, help="processes with one thread each [%(default)s]")
+    parser.add_argument("--rounds", type=int, default=3, help="[%(default)s]")
+    parser.add_argument("--quick", action="store_true", help="tiny tables, to see that everything runs")
+    parser.add_argument("--output", metavar="FILE.json", help="also write every measurement")
+    options = parser.parse_args(argv)
+    if options.folds == 1 or min(options.folds, options.trials) < 0 or options.rounds < 1:
+        parser.error("--folds is 0 or at least 2, --trials at least 0, --rounds at least 1")
+    if options.quick:
+        options.rows, options.features, options.iterations, options.rounds = 20_000, 12, 3, 1
+        options.trials, options.trial_rows, options.trial_iterations = min(options.trials, 3), 10_000, 3
+    return options
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Return the ratios of each round."""
+    return [one / other for one, other in zip(ours, theirs, strict=True)]
 
 
 def _spread(ratios: Sequence[float]) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Unpack
+from time import perf_counter
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import pandas as pd
@@ -17,15 +17,18 @@ import pandas as pd
 from dboost.api import prepare
 from dboost.booster import Booster
 from dboost.data import CategoryColumn, Column
+from dboost.data.frame import is_path
+from dboost.data.paths import open_path
 from dboost.dataset import Dataset
-from dboost.errors import InputTypeError, ParameterError
+from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.params import EarlyStopping, LearningParameters, Parameters, canonical, make_parameters
 from dboost.session.memory_budget import Budget, parse_memory_limit
 from dboost.session.row_selection import FoldRows
 from dboost.session.target import Target, choose_target, scan_target
 from dboost.training.callbacks import Callback, StoppingRule
+from dboost.training.checkpoint import first_difference, plain
 from dboost.training.fit import FitResult, available_threads
-from dboost.training.folds import BinnedRows, FoldScores, MetricName, fit_folds, mean_of, metric_names, split_rows
+from dboost.training.folds import BinnedRows, FoldScores, FoldState, MetricName, fit_folds, mean_of, metric_names, split_rows
 from dboost.training.learning_rates import schedule_of
 from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit, rounds_of_rule
 
@@ -51,6 +54,10 @@ class CVResult:
     predictions : float64[n_rows] or float64[n_rows, n_classes]
         Predictions, or probabilities of the classes, of each row by the model that has not been trained on it, in row order.
         NaN for rows that no fold holds out, the mean for rows that several folds hold out.
+    n_iterations : int
+        Number of iterations of each fold, also those after the best one.
+    states, settings
+        What ``cv(…, start_from=result)`` continues and compares; no part of the public API.
     """
 
     scores: pd.DataFrame
@@ -60,6 +67,13 @@ class CVResult:
     metric: str
     boosters: list[Booster]
     predictions: np.ndarray
+    states: list[FoldState]  # for `start_from`
+    settings: dict[str, Any]  # the parameters of learning and the metrics, as JSON
+
+    @property
+    def n_iterations(self) -> int:
+        """Number of iterations of each fold, also those after the best one."""
+        return len(self.states[0].history)
 
     def __repr__(self) -> str:
         best = f"{self.metric} {self.best_score:.6g} in iteration {self.best_iteration}"
@@ -70,8 +84,11 @@ def cv(
     data: Any,
     target: Any = ...,
     *,
-    folds: Any = 5,
+    folds: Any = None,
     groups: Any = None,
+    time: Any = None,
+    repeats: int = 1,
+    start_from: CVResult | None = None,
     sample_weight: Any = None,
     offset: Any = None,
     features: Sequence[str] | None = None,
@@ -97,12 +114,25 @@ def cv(
         A table is prepared first (`dboost.prepare`).
     target : str, or one value per row
         Not needed for a `Dataset`.
-    folds : int, splitter of scikit-learn, iterable of (train, test), or one value per row, default 5
+    folds : int, splitter of scikit-learn, iterable of (train, test), or one value per row, optional
+        Default: 5, or those of `start_from`.
         A number divides the rows at random (by `random_state`), each class evenly. Pairs hold positions or masks; a row that is
-        in neither is left out. With one value per row, each value is a fold; for tables it may be the name of a column, which
-        is then no feature. Positions count the rows of positive weight.
-    groups : one value per row, optional
+        in neither is left out. With one value per row, each value is a fold. Positions and values count the rows of positive
+        weight. For tables and paths `folds`, `groups` and `time` may be names of columns, which are then no features unless
+        `features` names them.
+    groups : str, or one value per row, optional
         Rows of a group are not divided: for a number of folds, and for splitters.
+    time : str, or one value per row, optional
+        With a number of folds: divide the rows in the order of these values into one part more than there are folds; each fold
+        trains on all parts before the one that it holds out. Rows of equal time are in the same part.
+    repeats : int, default 1
+        Divide the rows by a number of folds this many times, each time differently: there are folds × repeats models.
+    start_from : CVResult, optional
+        Continue the models of its folds on the same data, with `max_iter` more iterations and otherwise the same parameters,
+        metrics and early stopping; other ones are refused. The result is that of one call with all iterations, to the last bit:
+        scores, models and predictions, also if early stopping has kept fewer iterations than were grown. Only the seconds
+        differ, the iteration in which a time limit or a callback ends, and `max_iter` in the parameters of the models of a
+        result that has been stopped early, to which nothing is added.
     sample_weight, offset, features, categorical_features, n_threads
         As in `dboost.fit`; for a `Dataset` those of `dboost.prepare` apply.
     eval_metric : str, callable, dboost.metrics.Metric, or sequence of these, optional
@@ -140,69 +170,93 @@ def cv(
     >>> result = dboost.cv(frame, "target", folds=5, eval_metric="auc", early_stopping_rounds=20)      # doctest: +SKIP
     >>> result.best_iteration, result.best_score                                                       # doctest: +SKIP
     """
-    began, seconds = time.perf_counter(), parse_time_limit(time_limit)
-    learning = canonical({**parameters})
-    learning |= rounds_of_rule(early_stopping, learning)
-    if early_stopping is not None and early_stopping.eval_set not in (None, "validation"):
-        raise ParameterError(f"early_stopping: cv has no evaluation set {early_stopping.eval_set!r}, only held-out rows")
-    learning_rates = schedule_of(learning)
-    checked = make_parameters(learning)
-    if checked.arcbites is not None:
-        raise ParameterError("cv does not take arcbites: each fold would visit other bites at the same time")
-    threads = available_threads(n_threads)
-    limit = parse_memory_limit(memory_limit)
-    shaping = {
-        "sample_weight": sample_weight,
-        "offset": offset,
-        "features": features,
-        "categorical_features": categorical_features,
-        "client": client,
-    }
-    if isinstance(data, Dataset):
-        if "max_bins" in learning and checked.max_bins != data.max_bins:
-            raise ParameterError(f"max_bins={checked.max_bins} does not fit the data set, which has max_bins={data.max_bins}")
-        checked = make_parameters(learning | {"max_bins": data.max_bins})
-    of_bins = {"max_bins": checked.max_bins, "random_state": checked.random_state}
-    reading = of_bins | {"memory_limit": memory_limit, "n_threads": n_threads}
-    opened, folds = dataset_of(data, target, folds, shaping, reading)
-    with opened as prepared:
-        rows: BinnedRows = prepared._rows(client)
-        chosen = target_of(targets := rows.targets(), checked)
-        seed = checked.random_state
-        is_classification = chosen.classes is not None
-        found = split_rows(folds, rows.n_rows, lambda: targets, groups=groups, is_classification=is_classification, seed=seed)
-        of_each = None if limit is None else Budget(max(limit // len(found), 1))
-        request_of = partial(
-            FitRequest,
-            checked,
-            eval_metric=eval_metric,
-            budget=of_each,
-            early_stopping=early_stopping,
-            learning_rates=learning_rates,
-        )
-        until = math.inf if seconds is None else began + seconds
-        means = FoldScores(len(found), checked_callbacks(callbacks), progress, checked.max_iter, until)
-        metrics = metric_names(eval_metric, chosen)
-        fitted = fit_folds(rows, found, request_of, means, threads)
-        custom_loss = None if isinstance(checked.loss, str) else checked.loss
-        boosters = [Booster(one.ensemble, history=one.history, timings=one.timings, loss=custom_loss) for one in fitted]
-        scores, summary = _scores(fitted, metrics)
-        best = _best(fitted, metrics, summary)
-        return CVResult(scores, summary, *best, boosters, _predictions(rows, boosters, found))
+    began, seconds = perf_counter(), parse_time_limit(time_limit)
+    learning = canonical({**parameters, "start_from": start_from})
+    earlier = learning.pop("start_from")
+    if earlier is not None:
+        if not isinstance(earlier, CVResult):
+            raise InputTypeError(f"start_from must be a result of dboost.cv, not {type(earlier).__name__}")
+        more = make_parameters({name: value for name, value in learning.items() if name == "max_iter"}).max_iter
+        learning["max_iter"] = earlier.n_iterations + more
+    settings = FoldSettings(
+        learning, eval_metric, early_stopping, checked_callbacks(callbacks), progress,
+        available_threads(n_threads), parse_memory_limit(memory_limit), math.inf if seconds is None else began + seconds,
+    )  # fmt: skip
+    options = DataOptions(sample_weight, offset, features, categorical_features, client, memory_limit, n_threads)
+    division = FoldOptions(folds, groups, time, repeats, earlier)
+    with folded(data, target, division, options, settings.parameters) as rows:
+        return cross_validate(rows, settings, earlier)
 
 
-def dataset_of(
-    data: Any, target: Any, folds: Any, shaping: dict[str, Any], reading: dict[str, Any]
-) -> tuple[AbstractContextManager[Dataset], Any]:
-    """Return a context with the data set, which is closed at its end if it was made for it, and the folds.
+class FoldOptions(NamedTuple):
+    """Keywords of `cv` and `tune` that divide the rows."""
 
-    shaping, reading : keywords of `prepare`, those that belong to a data set and the others.
+    folds: Any
+    groups: Any
+    time: Any
+    repeats: int
+    known: CVResult | None = None  # with the folds to use, unless others are given
+
+    def of(self, n_rows: int, targets: Column, is_classification: bool, seed: int) -> list[FoldRows]:
+        """Return the folds; raise a ParameterError or a DataError if they are not those of `known`."""
+        known = [] if self.known is None else [state.rows for state in self.known.states]
+        if known and len(known[0].uses) != n_rows:
+            raise DataError(f"start_from is a result of {len(known[0].uses)} rows of positive weight, the data have {n_rows}")
+        if known and self.folds is None and self.groups is None and self.time is None and self.repeats == 1:
+            return known
+        found = split_rows(
+            5 if self.folds is None else self.folds, n_rows, lambda: targets, groups=self.groups, time=self.time,
+            repeats=self.repeats, is_classification=is_classification, seed=seed,
+        )  # fmt: skip
+        same = [np.array_equal(one.uses, other.uses) for one, other in zip(found, known, strict=False)]
+        if known and not (len(found) == len(known) and all(same)):
+            raise ParameterError("start_from is a result of other folds: leave folds, groups, time and repeats out")
+        return found
+
+
+#: Those of `FoldOptions` that may name a column.
+_COLUMNS = ("folds", "groups", "time")
+
+
+class DataOptions(NamedTuple):
+    """Keywords of `cv` and `tune` that say how the data are read."""
+
+    sample_weight: Any
+    offset: Any
+    features: Sequence[str] | None
+    categorical_features: Any
+    client: Any
+    memory_limit: int | str | None
+    n_threads: int | None
+
+    @property
+    def shaping(self) -> dict[str, Any]:
+        """Those that belong to a data set: for one that is given they have been decided."""
+        names = ("sample_weight", "offset", "features", "categorical_features", "client")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, eq=False)
+class FoldedRows:
+    """The rows of a data set with their folds, for several cross-validations."""
+
+    data: Dataset
+    rows: BinnedRows  # stay in memory as long as this object
+    targets: Column
+    folds: list[FoldRows]
+
+
+@contextmanager
+def folded(data: Any, target: Any, division: FoldOptions, options: DataOptions, parameters: Parameters) -> Iterator[FoldedRows]:
+    """Yield rows with their folds; a data set that is made of a table is closed at the end.
 
     Raises
     ------
     ParameterError, InputTypeError
-        If the target is missing, or if a target or shaping are given with a data set.
+        If the target is missing, if a target or options are given that belong to the data set, or if the folds do not match
+        the rows.
     """
+    shaping = options.shaping
     if isinstance(data, Dataset):
         given = shaping | {"target": None if target is ... else target}
         given["client"] = None if data.is_stored else given["client"]
@@ -210,12 +264,114 @@ def dataset_of(
         for name, value in given.items():
             if value is not None:
                 raise ParameterError(f"{name} belongs to dboost.prepare: the data set was prepared before")
-        return nullcontext(data), folds
-    if target is ...:
-        raise InputTypeError("the target is missing: give the name of a column, or one value per row")
-    roles = (target, shaping["sample_weight"], shaping["offset"])
-    data, folds, features = _without_fold_column(data, folds, shaping["features"], roles)
-    return prepare(data, target, **shaping | {"features": features}, **reading), folds
+        for name in _COLUMNS:
+            if isinstance(column := getattr(division, name), str):
+                raise ParameterError(f"{name}={column!r} names a column, but a data set has bins only: give one value per row")
+        opened: AbstractContextManager[Dataset] = nullcontext(data)
+    else:
+        if target is ...:
+            raise InputTypeError("the target is missing: give the name of a column, or one value per row")
+        division, shaping["features"] = _with_values(data, target, division, options)
+        reading = {name: getattr(parameters, name) for name in ("max_bins", "random_state")}
+        reading |= {name: getattr(options, name) for name in ("memory_limit", "n_threads")}
+        opened = prepare(data, target, **shaping, **reading)
+    with opened as prepared:
+        rows: BinnedRows = prepared._rows(options.client)
+        targets = rows.targets()
+        is_classification = target_of(targets, parameters).classes is not None
+        found = division.of(rows.n_rows, targets, is_classification, parameters.random_state)
+        yield FoldedRows(prepared, rows, targets, found)
+
+
+class FoldSettings:
+    """The settings of the fits of a cross-validation.
+
+    Parameters
+    ----------
+    learning : dict
+        Parameters of learning by their canonical names.
+    eval_metric, early_stopping
+        As in `cv`.
+    callbacks : tuple of callable
+    progress : bool or None
+    n_threads : int
+        Threads of this process for all folds together.
+    limit : int or None
+        Memory limit for all folds together.
+    until : float
+        Time (`time.perf_counter`) after which no iteration begins.
+    """
+
+    def __init__(
+        self, learning: Mapping[str, Any], eval_metric: Any, early_stopping: EarlyStopping | None,
+        callbacks: tuple[Callback, ...], progress: bool | None, n_threads: int, limit: int | None, until: float = math.inf,
+    ) -> None:  # fmt: skip
+        self._learning = {**learning} | rounds_of_rule(early_stopping, {**learning})
+        if early_stopping is not None and early_stopping.eval_set not in (None, "validation"):
+            raise ParameterError(f"early_stopping: cv has no evaluation set {early_stopping.eval_set!r}, only held-out rows")
+        self.learning_rates = schedule_of(self._learning)
+        self.parameters = make_parameters(self._learning)
+        if self.parameters.arcbites is not None:
+            raise ParameterError("cv does not take arcbites: each fold would visit other bites at the same time")
+        self.eval_metric, self.early_stopping, self.callbacks, self.progress = eval_metric, early_stopping, callbacks, progress
+        self.n_threads, self.limit, self.until = n_threads, limit, until
+
+    def parameters_on(self, data: Dataset) -> Parameters:
+        """Return the parameters of learning with the number of bins of a data set."""
+        if "max_bins" in self._learning and self.parameters.max_bins != data.max_bins:
+            raise ParameterError(
+                f"max_bins={self.parameters.max_bins} does not fit the data set, which has max_bins={data.max_bins}"
+            )
+        return make_parameters(self._learning | {"max_bins": data.max_bins})
+
+
+def cross_validate(
+    folded: FoldedRows, settings: FoldSettings, earlier: CVResult | None = None, *, predicts: bool = True
+) -> CVResult:
+    """Fit and evaluate a model on each fold.
+
+    earlier : a result on the same folds that is continued; the settings have the number of all iterations. predicts : whether
+    the result has predictions.
+    """
+    rows, folds, parameters = folded.rows, folded.folds, settings.parameters_on(folded.data)
+    target = target_of(folded.targets, parameters)
+    metrics = metric_names(settings.eval_metric, target)
+    described = _described(parameters.with_loss(target.loss.name), metrics, settings.early_stopping)
+    states = [] if earlier is None else earlier.states
+    if earlier is not None:
+        differs = first_difference(earlier.settings, described)
+        if differs is not None:
+            name, stored, current = differs
+            raise ParameterError(f"start_from: {name} was {stored} in this result and is {current} now: repeat its parameters")
+    request_of = partial(
+        FitRequest,
+        parameters,
+        eval_metric=settings.eval_metric,
+        budget=None if settings.limit is None else Budget(max(settings.limit // len(folds), 1)),
+        early_stopping=settings.early_stopping,
+        learning_rates=settings.learning_rates,
+    )
+    past = [state.history for state in states]
+    means = FoldScores(len(folds), settings.callbacks, settings.progress, parameters.max_iter, settings.until, past)
+    fitted = fit_folds(rows, folds, request_of, means, settings.n_threads, states)
+    custom_loss = None if isinstance(parameters.loss, str) else parameters.loss
+    boosters = [Booster(one.ensemble, history=one.history, timings=one.timings, loss=custom_loss) for one in fitted]
+    scores, summary = _scores(fitted, metrics)
+    best = _best(fitted, metrics, summary)
+    states = [
+        FoldState(fold, one.ensemble if one.whole is None else one.whole, tuple(one.history))
+        for fold, one in zip(folds, fitted, strict=True)
+    ]
+    predictions = _predictions(rows, boosters, folds) if predicts else np.empty(0)
+    return CVResult(scores, summary, *best, boosters, predictions, states, described)
+
+
+def _described(parameters: Parameters, metrics: Sequence[MetricName], early_stopping: EarlyStopping | None) -> dict[str, Any]:
+    """Return what a continued cross-validation must have in common with its beginning, as JSON."""
+    learning = {name: value for name, value in parameters.to_dict().items() if name != "max_iter"}
+    rule = None if early_stopping is None else asdict(early_stopping)
+    described: dict[str, Any] = plain(learning | {"eval_metric": [one.name for one in metrics], "early_stopping": rule})
+    return described
 
 
 def target_of(targets: Column, parameters: Parameters) -> Target:
@@ -232,19 +388,45 @@ def target_of(targets: Column, parameters: Parameters) -> Target:
         return choose_target([scan], parameters)
 
 
-def _without_fold_column(data: Any, folds: Any, features: Sequence[str] | None, roles: tuple[Any, Any, Any]) -> Any:
-    """Return the table without the column that names the folds, the values of that column, and the features."""
-    if not isinstance(folds, str):
-        return data, folds, features
-    if not hasattr(data, "columns") or not hasattr(data, "__getitem__"):
-        raise InputTypeError(f"folds={folds!r} names a column, but the data have no columns: give one value per row")
-    names = [str(name) for name in data.columns]
-    if folds not in names:
-        raise ParameterError(f"the data have no column {folds!r}, which was given as folds")
-    values = data[folds]
-    values = np.asarray(values.compute() if hasattr(values, "compute") else values)
-    taken = {folds, *(role for role in roles if isinstance(role, str))}
-    return data, values, [name for name in (names if features is None else features) if name not in taken]
+def _with_values(
+    data: Any, target: Any, division: FoldOptions, options: DataOptions
+) -> tuple[FoldOptions, Sequence[str] | None]:
+    """Return the division with values in place of names of columns, and the features: without these columns."""
+    named = {name: value for name in _COLUMNS if isinstance(value := getattr(division, name), str)}
+    if not named:
+        return division, options.features
+    what = ", ".join(f"{name}={column!r}" for name, column in named.items())
+    table = open_path(data) if is_path(data) else data
+    if not hasattr(table, "columns") or not hasattr(table, "__getitem__"):
+        raise InputTypeError(f"{what} names a column, but the data have no columns: give one value per row")
+    names = [str(name) for name in getattr(table, "column_names", table.columns)]
+    for name, column in named.items():
+        if column not in names:
+            raise ParameterError(f"the data have no column {column!r}, which was given as {name}")
+    weight = options.sample_weight
+    if isinstance(weight, str) and weight in names:
+        weight = _values_of(table, weight)
+    is_kept = None if weight is None or isinstance(weight, str) else np.asarray(_computed(weight)).reshape(-1) > 0
+    values: dict[str, Any] = {}
+    for name, column in named.items():
+        found = _values_of(table, column)
+        found = found if is_kept is None or len(is_kept) != len(found) else found[is_kept]
+        if pd.isna(found).any():
+            raise DataError(f"column {column!r}, which was given as {name}, has missing values: fill them, or remove the rows")
+        values[name] = np.unique(found, return_inverse=True)[1]
+    taken = {role for role in (target, options.sample_weight, options.offset, *named.values()) if isinstance(role, str)}
+    features = [name for name in names if name not in taken] if options.features is None else options.features
+    return division._replace(**values), features
+
+
+def _values_of(table: Any, column: str) -> np.ndarray:
+    """Return a column of a table as an array."""
+    return np.asarray(_computed(table[column]))
+
+
+def _computed(values: Any) -> Any:
+    """Return the values of a Dask collection; others unchanged."""
+    return values.compute() if hasattr(values, "compute") else values
 
 
 def _scores(fitted: Sequence[FitResult], metrics: Sequence[MetricName]) -> tuple[pd.DataFrame, pd.DataFrame]:

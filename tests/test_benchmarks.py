@@ -27,6 +27,7 @@ from benchmarks import (
     scaling,
     shap,
     trimming,
+    tuning,
     workloads,
 )
 from benchmarks.__main__ import main
@@ -310,6 +311,27 @@ def test_stages_lead_to_the_whole_model(n_classes: int) -> None:
         stages = list(fit.staged(X, [1, 3, 4]))
         assert len(fit.marks) == 4 and np.diff(fit.marks, prepend=0.0).min() > 0
         assert np.allclose(stages[-1], fit.raw_score(X), atol=1e-6) and not np.allclose(stages[0], stages[1])
+
+
+@pytest.mark.parametrize("given", ["--folds=1", "--trials=-1", "--rounds=0", "--engines=catboost"])
+def test_tuning_refuses_what_it_cannot_measure(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        tuning.main([given])
+    assert given.partition("=")[0] in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_tuning(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / "found.json"
+    found = tuning.main(["--quick", "--folds", "2", "--trials", "1", "--engines", "dboost,xgboost-kept", "--output", str(path)])
+    assert json.loads(path.read_text()) == found
+    for way in ("cv", "fits", "one fit"):
+        assert len(found["folds"][way]["seconds"]) == 1 and min(found["folds"][way]["peak_mib"]) > 50
+    seconds = found["folds"]["cv"]["seconds"][0] / found["folds"]["fits"]["seconds"][0]
+    assert found["folds_ratios"]["seconds"] == [seconds]
+    assert list(found["trials"]) == list(found["trials_ratios"]) == ["dboost", "xgboost, matrix kept"]
+    said = capsys.readouterr().out
+    assert f"2 folds ÷ 2 fits: seconds × {seconds:.2f}" in said and "xgboost, matrix kept: " in said
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from pyarrow import csv
+from sklearn.model_selection import TimeSeriesSplit
 
 import dboost
 from dboost.cli import main, search_space
@@ -27,6 +28,7 @@ from tests.helpers.clusters import ROOT, Processes, held_fits, scheduler_plugin,
 
 optuna = pytest.importorskip("optuna", reason="optuna is not installed (dboost[optuna])")
 from dboost.cli.tune_command import as_set  # noqa: E402
+from dboost.integrations.optuna import tune  # noqa: E402
 
 RNG = np.random.default_rng(0)
 N = 600
@@ -143,7 +145,9 @@ def test_cv_prints_and_writes_what_the_function_returns(here: Path, capsys: pyte
     np.testing.assert_array_equal(predictions.to_numpy(), expected.predictions)
     assert main([*command, "--output", "scores.json", "--quiet"]) == 0
     quiet = capsys.readouterr()
-    assert (quiet.out, quiet.err) == ("", "")
+    std = expected.scores.query("iteration == @expected.best_iteration and metric == 'log_loss'")["value"].std(ddof=0)
+    best = f"log_loss {expected.best_score:.6g} ± {std:.2g} in iteration {expected.best_iteration}\n"
+    assert (quiet.out, quiet.err) == (best, "")
     stored = json.loads(Path("scores.json").read_text())
     assert (stored["metric"], stored["best_iteration"], stored["best_score"]) == (
         "log_loss",
@@ -170,7 +174,13 @@ def test_cv_of_prepared_rows(here: Path) -> None:
     [
         (("--folds", "1"), "folds=1 must be at least 2"),
         (("--set", "folds=3"), "'folds' cannot be set in --set: use --folds"),
-        (("--set", "groups=a"), "'groups' cannot be set in --set: values per row can only be given in Python"),
+        (("--set", "groups=a"), "'groups' cannot be set in --set: use --groups"),
+        (("--set", "init_model=m.json"), "'init_model' cannot be set in --set: results of dboost.cv can only be continued in"),
+        (("--folds", "column:q"), "the data have no column 'q', which was given as folds"),
+        (("--folds", "column:kind", "--groups", "a"), "--groups needs a number of folds, not --folds column:kind"),
+        (("--folds", "ordered:3", "--repeats", "2"), "--repeats needs a number of folds, not --folds ordered:3"),
+        (("--folds", "ordered:1"), "--folds ordered:1: at least two folds are needed"),
+        (("--groups", "kind"), "folds=5 is more than the 3 groups"),
         (("--set", "eval_set=a"), "unknown parameter 'eval_set' in --set"),
         (("--set", "max_leaves=3"), "did you mean 'max_leaf_nodes'?"),
         (("--output", "scores.txt"), "--output scores.txt: the name must end in .csv or .parquet or .json"),
@@ -183,6 +193,46 @@ def test_what_cv_cannot_use(here: Path, arguments: tuple[str, ...], message: str
     said = complaint(capsys, "cv", "rows.parquet", "--target", "z", *arguments)
     assert message in said and said.count("\n") == 1
     assert [path.name for path in here.iterdir()] == ["rows.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("options", "keywords"),
+    [
+        (["--folds", "column:kind"], {"folds": "kind"}),
+        (["--folds", "ordered:3"], {"folds": TimeSeriesSplit(3)}),
+        (["--folds", "2", "--groups", "kind"], {"folds": 2, "groups": "kind"}),
+        (["--folds", "3", "--time-column", "c"], {"folds": 3, "time": "c"}),
+        (["--folds", "2", "--repeats", "2"], {"folds": 2, "repeats": 2}),
+    ],
+)
+def test_folds_of_every_kind(here: Path, options: list[str], keywords: dict[str, Any]) -> None:
+    command = ["cv", "rows.parquet", "--target", "y", "--set", "max_iter=3", "--output", "scores.parquet", "--quiet"]
+    assert main([*command, *options]) == 0
+    expected = dboost.cv(FRAME, "y", max_iter=3, progress=False, **keywords)
+    pd.testing.assert_frame_equal(pd.read_parquet("scores.parquet"), expected.scores, check_exact=True)
+
+
+@pytest.mark.parametrize(("given", "status"), [("0", 2), ("x", 2), ("column:", 2), ("rows:3", 2), ("ordered:x", 2)])
+def test_folds_that_cannot_be_read(here: Path, given: str, status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["cv", "rows.parquet", "--target", "y", "--folds", given])
+    assert stopped.value.code == status
+    assert f"argument --folds: '{given}' is not N, column:NAME or ordered:N" in capsys.readouterr().err
+
+
+def test_warnings_are_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    days = [f"2024-01-{number % 28 + 1:02d}" for number in range(N)]
+    FRAME.assign(day=days).to_parquet("days.parquet")
+    assert main(["cv", "days.parquet", "--target", "y", "--folds", "2", "--set", "max_iter=2", "--quiet"]) == 0
+    assert re.fullmatch(r"dboost: column 'day' holds text and is categorical: .*\n", capsys.readouterr().err)
+
+
+def test_prepared_rows_have_no_other_columns(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with dboost.prepare(FRAME, "y", "prepared"):
+        pass
+    for option, value in (("--folds", "column:kind"), ("--groups", "kind"), ("--time-column", "kind")):
+        said = complaint(capsys, "cv", "prepared", option, value)
+        assert f"{option}: prepared holds prepared data, without the column 'kind': give the table" in said
 
 
 @pytest.mark.slow
@@ -263,6 +313,10 @@ def test_the_assignment_that_cannot_be_searched_is_named(
         (("--set", "max_iter=2..3", "--time-limit", "soon"), "time_limit='soon' must be a positive number"),
         (("--set", "max_iter=2..3", "--target", "q"), "the data have no column 'q'"),
         (("--set", "loss=log_loss,exponential"), "the loss is searched, so it cannot be the metric"),
+        (("--set", "max_iter=2..30", "--halving", "3"), "max_iter cannot be searched with halving"),
+        (("--set", "max_leaf_nodes=2..3", "--halving", "1"), "halving=1 must be a number, at least 2"),
+        (("--set", "max_leaf_nodes=2..3", "--min-iterations", "3"), "min_iterations=3 needs halving"),
+        (("--set", "max_leaf_nodes=2..3", "--set", "halving=3"), "'halving' cannot be set in --set: use --halving"),
     ],
 )
 def test_what_tune_cannot_use(here: Path, arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -330,6 +384,19 @@ def test_tune_on_prepared_rows_into_a_folder(here: Path, capsys: pytest.CaptureF
     assert main([*shlex.split(train)[1:], "--quiet"]) == 0
 
 
+def test_the_printed_command_leaves_out_the_columns_that_divide_the_rows(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["tune", "rows.parquet", "--target", "z", "--folds", "2", "--groups", "kind", "--trials", "2", "--output", "s"]
+    assert main([*command, "--set", "max_leaf_nodes=4..8", "--set", "max_iter=3", "--quiet"]) == 0
+    train = shlex.split(capsys.readouterr().out)
+    assert 'features=["a", "b", "c", "w", "y"]' in train
+    assert main([*train[1:], "--output", "model.json", "--quiet"]) == 0
+    best = study_in("s").best_trial
+    found = dboost.cv(FRAME, "z", folds=2, groups="kind", max_iter=3, progress=False, **best.params)
+    assert found.best_score == best.value
+
+
 @pytest.mark.parametrize("greater_is_better", [False, True])
 def test_the_plot_has_the_trials_and_the_best_so_far(greater_is_better: bool) -> None:
     pytest.importorskip("matplotlib")
@@ -345,6 +412,24 @@ def test_the_plot_has_the_trials_and_the_best_so_far(greater_is_better: bool) ->
     assert axes.get_ylabel() == "log loss"
     with detached():
         assert len(plot_trials(table[:0], "log_loss", greater_is_better).lines) == 1
+
+
+def test_halving_prints_each_trial_and_the_best(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*TUNE, "--output", "study", "--trials", "9", "--halving", "3", "--min-iterations", "3"]
+    assert main(command) == 0
+    said = capsys.readouterr()
+    study = study_in("study")
+    options = {"metric": "auc", "folds": 2, "max_iter": 20, "features": FEATURES, "halving": 3, "min_iterations": 3}
+    space = {
+        "learning_rate": optuna.distributions.FloatDistribution(0.05, 0.5, log=True),
+        "max_leaf_nodes": optuna.distributions.IntDistribution(2, 8),
+        "growth": optuna.distributions.CategoricalDistribution(["best_first", "depth_wise"]),
+    }
+    expected = tune(FRAME, space, target="z", trials=3, **options)
+    assert [trial.params for trial in study.trials[:3]] == [trial.params for trial in expected.trials]
+    assert len(said.err.splitlines()) == 9 and said.err.count("pruned after iteration 6") == 6
+    assert "9 trials: " in said.out and said.out.splitlines()[-1].startswith("dboost train rows.parquet")
+    assert "study with other settings (halving)" in complaint(capsys, *command, "--min-iterations", "2")
 
 
 def test_no_time_for_a_trial(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -399,6 +484,27 @@ def test_a_killed_study_ends_with_the_parameters_of_an_undisturbed_one(here: Pat
     study = study_in("study")
     assert outcome(study) == outcome(study_in("undisturbed")) and len(outcome(study)) == 9
     assert 1 <= [trial.state.name for trial in study.trials].count("FAIL") <= 3
+
+
+@pytest.mark.slow
+def test_a_killed_study_with_halving_ends_with_the_parameters_of_an_undisturbed_one(here: Path) -> None:
+    options = ["--trials", "12", "--quiet", "--set", "max_iter=270", "--halving", "3", "--output"]
+    undisturbed = start(*TUNE, *options, "undisturbed")
+    expected, errors = undisturbed.communicate(timeout=300)
+    assert undisturbed.returncode == 0, errors
+    for n_reports in (3, 10, 12, 14):
+        process = start(*TUNE, *options, "study")
+        until(lambda n=n_reports: Path("study").exists() and Path("study").read_text().count('"op_code":7') > n)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    last = start(*TUNE, *options, "study")
+    found, errors = last.communicate(timeout=300)
+    assert last.returncode == 0, errors
+    assert found == expected
+    one, other = (sorted(map(str, outcome(study_in(path)))) for path in ("study", "undisturbed"))
+    assert one == other and len(one) == 12
+    assert "FAIL" in [trial.state.name for trial in study_in("study").trials]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost import DataError, InputTypeError, ParameterError
 from dboost.storage.block_file import StorageError
-from tests.helpers.clusters import ROOT, Processes, a_table, at, held_fits, threads_cluster, until
+from tests.helpers.clusters import ROOT, Processes, a_table, at, held_fits, threads_cluster, until, wait_for_file
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame
 from tests.helpers.object_store import served
 
@@ -110,6 +111,16 @@ def test_options_of_fits(client: Client, tmp_path: Path) -> None:
             dboost.fit(data, start_from=other, **OPTIONS)
 
 
+def test_a_continued_cross_validation(client: Client) -> None:
+    expected = dboost.cv(FRAME, "late", folds=3, features=FEATURES, **OPTIONS)
+    with dboost.prepare(cut(FRAME, [300, 500]), "late", client=client, features=FEATURES) as data:
+        first = dboost.cv(data, folds=3, **OPTIONS | {"max_iter": 2})
+        found = dboost.cv(data, start_from=first, **OPTIONS | {"max_iter": 4})
+    assert [one.sha256 for one in found.boosters] == [one.sha256 for one in expected.boosters]
+    np.testing.assert_array_equal(found.predictions, expected.predictions)
+    pd.testing.assert_frame_equal(found.scores, expected.scores, check_exact=True)
+
+
 def test_estimators_and_leaf_refits(client: Client) -> None:
     rows = FRAME[[*FEATURES, "late"]]
     X, y = rows[FEATURES], rows["late"]
@@ -175,6 +186,43 @@ def test_what_does_not_fit(client: Client, tmp_path: Path) -> None:
     with pytest.raises(InputTypeError, match="closed"):
         dboost.fit(data)
     assert "closed" in repr(data)
+
+
+def test_a_data_set_of_a_continued_model_stays_in_this_process(client: Client, tmp_path: Path) -> None:
+    rows = FRAME[[*FEATURES, "y"]]
+    rows.to_parquet(tmp_path / "rows.parquet")
+    first = dboost.fit(rows, "y", **OPTIONS)
+    expected = dboost.fit(rows, "y", start_from=first, **OPTIONS)
+    with client.as_current():
+        for data in (str(tmp_path / "rows.parquet"), cut(rows, [400])):
+            with dboost.prepare(data, "y", start_from=first) as found:
+                assert not found.is_on_cluster
+                longer = dboost.fit(found, start_from=first, **OPTIONS)
+                np.testing.assert_array_equal(longer.predict(FRAME), expected.predict(FRAME))
+
+
+def test_rows_on_another_cluster(client: Client, tmp_path: Path) -> None:
+    expected = dboost.cv(FRAME, "y", folds=2, features=FEATURES, **OPTIONS)
+    seen: list[int] = []
+    with threads_cluster(1, 1) as other:
+
+        def look(_: Any) -> None:
+            seen.append(max(other.run(held_fits).values()))
+
+        with dboost.prepare(cut(FRAME, [400]), "y", client=client, features=FEATURES) as data:
+            model = dboost.fit(data, client=client, **OPTIONS)
+            for how in ({}, {"start_from": model, "refit_leaves": True}):
+                with pytest.raises(ParameterError, match=r"data set is on .*, and client is of another cluster: leave"):
+                    dboost.fit(data, client=other, **how)
+            with pytest.raises(ParameterError, match="client belongs to"):
+                dboost.cv(data, client=other, **OPTIONS)
+        # Rows in files are read by the workers of the cluster that is given.
+        with dboost.prepare(cut(FRAME, [400]), "y", tmp_path / "rows", client=client, features=FEATURES) as data:
+            found = dboost.cv(data, folds=2, client=other, callbacks=[look], **OPTIONS)
+            assert seen == [2] * 6 and set(client.run(held_fits).values()) == {0}
+            assert dboost.fit(data, client=other, callbacks=[look], **OPTIONS) == model
+            assert seen[6:] == [1] * 6
+    assert [one.sha256 for one in found.boosters] == [one.sha256 for one in expected.boosters]
 
 
 @pytest.mark.parametrize("where", ["folder", "store"])
@@ -310,6 +358,29 @@ def test_a_killed_worker_between_and_during_fits(processes: Processes) -> None:
         found = dboost.cv(data, folds=4, eval_metric="auc", callbacks=[kill], **LONG)
         assert [one.sha256 for one in found.boosters] == [one.sha256 for one in local.boosters]
         np.testing.assert_array_equal(found.predictions, local.predictions)
+
+
+@pytest.mark.slow
+def test_tasks_on_partitions_end_when_the_chosen_workers_have_left(processes: Processes, tmp_path: Path) -> None:
+    processes.ensure_workers(2)
+    chosen, pid = next(iter(processes.pids().items()))
+    rows = dd.from_pandas(ROWS, npartitions=2, sort=False)
+    with dboost.prepare(rows, "z", client=processes.client, workers=[chosen]) as data:
+        cluster: Any = data._rows()
+        never = tmp_path / "never"
+        with ThreadPoolExecutor(1) as pool:
+            tasks = pool.submit(cluster._map, partial(wait_for_file, never), [(), ()])
+            try:
+                until(lambda: tasks.done() or never.with_suffix(".begun").exists())
+                assert not tasks.done(), tasks.result()
+                os.kill(pid, signal.SIGKILL)
+                with pytest.raises(dboost.DBoostError, match="workers that may compute the partitions of a data set have left"):
+                    tasks.result(timeout=60)
+            finally:  # so that the pool ends also if the tasks do not
+                never.touch()
+                if not tasks.done():
+                    processes.client.close()
+    processes.ensure_workers(2)
 
 
 @pytest.mark.slow

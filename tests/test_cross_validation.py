@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -174,6 +178,90 @@ def test_folds_of_every_kind() -> None:
     assert list(all_features.boosters[0].feature_names_in_) == FEATURES, "the column of folds is no feature"
 
 
+def hashes(result: dboost.CVResult) -> list[str]:
+    return [booster.sha256 for booster in result.boosters]
+
+
+def test_parts_of_the_time_are_held_out_one_after_the_other() -> None:
+    days = RNG.integers(0, 30, N)
+    names = np.array([f"2024-01-{day + 1:02d}" for day in days])
+    result = dboost.cv(FRAME, "y", folds=4, time=names, **OPTIONS)
+    assert hashes(dboost.cv(FRAME.assign(day=days), "y", folds=4, time="day", **OPTIONS)) == hashes(result)
+    found = split_rows(4, N, lambda: days, time=names, is_classification=False, seed=0)
+    n_held = []
+    for fold, booster in zip(found, result.boosters, strict=True):
+        held, trained = days[fold.uses == TEST], days[fold.uses == TRAIN]
+        assert trained.max() < held.min(), "rows of one day are not divided"
+        assert (fold.uses != TRAIN)[days >= held.min()].all() and booster.n_iter_ == 12
+        n_held.append(len(held))
+    assert sum(n_held) == np.count_nonzero(~np.isnan(result.predictions)) and max(n_held) < 1.5 * N / 5
+    rows = np.arange(N)
+    by_row = split_rows(4, N, lambda: rows, time=rows, is_classification=False, seed=0)
+    for fold, (train, test) in zip(by_row, TimeSeriesSplit(4).split(FRAME), strict=True):
+        assert np.flatnonzero(fold.uses == TRAIN).tolist() == train.tolist()
+        assert np.flatnonzero(fold.uses == TEST).tolist() == test.tolist()
+
+
+def test_repeated_folds_divide_the_rows_differently() -> None:
+    once = split_rows(3, N, lambda: FRAME["t"].to_numpy(), is_classification=True, seed=5)
+    twice = split_rows(3, N, lambda: FRAME["t"].to_numpy(), repeats=2, is_classification=True, seed=5)
+    assert [fold.uses.tolist() for fold in twice[:3]] == [fold.uses.tolist() for fold in once]
+    assert sum((fold.uses == TEST).astype(int) for fold in twice[3:]).tolist() == [1] * N
+    assert all((one.uses != other.uses).any() for one in twice[:3] for other in twice[3:])
+    result = dboost.cv(FRAME, "z", folds=3, repeats=2, **OPTIONS)
+    assert len(result.boosters) == 6 and not np.isnan(result.predictions).any()
+    assert hashes(result)[:3] == hashes(dboost.cv(FRAME, "z", folds=3, **OPTIONS))
+
+
+def test_columns_by_name_in_tables_of_every_kind(tmp_path: Path) -> None:
+    shops = RNG.choice([f"shop {number}" for number in range(20)], N)
+    weight = (np.arange(N) % 5 > 0).astype(np.float64)
+    kept = weight > 0
+    options = {"max_iter": 3, "max_leaf_nodes": 8, "progress": False, "folds": 3}
+    expected = dboost.cv(FRAME[[*FEATURES, "y"]], "y", groups=shops[kept], sample_weight=weight, **options)
+    table = FRAME[[*FEATURES, "y"]].assign(shop=shops, v=weight)
+    table.to_parquet(tmp_path / "rows.parquet", index=False)
+    table.to_csv(tmp_path / "rows.csv", index=False)
+    for data in (
+        table,
+        table.assign(shop=table["shop"].astype("category")),
+        dd.from_pandas(table, npartitions=3),
+        pa.Table.from_pandas(table),
+        tmp_path / "rows.parquet",
+        str(tmp_path / "rows.csv"),
+    ):
+        found = dboost.cv(data, "y", groups="shop", sample_weight="v", **options)
+        assert hashes(found) == hashes(expected)
+        assert list(found.boosters[0].feature_names_in_) == FEATURES, "the column of groups is no feature"
+    by_values = dboost.cv(table, "y", groups="shop", sample_weight=weight, features=FEATURES, **options)
+    assert hashes(by_values) == hashes(expected)
+    named = dboost.cv(table, "y", groups="shop", sample_weight="v", features=[*FEATURES, "shop"], **options)
+    assert "shop" in named.boosters[0].feature_names_in_
+    by_shop = dboost.cv(table[shops < "shop 2"], "y", **options | {"folds": "shop", "features": FEATURES})
+    assert len(by_shop.boosters) == len(set(shops[shops < "shop 2"])), "text names folds as well"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"repeats": 0}, "repeats=0 must be a number of at least 1"),
+        ({"repeats": True}, "repeats=True must be"),
+        ({"repeats": 2, "folds": GroupKFold(2)}, "repeats needs a number of folds, not GroupKFold"),
+        ({"repeats": 2, "groups": "a"}, "groups do not go together with repeats"),
+        ({"time": "a", "groups": "a"}, "groups do not go together with time"),
+        ({"time": "a", "repeats": 2}, "repeats do not go together with time"),
+        ({"time": "a", "folds": [(np.arange(9), np.arange(9, 20))]}, "time needs a number of folds, not list"),
+        ({"time": "z", "folds": 5}, "folds=5 is too many for the 2 distinct values of time"),
+        ({"time": "nothing"}, "no column 'nothing', which was given as time"),
+        ({"groups": "b"}, "column 'b', which was given as groups, has missing values"),
+        ({"time": np.arange(3)}, "time has shape"),
+    ],
+)
+def test_divisions_that_do_not_go_together(given: dict[str, Any], message: str) -> None:
+    with pytest.raises((ParameterError, DataError), match=message):
+        dboost.cv(FRAME, "y", **given, **OPTIONS)
+
+
 @pytest.mark.parametrize(
     ("folds", "message"),
     [
@@ -215,6 +303,9 @@ def test_what_cv_does_not_take() -> None:
         for given in ({"features": ["a"]}, {"sample_weight": "w"}, {"target": "z"}):
             with pytest.raises(ParameterError, match="belongs to dboost"):
                 dboost.cv(data, **given)
+        for name in ("folds", "groups", "time"):
+            with pytest.raises(ParameterError, match=f"{name}='a' names a column, but a data set has bins only"):
+                dboost.cv(data, **{name: "a"})
         with pytest.raises(ParameterError, match="max_bins=99 does not fit"):
             dboost.cv(data, max_bins=99)
         assert dboost.cv(data, max_iter=2, progress=False).boosters[0].n_iter_ == 2
@@ -252,6 +343,110 @@ def test_offsets_are_part_of_the_predictions() -> None:
     odd = np.arange(N) % 2 == 1
     expected = result.boosters[1].predict(FRAME[odd], offset=offset[odd])
     np.testing.assert_array_equal(result.predictions[odd], expected)
+
+
+def assert_same(found: dboost.CVResult, expected: dboost.CVResult) -> None:
+    """Check that everything but seconds is the same, to the last bit."""
+    pd.testing.assert_frame_equal(found.scores, expected.scores, check_exact=True)
+    pd.testing.assert_frame_equal(found.summary, expected.summary, check_exact=True)
+    assert (found.best_iteration, found.best_score, found.metric) == (
+        expected.best_iteration,
+        expected.best_score,
+        expected.metric,
+    )
+    assert hashes(found) == hashes(expected) and found.n_iterations == expected.n_iterations
+    np.testing.assert_array_equal(found.predictions, expected.predictions)
+    for one, other in zip(found.boosters, expected.boosters, strict=True):
+        assert one.history.drop(columns="seconds").equals(other.history.drop(columns="seconds"))
+
+
+@pytest.mark.parametrize("target", ["y", "z", "t"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"eval_metric": ["log_loss", "auc"], "early_stopping_rounds": 3, "learning_rate": 0.9, "sample_weight": "w"},
+        {"subsample": 0.6, "learning_rate": lambda k: 0.3 / (1 + k)},
+        {"offset": "c", "folds": 2, "repeats": 2, "max_features": 0.5},
+    ],
+)
+def test_a_continued_cross_validation_is_one_with_all_iterations(target: str, more: dict[str, Any]) -> None:
+    if "eval_metric" in more and target != "z":
+        more = more | {"eval_metric": ["mae", "rmse"] if target == "y" else ["accuracy", "log_loss"]}
+    if "offset" in more and target == "t":
+        more = {name: value for name, value in more.items() if name != "offset"}
+    options = OPTIONS | {"folds": 3} | more
+    expected = dboost.cv(FRAME, target, **options)
+    division = {name: options.pop(name) for name in ("folds", "repeats") if name in options}
+    found = dboost.cv(FRAME, target, **options | division | {"max_iter": 1})
+    assert found.n_iterations == 1
+    for n in (4, 7) if "early_stopping_rounds" in options else (4, 5, 2):
+        found = pickle.loads(pickle.dumps(found)) if n != 4 and not callable(options.get("learning_rate")) else found
+        before = found.n_iterations
+        found = dboost.cv(FRAME, target, start_from=found, **options | {"max_iter": n})
+        assert before <= found.n_iterations <= before + n
+    assert_same(found, expected)
+    if "early_stopping_rounds" in options and target != "y":
+        assert found.n_iterations == found.best_iteration + 3 < 12, "early stopping has kept fewer iterations"
+        again = dboost.cv(FRAME, target, start_from=found, **options)
+        pd.testing.assert_frame_equal(again.scores, expected.scores, check_exact=True)
+        np.testing.assert_array_equal(again.predictions, expected.predictions)
+
+
+def test_a_continued_cross_validation_on_a_data_set() -> None:
+    given: dict[str, Any] = {"max_leaf_nodes": 8, "eval_metric": "auc", "progress": False}
+    seen: list[int] = []
+
+    def stop(now: dboost.Iteration) -> bool:
+        seen.append(now.iteration)
+        return now.iteration == 3
+
+    with dboost.prepare(FRAME, "z", features=FEATURES) as data:
+        expected = dboost.cv(data, folds=3, max_iter=9, **given)
+        stopped = dboost.cv(data, folds=3, max_iter=100, callbacks=[stop], **given)
+        numbers = np.zeros(N, np.int64)
+        for number, fold in enumerate(split_rows(3, N, lambda: FRAME["z"].to_numpy(), is_classification=True, seed=0)):
+            numbers[fold.uses == TEST] = number
+        for how in ({}, {"folds": 3}, {"folds": numbers}, {"n_threads": 1}, {"memory_limit": "200MiB"}):
+            seen.clear()
+            look = [lambda now: seen.append(now.iteration)]
+            assert_same(dboost.cv(data, start_from=stopped, max_iter=6, callbacks=look, **how, **given), expected)
+            assert seen == [4, 5, 6, 7, 8, 9]
+        assert_same(dboost.cv(data, init_model=stopped, max_iter=6, **given), expected)  # type: ignore[call-arg]
+
+
+def test_the_first_scores_of_a_continuation_are_not_read_twice_by_early_stopping() -> None:
+    """The rule sees each earlier mean once: iterations without improvement before the continuation count."""
+    options = OPTIONS | {"learning_rate": 0.9, "early_stopping_rounds": 5, "eval_metric": "log_loss", "folds": 3}
+    expected = dboost.cv(FRAME, "z", **options | {"max_iter": 50})
+    first = dboost.cv(FRAME, "z", **options | {"max_iter": expected.n_iterations - 1})
+    assert first.n_iterations == expected.n_iterations - 1
+    more = {"max_iter": 50 - first.n_iterations, "folds": None}
+    assert_same(dboost.cv(FRAME, "z", start_from=first, **options | more), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"learning_rate": 0.2}, ParameterError, "learning_rate was 0.1 in this result and is 0.2 now"),
+        ({"eval_metric": "mae"}, ParameterError, "eval_metric was"),
+        ({"early_stopping_rounds": 3}, ParameterError, "early_stopping_rounds was None"),
+        ({"learning_rate": [0.1] * 3 + [0.2] * 9}, ParameterError, "another cross-validation: iteration 1 had another"),
+        ({"folds": 4}, ParameterError, "start_from is a result of other folds"),
+        ({"folds": 3, "repeats": 2}, ParameterError, "start_from is a result of other folds"),
+        ({"time": np.arange(N)}, ParameterError, "start_from is a result of other folds"),
+        ({"start_from": 3}, InputTypeError, "start_from must be a result of dboost.cv, not int"),
+        ({"data": FRAME.assign(y=-FRAME["y"])}, DataError, "start_from is a result of other data: .* was"),
+        ({"data": FRAME.iloc[1:]}, DataError, f"result of {N} rows of positive weight, the data have {N - 1}"),
+        ({"features": ["a", "b"]}, ParameterError, "start_from: the model has 4 features, the data 2"),
+        ({"max_iter": -1}, ParameterError, "max_iter"),
+    ],
+)
+def test_what_cannot_be_continued(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    options = OPTIONS | {"max_iter": 3}
+    given = {"data": FRAME, "start_from": dboost.cv(FRAME, "y", folds=3, **options)} | options | change
+    with pytest.raises(error, match=message):
+        dboost.cv(given.pop("data"), "y", **given)
 
 
 class Fails(Loss):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 
 import dboost
 from dboost import cross_validation
+from dboost.training.callbacks import OBSERVERS
 from tests.helpers.clusters import held_fits, scheduler_plugin, threads_cluster
 
 optuna = pytest.importorskip("optuna", reason="optuna is not installed (dboost[optuna])")
@@ -21,6 +25,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution  # noqa: E402
 
+from dboost.integrations import optuna as integration  # noqa: E402
 from dboost.integrations.optuna import PruningCallback, tune  # noqa: E402
 
 RNG = np.random.default_rng(0)
@@ -265,12 +270,183 @@ def test_other_storages(tmp_path: Path) -> None:
         ({"eval_metric": "auc"}, dboost.ParameterError, "eval_metric"),
         ({"target": ...}, dboost.InputTypeError, "the target is missing"),
         ({"arcbites": True}, dboost.ParameterError, "arcbites"),
+        ({"halving": 1}, dboost.ParameterError, "halving=1 must be a number, at least 2"),
+        ({"halving": 2.5}, dboost.ParameterError, "halving=2.5 must be a number, at least 2"),
+        ({"min_iterations": 3}, dboost.ParameterError, "min_iterations=3 needs halving"),
+        ({"halving": 3, "min_iterations": 7}, dboost.ParameterError, "min_iterations=7 needs a max_iter of at least 21"),
+        ({"halving": 3, "min_iterations": 0}, dboost.ParameterError, "min_iterations=0 must be"),
+        ({"halving": 3, "max_iter": "x"}, dboost.ParameterError, "max_iter"),
+        ({"halving": 3, "pruner": optuna.pruners.NopPruner()}, dboost.ParameterError, "halving and pruner both end trials"),
     ],
 )
 def test_what_tune_does_not_take(change: dict[str, Any], error: type[Exception], message: str) -> None:
     options = {"space": SPACE, "trials": 1} | OPTIONS | change
     with pytest.raises(error, match=message):
         tune(FRAME, **options)
+
+
+def test_rows_in_files_are_trained_on_by_the_cluster_that_is_given(tmp_path: Path) -> None:
+    held: list[int] = []
+    with threads_cluster(2, 1) as client:
+
+        class Look(optuna.pruners.NopPruner):
+            def prune(self, study: Any, trial: Any) -> bool:
+                held.append(max(client.run(held_fits).values()))
+                return False
+
+        dboost.prepare(FRAME, "z", tmp_path / "rows", features=FEATURES, client=client).close()
+        given = {"trials": 1, "folds": 2, "max_iter": 4, "metric": "auc", "pruner": Look()}
+        there = tune(dboost.Dataset(tmp_path / "rows"), SPACE, client=client, **given)
+        assert held == [2] * 4
+        assert outcome(tune(dboost.Dataset(tmp_path / "rows"), SPACE, **given)) == outcome(there)
+        assert held == [2] * 4 + [0] * 4
+
+
+HALVING: dict[str, Any] = OPTIONS | {"max_iter": 18, "halving": 3}
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """Count the iterations that are grown, of all folds."""
+
+    class Counter:
+        def __call__(self, iteration: Any) -> None:
+            n.append(iteration.iteration)
+
+        def end(self, result: Any) -> None:
+            pass
+
+    n: list[int] = []
+    observer = Counter()
+
+    def make(_: Any) -> Counter:
+        return observer
+
+    OBSERVERS.append(make)
+    try:
+        yield n
+    finally:
+        OBSERVERS.remove(make)
+
+
+def stages(trial: Any) -> list[tuple[int, float]]:
+    return list(trial.intermediate_values.items())
+
+
+def test_the_best_trials_of_a_stage_are_continued() -> None:
+    ended: list[int] = []
+    alive: list[weakref.ref[Any]] = []
+    original = integration.cross_validate
+
+    def watched(*given: Any, **more: Any) -> Any:
+        result = original(*given, **more)
+        alive.extend(weakref.ref(state.model) for state in result.states)
+        return result
+
+    def look(study: Any, trial: Any) -> None:
+        ended.append(trial.number)
+
+    with pytest.MonkeyPatch.context() as patch, counted() as n_grown:
+        patch.setattr(integration, "cross_validate", watched)
+        study = tune(FRAME, SPACE, trials=20, callbacks=[look], **HALVING)
+    gc.collect()
+    assert not [one for one in alive if one() is not None], "the models of all trials are released"
+    # Two brackets of nine trials: 9 × 2 iterations, 3 × 4 and 1 × 12 more; and one of two trials. Each has two folds.
+    assert len(n_grown) == 2 * (2 * (9 * 2 + 3 * 4 + 12) + (2 * 2 + 4 + 12)) < 20 * 18 * 2 / 3
+    assert sorted(ended) == list(range(20))
+    for first, size in ((0, 9), (9, 9), (18, 2)):
+        rivals = study.trials[first : first + size]
+        for step, n_kept in ((2, size // 3), (6, size // 9), (18, 0)):
+            found = {trial.number: trial.intermediate_values[step] for trial in rivals}
+            best = sorted(found, key=lambda number: -found[number])[: max(n_kept, 1)]
+            if step < 18:
+                assert all(trial.state.name == "PRUNED" for trial in rivals if trial.number not in best)
+            assert all(len(trial.intermediate_values) > (2, 6, 18).index(step) for trial in rivals)
+            rivals = [trial for trial in rivals if trial.number in best]
+        assert [trial.state.name for trial in rivals] == ["COMPLETE"]
+    for trial in study.trials:
+        for n_iterations, value in stages(trial):
+            explicit = dboost.cv(FRAME, "z", eval_metric="auc", **CV | trial.params | {"max_iter": n_iterations})
+            assert explicit.best_score == value, "the score is that of a fit with all iterations"
+        if trial.state.name == "COMPLETE":
+            assert (trial.value, trial.user_attrs["best_iteration"]) == (explicit.best_score, explicit.best_iteration)
+    best = study.best_trial
+    assert best.state.name == "COMPLETE" and dboost.fit(FRAME, "z", features=FEATURES, **best.params).n_iter_ == 100
+    several = tune(FRAME, SPACE, trials=20, at_once=3, **HALVING)
+    assert outcome(several) == outcome(study), "decisions wait for all trials of a stage"
+
+
+def test_early_stopping_ends_trials_between_stages() -> None:
+    options = HALVING | {"learning_rate": 0.9, "early_stopping_rounds": 2, "metric": "log_loss", "max_iter": 27}
+    space = {"max_leaf_nodes": IntDistribution(2, 30)}
+    study = tune(FRAME, space, trials=9, **options)
+    n_stopped = 0
+    for trial in study.trials:
+        given = {"learning_rate": 0.9, "early_stopping_rounds": 2, "eval_metric": "log_loss"}
+        explicit = dboost.cv(FRAME, "z", **CV | given | trial.params | {"max_iter": 27})
+        if trial.state.name == "COMPLETE":
+            assert (explicit.best_score, explicit.best_iteration) == (trial.value, trial.user_attrs["best_iteration"])
+            n_stopped += explicit.n_iterations < 27
+        else:
+            assert explicit.n_iterations > trial.last_step
+    assert n_stopped > 1
+
+
+@pytest.mark.parametrize("n_before", [0, 1, 4, 9, 10, 12])
+def test_a_halved_study_that_is_interrupted_makes_the_same_decisions(tmp_path: Path, n_before: int) -> None:
+    options = HALVING | {"trials": 12}
+    with counted() as n_undisturbed:
+        expected = tune(FRAME, SPACE, **options)
+    original = integration.cross_validate
+    n_calls: list[int] = []
+
+    def fails(*given: Any, **more: Any) -> Any:
+        n_calls.append(1)
+        if len(n_calls) > n_before:
+            raise OSError("the network has gone")
+        return original(*given, **more)
+
+    with counted() as n_disturbed:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(integration, "cross_validate", fails)
+            with pytest.raises(OSError, match="network"):
+                tune(FRAME, SPACE, storage=tmp_path / "study", **options)
+        assert not fold_threads()
+        study = tune(FRAME, SPACE, storage=tmp_path / "study", **options)
+    by_params = {str(trial.params): (trial.value, trial.state.name, stages(trial)) for trial in expected.trials}
+    found = {str(one.params): (one.value, one.state.name, stages(one)) for one in study.trials if one.state.name != "FAIL"}
+    assert found == by_params and study.best_params == expected.best_params
+    # Only the trials that go on lost their models: at most three of the second and one of the last stage.
+    assert len(n_disturbed) <= len(n_undisturbed) + 2 * (3 * 2 + 6)
+    assert "RUNNING" not in states(study)
+    n_trials = len(study.trials)
+    assert len(tune(FRAME, SPACE, storage=tmp_path / "study", **options).trials) == n_trials, "nothing is left to do"
+    with pytest.raises(dboost.ParameterError, match=r"a study with other settings \(halving\)"):
+        tune(FRAME, SPACE, storage=tmp_path / "study", **options | {"halving": 2})
+
+
+def test_the_time_and_a_callback_end_a_halved_study(tmp_path: Path) -> None:
+    study = tune(FRAME, SPACE, trials=50, callbacks=[lambda study, trial: True], **HALVING)
+    assert len(study.trials) == 9, "the bracket is finished"
+    options = HALVING | {"max_iter": 9 * 10**5, "trials": 5, "storage": tmp_path / "study"}
+    assert set(states(tune(FRAME, SPACE, time_limit="1s", **options))) == {"FAIL"}
+    assert not fold_threads()
+
+
+def test_a_trial_of_a_bracket_that_cannot_work(tmp_path: Path) -> None:
+    space = {"max_leaf_nodes": CategoricalDistribution([3, 4, 5, 6, 7, 8, 1])}
+    options = HALVING | {"storage": tmp_path / "study", "trials": 9, "random_state": 1}
+    n_errors = 0
+    for _ in range(10):
+        try:
+            study = tune(FRAME, space, **options)
+            break
+        except dboost.ParameterError as error:
+            assert "max_leaf_nodes=1" in str(error)
+            n_errors += 1
+    failed = [trial for trial in study.trials if "error" in trial.user_attrs]
+    assert n_errors > 0 and len(failed) == n_errors and all(trial.params["max_leaf_nodes"] == 1 for trial in failed)
+    assert states(study).count("COMPLETE") == 1 and states(study).count("PRUNED") == 8 - n_errors
 
 
 def test_pruned_trials_leave_nothing_on_a_cluster() -> None:
@@ -286,6 +462,8 @@ def test_pruned_trials_leave_nothing_on_a_cluster() -> None:
         assert states(study) == ["COMPLETE", "PRUNED", "PRUNED", "PRUNED"]
         assert left == [{0}] * 4
         assert outcome(study) == outcome(here)
+        halved = tune(lazy, SPACE, trials=9, client=client, callbacks=[look], **HALVING)
+        assert left[4:] == [{0}] * 9 and outcome(halved) == outcome(tune(FRAME, SPACE, trials=9, **HALVING))
         several = tune(lazy, SPACE, trials=6, pruner=After(3), client=client, **OPTIONS)
         assert states(several).count("PRUNED") == 5
         assert set(client.run(held_fits).values()) == {0}

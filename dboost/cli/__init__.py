@@ -15,11 +15,15 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from dboost._storage_errors import is_of_store, is_passing, reason, shown
 from dboost.cli.arguments import parse
 from dboost.errors import DataError, DriftWarning, InputTypeError, ModelFileError, ParameterError
+
+#: Warnings that come from files in this folder are those of dboost.
+_PACKAGE = Path(__file__).parent.parent
 
 DONE, FAILED, UNUSABLE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
@@ -70,11 +74,11 @@ def _plain_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         show_others = warnings.showwarning
 
-        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if issubclass(category, DriftWarning):
+        def show(message: Warning | str, category: type[Warning], filename: str, *where: Any, **more: Any) -> None:
+            if issubclass(category, DriftWarning) or Path(filename).is_relative_to(_PACKAGE):
                 print(f"dboost: {message}", file=sys.stderr)
             else:
-                show_others(message, category, *where, **more)
+                show_others(message, category, filename, *where, **more)
 
         warnings.showwarning = show
         yield

@@ -131,13 +131,13 @@ def _prepare(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 def _cv(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "cv", "Cross-validate: print the scores of held-out rows.")
     _rows(command)
-    command.add_argument("--folds", metavar="N", type=_positive, default=5, help="number of folds [%(default)s]")
+    _folds(command)
     _keywords(command, "dboost.cv", "--set eval_metric=[auc,log_loss] --set early_stopping_rounds=20")
     command.add_argument("--output", metavar="FILE", help="write all scores: .csv, .parquet or .json")
     command.add_argument("--predictions", metavar="FILE", help="write the predictions of held-out rows: .csv or .parquet")
     command.add_argument("--memory-limit", metavar="SIZE", help="what all folds together may use, or on each worker")
     _cluster(command).add_argument("--workers", metavar="N", type=_positive, help="start N local workers")
-    command.add_argument("--quiet", action="store_true", help="no progress bar and no table")
+    command.add_argument("--quiet", action="store_true", help="no progress bar and no table, only the best score")
     return command
 
 
@@ -148,8 +148,12 @@ def _tune(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     _keywords(command, "dboost.cv", f"--set max_iter=500, or a range or choices to search: {searched}")
     command.add_argument("--trials", metavar="N", type=_positive, default=50, help="number of trials [%(default)s]")
     command.add_argument("--time-limit", metavar="TIME", help="end after this time, for example 1h; the same command continues")
-    command.add_argument("--folds", metavar="N", type=_positive, default=5, help="number of folds [%(default)s]")
+    _folds(command)
     command.add_argument("--metric", metavar="NAME", help="what the trials are compared by, for example auc [the loss]")
+    does = "few iterations for many trials, more for the best 1/N of them, and so on up to max_iter; trials are continued"
+    command.add_argument("--halving", metavar="N", type=_positive, help=does)
+    does = "with --halving: the fewest iterations of a trial [max_iter / halving²]"
+    command.add_argument("--min-iterations", metavar="N", type=_positive, help=does)
     does = "trials that run at the same time [1; on a cluster 2]"
     command.add_argument("--at-once", metavar="N", type=_positive, help=does)
     does = "file of the study, which the same command continues; in a folder, study.journal"
@@ -176,6 +180,32 @@ def _rows(command: argparse.ArgumentParser) -> None:
     """Add DATA and --target of a command that takes a table or a prepared data set; see `data_argument`."""
     command.add_argument("data", metavar="DATA", help=f"{DATA}; or a folder of dboost prepare")
     command.add_argument("--target", metavar="COL", help="the column to predict; a folder of dboost prepare has one")
+
+
+def _folds(command: argparse.ArgumentParser) -> None:
+    """Add the options that divide the rows; see `fold_arguments`."""
+    does = "number of folds; column:NAME: each value of this column is a fold; ordered:N: N folds, each of which trains on the "
+    does += "rows before those that it holds out [%(default)s]"
+    command.add_argument("--folds", metavar="N", type=_fold_text, default=5, help=does)
+    chosen = command.add_mutually_exclusive_group()
+    chosen.add_argument("--groups", metavar="COL", help="rows with the same value of this column stay in the same fold")
+    does = "like ordered:N, in the order of this column; rows with the same value are not divided"
+    chosen.add_argument("--time-column", metavar="COL", help=does)
+    does = "divide the rows N times, each time differently [%(default)s]"
+    chosen.add_argument("--repeats", metavar="N", type=_positive, default=1, help=does)
+
+
+def _fold_text(text: str) -> int | str:
+    """Check the text of ``--folds``."""
+    kind, colon, value = text.partition(":")
+    try:
+        if not colon:
+            return _positive(text)
+        if (kind == "ordered" and _positive(value)) or (kind == "column" and value):
+            return text
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not N, column:NAME or ordered:N")
 
 
 def _keywords(command: argparse.ArgumentParser, function: str, example: str) -> None:

@@ -21,7 +21,7 @@ from rich.table import Table
 
 import dboost
 from dboost.cli import arguments as settings
-from dboost.cli import data_argument, outputs
+from dboost.cli import data_argument, fold_arguments, outputs
 from dboost.distributed.client import cluster_at
 from dboost.errors import ParameterError
 from dboost.storage.atomic_write import write_whole
@@ -29,8 +29,7 @@ from dboost.storage.atomic_write import write_whole
 #: Why keywords of `dboost.cv` cannot be set.
 ELSEWHERE = {
     **{name: why for name, why in settings.ELSEWHERE.items() if name != "eval_set"},
-    "folds": "use --folds",
-    "groups": "values per row can only be given in Python",
+    **fold_arguments.ELSEWHERE,
 }
 
 
@@ -42,15 +41,19 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.memory_limit is not None:
         parameters["memory_limit"] = arguments.memory_limit
     data, target = data_argument.rows_of(arguments)
+    division = fold_arguments.keywords(arguments)
     with cluster_at(arguments.scheduler, arguments.workers) as client:
-        parameters |= target | {"folds": arguments.folds, "client": client, "progress": not arguments.quiet}
+        parameters |= target | division | {"client": client, "progress": not arguments.quiet}
         result = dboost.cv(data, **parameters)
     if arguments.output:
         _write_scores(arguments.output, result)
     if arguments.predictions:
         _write(arguments.predictions, _predictions(result))
-    if not arguments.quiet:
-        Console(highlight=False, markup=False, emoji=False).print(_table(result))
+    console = Console(highlight=False, markup=False, emoji=False)
+    if arguments.quiet:
+        console.print(_line(result), soft_wrap=True)
+    else:
+        console.print(_table(result))
 
 
 def check_output(path: str | None, option: str, endings: Sequence[str]) -> None:
@@ -60,6 +63,13 @@ def check_output(path: str | None, option: str, endings: Sequence[str]) -> None:
     if not path.lower().endswith(tuple(endings)):
         raise ParameterError(f"{option} {path}: the name must end in {' or '.join(endings)}")
     outputs.check(path, option)
+
+
+def _line(result: dboost.CVResult) -> str:
+    """Return the best score in one line."""
+    best = result.summary[result.summary["iteration"] == result.best_iteration].set_index("metric")
+    std = best.loc[result.metric, "std"]
+    return f"{result.metric} {result.best_score:.6g} ± {std:.2g} in iteration {result.best_iteration}"
 
 
 def _table(result: dboost.CVResult) -> Table:

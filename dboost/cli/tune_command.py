@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dboost.cli import arguments as settings
-from dboost.cli import data_argument, search_space
+from dboost.cli import data_argument, fold_arguments, search_space
 from dboost.cli.cv_command import check_output
 from dboost.distributed.client import cluster_at
 from dboost.errors import ParameterError
@@ -38,11 +38,12 @@ ELSEWHERE = {
     "space": "give ranges by --set",
     "trials": "use --trials",
     "time_limit": "use --time-limit",
-    "folds": "use --folds",
-    "groups": "values per row can only be given in Python",
+    **fold_arguments.ELSEWHERE,
     "metric": "use --metric",
     "eval_metric": "use --metric",
     "at_once": "use --at-once",
+    "halving": "use --halving",
+    "min_iterations": "use --min-iterations",
     "storage": "use --output",
     "sampler": "objects can only be given in Python",
     "pruner": "objects can only be given in Python",
@@ -66,6 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
     space = {name: _distribution(one) for name, one in searched.items()}
     options = parameters if arguments.memory_limit is None else parameters | {"memory_limit": arguments.memory_limit}
     data, target = data_argument.rows_of(arguments)
+    division = fold_arguments.keywords(arguments)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with cluster_at(arguments.scheduler, arguments.workers) as client:
         try:
@@ -74,13 +76,15 @@ def run(arguments: argparse.Namespace) -> None:
                 space,
                 trials=arguments.trials,
                 time_limit=arguments.time_limit,
-                folds=arguments.folds,
                 metric=arguments.metric,
                 at_once=arguments.at_once,
+                halving=arguments.halving,
+                min_iterations=arguments.min_iterations,
                 storage=study_file,
                 callbacks=() if arguments.quiet else (_print_trial,),
                 client=client,
                 **target,
+                **division,
                 **options,
             )
         except KeyboardInterrupt as stop:  # its message has the number of trials
@@ -94,6 +98,8 @@ def run(arguments: argparse.Namespace) -> None:
     if not arguments.quiet:
         console.print(_table(study, metric))
         console.print(_counts(study, study_file), soft_wrap=True)
+    if fold_arguments.columns(arguments):  # which are no features
+        parameters.setdefault("features", study.user_attrs["features"])
     console.print(train_command(arguments, parameters, study.best_trial), soft_wrap=True)
 
 

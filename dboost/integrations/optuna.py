@@ -12,25 +12,24 @@ import json
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, fields
-from typing import Any
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dboost.cross_validation import CVResult, cv, dataset_of, target_of
+from dboost.cross_validation import CVResult, DataOptions, FoldOptions, FoldSettings, cross_validate, folded, target_of
 from dboost.data import CategoryColumn, Column
 from dboost.errors import DataError, FitInterrupted, InputTypeError, MissingExtraError, ParameterError
 from dboost.params import ALIASES, EarlyStopping, Parameters, canonical, make_parameters
 from dboost.session.memory_budget import parse_memory_limit
-from dboost.session.row_selection import TEST, TRAIN
-from dboost.training.callbacks import Iteration
+from dboost.training.callbacks import Callback, Iteration
+from dboost.training.dataset_rows import LocalRows
 from dboost.training.fit import available_threads
-from dboost.training.folds import metric_names, split_rows
-from dboost.training.learning_rates import schedule_of
+from dboost.training.folds import metric_names
 from dboost.training.plan import parse_time_limit
 from dboost.training.prepared_folder import describe
 
@@ -49,7 +48,10 @@ except ImportError as error:
 AfterTrial = Callable[[optuna.Study, FrozenTrial], Any]
 
 #: Attributes of trials and of the study. A trial that repeats an interrupted one has the number of that one.
-REPEATS, INTERRUPTED, ERROR, SETTINGS = "repeats", "interrupted", "error", "dboost"
+REPEATS, INTERRUPTED, ERROR, SETTINGS, FEATURES = "repeats", "interrupted", "error", "dboost", "features"
+#: Attributes of the trials of successive halving: first place and number of trials of the bracket, and place of the trial; and
+#: a `_Stage` for each stage that has ended.
+BRACKET, STAGES = "bracket", "stages"
 
 
 class PruningCallback:
@@ -115,9 +117,13 @@ def tune(
     time_limit: float | str | None = None,
     folds: Any = 5,
     groups: Any = None,
+    time: Any = None,
+    repeats: int = 1,
     metric: Any = None,
     at_once: int | None = None,
     storage: Any = None,
+    halving: int | None = None,
+    min_iterations: int | None = None,
     sampler: optuna.samplers.BaseSampler | None = None,
     pruner: optuna.pruners.BasePruner | None = None,
     callbacks: Sequence[AfterTrial] = (),
@@ -146,7 +152,7 @@ def tune(
         Trials of the study that have ended, pruned ones and those of earlier calls included.
     time_limit : float or str, optional
         Seconds, or a duration such as "1h", from the call: trials that run then are ended, and repeated by the next call.
-    folds, groups
+    folds, groups, time, repeats
         As in `dboost.cv`.
     metric : str, callable or dboost.metrics.Metric, optional
         Metric of the held-out rows; the direction of the study follows from it. Default: the loss.
@@ -156,12 +162,20 @@ def tune(
         Keeps the study: a path of a file (Optuna's journal), or what `optuna.create_study` accepts. The same call continues the
         study, and repeats the trials that had not ended; with other data, folds or parameters it is refused. One process at a
         time may work on a study. Default: in memory.
+    halving : int, optional
+        Successive halving: trials get few iterations, the best 1/halving of them more, and so on up to `max_iter`; the others
+        are pruned. A trial is continued from where it is, with the scores of a trial with all iterations. Trials come in
+        brackets, so many together that one of them gets all iterations, and the sampler knows the earlier brackets only.
+        Default: each trial has all iterations, unless the pruner ends it.
+    min_iterations : int, optional
+        With `halving`: the fewest iterations of a trial. Default: `max_iter` / halving², which makes brackets of halving²
+        trials, with three stages.
     sampler : optuna.samplers.BaseSampler, optional
         Default: a `TPESampler` with a seed made from `random_state` and the number of the trial. So with one trial at once a
         study that is continued makes the same trials as an undisturbed one.
     pruner : optuna.pruners.BasePruner, optional
         It sees the mean of the metric of up to 100 iterations of each trial. Default: a `MedianPruner` that compares after 5
-        trials, and of each trial after the first fifth of `max_iter`.
+        trials, and of each trial after the first fifth of `max_iter`. Not with `halving`.
     callbacks : sequence of callable, default ()
         Called as ``callback(study, trial)`` after each trial that has ended; the result True ends the study.
     sample_weight, offset, features, categorical_features, client
@@ -192,68 +206,72 @@ def tune(
     >>> study.best_params, study.best_trial.user_attrs["best_iteration"]                             # doctest: +SKIP
     """
     seconds = parse_time_limit(time_limit)
-    until = math.inf if seconds is None else time.perf_counter() + seconds
+    until = math.inf if seconds is None else perf_counter() + seconds
     _check_count("trials", trials)
     if at_once is not None:
         _check_count("at_once", at_once)
     stopping = parameters.pop("early_stopping", None)
     learning = canonical(parameters)
     searched = _checked_space(space, learning)
+    stages = _stages(halving, min_iterations, learning.get("max_iter", Parameters().max_iter))
+    if stages and pruner is not None:
+        raise ParameterError("halving and pruner both end trials: give one of them")
+    if stages and "max_iter" in searched:
+        raise ParameterError("max_iter cannot be searched with halving, which gives trials different numbers of iterations")
     if "loss" in searched and metric is None:
         raise ParameterError("the loss is searched, so it cannot be the metric: give one as metric")
-    schedule_of(first := dict(learning))
-    checked = make_parameters(first)
-    shaping = {
-        "sample_weight": sample_weight,
-        "offset": offset,
-        "features": features,
-        "categorical_features": categorical_features,
-        "client": client,
-    }
-    reading: dict[str, Any] = {"max_bins": checked.max_bins, "random_state": checked.random_state}
-    reading |= {"memory_limit": memory_limit, "n_threads": n_threads}
-    limit = parse_memory_limit(memory_limit)
-    with ExitStack() as stack:
-        kept = stack.enter_context(_opened(storage))
-        opened, folds = dataset_of(data, target, folds, shaping, reading)
-        prepared = stack.enter_context(opened)
-        rows = prepared._rows()  # kept in memory between the trials
-        chosen = target_of(targets := rows.targets(), checked)
+    threads, limit = available_threads(n_threads), parse_memory_limit(memory_limit)
+
+    def settings_of(parameters: Mapping[str, Any], more: Sequence[Callback] = (), at_once: int = 1) -> FoldSettings:
+        """Return the settings of one of the trials that run at the same time."""
+        share = None if limit is None else max(limit // at_once, 1)
+        of_trial = canonical(learning | dict(parameters))
+        return FoldSettings(of_trial, metric, stopping, tuple(more), False, max(threads // at_once, 1), share)
+
+    checked = settings_of({}).parameters
+    options = DataOptions(sample_weight, offset, features, categorical_features, client, memory_limit, n_threads)
+    with _opened(storage) as kept, folded(data, target, FoldOptions(folds, groups, time, repeats), options, checked) as rows:
+        chosen = target_of(rows.targets, checked)
         found = metric_names(metric, chosen)
         if len(found) != 1:
             raise ParameterError(f"metric={metric!r} must be one metric: the study has one value per trial")
         if checked.loss_name == "auto" and "loss" not in searched:
             learning["loss"] = chosen.loss.name  # so that no fit has to choose, and to report its choice
-        is_classification = chosen.classes is not None
-        seed = checked.random_state
-        divided = split_rows(folds, rows.n_rows, lambda: targets, groups=groups, is_classification=is_classification, seed=seed)
-        at_once = at_once or (2 if prepared.is_on_cluster else 1)
-        common = learning | {
-            "folds": [(fold.uses == TRAIN, fold.uses == TEST) for fold in divided],
-            "eval_metric": metric,
-            "early_stopping": stopping,
-            "n_threads": max(available_threads(n_threads) // at_once, 1),
-            "memory_limit": None if limit is None else max(limit // at_once, 1),
-            "progress": False,
-        }
+        at_once = at_once or (1 if isinstance(rows.rows, LocalRows) else 2)
         iterations = int(getattr(searched.get("max_iter"), "high", checked.max_iter))
+        if stages:
+            pruner = optuna.pruners.NopPruner()
         pruner = pruner or optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=iterations // 5)
+        same_in_all = (
+            learning | {"early_stopping": stopping} | ({"halving": [stages.factor, *stages.iterations]} if stages else {})
+        )
         settings = {
             "metric": found[0].name,
             "space": {name: optuna.distributions.distribution_to_json(one) for name, one in searched.items()},
-            "parameters": {name: _described(value) for name, value in (learning | {"early_stopping": stopping}).items()},
-            "data": _digest([",".join(prepared.feature_names_in_).encode(), _bytes_of(targets)]),
-            "folds": _digest([fold.uses.tobytes() for fold in divided]),
+            "parameters": {name: _described(value) for name, value in same_in_all.items()},
+            "data": _digest([",".join(rows.data.feature_names_in_).encode(), _bytes_of(rows.targets)]),
+            "folds": _digest([fold.uses.tobytes() for fold in rows.folds]),
         }
         direction = "maximize" if found[0].greater_is_better else "minimize"
         study = _study(kept, settings, direction=direction, pruner=pruner, sampler=sampler)
+        study.set_user_attr(FEATURES, rows.data.feature_names_in_.tolist())
 
         def run(trial: optuna.Trial, check: Callable[[Iteration], None]) -> CVResult:
             pruning = PruningCallback(trial, found[0].column, max(iterations // 100, 1))
-            return cv(prepared, callbacks=[check, pruning], **common | trial.params)
+            return cross_validate(rows, settings_of(trial.params, [check, pruning], at_once), predicts=False)
 
-        search = _Search(study, searched, run, tuple(callbacks), None if sampler is not None else seed)
-        search.run_trials(trials, at_once, until)
+        def grow(
+            parameters: Mapping[str, Any], max_iter: int, earlier: CVResult | None, check: Callable[[Iteration], None]
+        ) -> CVResult:
+            return cross_validate(
+                rows, settings_of({**parameters, "max_iter": max_iter}, [check], at_once), earlier, predicts=False
+            )
+
+        seed = None if sampler is not None else checked.random_state
+        if stages:
+            _Halving(study, searched, tuple(callbacks), seed, grow, stages).run_trials(trials, at_once, until)
+        else:
+            _Search(study, searched, tuple(callbacks), seed, run).run_trials(trials, at_once, until)
         return study
 
 
@@ -262,49 +280,17 @@ class _Ended(Exception):
 
 
 @dataclass
-class _Search:
-    """Trials that run at the same time; asks the study and tells it the values."""
+class _Trials:
+    """What asks a study for trials and tells it how they ended."""
 
     study: optuna.Study
     space: Mapping[str, optuna.distributions.BaseDistribution]
-    run: Callable[[optuna.Trial, Callable[[Iteration], None]], CVResult]
     callbacks: Sequence[AfterTrial]
     seed: int | None  # of the samplers; None for a sampler of the user
-    _is_over: threading.Event = field(default_factory=threading.Event)
 
-    def run_trials(self, n_trials: int, at_once: int, until: float) -> None:
-        """Run trials until the study has a number of them that have ended, or until a time (`time.perf_counter`)."""
-        _repeat_unfinished(self.study, set(self.space))
-        running: dict[Future[tuple[CVResult, float]], optuna.Trial] = {}
-        n_ended = sum(map(_has_ended, self.study.get_trials(deepcopy=False)))
-        is_stopped = False
-        with ThreadPoolExecutor(at_once, "dboost-trial") as pool:
-            try:
-                while True:
-                    while len(running) < min(at_once, n_trials - n_ended) and time.perf_counter() < until and not is_stopped:
-                        trial = self._ask(n_ended + len(running))
-                        running[pool.submit(self._timed, trial)] = trial
-                    if not running:
-                        return
-                    left = until - time.perf_counter()
-                    done, _ = wait(running, None if left == math.inf else max(left, 0), FIRST_COMPLETED)
-                    if not done:  # the time is over
-                        return
-                    for future in done:
-                        trial = running.pop(future)
-                        self._tell(trial, future)
-                        n_ended += 1
-                        ended = self.study.get_trials(deepcopy=False)[trial.number]
-                        is_stopped = any([bool(callback(self.study, ended)) for callback in self.callbacks]) or is_stopped
-            except KeyboardInterrupt as stopped:
-                raise FitInterrupted(f"the study was interrupted after {n_ended} of {n_trials} trials", None, 0) from stopped
-            finally:
-                self._is_over.set()
-                wait(running)
-                for trial in running.values():
-                    self._give_up(trial)
-                for other in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):  # ^C came during ask or tell
-                    self.study.tell(other.number, state=TrialState.FAIL)
+    def __post_init__(self) -> None:
+        self._is_over = threading.Event()  # ends the fits
+        self._is_stopped = False  # by a callback: no further trial begins
 
     def _ask(self, number: int) -> optuna.Trial:
         """Return the next trial. number : of trials that ended or run; the seed of the sampler is made from it."""
@@ -313,42 +299,301 @@ class _Search:
             self.study.sampler = optuna.samplers.TPESampler(seed=seed)
         return self.study.ask(dict(self.space))
 
-    def _timed(self, trial: optuna.Trial) -> tuple[CVResult, float]:
-        began = time.perf_counter()
-        return self.run(trial, self._check), time.perf_counter() - began
-
     def _check(self, _: Iteration) -> None:
         """End a trial when the study is over; a callback."""
         if self._is_over.is_set():
             raise _Ended
 
-    def _tell(self, trial: optuna.Trial, future: Future[tuple[CVResult, float]]) -> None:
-        """Tell the study how a trial ended; raise the error of the trial."""
-        try:
-            result, seconds = future.result()
-            if math.isnan(result.best_score):
-                raise DataError(f"{result.metric} is not a number, with {trial.params}")
-        except optuna.TrialPruned:
-            self.study.tell(trial, state=TrialState.PRUNED)
-        except (DataError, ParameterError, InputTypeError) as error:  # the same parameters would fail again
-            if any(map(_has_ended, self.study.get_trials(deepcopy=False))):  # else nothing would work: all settings may change
-                trial.set_user_attr(ERROR, str(error))
-            self.study.tell(trial, state=TrialState.FAIL)
-            raise
-        except BaseException:
+    def _call_back(self, number: int) -> None:
+        """Call the callbacks after a trial has ended, which may end the study."""
+        ended = self.study.get_trials(deepcopy=False)[number]
+        self._is_stopped = any([bool(callback(self.study, ended)) for callback in self.callbacks]) or self._is_stopped
+
+    def _complete(self, trial: optuna.Trial, score: float, best_iteration: int, std: float, seconds: float) -> None:
+        for name, value in (("best_iteration", best_iteration), ("std", std), ("seconds", seconds)):
+            trial.set_user_attr(name, value)
+        self.study.tell(trial, score)
+
+    def _fail(self, trial: optuna.Trial, error: BaseException, has_worked: bool) -> None:
+        """Tell the study that a trial has failed. has_worked : whether another trial worked with the same settings."""
+        if not isinstance(error, DataError | ParameterError | InputTypeError):
             self._give_up(trial)
-            raise
-        else:
-            best = result.summary[result.summary["iteration"] == result.best_iteration].set_index("metric")
-            trial.set_user_attr("best_iteration", result.best_iteration)
-            trial.set_user_attr("std", float(best.loc[result.metric, "std"]))
-            trial.set_user_attr("seconds", seconds)
-            self.study.tell(trial, result.best_score)
+            return
+        if has_worked:  # the same parameters would fail again; else nothing works, and all settings may change
+            trial.set_user_attr(ERROR, str(error))
+        self.study.tell(trial, state=TrialState.FAIL)
 
     def _give_up(self, trial: optuna.Trial) -> None:
         """Mark a trial that is to be repeated."""
         trial.set_user_attr(INTERRUPTED, True)
         self.study.tell(trial, state=TrialState.FAIL)
+
+    def _end_rest(self) -> None:
+        """Mark trials that seem to run as failed: ^C came during ask or tell."""
+        for other in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+            self.study.tell(other.number, state=TrialState.FAIL)
+
+
+def _std_of(result: CVResult) -> float:
+    """Return the standard deviation of the folds in the best iteration."""
+    best = result.summary[result.summary["iteration"] == result.best_iteration].set_index("metric")
+    return float(best.loc[result.metric, "std"])
+
+
+def _check_score(result: CVResult, parameters: Mapping[str, Any]) -> None:
+    if math.isnan(result.best_score):
+        raise DataError(f"{result.metric} is not a number, with {dict(parameters)}")
+
+
+@dataclass
+class _Search(_Trials):
+    """Trials that run at the same time."""
+
+    run: Callable[[optuna.Trial, Callable[[Iteration], None]], CVResult]
+
+    def run_trials(self, n_trials: int, at_once: int, until: float) -> None:
+        """Run trials until the study has a number of them that have ended, or until a time (`time.perf_counter`)."""
+        _repeat_unfinished(self.study, set(self.space))
+        running: dict[Future[tuple[CVResult, float]], optuna.Trial] = {}
+        n_ended = sum(map(_has_ended, self.study.get_trials(deepcopy=False)))
+        with ThreadPoolExecutor(at_once, "dboost-trial") as pool:
+            try:
+                while True:
+                    while len(running) < min(at_once, n_trials - n_ended) and perf_counter() < until and not self._is_stopped:
+                        trial = self._ask(n_ended + len(running))
+                        running[pool.submit(self._timed, trial)] = trial
+                    if not running:
+                        return
+                    left = until - perf_counter()
+                    done, _ = wait(running, None if left == math.inf else max(left, 0), FIRST_COMPLETED)
+                    if not done:  # the time is over
+                        return
+                    for future in done:
+                        trial = running.pop(future)
+                        self._tell(trial, future)
+                        n_ended += 1
+                        self._call_back(trial.number)
+            except KeyboardInterrupt as stopped:
+                raise FitInterrupted(f"the study was interrupted after {n_ended} of {n_trials} trials", None, 0) from stopped
+            finally:
+                self._is_over.set()
+                wait(running)
+                for trial in running.values():
+                    self._give_up(trial)
+                self._end_rest()
+
+    def _timed(self, trial: optuna.Trial) -> tuple[CVResult, float]:
+        began = perf_counter()
+        return self.run(trial, self._check), perf_counter() - began
+
+    def _tell(self, trial: optuna.Trial, future: Future[tuple[CVResult, float]]) -> None:
+        """Tell the study how a trial ended; raise the error of the trial."""
+        try:
+            result, seconds = future.result()
+            _check_score(result, trial.params)
+        except optuna.TrialPruned:
+            self.study.tell(trial, state=TrialState.PRUNED)
+        except BaseException as error:
+            self._fail(trial, error, any(map(_has_ended, self.study.get_trials(deepcopy=False))))
+            raise
+        else:
+            self._complete(trial, result.best_score, result.best_iteration, _std_of(result), seconds)
+
+
+class _Stage(NamedTuple):
+    """The result of a trial after the iterations of a stage of successive halving, as a study stores it."""
+
+    score: float
+    n_iterations: int  # fewer than those of the stage if the trial was stopped early
+    best_iteration: int
+    std: float
+    seconds: float  # of all stages so far
+
+
+@dataclass
+class _Member:
+    """A trial of a bracket."""
+
+    trial: optuna.Trial | FrozenTrial  # frozen if an earlier call has told the study how it ended
+    has_ended: bool
+    stages: list[_Stage]
+    result: CVResult | None = None  # of the last stage, without predictions; None after a call that was killed
+
+
+@dataclass
+class _Halving(_Trials):
+    """Successive halving: trials in brackets, of which the best of each stage are continued to the next one.
+
+    A trial has attributes with its bracket and with the results of its stages. So a study that was killed continues with the
+    same decisions: only trials that go on to a further stage are fitted again, since their models are lost.
+    """
+
+    grow: Callable[[Mapping[str, Any], int, CVResult | None, Callable[[Iteration], None]], CVResult]
+    stages: _Stages
+
+    def run_trials(self, n_trials: int, at_once: int, until: float) -> None:
+        """Run brackets until the study has a number of trials that have ended, or until a time (`time.perf_counter`)."""
+        _repeat_unfinished(self.study, set(self.space))
+        bracket: list[_Member] = []
+        with ThreadPoolExecutor(at_once, "dboost-trial") as pool:
+            try:
+                while not self._is_stopped and self._fill(bracket, n_trials):
+                    self._run_bracket(bracket, pool, until)
+            except _Ended:  # the time is over
+                pass
+            except KeyboardInterrupt as stopped:
+                n_ended = sum(map(_has_ended, self.study.get_trials(deepcopy=False)))
+                raise FitInterrupted(f"the study was interrupted after {n_ended} of {n_trials} trials", None, 0) from stopped
+            finally:
+                for member in bracket:
+                    if not member.has_ended and isinstance(member.trial, optuna.Trial):
+                        self._give_up(member.trial)
+                self._end_rest()
+
+    def _fill(self, bracket: list[_Member], n_trials: int) -> bool:
+        """Replace the trials of the bracket by those of the next one, or of one that has not ended; False if none is left."""
+        bracket.clear()
+        known = self.study.get_trials(deepcopy=False)
+        valid = [one for one in known if BRACKET in one.user_attrs and (one.state != TrialState.FAIL or _has_ended(one))]
+        first, size = max((one.user_attrs[BRACKET][:2] for one in valid), default=(0, 0))
+        members = [one for one in valid if one.user_attrs[BRACKET][0] == first]
+        if len(members) == size and all(map(_has_ended, members)):
+            first += size
+            size = min(self.stages.bracket_size, n_trials - sum(map(_has_ended, known)))
+            members = []
+        ended = {one.user_attrs[BRACKET][2]: one for one in members if _has_ended(one)}
+        waiting = {one.user_attrs[BRACKET][2] for one in members} - ended.keys()
+        places = {place: _Member(one, True, _stages_in(one)) for place, one in ended.items()}
+        while len(places) < size:
+            free = [place for place in range(first, first + size) if place not in places and place not in waiting]
+            trial = self._ask(free[0] if free else first)  # trials that wait come first
+            if BRACKET not in trial.user_attrs:
+                trial.set_user_attr(BRACKET, (first, size, free[0]))
+            place = trial.user_attrs[BRACKET][2]
+            waiting.discard(place)
+            places[place] = member = _Member(trial, False, _stages_in(trial))
+            bracket.append(member)  # now, so that it is given up if asking for the next one fails
+            for stage, n_iterations in zip(member.stages, self.stages.iterations, strict=False):
+                trial.report(stage.score, n_iterations)
+        bracket[:] = [places[place] for place in sorted(places)]
+        return size > 0
+
+    def _run_bracket(self, bracket: Sequence[_Member], pool: ThreadPoolExecutor, until: float) -> None:
+        is_maximized = self.study.direction == optuna.study.StudyDirection.MAXIMIZE
+
+        def loss(member: _Member) -> float:
+            return math.inf if not member.stages else -member.stages[-1].score if is_maximized else member.stages[-1].score
+
+        rivals = list(bracket)
+        for number, n_iterations in enumerate(self.stages.iterations):
+            is_last = number == len(self.stages.iterations) - 1
+            missing = [member for member in rivals if not member.has_ended and len(member.stages) <= number]
+            self._grow_all(missing, n_iterations, pool, until)
+            for member in rivals:
+                if not member.has_ended and (is_last or member.stages[number].n_iterations < n_iterations):
+                    self._end(member, is_complete=True)
+            if is_last:
+                return
+            kept = sorted(rivals, key=loss)[: max(len(rivals) // self.stages.factor, 1)]  # sorted is stable
+            for member in rivals:
+                if not member.has_ended and not any(member is one for one in kept):
+                    self._end(member, is_complete=False)
+            rivals = kept
+
+    def _grow_all(self, members: Sequence[_Member], n_iterations: int, pool: ThreadPoolExecutor, until: float) -> None:
+        """Grow the iterations of a stage; raise `_Ended` when the time is over."""
+        running = {pool.submit(self._timed, member, n_iterations): member for member in members}
+        try:
+            while running:
+                left = until - perf_counter()
+                done, _ = wait(running, None if left == math.inf else max(left, 0), FIRST_COMPLETED)
+                if not done:
+                    raise _Ended
+                for future in [one for one in running if one in done]:  # in the order of the trials
+                    self._note(running.pop(future), future, n_iterations)
+        finally:
+            if running:
+                self._is_over.set()
+                for future in running:
+                    future.cancel()
+                wait(running)
+
+    def _timed(self, member: _Member, n_iterations: int) -> tuple[CVResult, float]:
+        began = perf_counter()
+        return self.grow(member.trial.params, n_iterations, member.result, self._check), perf_counter() - began
+
+    def _note(self, member: _Member, future: Future[tuple[CVResult, float]], n_iterations: int) -> None:
+        """Store the result of a stage; raise the error of the trial."""
+        trial = member.trial
+        assert isinstance(trial, optuna.Trial)
+        try:
+            result, seconds = future.result()
+            _check_score(result, trial.params)
+        except BaseException as error:
+            known = self.study.get_trials(deepcopy=False)
+            self._fail(trial, error, any(_has_ended(one) or STAGES in one.user_attrs for one in known))
+            member.has_ended = True
+            raise
+        seconds += member.stages[-1].seconds if member.stages else 0.0
+        stage = _Stage(result.best_score, result.n_iterations, result.best_iteration, _std_of(result), seconds)
+        member.stages.append(stage)
+        trial.set_user_attr(STAGES, [list(one) for one in member.stages])
+        trial.report(stage.score, n_iterations)
+        member.result = replace(result, boosters=[], predictions=np.empty(0))
+
+    def _end(self, member: _Member, *, is_complete: bool) -> None:
+        """Tell the study how a trial ended, and release its models."""
+        assert isinstance(member.trial, optuna.Trial)
+        if is_complete:
+            stage = member.stages[-1]
+            self._complete(member.trial, stage.score, stage.best_iteration, stage.std, stage.seconds)
+        else:
+            self.study.tell(member.trial, state=TrialState.PRUNED)
+        member.has_ended, member.result = True, None
+        self._call_back(member.trial.number)
+
+
+def _stages_in(trial: optuna.Trial | FrozenTrial) -> list[_Stage]:
+    return [_Stage(*stage) for stage in trial.user_attrs.get(STAGES, ())]
+
+
+class _Stages(NamedTuple):
+    """The stages of successive halving."""
+
+    factor: int
+    iterations: tuple[int, ...]  # of each stage, in total
+
+    @property
+    def bracket_size(self) -> int:
+        """Number of trials of which one reaches the last stage."""
+        return int(self.factor ** (len(self.iterations) - 1))
+
+
+def _stages(factor: Any, min_iterations: Any, max_iter: Any) -> _Stages | None:
+    """Return the stages of successive halving; None without.
+
+    Raises
+    ------
+    ParameterError
+        If there are no two stages.
+    """
+    if factor is None:
+        if min_iterations is not None:
+            raise ParameterError(f"min_iterations={min_iterations!r} needs halving")
+        return None
+    if not isinstance(factor, int) or isinstance(factor, bool) or factor < 2:
+        raise ParameterError(f"halving={factor!r} must be a number, at least 2")
+    max_iter = make_parameters({"max_iter": max_iter}).max_iter
+    if min_iterations is None:
+        min_iterations = max(max_iter // factor**2, 1)
+    _check_count("min_iterations", min_iterations)
+    iterations = [max_iter]
+    while iterations[0] // factor >= min_iterations:
+        iterations.insert(0, iterations[0] // factor)
+    if len(iterations) < 2:
+        least = factor * min_iterations
+        raise ParameterError(f"halving={factor} with min_iterations={min_iterations} needs a max_iter of at least {least}")
+    return _Stages(factor, tuple(iterations))
 
 
 def _has_ended(trial: FrozenTrial) -> bool:
@@ -371,7 +616,8 @@ def _repeat_unfinished(study: optuna.Study, names: set[str]) -> None:
     repeated = {trial.user_attrs.get(REPEATS) for trial in known}
     for trial in known:
         if _is_unfinished(trial) and set(trial.params) == names and trial.number not in repeated:
-            study.enqueue_trial(trial.params, user_attrs={REPEATS: trial.number})
+            of_halving = {name: trial.user_attrs[name] for name in (BRACKET, STAGES) if name in trial.user_attrs}
+            study.enqueue_trial(trial.params, user_attrs={REPEATS: trial.number} | of_halving)
         if trial.state == TrialState.RUNNING:
             study.tell(trial.number, state=TrialState.FAIL)
 

@@ -97,7 +97,7 @@ def check_thresholds(model: Ensemble, binning: Binning) -> None:
         raise ParameterError(f"start_from: the model has {len(model.features)} features, the data {len(binning.features)}")
     used: dict[int, list[float]] = {}
     for tree in model.trees:
-        is_split = tree.feature >= 0
+        is_split = (tree.feature >= 0) & ~np.isinf(tree.threshold)  # infinity separates missing values from all others
         for feature, threshold in zip(tree.feature[is_split].tolist(), tree.threshold[is_split].tolist(), strict=True):
             used.setdefault(feature, []).append(threshold)
     for feature, thresholds in used.items():

@@ -61,6 +61,7 @@ class FitResult:
     history: list[dict[str, Any]]  # one record per iteration of this fit
     before: dict[str, float] = field(default_factory=dict)  # losses and metrics before the first iteration
     early_stopping: StoppingRule | None = None  # the rule, whether or not it stopped the fit
+    whole: Ensemble | None = None  # of a fold: the model with the iterations after the best one
     timings: dict[str, float] = field(default_factory=dict)  # seconds by phase: "load", "bin", "train"
 
 
@@ -161,10 +162,13 @@ def _boost(
         engine.close()
     clock.lap("train")
     history = loop.history if checkpoint is None or plan.parameters.arcbites is not None else checkpoint.history
-    ensemble = _described(collect(), plan)
+    ensemble, fold, whole = _described(collect(), plan), plan.request.fold, None
+    if fold is not None:
+        history = [*fold.past, *history]
+        whole = ensemble if stopping is None else collect(whole=True)
     # Check that the model can be loaded again once it has been saved.
     model_file.check(ensemble, n_known=0 if warm_start.model is None else len(warm_start.model.trees))
-    return FitResult(ensemble, history, loop.before, stopping, clock.seconds)
+    return FitResult(ensemble, history, loop.before, stopping, whole, clock.seconds)
 
 
 def _described(model: Ensemble, plan: FitPlan) -> Ensemble:

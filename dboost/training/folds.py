@@ -25,8 +25,9 @@ from dboost.data import CategoryColumn, Column
 from dboost.errors import DBoostError, FitInterrupted, InputTypeError, ParameterError
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
-from dboost.session.row_selection import TEST, TRAIN, FoldRows
+from dboost.session.row_selection import TEST, TRAIN, UNUSED, FoldRows
 from dboost.session.target import Target
+from dboost.session.warm_start import COLD_START
 from dboost.training.callbacks import Callback, Iteration, Progress
 from dboost.training.fit import FitResult
 from dboost.training.plan import FitRequest, Fold
@@ -59,7 +60,15 @@ class BinnedRows(Protocol):
 
 
 def split_rows(
-    folds: Any, n_rows: int, targets: Callable[[], Column], *, groups: Any = None, is_classification: bool, seed: int
+    folds: Any,
+    n_rows: int,
+    targets: Callable[[], Column],
+    *,
+    groups: Any = None,
+    time: Any = None,
+    repeats: int = 1,
+    is_classification: bool,
+    seed: int,
 ) -> list[FoldRows]:
     """Return the folds of a cross-validation.
 
@@ -71,6 +80,11 @@ def split_rows(
         Returns the targets of all rows.
     groups : one value per row, optional
         For splitters; with a number of folds, rows of a group are in the same fold.
+    time : one value per row, optional
+        With a number of folds: the rows are ordered by it and divided into one part more than there are folds. A fold trains on
+        all parts before the one that it holds out. Rows of equal time are in the same part.
+    repeats : int
+        Number of times that a number of folds divides the rows, each time differently. Default 1.
     is_classification : bool
         Whether a number of folds divides each class evenly.
     seed : int
@@ -82,9 +96,24 @@ def split_rows(
         If the folds do not match the rows, or a fold has no row to train on or to hold out.
     """
     of_groups = None if groups is None else _per_row(groups, n_rows, "groups")
-    if isinstance(folds, int | np.integer) and not isinstance(folds, bool):
-        numbers = _numbered(int(folds), n_rows, targets, of_groups, is_classification, seed)
-        found = [_of_test(numbers == fold) for fold in range(int(folds))]
+    is_number = isinstance(folds, int | np.integer) and not isinstance(folds, bool)
+    if isinstance(repeats, bool) or not isinstance(repeats, int | np.integer) or repeats < 1:
+        raise ParameterError(f"repeats={repeats!r} must be a number of at least 1")
+    for name, is_given in (("time", time is not None), ("repeats", repeats > 1)):
+        if is_given and not is_number:
+            raise ParameterError(f"{name} needs a number of folds, not {type(folds).__name__}: leave it out")
+        if is_given and groups is not None:
+            raise ParameterError(f"groups do not go together with {name}: leave one of them out")
+    if is_number and time is not None:
+        if repeats > 1:
+            raise ParameterError("repeats do not go together with time, which divides the rows in one way only")
+        found = _ordered(int(folds), _per_row(time, n_rows, "time"))
+    elif is_number:
+        found = []
+        for repeat in range(repeats):
+            own_seed = derive_seed(seed, _FOLDS, repeat) if repeat else derive_seed(seed, _FOLDS)
+            numbers = _numbered(int(folds), n_rows, targets, of_groups, is_classification, own_seed)
+            found += [_of_test(numbers == fold) for fold in range(int(folds))]
     elif hasattr(folds, "split"):
         y = _plain(targets())
         found = [_of_pair(pair, n_rows) for pair in folds.split(np.zeros((n_rows, 1)), y, of_groups)]
@@ -123,7 +152,6 @@ def _numbered(
     """Return the fold of each row: each class (or group) is shuffled by hashes and dealt out evenly."""
     if not 2 <= n_folds <= n_rows:
         raise ParameterError(f"folds={n_folds} must be at least 2 and at most the number of rows, {n_rows}")
-    seed = derive_seed(seed, _FOLDS)
     if groups is not None:
         _, of_row = np.unique(groups, return_inverse=True)
         n_groups = int(of_row.max()) + 1
@@ -141,6 +169,20 @@ def _numbered(
     found = np.empty(n_rows, np.int64)
     found[order] = np.arange(n_rows) % n_folds
     return found
+
+
+def _ordered(n_folds: int, time: np.ndarray) -> list[FoldRows]:
+    """Return folds that hold out one part of the time after the other, and train on all parts before."""
+    if n_folds < 1:
+        raise ParameterError(f"folds={n_folds} must be at least 1 with time")
+    _, of_row, counts = np.unique(time, return_inverse=True, return_counts=True)
+    first = np.cumsum(counts) - counts  # position of the first row of each time
+    part = (first * (n_folds + 1) // len(time))[of_row]
+    is_held = [part == number for number in range(1, n_folds + 1)]
+    if not (part == 0).any() or not all(rows.any() for rows in is_held):
+        values = f"the {len(counts)} distinct values of time"
+        raise ParameterError(f"folds={n_folds} is too many for {values}: a fold has no row to hold out or to train on")
+    return [FoldRows(np.where(held, TEST, np.where(part < number, TRAIN, UNUSED))) for number, held in enumerate(is_held, 1)]
 
 
 def _balanced(sizes: np.ndarray, n_folds: int, seed: int) -> np.ndarray:
@@ -215,21 +257,32 @@ class FoldScores:
     n_iterations : int
     until : float
         Time (`time.perf_counter`) after which no iteration begins.
+    past : sequence of sequence of dict
+        For each fold the records of the iterations of the model that is continued.
     """
 
     def __init__(
-        self, n_folds: int, callbacks: Sequence[Callback], progress: bool | None, n_iterations: int, until: float = math.inf
+        self,
+        n_folds: int,
+        callbacks: Sequence[Callback],
+        progress: bool | None,
+        n_iterations: int,
+        until: float = math.inf,
+        past: Sequence[Sequence[Mapping[str, Any]]] = (),
     ) -> None:
         self._callbacks, self.n_iterations, self._until = callbacks, n_iterations, until
         self._progress = Progress(progress, n_iterations)
         self._barrier = threading.Barrier(n_folds, self._combine)
         self._records: list[Mapping[str, Any]] = [{}] * n_folds
-        self._means: dict[str, Any] = {"iteration": 0}
+        self._past = [_means_of(records) for records in zip(*past, strict=True)]
+        self._means: dict[str, Any] = self._past[-1] if self._past else {"iteration": 0}
         self._stops = False
         self._last = time.perf_counter()
 
     def mean(self, fold: int, record: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the means of an iteration's record over the folds, once all folds have finished the iteration."""
+        if record["iteration"] <= len(self._past):
+            return self._past[record["iteration"] - 1]
         if record["iteration"] != self._means["iteration"]:
             self._records[fold] = record
             self._barrier.wait()
@@ -248,11 +301,7 @@ class FoldScores:
     def _combine(self) -> None:
         """Compute the means, and what follows from them; runs in the thread of one fold while the others wait."""
         first = self._records[0]
-        means: dict[str, Any] = {}
-        for name, value in first.items():
-            values = [record[name] for record in self._records]
-            is_score = isinstance(value, float) and name != "seconds"
-            means[name] = mean_of(values) if is_score else max(values) if name != "rows_kept" else sum(values)
+        means = _means_of(self._records)
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         self._stops = now + seconds > self._until
@@ -271,6 +320,16 @@ class FoldScores:
         self._progress.close()
 
 
+def _means_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the means of the scores in the folds' records of an iteration, the longest of times, and the sum of rows."""
+    means: dict[str, Any] = {}
+    for name, value in records[0].items():
+        values = [record[name] for record in records]
+        is_score = isinstance(value, float) and name != "seconds"
+        means[name] = mean_of(values) if is_score else max(values) if name != "rows_kept" else sum(values)
+    return means
+
+
 def mean_of(values: Sequence[float]) -> float:
     """Return the mean, correctly rounded: it does not depend on the order of the folds."""
     return math.fsum(values) / len(values)
@@ -280,8 +339,22 @@ def _no_model() -> Ensemble:
     raise DBoostError("callbacks of a cross-validation have no model: there is one for each fold")
 
 
+@dataclass(frozen=True, eq=False)
+class FoldState:
+    """What continues the fit of a fold."""
+
+    rows: FoldRows
+    model: Ensemble  # with all iterations, also those after the best one
+    history: tuple[dict[str, Any], ...]
+
+
 def fit_folds(
-    rows: BinnedRows, folds: Sequence[FoldRows], request_of: Callable[..., FitRequest], scores: FoldScores, n_threads: int
+    rows: BinnedRows,
+    folds: Sequence[FoldRows],
+    request_of: Callable[..., FitRequest],
+    scores: FoldScores,
+    n_threads: int,
+    earlier: Sequence[FoldState] = (),
 ) -> list[FitResult]:
     """Fit a model on each fold, all at the same time.
 
@@ -290,11 +363,13 @@ def fit_folds(
     rows : BinnedRows
     folds : sequence of FoldRows
     request_of : callable
-        Returns the request of one fit, given ``fold``, ``n_threads``, ``callbacks`` and ``progress``.
+        Returns the request of one fit, given ``fold``, ``n_threads``, ``callbacks``, ``progress`` and ``warm_start``.
     scores : FoldScores
         Receives the scores; closed at the end.
     n_threads : int
         Threads of this process for all folds together.
+    earlier : sequence of FoldState
+        The models of the folds that are continued. Default: none.
 
     Raises
     ------
@@ -304,10 +379,14 @@ def fit_folds(
 
     def run(number: int) -> FitResult:
         try:
-            fold = Fold(folds[number], partial(scores.mean, number))
+            past: tuple[dict[str, Any], ...] = ()
+            warm_start = COLD_START
+            if earlier:  # the iterations so far belong to this fit, so it is the same as one fit with all iterations
+                past, warm_start = earlier[number].history, COLD_START.resumed(earlier[number].model)
+            fold = Fold(folds[number], partial(scores.mean, number), past)
             threads = max(n_threads // len(folds), 1)
-            callbacks = (partial(scores.ends, number),)
-            return rows.fit(request_of(fold=fold, n_threads=threads, callbacks=callbacks, progress=False))
+            how = {"callbacks": (partial(scores.ends, number),), "progress": False, "warm_start": warm_start}
+            return rows.fit(request_of(fold=fold, n_threads=threads, **how))
         except BaseException:
             scores.abort()
             raise

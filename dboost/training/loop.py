@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dboost.errors import DBoostError, ParameterError
+from dboost.errors import DataError, DBoostError, ParameterError
 from dboost.metrics.exact_sum import FINE, unit_for
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.session.evaluation import EvalSet
@@ -138,13 +138,25 @@ class BoostingLoop:
             self.checkpoint.write(self)
 
     def _resume(self, current: dict[str, float]) -> dict[str, float]:
-        """Return losses and metrics before the fit's first iteration; early stopping processes the checkpoint's history."""
-        checkpoint, stopping = self.checkpoint, self.early_stopping
+        """Return losses and metrics before the fit's first iteration; early stopping processes the earlier history.
+
+        This is the history of the checkpoint, or of the fold that is continued.
+        """
+        checkpoint, stopping, fold = self.checkpoint, self.early_stopping, self.plan.request.fold
         before: dict[str, float] = current
         past: list[dict[str, Any]] = []
         if checkpoint is not None:
             before, past = checkpoint.begin(self, self.empty, current), checkpoint.history
-            self._check_rates(past)
+            self._check_rates(past, "the checkpoint belongs to another fit")
+        elif fold is not None and fold.past:
+            past = [*fold.past]
+            self._check_rates(past, "start_from is the result of another cross-validation")
+            for name, value in current.items():
+                noted = past[-1].get(name)
+                if value != noted and not (value != value and noted != noted):
+                    raise DataError(
+                        f"start_from is a result of other data: {name} was {noted!r} at its end and is {value!r} now"
+                    )
         if stopping is not None:
             if self.warm_start.is_new_source:  # the best model may be the old one
                 stopping.should_stop(self.warm_start.n_earlier, before)
@@ -239,14 +251,12 @@ class BoostingLoop:
         first = self.warm_start.n_earlier if self.warm_start.is_new_source else 0
         return rates.at(iteration - 1 - first) * damping
 
-    def _check_rates(self, past: Sequence[dict[str, Any]]) -> None:
-        """Raise a ParameterError if the iterations of a checkpoint had other learning rates than the schedule."""
+    def _check_rates(self, past: Sequence[dict[str, Any]], refusal: str) -> None:
+        """Raise a ParameterError if earlier iterations had other learning rates than the schedule."""
         has_schedule = self.plan.request.learning_rates is not None
         for record in past:
             if record.get("learning_rate") != (self._scheduled(record["iteration"]) if has_schedule else None):
-                raise ParameterError(
-                    f"the checkpoint belongs to another fit: iteration {record['iteration']} had another learning_rate"
-                )
+                raise ParameterError(f"{refusal}: iteration {record['iteration']} had another learning_rate")
 
     def _use_rate_of(self, now: Iteration) -> None:
         """Use the learning rate that a callback may have set.

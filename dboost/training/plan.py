@@ -274,6 +274,7 @@ class Fold:
 
     rows: FoldRows
     pooled: RecordOf  # returns the record by which all folds are stopped early, instead of the fold's own
+    past: tuple[dict[str, Any], ...] = ()  # records of the iterations of the model that is continued, if one is
 
 
 @dataclass(frozen=True, eq=False)

@@ -191,6 +191,13 @@ def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("the condition does not hold after two minutes")
 
 
+def wait_for_file(file: Path, partition: Any) -> None:
+    """A task on a partition that ends when there is a file; it says with another file that it has begun."""
+    file.with_suffix(".begun").touch()
+    while not file.exists():
+        time.sleep(0.05)
+
+
 def after(seconds: float, action: Callable[[], Any]) -> threading.Thread:
     """Perform an action after a delay, in a thread."""
 

@@ -1,0 +1,64 @@
+"""The options that divide the rows of ``dboost cv`` and ``dboost tune``: --folds, --groups, --time-column and --repeats.
+
+The columns are not features. They are columns of the table: a prepared data set has only the bins of its features.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from dboost.errors import ParameterError
+from dboost.training.prepared_folder import is_prepared
+
+#: Why keywords of `dboost.cv` and `tune` cannot be set by ``--set``.
+ELSEWHERE = {
+    "folds": "use --folds",
+    "groups": "use --groups",
+    "time": "use --time-column",
+    "repeats": "use --repeats",
+    **dict.fromkeys(("start_from", "init_model"), "results of dboost.cv can only be continued in Python"),
+}
+
+
+def keywords(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the keywords of `dboost.cv` that divide the rows.
+
+    Raises
+    ------
+    ParameterError
+        If an option names a column of a prepared data set, or options contradict each other.
+    """
+    kind, _, value = str(arguments.folds).partition(":")
+    for option, column in (
+        ("--folds", value if kind == "column" else None),
+        ("--groups", arguments.groups),
+        ("--time-column", arguments.time_column),
+    ):
+        if column is not None and is_prepared(arguments.data):
+            raise ParameterError(
+                f"{option}: {arguments.data} holds prepared data, without the column {column!r}: give the table"
+            )
+    if value:
+        for option, is_given in (
+            ("--groups", arguments.groups is not None),
+            ("--time-column", arguments.time_column is not None),
+            ("--repeats", arguments.repeats > 1),
+        ):
+            if is_given:
+                raise ParameterError(f"{option} needs a number of folds, not --folds {arguments.folds}")
+    found = {"groups": arguments.groups, "time": arguments.time_column, "repeats": arguments.repeats}
+    if kind == "ordered":
+        from sklearn.model_selection import TimeSeriesSplit  # importing it takes time that most runs need not spend
+
+        if int(value) < 2:
+            raise ParameterError(f"--folds {arguments.folds}: at least two folds are needed")
+        return found | {"folds": TimeSeriesSplit(int(value))}
+    return found | {"folds": value if kind == "column" else arguments.folds}
+
+
+def columns(arguments: argparse.Namespace) -> list[str]:
+    """Return the columns that divide the rows."""
+    kind, _, value = str(arguments.folds).partition(":")
+    named = (value if kind == "column" else None, arguments.groups, arguments.time_column)
+    return [name for name in named if name is not None]
