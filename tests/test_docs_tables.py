@@ -204,7 +204,7 @@ def test_the_page_of_metrics_lists_those_of_rankings() -> None:
     names = [name.replace("@k", "@5") for name in RANKING]
     for loss in (loss_named("squared_error"), loss_named("log_loss")):
         assert all(metric.greater_is_better for metric in find_metrics(names, loss))
-    assert {cells[2] for cells in rows} == {"greater"}
+    assert {cells[3] for cells in rows} == {"greater"}
 
 
 def test_the_page_of_metrics_lists_those_of_single_losses() -> None:
