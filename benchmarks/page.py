@@ -83,8 +83,8 @@ def workload_of(label: str) -> str:
     return NAMES.get(name, name)
 
 
-def summary(report: dict[str, Results]) -> dict[str, list[str]]:
-    """Return the cells of the rows of the summary, by the anchor in the first cell: dboost, LightGBM, XGBoost, scikit-learn."""
+def summary(report: dict[str, Results], cluster: dict[str, Any] | None) -> dict[str, list[str]]:
+    """Return the cells of rows of the summary, by the text or target of their link: dboost, LightGBM, XGBoost, scikit-learn."""
 
     def span(names: Iterable[str], phase: str) -> list[str]:
         cells = [""]
@@ -108,6 +108,10 @@ def summary(report: dict[str, Results]) -> dict[str, list[str]]:
         ] + [""]
     if others:
         found["tables-of-other-shapes-two-threads"] = span(others, "training")
+    if cluster is not None:
+        rows = on_a_cluster(cluster)
+        if rows.keys() >= {"lightgbm.dask", "xgboost.dask"}:
+            found["on-a-cluster"] = ["", *(f"{rows[name][1].split()[0]}×" for name in ("lightgbm.dask", "xgboost.dask")), ""]
     return found
 
 
@@ -157,7 +161,7 @@ def written(text: str, report: dict[str, Results], cluster: dict[str, Any] | Non
 def _cells(table: str, label: str, report: dict[str, Results], cluster: dict[str, Any] | None) -> list[str] | None:
     """Return the cells of a row but the first one; None for rows without new figures."""
     if table == "summary":
-        found = summary(report)
+        found = summary(report, cluster)
         anchor = re.search(r"\]\(#([\w-]+)\)", label)
         title = re.search(r"\[([^]]+)\]", label)
         return found.get(title[1] if title else "", found.get(anchor[1] if anchor else ""))
